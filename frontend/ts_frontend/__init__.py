@@ -1,0 +1,1 @@
+"""The server process: ingress, services, models, batching, workers."""

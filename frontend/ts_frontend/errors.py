@@ -1,0 +1,189 @@
+"""What can go wrong, each kind with the statuses callers see.
+
+`code` is the gRPC status code, `http_status` the HTTP one, `type_name` the `type` member of TorchServe's JSON
+error bodies (facts of TorchServe 0.12). The message says what was wrong, with which value, and what to do.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Code(IntEnum):
+    """gRPC status codes (grpc.github.io/grpc/core/md_doc_statuscodes.html)."""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+class ServeError(Exception):
+    """An outcome other than an answer. Subclasses are the kinds; an instance is one occurrence."""
+
+    code = Code.INTERNAL
+    http_status = 500
+    type_name = "InternalServerException"
+
+    @property
+    def message(self) -> str:
+        return str(self.args[0]) if self.args else self.__class__.__name__
+
+
+class InvalidArgument(ServeError):
+    code, http_status, type_name = Code.INVALID_ARGUMENT, 400, "BadRequestException"
+
+
+class InvalidArchive(ServeError):
+    """The archive can't be used: broken, unsafe, or made for something else."""
+
+    code, http_status, type_name = Code.INVALID_ARGUMENT, 400, "InvalidModelException"
+
+
+class DownloadFailed(ServeError):
+    code, http_status, type_name = Code.INVALID_ARGUMENT, 400, "DownloadArchiveException"
+
+
+class ArchiveNotFound(ServeError):
+    """No archive at that URL, or the URL isn't one that may be used."""
+
+    code, http_status, type_name = Code.NOT_FOUND, 404, "ModelNotFoundException"
+
+
+class ArchiveExists(ServeError):
+    """A download would overwrite a file of the model store."""
+
+    code, http_status, type_name = Code.ALREADY_EXISTS, 500, "InternalServerException"
+
+
+class ModelNotFound(ServeError):
+    code, http_status, type_name = Code.NOT_FOUND, 404, "ModelNotFoundException"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"Model not found: {name}")
+
+
+class ModelVersionNotFound(ServeError):
+    code, http_status, type_name = Code.NOT_FOUND, 404, "ModelVersionNotFoundException"
+
+    def __init__(self, name: str, version: str, message: str = "") -> None:
+        super().__init__(message or f"Model version: {version} does not exist for model: {name}")
+
+
+class ModelExists(ServeError):
+    code, http_status, type_name = Code.ALREADY_EXISTS, 409, "ConflictStatusException"
+
+    def __init__(self, name: str, version: str) -> None:
+        super().__init__(f"Model version {version} is already registered for model {name}")
+
+
+class DefaultVersionInUse(ServeError):
+    code, http_status, type_name = Code.FAILED_PRECONDITION, 403, "InvalidModelVersionException"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"Cannot remove default version for model {name}")
+
+
+class NoWorker(ServeError):
+    """The model has no worker that could ever take the request."""
+
+    code, http_status, type_name = Code.UNAVAILABLE, 503, "ServiceUnavailableException"
+
+
+class QueueFull(ServeError):
+    code, http_status, type_name = Code.RESOURCE_EXHAUSTED, 503, "ServiceUnavailableException"
+
+
+class Draining(ServeError):
+    """The server or the model is going away and takes nothing new."""
+
+    code, http_status, type_name = Code.UNAVAILABLE, 503, "ServiceUnavailableException"
+
+
+class DeadlineExceeded(ServeError):
+    code, http_status, type_name = Code.DEADLINE_EXCEEDED, 504, "RequestTimeoutException"
+
+
+class Cancelled(ServeError):
+    code, http_status, type_name = Code.CANCELLED, 499, "RequestCancelledException"
+
+
+class MessageTooLarge(ServeError):
+    code, http_status, type_name = Code.RESOURCE_EXHAUSTED, 413, "TooLargeException"
+
+
+class PermissionDenied(ServeError):
+    code, http_status, type_name = Code.PERMISSION_DENIED, 400, "InvalidKeyException"
+
+
+class ModelApiDisabled(ServeError):
+    code, http_status, type_name = Code.PERMISSION_DENIED, 405, "MethodNotAllowedException"
+
+    def __init__(self) -> None:
+        super().__init__("Model API disabled. Start the server with --enable-model-api to register and unregister.")
+
+
+class Unimplemented(ServeError):
+    code, http_status, type_name = Code.UNIMPLEMENTED, 404, "ResourceNotFoundException"
+
+
+class UnregisterTimeout(ServeError):
+    code, http_status, type_name = Code.DEADLINE_EXCEEDED, 408, "RequestTimeoutException"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"Timed out while cleaning resources: {name}")
+
+
+class WorkerStartFailed(ServeError):
+    """No worker of the model could be started or could load it; the message carries the reason."""
+
+    code, http_status = Code.INTERNAL, 500
+
+
+_CODE_OF_HTTP = {
+    400: Code.INVALID_ARGUMENT,
+    401: Code.UNAUTHENTICATED,
+    403: Code.PERMISSION_DENIED,
+    404: Code.NOT_FOUND,
+    409: Code.ABORTED,
+    413: Code.RESOURCE_EXHAUSTED,
+    416: Code.OUT_OF_RANGE,
+    429: Code.RESOURCE_EXHAUSTED,
+    499: Code.CANCELLED,
+    501: Code.UNIMPLEMENTED,
+    503: Code.UNAVAILABLE,
+    504: Code.DEADLINE_EXCEEDED,
+}
+
+
+def code_of_http(status: int) -> Code:
+    """The gRPC code for a status that a handler set or raised (TorchServe's mapping)."""
+    if status in _CODE_OF_HTTP:
+        return _CODE_OF_HTTP[status]
+    if 200 <= status < 300:
+        return Code.OK
+    if 400 <= status < 500:
+        return Code.FAILED_PRECONDITION
+    return Code.INTERNAL if 500 <= status < 600 else Code.UNKNOWN
+
+
+class HandlerFailed(ServeError):
+    """The user's handler raised, or its worker died or timed out: `http_status` says how TorchServe names it."""
+
+    def __init__(self, http_status: int, message: str) -> None:
+        super().__init__(message)
+        self.http_status = http_status
+        self.code = code_of_http(http_status)

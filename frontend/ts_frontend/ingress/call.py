@@ -1,0 +1,105 @@
+"""What a service sees of a call, and what an engine needs to know of a service.
+
+Engines (h2corn, grpcio) turn bytes on a listener into `Call`s and hand them to the `Method` registered under
+the path; services take message bytes and give message bytes. A status other than OK is a raised `ServeError`.
+A client that cancels, or a deadline that passes, cancels the task that runs the method (asyncio.CancelledError).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeAlias
+
+Metadata: TypeAlias = "Sequence[tuple[str, str | bytes]]"
+
+
+@dataclass(slots=True)
+class Call:
+    """One RPC. `deadline_s`: `time.monotonic()` seconds, `math.inf` for none. Keys of metadata are lower case;
+    values of `-bin` keys are bytes. `initial` and `trailing` are sent with the answer: append to them before
+    the first message, respectively before the method ends."""
+
+    path: str
+    metadata: Metadata = ()
+    deadline_s: float = math.inf
+    peer: str = ""
+    initial: list[tuple[str, str | bytes]] = field(default_factory=list)
+    trailing: list[tuple[str, str | bytes]] = field(default_factory=list)
+
+    def value(self, key: str) -> str | bytes | None:
+        """The last value of a metadata key, None when the client sent none."""
+        found = None
+        for name, value in self.metadata:
+            if name == key:
+                found = value
+        return found
+
+
+class Shape(Enum):
+    """How many messages go each way."""
+
+    UNARY = "unary"
+    SERVER_STREAM = "server stream"
+    BIDI = "bidirectional"
+
+
+Unary: TypeAlias = Callable[[Call, bytes], Awaitable[bytes]]
+#: A server stream yields the messages that are ready together as one list, so that they share a write.
+ServerStream: TypeAlias = Callable[[Call, bytes], AsyncIterator[Sequence[bytes]]]
+Bidi: TypeAlias = Callable[[Call, AsyncIterator[bytes]], AsyncIterator[Sequence[bytes]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One method of a service, under its full path (`/package.Service/Method`)."""
+
+    path: str
+    shape: Shape
+    run: Unary | ServerStream | Bidi
+
+
+Routes: TypeAlias = Mapping[str, Method]
+
+
+def routes(*methods: Method) -> dict[str, Method]:
+    """The methods by path; two of one path are a programming error."""
+    table: dict[str, Method] = {}
+    for method in methods:
+        if method.path in table:
+            raise ValueError(f"{method.path} is registered twice")
+        table[method.path] = method
+    return table
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a listener accepts. Sizes in bytes, times in seconds; `math.inf` for no limit."""
+
+    request_bytes_max: int = 6_553_500
+    response_bytes_max: int = 6_553_500
+    connection_age_s_max: float = math.inf
+    connection_age_grace_s: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """PEM files; `client_ca_file` asks clients for certificates signed by it (mTLS)."""
+
+    certificate_file: str
+    key_file: str
+    client_ca_file: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """One address and what answers there. `port` 0 takes a free one (`Engine.port` tells)."""
+
+    name: str
+    host: str
+    port: int
+    routes: Routes
+    limits: Limits = Limits()
+    tls: Tls | None = None

@@ -1,0 +1,379 @@
+"""Every message that crosses the socket between frontend and worker. No I/O: bytes in, messages out.
+
+A frame is a 16-byte header (`length u32, kind u8, flags u8, reserved u16, key u64`, little endian) and
+`length` bytes of body. A message larger than `FRAME_BYTES_MAX` travels as several frames with the same
+kind and key; the first one's body starts with the whole length (u64), so that the receiver allocates once.
+Frames of different messages may be interleaved; those of one (kind, key) never overlap.
+
+Strings are UTF-8. Times are seconds of `time.monotonic()`, which is one clock for all processes of a machine.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+FRAME_BYTES_MAX = 256 * 1024
+HEADER = struct.Struct("<IBBHQ")
+
+Buffer: TypeAlias = "bytes | bytearray | memoryview"
+Pairs: TypeAlias = "Sequence[tuple[str, str]]"
+
+MORE, CONTINUED = 1, 2
+
+_U64 = struct.Struct("<Q")
+_ITEM = struct.Struct("<QdHHH")
+_PAIR = struct.Struct("<HI")
+_INPUT = struct.Struct("<HHQ")
+_CHUNK = struct.Struct("<BHHH")
+_FAILED = struct.Struct("<H")
+_COUNT = struct.Struct("<I")
+
+
+class FrameError(ValueError):
+    """Bytes that are no frame: the peer is broken or not ours. The connection can't go on."""
+
+
+class Input(NamedTuple):
+    """One named input of a request, as it came: `content_type` is "" when the client gave none."""
+
+    name: str
+    content_type: str
+    data: Buffer
+
+
+class Item(NamedTuple):
+    """One request of a batch. `deadline_s`: monotonic seconds, `math.inf` for none."""
+
+    job_id: int
+    request_id: str
+    deadline_s: float
+    headers: Pairs
+    inputs: Sequence[Input]
+
+
+class Load(NamedTuple):
+    """First message to a worker: which model to load and how (a JSON object)."""
+
+    settings: dict[str, Any]
+
+
+class Predict(NamedTuple):
+    """A batch to run."""
+
+    batch_id: int
+    items: Sequence[Item]
+
+
+class Cancel(NamedTuple):
+    """Nobody waits for this request any more."""
+
+    job_id: int
+
+
+class Credit(NamedTuple):
+    """The reader of this stream has taken so many bytes: its handler may send as many more."""
+
+    job_id: int
+    size_bytes: int
+
+
+class Stop(NamedTuple):
+    """Finish what has been started, send it and exit with status 0."""
+
+
+class Ready(NamedTuple):
+    """The model is loaded. `info`: `pid`, `handler_kind` (blocking, generator or async), `load_s`."""
+
+    info: dict[str, Any]
+
+
+class LoadFailed(NamedTuple):
+    """The model couldn't be loaded. `info`: `code` (HTTP status), `message`, `traceback`."""
+
+    info: dict[str, Any]
+
+
+class Chunk(NamedTuple):
+    """A piece of one answer; `last` ends it. Status, phrase and headers count on the first piece."""
+
+    job_id: int
+    data: Buffer
+    last: bool = True
+    status: int = 200
+    phrase: str = ""
+    headers: Pairs = ()
+
+
+class Failed(NamedTuple):
+    """The end of a request that has no answer. `code`: HTTP status, as TorchServe's handlers name it."""
+
+    job_id: int
+    code: int
+    message: str
+
+
+Message: TypeAlias = "Load | Predict | Cancel | Credit | Stop | Ready | LoadFailed | Chunk | Failed"
+
+LOAD, PREDICT, CANCEL, CREDIT, STOP, READY, LOAD_FAILED, CHUNK, FAILED = range(1, 10)
+CONTROL_KINDS = frozenset({LOAD, CANCEL, CREDIT, STOP, READY, LOAD_FAILED, FAILED})
+
+
+# --- encoding: message -> (kind, key, body segments)
+
+
+def _pairs(out: list[Buffer], pairs: Pairs) -> None:
+    for name, value in pairs:
+        raw_name, raw_value = name.encode(), value.encode()
+        out.append(_PAIR.pack(len(raw_name), len(raw_value)))
+        out.append(raw_name)
+        out.append(raw_value)
+
+
+def _encode_predict(message: Predict) -> list[Buffer]:
+    out: list[Buffer] = [_COUNT.pack(len(message.items))]
+    for item in message.items:
+        request_id = item.request_id.encode()
+        out.append(_ITEM.pack(item.job_id, item.deadline_s, len(request_id), len(item.headers), len(item.inputs)))
+        out.append(request_id)
+        if item.headers:
+            _pairs(out, item.headers)
+        for name, content_type, data in item.inputs:
+            raw_name, raw_type = name.encode(), content_type.encode()
+            out.append(_INPUT.pack(len(raw_name), len(raw_type), len(data)))
+            out.append(raw_name)
+            out.append(raw_type)
+            out.append(data)
+    return out
+
+
+def _encode_chunk(message: Chunk) -> list[Buffer]:
+    phrase = message.phrase.encode()
+    out: list[Buffer] = [_CHUNK.pack(message.last, message.status, len(phrase), len(message.headers)), phrase]
+    if message.headers:
+        _pairs(out, message.headers)
+    out.append(message.data)
+    return out
+
+
+def _json(value: dict[str, Any]) -> list[Buffer]:
+    return [json.dumps(value).encode()]
+
+
+def encode(message: Message) -> tuple[int, int, list[Buffer]]:
+    """`message` as (kind, key, body segments); payloads are not copied."""
+    if isinstance(message, Chunk):
+        return CHUNK, message.job_id, _encode_chunk(message)
+    if isinstance(message, Predict):
+        return PREDICT, message.batch_id, _encode_predict(message)
+    if isinstance(message, Cancel):
+        return CANCEL, message.job_id, []
+    if isinstance(message, Credit):
+        return CREDIT, message.job_id, [_U64.pack(message.size_bytes)]
+    if isinstance(message, Failed):
+        return FAILED, message.job_id, [_FAILED.pack(message.code), message.message.encode()]
+    if isinstance(message, Load):
+        return LOAD, 0, _json(message.settings)
+    if isinstance(message, Ready):
+        return READY, 0, _json(message.info)
+    if isinstance(message, LoadFailed):
+        return LOAD_FAILED, 0, _json(message.info)
+    return STOP, 0, []
+
+
+def frames(kind: int, key: int, body: Sequence[Buffer]) -> Iterable[list[Buffer]]:
+    """One message's frames, each as its buffers; small ones are joined to a single buffer."""
+    total = sum(map(len, body))
+    if total <= FRAME_BYTES_MAX:
+        head = HEADER.pack(total, kind, 0, 0, key)
+        yield [b"".join((head, *body))] if total < 16384 else [head, *body]
+        return
+    yield from _fragments(kind, key, _U64.pack(total), body)
+
+
+def _fragments(kind: int, key: int, prefix: bytes, body: Sequence[Buffer]) -> Iterable[list[Buffer]]:
+    pending: list[Buffer] = [prefix]
+    size, flags = len(prefix), 0
+    for segment in body:
+        view = memoryview(segment)
+        while len(view):
+            if size == FRAME_BYTES_MAX:
+                yield [HEADER.pack(size, kind, flags | MORE, 0, key), *pending]
+                pending, size, flags = [], 0, CONTINUED
+            piece, view = view[: FRAME_BYTES_MAX - size], view[FRAME_BYTES_MAX - size :]
+            pending.append(piece)
+            size += len(piece)
+    yield [HEADER.pack(size, kind, flags, 0, key), *pending]
+
+
+def encode_bytes(message: Message) -> bytes:
+    """`message` as one byte string of whole frames (tests, and senders that don't interleave)."""
+    return b"".join(b"".join(frame) for frame in frames(*encode(message)))
+
+
+# --- decoding: (kind, key, body) -> message
+
+
+class _Reader:
+    """Walks a body; any length that leaves it is a FrameError."""
+
+    __slots__ = ("at", "body")
+
+    def __init__(self, body: memoryview) -> None:
+        self.body, self.at = body, 0
+
+    def unpack(self, layout: struct.Struct) -> tuple[Any, ...]:
+        try:
+            values = layout.unpack_from(self.body, self.at)
+        except struct.error as error:
+            raise FrameError(f"body of {len(self.body)} bytes ends inside a field at {self.at}") from error
+        self.at += layout.size
+        return values
+
+    def take(self, size: int) -> memoryview:
+        end = self.at + size
+        if end > len(self.body):
+            raise FrameError(f"body of {len(self.body)} bytes has no {size} bytes at {self.at}")
+        piece, self.at = self.body[self.at : end], end
+        return piece
+
+    def text(self, size: int) -> str:
+        try:
+            return str(self.take(size), "utf-8") if size else ""
+        except UnicodeDecodeError as error:
+            raise FrameError(f"text at {self.at - size} isn't UTF-8") from error
+
+    def pairs(self, count: int) -> list[tuple[str, str]]:
+        out = []
+        for _ in range(count):
+            name_size, value_size = self.unpack(_PAIR)
+            out.append((self.text(name_size), self.text(value_size)))
+        return out
+
+
+def _decode_item(reader: _Reader) -> Item:
+    job_id, deadline_s, id_size, header_count, input_count = reader.unpack(_ITEM)
+    if math.isnan(deadline_s):
+        raise FrameError("deadline is not a number")
+    request_id = reader.text(id_size)
+    headers = reader.pairs(header_count) if header_count else ()
+    inputs = []
+    for _ in range(input_count):
+        name_size, type_size, size = reader.unpack(_INPUT)
+        inputs.append(Input(reader.text(name_size), reader.text(type_size), reader.take(size)))
+    return Item(job_id, request_id, deadline_s, headers, inputs)
+
+
+def _decode_predict(key: int, body: memoryview) -> Message:
+    reader = _Reader(body)
+    (count,) = reader.unpack(_COUNT)
+    return Predict(key, [_decode_item(reader) for _ in range(count)])
+
+
+def _decode_chunk(key: int, body: memoryview) -> Message:
+    reader = _Reader(body)
+    last, status, phrase_size, header_count = reader.unpack(_CHUNK)
+    phrase = reader.text(phrase_size)
+    headers = reader.pairs(header_count) if header_count else ()
+    return Chunk(key, body[reader.at :], bool(last), status, phrase, headers)
+
+
+def _decode_failed(key: int, body: memoryview) -> Message:
+    reader = _Reader(body)
+    (code,) = reader.unpack(_FAILED)
+    return Failed(key, code, reader.text(len(body) - reader.at))
+
+
+def _decode_credit(key: int, body: memoryview) -> Message:
+    return Credit(key, _Reader(body).unpack(_U64)[0])
+
+
+def _parse_json(body: memoryview) -> dict[str, Any]:
+    try:
+        value = json.loads(bytes(body))
+    except ValueError as error:
+        raise FrameError(f"body of {len(body)} bytes isn't JSON") from error
+    if not isinstance(value, dict):
+        raise FrameError(f"JSON object expected, got {type(value).__name__}")
+    return value
+
+
+_DECODERS: dict[int, Callable[[int, memoryview], Message]] = {
+    LOAD: lambda _, body: Load(_parse_json(body)),
+    PREDICT: _decode_predict,
+    CANCEL: lambda key, _: Cancel(key),
+    CREDIT: _decode_credit,
+    STOP: lambda *_: Stop(),
+    READY: lambda _, body: Ready(_parse_json(body)),
+    LOAD_FAILED: lambda _, body: LoadFailed(_parse_json(body)),
+    CHUNK: _decode_chunk,
+    FAILED: _decode_failed,
+}
+
+
+class Decoder:
+    """Bytes in, messages out; holds what is incomplete.
+
+    Payloads of the messages are views of the fed bytes (or of the buffer that joined their frames): they stay
+    valid for as long as they are referenced. `message_bytes_max` bounds a message that comes in several frames.
+    """
+
+    def __init__(self, message_bytes_max: int) -> None:
+        self._message_bytes_max = message_bytes_max
+        self._rest = b""
+        self._partial: dict[tuple[int, int], tuple[bytearray, int]] = {}
+
+    def feed(self, data: bytes) -> list[Message]:
+        """The messages that `data` completes, in order; FrameError leaves the decoder unusable."""
+        if self._rest:
+            data = self._rest + data
+        view = memoryview(data)
+        messages: list[Message] = []
+        at, end = 0, len(data)
+        while end - at >= HEADER.size:
+            length, kind, flags, _, key = HEADER.unpack_from(view, at)
+            if length > FRAME_BYTES_MAX or kind not in _DECODERS:
+                raise FrameError(f"no frame: kind {kind}, length {length}")
+            start = at + HEADER.size
+            if end - start < length:
+                break
+            at = start + length
+            body = view[start:at]
+            if flags:
+                whole = self._join(kind, key, flags, body)
+                if whole is None:
+                    continue
+                body = whole
+            messages.append(_DECODERS[kind](key, body))
+        self._rest = bytes(view[at:]) if at < end else b""
+        return messages
+
+    def _join(self, kind: int, key: int, flags: int, body: memoryview) -> memoryview | None:
+        """Adds a frame to its message; the whole body with the last one."""
+        if not flags & CONTINUED:
+            self._begin(kind, key, body)
+            body = body[_U64.size :]
+        if (kind, key) not in self._partial:
+            raise FrameError(f"continuation of kind {kind}, key {key} without a beginning")
+        whole, filled = self._partial[kind, key]
+        if filled + len(body) > len(whole):
+            raise FrameError(f"message of kind {kind}, key {key} is longer than its {len(whole)} bytes")
+        whole[filled : filled + len(body)] = body
+        self._partial[kind, key] = whole, filled + len(body)
+        if flags & MORE:
+            return None
+        del self._partial[kind, key]
+        if filled + len(body) != len(whole):
+            raise FrameError(f"message of kind {kind}, key {key} ends at {filled + len(body)} of {len(whole)} bytes")
+        return memoryview(whole)
+
+    def _begin(self, kind: int, key: int, body: memoryview) -> None:
+        if (kind, key) in self._partial:
+            raise FrameError(f"message of kind {kind}, key {key} begins twice")
+        (total,) = _Reader(body).unpack(_U64)
+        if total > self._message_bytes_max:
+            raise FrameError(f"message of {total} bytes is over the limit of {self._message_bytes_max}")
+        self._partial[kind, key] = bytearray(total), 0
