@@ -1,0 +1,322 @@
+"""Writes frontend/ts_frontend/protos/*_pb2*.py(i) from protos/**/*.proto. `--check` only compares.
+
+Usage: python ts_scripts/gen_protos.py [--check]        (needs grpcio-tools)
+
+protoc parses the files; the modules are written here. A module adds its file's descriptor to our own pool
+(ts_frontend/protos/pool.py) and takes the classes from there, which works with every protobuf runtime >= 5.28,
+whatever protoc it came with. protos/a/b.proto becomes a_b_pb2; imports of google/protobuf/ are the runtime's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from google.protobuf.descriptor_pb2 import (
+    DescriptorProto,
+    EnumDescriptorProto,
+    FieldDescriptorProto,
+    FileDescriptorProto,
+    FileDescriptorSet,
+    MethodDescriptorProto,
+    ServiceDescriptorProto,
+)
+
+ROOT = Path(__file__).resolve().parent.parent
+PROTOS = ROOT / "protos"
+OUTPUT = ROOT / "frontend" / "ts_frontend" / "protos"
+PACKAGE = "ts_frontend.protos"
+RUNTIME = "google/protobuf/"
+BYTES_PER_LINE = 72
+
+_SCALARS = {
+    FieldDescriptorProto.TYPE_DOUBLE: "float",
+    FieldDescriptorProto.TYPE_FLOAT: "float",
+    FieldDescriptorProto.TYPE_BOOL: "bool",
+    FieldDescriptorProto.TYPE_STRING: "str",
+    FieldDescriptorProto.TYPE_BYTES: "bytes",
+}
+
+_CONTAINERS = ("MessageMap", "RepeatedCompositeFieldContainer", "RepeatedScalarFieldContainer", "ScalarMap")
+
+
+def parse(protos: Path) -> list[FileDescriptorProto]:
+    """The files under `protos`, imports before importers."""
+    import grpc_tools
+    from grpc_tools import protoc
+
+    names = sorted(str(path.relative_to(protos)) for path in protos.rglob("*.proto"))
+    well_known = Path(grpc_tools.__file__).parent / "_proto"
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch) / "set"
+        flags = [f"-I{protos}", f"-I{well_known}", f"--descriptor_set_out={out}", "--include_imports"]
+        if protoc.main(["protoc", *flags, *names]):
+            raise SystemExit("protoc refused the files, see above")
+        files = list(FileDescriptorSet.FromString(out.read_bytes()).file)
+    for file in files:
+        for message in file.message_type:
+            _drop_json_names(message)
+    return files
+
+
+def _drop_json_names(message: DescriptorProto) -> None:
+    """protoc writes down the JSON names that follow from the fields' names only in descriptor sets."""
+    for field in message.field:
+        field.ClearField("json_name")
+    for nested in message.nested_type:
+        _drop_json_names(nested)
+
+
+def module_of(file_name: str) -> str:
+    """`google/rpc/status.proto` -> `google_rpc_status_pb2`."""
+    return file_name.removesuffix(".proto").replace("/", "_") + "_pb2"
+
+
+class Types:
+    """Where each message and enum of the set is, and how Python code names it."""
+
+    def __init__(self, files: list[FileDescriptorProto]) -> None:
+        self._where: dict[str, tuple[str, str]] = {}
+        self.entries: dict[str, DescriptorProto] = {}
+        for file in files:
+            prefix = f".{file.package}" if file.package else ""
+            for enum in file.enum_type:
+                self._where[f"{prefix}.{enum.name}"] = (file.name, enum.name)
+            for message in file.message_type:
+                self._add(file.name, prefix, "", message)
+
+    def _add(self, file_name: str, prefix: str, outer: str, message: DescriptorProto) -> None:
+        full, local = f"{prefix}.{message.name}", outer + message.name
+        self._where[full] = (file_name, local)
+        if message.options.map_entry:
+            self.entries[full] = message
+        for enum in message.enum_type:
+            self._where[f"{full}.{enum.name}"] = (file_name, f"{local}.{enum.name}")
+        for nested in message.nested_type:
+            self._add(file_name, full, f"{local}.", nested)
+
+    def file(self, full: str) -> str:
+        """The proto file that has the type `full` (".package.Type")."""
+        return self._where[full][0]
+
+    def name(self, full: str, home: str) -> str:
+        """How a module made from file `home` names the type `full`."""
+        file_name, local = self._where[full]
+        if file_name == home:
+            return local
+        module = file_name.removesuffix(".proto").rpartition("/")[2] if file_name.startswith(RUNTIME) else ""
+        return f"{module}_pb2.{local}" if module else f"{module_of(file_name)}.{local}"
+
+
+def _runtime_imports(files: Iterable[str]) -> list[str]:
+    """Import lines for what protobuf itself brings."""
+    names = sorted(name[len(RUNTIME) :].removesuffix(".proto") for name in files if name.startswith(RUNTIME))
+    return [f"from google.protobuf import {name}_pb2" for name in names]
+
+
+def _own_imports(files: Iterable[str], *others: str) -> list[str]:
+    """Import lines for modules of our package, by proto file or (`others`) by name."""
+    names = sorted({*others, *(module_of(name) for name in files if not name.startswith(RUNTIME))})
+    return [f"from {PACKAGE} import {', '.join(names)}"] if names else []
+
+
+def _head(file: FileDescriptorProto) -> list[str]:
+    return [f"# Generated from protos/{file.name} by ts_scripts/gen_protos.py: change that file, not this one."]
+
+
+def messages_module(file: FileDescriptorProto) -> str:
+    """The `_pb2.py` of a file."""
+    wrapper = ["from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper"] if file.enum_type else []
+    lines = [*_head(file), *_runtime_imports(file.dependency), *wrapper, "", *_own_imports(file.dependency, "pool"), ""]
+    for name in file.dependency:
+        if name.startswith(RUNTIME):
+            lines.append(f"pool.register({name[len(RUNTIME) :].removesuffix('.proto')}_pb2.DESCRIPTOR.serialized_pb)")
+    serialized = file.SerializeToString(deterministic=True)
+    pieces = [serialized[at : at + BYTES_PER_LINE] for at in range(0, len(serialized), BYTES_PER_LINE)]
+    lines += ["DESCRIPTOR = pool.register(", *(f"    {piece!r}" for piece in pieces), ")", ""]
+    for enum in file.enum_type:
+        lines.append(f'{enum.name} = EnumTypeWrapper(DESCRIPTOR.enum_types_by_name["{enum.name}"])')
+        lines += [f"{value.name} = {value.number}" for value in enum.value]
+    lines += [f'{message.name} = pool.message_class(DESCRIPTOR, "{message.name}")' for message in file.message_type]
+    return "\n".join(lines) + "\n"
+
+
+def _is_repeated(field: FieldDescriptorProto) -> bool:
+    return field.label == FieldDescriptorProto.LABEL_REPEATED
+
+
+class Stubs:
+    """The `_pb2.pyi` of a file."""
+
+    def __init__(self, file: FileDescriptorProto, types: Types) -> None:
+        self._file, self._types = file, types
+
+    def text(self) -> str:
+        body = [line for enum in self._file.enum_type for line in self._enum(enum, "")]
+        body += [line for message in self._file.message_type for line in self._message(message, "")]
+        lines = [*_head(self._file), *self._collections(body)]
+        lines += ["from typing import Any"] if any(line.endswith(": Any") for line in body) else []
+        lines += ["", *self._used(_runtime_imports(self._file.dependency), body)]
+        lines += ["from google.protobuf.descriptor import FileDescriptor", *self._containers(body)]
+        lines += ["from google.protobuf.message import Message", ""]
+        ours = self._used(_own_imports(self._file.dependency), body)
+        lines += [*ours, ""] if ours else []
+        return "\n".join([*lines, "DESCRIPTOR: FileDescriptor", *body]) + "\n"
+
+    def _used(self, imports: list[str], body: list[str]) -> list[str]:
+        return [line for line in imports if any(f"{line.rpartition(' ')[2]}." in code for code in body)]
+
+    def _collections(self, body: list[str]) -> list[str]:
+        used = [name for name in ("Iterable", "Mapping") if any(f": {name}[" in line for line in body)]
+        return [f"from collections.abc import {', '.join(used)}"] if used else []
+
+    def _containers(self, body: list[str]) -> list[str]:
+        used = [name for name in _CONTAINERS if any(f": {name}[" in line for line in body)]
+        return [f"from google.protobuf.internal.containers import {', '.join(used)}"] if used else []
+
+    def _enum(self, enum: EnumDescriptorProto, indent: str) -> Iterator[str]:
+        yield f"{indent}{enum.name}: Any"
+        for value in enum.value:
+            yield f"{indent}{value.name}: int"
+
+    def _message(self, message: DescriptorProto, indent: str) -> Iterator[str]:
+        inner = indent + "    "
+        if not indent:
+            yield ""
+        yield f"{indent}class {message.name}(Message):"
+        for enum in message.enum_type:
+            yield from self._enum(enum, inner)
+        for nested in message.nested_type:
+            if not nested.options.map_entry:
+                yield from self._message(nested, inner)
+        for field in message.field:
+            yield f"{inner}{field.name}: {self._read(field)}"
+        yield from self._init(message, inner)
+
+    def _init(self, message: DescriptorProto, indent: str) -> Iterator[str]:
+        if not message.field:
+            yield f"{indent}def __init__(self) -> None: ..."
+            return
+        yield f"{indent}def __init__("
+        yield f"{indent}    self,"
+        yield f"{indent}    *,"
+        for field in message.field:
+            yield f"{indent}    {field.name}: {self._write(field)} | None = ...,"
+        yield f"{indent}) -> None: ..."
+
+    def _value(self, field: FieldDescriptorProto) -> str:
+        if field.type == FieldDescriptorProto.TYPE_MESSAGE:
+            return self._types.name(field.type_name, self._file.name)
+        return _SCALARS.get(field.type, "int")
+
+    def _read(self, field: FieldDescriptorProto) -> str:
+        entry = self._types.entries.get(field.type_name)
+        if entry is not None:
+            kind = "MessageMap" if entry.field[1].type == FieldDescriptorProto.TYPE_MESSAGE else "ScalarMap"
+            return f"{kind}[{self._value(entry.field[0])}, {self._value(entry.field[1])}]"
+        if not _is_repeated(field):
+            return self._value(field)
+        kind = "Composite" if field.type == FieldDescriptorProto.TYPE_MESSAGE else "Scalar"
+        return f"Repeated{kind}FieldContainer[{self._value(field)}]"
+
+    def _write(self, field: FieldDescriptorProto) -> str:
+        entry = self._types.entries.get(field.type_name)
+        if entry is not None:
+            return f"Mapping[{self._value(entry.field[0])}, {self._value(entry.field[1])}]"
+        return f"Iterable[{self._value(field)}]" if _is_repeated(field) else self._value(field)
+
+
+_ARITY = {(False, False): "unary_unary", (False, True): "unary_stream", (True, False): "stream_unary"}
+
+
+def _rpc(method: MethodDescriptorProto, types: Types) -> list[str]:
+    arity = _ARITY.get((method.client_streaming, method.server_streaming), "stream_stream")
+    answer = types.name(method.output_type, "")
+    return [
+        f"        self.{method.name} = channel.{arity}(",
+        f"            self.{method.name}_PATH,",
+        "            request_serializer=serialize,",
+        f"            response_deserializer={answer}.FromString,",
+        "        )",
+    ]
+
+
+def _stub(package: str, service: ServiceDescriptorProto, types: Types) -> list[str]:
+    lines = ["", "", f"class {service.name}Stub:"]
+    lines += [f'    {method.name}_PATH = "/{package}.{service.name}/{method.name}"' for method in service.method]
+    lines += ["", "    def __init__(self, channel):"]
+    return lines + [line for method in service.method for line in _rpc(method, types)]
+
+
+def services_module(file: FileDescriptorProto, types: Types) -> str:
+    """The `_pb2_grpc.py` of a file: client stubs, for `grpc` and `grpc.aio` channels."""
+    answers = [types.file(method.output_type) for service in file.service for method in service.method]
+    lines = [*_head(file), *_runtime_imports(set(answers)), "", *_own_imports(answers)]
+    lines += [f"from {PACKAGE}.pool import serialize"]
+    for service in file.service:
+        lines += _stub(file.package, service, types)
+    return "\n".join(lines) + "\n"
+
+
+def services_stubs(file: FileDescriptorProto) -> str:
+    """The `_pb2_grpc.pyi` of a file. What a call gives depends on the channel: a message, or something to await."""
+    lines = [*_head(file), "from collections.abc import Callable", "from typing import Any"]
+    for service in file.service:
+        lines += ["", f"class {service.name}Stub:"]
+        lines += [f"    {method.name}_PATH: str" for method in service.method]
+        lines += [f"    {method.name}: Callable[..., Any]" for method in service.method]
+        lines += ["    def __init__(self, channel: Any) -> None: ..."]
+    return "\n".join(lines) + "\n"
+
+
+def generate(protos: Path) -> dict[str, str]:
+    """File name -> text of every generated module."""
+    files = parse(protos)
+    types = Types(files)
+    out = {}
+    for file in files:
+        if file.name.startswith(RUNTIME):
+            continue
+        module = module_of(file.name)
+        out[f"{module}.py"] = messages_module(file)
+        out[f"{module}.pyi"] = Stubs(file, types).text()
+        if file.service:
+            out[f"{module}_grpc.py"] = services_module(file, types)
+            out[f"{module}_grpc.pyi"] = services_stubs(file)
+    return out
+
+
+def differences(wanted: dict[str, str], output: Path) -> list[str]:
+    """What is missing, outdated or left over in `output`, one sentence each."""
+    found = {path.name: path.read_text() for path in sorted(output.glob("*_pb2*.py*"))}
+    missing = [f"{name} is missing" for name in wanted if name not in found]
+    stale = [f"{name} is not what protos/ gives" for name in wanted if name in found and found[name] != wanted[name]]
+    return missing + stale + [f"{name} has no proto" for name in found if name not in wanted]
+
+
+def write(wanted: dict[str, str], output: Path) -> None:
+    """Makes `output` hold exactly the generated modules (other files stay)."""
+    for path in output.glob("*_pb2*.py*"):
+        if path.name not in wanted:
+            path.unlink()
+    for name, text in wanted.items():
+        (output / name).write_text(text)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when the modules are outdated")
+    if parser.parse_args().check:
+        problems = differences(generate(PROTOS), OUTPUT)
+        hint = ["Run: python ts_scripts/gen_protos.py"] if problems else ["The generated modules are current."]
+        print("\n".join(problems + hint))
+        return 1 if problems else 0
+    write(generate(PROTOS), OUTPUT)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
