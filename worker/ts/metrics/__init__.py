@@ -1,0 +1,1 @@
+"""Metrics that handlers record (`context.metrics`), under TorchServe's names."""

@@ -1,0 +1,135 @@
+"""`context.metrics`: the metrics a handler has declared or used, and the calls that record them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from ts.metrics.caching_metric import CachingMetric
+from ts.metrics.dimension import Dimension
+from ts.metrics.metric_cache_errors import MetricsCacheKeyError, MetricUnitError
+from ts.metrics.metric_type_enum import MetricTypes
+from ts.metrics.unit import SIZE_UNITS, TIME_UNITS
+
+_Cache = TypeVar("_Cache", bound="MetricCache")
+
+
+class MetricCache:
+    """Metrics by type and name. `request_ids`: index in the batch to request id, of the batch being handled.
+
+    `idx` of a call is the request it counts for; None: all of the batch.
+    """
+
+    def __init__(self, model_name: str | None = None) -> None:
+        self.cache: dict[MetricTypes, dict[str, CachingMetric]] = {kind: {} for kind in MetricTypes}
+        self.model_name = model_name
+        self.request_ids: Mapping[int, str] | None = None
+
+    def bind(self: _Cache, request_ids: Mapping[int, str]) -> _Cache:
+        """The same metrics for another batch: for batches that are handled side by side."""
+        bound = copy.copy(self)
+        bound.request_ids = request_ids
+        return bound
+
+    def add_metric_to_cache(
+        self,
+        metric_name: str,
+        unit: str | None,
+        dimension_names: Sequence[str] = (),
+        metric_type: MetricTypes = MetricTypes.COUNTER,
+    ) -> CachingMetric:
+        """Declare a metric; one of that name and type that exists already is returned unchanged.
+
+        Raises MetricsCacheTypeError.
+        """
+        metric = CachingMetric(metric_name, unit, dimension_names, metric_type)
+        return self.cache[metric_type].setdefault(metric_name, metric)
+
+    def get_metric(self, metric_name: str, metric_type: MetricTypes = MetricTypes.COUNTER) -> CachingMetric:
+        """A declared metric. Raises MetricsCacheKeyError."""
+        try:
+            return self.cache[metric_type][metric_name]
+        except KeyError:
+            message = f"no metric {metric_name!r} of type {getattr(metric_type, 'value', metric_type)}"
+            raise MetricsCacheKeyError(f"{message}: declare it with add_metric_to_cache or in metrics.yaml") from None
+
+    def add_counter(
+        self, name: str, value: float, idx: int | None = None, dimensions: Sequence[Dimension] = ()
+    ) -> None:
+        """Count `value` more."""
+        self.add_metric(name, value, "count", idx, dimensions, MetricTypes.COUNTER)
+
+    def add_time(
+        self,
+        name: str,
+        value: float,
+        idx: int | None = None,
+        unit: str = "ms",
+        dimensions: Sequence[Dimension] = (),
+        metric_type: MetricTypes = MetricTypes.GAUGE,
+    ) -> None:
+        """Record a time in ms or s. Raises MetricUnitError."""
+        if unit not in TIME_UNITS:
+            raise MetricUnitError(f"unit of the time {name} must be one of {', '.join(TIME_UNITS)}, not {unit!r}")
+        self.add_metric(name, value, unit, idx, dimensions, metric_type)
+
+    def add_size(
+        self,
+        name: str,
+        value: float,
+        idx: int | None = None,
+        unit: str = "MB",
+        dimensions: Sequence[Dimension] = (),
+        metric_type: MetricTypes = MetricTypes.GAUGE,
+    ) -> None:
+        """Record a size in MB, kB, GB or B. Raises MetricUnitError."""
+        if unit not in SIZE_UNITS:
+            raise MetricUnitError(f"unit of the size {name} must be one of {', '.join(SIZE_UNITS)}, not {unit!r}")
+        self.add_metric(name, value, unit, idx, dimensions, metric_type)
+
+    def add_percent(
+        self,
+        name: str,
+        value: float,
+        idx: int | None = None,
+        dimensions: Sequence[Dimension] = (),
+        metric_type: MetricTypes = MetricTypes.GAUGE,
+    ) -> None:
+        """Record a share in percent."""
+        self.add_metric(name, value, "percent", idx, dimensions, metric_type)
+
+    def add_error(self, name: str, value: float, dimensions: Sequence[Dimension] = ()) -> None:
+        """Count `value` more errors, with the dimension Level:Error."""
+        self.add_metric(name, value, "", None, [*dimensions, Dimension("Level", "Error")])
+
+    def add_metric(
+        self,
+        name: str,
+        value: float,
+        unit: str | None,
+        idx: int | None = None,
+        dimensions: Sequence[Dimension] = (),
+        metric_type: MetricTypes = MetricTypes.COUNTER,
+    ) -> None:
+        """Record `value` of a metric of any unit; a new one is declared with the dimensions of this call.
+
+        ModelName and Level:Model are added to `dimensions` unless given. Raises MetricsCacheTypeError.
+        """
+        labels = self._with_defaults(dimensions)
+        metric = self.cache[metric_type].get(name) if isinstance(metric_type, MetricTypes) else None
+        if metric is None:
+            metric = self.add_metric_to_cache(name, unit, [label.name for label in labels], metric_type)
+        metric.update(value, self._request_ids_of(idx), labels)
+
+    def _with_defaults(self, dimensions: Sequence[Dimension]) -> list[Dimension]:
+        given = {dimension.name for dimension in dimensions}
+        defaults = (Dimension("ModelName", self.model_name or ""), Dimension("Level", "Model"))
+        return [*dimensions, *(label for label in defaults if label.name not in given)]
+
+    def _request_ids_of(self, idx: int | None) -> str:
+        if not self.request_ids:
+            return ""
+        if idx is None:
+            return ",".join(self.request_ids.values())
+        return self.request_ids.get(idx, "")

@@ -1,0 +1,13 @@
+"""How a metric's values combine."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class MetricTypes(Enum):
+    """A metric's type is part of its identity: a counter and a gauge of one name are two metrics."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"

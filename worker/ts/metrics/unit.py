@@ -1,0 +1,35 @@
+"""Units: what handlers write, and what stands in the metric's record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+LONG_NAMES: Mapping[str | None, str] = MappingProxyType(
+    {
+        "ms": "Milliseconds",
+        "s": "Seconds",
+        "percent": "Percent",
+        "count": "Count",
+        "MB": "Megabytes",
+        "GB": "Gigabytes",
+        "kB": "Kilobytes",
+        "B": "Bytes",
+        "": "unit",
+        None: "unit",
+    }
+)
+TIME_UNITS = ("ms", "s")
+SIZE_UNITS = ("MB", "kB", "GB", "B")
+
+
+class Units:
+    """`Units().units`: short name to long name, as TorchServe's handlers look it up."""
+
+    def __init__(self) -> None:
+        self.units = dict(LONG_NAMES)
+
+
+def long_name(unit: str | None) -> str:
+    """`unit` as it stands in records: "ms" is "Milliseconds"; a unit of the handler's own stays as it is."""
+    return LONG_NAMES.get(unit) or str(unit)

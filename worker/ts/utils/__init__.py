@@ -1,0 +1,1 @@
+"""What handlers import as `ts.utils`."""
