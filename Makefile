@@ -1,0 +1,57 @@
+# Everything happens in a virtual environment, .venv. Needed beforehand: Python >= 3.10 with venv, and make.
+#
+#   PYTHON      the interpreter to make the environment with
+#   VENV        where the environment is
+#   TORCH_SPEC  what pip is told to install as torch. The index is the one pip is configured with. Another build,
+#               for instance the small one without CUDA:
+#               make run TORCH_SPEC="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH_SPEC ?= torch==2.13.0
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help env run test test-external bench format clean FORCE
+
+help: ## show this
+	@sed -n 's/^\([a-z-]*\):.*## /\1 = /p' $(MAKEFILE_LIST) | awk -F' = ' '{ printf "  make %-15s %s\n", $$1, $$2 }'
+
+env: $(STAMP) ## make or update the environment
+
+# Rewritten only when the words differ, so that another TORCH_SPEC makes the environment anew and the same one doesn't.
+$(VENV)/.torch_spec: FORCE
+	@mkdir -p $(VENV)
+	@echo '$(TORCH_SPEC)' | cmp -s - $@ || echo '$(TORCH_SPEC)' > $@
+
+$(STAMP): $(VENV)/.torch_spec setup.cfg pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v >= (3, 10) or sys.exit("Python 3.10 or newer is needed, $(PYTHON) is %d.%d. Name another one: make PYTHON=python3.12" % v)'
+	@echo "== [1/3] virtual environment in $(VENV)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "== [2/3] $(TORCH_SPEC) (the largest download; another build: make TORCH_SPEC=...)"
+	@$(BIN)/python -m pip install --disable-pip-version-check $(TORCH_SPEC)
+	@echo "== [3/3] torchrelay and what it and its tests need"
+	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+run: $(STAMP) ## start the server on the examples, call it, serve until Ctrl-C (ONCE=1: end after the answers)
+	@$(BIN)/python ts_scripts/quickstart.py $(if $(filter-out 0,$(ONCE)),--once)
+
+test: $(STAMP) ## format, lint, types, all tests but the external ones
+	@$(BIN)/python ts_scripts/check.py
+
+test-external: $(STAMP) ## the tests that need parts from outside, which are installed first
+	@$(BIN)/python ts_scripts/check.py --external
+
+bench: $(STAMP) ## the benchmark; ARGS="..." are its options
+	@$(BIN)/python benchmarks/run.py $(ARGS)
+
+format: $(STAMP) ## format the code and mend what ruff can mend
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format .
+
+clean: ## remove the environment and everything that was built
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
