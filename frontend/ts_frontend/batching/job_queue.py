@@ -1,0 +1,156 @@
+"""The queue of one model version, from which its workers are served as soon as one is free."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from typing import Protocol, cast
+
+from ts_frontend.batching.batcher import Batcher, Full, Policy, Waiting
+from ts_frontend.errors import DeadlineExceeded, QueueFull, ServeError
+from ts_frontend.job import Job, State
+
+
+class Taker(Protocol):
+    """A worker, as the queue sees it."""
+
+    def room(self) -> int:
+        """How eager it is: 2 when idle, 1 when it would read ahead, 0 when it can't take a batch."""
+
+    def take(self, jobs: list[Job]) -> None:
+        """Runs these jobs as one batch."""
+
+    def flush(self) -> None:
+        """Writes what has been taken."""
+
+
+class JobQueue:
+    """Jobs in, batches out to whichever worker is free. Work-conserving: nothing waits while a worker is idle,
+    except for a delay that the model's user asked for."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._batcher = Batcher(policy)
+        self._takers: list[Taker] = []
+        self._scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._turn = 0
+
+    def __len__(self) -> int:
+        return len(self._batcher)
+
+    @property
+    def policy(self) -> Policy:
+        return self._batcher.policy
+
+    def put(self, job: Job) -> None:
+        """Accepts a job or raises QueueFull; it is then in state QUEUED."""
+        try:
+            self._batcher.add(job, time.monotonic())
+        except Full as full:
+            raise QueueFull(str(full)) from None
+        job.owner = self
+        job.move(State.QUEUED)
+        if not self._scheduled:
+            self.wake()
+
+    def put_back(self, jobs: list[Job]) -> None:
+        """Jobs that a worker had but never started go to the head of the queue."""
+        back = [job for job in jobs if not job.done]
+        for job in back:
+            job.move(State.QUEUED)
+            job.owner = self
+        self._batcher.restore(cast("list[Waiting]", back))
+        self.wake()
+
+    def attach(self, taker: Taker) -> None:
+        self._takers.append(taker)
+        self.wake()
+
+    def detach(self, taker: Taker) -> None:
+        if taker in self._takers:
+            self._takers.remove(taker)
+
+    def wake(self) -> None:
+        """Looks for work once this turn of the loop is over, so that what arrives together goes together."""
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._dispatch)
+
+    # --- as a job's owner
+
+    def release(self, job: Job) -> None:
+        self._batcher.remove(job)
+
+    def grant(self, job: Job, size_bytes: int) -> None:
+        """A job that waits has no stream yet."""
+
+    # --- deciding
+
+    def _dispatch(self) -> None:
+        self._scheduled = False
+        batcher = self._batcher
+        touched: set[Taker] = set()
+        while len(batcher):
+            taker = self._pick()
+            if taker is None:
+                break
+            now_s = time.monotonic()
+            due_s = batcher.due_s(now_s)
+            if due_s > 0:
+                self._wake_in(due_s)
+                break
+            jobs = self._alive(now_s)
+            if jobs:
+                taker.take(jobs)
+                touched.add(taker)
+        for taker in touched:
+            taker.flush()
+
+    def _alive(self, now_s: float) -> list[Job]:
+        """The next batch without those whose deadline has passed: expired work is never sent."""
+        batch = cast("list[Job]", self._batcher.take())
+        expired = [job for job in batch if job.deadline_s <= now_s]
+        if not expired:
+            return batch
+        for job in expired:
+            waited_ms = (now_s - job.queued_at_s) * 1000
+            job.expire(
+                DeadlineExceeded(f"Deadline passed after {waited_ms:.0f} ms in the queue; the request never ran")
+            )
+        return [job for job in batch if not job.done]
+
+    def _pick(self) -> Taker | None:
+        """An idle worker, by turns; else one that reads ahead."""
+        best, best_room = None, 0
+        takers = self._takers
+        count = len(takers)
+        for offset in range(count):
+            index = (self._turn + offset) % count
+            room = takers[index].room()
+            if room > best_room:
+                best, best_room = takers[index], room
+                if room == 2:
+                    self._turn = index + 1
+                    break
+        return best
+
+    def _wake_in(self, delay_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self.wake)
+
+    # --- ending what waits
+
+    def fail_all(self, error: ServeError) -> int:
+        """Ends every waiting job with `error`; how many there were."""
+        return self.fail_older(error, -math.inf)
+
+    def fail_older(self, error: ServeError, age_s: float) -> int:
+        """Ends every job that has waited longer than `age_s` seconds with `error`; how many there were."""
+        now_s = time.monotonic()
+        old = [job for job in cast("list[Job]", self._batcher.waiting()) if now_s - job.queued_at_s > age_s]
+        for job in old:
+            self._batcher.remove(job)
+            job.fail(error)
+        return len(old)

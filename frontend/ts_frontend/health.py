@@ -1,0 +1,41 @@
+"""Whether the server, or a model, can serve: the one answer behind ping, readiness and gRPC health."""
+
+from __future__ import annotations
+
+from ts_frontend.errors import ModelNotFound, ModelVersionNotFound
+from ts_frontend.models.administration import Administration
+from ts_frontend.models.registry import Registry
+
+
+class Health:
+    """Derived from the workers whenever it is asked. Services of gRPC health: "" and the names in `services` are the
+    server's; `NAME` and `NAME/VERSION` are a model's readiness."""
+
+    def __init__(self, administration: Administration, services: frozenset[str]) -> None:
+        self._administration = administration
+        self._registry: Registry = administration.registry
+        self._services = services
+        self._draining = False
+
+    @property
+    def healthy(self) -> bool:
+        return not self._draining and self._administration.health()
+
+    def drain(self) -> None:
+        """The server is going away: nothing is ready from now on."""
+        self._draining = True
+        self._registry.changes.notify()
+
+    def status(self, service: str) -> bool | None:
+        """Whether it can serve; None for a service nobody knows."""
+        if service == "" or service in self._services:
+            return self.healthy
+        name, _, version = service.partition("/")
+        try:
+            return not self._draining and self._registry.find(name, version).ready
+        except (ModelNotFound, ModelVersionNotFound):
+            return None
+
+    async def changed(self) -> None:
+        """Returns after the next change of anything."""
+        await self._registry.changes.wait()

@@ -1,0 +1,303 @@
+"""Job: one request on its way from a door to a worker and back, and the ledger that owns all of them.
+
+One accepted request has exactly one final status. Every way to end (answer, failure, cancel, expiry, death of a
+worker) is a transition of one table; an ended job ignores whatever still arrives for it. The gauges (queued,
+running) are counted by the transitions themselves, so they always fall.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from enum import Enum
+from typing import Protocol
+
+from ts.protocol.frames import Buffer, Chunk, Failed, Input, Item, Pairs
+from ts_frontend.errors import Cancelled, HandlerFailed, MessageTooLarge, ServeError
+
+#: What a chunk costs of a stream's credit beside its bytes; the worker counts the same.
+CHUNK_COST_BYTES = 64
+CREDIT_GRANT_BYTES = 65_536
+
+
+class State(Enum):
+    """Where a job is. QUEUED waits for a worker, SENT is on a worker (running, or read ahead)."""
+
+    NEW = "new"
+    QUEUED = "queued"
+    SENT = "sent"
+    ANSWERED = "answered"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+
+NEXT: dict[State, frozenset[State]] = {
+    State.NEW: frozenset({State.QUEUED, State.FAILED}),
+    State.QUEUED: frozenset({State.SENT, State.FAILED, State.CANCELLED, State.EXPIRED}),
+    State.SENT: frozenset({State.QUEUED, State.ANSWERED, State.FAILED, State.CANCELLED, State.EXPIRED}),
+    State.ANSWERED: frozenset(),
+    State.FAILED: frozenset(),
+    State.CANCELLED: frozenset(),
+    State.EXPIRED: frozenset(),
+}
+FINAL = frozenset(state for state, following in NEXT.items() if not following)
+
+
+class IllegalTransition(AssertionError):
+    """A job was asked to go where the table has no way: a bug in the server."""
+
+
+class Owner(Protocol):
+    """Where a job is just now: the queue it waits in, or the worker that has it."""
+
+    def release(self, job: Job) -> None:
+        """Nobody waits for the job any more: forget it or tell the worker."""
+
+    def grant(self, job: Job, size_bytes: int) -> None:
+        """The reader of a stream has taken so many bytes."""
+
+
+class Ledger:
+    """All jobs of one model: how many are where, and how all that ended did end."""
+
+    def __init__(self) -> None:
+        self.counts = dict.fromkeys(State, 0)
+        self.live: dict[int, Job] = {}
+        self._emptied: list[Callable[[], None]] = []
+
+    @property
+    def queued(self) -> int:
+        return self.counts[State.QUEUED]
+
+    @property
+    def sent(self) -> int:
+        return self.counts[State.SENT]
+
+    def when_empty(self, call: Callable[[], None]) -> None:
+        """Calls once as soon as no job is alive (at once when none is)."""
+        if self.live:
+            self._emptied.append(call)
+        else:
+            call()
+
+    def moved(self, job: Job, old: State, new: State) -> None:
+        counts = self.counts
+        if old is State.NEW:
+            self.live[job.id] = job
+        else:
+            counts[old] -= 1
+        counts[new] += 1
+        if new in FINAL:
+            self.live.pop(job.id, None)
+            if not self.live and self._emptied:
+                calls, self._emptied = self._emptied, []
+                for call in calls:
+                    call()
+
+
+_ids = itertools.count(1).__next__
+
+
+class Job:
+    """One request. Its door awaits `result()` or iterates `chunks()`; its worker calls `deliver` and `fail`."""
+
+    __slots__ = (
+        "_chunks",
+        "_error",
+        "_ungranted",
+        "_unread_s",
+        "_waiter",
+        "alone",
+        "deadline_s",
+        "headers",
+        "id",
+        "inputs",
+        "ledger",
+        "owner",
+        "phrase",
+        "queued_at_s",
+        "received_bytes",
+        "request_headers",
+        "request_id",
+        "response_bytes_max",
+        "size_bytes",
+        "state",
+        "status",
+        "stream",
+    )
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        inputs: Sequence[Input],
+        *,
+        request_id: str,
+        headers: Pairs = (),
+        deadline_s: float = math.inf,
+        stream: bool = False,
+        alone: bool = False,
+        response_bytes_max: int = 1 << 62,
+    ) -> None:
+        self.id = _ids()
+        self.ledger = ledger
+        self.inputs = inputs
+        self.request_id = request_id
+        self.request_headers = headers
+        self.deadline_s = deadline_s
+        self.stream = stream
+        self.alone = alone
+        self.response_bytes_max = response_bytes_max
+        self.size_bytes = sum([len(part.data) for part in inputs])
+        self.state = State.NEW
+        self.owner: Owner | None = None
+        self.queued_at_s = 0.0
+        self.status = 200
+        self.phrase = ""
+        self.headers: Pairs = ()
+        self.received_bytes = 0
+        self._chunks: list[Buffer] = []
+        self._error: ServeError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._ungranted = 0
+        self._unread_s = math.inf
+
+    def item(self) -> Item:
+        return Item(self.id, self.request_id, self.deadline_s, self.request_headers, self.inputs)
+
+    @property
+    def done(self) -> bool:
+        return self.state in FINAL
+
+    # --- transitions
+
+    def move(self, state: State) -> None:
+        """The one place where a state changes; IllegalTransition when the table has no such way."""
+        old = self.state
+        if state not in NEXT[old]:
+            raise IllegalTransition(f"job {self.id}: {old.value} -> {state.value}")
+        self.state = state
+        self.ledger.moved(self, old, state)
+        if state in FINAL:
+            self.owner = None
+            self._wake()
+
+    def deliver(self, chunk: Chunk) -> None:
+        """A piece of the answer has come from the worker."""
+        if self.state is not State.SENT:
+            return
+        data = chunk.data
+        if not self.received_bytes and not self._chunks:
+            self.status, self.phrase, self.headers = chunk.status, chunk.phrase, chunk.headers
+        self.received_bytes += len(data)
+        if not self.stream and self.received_bytes > self.response_bytes_max:
+            self._refuse_response()
+            return
+        if len(data) or not chunk.last:
+            self._chunks.append(data)
+        if chunk.last:
+            self.move(State.ANSWERED)
+        elif self.stream:
+            if self._waiter is None and self._unread_s == math.inf:
+                self._unread_s = time.monotonic()
+            self._wake()
+        elif self.owner is not None:
+            self.owner.grant(self, len(data) + CHUNK_COST_BYTES)
+
+    def _refuse_response(self) -> None:
+        owner = self.owner
+        limit = self.response_bytes_max
+        self.fail(
+            MessageTooLarge(
+                f"Response of at least {self.received_bytes} bytes is over max_response_size of {limit} bytes"
+            )
+        )
+        if owner is not None:
+            owner.release(self)
+
+    def fail(self, error: ServeError, state: State = State.FAILED) -> None:
+        """Ends the job without an answer; an ended job stays as it ended."""
+        if self.state in FINAL:
+            return
+        self._error = error
+        self.move(state)
+
+    def failed_by_worker(self, failed: Failed) -> None:
+        self.fail(HandlerFailed(failed.code, failed.message))
+
+    def cancel(self) -> None:
+        """The caller has gone; the queue forgets the job, a worker is told."""
+        if self.state in FINAL:
+            return
+        owner = self.owner
+        self.fail(Cancelled("Request was cancelled by its caller"), State.CANCELLED)
+        if owner is not None:
+            owner.release(self)
+
+    def expire(self, error: ServeError) -> None:
+        """Its deadline has passed."""
+        self.fail(error, State.EXPIRED)
+
+    def unread_since(self, now_s: float) -> float:
+        """Seconds for which a piece has been waiting for a reader who is busy elsewhere; -inf when none is."""
+        return now_s - self._unread_s
+
+    # --- the door's side
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _wait(self) -> None:
+        waiter = self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+
+    async def result(self) -> Buffer:
+        """The whole answer, its pieces joined; raises the ServeError it ended with."""
+        if self.state not in FINAL:
+            await self._wait()
+        if self._error is not None:
+            raise self._error
+        chunks = self._chunks
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    async def chunks(self) -> AsyncIterator[list[Buffer]]:
+        """The pieces of the answer as they come, those ready together in one list; at least one list.
+
+        Taking pieces gives the handler credit for more. Leaving early cancels the job.
+        """
+        sent_any = False
+        try:
+            while True:
+                if not self._chunks and self.state not in FINAL:
+                    await self._wait()
+                ready, self._chunks = self._chunks, []
+                self._unread_s = math.inf
+                if ready:
+                    sent_any = True
+                    yield ready
+                    self._give_credit(ready)
+                elif self.state in FINAL:
+                    break
+            if self._error is not None:
+                raise self._error
+            if not sent_any:
+                yield [b""]
+        finally:
+            self.cancel()
+
+    def _give_credit(self, taken: list[Buffer]) -> None:
+        self._ungranted += sum(map(len, taken)) + CHUNK_COST_BYTES * len(taken)
+        if self._ungranted >= CREDIT_GRANT_BYTES and self.owner is not None and self.state is State.SENT:
+            self.owner.grant(self, self._ungranted)
+            self._ungranted = 0

@@ -1,0 +1,328 @@
+"""Managing what is served while it runs: register, scale, describe, set default, unregister.
+
+Every door of the management API comes here; answers carry TorchServe's HTTP status and its sentence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ts_frontend.errors import (
+    InvalidArgument,
+    ModelApiDisabled,
+    NoWorker,
+    ServeError,
+    UnregisterTimeout,
+    WorkerStartFailed,
+)
+from ts_frontend.models.archive import Archive, ExtractLimits, open_archive
+from ts_frontend.models.description import describe
+from ts_frontend.models.launchpad import Launchpad
+from ts_frontend.models.model import Model
+from ts_frontend.models.registry import Registry
+from ts_frontend.models.settings import ModelSettings, Requested, model_name_for
+from ts_frontend.models.store import Fetched, Store
+from ts_frontend.workers.supervisor import Supervisor
+from ts_frontend.workers.worker import StartFailed
+
+log = logging.getLogger(__name__)
+
+LIST_LIMIT_MAX = 100
+PROCESSING = "Processing worker updates..."
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a management call did: the HTTP status and sentence TorchServe answers."""
+
+    http_status: int
+    status: str
+
+
+Resolve = Callable[[Requested, Archive, str, str], ModelSettings]
+
+
+class Administration:
+    """`on_change` is called after each change that a restart should remember."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        store: Store,
+        launchpad: Launchpad,
+        supervisor: Supervisor,
+        resolve: Resolve,
+        *,
+        work_dir: Path,
+        extract_limits: ExtractLimits,
+        model_api: bool,
+        unregister_timeout_s: float,
+        on_change: Callable[[], None],
+    ) -> None:
+        self.registry = registry
+        self._store = store
+        self._launchpad = launchpad
+        self._supervisor = supervisor
+        self._resolve = resolve
+        self._work_dir = work_dir
+        self._extract_limits = extract_limits
+        self._model_api = model_api
+        self._unregister_timeout_s = unregister_timeout_s
+        self._on_change = on_change
+        self._fetched: dict[Model, Fetched] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    # --- register
+
+    async def register(
+        self,
+        url: str,
+        *,
+        model_name: str | None = None,
+        handler: str | None = None,
+        runtime: str | None = None,
+        batch_size: int | None = None,
+        max_batch_delay: int | None = None,
+        initial_workers: int | None = None,
+        response_timeout: int | None = None,
+        startup_timeout: int | None = None,
+        synchronous: bool = True,
+    ) -> Outcome:
+        """Adds a model version. A caller who leaves doesn't stop it: it is added whole or not at all."""
+        if not self._model_api:
+            raise ModelApiDisabled
+        requested = Requested(
+            model_name=model_name,
+            handler=handler,
+            runtime=runtime,
+            batch_size=batch_size,
+            max_batch_delay_ms=max_batch_delay,
+            initial_workers=initial_workers,
+            response_timeout_s=response_timeout,
+            startup_timeout_s=startup_timeout,
+        )
+        return await self._detached(self._register(url, requested, synchronous))
+
+    async def _register(self, url: str, requested: Requested, synchronous: bool) -> Outcome:
+        model = await self.add(url, requested, loaded_at_startup=False)
+        count = model.minimum
+        title = f'Model "{model.name}" Version: {model.version} registered with'
+        if not count:
+            self._on_change()
+            return Outcome(200, f"{title} 0 initial workers. Use scale workers API to add workers for the model.")
+        if not synchronous:
+            self.background(self._scale(model, count, None))
+            return Outcome(202, PROCESSING)
+        try:
+            await model.pool.scale(count)
+        except StartFailed as error:
+            await self._withdraw(model)
+            raise _start_error(model, error) from error
+        self._on_change()
+        return Outcome(200, f"{title} {count} initial workers")
+
+    async def add(self, url: str, requested: Requested, *, loaded_at_startup: bool) -> Model:
+        """Fetches, unpacks and registers an archive; no worker is started yet."""
+        fetched = await self._store.fetch(url)
+        try:
+            archive = await asyncio.to_thread(open_archive, fetched.path, self._work_dir, self._extract_limits)
+            try:
+                model = self._model(fetched, archive, requested, loaded_at_startup)
+                self.registry.add(model)
+            except BaseException:
+                await asyncio.to_thread(archive.remove)
+                raise
+        except BaseException:
+            await asyncio.to_thread(self._store.discard, fetched)
+            raise
+        self._fetched[model] = fetched
+        log.info("Model %s added.", model)
+        return model
+
+    def _model(self, fetched: Fetched, archive: Archive, requested: Requested, loaded_at_startup: bool) -> Model:
+        name = model_name_for(requested, archive, fetched.path)
+        self.registry.check_free(name, archive.version)
+        settings = self._resolve(requested, archive, name, archive.version)
+        return self._launchpad.model(
+            name, archive.version, fetched.url, archive, settings, loaded_at_startup=loaded_at_startup
+        )
+
+    async def _withdraw(self, model: Model) -> None:
+        self.registry.discard(model)
+        model.fail_rest(f'Model "{model.name}" could not be started')
+        await self._release(model)
+
+    async def _release(self, model: Model) -> None:
+        """Ends a model's workers and removes its files."""
+        await self._supervisor.dismiss(model.pool, 0.0)
+        await asyncio.to_thread(model.archive.remove)
+        fetched = self._fetched.pop(model, None)
+        if fetched is not None:
+            await asyncio.to_thread(self._store.discard, fetched)
+
+    # --- unregister
+
+    async def unregister(self, name: str, version: str | None = None) -> Outcome:
+        """Removes a version; what it has accepted is answered first (up to unregister_model_timeout)."""
+        if not self._model_api:
+            raise ModelApiDisabled
+        model = self.registry.remove(name, version)
+        self._on_change()
+        return await self._detached(self._unregister(model))
+
+    async def _unregister(self, model: Model) -> Outcome:
+        in_time = await model.drain(self._unregister_timeout_s)
+        model.fail_rest(f'Model "{model.name}" version {model.version} was unregistered')
+        await self._release(model)
+        log.info("Model %s unregistered.", model)
+        if not in_time:
+            raise UnregisterTimeout(model.name)
+        return Outcome(200, f'Model "{model.name}" unregistered')
+
+    # --- scale, default
+
+    async def scale(
+        self,
+        name: str,
+        version: str | None = None,
+        *,
+        min_worker: int = 1,
+        max_worker: int | None = None,
+        synchronous: bool = False,
+        timeout: int = -1,
+    ) -> Outcome:
+        """Sets the number of workers. `timeout`: seconds a surplus worker may take to finish what it has (-1: as long
+        as it needs; 0: it is ended at once and its requests run elsewhere)."""
+        maximum = min_worker if max_worker is None else max_worker
+        if min_worker < 0:
+            raise InvalidArgument(f"min_worker cannot be negative: {min_worker}")
+        if maximum < min_worker:
+            raise InvalidArgument("max_worker cannot be less than min_worker.")
+        model = self.registry.find(name, version)
+        model.minimum, model.maximum = min_worker, maximum
+        work = self._scale(model, min_worker, None if timeout < 0 else float(timeout))
+        if not synchronous:
+            self.background(work)
+            return Outcome(202, PROCESSING)
+        await self._detached(work)
+        suffix = f", version: {version}" if version else ""
+        return Outcome(200, f"Workers scaled to {min_worker} for model: {name}{suffix}")
+
+    async def _scale(self, model: Model, count: int, drain_s: float | None) -> None:
+        try:
+            await model.pool.scale(count, drain_s)
+        except StartFailed as error:
+            raise _start_error(model, error) from error
+        finally:
+            self._on_change()
+
+    async def start_workers(self, model: Model) -> None:
+        """Starts what the model's settings ask for; used at start-up."""
+        await self._scale(model, model.minimum, None)
+
+    async def set_default(self, name: str, version: str) -> Outcome:
+        self.registry.set_default(name, version)
+        self._on_change()
+        return Outcome(200, f'Default version successfully updated for model "{name}" to "{version}"')
+
+    # --- list, describe, health
+
+    def list_models(self, limit: int = LIST_LIMIT_MAX, next_page_token: int = 0) -> dict[str, Any]:
+        """One page of default versions, as TorchServe lists them."""
+        limit = LIST_LIMIT_MAX if limit < 0 or limit > LIST_LIMIT_MAX else limit
+        first = max(0, next_page_token)
+        models = self.registry.defaults()
+        page = models[first : first + limit]
+        out: dict[str, Any] = {}
+        if first + limit <= len(models):
+            out["nextPageToken"] = str(first + limit)
+        out["models"] = [{"modelName": model.name, "modelUrl": model.url} for model in page]
+        return out
+
+    async def describe(self, name: str, version: str | None = None, customized: bool = False) -> list[dict[str, Any]]:
+        """Descriptions of a version, or of all for version "all"."""
+        if version == "all":
+            return [describe(model) for model in self.registry.versions(name)]
+        model = self.registry.find(name, version)
+        description = describe(model)
+        if customized:
+            description["customizedMetadata"] = await self._customized(model)
+        return [description]
+
+    async def _customized(self, model: Model) -> dict[str, Any]:
+        """What the handler says of itself: it is called with one empty row and header `describe`."""
+        if not model.ready:
+            raise NoWorker(
+                f'Model "{model.name}" has no worker to serve describe request. '
+                "Please use scale workers API to add workers."
+            )
+        job = model.submit([], headers=[("describe", "True")], alone=True)
+        try:
+            value = json.loads(bytes(await job.result()))
+        except ValueError:
+            return {}
+        return value if isinstance(value, dict) else {}
+
+    def health(self) -> bool:
+        """False when the default version of some model has lost its workers; a model that still loads is no failure."""
+        return not any(model.failing for model in self.registry.defaults())
+
+    # --- tasks
+
+    def background(self, work: Awaitable[Any]) -> None:
+        """Runs on; what fails is logged (and visible in describe)."""
+        self._task(work).add_done_callback(_log_failure)
+
+    def _task(self, work: Awaitable[T]) -> asyncio.Task[T]:
+        async def run() -> T:
+            return await work
+
+        task = asyncio.create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _detached(self, work: Awaitable[T]) -> T:
+        """Waits for `work`, which goes on when the caller leaves."""
+        task = self._task(work)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(_log_failure)
+            raise
+
+    async def close(self, drain_s: float) -> None:
+        """Ends all models; what they have accepted is answered first, up to `drain_s`."""
+        models = list(self.registry)
+        await asyncio.gather(*(model.drain(drain_s) for model in models))
+        for task in list(self._tasks):
+            task.cancel()
+        for model in models:
+            model.fail_rest("The server is shutting down")
+            await self._supervisor.dismiss(model.pool, 1.0)
+            await asyncio.to_thread(model.archive.remove)
+
+
+def _start_error(model: Model, error: StartFailed) -> ServeError:
+    failed = WorkerStartFailed(
+        f"Failed to start workers for model {model.name} version: {model.version}. {error.message}"
+    )
+    failed.http_status = error.code
+    return failed
+
+
+def _log_failure(task: asyncio.Task[Any]) -> None:
+    if task.cancelled():
+        return
+    error = task.exception()
+    if isinstance(error, ServeError):
+        log.error("%s", error.message)
+    elif error is not None:
+        log.error("background work failed", exc_info=error)

@@ -1,0 +1,99 @@
+"""Models as TorchServe's management API describes them. Keys keep its order; absent facts are left out."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import psutil
+
+from ts_frontend.models.model import Model
+from ts_frontend.workers.pool import Failure, Slot
+
+GPU_USAGE_UNKNOWN = "N/A"
+
+
+def describe(model: Model) -> dict[str, Any]:
+    """One version, without `customizedMetadata`."""
+    settings = model.settings
+    queued = model.ledger.queued
+    out: dict[str, Any] = {
+        "modelName": model.name,
+        "modelVersion": model.version,
+        "modelUrl": model.url,
+        "runtime": settings.runtime,
+        "minWorkers": model.minimum,
+        "maxWorkers": model.maximum,
+        "batchSize": settings.batch_size,
+        "maxBatchDelay": settings.max_batch_delay_ms,
+        "responseTimeout": settings.response_timeout_s,
+        "startupTimeout": settings.startup_timeout_s,
+        "maxRetryTimeoutInSec": settings.max_retry_timeout_s,
+        "clientTimeoutInMills": settings.client_timeout_ms,
+        "parallelType": settings.parallel_type,
+        "parallelLevel": settings.parallel_level,
+        "deviceType": settings.device_type or ("gpu" if _on_gpu(model) else "cpu"),
+    }
+    if settings.device_ids:
+        out["deviceIds"] = list(settings.device_ids)
+    out |= {
+        "continuousBatching": settings.continuous_batching,
+        "useJobTicket": settings.use_job_ticket,
+        "useVenv": settings.use_venv,
+        "stateful": settings.stateful,
+        "sequenceMaxIdleMSec": settings.sequence_max_idle_ms,
+        "sequenceTimeoutMSec": settings.sequence_timeout_ms,
+        "maxNumSequence": settings.max_num_sequence,
+        "maxSequenceJobQueueSize": settings.max_sequence_job_queue_size,
+        "loadedAtStartup": model.loaded_at_startup,
+        "workers": [_worker(slot) for slot in model.pool.slots if slot.worker is not None],
+        "jobQueueStatus": {
+            "remainingCapacity": max(0, settings.job_queue_size - queued),
+            "pendingRequests": queued,
+        },
+    }
+    if model.pool.last_failure is not None:
+        out["lastWorkerFailure"] = _failure(model.pool.last_failure)
+    return out
+
+
+def _on_gpu(model: Model) -> bool:
+    return any(slot.device.is_gpu for slot in model.pool.slots)
+
+
+def _worker(slot: Slot) -> dict[str, Any]:
+    worker = slot.worker
+    assert worker is not None
+    return {
+        "id": str(slot.id),
+        "startTime": _local_time(worker.started_at),
+        "status": worker.status,
+        "memoryUsage": _resident_bytes(worker.pid),
+        "pid": worker.pid,
+        "gpu": slot.device.is_gpu,
+        "gpuUsage": GPU_USAGE_UNKNOWN if slot.device.gpu_id is None else f"gpuId::{slot.device.gpu_id}",
+    }
+
+
+def _failure(failure: Failure) -> dict[str, Any]:
+    return {
+        "workerId": str(failure.worker_id),
+        "time": _local_time(failure.at),
+        "reason": failure.reason,
+        "failuresInARow": failure.failures,
+        "lastLines": failure.tail[-20:],
+    }
+
+
+def _local_time(at: float) -> str:
+    """Local time with a literal Z, as TorchServe prints it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at)) + f".{int(at * 1000) % 1000:03d}Z"
+
+
+def _resident_bytes(pid: int) -> int:
+    if not pid:
+        return 0
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return 0

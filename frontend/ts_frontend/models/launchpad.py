@@ -1,0 +1,107 @@
+"""From an archive and its settings to a model with a queue and a pool: what its workers are started with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ts_frontend.batching.batcher import Policy
+from ts_frontend.batching.job_queue import JobQueue
+from ts_frontend.changes import Changes
+from ts_frontend.config import ServerConfig
+from ts_frontend.errors import InvalidArchive
+from ts_frontend.models.archive import Archive
+from ts_frontend.models.model import Model
+from ts_frontend.models.settings import ModelSettings
+from ts_frontend.workers.process import Spec
+from ts_frontend.workers.supervisor import Supervisor
+from ts_frontend.workers.worker import Plan
+
+#: Beside the payload, a message to a worker holds names, headers and ids.
+MESSAGE_OVERHEAD_BYTES = 1 << 20
+
+
+class Launchpad:
+    """Makes `Model`s. `worker_env` is the environment workers get."""
+
+    def __init__(
+        self, config: ServerConfig, supervisor: Supervisor, worker_env: Mapping[str, str], changes: Changes
+    ) -> None:
+        self._config = config
+        self._supervisor = supervisor
+        self._worker_env = worker_env
+        self._changes = changes
+
+    def model(
+        self, name: str, version: str, url: str, archive: Archive, settings: ModelSettings, *, loaded_at_startup: bool
+    ) -> Model:
+        """A model without workers yet; InvalidArchive when it has no handler."""
+        config = self._config
+        handler = settings.handler or archive.handler or config.default_service_handler
+        if not handler:
+            raise InvalidArchive(f"Archive of model {name} names no handler, and default_service_handler is not set")
+        queue = JobQueue(self._policy(settings))
+        pool = self._supervisor.pool(
+            f"{name}_{version}",
+            self._plan(name, version, handler, archive, settings),
+            queue,
+            device_type=settings.device_type,
+            device_ids=tuple(settings.device_ids),
+            give_up_s=settings.max_retry_timeout_s,
+            restart_delay_s_max=self._config.restart_delay_s_max,
+            on_change=self._changes.notify,
+        )
+        return Model(
+            name,
+            version,
+            url,
+            archive,
+            settings,
+            queue,
+            pool,
+            response_bytes_max=config.max_response_size,
+            loaded_at_startup=loaded_at_startup,
+        )
+
+    def _policy(self, settings: ModelSettings) -> Policy:
+        delay_s = settings.max_batch_delay_ms / 1000 if settings.max_batch_delay_set else 0.0
+        return Policy(
+            batch_size=settings.batch_size,
+            delay_s=delay_s,
+            jobs_max=settings.job_queue_size,
+            bytes_max=self._config.job_queue_bytes_max,
+        )
+
+    def _plan(self, name: str, version: str, handler: str, archive: Archive, settings: ModelSettings) -> Plan:
+        config = self._config
+        return Plan(
+            spec=Spec(f"{name}_{version}", self._worker_env, cwd=str(archive.dir)),
+            load=self._load(name, version, handler, archive, settings),
+            startup_timeout_s=settings.startup_timeout_s,
+            response_timeout_s=settings.response_timeout_s,
+            message_bytes_max=max(config.max_request_size, config.max_response_size) * settings.batch_size
+            + MESSAGE_OVERHEAD_BYTES,
+            max_concurrency=settings.max_concurrency,
+            neighbour_grace_s=config.worker_kill_grace_s,
+        )
+
+    def _load(self, name: str, version: str, handler: str, archive: Archive, settings: ModelSettings) -> dict[str, Any]:
+        config = self._config
+        return {
+            "model_name": name,
+            "model_version": version,
+            "model_dir": str(archive.dir),
+            "handler": handler,
+            "envelope": settings.envelope,
+            "batch_size": settings.batch_size,
+            "limit_max_image_pixels": config.limit_max_image_pixels,
+            "decode_input_request": config.decode_input_request,
+            "metrics_config": str(config.metrics_config) if config.metrics_config else None,
+            "config_file": archive.config_file,
+            "manifest": archive.manifest,
+            "response_bytes_max": config.max_response_size,
+            "message_bytes_max": config.max_request_size * settings.batch_size + MESSAGE_OVERHEAD_BYTES,
+            "credit_bytes": config.stream_credit_bytes,
+            "python_path": [],
+            "threads": None,
+        }

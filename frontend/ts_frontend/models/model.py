@@ -1,0 +1,126 @@
+"""A served model version: its archive, settings, queue and workers."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import time
+from collections.abc import Sequence
+
+from ts.protocol.frames import Input, Pairs
+from ts_frontend.batching.job_queue import JobQueue
+from ts_frontend.errors import Draining, NoWorker
+from ts_frontend.job import Job, Ledger
+from ts_frontend.models.archive import Archive
+from ts_frontend.models.settings import ModelSettings
+from ts_frontend.workers.pool import Pool
+
+NO_WORKER = (
+    'Model "{name}" has no worker to serve inference request. Please use scale workers API to add workers. '
+    "If this is a sequence inference, please check if it is closed, or expired; or exceeds maxSequenceJobQueueSize"
+)
+
+
+def new_request_id() -> str:
+    """A random UUID (version 4) as text; half the time of `str(uuid.uuid4())`."""
+    raw = bytearray(os.urandom(16))
+    raw[6] = raw[6] & 0x0F | 0x40
+    raw[8] = raw[8] & 0x3F | 0x80
+    text = raw.hex()
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+class Model:
+    """One version of one model. `minimum` and `maximum` are the worker counts that were asked for last."""
+
+    def __init__(
+        self,
+        name: str,
+        version: str,
+        url: str,
+        archive: Archive,
+        settings: ModelSettings,
+        queue: JobQueue,
+        pool: Pool,
+        *,
+        response_bytes_max: int,
+        loaded_at_startup: bool,
+    ) -> None:
+        self.name = name
+        self.version = version
+        self.url = url
+        self.archive = archive
+        self.settings = settings
+        self.queue = queue
+        self.pool = pool
+        self.ledger = Ledger()
+        self.minimum = settings.min_workers
+        self.maximum = settings.max_workers
+        self.loaded_at_startup = loaded_at_startup
+        self._response_bytes_max = response_bytes_max
+        self._leaving = False
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
+
+    def submit(
+        self,
+        inputs: Sequence[Input],
+        *,
+        headers: Pairs = (),
+        deadline_s: float = math.inf,
+        request_id: str | None = None,
+        stream: bool = False,
+        alone: bool = False,
+    ) -> Job:
+        """Accepts a request; NoWorker, QueueFull or Draining when it can't be.
+
+        `deadline_s`: `time.monotonic()` seconds. `alone`: it shares no batch.
+        """
+        if self._leaving:
+            raise Draining(f'Model "{self.name}" version {self.version} is being unregistered')
+        if self.pool.hopeless:
+            raise NoWorker(NO_WORKER.format(name=self.name) + self.pool.refusal())
+        if self.settings.client_timeout_ms:
+            deadline_s = min(deadline_s, time.monotonic() + self.settings.client_timeout_ms / 1000)
+        job = Job(
+            self.ledger,
+            inputs,
+            request_id=request_id or new_request_id(),
+            headers=headers,
+            deadline_s=deadline_s,
+            stream=stream,
+            alone=alone,
+            response_bytes_max=self._response_bytes_max,
+        )
+        self.queue.put(job)
+        return job
+
+    @property
+    def ready(self) -> bool:
+        """True when a worker can take a request now."""
+        return self.pool.ready_count > 0 and not self._leaving
+
+    @property
+    def failing(self) -> bool:
+        """True when it should have workers and has lost or never got them. One that still loads isn't failing."""
+        slots = self.pool.slots
+        if any(slot.gave_up for slot in slots):
+            return True
+        return bool(slots) and not self.pool.ready_count and any(slot.failures for slot in slots)
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Takes nothing new and waits until all it has accepted is settled; False when time was up."""
+        self._leaving = True
+        if not self.pool.ready_count:
+            self.queue.fail_all(Draining(f'Model "{self.name}" was unregistered before a worker was ready'))
+        empty: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.ledger.when_empty(lambda: empty.set_result(None))
+        done, _ = await asyncio.wait({empty}, timeout=timeout_s)
+        return bool(done)
+
+    def fail_rest(self, reason: str) -> None:
+        """Ends whatever is still alive."""
+        for job in list(self.ledger.live.values()):
+            job.fail(Draining(reason))

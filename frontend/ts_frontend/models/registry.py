@@ -1,0 +1,105 @@
+"""What is served: models by name and version, and which version is the default."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ts_frontend.changes import Changes
+from ts_frontend.errors import DefaultVersionInUse, ModelExists, ModelNotFound, ModelVersionNotFound
+from ts_frontend.models.model import Model
+
+
+class _Versions:
+    """The versions of one name, in the order they were added; the first is the default until another is set."""
+
+    def __init__(self, first: Model) -> None:
+        self.all = {first.version: first}
+        self.default = first
+
+
+class Registry:
+    """All models. `changes` rings when one comes, goes, or its readiness may have changed."""
+
+    def __init__(self) -> None:
+        self.changes = Changes()
+        self._names: dict[str, _Versions] = {}
+
+    def __iter__(self) -> Iterator[Model]:
+        for versions in self._names.values():
+            yield from versions.all.values()
+
+    def find(self, name: str, version: str | None = None) -> Model:
+        """The model, the default version without `version` (or ""); ModelNotFound, ModelVersionNotFound."""
+        versions = self._names.get(name)
+        if versions is None:
+            raise ModelNotFound(name)
+        if not version:
+            return versions.default
+        model = versions.all.get(version)
+        if model is None:
+            raise ModelVersionNotFound(name, version)
+        return model
+
+    def versions(self, name: str) -> list[Model]:
+        """All versions of a name; ModelNotFound."""
+        versions = self._names.get(name)
+        if versions is None:
+            raise ModelNotFound(name)
+        return list(versions.all.values())
+
+    def defaults(self) -> list[Model]:
+        """The default version of every name, names sorted."""
+        return [self._names[name].default for name in sorted(self._names)]
+
+    def is_default(self, model: Model) -> bool:
+        versions = self._names.get(model.name)
+        return versions is not None and versions.default is model
+
+    def check_free(self, name: str, version: str) -> None:
+        """ModelExists when that version is there."""
+        if name in self._names and version in self._names[name].all:
+            raise ModelExists(name, version)
+
+    def add(self, model: Model) -> None:
+        self.check_free(model.name, model.version)
+        if model.name in self._names:
+            self._names[model.name].all[model.version] = model
+        else:
+            self._names[model.name] = _Versions(model)
+        self.changes.notify()
+
+    def set_default(self, name: str, version: str) -> Model:
+        versions = self._names.get(name)
+        if versions is None:
+            raise ModelNotFound(name)
+        model = versions.all.get(version)
+        if model is None:
+            raise ModelVersionNotFound(name, version, f"Model version {version} does not exist for model {name}")
+        versions.default = model
+        self.changes.notify()
+        return model
+
+    def remove(self, name: str, version: str | None = None) -> Model:
+        """Takes a version out, so that no new request finds it; the default goes last (DefaultVersionInUse)."""
+        model = self.find(name, version)
+        versions = self._names[name]
+        if len(versions.all) == 1:
+            del self._names[name]
+        elif versions.default is model:
+            raise DefaultVersionInUse(name)
+        else:
+            del versions.all[model.version]
+        self.changes.notify()
+        return model
+
+    def discard(self, model: Model) -> None:
+        """Takes out a version that failed to start, default or not."""
+        versions = self._names.get(model.name)
+        if versions is None or versions.all.get(model.version) is not model:
+            return
+        del versions.all[model.version]
+        if not versions.all:
+            del self._names[model.name]
+        elif versions.default is model:
+            versions.default = next(iter(versions.all.values()))
+        self.changes.notify()

@@ -1,0 +1,136 @@
+"""The frontend's end of one worker's socket: raw and non-blocking, messages in and out.
+
+asyncio's stream transports can't pass descriptors and copy more than is needed, so this reads and writes the
+socket itself and uses the loop only to learn when it is ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+from ts.protocol.frames import Decoder, FrameError, Message
+from ts.protocol.outbox import Outbox
+
+READ_BYTES = 64 * 1024
+READ_BYTES_BULK = 512 * 1024
+READS_PER_TURN_MAX = 4
+
+
+class Connection:
+    """Messages to and from one worker. `on_messages` gets what arrived together; `on_end` is called once, with
+    the reason, when the socket ends or carries something that is no frame."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        on_messages: Callable[[list[Message]], None],
+        on_end: Callable[[str], None],
+        message_bytes_max: int,
+    ) -> None:
+        sock.setblocking(False)
+        self._sock: socket.socket | None = sock
+        self._on_messages = on_messages
+        self._on_end = on_end
+        self._decoder = Decoder(message_bytes_max)
+        self._outbox = Outbox()
+        self._loop = asyncio.get_running_loop()
+        self._writing = False
+        self._flush_scheduled = False
+        self._read_bytes = READ_BYTES
+        self._fd = sock.fileno()
+        self._loop.add_reader(self._fd, self._readable)
+
+    def push(self, message: Message) -> None:
+        """Queues a message; `flush` or the end of this turn of the loop writes it."""
+        if self._sock is None:
+            return
+        self._outbox.push(message)
+        if not self._flush_scheduled and not self._writing:
+            self._flush_scheduled = True
+            self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Writes what is queued, as far as the socket takes it; the rest follows when it is writable."""
+        self._flush_scheduled = False
+        if self._writing or self._sock is None:
+            return
+        if not self._write():
+            self._writing = True
+            self._loop.add_writer(self._fd, self._writable)
+
+    def _write(self) -> bool:
+        """True when everything is out (or the socket has ended: its reader reports that)."""
+        sock, outbox = self._sock, self._outbox
+        while outbox and sock is not None:
+            try:
+                outbox.sent(sock.sendmsg(outbox.buffers()))
+            except (BlockingIOError, InterruptedError):
+                return False
+            except OSError as error:
+                self._end(f"writing failed: {error}")
+                return True
+        return True
+
+    def _writable(self) -> None:
+        if self._write() and self._sock is not None:
+            self._loop.remove_writer(self._fd)
+            self._writing = False
+
+    def _readable(self) -> None:
+        for _ in range(READS_PER_TURN_MAX):
+            if not self._read_once():
+                return
+
+    def _read_once(self) -> bool:
+        """True when there may be more to read."""
+        sock = self._sock
+        if sock is None:
+            return False
+        try:
+            data = sock.recv(self._read_bytes)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError as error:
+            self._end(f"reading failed: {error}")
+            return False
+        if not data:
+            self._end("socket closed")
+            return False
+        full = len(data) == self._read_bytes
+        if full:
+            self._read_bytes = READ_BYTES_BULK
+        return self._decode(data) and full
+
+    def _decode(self, data: bytes) -> bool:
+        try:
+            messages = self._decoder.feed(data)
+        except FrameError as error:
+            self._end(f"worker sent no valid frame: {error}")
+            return False
+        if messages:
+            self._on_messages(messages)
+        return True
+
+    def _end(self, reason: str) -> None:
+        if self._sock is not None:
+            self.close()
+            self._on_end(reason)
+
+    def finish(self, reason: str) -> None:
+        """The peer has ended: reads what it had still sent, then ends, also when a child of it holds the socket."""
+        self._read_bytes = READ_BYTES_BULK
+        while self._read_once():
+            pass
+        self._end(reason)
+
+    def close(self) -> None:
+        """Closes the socket; nothing is called afterwards."""
+        sock, self._sock = self._sock, None
+        if sock is None:
+            return
+        self._loop.remove_reader(self._fd)
+        if self._writing:
+            self._loop.remove_writer(self._fd)
+        sock.close()

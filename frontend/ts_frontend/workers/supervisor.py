@@ -1,0 +1,123 @@
+"""What all worker processes of the server share: launchers, numbers, devices, and the clock that finds the hung."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+from ts_frontend.batching.job_queue import JobQueue
+from ts_frontend.workers.backoff import Backoff
+from ts_frontend.workers.devices import Device, Inventory, Placement
+from ts_frontend.workers.forking import ForkLauncher
+from ts_frontend.workers.pool import Pool
+from ts_frontend.workers.process import ExecLauncher, Launcher, LineSink, tool_output
+from ts_frontend.workers.worker import Plan
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.1
+TOOL_S_MAX = 10.0
+
+#: (worker id, name of the model's workers, stream, line)
+OnLine = Callable[[int, str, str, str], None]
+
+
+class Supervisor:
+    """Makes pools and keeps time for them."""
+
+    def __init__(
+        self, env: Mapping[str, str], *, first_worker_id: int, fork: bool, inventory: Inventory, on_line: OnLine
+    ) -> None:
+        self.placement = Placement(inventory)
+        self._exec = ExecLauncher()
+        self._fork = ForkLauncher(env) if fork else None
+        self.launcher: Launcher = self._fork or self._exec
+        self._ids = itertools.count(first_worker_id)
+        self._on_line = on_line
+        self._pools: set[Pool] = set()
+        self._clock: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Starts the forkserver (before any listener exists) and the clock."""
+        if self._fork is not None:
+            await self._fork.start()
+        self._clock = asyncio.create_task(self._tick())
+
+    def next_worker_id(self) -> int:
+        return next(self._ids)
+
+    def line_sink(self, worker_id: int, plan: Plan) -> LineSink:
+        on_line, name = self._on_line, plan.spec.name
+        return lambda stream, line: on_line(worker_id, name, stream, line)
+
+    def pool(
+        self,
+        name: str,
+        plan: Plan,
+        queue: JobQueue,
+        *,
+        device_type: str,
+        device_ids: tuple[int, ...],
+        give_up_s: float,
+        restart_delay_s_max: float,
+        on_change: Callable[[], None],
+    ) -> Pool:
+        """A pool without workers yet."""
+
+        def next_device() -> Device:
+            return self.placement.next(plan, device_type, device_ids)
+
+        staff = _ExecStaff(self, self._exec) if plan.spec.python else self
+
+        def new_backoff() -> Backoff:
+            return Backoff(give_up_s, restart_delay_s_max)
+
+        pool = Pool(name, plan, queue, staff, next_device, new_backoff, on_change)
+        self._pools.add(pool)
+        return pool
+
+    async def dismiss(self, pool: Pool, drain_s: float | None) -> None:
+        """Ends a pool and forgets it."""
+        await pool.close(drain_s)
+        self._pools.discard(pool)
+        self.placement.forget(pool.plan)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            now_s = time.monotonic()
+            for pool in list(self._pools):
+                pool.tick(now_s)
+
+    async def close(self) -> None:
+        """Ends what is left; the pools' workers get no more time."""
+        await asyncio.gather(*(pool.close(0.0) for pool in list(self._pools)))
+        if self._clock is not None:
+            self._clock.cancel()
+            await asyncio.wait({self._clock})
+        if self._fork is not None:
+            await self._fork.close()
+        await self._exec.close()
+
+
+class _ExecStaff:
+    """The supervisor as a pool sees it whose model needs an interpreter of its own."""
+
+    def __init__(self, supervisor: Supervisor, launcher: Launcher) -> None:
+        self.launcher = launcher
+        self.next_worker_id = supervisor.next_worker_id
+        self.line_sink = supervisor.line_sink
+
+
+async def find_accelerators(wanted: int | None, platform: str, machine: str) -> Inventory:
+    """The accelerators that exist, at most `wanted` of them (None: all). `platform`: sys.platform."""
+    if wanted == 0:
+        return Inventory()
+    if platform == "darwin" and machine == "arm64":
+        return Inventory("mps", 1)
+    listing = await tool_output(["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"], TOOL_S_MAX)
+    count = len(listing.split()) if listing else 0
+    return Inventory("cuda", count if wanted is None else min(count, wanted)) if count else Inventory()
