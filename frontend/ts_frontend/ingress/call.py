@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeAlias
 
+from ts_frontend.ingress.asgi import AsgiApp
+
 Metadata: TypeAlias = "Sequence[tuple[str, str | bytes]]"
 
 
@@ -95,7 +97,8 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """One address and what answers there. `port` 0 takes a free one (`Engine.port` tells)."""
+    """One address and what answers there. `port` 0 takes a free one (`Engine.port` tells). `http_app` answers what
+    isn't gRPC (without one: 404); only the h2corn engine serves it."""
 
     name: str
     host: str
@@ -103,3 +106,4 @@ class Listener:
     routes: Routes
     limits: Limits = Limits()
     tls: Tls | None = None
+    http_app: AsgiApp | None = None

@@ -1,0 +1,250 @@
+"""One gRPC call over ASGI: reads the request, runs the method, writes answers and the one final status."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+
+from ts_frontend.errors import Code, Draining, ServeError, Unimplemented
+from ts_frontend.ingress import grpc_protocol as protocol
+from ts_frontend.ingress.asgi import Event, Receive, Scope, Send
+from ts_frontend.ingress.call import Bidi, Call, Limits, Method, ServerStream, Shape, Unary
+from ts_frontend.ingress.grpc_headers import (
+    ACCEPT_ENCODING,
+    CONTENT_TYPE,
+    STATUS_OK,
+    Header,
+    MalformedHeader,
+    ReceivedMetadata,
+    encode_metadata,
+    status_headers,
+    timeout_s,
+)
+
+logger = logging.getLogger(__name__)
+
+#: Larger messages are (de)compressed in a thread: at some 200 MB/s, this many bytes hold the loop for a millisecond.
+THREAD_BYTES_MIN = 256 * 1024
+#: A larger message is sent apart from its prefix, so that it isn't copied behind it.
+JOIN_BYTES_MAX = 64 * 1024
+
+UNEXPECTED = "The server failed unexpectedly; its log says why"
+
+_HEADERS = (CONTENT_TYPE,)
+_TRAILERS_OK = (STATUS_OK,)
+
+
+class ClientGone(Exception):
+    """The client reset the stream or closed the connection: nobody is left to answer."""
+
+
+class Exchange:
+    """One call. `run` always ends it with exactly one status, unless the client is gone."""
+
+    __slots__ = (
+        "_answer_encoding",
+        "_body_ended",
+        "_call",
+        "_ended",
+        "_limits",
+        "_receive",
+        "_request",
+        "_send",
+        "_started",
+    )
+
+    def __init__(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send, limits: Limits) -> None:
+        client = scope.get("client")
+        peer = f"{client[0]}:{client[1]}" if client else ""
+        self._call = Call(scope["path"], ReceivedMetadata(scope["headers"]), peer=peer)
+        self._request = headers
+        self._receive = receive
+        self._send = send
+        self._limits = limits
+        self._answer_encoding: str | None = None
+        self._started = self._body_ended = self._ended = False
+
+    async def run(self, method: Method | None, task: asyncio.Task[None]) -> None:
+        """Runs `method` (None: there is none of that path) in `task`, within the client's deadline."""
+        try:
+            if b"grpc-timeout" in self._request:
+                await self._run_in_time(method, task)
+            else:
+                await self._perform(method)
+        except ServeError as error:
+            await self._finish(error.code, error.message)
+        except ClientGone:
+            pass
+        except Exception:
+            logger.exception("%s failed", self._call.path)
+            await self._finish(Code.INTERNAL, UNEXPECTED)
+
+    async def refuse_draining(self) -> None:
+        """Ends a cancelled call with UNAVAILABLE: the server doesn't wait for it any longer."""
+        await self._finish(Draining.code, "The server shut down before the call was answered")
+
+    async def _run_in_time(self, method: Method | None, task: asyncio.Task[None]) -> None:
+        seconds = timeout_s(self._request[b"grpc-timeout"])
+        self._call.deadline_s = time.monotonic() + seconds
+        expired = False
+
+        def expire() -> None:
+            nonlocal expired
+            expired = True
+            task.cancel()
+
+        timer = asyncio.get_running_loop().call_later(seconds, expire)
+        try:
+            await self._perform(method)
+        except asyncio.CancelledError:
+            if not expired:
+                raise
+            task.uncancel()
+            await self._finish(Code.DEADLINE_EXCEEDED, f"The deadline of {seconds:g} s passed before the call ended")
+        finally:
+            timer.cancel()
+
+    async def _perform(self, method: Method | None) -> None:
+        if method is None:
+            raise Unimplemented(f"Method {self._call.path} is unimplemented")
+        if b"grpc-encoding" in self._request or self._request.get(b"te") != b"trailers":
+            self._check_headers()
+        run = method.run
+        if method.shape is Shape.UNARY:
+            unary: Unary = run  # type: ignore[assignment]  # the shape says which of the three it is
+            await self._answer(await unary(self._call, await self._only_message()))
+        elif method.shape is Shape.SERVER_STREAM:
+            server_stream: ServerStream = run  # type: ignore[assignment]
+            await self._answer_stream(server_stream(self._call, await self._only_message()))
+        else:
+            bidi: Bidi = run  # type: ignore[assignment]
+            await self._answer_stream(bidi(self._call, self._messages()))
+
+    def _check_headers(self) -> None:
+        if self._request.get(b"te") != b"trailers":
+            raise MalformedHeader("The header 'te: trailers' is missing: something on the way may drop the status")
+        encoding = self._encoding()
+        protocol.check_encoding(encoding)
+        accepted = self._request.get(b"grpc-accept-encoding", b"").decode("latin-1")
+        self._answer_encoding = protocol.answer_encoding(encoding, accepted)
+
+    def _encoding(self) -> str | None:
+        value = self._request.get(b"grpc-encoding")
+        return None if value is None else value.decode("latin-1")
+
+    # Messages in
+
+    async def _only_message(self) -> bytes:
+        """The request's one message; the common case, one plain message in one piece, first and fast."""
+        event = await self._receive()
+        body: bytes = event.get("body", b"")
+        size = len(body) - protocol.PREFIX_BYTES
+        if (
+            0 <= size <= self._limits.request_bytes_max
+            and not event.get("more_body")
+            and body[0] == 0
+            and int.from_bytes(body[1:5], "big") == size
+        ):
+            return body[protocol.PREFIX_BYTES :]
+        return await self._only_message_of_pieces(event)
+
+    async def _only_message_of_pieces(self, first: Event) -> bytes:
+        messages = [message async for message in self._messages(first)]
+        if len(messages) != 1:
+            raise protocol.WrongMessageCount(f"{self._call.path} takes one message, not {len(messages)}")
+        return messages[0]
+
+    async def _messages(self, first: Event | None = None) -> AsyncIterator[bytes]:
+        decoder = protocol.Decoder(self._limits.request_bytes_max)
+        event = await self._receive() if first is None else first
+        while True:
+            if event["type"] != "http.request":
+                raise ClientGone
+            for message in decoder.feed(event.get("body", b"")):
+                yield await self._content(message) if message.compressed else message.data
+            if not event.get("more_body"):
+                break
+            event = await self._receive()
+        decoder.finish()
+
+    async def _content(self, message: protocol.Message) -> bytes:
+        arguments = (self._encoding(), message.data, self._limits.request_bytes_max)
+        if len(message.data) < THREAD_BYTES_MIN // 8:
+            return protocol.decompress(*arguments)
+        return await asyncio.to_thread(protocol.decompress, *arguments)
+
+    # Answers out
+
+    async def _answer(self, message: bytes) -> None:
+        """A unary method's answer, status and all."""
+        await self._write((message,), more=False)
+        await self._end(_TRAILERS_OK if not self._call.trailing else self._trailers(Code.OK, ""))
+
+    async def _answer_stream(self, answers: AsyncIterator[Sequence[bytes]]) -> None:
+        try:
+            async for messages in answers:
+                if messages:
+                    await self._write(messages, more=True)
+        finally:
+            close = getattr(answers, "aclose", None)
+            if close is not None:
+                await close()
+        await self._finish(Code.OK, "")
+
+    async def _write(self, messages: Sequence[bytes], *, more: bool) -> None:
+        """Waits while the client doesn't read: that is the stream's back-pressure."""
+        for message in messages:
+            if len(message) > self._limits.response_bytes_max:
+                limit = self._limits.response_bytes_max
+                raise protocol.too_large(len(message), limit, key="max_response_size", what="Answer")
+        if not self._started:
+            await self._start()
+        if len(messages) == 1 and len(messages[0]) > JOIN_BYTES_MAX and self._answer_encoding is None:
+            await self._write_body(protocol.PREFIX.pack(0, len(messages[0])), more=True)
+            await self._write_body(messages[0], more=more)
+        else:
+            await self._write_body(await self._encoded(messages), more=more)
+
+    async def _encoded(self, messages: Sequence[bytes]) -> bytes:
+        if self._answer_encoding is None or sum(map(len, messages)) < THREAD_BYTES_MIN:
+            return protocol.encode(messages, self._answer_encoding)
+        return await asyncio.to_thread(protocol.encode, messages, self._answer_encoding)
+
+    async def _write_body(self, body: bytes, *, more: bool) -> None:
+        self._body_ended = not more
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def _start(self) -> None:
+        headers: Sequence[Header] = _HEADERS
+        if self._call.initial:
+            headers = (*headers, *encode_metadata(self._call.initial))
+        if self._answer_encoding is not None:
+            headers = (*headers, (b"grpc-encoding", self._answer_encoding.encode()))
+        self._started = True
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers, "trailers": True})
+
+    async def _finish(self, code: Code, message: str) -> None:
+        """The final status; without answers before it, in the header block (a trailers-only answer)."""
+        if self._ended:
+            return
+        trailers = self._trailers(code, message)
+        if not self._started and not self._call.initial:
+            self._started = self._body_ended = self._ended = True
+            headers = (CONTENT_TYPE, ACCEPT_ENCODING, *trailers)
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+            return
+        if not self._started:
+            await self._start()
+        await self._end(trailers)
+
+    async def _end(self, trailers: Sequence[Header]) -> None:
+        if not self._body_ended:
+            await self._write_body(b"", more=False)
+        self._ended = True
+        await self._send({"type": "http.response.trailers", "headers": trailers, "more_trailers": False})
+
+    def _trailers(self, code: Code, message: str) -> list[Header]:
+        return [*status_headers(code, message), *encode_metadata(self._call.trailing)]

@@ -1,0 +1,220 @@
+"""The grpcio engine: the same listeners on grpc.aio, with methods that take and give bytes.
+
+It is the reference for our own gRPC layer, and what serves where h2corn doesn't run. HTTP isn't served by it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import grpc
+import grpc.aio
+
+from ts_frontend.errors import Code, ServeError
+from ts_frontend.ingress.call import Bidi, Call, Limits, Listener, Method, Routes, ServerStream, Shape, Tls, Unary
+from ts_frontend.ingress.exchange import UNEXPECTED
+from ts_frontend.ingress.grpc_headers import bounded
+from ts_frontend.ingress.grpc_protocol import too_large
+from ts_frontend.ingress.sockets import ListenFailed
+
+logger = logging.getLogger(__name__)
+
+HEADER_BYTES_MAX = 64 * 1024
+#: How grpcio itself ends the connections of calls that it cancelled.
+SETTLE_S = 2.0
+
+Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
+_CODES = {int(code.value[0]): code for code in grpc.StatusCode}
+
+
+class GrpcioEngine:
+    """One grpc.aio server for each listener (each has limits of its own), all in one loop."""
+
+    def __init__(self, listeners: Sequence[Listener]) -> None:
+        self._listeners = tuple(listeners)
+        self._servers: list[grpc.aio.Server] = []
+        self._ports: dict[str, int] = {}
+
+    async def start(self) -> None:
+        try:
+            for listener in self._listeners:
+                await self._start_listener(listener)
+        except BaseException:
+            await self.drain(0)
+            raise
+
+    async def _start_listener(self, listener: Listener) -> None:
+        server = grpc.aio.server(options=server_options(listener.limits))
+        server.add_generic_rpc_handlers((BytesHandler(listener.routes, listener.limits),))
+        self._servers.append(server)
+        self._ports[listener.name] = _bind(server, listener)
+        await server.start()
+
+    def port(self, name: str) -> int:
+        return self._ports[name]
+
+    async def drain(self, grace_s: float) -> None:
+        await asyncio.gather(*(server.stop(grace_s) for server in self._servers))
+
+    async def wait(self) -> None:
+        await asyncio.gather(*(server.wait_for_termination() for server in self._servers))
+
+
+def _bind(server: grpc.aio.Server, listener: Listener) -> int:
+    address = f"{listener.host}:{listener.port}"
+    try:
+        if listener.tls is None:
+            return int(server.add_insecure_port(address))
+        return int(server.add_secure_port(address, server_credentials(listener.tls)))
+    except RuntimeError as error:
+        raise ListenFailed(listener, str(error)) from error
+
+
+def server_options(limits: Limits) -> list[tuple[str, int]]:
+    """grpcio's channel arguments; ages in milliseconds."""
+    options = [
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", limits.request_bytes_max),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_metadata_size", HEADER_BYTES_MAX),
+        ("grpc.absolute_max_metadata_size", HEADER_BYTES_MAX),
+    ]
+    if math.isfinite(limits.connection_age_s_max):
+        options.append(("grpc.max_connection_age_ms", round(limits.connection_age_s_max * 1000)))
+    if math.isfinite(limits.connection_age_grace_s):
+        options.append(("grpc.max_connection_age_grace_ms", round(limits.connection_age_grace_s * 1000)))
+    return options
+
+
+def server_credentials(tls: Tls) -> grpc.ServerCredentials:
+    """Raises ValueError, naming the file that can't be read."""
+    pair = (_read_pem(tls.key_file), _read_pem(tls.certificate_file))
+    client_ca = None if tls.client_ca_file is None else _read_pem(tls.client_ca_file)
+    return grpc.ssl_server_credentials([pair], client_ca, client_ca is not None)
+
+
+def _read_pem(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from error
+
+
+class BytesHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no types
+    """Finds the method of a path and wraps it as grpcio wants it, once for each method."""
+
+    def __init__(self, routes: Routes, limits: Limits) -> None:
+        self._handlers = {path: _wrap(method, limits) for path, method in routes.items()}
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
+        path: str = handler_call_details.method
+        return self._handlers.get(path) or grpc.unary_unary_rpc_method_handler(_unimplemented(path))
+
+
+def _unimplemented(path: str) -> Callable[[bytes, Context], Awaitable[bytes]]:
+    async def run(_: bytes, context: Context) -> bytes:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"Method {path} is unimplemented")
+        return b""  # abort raises
+
+    return run
+
+
+def _wrap(method: Method, limits: Limits) -> grpc.RpcMethodHandler[bytes, bytes]:
+    run: Any = method.run
+    if method.shape is Shape.UNARY:
+        return grpc.unary_unary_rpc_method_handler(_unary(method.path, run, limits))
+    if method.shape is Shape.SERVER_STREAM:
+        return grpc.unary_stream_rpc_method_handler(_server_stream(method.path, run, limits))
+    return grpc.stream_stream_rpc_method_handler(_bidi(method.path, run, limits))
+
+
+def _unary(path: str, run: Unary, limits: Limits) -> Callable[[bytes, Context], Awaitable[bytes]]:
+    async def unary(request: bytes, context: Context) -> bytes:
+        call = _call(path, context)
+        try:
+            answer = await run(call, request)
+            _check_size(answer, limits)
+            await _send_initial(call, context)
+            context.set_trailing_metadata(tuple(call.trailing))
+            return answer
+        except Exception as error:
+            return await _abort(call, context, error)
+
+    return unary
+
+
+def _server_stream(path: str, run: ServerStream, limits: Limits) -> Callable[[bytes, Context], Awaitable[None]]:
+    async def server_stream(request: bytes, context: Context) -> None:
+        call = _call(path, context)
+        await _answer_stream(call, context, run(call, request), limits)
+
+    return server_stream
+
+
+def _bidi(path: str, run: Bidi, limits: Limits) -> Callable[[AsyncIterator[bytes], Context], Awaitable[None]]:
+    async def bidi(requests: AsyncIterator[bytes], context: Context) -> None:
+        call = _call(path, context)
+        await _answer_stream(call, context, run(call, requests), limits)
+
+    return bidi
+
+
+async def _answer_stream(call: Call, context: Context, answers: AsyncIterator[Sequence[bytes]], limits: Limits) -> None:
+    """`context.write` waits for the client's window, and costs less than yielding."""
+    try:
+        async for messages in answers:
+            await _send_initial(call, context)
+            for message in messages:
+                _check_size(message, limits)
+                await context.write(message)
+        await _send_initial(call, context)
+        context.set_trailing_metadata(tuple(call.trailing))
+    except Exception as error:
+        await _abort(call, context, error)
+    finally:
+        close = getattr(answers, "aclose", None)
+        if close is not None:
+            await close()
+
+
+def _call(path: str, context: Context) -> Call:
+    remaining = context.time_remaining()
+    deadline_s = math.inf if remaining is None else time.monotonic() + remaining
+    metadata = [(key, value) for key, value in context.invocation_metadata() or ()]
+    return Call(path, metadata, deadline_s=deadline_s, peer=_peer(context.peer()))
+
+
+def _peer(uri: str) -> str:
+    """ipv4:127.0.0.1:1234 -> 127.0.0.1:1234"""
+    return uri.partition(":")[2].replace("%5B", "[").replace("%5D", "]")
+
+
+async def _send_initial(call: Call, context: Context) -> None:
+    if call.initial:
+        await context.send_initial_metadata(tuple(call.initial))
+        call.initial = []
+
+
+def _check_size(answer: bytes, limits: Limits) -> None:
+    if len(answer) > limits.response_bytes_max:
+        raise too_large(len(answer), limits.response_bytes_max, key="max_response_size", what="Answer")
+
+
+async def _abort(call: Call, context: Context, error: Exception) -> bytes:
+    """Ends the call with the error's status. CancelledError never comes here: grpcio must see it, or it leaks."""
+    if isinstance(error, ServeError):
+        code, message = error.code, error.message
+    elif isinstance(error, grpc.aio.AbortError | grpc.aio.UsageError):
+        raise error
+    else:
+        logger.error("%s failed", call.path, exc_info=error)
+        code, message = Code.INTERNAL, UNEXPECTED
+    await _send_initial(call, context)
+    await context.abort(_CODES[code], bounded(message), tuple(call.trailing))
+    return b""  # abort raises
