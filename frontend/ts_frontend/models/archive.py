@@ -1,0 +1,232 @@
+"""A model's files: unpacked from an archive or used where they lie, with what manifest and configuration say.
+
+Layout as in TorchServe 0.12: everything at the root, `MAR-INF/MANIFEST.json` beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ts_frontend.errors import ArchiveNotFound, ServeError
+from ts_frontend.models.extraction import ExtractLimits, extract, refusal, safe_parts
+
+__all__ = ["Archive", "ExtractLimits", "open_archive"]
+
+_log = logging.getLogger(__name__)
+_MANIFEST = Path("MAR-INF", "MANIFEST.json")
+_TEXT_BYTES_MAX = 1 << 20
+_YAML_NODES_MAX = 100_000
+_RUNTIMES = ("python", "python3")
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """An opened archive. File names are relative to `dir`; `manifest` and `config` are {} where there is none."""
+
+    dir: Path
+    owned: bool
+    name: str | None = None
+    version: str = "1.0"
+    manifest: dict[str, Any] = field(default_factory=dict)
+    handler: str | None = None
+    model_file: str | None = None
+    serialized_file: str | None = None
+    requirements_file: str | None = None
+    config_file: str | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+    runtime: str = "python"
+
+    def remove(self) -> None:
+        """Deletes the unpacked copy; a directory that was only linked stays. Blocking, never fails."""
+        if self.owned:
+            shutil.rmtree(self.dir, ignore_errors=True)
+
+
+def open_archive(path: Path, work_dir: Path, limits: ExtractLimits = ExtractLimits()) -> Archive:  # noqa: B008 (frozen)
+    """Opens the archive file or model directory at `path`. Blocking.
+
+    A file is unpacked to `work_dir/models/<32 hex>`, which appears only when it's complete; a directory is used where
+    it lies. Raises ArchiveNotFound, InvalidArchive, ServeError (disk).
+    """
+    if path.is_dir():
+        return _describe(path, _root_of(path.resolve()), owned=False)
+    if not path.is_file():
+        raise ArchiveNotFound(f"Model not found at: {path}")
+    target = _unpack(path, work_dir / "models", limits)
+    try:
+        return _describe(path, target, owned=True)
+    except BaseException:
+        shutil.rmtree(target, ignore_errors=True)
+        raise
+
+
+def _unpack(path: Path, models_dir: Path, limits: ExtractLimits) -> Path:
+    name = secrets.token_hex(16)
+    target, partial = models_dir / name, models_dir / f".partial-{name}"
+    try:
+        models_dir.mkdir(parents=True, exist_ok=True)
+        partial.mkdir(mode=0o700)
+        extract(path, partial, limits)
+        os.rename(_root_of(partial), target)
+    except OSError as error:
+        raise ServeError(f"Could not unpack {path} to {models_dir}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return target
+
+
+def _root_of(directory: Path) -> Path:
+    """Where the model's files begin: the only subdirectory, if there's nothing else (a .tar.gz has one)."""
+    entries = list(directory.iterdir())
+    if len(entries) == 1 and entries[0].is_dir() and not entries[0].is_symlink() and entries[0].name != "MAR-INF":
+        return entries[0]
+    return directory
+
+
+def _describe(path: Path, directory: Path, *, owned: bool) -> Archive:
+    """Reads what the files in `directory` say; `path` is the archive's name in errors."""
+    manifest = _read_manifest(path, directory / _MANIFEST)
+    model = _member(path, manifest, "model")
+    config_file = _file_name(path, model, "configFile")
+    return Archive(
+        dir=directory,
+        owned=owned,
+        name=_text(path, model, "modelName"),
+        version=_version(path, model),
+        manifest=manifest,
+        handler=_text(path, model, "handler"),
+        model_file=_file_name(path, model, "modelFile"),
+        serialized_file=_file_name(path, model, "serializedFile"),
+        requirements_file=_file_name(path, model, "requirementsFile"),
+        config_file=config_file,
+        config=_read_config(path, directory / config_file) if config_file else {},
+        runtime=_runtime(path, manifest),
+    )
+
+
+def _read_manifest(path: Path, file: Path) -> dict[str, Any]:
+    text = _read_text(path, file)
+    if text is None:
+        _log.warning("%s has no %s: name, version and handler are defaults", path.name, _MANIFEST)
+        return {}
+    try:
+        manifest = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise refusal(path, f"not JSON: {error}", str(_MANIFEST)) from error
+    if not isinstance(manifest, dict):
+        raise refusal(path, "must be a JSON object", str(_MANIFEST))
+    return manifest
+
+
+def _read_text(path: Path, file: Path) -> str | None:
+    """A small text file (UTF-8, byte order mark allowed), None if it isn't there."""
+    try:
+        with file.open("rb") as source:
+            data = source.read(_TEXT_BYTES_MAX + 1)
+        if len(data) > _TEXT_BYTES_MAX:
+            raise refusal(path, f"larger than {_TEXT_BYTES_MAX} bytes", file.name)
+        return data.decode("utf-8-sig")
+    except FileNotFoundError:
+        return None
+    except UnicodeDecodeError as error:
+        raise refusal(path, f"not UTF-8: {error}", file.name) from error
+    except OSError as error:
+        raise refusal(path, f"can't be read: {error.strerror}", file.name) from error
+
+
+def _member(path: Path, manifest: dict[str, Any], key: str) -> dict[str, Any]:
+    value = manifest.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise refusal(path, f"{key!r} must be an object, not {value!r}", str(_MANIFEST))
+    return value
+
+
+def _text(path: Path, values: dict[str, Any], key: str) -> str | None:
+    """A text of the manifest; absent, null and "" are None."""
+    value = values.get(key)
+    if value is not None and not isinstance(value, str):
+        raise refusal(path, f"{key!r} must be a text, not {value!r}", str(_MANIFEST))
+    return value or None
+
+
+def _version(path: Path, model: dict[str, Any]) -> str:
+    """The version as text: hand-written manifests have numbers there."""
+    value = model.get("modelVersion")
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    return _text(path, model, "modelVersion") or "1.0"
+
+
+def _file_name(path: Path, model: dict[str, Any], key: str) -> str | None:
+    """A file the manifest names: it must lie inside the archive. A missing one is the handler's business."""
+    name = _text(path, model, key)
+    return "/".join(safe_parts(path, name)) or None if name else None
+
+
+def _runtime(path: Path, manifest: dict[str, Any]) -> str:
+    runtime = _text(path, manifest, "runtime") or "python"
+    if runtime == "LSP":
+        raise refusal(path, "made for TorchServe's C++ backend (runtime LSP), which this server doesn't have")
+    if runtime not in _RUNTIMES:
+        raise refusal(path, f"runtime {runtime!a} is unknown: it must be one of {', '.join(_RUNTIMES)}")
+    return runtime
+
+
+def _read_config(path: Path, file: Path) -> dict[str, Any]:
+    text = _read_text(path, file)
+    if text is None:
+        _log.warning("%s: its manifest names the configuration %s, which isn't there", path.name, file.name)
+        return {}
+    try:
+        return parse_config(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise refusal(path, f"not usable as YAML: {error}", file.name) from error
+
+
+def parse_config(text: str) -> dict[str, Any]:
+    """The mapping in a model-config.yaml. Raises yaml.YAMLError, ValueError, RecursionError.
+
+    Plain YAML types only. Aliases may not blow the document up: each counts as what it stands for.
+    """
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return {}
+        if _size(node, {}) > _YAML_NODES_MAX:
+            raise ValueError(f"more than {_YAML_NODES_MAX} values with all aliases written out")
+        value = loader.construct_document(node)
+    finally:
+        loader.dispose()
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ValueError(f"must be keys with values, not {type(value).__name__}")
+    return value
+
+
+def _size(node: yaml.Node, known: dict[int, int]) -> int:
+    """How many nodes there are below `node` and in it, aliases written out; `known` is by id, 0 while open."""
+    if (size := known.get(id(node))) is not None:
+        if size == 0:
+            raise ValueError("an alias stands inside what it names")
+        return size
+    known[id(node)] = 0
+    children: list[yaml.Node] = []
+    if isinstance(node, yaml.MappingNode):
+        children = [part for pair in node.value for part in pair]
+    elif isinstance(node, yaml.SequenceNode):
+        children = node.value
+    size = known[id(node)] = 1 + sum(_size(child, known) for child in children)
+    return size

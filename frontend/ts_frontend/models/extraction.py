@@ -1,0 +1,293 @@
+"""Unpacking archives that somebody else made: every name, kind and size is checked before anything is written.
+
+An entry may only become a plain file or a directory below the target. Sizes are counted as bytes come out, not as
+the archive claims them. The first thing wrong ends it with InvalidArchive, which names archive, entry and reason.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import re
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from ts_frontend.errors import InvalidArchive, ServeError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_COPY_BYTES = 1 << 20
+_NAME_BYTES_MAX = 1024
+_PART_BYTES_MAX = 255
+_TAR_HEADER_BYTES_MAX = 1 << 20
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_DRIVE = re.compile(r"^[A-Za-z]:")
+_TAR_META_TYPES = (
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractLimits:
+    """What one archive may become. `ratio_max` counts only above `ratio_floor_bytes` unpacked: text packs well."""
+
+    bytes_max: int = 64 << 30
+    files_max: int = 20_000
+    ratio_max: float = 200.0
+    ratio_floor_bytes: int = 16 << 20
+
+
+def refusal(archive: Path, reason: str, entry: str | None = None) -> InvalidArchive:
+    """The error for `archive`; entry names are shown escaped, they are the archive's words."""
+    where = f"Archive {archive.name}" + (f", entry {entry!a}" if entry is not None else "")
+    return InvalidArchive(f"{where}: {reason}")
+
+
+def archive_kind(path: Path) -> str | None:
+    """'zip', 'tar.gz' or 'tar' by content (names are not reliable), None for anything else. Raises OSError."""
+    with path.open("rb") as file:
+        head = file.read(512)
+    if head.startswith(b"\x1f\x8b"):
+        return "tar.gz"
+    if head[257:262] == b"ustar":
+        return "tar"
+    return "zip" if zipfile.is_zipfile(path) else None
+
+
+def safe_parts(archive: Path, name: str) -> tuple[str, ...]:
+    """The path components of an entry's name; () for the root itself. A backslash separates, as on Windows."""
+    if _CONTROL.search(name):
+        raise refusal(archive, "the name has control characters", name)
+    path = name.replace("\\", "/")
+    if path.startswith("/") or _DRIVE.match(path):
+        raise refusal(archive, "the name is an absolute path", name)
+    parts = tuple(part for part in path.split("/") if part not in ("", "."))
+    if ".." in parts:
+        raise refusal(archive, "the name leads out of the archive with '..'", name)
+    _check_lengths(archive, name, parts)
+    return parts
+
+
+def _check_lengths(archive: Path, name: str, parts: tuple[str, ...]) -> None:
+    try:
+        lengths = [len(part.encode()) for part in parts]
+    except UnicodeEncodeError:
+        raise refusal(archive, "the name isn't valid UTF-8", name) from None
+    if lengths and (max(lengths) > _PART_BYTES_MAX or sum(lengths) + len(lengths) > _NAME_BYTES_MAX):
+        reason = f"the name is too long (at most {_PART_BYTES_MAX} bytes a part, {_NAME_BYTES_MAX} in all)"
+        raise refusal(archive, reason, name[:80] + "...")
+
+
+@dataclass(slots=True)
+class Budget:
+    """What is left of the limits while one archive is unpacked."""
+
+    archive: Path
+    limits: ExtractLimits
+    packed_bytes: int
+    files: int = field(default=0, init=False)
+    unpacked_bytes: int = field(default=0, init=False)
+
+    def add_entry(self) -> None:
+        self.files += 1
+        if self.files > self.limits.files_max:
+            reason = f"more than {self.limits.files_max} entries; extract_files_max raises the limit"
+            raise refusal(self.archive, reason)
+
+    def add_bytes(self, count: int, entry: str | None = None) -> None:
+        self.unpacked_bytes += count
+        self.check(self.unpacked_bytes, entry)
+
+    def check(self, total_bytes: int, entry: str | None = None) -> None:
+        """Refuses `total_bytes`, announced or seen, when they're over the size or the ratio allowed."""
+        limits = self.limits
+        if total_bytes > limits.bytes_max:
+            reason = f"unpacks to more than {limits.bytes_max} bytes; extract_bytes_max raises the limit"
+            raise refusal(self.archive, reason, entry)
+        if total_bytes > max(limits.ratio_floor_bytes, self.packed_bytes * limits.ratio_max):
+            reason = (
+                f"unpacks to more than {limits.ratio_max:g} times its {self.packed_bytes} bytes, as bombs do; "
+                "extract_ratio_max raises the limit"
+            )
+            raise refusal(self.archive, reason, entry)
+
+
+def extract(archive: Path, target: Path, limits: ExtractLimits) -> None:
+    """Unpacks `archive` (zip, tar, gzipped tar) into the empty directory `target`. Blocking.
+
+    Raises InvalidArchive; ServeError where the disk fails. What was written so far stays: the caller removes it.
+    """
+    try:
+        kind = archive_kind(archive)
+        budget = Budget(archive, limits, archive.stat().st_size)
+        if kind is None:
+            raise refusal(archive, "neither a zip file (.mar) nor a tar file (.tar.gz, .tgz): broken or incomplete?")
+        unpack = _extract_zip if kind == "zip" else _extract_tar
+        with _broken_archive(archive):
+            unpack(archive, target, budget)
+    except OSError as error:
+        raise ServeError(f"Could not unpack {archive} to {target}: {error.strerror or error}") from error
+
+
+@contextmanager
+def _broken_archive(archive: Path) -> Iterator[None]:
+    """Turns what zipfile, tarfile, gzip and zlib raise on damaged data into InvalidArchive."""
+    try:
+        yield
+    except (
+        zipfile.BadZipFile,
+        zipfile.LargeZipFile,
+        tarfile.TarError,
+        gzip.BadGzipFile,
+        zlib.error,
+        EOFError,
+    ) as error:
+        raise refusal(archive, f"damaged: {error or type(error).__name__}") from error
+    except (NotImplementedError, RuntimeError, ValueError, OverflowError) as error:  # RecursionError is a RuntimeError
+        raise refusal(archive, f"can't be read: {error}") from error
+
+
+class _ZipSource(io.FileIO):
+    """An archive whose directory may not be read as one huge block: zipfile takes it into memory whole."""
+
+    def __init__(self, path: Path, read_bytes_max: int) -> None:
+        super().__init__(path, "rb")
+        self._archive, self._read_bytes_max = path, read_bytes_max
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is not None and size > self._read_bytes_max:
+            raise refusal(self._archive, f"its directory has {size} bytes; extract_files_max raises the limit")
+        return super().read(-1 if size is None else size) or b""
+
+
+def _extract_zip(archive: Path, target: Path, budget: Budget) -> None:
+    directory_bytes_max = max(_COPY_BYTES, budget.limits.files_max * 512)
+    with _ZipSource(archive, directory_bytes_max) as source, zipfile.ZipFile(source) as package:
+        infos = package.infolist()
+        budget.check(sum(info.file_size for info in infos))
+        for info in infos:
+            _extract_zip_entry(package, info, target, budget)
+
+
+def _extract_zip_entry(package: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path, budget: Budget) -> None:
+    # Not `filename`: zipfile cuts that at a NUL.
+    archive, name, mode = budget.archive, info.orig_filename, info.external_attr >> 16
+    parts = safe_parts(archive, name)
+    _check_kind(archive, name, mode)
+    budget.add_entry()
+    if name.endswith(("/", "\\")) or stat.S_ISDIR(mode):
+        _make_directory(archive, target, parts, name)
+        return
+    if info.flag_bits & 1:
+        raise refusal(archive, "the entry is encrypted", name)
+    with package.open(info) as source, _create(archive, target, parts, name, mode) as file:
+        while data := source.read(_COPY_BYTES):
+            budget.add_bytes(len(data), name)
+            file.write(data)
+
+
+def _check_kind(archive: Path, name: str, mode: int) -> None:
+    """Refuses links, devices, pipes and sockets; a mode without a type is a file's (zips made on Windows)."""
+    kind = stat.S_IFMT(mode)
+    if kind == stat.S_IFLNK:
+        raise refusal(archive, "links aren't allowed: store the file itself", name)
+    if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+        raise refusal(archive, "only files and directories are allowed", name)
+
+
+class _TarEntry(tarfile.TarInfo):
+    """A header block, refused before tarfile takes what it announces (long names, pax records, maps) into memory."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        entry = super().frombuf(buf, encoding, errors)
+        if entry.type in _TAR_META_TYPES and entry.size > _TAR_HEADER_BYTES_MAX:
+            raise ValueError(f"a header of {entry.size} bytes")
+        if entry.type == tarfile.GNUTYPE_SPARSE:
+            raise ValueError(f"{entry.name!a} is a sparse file")
+        return entry
+
+    def _refuse_sparse(self, *_: Any) -> None:
+        raise ValueError(f"{self.name!a} is a sparse file")
+
+    _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _refuse_sparse
+
+
+class _Counted(io.RawIOBase):
+    """A tar stream that spends the budget as it's read: headers, padding and all."""
+
+    def __init__(self, source: IO[bytes], budget: Budget) -> None:
+        self._source, self._budget = source, budget
+
+    def read(self, size: int = -1, /) -> bytes:
+        data = self._source.read(size)
+        self._budget.add_bytes(len(data))
+        return data
+
+
+def _extract_tar(archive: Path, target: Path, budget: Budget) -> None:
+    with archive.open("rb") as raw:
+        gzipped = raw.read(2) == b"\x1f\x8b"
+        raw.seek(0)
+        source: IO[bytes] = gzip.GzipFile(fileobj=raw) if gzipped else raw  # type: ignore[assignment]
+        stream = _Counted(source, budget)
+        # A stream ("r|"): one pass forward, no seeking back through compressed data.
+        with tarfile.open(fileobj=stream, mode="r|", tarinfo=_TarEntry, bufsize=_COPY_BYTES) as package:
+            for entry in package:
+                _extract_tar_entry(package, entry, target, budget)
+
+
+def _extract_tar_entry(package: tarfile.TarFile, entry: tarfile.TarInfo, target: Path, budget: Budget) -> None:
+    archive = budget.archive
+    parts = safe_parts(archive, entry.name)
+    budget.add_entry()
+    if entry.issym() or entry.islnk():
+        raise refusal(archive, "links aren't allowed: store the file itself", entry.name)
+    if entry.isdir():
+        _make_directory(archive, target, parts, entry.name)
+        return
+    source = package.extractfile(entry) if entry.isreg() else None
+    if source is None:
+        raise refusal(archive, "only files and directories are allowed", entry.name)
+    with source, _create(archive, target, parts, entry.name, entry.mode) as file:
+        while data := source.read(_COPY_BYTES):
+            file.write(data)
+
+
+def _make_directory(archive: Path, target: Path, parts: tuple[str, ...], name: str) -> Path:
+    path = target.joinpath(*parts)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise refusal(archive, "the name is a directory's and a file's", name) from None
+    return path
+
+
+def _create(archive: Path, target: Path, parts: tuple[str, ...], name: str, mode: int) -> IO[bytes]:
+    """A new file. Its mode keeps only the owner's execute bit: no setuid, no setgid, nothing odd.
+
+    O_EXCL finds names that are the same file here, also those that differ in case or Unicode form only on a file
+    system that folds them.
+    """
+    if not parts:
+        raise refusal(archive, "the entry has no name", name)
+    directory = _make_directory(archive, target, parts[:-1], name)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        handle = os.open(directory / parts[-1], flags, 0o755 if mode & stat.S_IXUSR else 0o644)
+    except (FileExistsError, IsADirectoryError):
+        raise refusal(archive, "the name is in the archive twice", name) from None
+    return os.fdopen(handle, "wb")
