@@ -1,0 +1,143 @@
+"""Runs async handlers: every batch is a task of one event loop, which also reads the socket."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import struct
+from mmap import mmap
+from typing import Any
+
+from ts.runtime.handlers import Loaded
+from ts.runtime.jobs import Batch
+from ts.runtime.replies import PREDICTION_FAILED
+from ts.runtime.running import Running
+from ts.runtime.worker import Link
+
+_BATCH_ID = struct.Struct("<Q")
+
+
+class AsyncRunner:
+    """The main loop of a worker whose handler is async."""
+
+    def __init__(self, link: Link, loaded: Loaded, progress: mmap, decode: bool) -> None:
+        assert loaded.loop is not None
+        self._link, self._ledger, self._loop = link, link.ledger, loaded.loop
+        self._entry, self._context = loaded.entry, loaded.context
+        self._progress, self._decode = progress, decode
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._flush_due = False
+        self._writing = False
+        self._end: asyncio.Future[None] = self._loop.create_future()
+
+    def run(self) -> None:
+        """Until the frontend says Stop and everything is answered. SystemExit of a handler passes through."""
+        self._link.waits_for_credit = False
+        self._link.on_backlog = lambda: self._loop.call_soon_threadsafe(self._write_later)
+        self._loop.add_reader(self._link.fileno(), self._readable)
+        self._loop.call_soon(self._take)
+        self._loop.run_until_complete(self._end)
+
+    def _readable(self) -> None:
+        self._link.receive(wait=False)
+        self._take()
+
+    def _take(self) -> None:
+        """Starts what has come, and notices when all is done."""
+        ledger = self._ledger
+        while ledger.queue:
+            batch = ledger.queue.popleft()
+            if ledger.start(batch):
+                task = self._loop.create_task(self._run(batch))
+                self._tasks.add(task)
+                task.add_done_callback(self._done)
+        self._flush_soon()
+        if ledger.stopping and not ledger.jobs and not self._tasks and not self._end.done():
+            self._end.set_result(None)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()
+        self._take()
+
+    # --- writing
+
+    def _flush_soon(self) -> None:
+        if self._ledger.outbox and not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        self._link.flush()
+
+    def _write_later(self) -> None:
+        if not self._writing:
+            self._writing = True
+            self._loop.add_writer(self._link.fileno(), self._writable)
+
+    def _writable(self) -> None:
+        self._writing = False
+        self._loop.remove_writer(self._link.fileno())
+        self._link.flush()
+
+    # --- one batch
+
+    async def _run(self, batch: Batch) -> None:
+        context = self._context.fork()
+        running = Running(batch, context, self._link, self._decode)
+        changed = asyncio.Event()
+        task = asyncio.current_task()
+
+        def on_change() -> None:
+            changed.set()
+            if batch.cancelled and task is not None:
+                task.cancel()
+
+        async def waiter() -> None:
+            changed.clear()
+            self._flush_soon()
+            if batch.stalled and not batch.cancelled:
+                await changed.wait()
+
+        batch.on_change, running.waiter = on_change, waiter
+        _BATCH_ID.pack_into(self._progress, 0, batch.batch_id)
+        try:
+            if not batch.cancelled:
+                await self._handle(running)
+        except SystemExit:
+            raise
+        except BaseException as error:
+            running.failed(error)
+        finally:
+            batch.on_change = None
+            running.fail(PREDICTION_FAILED)
+
+    async def _handle(self, running: Running) -> None:
+        result = self._entry(running.rows, running.context)
+        if inspect.isawaitable(result):
+            result = await result
+        if inspect.isasyncgen(result):
+            await self._iterate(running, result)
+        elif inspect.isgenerator(result):
+            await self._iterate(running, _stepwise(result))
+        else:
+            running.finish(result)
+
+    async def _iterate(self, running: Running, generator: Any) -> None:
+        try:
+            async for value in generator:
+                if not running.step(value):
+                    return
+                self._flush_soon()
+                await running.drain()
+            running.finish_stream(None)
+        finally:
+            await generator.aclose()
+
+
+async def _stepwise(generator: Any) -> Any:
+    for value in generator:
+        yield value
+        await asyncio.sleep(0)

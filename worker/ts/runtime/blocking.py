@@ -1,0 +1,149 @@
+"""Runs handlers that return or yield: one at a time in this thread, generators step by step beside each other."""
+
+from __future__ import annotations
+
+import inspect
+import struct
+from collections.abc import Generator
+from mmap import mmap
+from time import perf_counter
+from typing import Any, TypeAlias, cast
+
+from ts.runtime.handlers import Loaded
+from ts.runtime.jobs import Batch
+from ts.runtime.replies import PREDICTION_FAILED
+from ts.runtime.running import Running
+from ts.runtime.worker import Link
+
+QUICK_CALL_S = 0.0002
+HOLD_BACK_REPLIES_MAX = 16
+HOLD_BACK_S_MAX = 0.001
+UNREAD_S_MAX = 0.002
+
+_Generator: TypeAlias = "Generator[Any, Any, Any]"
+
+_BATCH_ID = struct.Struct("<Q")
+
+
+class BlockingRunner:
+    """The main loop of a worker whose handler isn't async."""
+
+    def __init__(self, link: Link, loaded: Loaded, progress: mmap, decode: bool) -> None:
+        self._link, self._ledger = link, link.ledger
+        self._entry, self._context = loaded.entry, loaded.context
+        self._forks = loaded.kind == "generator"
+        self._progress, self._decode = progress, decode
+        self._active: list[tuple[Running, _Generator]] = []
+        self._mean_s = 1.0
+        self._flushed_s = self._read_s = 0.0
+
+    def run(self) -> None:
+        """Until the frontend says Stop and everything is answered. SystemExit of a handler passes through."""
+        link, ledger = self._link, self._ledger
+        while True:
+            if ledger.queue:
+                self._start(ledger.queue.popleft())
+            elif self._active:
+                self._round()
+            elif ledger.stopping and not ledger.jobs:
+                return
+            else:
+                if ledger.outbox:
+                    link.flush()
+                link.receive(wait=True)
+                self._flushed_s = self._read_s = perf_counter()
+
+    def _start(self, batch: Batch) -> None:
+        if not self._ledger.start(batch):
+            return
+        context = self._context.fork() if self._forks else self._context
+        running = Running(batch, context, self._link, self._decode)
+        self._before_call()
+        _BATCH_ID.pack_into(self._progress, 0, batch.batch_id)
+        try:
+            result = self._call(self._entry, running.rows, context)
+        except SystemExit:
+            raise
+        except BaseException as error:
+            running.failed(error)
+            return
+        if inspect.isgenerator(result):
+            self._active.append((running, cast(_Generator, result)))
+        elif inspect.iscoroutine(result) or inspect.isasyncgen(result):
+            running.failed(TypeError("handle returned a coroutine: declare it (not only what it calls) with async def"))
+        else:
+            running.finish(result)
+
+    def _call(self, function: Any, *arguments: Any) -> Any:
+        """A piece of the user's code, timed, and watched by the other thread."""
+        link = self._link
+        begun_s = perf_counter()
+        link.enter()
+        try:
+            return function(*arguments)
+        finally:
+            link.leave()
+            self._mean_s += (perf_counter() - begun_s - self._mean_s) * 0.1
+
+    def _before_call(self) -> None:
+        """Sends finished answers now, unless calls are so quick that a few can go together; looks for cancels."""
+        now_s = perf_counter()
+        if self._ledger.unsent and (
+            self._mean_s > QUICK_CALL_S
+            or self._ledger.unsent >= HOLD_BACK_REPLIES_MAX
+            or now_s - self._flushed_s > HOLD_BACK_S_MAX
+        ):
+            self._link.flush()
+            self._flushed_s = now_s
+        if now_s - self._read_s > UNREAD_S_MAX:
+            self._link.receive(wait=False)
+            self._read_s = now_s
+
+    # --- generators
+
+    def _round(self) -> None:
+        """One step of each generator that may take one; new requests and cancels are read in between."""
+        stepped = False
+        for entry in list(self._active):
+            running, generator = entry
+            if running.batch.cancelled:
+                self._active.remove(entry)
+                self._close(running, generator)
+                stepped = True
+            elif not running.batch.stalled:
+                self._before_call()
+                if not self._step(running, generator):
+                    self._active.remove(entry)
+                stepped = True
+                self._link.receive(wait=False)
+        if not stepped or not self._active:
+            self._link.flush()
+        if not stepped:
+            self._link.receive(wait=True)
+
+    def _step(self, running: Running, generator: _Generator) -> bool:
+        """False when the generator has ended."""
+        try:
+            value = self._call(next, generator)
+        except StopIteration as end:
+            running.finish_stream(end.value)
+            return False
+        except SystemExit:
+            raise
+        except BaseException as error:
+            running.failed(error)
+            return False
+        if running.step(value):
+            return True
+        self._close(running, generator)
+        return False
+
+    def _close(self, running: Running, generator: _Generator) -> None:
+        """Lets the generator clean up (GeneratorExit at its yield), then answers what is left."""
+        try:
+            self._call(generator.close)
+        except SystemExit:
+            raise
+        except BaseException as error:
+            running.failed(error)
+        running.fail(PREDICTION_FAILED)

@@ -1,0 +1,88 @@
+"""What a forked worker changes of what it got from the forkserver: descriptors, signals, seeds, thread counts."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import signal
+import sys
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+ORPHANED_STATUS = 71
+
+
+def die_with(parent_pid: int) -> None:
+    """Linux: the kernel kills this process when the forkserver ends; elsewhere its socket's end does it."""
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent_pid:  # it ended before the call
+        os._exit(ORPHANED_STATUS)
+
+
+def keep_only(socket_fd: int, progress_fd: int, stdout_fd: int, stderr_fd: int) -> tuple[int, int]:
+    """Puts the pipes to stdout and stderr and closes everything else; the numbers of the two that stay."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (stdout_fd, 1), (stderr_fd, 2)):
+        os.dup2(source, target)
+    kept = sorted({socket_fd, progress_fd})
+    low = 3
+    for fd in kept:
+        os.closerange(low, fd)
+        low = fd + 1
+    os.closerange(low, max(_open_fds(), default=low) + 1)
+    return socket_fd, progress_fd
+
+
+def _open_fds() -> list[int]:
+    return [int(name) for name in os.listdir("/dev/fd")]
+
+
+def reset_signals() -> None:
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def reseed() -> None:
+    """Forked copies of one generator would all draw the same numbers."""
+    seed = int.from_bytes(os.urandom(8), "little") >> 1
+    random.seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed & 0xFFFFFFFF)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(seed)
+
+
+def set_threads(threads: int | None) -> None:
+    """How many threads an operation may use: as set for the model, else as the environment says, else the cores."""
+    if threads is not None:
+        os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(threads or _threads_wanted())
+
+
+def _threads_wanted() -> int:
+    value = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    return int(value) if value.isdecimal() and int(value) > 0 else physical_cores()
+
+
+def physical_cores() -> int:
+    """Cores this process may use, two hardware threads of a core counted once where the system says so."""
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    return len({_core(cpu) for cpu in usable})
+
+
+def _core(cpu: int) -> str:
+    siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+    try:
+        return siblings.read_text()
+    except OSError:
+        return str(cpu)

@@ -1,0 +1,240 @@
+"""Finding and loading the user's handler (facts of TorchServe 0.12, with errors that name their cause)."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from ts.context import Context
+
+Settings = dict[str, Any]
+Entry = Callable[[Any, Context], Any]
+
+
+class HandlerNotUsable(Exception):
+    """The handler can't be found or has no entry point; the message says why."""
+
+
+class Loaded(NamedTuple):
+    """A handler ready to be called. `kind`: blocking, generator or async; `loop`: the async kind's."""
+
+    entry: Entry
+    context: Context
+    kind: str
+    loop: asyncio.AbstractEventLoop | None
+
+
+def load(settings: Settings) -> Loaded:
+    """Imports and initialises the handler; whatever it raises passes through."""
+    _prepare_paths(settings)
+    context = _context(settings)
+    module_name, _, function_name = str(settings.get("handler") or "").partition(":")
+    module = _import(module_name, settings)
+    entry, initialize = _entry_point(module, function_name or "handle", context)
+    kind = kind_of(entry)
+    loop = asyncio.new_event_loop() if kind == "async" else None
+    _finish(initialize(), loop)
+    if settings.get("envelope"):
+        entry = _enveloped(entry, kind, str(settings["envelope"]))
+    return Loaded(entry, context, kind, loop)
+
+
+def _prepare_paths(settings: Settings) -> None:
+    model_dir = settings["model_dir"]
+    first = [model_dir, *(path for path in settings.get("python_path") or () if path != model_dir)]
+    sys.path[:] = first + [path for path in sys.path if path not in first]
+    importlib.invalidate_caches()
+    os.chdir(model_dir)
+
+
+def _context(settings: Settings) -> Context:
+    context = Context(
+        settings.get("model_name", ""),
+        settings["model_dir"],
+        settings.get("manifest"),
+        settings.get("batch_size", 1),
+        settings.get("gpu_id"),
+        limit_max_image_pixels=settings.get("limit_max_image_pixels", True),
+        model_yaml_config=_model_config(settings),
+    )
+    context._metrics_source = cache(lambda: _metrics(settings))
+    keys = settings.get("header_keys") or ()
+    for attribute, key in zip(
+        ("header_key_sequence_id", "header_key_sequence_start", "header_key_sequence_end"), keys, strict=False
+    ):
+        setattr(context, attribute, key)
+    return context
+
+
+def _model_config(settings: Settings) -> dict[str, Any]:
+    path = settings.get("config_file")
+    if not path:
+        return dict(settings.get("model_config") or {})
+    import yaml
+
+    text = Path(settings["model_dir"], path).read_text(encoding="utf-8")
+    parsed = yaml.safe_load(text)
+    return parsed if isinstance(parsed, dict) else {}
+
+
+def _metrics(settings: Settings) -> Any:
+    from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
+
+    path = settings.get("metrics_config") or str(Path(__file__).parents[1] / "configs" / "metrics.yaml")
+    metrics = MetricsCacheYamlImpl(config_file_path=path)
+    metrics.initialize_cache()
+    metrics.model_name = settings.get("model_name")
+    return metrics
+
+
+# --- the module
+
+
+def _import(handler: str, settings: Settings) -> ModuleType:
+    """The module of `[dir/]name[.py]`: the archive's own, else one on the path, else a built-in handler."""
+    name = os.path.basename(handler).removesuffix(".py")
+    if not name:
+        raise HandlerNotUsable("the archive names no handler: give one to the archiver or when registering")
+    own = Path(settings["model_dir"], f"{name}.py")
+    if name in sys.modules and own.is_file() and not _is_at(sys.modules[name], own):
+        return _import_file(f"ts_handler_{name}", own)
+    if importlib.util.find_spec(name) is not None:
+        return importlib.import_module(name)
+    builtin = f"ts.torch_handler.{handler.replace('/', '.').removesuffix('.py')}"
+    if _exists(builtin):
+        return importlib.import_module(builtin)
+    raise HandlerNotUsable(
+        f"handler {handler!r} not found: there is no {name}.py in {settings['model_dir']} or on the Python path, "
+        f"and no built-in handler of that name"
+    )
+
+
+def _exists(module_name: str) -> bool:
+    try:
+        return importlib.util.find_spec(module_name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _is_at(module: ModuleType, path: Path) -> bool:
+    file = getattr(module, "__file__", None)
+    return file is not None and os.path.realpath(file) == os.path.realpath(path)
+
+
+def _import_file(name: str, path: Path) -> ModuleType:
+    """Imports a file whose own name is taken by a module that is already in use."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+# --- the entry point
+
+
+def _entry_point(module: ModuleType, name: str, context: Context) -> tuple[Entry, Callable[[], Any]]:
+    """The callable for batches, and the call that initialises it."""
+    found = getattr(module, name, None)
+    if found is None:
+        found = _only_class(module, name)
+    if not inspect.isclass(found):
+        function: Entry = found
+        return function, lambda: function(None, context)
+    handler = found()
+    if not callable(getattr(handler, "handle", None)):
+        raise HandlerNotUsable(f"class {found.__name__} of {module.__name__} has no method handle(data, context)")
+    initialize = getattr(handler, "initialize", None)
+    return _Handle(handler), (lambda: initialize(context)) if initialize is not None else (lambda: None)
+
+
+class _Handle:
+    """A handler object's `handle`, as it is at the time of the call: initialize may replace it."""
+
+    __slots__ = ("target",)
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+
+    def __call__(self, data: Any, context: Context) -> Any:
+        return self.target.handle(data, context)
+
+
+def _only_class(module: ModuleType, function_name: str) -> type:
+    own = [one for one in vars(module).values() if inspect.isclass(one) and one.__module__ == module.__name__]
+    if len(own) == 1:
+        return own[0]
+    names = ", ".join(one.__name__ for one in own) or "none"
+    raise HandlerNotUsable(
+        f"{module.__name__} has no function {function_name}(data, context), and instead of exactly one class: {names}"
+    )
+
+
+def kind_of(entry: Entry) -> str:
+    """How the handler runs: `blocking`, `generator` or `async`."""
+    function = inspect.unwrap(entry.target.handle if isinstance(entry, _Handle) else entry)
+    if not inspect.isroutine(function):
+        function = getattr(function, "__call__", function)  # noqa: B004 - the method itself, to look at
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        return "async"
+    return "generator" if inspect.isgeneratorfunction(function) else "blocking"
+
+
+def _finish(result: Any, loop: asyncio.AbstractEventLoop | None) -> None:
+    """Runs what the initialising call began: generators to their first yield, coroutines to their end."""
+    if inspect.isgenerator(result):
+        next(result, None)
+        result.close()
+    elif inspect.isasyncgen(result) and loop is not None:
+        loop.run_until_complete(_first(result))
+    elif inspect.isawaitable(result):
+        (loop or asyncio.new_event_loop()).run_until_complete(_await(result))
+
+
+async def _await(result: Any) -> None:
+    await result
+
+
+async def _first(generator: Any) -> None:
+    await anext(generator, None)
+    await generator.aclose()
+
+
+def _enveloped(entry: Entry, kind: str, name: str) -> Entry:
+    """The entry point inside a request envelope (`body`, `json`, `kserve`, `kservev2`)."""
+    if kind != "blocking":
+        raise HandlerNotUsable(f"service_envelope {name} needs a handler that returns its result, not a {kind} one")
+    full_name = f"ts.torch_handler.request_envelope.{name}"
+    if not _exists(full_name):
+        raise HandlerNotUsable(f"there is no request envelope {name!r}")
+    module = importlib.import_module(full_name)
+    classes = [one for one in vars(module).values() if inspect.isclass(one) and one.__module__ == module.__name__]
+    envelope: Any = classes[0]
+    handle: Entry = envelope(entry).handle
+    return handle
+
+
+# --- when it fails
+
+
+def describe_failure(error: BaseException) -> dict[str, Any]:
+    """What LoadFailed carries: `code`, `message` and the end of the traceback."""
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    if isinstance(error, MemoryError) or "CUDA" in str(error):
+        code, message = 507, f"System out of memory: {type(error).__name__}: {error}"
+    elif isinstance(error, SystemExit):
+        code, message = 500, f"The handler called sys.exit({error.code!r}) while it was loaded"
+    else:
+        code, message = 500, str(error) if isinstance(error, HandlerNotUsable) else f"{type(error).__name__}: {error}"
+    return {"code": code, "message": message, "traceback": text[-8000:]}

@@ -1,0 +1,201 @@
+"""The batches and requests a worker has, and the state of each answer. No I/O.
+
+Two threads use it: the one that runs handlers, and the one that stands in for it at the socket. What both touch is
+guarded by `Ledger.lock`.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from ts.protocol.frames import Cancel, Chunk, Credit, Failed, Item, Message, Pairs, Predict, Stop
+from ts.protocol.outbox import Outbox
+from ts.runtime.replies import CANCELLED, EXPIRED, Failure, Outcome, too_large
+
+CHUNK_COST_BYTES = 64
+EARLY_CANCELS_MAX = 1024
+
+
+class Job:
+    """One request. `held` are pieces that wait for the reader's credit."""
+
+    __slots__ = ("answered", "cancelled", "credit_bytes", "done", "held", "item", "job_id", "over", "batch")
+
+    def __init__(self, item: Item, batch: Batch, credit_bytes: int) -> None:
+        self.job_id = item[0]
+        self.item = item
+        self.batch = batch
+        self.credit_bytes = credit_bytes
+        self.held: deque[Chunk | Failed] | None = None
+        self.answered = False  # something has been sent
+        self.cancelled = False
+        self.over = False  # the handler has given the last piece
+        self.done = False  # the last piece is in the outbox
+
+
+class Batch:
+    """Requests that go to the handler together. `on_change` is called when credit comes or nobody waits any more."""
+
+    __slots__ = ("batch_id", "jobs", "on_change", "started")
+
+    def __init__(self, batch_id: int) -> None:
+        self.batch_id = batch_id
+        self.jobs: list[Job] = []
+        self.started = False
+        self.on_change: Callable[[], None] | None = None
+
+    @property
+    def cancelled(self) -> bool:
+        return all(job.cancelled for job in self.jobs)
+
+    @property
+    def stalled(self) -> bool:
+        """True when a reader has no credit left: the batch is one computation, so all of it waits."""
+        return any(job.credit_bytes <= 0 and not job.cancelled and not job.over for job in self.jobs)
+
+    def request_ids(self) -> dict[int, str]:
+        return {index: job.item.request_id for index, job in enumerate(self.jobs)}
+
+
+class Ledger:
+    """Every request from its arrival to its end, and what is to be sent."""
+
+    def __init__(self, credit_bytes: int, response_bytes_max: int) -> None:
+        self.credit_bytes, self.response_bytes_max = credit_bytes, response_bytes_max
+        self.lock = threading.Lock()
+        self.changed = threading.Condition(self.lock)
+        self.outbox = Outbox()
+        self.unsent = 0
+        self.queue: deque[Batch] = deque()
+        self.jobs: dict[int, Job] = {}
+        self.stopping = False
+        self._early_cancels: dict[int, None] = {}
+
+    # --- from the frontend
+
+    def receive(self, message: Message) -> None:
+        if type(message) is Predict:
+            self._admit(message)
+        elif type(message) is Credit:
+            self._grant(message.job_id, message.size_bytes)
+        elif type(message) is Cancel:
+            self._cancel(message.job_id)
+        elif type(message) is Stop:
+            self.stopping = True
+
+    def _admit(self, predict: Predict) -> None:
+        batch = Batch(predict.batch_id)
+        for item in predict.items:
+            job = Job(item, batch, self.credit_bytes)
+            batch.jobs.append(job)
+            self.jobs[job.job_id] = job
+        if self._early_cancels:
+            for job in batch.jobs:
+                if self._early_cancels.pop(job.job_id, 0) is None:
+                    self._cancel(job.job_id)
+        self.queue.append(batch)
+
+    def _grant(self, job_id: int, size_bytes: int) -> None:
+        job = self.jobs.get(job_id)
+        if job is None:
+            return
+        with self.lock:
+            job.credit_bytes += size_bytes
+            self._release(job)
+            self.changed.notify_all()
+        if job.batch.on_change is not None:
+            job.batch.on_change()
+
+    def _cancel(self, job_id: int) -> None:
+        job = self.jobs.get(job_id)
+        if job is None:  # control frames overtake bulk: its request may still be on the way
+            self._early_cancels[job_id] = None
+            if len(self._early_cancels) > EARLY_CANCELS_MAX:
+                del self._early_cancels[next(iter(self._early_cancels))]
+            return
+        with self.lock:
+            job.cancelled = True
+            if job.held is not None:
+                job.held.clear()
+            if not job.batch.started or job.over:
+                self._end(job, Failed(job_id, *CANCELLED))
+            self.changed.notify_all()
+        if job.batch.on_change is not None:
+            job.batch.on_change()
+
+    # --- to the frontend
+
+    def start(self, batch: Batch) -> bool:
+        """Drops what was cancelled or has expired; False when nothing is left to run."""
+        with self.lock:
+            batch.started = True
+            now_s = 0.0
+            for job in batch.jobs:
+                if job.done:
+                    continue
+                if job.item.deadline_s != math.inf:
+                    now_s = now_s or time.monotonic()
+                    if job.item.deadline_s <= now_s:
+                        self._end(job, Failed(job.job_id, *EXPIRED))
+            if any(job.done for job in batch.jobs):
+                batch.jobs = [job for job in batch.jobs if not job.done]
+        return bool(batch.jobs)
+
+    def give(
+        self, job: Job, value: Outcome, last: bool, status: int = 200, phrase: str = "", headers: Pairs = ()
+    ) -> None:
+        """A piece of a request's answer, or its failure: sent now, or held until its reader has credit."""
+        with self.lock:
+            if job.over:
+                return
+            if job.cancelled:
+                if not last:
+                    return
+                value = CANCELLED
+            elif type(value) is not Failure and len(value) > self.response_bytes_max:
+                value = too_large(len(value), self.response_bytes_max)
+            if type(value) is Failure:
+                job.over = True
+                self._put(job, Failed(job.job_id, *value))
+                return
+            job.over = last
+            if job.answered:
+                status, phrase, headers = 200, "", ()
+            job.answered = True
+            self._put(job, Chunk(job.job_id, value, last, status, phrase, headers))  # type: ignore[arg-type]
+
+    def held_bytes(self, job: Job) -> int:
+        with self.lock:
+            return sum(len(piece.data) for piece in job.held or () if isinstance(piece, Chunk))
+
+    def _put(self, job: Job, piece: Chunk | Failed) -> None:
+        if job.held or (job.credit_bytes <= 0 and type(piece) is Chunk):
+            if job.held is None:
+                job.held = deque()
+            job.held.append(piece)
+        else:
+            self._push(job, piece)
+
+    def _release(self, job: Job) -> None:
+        while job.held and (job.credit_bytes > 0 or type(job.held[0]) is Failed):
+            self._push(job, job.held.popleft())
+
+    def _push(self, job: Job, piece: Chunk | Failed) -> None:
+        if type(piece) is Chunk and not piece.last:
+            job.credit_bytes -= len(piece.data) + CHUNK_COST_BYTES
+            self.outbox.push(piece)
+            self.unsent += 1
+        else:
+            self._end(job, piece)
+
+    def _end(self, job: Job, piece: Chunk | Failed) -> None:
+        if job.done:
+            return
+        job.done = job.over = True
+        self.jobs.pop(job.job_id, None)
+        self.outbox.push(piece)
+        self.unsent += 1

@@ -1,0 +1,115 @@
+"""A worker process: `python -m ts.runtime.main --fd N --progress-fd M`, or `run` in a child of the forkserver.
+
+`--fd` is the connected socket to the frontend, `--progress-fd` a file of 4096 bytes in whose first eight (u64, little
+endian) stands the id of the batch that was started last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import contextlib
+import faulthandler
+import gc
+import mmap
+import os
+import signal
+import sys
+import time
+import traceback
+from typing import Any
+
+from ts.protocol.frames import LoadFailed, Ready
+from ts.runtime.asynchronous import AsyncRunner
+from ts.runtime.blocking import BlockingRunner
+from ts.runtime.child import set_threads
+from ts.runtime.handlers import Loaded, describe_failure, load
+from ts.runtime.jobs import Ledger
+from ts.runtime.worker import Link, leave
+
+PROGRESS_BYTES = 4096
+CREDIT_BYTES = 256 * 1024
+RESPONSE_BYTES_MAX = 6_553_500
+LOAD_FAILED_STATUS = 1
+
+
+def run(socket_fd: int, progress_fd: int) -> int:
+    """A worker's life: load, answer until Stop or the socket's end. The process's exit status."""
+    _prepare_process()
+    progress = mmap.mmap(progress_fd, PROGRESS_BYTES)
+    link = Link(socket_fd)
+    settings = link.wait_for_load().settings
+    set_threads(settings.get("threads"))
+    link.open(Ledger(settings.get("credit_bytes") or CREDIT_BYTES, _response_bytes_max(settings)))
+    loaded = _load(link, settings)
+    if loaded is None:
+        return LOAD_FAILED_STATUS
+    runner_type = AsyncRunner if loaded.kind == "async" else BlockingRunner
+    status = 0
+    try:
+        runner_type(link, loaded, progress, bool(settings.get("decode_input_request", True))).run()
+    except SystemExit as error:
+        status = _exit_status(error)
+    link.drain()
+    return status
+
+
+def _response_bytes_max(settings: dict[str, Any]) -> int:
+    return int(settings.get("response_bytes_max") or RESPONSE_BYTES_MAX)
+
+
+def _prepare_process() -> None:
+    """Ctrl-C in a terminal reaches every process of its group: a worker ends when its frontend says so."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.enable(file=2)
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(line_buffering=True)
+
+
+def _load(link: Link, settings: dict[str, Any]) -> Loaded | None:
+    begun_s = time.monotonic()
+    link.enter()
+    try:
+        loaded = load(settings)
+    except BaseException as error:
+        traceback.print_exception(type(error), error, error.__traceback__)
+        link.announce(LoadFailed(describe_failure(error)))
+        link.drain()
+        return None
+    finally:
+        link.leave()
+    gc.collect()
+    gc.freeze()  # the model stays as long as the process
+    load_s = time.monotonic() - begun_s
+    link.announce(Ready({"pid": os.getpid(), "handler_kind": loaded.kind, "load_s": round(load_s, 6)}))
+    return loaded
+
+
+def _exit_status(error: SystemExit) -> int:
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def live(socket_fd: int, progress_fd: int) -> None:
+    """`run`, and the end of the process: threads that the handler left running don't hold it up."""
+    status = run(socket_fd, progress_fd)
+    with contextlib.suppress(Exception):
+        atexit._run_exitfuncs()
+    leave(status)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="ts.runtime.main", description="A worker process of torchserve.")
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--progress-fd", type=int, required=True)
+    arguments = parser.parse_args()
+    live(arguments.fd, arguments.progress_fd)
+
+
+if __name__ == "__main__":
+    main()

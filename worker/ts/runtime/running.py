@@ -1,0 +1,130 @@
+"""One batch inside the handler: what its context can see and send, and how its result becomes answers."""
+
+from __future__ import annotations
+
+import math
+from asyncio import CancelledError
+from collections.abc import Sequence
+from typing import Any
+
+from ts.context import Context, RequestCancelled
+from ts.protocol.frames import Chunk, Decoder, Failed
+from ts.runtime import requests
+from ts.runtime.jobs import Batch, Ledger
+from ts.runtime.replies import PREDICTION_FAILED, Failure, Outcome, outcome, outcomes, raised
+from ts.runtime.worker import Link
+
+HELD_BYTES_MAX = 64 * 1024 * 1024
+
+
+class Running:
+    """Implements `ts.context.RunningBatch`. `rows` is what the handler gets as data."""
+
+    __slots__ = ("batch", "context", "jobs", "ledger", "link", "rows", "waiter")
+
+    def __init__(self, batch: Batch, context: Context, link: Link, decode: bool) -> None:
+        self.batch, self.context, self.link = batch, context, link
+        self.ledger: Ledger = link.ledger
+        jobs = self.jobs = batch.jobs
+        self.rows = [requests.row(job.item, decode) for job in jobs]
+        context.begin(self, batch.request_ids(), [requests.headers(job.item) for job in jobs])
+        self.waiter: Any = None
+
+    # --- what the handler sees
+
+    def is_cancelled(self, idx: int | None) -> bool:
+        return self.batch.cancelled if idx is None else self.jobs[idx].cancelled
+
+    def deadline_s(self, idx: int | None) -> float:
+        if idx is not None:
+            return self.jobs[idx].item.deadline_s
+        return max((job.item.deadline_s for job in self.jobs), default=math.inf)
+
+    def send(self, ret: Sequence[Any], indices: Sequence[int], message: str, code: int) -> None:
+        """One piece per request, now. Raises RequestCancelled; waits for credit (async handlers: `drain`)."""
+        self._give([(index, outcome(ret[index]) if code == 200 else Failure(code, message)) for index in indices])
+
+    def send_frames(self, data: bytes) -> None:
+        """What `create_predict_response` made."""
+        pieces: list[tuple[int, Outcome]] = []
+        for message in Decoder(1 << 32).feed(data):
+            if isinstance(message, Chunk):
+                pieces.append((message.job_id, message.data))
+            elif isinstance(message, Failed):
+                pieces.append((message.job_id, Failure(message.code, message.message)))
+        self._give(pieces)
+
+    def _give(self, pieces: Sequence[tuple[int, Outcome]]) -> None:
+        if self.batch.stalled:
+            self.link.wait_for_credit(self.batch)
+        if self.batch.cancelled:
+            raise RequestCancelled
+        for index, value in pieces:
+            if self.ledger.held_bytes(self.jobs[index]) > HELD_BYTES_MAX:
+                raise BufferError(f"over {HELD_BYTES_MAX} bytes wait for a slow reader: await context.drain()")
+            self._piece(index, _frozen(value), last=False)
+        self.link.flush()
+
+    async def drain(self) -> None:
+        while self.batch.stalled and not self.batch.cancelled:
+            await self.waiter()
+
+    # --- how its result becomes answers
+
+    def _piece(self, index: int, value: Outcome, last: bool) -> None:
+        processor = self.context.request_processor[index]
+        self.ledger.give(
+            self.jobs[index],
+            value,
+            last,
+            processor.get_response_status_code(),
+            processor.get_response_status_phrase(),
+            tuple(processor.get_response_headers().items()),
+        )
+
+    def step(self, value: Any) -> bool:
+        """Takes what a generator yielded: an element per request (None: nothing for it). False ends the batch."""
+        if not isinstance(value, list) and len(self.jobs) == 1:
+            value = [value]
+        pieces = outcomes(value, len(self.jobs))
+        if isinstance(pieces, Failure):
+            self.fail(pieces)
+            return False
+        for index, piece in enumerate(pieces):
+            if value[index] is not None:
+                self._piece(index, _frozen(piece), last=False)
+        return not all(job.over for job in self.jobs)
+
+    def finish(self, result: Any) -> None:
+        """The handler has returned `result`."""
+        pieces = outcomes(result, len(self.jobs))
+        if isinstance(pieces, Failure):
+            self.fail(pieces)
+            return
+        for index, piece in enumerate(pieces):
+            self._piece(index, piece, last=True)
+
+    def finish_stream(self, result: Any) -> None:
+        """A generator has ended; `result` is its return value, None for no last piece."""
+        if result is None:
+            result = [b""] * len(self.jobs)
+        elif not isinstance(result, list) and len(self.jobs) == 1:
+            result = [result]
+        self.finish(result)
+
+    def fail(self, failure: Failure) -> None:
+        """Ends every request that has not ended yet; cancelled ones are answered as such."""
+        for job in self.jobs:
+            self.ledger.give(job, failure, last=True)
+
+    def failed(self, error: BaseException) -> None:
+        """The handler raised `error`; SystemExit is the caller's to deal with."""
+        if self.batch.cancelled and isinstance(error, (RequestCancelled, CancelledError)):
+            self.fail(PREDICTION_FAILED)
+        else:
+            self.fail(raised(error, list((self.context.request_ids or {}).values())))
+
+
+def _frozen(value: Outcome) -> Outcome:
+    """A copy of what the handler may change before it is written."""
+    return bytes(value) if isinstance(value, (bytearray, memoryview)) else value

@@ -1,0 +1,229 @@
+"""The worker's end of its socket: who reads it, who writes it, and what happens when it ends.
+
+The thread that runs handlers reads the socket itself while it has nothing to run, so that a request costs no
+hand-over between threads. A second thread looks every few milliseconds whether the first is still inside the same
+handler call; only then does it read in its place (cancels, credit, further requests) and write what is unsent.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+from ts.protocol.frames import Decoder, FrameError, Load, LoadFailed, Message, Ready
+from ts.runtime.jobs import Batch, Ledger
+
+READ_BYTES_MIN = 64 * 1024
+READ_BYTES_MAX = 1024 * 1024
+MESSAGE_BYTES_MAX = 1 << 32
+TICK_S = 0.005
+IDLE_TICKS = 20
+STAND_IN_WAIT_MS = 100
+BROKEN_FRAME_STATUS = 70
+
+
+def leave(status: int) -> NoReturn:
+    """Ends the process at once: what was printed is written, nothing is waited for."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            pass
+    os._exit(status)
+
+
+class Link:
+    """Messages in and out. All methods but `flush` and `wait_for_credit` belong to the thread that made it."""
+
+    def __init__(self, sock_fd: int) -> None:
+        self._sock = socket.socket(fileno=sock_fd)
+        self._sock.setblocking(False)
+        self._decoder = Decoder(MESSAGE_BYTES_MAX)
+        self._early: list[Message] = []
+        self._reading = threading.Lock()
+        self._news = False
+        self._read_bytes = READ_BYTES_MIN
+        self._in, self._in_out = select.poll(), select.poll()
+        self._in.register(sock_fd, select.POLLIN)
+        self._in_out.register(sock_fd, select.POLLIN | select.POLLOUT)
+        self._owner = threading.get_ident()
+        self._calls = 0
+        self._call = 0
+        self._parked = False
+        self._wake = threading.Event()
+        self.ledger = Ledger(0, 0)
+        self.read_at_s = 0.0
+        self.waits_for_credit = True
+        self.on_backlog: Callable[[], object] = lambda: None
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    # --- before the model is loaded
+
+    def wait_for_load(self) -> Load:
+        """The first message. Any other is an error of the frontend's."""
+        while True:
+            self._in.poll()
+            messages = self._decode(self._recv() or b"")
+            if messages:
+                break
+        first = messages[0]
+        if not isinstance(first, Load):
+            raise FrameError(f"a worker's first message is Load, not {type(first).__name__}")
+        self._early = messages[1:]
+        return first
+
+    def open(self, ledger: Ledger) -> None:
+        """From now on messages go to `ledger`, also while the model is loaded."""
+        self.ledger = ledger
+        for message in self._early:
+            ledger.receive(message)
+        threading.Thread(target=self._watch, name="ts-socket", daemon=True).start()
+
+    def announce(self, message: Ready | LoadFailed) -> None:
+        with self.ledger.lock:
+            self.ledger.outbox.push(message)
+        self.flush()
+
+    # --- the owner's marks
+
+    def enter(self) -> None:
+        """A handler call begins: the other thread may stand in when it takes long."""
+        self._calls += 1
+        self._call = self._calls
+        if self._parked:
+            self._wake.set()
+
+    def leave(self) -> None:
+        self._call = 0
+
+    # --- reading
+
+    def receive(self, wait: bool) -> None:
+        """Takes what has come; with `wait`, returns only after something has (or a write could go on)."""
+        with self._reading:
+            if self._news:
+                self._news = False
+                return
+            if self._read() or not wait:
+                return
+        self._poll(None)
+        with self._reading:
+            self._news = False
+            self._read()
+
+    def _poll(self, timeout_ms: int | None) -> None:
+        if not self.ledger.outbox:
+            self._in.poll(timeout_ms)
+        elif any(event & select.POLLOUT for _, event in self._in_out.poll(timeout_ms)):
+            self.flush()
+
+    def _recv(self) -> bytes | None:
+        """None when nothing has come; the process ends with the socket."""
+        try:
+            data = self._sock.recv(self._read_bytes)
+        except (BlockingIOError, InterruptedError):
+            return None
+        except ConnectionError:
+            data = b""
+        if not data:
+            leave(0)
+        if len(data) == self._read_bytes:
+            self._read_bytes = min(self._read_bytes * 4, READ_BYTES_MAX)
+        elif len(data) < READ_BYTES_MIN:
+            self._read_bytes = READ_BYTES_MIN
+        return data
+
+    def _decode(self, data: bytes) -> list[Message]:
+        try:
+            return self._decoder.feed(data)
+        except FrameError as error:
+            print(f"the frontend sent no valid frame: {error}", file=sys.stderr)
+            leave(BROKEN_FRAME_STATUS)
+
+    def _read(self) -> bool:
+        data = self._recv()
+        if data is None:
+            return False
+        receive = self.ledger.receive
+        for message in self._decode(data):
+            receive(message)
+        return True
+
+    # --- writing
+
+    def flush(self) -> bool:
+        """Writes what the socket takes now; False when something is left."""
+        ledger = self.ledger
+        outbox = ledger.outbox
+        with ledger.lock:
+            ledger.unsent = 0
+            while outbox:
+                try:
+                    outbox.sent(self._sock.sendmsg(outbox.buffers()))
+                except (BlockingIOError, InterruptedError):
+                    break
+                except OSError:
+                    leave(0)
+            else:
+                return True
+        self.on_backlog()
+        return False
+
+    def drain(self) -> None:
+        """Writes everything, however long the frontend takes."""
+        while not self.flush():
+            self._poll(None)
+
+    def wait_for_credit(self, batch: Batch) -> None:
+        """Returns when every reader of the batch can take more, or nobody waits for it."""
+        if threading.get_ident() != self._owner:
+            with self.ledger.changed:
+                while batch.stalled and not batch.cancelled:
+                    self.ledger.changed.wait()
+        elif self.waits_for_credit:
+            self.leave()
+            while batch.stalled and not batch.cancelled:
+                self.receive(wait=True)
+            self.enter()
+
+    # --- the other thread
+
+    def _watch(self) -> None:
+        seen = idle = 0
+        while True:
+            if idle >= IDLE_TICKS:
+                self._park()
+                idle = 0
+            time.sleep(TICK_S)
+            call = self._call
+            if call == 0:
+                idle += 1
+            elif call != seen:
+                idle = 0
+            else:
+                self._stand_in(call)
+            seen = call
+
+    def _park(self) -> None:
+        self._wake.clear()
+        self._parked = True
+        if not self._call:
+            self._wake.wait()
+        self._parked = False
+
+    def _stand_in(self, call: int) -> None:
+        while self._call == call:
+            self._poll(STAND_IN_WAIT_MS)
+            with self._reading:
+                if self._call != call:
+                    return
+                if self._read():
+                    self._news = True
