@@ -1,0 +1,105 @@
+"""Which jobs go together, and when: time is an argument, so every case is exact."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ts_frontend.batching.batcher import Batcher, Full, Policy
+
+
+@dataclass
+class Waiting:
+    id: int
+    size_bytes: int = 10
+    queued_at_s: float = 0.0
+    alone: bool = False
+
+
+def filled(policy: Policy, *jobs: Waiting, now_s: float = 0.0) -> Batcher:
+    batcher = Batcher(policy)
+    for job in jobs:
+        batcher.add(job, now_s)
+    return batcher
+
+
+def ids(batch: list[Waiting]) -> list[int]:
+    return [job.id for job in batch]
+
+
+def test_takes_what_is_there_up_to_the_batch_size_in_order():
+    batcher = filled(Policy(batch_size=2), *(Waiting(number) for number in range(5)))
+    assert [ids(batcher.take()) for _ in range(4)] == [[0, 1], [2, 3], [4], []]
+    assert batcher.size_bytes == 0
+
+
+def test_without_a_wish_a_lone_request_never_waits():
+    assert filled(Policy(batch_size=8), Waiting(1)).due_s(0.0) == 0.0
+
+
+def test_an_empty_queue_is_never_due():
+    assert Batcher(Policy()).due_s(5.0) == math.inf
+
+
+def test_a_wished_delay_counts_from_the_first_job_and_ends_when_the_batch_is_full():
+    batcher = filled(Policy(batch_size=3, delay_s=0.5), Waiting(1), now_s=10.0)
+    assert batcher.due_s(10.2) == pytest.approx(0.3)
+    batcher.add(Waiting(2), 10.2)
+    assert batcher.due_s(10.3) == pytest.approx(0.2)
+    batcher.add(Waiting(3), 10.3)
+    assert batcher.due_s(10.3) == 0.0
+    assert batcher.due_s(11.0) == 0.0
+
+
+def test_a_job_that_goes_alone_waits_for_nobody_and_shares_with_nobody():
+    batcher = filled(Policy(batch_size=4, delay_s=9.0), Waiting(1, alone=True), Waiting(2), Waiting(3, alone=True))
+    assert batcher.due_s(0.0) == 0.0
+    assert [ids(batcher.take()) for _ in range(3)] == [[1], [2], [3]]
+
+
+def test_one_job_too_many_is_refused_and_the_message_says_what_to_change():
+    batcher = filled(Policy(jobs_max=2), Waiting(1), Waiting(2))
+    with pytest.raises(Full, match="takes 2 .job_queue_size"):
+        batcher.add(Waiting(3), 0.0)
+    assert len(batcher) == 2
+
+
+def test_bytes_are_bounded_but_a_single_large_job_still_gets_in():
+    batcher = filled(Policy(bytes_max=100), Waiting(1, size_bytes=500))
+    with pytest.raises(Full, match="job_queue_bytes_max"):
+        batcher.add(Waiting(2, size_bytes=1), 0.0)
+    batcher.take()
+    batcher.add(Waiting(2, size_bytes=1), 0.0)
+
+
+def test_restored_jobs_go_to_the_head_in_their_order_even_when_full():
+    batcher = filled(Policy(batch_size=2, jobs_max=3), *(Waiting(number) for number in range(4, 7)))
+    batcher.restore([Waiting(1), Waiting(2)])
+    assert [ids(batcher.take()) for _ in range(3)] == [[1, 2], [4, 5], [6]]
+
+
+@given(st.lists(st.sampled_from(["add", "take", "remove", "restore"]), max_size=60), st.integers(1, 4))
+def test_whatever_happens_no_job_is_lost_or_doubled(actions, batch_size):
+    batcher, waiting, number = Batcher(Policy(batch_size=batch_size, jobs_max=10)), [], 0
+    taken: list[Waiting] = []
+    for action in actions:
+        if action == "add" and len(waiting) < 10:
+            job = Waiting(number, size_bytes=number)
+            number += 1
+            batcher.add(job, 0.0)
+            waiting.append(job)
+        elif action == "take":
+            taken = batcher.take()
+            assert taken == waiting[:batch_size]
+            waiting = waiting[batch_size:]
+        elif action == "remove" and waiting:
+            assert batcher.remove(waiting.pop(len(waiting) // 2))
+        elif action == "restore":
+            batcher.restore(taken)
+            waiting, taken = taken + waiting, []
+        assert batcher.waiting() == waiting
+        assert batcher.size_bytes == sum(job.size_bytes for job in waiting)

@@ -1,0 +1,167 @@
+"""One request, one final status: every way through the table, and what the door sees of it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+
+from ts.protocol.frames import Chunk, Failed, Input
+from ts_frontend.errors import Cancelled, Code, HandlerFailed, MessageTooLarge, NoWorker
+from ts_frontend.job import FINAL, NEXT, IllegalTransition, Job, Ledger, State
+
+
+class Recording:
+    """An owner that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.released: list[Job] = []
+        self.granted: list[int] = []
+
+    def release(self, job: Job) -> None:
+        self.released.append(job)
+
+    def grant(self, job: Job, size_bytes: int) -> None:
+        self.granted.append(size_bytes)
+
+
+def sent(ledger: Ledger | None = None, **more: object) -> tuple[Job, Recording]:
+    """A job that is on a worker."""
+    job = Job(ledger or Ledger(), [Input("data", "", b"12345")], request_id="r", **more)  # type: ignore[arg-type]
+    owner = Recording()
+    job.owner = owner
+    job.move(State.QUEUED)
+    job.move(State.SENT)
+    job.owner = owner
+    return job, owner
+
+
+@pytest.mark.parametrize(("old", "new"), list(itertools.product(State, State)))
+def test_the_table_decides_which_moves_there_are(old, new):
+    job = Job(Ledger(), [], request_id="r")
+    job.state = old
+    if new in NEXT[old]:
+        job.move(new)
+        assert job.state is new
+    else:
+        with pytest.raises(IllegalTransition):
+            job.move(new)
+        assert job.state is old
+
+
+def test_gauges_fall_however_a_job_ends():
+    ledger = Ledger()
+    ways = [
+        lambda job: job.deliver(Chunk(job.id, b"x")),
+        lambda job: job.fail(NoWorker("gone")),
+        lambda job: job.cancel(),
+        lambda job: job.expire(NoWorker("late")),
+    ]
+    for end in ways:
+        job, _ = sent(ledger)
+        assert (ledger.sent, list(ledger.live)) == (1, [job.id])
+        end(job)
+        assert (ledger.queued, ledger.sent, ledger.live) == (0, 0, {})
+    assert [ledger.counts[state] for state in (State.ANSWERED, State.FAILED, State.CANCELLED, State.EXPIRED)] == [1] * 4
+
+
+def test_pieces_are_joined_for_a_unary_caller_and_credit_comes_back_at_once():
+    async def scenario() -> None:
+        job, owner = sent()
+        result = asyncio.ensure_future(job.result())
+        await asyncio.sleep(0)
+        job.deliver(Chunk(job.id, b"one ", last=False, status=201, headers=[("a", "b")]))
+        job.deliver(Chunk(job.id, b"two", last=True, status=500))
+        assert bytes(await result) == b"one two"
+        assert (job.status, list(job.headers)) == (201, [("a", "b")])
+        assert owner.granted == [4 + 64]
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_gives_what_is_ready_together_and_ends_with_the_last_piece():
+    async def scenario() -> None:
+        job, _ = sent(stream=True)
+        job.deliver(Chunk(job.id, b"1", last=False))
+        job.deliver(Chunk(job.id, b"2", last=False))
+        seen = []
+        async for pieces in job.chunks():
+            seen.append([bytes(piece) for piece in pieces])
+            if len(seen) == 1:
+                job.deliver(Chunk(job.id, b"3", last=True))
+        assert seen == [[b"1", b"2"], [b"3"]]
+
+    asyncio.run(scenario())
+
+
+def test_a_reader_that_takes_gives_credit_and_one_that_does_not_gives_none():
+    async def scenario() -> None:
+        job, owner = sent(stream=True)
+        job.deliver(Chunk(job.id, b"x" * 70_000, last=False))
+        chunks = job.chunks()
+        await anext(chunks)
+        assert owner.granted == []
+        job.deliver(Chunk(job.id, b"y", last=False))
+        await anext(chunks)
+        assert owner.granted == [70_064]
+        await chunks.aclose()
+        assert job.state is State.CANCELLED and owner.released == [job]
+
+    asyncio.run(scenario())
+
+
+def test_an_error_in_a_stream_comes_after_the_pieces_before_it():
+    async def scenario() -> None:
+        job, _ = sent(stream=True)
+        job.deliver(Chunk(job.id, b"1", last=False))
+        job.failed_by_worker(Failed(job.id, 503, "Prediction failed"))
+        seen = []
+        with pytest.raises(HandlerFailed) as failure:
+            async for pieces in job.chunks():
+                seen += pieces
+        assert seen == [b"1"] and failure.value.code is Code.UNAVAILABLE
+
+    asyncio.run(scenario())
+
+
+def test_a_caller_that_leaves_cancels_wherever_the_job_is():
+    async def scenario() -> None:
+        job, owner = sent()
+        waiting = asyncio.ensure_future(job.result())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert job.state is State.CANCELLED and owner.released == [job]
+        job.deliver(Chunk(job.id, b"late"))
+        with pytest.raises(Cancelled):
+            await job.result()
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_over_the_limit_fails_with_both_sizes_and_stops_the_handler():
+    async def scenario() -> None:
+        job, owner = sent(response_bytes_max=10)
+        job.deliver(Chunk(job.id, b"x" * 11, last=False))
+        assert owner.released == [job]
+        with pytest.raises(MessageTooLarge, match="11 bytes is over max_response_size of 10"):
+            await job.result()
+
+    asyncio.run(scenario())
+
+
+def test_the_ledger_tells_when_nothing_is_left():
+    ledger, calls = Ledger(), []
+    job, _ = sent(ledger)
+    ledger.when_empty(lambda: calls.append(1))
+    assert calls == []
+    job.cancel()
+    assert calls == [1]
+    ledger.when_empty(lambda: calls.append(2))
+    assert calls == [1, 2]
+
+
+def test_the_end_of_a_job_is_final():
+    assert {State.ANSWERED, State.FAILED, State.CANCELLED, State.EXPIRED} == FINAL

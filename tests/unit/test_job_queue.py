@@ -1,0 +1,165 @@
+"""Batches go to whoever is free, at once; what is dead never goes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from ts.protocol.frames import Chunk, Input
+from ts_frontend.batching.batcher import Policy
+from ts_frontend.batching.job_queue import JobQueue
+from ts_frontend.errors import DeadlineExceeded, NoWorker, QueueFull
+from ts_frontend.job import Job, Ledger, State
+
+
+class Taking:
+    """A worker that keeps what it takes; `busy` limits it to one batch, `ahead` lets it read one ahead."""
+
+    def __init__(self, ahead: int = 0) -> None:
+        self.batches: list[list[Job]] = []
+        self.ahead = ahead
+        self.flushes = 0
+        self.taken = asyncio.Event()
+
+    def room(self) -> int:
+        if not self.batches:
+            return 2
+        return 1 if len(self.batches) <= self.ahead else 0
+
+    def take(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            job.owner = None
+            job.move(State.SENT)
+        self.batches.append(jobs)
+        self.taken.set()
+
+    def flush(self) -> None:
+        self.flushes += 1
+
+    def finish(self, queue: JobQueue) -> None:
+        for job in self.batches.pop(0):
+            job.deliver(Chunk(job.id, b"ok"))
+        queue.wake()
+
+
+def job(ledger: Ledger, **more: object) -> Job:
+    return Job(ledger, [Input("data", "", b"x")], request_id="r", **more)  # type: ignore[arg-type]
+
+
+async def turns(count: int = 3) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def test_jobs_that_arrive_together_share_a_batch_and_a_write():
+    async def scenario() -> None:
+        queue, worker, ledger = JobQueue(Policy(batch_size=8)), Taking(), Ledger()
+        queue.attach(worker)
+        for _ in range(5):
+            queue.put(job(ledger))
+        await turns()
+        assert [len(batch) for batch in worker.batches] == [5]
+        assert worker.flushes == 1
+
+    asyncio.run(scenario())
+
+
+def test_idle_workers_take_turns_and_reading_ahead_is_only_for_when_none_is_idle():
+    async def scenario() -> None:
+        queue, first, second, ledger = JobQueue(Policy()), Taking(ahead=1), Taking(ahead=1), Ledger()
+        queue.attach(first)
+        queue.attach(second)
+        jobs = [job(ledger) for _ in range(5)]
+        for each in jobs:
+            queue.put(each)
+        await turns()
+        assert [first.batches[0][0], second.batches[0][0]] == jobs[:2]
+        assert [len(first.batches), len(second.batches), len(queue)] == [2, 2, 1]
+        first.finish(queue)
+        await turns()
+        assert first.batches[-1] == [jobs[4]]
+
+    asyncio.run(scenario())
+
+
+def test_expired_work_is_never_sent():
+    async def scenario() -> None:
+        queue, worker, ledger = JobQueue(Policy(batch_size=4)), Taking(), Ledger()
+        late, good = job(ledger, deadline_s=time.monotonic() - 1), job(ledger)
+        queue.put(late)
+        queue.put(good)
+        queue.attach(worker)
+        await turns()
+        assert worker.batches == [[good]]
+        with pytest.raises(DeadlineExceeded, match="never ran"):
+            await late.result()
+
+    asyncio.run(scenario())
+
+
+def test_cancelled_work_leaves_the_queue_and_makes_room():
+    async def scenario() -> None:
+        queue, ledger = JobQueue(Policy(jobs_max=1)), Ledger()
+        first = job(ledger)
+        queue.put(first)
+        with pytest.raises(QueueFull):
+            queue.put(job(ledger))
+        assert ledger.queued == 1
+        first.cancel()
+        assert (len(queue), ledger.queued) == (0, 0)
+        queue.put(job(ledger))
+
+    asyncio.run(scenario())
+
+
+def test_a_wished_delay_is_waited_out_and_no_longer():
+    async def scenario() -> None:
+        queue, worker, ledger = JobQueue(Policy(batch_size=4, delay_s=0.05)), Taking(), Ledger()
+        queue.attach(worker)
+        started_s = time.monotonic()
+        queue.put(job(ledger))
+        await turns()
+        assert worker.batches == []
+        queue.put(job(ledger))
+        await asyncio.wait_for(worker.taken.wait(), 10)
+        assert time.monotonic() - started_s >= 0.05
+        assert len(worker.batches[0]) == 2
+
+    asyncio.run(scenario())
+
+
+def test_what_a_dead_worker_never_started_runs_next():
+    async def scenario() -> None:
+        queue, worker, ledger = JobQueue(Policy()), Taking(ahead=9), Ledger()
+        jobs = [job(ledger) for _ in range(3)]
+        queue.attach(worker)
+        for each in jobs[:2]:
+            queue.put(each)
+        await turns()
+        queue.detach(worker)
+        queue.put(jobs[2])
+        jobs[0].cancel()
+        queue.put_back([jobs[0], jobs[1]])
+        assert (ledger.queued, ledger.sent) == (2, 0)
+        other = Taking(ahead=9)
+        queue.attach(other)
+        await turns()
+        assert other.batches == [[jobs[1]], [jobs[2]]]
+
+    asyncio.run(scenario())
+
+
+def test_old_jobs_can_be_failed_while_young_ones_stay():
+    async def scenario() -> None:
+        queue, ledger = JobQueue(Policy()), Ledger()
+        old, young = job(ledger), job(ledger)
+        queue.put(old)
+        queue.put(young)
+        old.queued_at_s -= 60
+        assert queue.fail_older(NoWorker("none"), 30) == 1
+        assert (old.state, young.state, len(queue)) == (State.FAILED, State.QUEUED, 1)
+        assert queue.fail_all(NoWorker("none")) == 1
+
+    asyncio.run(scenario())
