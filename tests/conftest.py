@@ -1,0 +1,104 @@
+"""Counts what was skipped, and fails a run in which a test of required_tests.txt didn't pass.
+
+`--required usual` (make test) and `--required external` (make test-external) name the section of that file which
+counts; without the option a skipped test is only reported.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+REQUIRED_FILE = Path(__file__).parent / "required_tests.txt"
+
+
+def read_required(text: str, section: str) -> list[str]:
+    """The test ids, or beginnings of them, under `[section]`; blank lines and `#` lines don't count."""
+    found, current = [], ""
+    for line in (raw.strip() for raw in text.splitlines()):
+        if line.startswith("["):
+            current = line.strip("[]")
+        elif line and not line.startswith("#") and current == section:
+            found.append(line)
+    return found
+
+
+def unmet(required: list[str], outcomes: dict[str, str]) -> list[str]:
+    """What is wrong: a required test that is missing, or that was skipped. Failures are counted elsewhere."""
+    problems = []
+    for wanted in required:
+        matching = {test: how for test, how in outcomes.items() if belongs(test, wanted)}
+        if not matching:
+            problems.append(f"{wanted}: no such test was run")
+        problems.extend(f"{test}: skipped" for test, how in matching.items() if how == "skipped")
+    return problems
+
+
+def belongs(test: str, wanted: str) -> bool:
+    """Whether a test id is the wanted one, a parametrised case of it, or in the wanted file."""
+    return test == wanted or test.startswith((wanted + "[", wanted + "::"))
+
+
+class Accounting:
+    """Outcomes by test id, reasons of skips, and the verdict at the end."""
+
+    def __init__(self, required: list[str]) -> None:
+        self.required = required
+        self.outcomes: dict[str, str] = {}
+        self.reasons: Counter[str] = Counter()
+        self.deselected = 0
+
+    def pytest_deselected(self, items: list[pytest.Item]) -> None:
+        self.deselected += len(items)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" or report.outcome != "passed":
+            self.outcomes[report.nodeid] = report.outcome
+        if report.outcome == "skipped" and isinstance(report.longrepr, tuple):
+            self.reasons[report.longrepr[2].removeprefix("Skipped: ")] += 1
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """A module that skips itself as a whole is one skip, under its file's name."""
+        if report.outcome == "skipped" and isinstance(report.longrepr, tuple):
+            self.outcomes[report.nodeid] = "skipped"
+            self.reasons[report.longrepr[2].removeprefix("Skipped: ")] += 1
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if unmet(self.required, self.outcomes) and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        write = terminalreporter.write_line
+        skipped = sum(how == "skipped" for how in self.outcomes.values())
+        write(f"tests run {len(self.outcomes) - skipped}, skipped {skipped}, left to another command {self.deselected}")
+        for reason, count in self.reasons.most_common():
+            write(f"  skipped {count}: {reason}")
+        for problem in unmet(self.required, self.outcomes):
+            write(f"  REQUIRED  {problem}", red=True)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--required", metavar="SECTION", help="fail unless the tests of this section of the list ran")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    section = config.getoption("--required")
+    required = read_required(REQUIRED_FILE.read_text(), section) if section else []
+    config.pluginmanager.register(Accounting(required), "accounting")
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The repository's root folder."""
+    return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def clean_env() -> dict[str, str]:
+    """The environment for commands under test: this interpreter's scripts first, nothing of the server's settings."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TS_", "LOG_LOCATION"))}
+    return {**kept, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', '')}"}

@@ -1,0 +1,50 @@
+"""The list of tests that may not be skipped does its work: read as a text, and in a run of pytest of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+SAMPLE = """
+import pytest
+
+def test_runs(): pass
+
+@pytest.mark.parametrize("engine", ["a", "b"])
+def test_skips_one(engine):
+    if engine == "b":
+        pytest.skip("no engine b here")
+"""
+
+
+def run(folder: Path, root: Path, required: str) -> subprocess.CompletedProcess[str]:
+    shutil.copy(root / "tests/conftest.py", folder)
+    (folder / "required_tests.txt").write_text(
+        f"# a comment\n[other]\ntest_sample.py::test_gone\n[usual]\n{required}\n"
+    )
+    (folder / "test_sample.py").write_text(SAMPLE)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--required", "usual", str(folder)]
+    env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=env)
+
+
+def test_a_run_with_every_required_test_passes_and_counts_what_was_skipped(tmp_path: Path, root: Path) -> None:
+    done = run(tmp_path, root, "test_sample.py::test_runs\ntest_sample.py::test_skips_one[a]")
+    assert done.returncode == 0, done.stdout
+    assert "tests run 2, skipped 1, left to another command 0" in done.stdout
+    assert "skipped 1: no engine b here" in done.stdout
+
+
+def test_a_required_test_that_is_skipped_fails_the_run(tmp_path: Path, root: Path) -> None:
+    done = run(tmp_path, root, "test_sample.py")
+    assert done.returncode == 1, done.stdout
+    assert "test_sample.py::test_skips_one[b]: skipped" in done.stdout
+
+
+def test_a_required_test_that_is_missing_fails_the_run(tmp_path: Path, root: Path) -> None:
+    done = run(tmp_path, root, "test_sample.py::test_renamed")
+    assert done.returncode == 1, done.stdout
+    assert "test_sample.py::test_renamed: no such test was run" in done.stdout

@@ -1,0 +1,86 @@
+"""The wheel has everything: built, unpacked where nothing of the checkout can be seen, and used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+IMPORTS = """
+import importlib, json, pkgutil, sys
+sys.path[:0] = [sys.argv[1]]
+import ts, ts_frontend, model_archiver
+for package in (ts, ts_frontend, model_archiver):
+    assert package.__file__.startswith(sys.argv[1]), package.__file__
+from ts_frontend.protos import inference_pb2, inference_pb2_grpc, management_pb2, management_pb2_grpc
+assert inference_pb2.PredictionsRequest(model_name="m", input={"data": b"1"}).SerializeToString()
+assert inference_pb2_grpc.InferenceAPIsServiceStub and management_pb2_grpc.ManagementAPIsServiceStub
+names = [m.name for p in (ts_frontend, model_archiver) for m in pkgutil.walk_packages(p.__path__, p.__name__ + ".")]
+for name in names:
+    if not name.endswith("__main__"):
+        importlib.import_module(name)
+assert "torch" not in sys.modules
+print(len(names))
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("wheel")
+    source = copy_of_tracked_files(root, tmp_path_factory.mktemp("source"))
+    command = ["-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(out), str(source)]
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return next(out.glob("*.whl"))
+
+
+def copy_of_tracked_files(root: Path, target: Path) -> Path:
+    """The files that go into the wheel, copied, so that the build leaves nothing in the checkout."""
+    kept = ["frontend", "worker", "protos", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"]
+    subprocess.run(["cp", "-r", *(str(root / name) for name in kept), str(target)], check=True)
+    return target
+
+
+@pytest.fixture(scope="module")
+def unpacked(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("unpacked")
+    with zipfile.ZipFile(wheel) as opened:
+        opened.extractall(target)
+    return target
+
+
+def test_the_wheel_is_torchrelay_for_every_python_3(wheel: Path) -> None:
+    assert wheel.name.startswith("torchrelay-") and wheel.name.endswith("-py3-none-any.whl")
+
+
+def test_code_data_and_types_are_in(wheel: Path, root: Path) -> None:
+    with zipfile.ZipFile(wheel) as opened:
+        packed = set(opened.namelist())
+    for top, prefix in (("worker", "ts"), ("frontend", "ts_frontend"), ("frontend", "model_archiver")):
+        for file in (root / top / prefix).rglob("*"):
+            if file.is_file() and "__pycache__" not in file.parts:
+                assert str(file.relative_to(root / top)) in packed
+
+
+def test_the_commands_and_the_licence_are_in(unpacked: Path) -> None:
+    info = next(unpacked.glob("*.dist-info"))
+    entries = (info / "entry_points.txt").read_text()
+    assert "torchserve = " in entries and "torch-model-archiver = " in entries
+    assert (info / "licenses" / "LICENSE").read_text().lstrip().startswith("Apache License")
+
+
+def test_everything_imports_from_the_wheel_alone(unpacked: Path, tmp_path: Path) -> None:
+    """In isolated mode, with the installed packages but without the checkout; no module needs torch to be imported."""
+    packages = sysconfig.get_paths()["purelib"]
+    start = f"import sys; sys.path.append({packages!r})\n"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", start + IMPORTS, str(unpacked)], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 20

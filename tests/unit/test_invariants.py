@@ -1,0 +1,263 @@
+"""The invariants of the architecture, read off the source: who imports what, who starts processes, who reads the
+environment. Each test names the files that break its rule."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from google.protobuf import descriptor_pool
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+MUTABLE_CALLS = {"list", "dict", "set", "bytearray", "defaultdict", "deque", "Counter", "OrderedDict", "Lock", "Event"}
+MUTATORS = {"append", "add", "update", "pop", "clear", "extend", "insert", "remove", "setdefault", "discard", "popitem"}
+
+
+@functools.cache
+def modules(top: str) -> dict[str, ast.Module]:
+    """Every module under a folder, by its path from the repository's root; generated ones are left out."""
+    files = sorted((ROOT / top).rglob("*.py"))
+    return {str(f.relative_to(ROOT)): ast.parse(f.read_text()) for f in files if "_pb2" not in f.name}
+
+
+def worker() -> dict[str, ast.Module]:
+    return modules("worker/ts")
+
+
+def frontend() -> dict[str, ast.Module]:
+    return modules("frontend/ts_frontend")
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """Dotted names that are imported anywhere in it; `from a.b import c` gives `a.b` and `a.b.c`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert not node.level, "imports are absolute here"
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def eager(tree: ast.Module) -> ast.Module:
+    """The statements that run when the module is imported: no function bodies, no `if TYPE_CHECKING:`."""
+    kept = []
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        kept.append(node)
+    return ast.Module(body=kept, type_ignores=[])
+
+
+def within(name: str, package: str) -> bool:
+    return name == package or name.startswith(package + ".")
+
+
+def calls(tree: ast.AST) -> Iterator[str]:
+    """What is called, as it is written: `os.fork`, `Registry`."""
+    return (ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call))
+
+
+def breaking(found: dict[str, ast.Module], forbidden: tuple[str, ...], but: tuple[str, ...] = ()) -> list[str]:
+    """`file: import` for each forbidden import; files whose path starts with one of `but` may have it."""
+    return [
+        f"{path}: {name}"
+        for path, tree in found.items()
+        if not path.startswith(but or ("\0",))
+        for name in sorted(set(imports(tree)))
+        if any(within(name, package) for package in forbidden)
+    ]
+
+
+def callers(found: dict[str, ast.Module], names: set[str], but: tuple[str, ...]) -> list[str]:
+    return [
+        f"{path}: {name}()"
+        for path, tree in found.items()
+        if path not in but
+        for name in sorted(set(calls(tree)))
+        if name in names
+    ]
+
+
+def test_the_tree_is_where_the_tests_look() -> None:
+    assert "worker/ts/protocol/frames.py" in worker()
+    assert "frontend/ts_frontend/errors.py" in frontend()
+
+
+def test_workers_import_nothing_of_the_frontend() -> None:
+    assert not breaking(worker(), ("ts_frontend", "model_archiver"))
+
+
+def test_the_frontend_imports_only_the_protocol_and_the_version_of_ts() -> None:
+    found = breaking(frontend(), ("ts",))
+    allowed = {line for line in found if any(within(line.split(": ")[1], it) for it in ("ts.protocol", "ts.version"))}
+    assert not [line for line in found if line not in allowed and not line.endswith(": ts")]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "worker/ts/protocol/frames.py",
+        "worker/ts/protocol/outbox.py",
+        "frontend/ts_frontend/batching/batcher.py",
+        "frontend/ts_frontend/ingress/grpc_protocol.py",
+    ],
+)
+def test_protocols_and_decisions_do_no_io(path: str) -> None:
+    tree = ast.parse((ROOT / path).read_text())
+    assert not breaking({path: tree}, ("asyncio", "socket", "time", "os", "logging", "threading", "subprocess"))
+
+
+def test_torch_is_imported_only_by_workers() -> None:
+    assert not breaking(frontend(), ("torch", "numpy"))
+
+
+def test_torch_is_imported_when_needed_outside_of_the_handlers() -> None:
+    at_import = {path: eager(tree) for path, tree in worker().items()}
+    assert not breaking(at_import, ("torch", "torchvision"), ("worker/ts/torch_handler/", "worker/ts/handler_utils/"))
+
+
+def test_only_the_configuration_reads_the_environment() -> None:
+    readers = [
+        path
+        for path, tree in frontend().items()
+        if path != "frontend/ts_frontend/config.py"
+        and any(
+            (isinstance(node, ast.Attribute) and ast.unparse(node) in {"os.environ", "os.getenv", "os.environb"})
+            or (isinstance(node, ast.ImportFrom) and node.module == "os" and {a.name for a in node.names} & {"environ"})
+            for node in ast.walk(tree)
+        )
+    ]
+    assert not readers
+
+
+def test_only_the_server_constructs_the_parts() -> None:
+    parts = {"Registry", "Supervisor"}
+    for path, tree in frontend().items():
+        if "/services/" in path:
+            parts |= {
+                node.name for node in tree.body if isinstance(node, ast.ClassDef) and node.name.endswith("Service")
+            }
+    assert not callers(frontend(), parts, ("frontend/ts_frontend/server.py",))
+
+
+def module_names(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    """Names that a module binds to a value, and the values."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign):
+            yield from ((target.id, node.value) for target in node.targets if isinstance(target, ast.Name))
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+            yield node.target.id, node.value
+
+
+def is_mutable(value: ast.expr) -> bool:
+    literal = isinstance(value, (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp))
+    return literal or (isinstance(value, ast.Call) and ast.unparse(value.func).split(".")[-1] in MUTABLE_CALLS)
+
+
+def mutated(tree: ast.AST, name: str) -> bool:
+    """Whether something in the module changes the thing that a module-level name is bound to."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Global) and name in node.names:
+            return True
+        stored = isinstance(node, ast.Subscript) and isinstance(node.ctx, (ast.Store, ast.Del))
+        if stored and ast.unparse(node.value) == name:
+            return True
+        if isinstance(node, ast.Attribute) and node.attr in MUTATORS and ast.unparse(node.value) == name:
+            return True
+    return False
+
+
+def test_modules_hold_no_state() -> None:
+    """Tables are fine: mutable by type, upper case by name, and changed by nobody."""
+    found = [
+        f"{path}: {name}"
+        for path, tree in {**frontend(), **worker()}.items()
+        for name, value in module_names(tree)
+        if not name.startswith("__") and ((is_mutable(value) and not name.lstrip("_").isupper()) or mutated(tree, name))
+    ]
+    assert not found
+
+
+STARTERS = {"subprocess.Popen", "subprocess.run", "subprocess.call", "subprocess.check_call", "subprocess.check_output"}
+STARTERS |= {"os.fork", "os.forkpty", "os.posix_spawn", "os.posix_spawnp", "os.system", "os.popen", "pty.fork"}
+STARTERS |= {
+    f"os.{verb}{kind}" for verb in ("exec", "spawn") for kind in ("v", "ve", "vp", "vpe", "l", "le", "lp", "lpe")
+}
+STARTERS |= {"asyncio.create_subprocess_exec", "asyncio.create_subprocess_shell", "multiprocessing.Process"}
+
+
+def test_processes_are_started_in_few_places() -> None:
+    allowed = (
+        "frontend/ts_frontend/workers/process.py",
+        "worker/ts/runtime/forkserver.py",
+    )
+    assert not callers({**frontend(), **worker()}, STARTERS, allowed)
+
+
+def test_only_two_modules_touch_the_worker_socket() -> None:
+    """Frames are decoded where the socket is read, and nowhere else."""
+    allowed = ("frontend/ts_frontend/workers/connection.py", "worker/ts/runtime/worker.py")
+    assert not callers(
+        {**frontend(), **worker()}, {"Decoder", "frames.Decoder"}, (*allowed, "worker/ts/protocol/frames.py")
+    )
+
+
+def test_services_see_no_frame() -> None:
+    """Of the protocol they know the type of an input, nothing that is sent."""
+    doors = {path: tree for path, tree in frontend().items() if "/services/" in path}
+    types = {f"ts.protocol.frames.{name}" for name in ("Input", "Pairs", "Buffer")}
+    allowed = {"ts.protocol", "ts.protocol.frames", *types}
+    assert not [line for line in breaking(doors, ("ts.protocol",)) if line.split(": ")[1] not in allowed]
+
+
+def test_worker_processes_are_kept_apart_from_protos_and_doors() -> None:
+    inner = {path: tree for path, tree in frontend().items() if "/workers/" in path or "/batching/" in path}
+    assert not breaking(inner, ("ts_frontend.protos", "ts_frontend.services", "ts_frontend.ingress", "google", "grpc"))
+
+
+def test_only_the_ingress_knows_an_engine() -> None:
+    assert not breaking(frontend(), ("h2corn", "uvicorn", "grpc.aio"), ("frontend/ts_frontend/ingress/",))
+
+
+def test_signals_have_one_owner() -> None:
+    names = {f"{loop}.add_signal_handler" for loop in ("loop", "asyncio.get_running_loop()", "self._loop", "self.loop")}
+    assert not callers(frontend(), {"signal.signal", *names}, ("frontend/ts_frontend/server.py",))
+
+
+def module_of(path: str) -> str:
+    name = path.removeprefix("frontend/").removeprefix("worker/").removesuffix(".py").replace("/", ".")
+    return name.removesuffix(".__init__")
+
+
+def graph() -> dict[str, set[str]]:
+    """Which module imports which when it is imported."""
+    trees = {module_of(path): eager(tree) for path, tree in {**frontend(), **worker()}.items()}
+    return {
+        name: {target for target in imports(tree) if target in trees and target != name} for name, tree in trees.items()
+    }
+
+
+def test_imports_go_one_way() -> None:
+    edges = graph()
+    while free := [name for name, targets in edges.items() if not targets & edges.keys()]:
+        for name in free:
+            del edges[name]
+    rings = {name for name in edges if any(name in edges[target] for target in edges[name] & edges.keys())}
+    assert not edges, f"these import each other, or a ring: {sorted(rings or edges)}"
+
+
+def test_descriptors_stay_out_of_the_default_pool() -> None:
+    """Another client library may bring files of the same names and packages into this process."""
+    from ts_frontend.protos import inference_pb2, management_pb2
+
+    assert inference_pb2.DESCRIPTOR.pool is management_pb2.DESCRIPTOR.pool
+    assert inference_pb2.DESCRIPTOR.pool is not descriptor_pool.Default()
+    for name in (inference_pb2.DESCRIPTOR.name, management_pb2.DESCRIPTOR.name):
+        with pytest.raises(KeyError):
+            descriptor_pool.Default().FindFileByName(name)
