@@ -1,0 +1,199 @@
+"""BaseHandler: loads an archive's model and answers requests in three steps that subclasses replace."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ts.handler_utils.timer import timed
+from ts.torch_handler import compilation, model_files
+from ts.torch_handler.devices import choose_device
+from ts.utils.util import load_label_mapping
+
+if TYPE_CHECKING:
+    from ts.context import Context
+
+logger = logging.getLogger(__name__)
+
+PROFILE_DIR = "/tmp/pytorch_profiler"
+
+
+def row_value(row: Any) -> Any:
+    """What a request brought: its `data` or `body`; a row that an envelope already took apart is the value itself."""
+    if not isinstance(row, dict):
+        return row
+    data = row.get("data")
+    return row.get("body") if data is None else data
+
+
+class BaseHandler:
+    """`initialize` once, then `handle` per batch: preprocess, inference, postprocess.
+
+    `model` is what was loaded, on `device`; `mapping` the labels of index_to_name.json or None.
+    """
+
+    def __init__(self) -> None:
+        self.model: Any = None
+        self.mapping: dict[str, str] | None = None
+        self.device: Any = None
+        self.initialized = False
+        self.context: Any = None
+        self.model_pt_path: str | None = None
+        self.manifest: Any = None
+        self.map_location: str | None = None
+        self.explain = False
+        self.target = 0
+        self.profiler_args: dict[str, Any] = {}
+        self.model_yaml_config: dict[str, Any] = {}
+
+    def initialize(self, context: Context) -> None:
+        """Load the model that the archive's manifest names.
+
+        Raises ts.torch_handler.model_files.ModelFileError (a RuntimeError) when there is none or it can't be read.
+        """
+        self.context = context
+        self.manifest = context.manifest or {}
+        self.model_yaml_config = context.model_yaml_config or {}
+        self.device = choose_device(context.system_properties.get("gpu_id"))
+        self.map_location = self.device.type
+        model_dir = str(context.system_properties["model_dir"])
+        self.model = self._load(model_dir)
+        self._compile()
+        self.mapping = self._load_mapping(model_dir)
+        self.initialized = True
+
+    def _load(self, model_dir: str) -> Any:
+        names = self.manifest.get("model", {})
+        model_file, serialized_file = names.get("modelFile"), names.get("serializedFile")
+        self.model_pt_path = os.path.join(model_dir, serialized_file) if serialized_file else None
+        if model_file:
+            return self._load_pickled_model(model_dir, model_file, self.model_pt_path)
+        if self.model_pt_path is None:
+            raise model_files.ModelFileError(
+                "No model weights could be loaded: the manifest names neither a model file nor a serialized file. "
+                "Archive the model with --model-file or --serialized-file, or write `initialize` in the handler."
+            )
+        return self._load_serialized(self.model_pt_path)
+
+    def _load_serialized(self, path: str) -> Any:
+        ending = Path(path).suffix
+        if ending == ".pt":
+            return self._load_torchscript_model(path)
+        if ending == ".pt2":
+            return model_files.load_exported(path, self.device)
+        if ending == ".onnx":
+            return model_files.load_onnx(path, self.device)
+        if ending == ".so" and compilation.wants_ahead_of_time(self.model_yaml_config):
+            return model_files.load_shared_library(path, self.device)
+        hint = " without `pt2: {export: {aot_compile: true}}` in model-config.yaml" if ending == ".so" else ""
+        raise model_files.ModelFileError(
+            f"No model weights could be loaded: {Path(path).name}{hint} isn't .pt, .pt2, .onnx or a model file's state"
+        )
+
+    def _load_torchscript_model(self, model_pt_path: str) -> Any:
+        return model_files.load_torchscript(model_pt_path, self.device)
+
+    def _load_pickled_model(self, model_dir: str, model_file: str, model_pt_path: str | None) -> Any:
+        return model_files.load_eager(
+            os.path.join(model_dir, model_file), model_pt_path, self.device, self._setting("weights_only", True)
+        )
+
+    def _compile(self) -> None:
+        options = compilation.compile_options(self.model_yaml_config)
+        if options is None and self.device.type == "xla":
+            options = {"backend": "torchxla_trace_once"}
+        if options is not None:
+            self.model = compilation.compiled(self.model, options)
+
+    def _load_mapping(self, model_dir: str) -> dict[str, str] | None:
+        return load_label_mapping(os.path.join(model_dir, "index_to_name.json"))
+
+    def _setting(self, key: str, default: Any) -> Any:
+        section = self.model_yaml_config.get("handler")
+        return section.get(key, default) if isinstance(section, dict) else default
+
+    @timed
+    def preprocess(self, data: Any) -> Any:
+        """Rows of numbers to one tensor on `device`. Raises TypeError for anything else."""
+        values = [row_value(row) for row in data] if isinstance(data, list) else data
+        try:
+            return torch.as_tensor(values, device=self.device)
+        except (RuntimeError, TypeError, ValueError) as error:
+            kinds = ", ".join(sorted({type(value).__name__ for value in values}))
+            message = f"rows of {kinds} make no tensor: {error}. Give {type(self).__name__} a `preprocess` of its own"
+            raise TypeError(message) from error
+
+    @timed
+    def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
+        """The model's output for what `preprocess` made; no gradients."""
+        with torch.inference_mode():
+            return self.model(data.to(self.device) if hasattr(data, "to") else data, *args, **kwargs)
+
+    @timed
+    def postprocess(self, data: Any) -> Any:
+        """The model's output as a list with one element per request."""
+        return data.tolist()
+
+    def handle(self, data: Any, context: Context) -> Any:
+        """One answer per request of the batch. Records HandlerTime."""
+        started_s = time.perf_counter()
+        self.context = context
+        output = self._answer(data)
+        elapsed_ms = (time.perf_counter() - started_s) * 1000
+        if context.metrics is not None:
+            context.metrics.add_time("HandlerTime", round(elapsed_ms, 2), None, "ms")
+        return output
+
+    def _answer(self, data: Any) -> Any:
+        if self._asked_for("describe"):
+            return [self.describe_handle()]
+        if os.environ.get("ENABLE_TORCH_PROFILER"):
+            return self._infer_with_profiler(data)[0]
+        return self._infer(data)
+
+    def _infer(self, data: Any) -> Any:
+        ready = self.preprocess(data)
+        self.explain = self._asked_for("explain")
+        if self.explain:
+            return self.explain_handle(ready, data)
+        return self.postprocess(self.inference(ready))
+
+    def _asked_for(self, header: str) -> bool:
+        return bool(self.context.get_request_header(0, header) == "True")
+
+    def _infer_with_profiler(self, data: Any) -> tuple[Any, Any]:
+        """The answer and its torch profile, whose trace is written under PROFILE_DIR/<model name>."""
+        name = (self.manifest or {}).get("model", {}).get("modelName", "model")
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        trace = torch.profiler.tensorboard_trace_handler(os.path.join(PROFILE_DIR, name))
+        arguments = {"activities": activities, "record_shapes": True, "on_trace_ready": trace, **self.profiler_args}
+        with torch.profiler.profile(**arguments) as profile:
+            output = self._infer(data)
+        logger.info("%s", profile.key_averages().table(sort_by="cpu_time_total", row_limit=10))
+        return output, profile
+
+    def explain_handle(self, data_preprocess: Any, raw_data: Any) -> Any:
+        """Why the model answers as it does: `get_insights(preprocessed, input, target)`, which a subclass has."""
+        row = raw_data[0]
+        target = row.get("target") if isinstance(row, dict) else None
+        self.target = target or 0
+        return self.get_insights(data_preprocess, row_value(row), self.target)
+
+    def get_insights(self, data_preprocess: Any, inputs: Any, target: Any) -> Any:
+        """One explanation per request. A subclass says how."""
+        raise NotImplementedError(f"{type(self).__name__} has no get_insights: it can't explain its predictions")
+
+    def describe_handle(self) -> Any:
+        """What DescribeModel with `customized` shows of this model."""
+        return None
+
+    def get_device(self) -> Any:
+        """The device of the model."""
+        return self.device

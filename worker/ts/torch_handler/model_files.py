@@ -1,0 +1,158 @@
+"""A model from each kind of file that an archive may hold."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pickle
+import sys
+import warnings
+import zipfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ts.utils.util import list_classes_from_module
+
+TRUST = "If you trust this archive, set `handler: {weights_only: false}` in its model-config.yaml"
+
+
+class ModelFileError(RuntimeError):
+    """An archive's model can't be loaded from its files. The message names the file and what to do."""
+
+
+def _existing(path: str | Path, what: str) -> Path:
+    path = Path(path)
+    if not path.is_file():
+        raise ModelFileError(f"{what} {path.name} isn't in the archive's directory {path.parent}")
+    return path
+
+
+def _module(path: Path) -> ModuleType:
+    """The module of `path`: the one that a handler's own `import` gives, unless another module has its name."""
+    name = path.stem
+    known = sys.modules.get(name)
+    if known is not None and Path(getattr(known, "__file__", None) or "").resolve() == path.resolve():
+        return known
+    if known is not None:
+        name = f"_ts_model_file_{name}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ModelFileError(f"model file {path.name} is no Python module")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def model_class(path: Path) -> type:
+    """The class that a model file defines; among several, the only torch.nn.Module. Raises ModelFileError."""
+    classes = list_classes_from_module(_module(path))
+    if len(classes) > 1:
+        classes = [found for found in classes if issubclass(found, torch.nn.Module)]
+    if len(classes) != 1:
+        names = ", ".join(found.__name__ for found in classes) or "none"
+        raise ModelFileError(f"model file {path.name} must define one torch.nn.Module class, it has: {names}")
+    return classes[0]
+
+
+def load_weights(path: str | Path, device: torch.device, weights_only: bool = True) -> Any:
+    """What `torch.save` put in `path`. Raises ModelFileError when it holds more than tensors and plain values."""
+    path = _existing(path, "serialized file")
+    try:
+        return torch.load(path, map_location=device, weights_only=weights_only)
+    except pickle.UnpicklingError as error:
+        if not weights_only:
+            raise
+        raise ModelFileError(
+            f"{path.name} holds Python objects, whose loading can run any code. Save `model.state_dict()` instead. "
+            f"{TRUST}. ({str(error).splitlines()[-1]})"
+        ) from error
+
+
+def load_eager(
+    model_file: str | Path, weights: str | Path | None, device: torch.device, weights_only: bool = True
+) -> torch.nn.Module:
+    """The model file's class, made without arguments, with the weights file's state; in evaluation mode."""
+    model = model_class(_existing(model_file, "model file"))()
+    if weights is not None:
+        state = load_weights(weights, device, weights_only)
+        model.load_state_dict(state.state_dict() if isinstance(state, torch.nn.Module) else state)
+    return model.to(device).eval()
+
+
+def load_torchscript(path: str | Path, device: torch.device) -> torch.jit.ScriptModule:
+    """A TorchScript archive, in evaluation mode. Raises ModelFileError for eager weights."""
+    path = _existing(path, "serialized file")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return torch.jit.load(str(path), map_location=device).eval()
+    except RuntimeError as error:
+        if "constants.pkl" not in str(error):
+            raise
+        raise ModelFileError(
+            f"{path.name} is no TorchScript archive. Eager weights need the model's class: "
+            "give the archive a --model-file."
+        ) from error
+
+
+def is_compiled_package(path: Path) -> bool:
+    """Whether a .pt2 holds machine code (AOTInductor) instead of an exported program."""
+    with zipfile.ZipFile(path) as archive:
+        return any("/aotinductor/" in name for name in archive.namelist())
+
+
+def load_exported(path: str | Path, device: torch.device) -> Any:
+    """A .pt2 file's callable: a compiled package as it is, an exported program moved to `device`."""
+    path = _existing(path, "serialized file")
+    if is_compiled_package(path):
+        return torch._inductor.aoti_load_package(str(path))
+    program = torch.export.load(str(path))
+    if device.type != "cpu":
+        program = torch.export.passes.move_to_device_pass(program, device)
+    return program.module()
+
+
+def load_shared_library(path: str | Path, device: torch.device) -> Any:
+    """The callable of a .so made by `torch._export.aot_compile`."""
+    return torch._export.aot_load(str(_existing(path, "serialized file")), device.type)
+
+
+class OnnxModel:
+    """An ONNX Runtime session that is called like a model: tensors in, a tensor (or a list of them) out.
+
+    Everything else is the session's (`run`, `get_inputs`, …).
+    """
+
+    def __init__(self, session: Any) -> None:
+        self.session = session
+        self._names = [one.name for one in session.get_inputs()]
+
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        feeds = {name: tensor.cpu().numpy() for name, tensor in zip(self._names, tensors, strict=True)}
+        outputs = [torch.as_tensor(output) for output in self.session.run(None, feeds)]
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.session, name)
+
+
+def load_onnx(path: str | Path, device: torch.device) -> OnnxModel:
+    """An ONNX model in ONNX Runtime, on CUDA when `device` is. Raises ModelFileError without that package."""
+    path = _existing(path, "serialized file")
+    try:
+        runtime = importlib.import_module("onnxruntime")
+    except ImportError as error:
+        message = f"{path.name} needs ONNX Runtime: add `onnxruntime` to the archive's requirements or pip install it"
+        raise ModelFileError(message) from error
+    providers: list[Any] = ["CPUExecutionProvider"]
+    if device.type == "cuda":
+        providers.insert(0, ("CUDAExecutionProvider", {"device_id": device.index or 0}))
+    return OnnxModel(runtime.InferenceSession(str(path), providers=providers))
