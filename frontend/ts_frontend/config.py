@@ -1,0 +1,328 @@
+"""Where settings come from, and which source wins: the command line, the environment, the config file, a snapshot, the
+defaults, in this order. The only module of the frontend that reads the environment."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ts_frontend import config_checks, properties
+from ts_frontend.config_kinds import BOOLEAN, ConfigError, nearest
+from ts_frontend.config_table import EFFECTS, INTERNAL, NO_EFFECT, SETTINGS, Note, ServerConfig, Setting
+from ts_frontend.models.snapshot import Snapshot, SnapshotError, SnapshotFiles, decode_models
+
+__all__ = ["ConfigError", "Explained", "Option", "ServerConfig", "explain", "load_config", "worker_environment"]
+
+_VARIABLE = re.compile(r"\$\$([A-Za-z_][A-Za-z0-9_]*)\$\$")
+_DEFAULT_FILE = Path("config.properties")
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A setting given on the command line; `flag` is how."""
+
+    key: str
+    text: str
+    flag: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    text: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One source: its values by key, and the models that it says to restore."""
+
+    name: str
+    values: Mapping[str, _Value]
+    snapshot: Snapshot | None = None
+
+
+@dataclass(slots=True)
+class _Findings:
+    """What came up while reading: `errors` keep the server from starting, `notes` are for the log."""
+
+    errors: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+
+    def info(self, text: str) -> None:
+        self.notes.append(Note(logging.INFO, text))
+
+    def warn(self, text: str) -> None:
+        self.notes.append(Note(logging.WARNING, text))
+
+
+def load_config(
+    options: Sequence[Option] = (), ts_config: Path | None = None, environ: Mapping[str, str] | None = None
+) -> ServerConfig:
+    """The settings of a server that starts now, in this directory. `ts_config` is --ts-config.
+
+    :raises ConfigError: a file is missing, or values that don't do; each is named with its source and what is allowed.
+    """
+    environ = dict(os.environ) if environ is None else environ
+    found = _Findings()
+    command_line, file = _command_line(options, found), _file(ts_config, environ, found)
+    strong = [command_line, _environment(environ, command_line, file, found), file]
+    layers = [*strong, _found_snapshot(strong, found)]
+    config = _resolved(layers, environ, found)
+    found.errors.extend(config_checks.problems(config))
+    if found.errors:
+        raise ConfigError("\n".join(found.errors))
+    return replace(config, notes=tuple(found.notes))
+
+
+# --- the layers
+
+
+def _command_line(options: Sequence[Option], found: _Findings) -> _Layer:
+    for option in options:
+        if option.key not in SETTINGS and option.key not in NO_EFFECT:
+            found.errors.append(f"{option.flag}: there is no setting {option.key}{nearest(option.key, SETTINGS)}")
+    return _Layer("command line", {option.key: _Value(option.text, option.flag) for option in options})
+
+
+def _environment(environ: Mapping[str, str], command_line: _Layer, file: _Layer, found: _Findings) -> _Layer:
+    """Our own variables always count, those of TorchServe's settings with enable_envvars_config=true."""
+    present = {s.key: _Value(environ[s.env], f"environment {s.env}") for s in SETTINGS.values() if s.env in environ}
+    always = _Layer("environment", {key: value for key, value in present.items() if SETTINGS[key].env_always})
+    if not _on([command_line, always, file], "enable_envvars_config"):
+        unused = sorted(SETTINGS[key].env for key in present.keys() - always.values.keys())
+        if unused:
+            found.info(f"{', '.join(unused)} in the environment: not read, enable_envvars_config isn't true")
+        return always
+    if "allowed_urls" in present and not _on([command_line, file], "use_env_allowed_urls"):
+        del present["allowed_urls"]
+        found.warn("TS_ALLOWED_URLS in the environment: not read, the config file has no use_env_allowed_urls=true")
+    return replace(always, values=present)
+
+
+def _file(ts_config: Path | None, environ: Mapping[str, str], found: _Findings) -> _Layer:
+    path = _file_path(ts_config, environ, found)
+    if path is None:
+        return _Layer("config file", {})
+    try:
+        entries = properties.parse(properties.decode(path.read_bytes()))
+    except (OSError, properties.PropertiesError) as error:
+        raise ConfigError(f"{path} can't be read: {error}") from None
+    values = {entry.key: _Value(entry.value, f"{path}:{entry.line}") for entry in entries}
+    snapshot = _snapshot_in(values, found)
+    expanded = {key: _expanded(key, value, environ, found) for key, value in values.items() if key not in INTERNAL}
+    return _Layer(str(path), _known(expanded, found), snapshot)
+
+
+def _file_path(ts_config: Path | None, environ: Mapping[str, str], found: _Findings) -> Path | None:
+    """As TorchServe finds it: TS_CONFIG_FILE, else --ts-config, else ./config.properties where there is one."""
+    named = environ.get("TS_CONFIG_FILE")
+    if named:
+        if ts_config and Path(named) != ts_config:
+            found.warn(f"--ts-config {ts_config} is not read: TS_CONFIG_FILE names {named}")
+        if not Path(named).is_file():
+            raise ConfigError(f"TS_CONFIG_FILE file not found: {named}")
+        return Path(named)
+    if ts_config:
+        if not ts_config.is_file():
+            raise ConfigError(f"--ts-config file not found: {ts_config}")
+        return ts_config
+    return _DEFAULT_FILE if _DEFAULT_FILE.is_file() else None
+
+
+def _expanded(key: str, value: _Value, environ: Mapping[str, str], found: _Findings) -> _Value:
+    def variable(match: re.Match[str]) -> str:
+        if match[1] not in environ:
+            found.errors.append(f"{key} ({value.source}): the environment has no variable {match[1]} for {match[0]}")
+        return environ.get(match[1], "")
+
+    return replace(value, text=_VARIABLE.sub(variable, value.text))
+
+
+def _known(values: Mapping[str, _Value], found: _Findings) -> dict[str, _Value]:
+    """The values of settings; a note for each key that isn't one, or that does nothing."""
+    for key, value in values.items():
+        if key in NO_EFFECT:
+            found.info(f"{key} ({value.source}) {NO_EFFECT[key]}; it has no effect")
+        elif key not in SETTINGS:
+            found.warn(f"{key} ({value.source}): there is no such setting{nearest(key, SETTINGS)}")
+    return {key: value for key, value in values.items() if key in SETTINGS}
+
+
+def _snapshot_in(values: Mapping[str, _Value], found: _Findings) -> Snapshot | None:
+    value = values.get("model_snapshot")
+    if value is None:
+        return None
+    try:
+        return decode_models(value.text)
+    except SnapshotError as error:
+        found.errors.append(f"model_snapshot ({value.source}): {error}")
+        return None
+
+
+def _found_snapshot(strong: Sequence[_Layer], found: _Findings) -> _Layer:
+    """The newest snapshot of the log directory, unless --ncs; some settings are never taken from it."""
+    nothing = _Layer("snapshot", {})
+    if _on(strong, "ncs"):
+        return nothing
+    directory = Path(_text(strong, "log_location") or "logs") / "config"
+    newest, skipped = SnapshotFiles(directory).newest()
+    for line in skipped:
+        found.warn(line)
+    if newest is None:
+        return nothing
+    source = f"snapshot {newest.path.name}"
+    values = {k: _Value(v, source) for k, v in newest.settings.items() if k in SETTINGS and SETTINGS[k].restored}
+    return _Layer(source, values, newest.snapshot)
+
+
+# --- which layer wins
+
+
+def _text(layers: Sequence[_Layer], key: str) -> str:
+    """The strongest text of a setting; "" without any."""
+    texts = (layer.values[key].text.strip() for layer in layers if key in layer.values)
+    return next(filter(None, texts), "")
+
+
+def _on(layers: Sequence[_Layer], key: str) -> bool:
+    """A switch that decides which sources count. Text that is neither true nor false is an error later."""
+    with contextlib.suppress(ValueError):
+        return bool(BOOLEAN.parse(_text(layers, key)))
+    return False
+
+
+def _resolved(layers: Sequence[_Layer], environ: Mapping[str, str], found: _Findings) -> ServerConfig:
+    chosen = dict(_chosen(layers))
+    chosen, snapshot = _models_to_load(layers, chosen, found)
+    values = {key: _parsed(SETTINGS[key], value, found) for key, value in chosen.items()}
+    values = {key: value for key, value in values.items() if value is not None}
+    sources = {key: chosen[key].source for key in values}
+    _note_effects(values, sources, found)
+    _note_snapshot(layers[-1], chosen, found)
+    for key, origin in (("workflow_store", "model_store"), ("metrics_location", "log_location")):
+        if key not in values and origin in values:
+            values[key], sources[key] = values[origin], f"as {origin}"
+    return ServerConfig(**values, sources=sources, snapshot=snapshot, environment=dict(environ))
+
+
+def _chosen(layers: Sequence[_Layer]) -> Iterator[tuple[str, _Value]]:
+    """The strongest value of each setting; one that is blank counts as not set."""
+    for key in SETTINGS:
+        for layer in layers:
+            value = layer.values.get(key)
+            if value is not None and value.text.strip():
+                yield key, value
+                break
+
+
+def _models_to_load(
+    layers: Sequence[_Layer], chosen: dict[str, _Value], found: _Findings
+) -> tuple[dict[str, _Value], Snapshot | None]:
+    """Models come from one source only, the strongest that names any: `load_models`, or a snapshot's own."""
+    for layer in layers:
+        if layer.snapshot is not None:
+            if "load_models" in chosen:
+                found.info(f"load_models ({chosen['load_models'].source}) is not read: models come from {layer.name}")
+            return {key: value for key, value in chosen.items() if key != "load_models"}, layer.snapshot
+        if layer.values.get("load_models") is chosen.get("load_models") is not None:
+            _note_unrestored(layers, chosen["load_models"], found)
+            return chosen, None
+    return chosen, None
+
+
+def _note_unrestored(layers: Sequence[_Layer], winner: _Value, found: _Findings) -> None:
+    for layer in layers:
+        if layer.snapshot and layer.snapshot.models:
+            names = ", ".join(sorted(layer.snapshot.models))
+            found.info(f"load_models ({winner.source}) beats {layer.name}: its models are not restored: {names}")
+
+
+def _parsed(setting: Setting, value: _Value, found: _Findings) -> Any:
+    try:
+        return setting.kind.parse(value.text.strip())
+    except ValueError as error:
+        text = "***" if setting.secret else value.text.strip()
+        found.errors.append(f"{setting.key} = {text} ({value.source}): {error}")
+        return None
+
+
+def _note_effects(values: Mapping[str, Any], sources: Mapping[str, str], found: _Findings) -> None:
+    for key, value in values.items():
+        setting = SETTINGS[key]
+        if setting.effect and value != setting.default:
+            found.info(f"{key} ({sources[key]}): {EFFECTS[setting.effect]}")
+
+
+def _note_snapshot(layer: _Layer, chosen: Mapping[str, _Value], found: _Findings) -> None:
+    """Say which settings a snapshot brought, and which of its settings something stronger overruled."""
+    taken = sorted(key for key, value in layer.values.items() if chosen.get(key) is value)
+    if taken:
+        found.info(f"from {layer.name}: {', '.join(f'{key}={layer.values[key].text}' for key in taken)}")
+    for key, value in layer.values.items():
+        winner = chosen.get(key)
+        if winner is not None and winner is not value and winner.text.strip() != value.text.strip():
+            found.info(f"{key}={winner.text.strip()} ({winner.source}) beats {value.text} of {layer.name}")
+
+
+# --- looking at settings
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """A setting, its value as text ("" for not set) and where that came from."""
+
+    key: str
+    value: str
+    source: str
+    doc: str
+
+
+def explain(config: ServerConfig) -> list[Explained]:
+    """Every setting in the order of the table."""
+    return [
+        Explained(key, _shown(config, setting), config.sources.get(key, "default"), setting.doc)
+        for key, setting in SETTINGS.items()
+    ]
+
+
+def snapshot_settings(config: ServerConfig) -> dict[str, str]:
+    """What a snapshot keeps of the settings: those that aren't defaults, in a form that reads back; no secret."""
+    return {
+        key: as_text(value.absolute() if isinstance(value := getattr(config, key), Path) else value)
+        for key, setting in SETTINGS.items()
+        if key in config.sources and setting.restored and not setting.secret
+    }
+
+
+def as_text(value: object) -> str:
+    """A value as a config file has it. "" for None."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return json.dumps(value) if isinstance(value, Mapping) else str(value)
+
+
+def _shown(config: ServerConfig, setting: Setting) -> str:
+    value = getattr(config, setting.key)
+    return "***" if setting.secret and value else as_text(value)
+
+
+def worker_environment(config: ServerConfig) -> dict[str, str]:
+    """The environment that worker processes get: this one's, less `blacklist_env_vars`, and what TorchServe adds."""
+    hidden = re.compile(config.blacklist_env_vars or r"(?!)")
+    passed = {name: value for name, value in (config.environment or os.environ).items() if not hidden.fullmatch(name)}
+    return passed | {
+        "TS_DECODE_INPUT_REQUEST": as_text(config.decode_input_request),
+        "TS_IPEX_ENABLE": "false",
+        "TS_IPEX_GPU_ENABLE": "false",
+    }

@@ -1,0 +1,169 @@
+"""Kinds of settings: how each one's text becomes a value, and what it allows. Pure.
+
+A kind's `parse` takes text without blanks at its ends, never empty, and raises ValueError that says what is allowed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ts_frontend.addresses import parse_address, parse_host
+from ts_frontend.errors import InvalidArgument
+
+#: Settings of models by name, version and TorchServe's key: {"m": {"1.0": {"minWorkers": 1}}}.
+ModelEntries: TypeAlias = "Mapping[str, Mapping[str, Mapping[str, Any]]]"
+
+_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+
+
+class ConfigError(InvalidArgument):
+    """The server can't start with these settings; one line for each of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """`name` is what the documentation shows."""
+
+    name: str
+    parse: Callable[[str], Any]
+
+
+def whole(least: int = 0, most: float = math.inf) -> Kind:
+    """Whole numbers from `least` to `most`."""
+
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"[+-]?\d+", text):
+            raise ValueError("allowed are whole numbers")
+        _check_range(int(text), least, most)
+        return int(text)
+
+    return Kind("whole number", parse)
+
+
+def number(least: float = 0.0) -> Kind:
+    """Numbers from `least` on, fractions too."""
+
+    def parse(text: str) -> float:
+        value = float(text) if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", text) else math.nan
+        if math.isnan(value):
+            raise ValueError("allowed are numbers")
+        _check_range(value, least, math.inf)
+        return value
+
+    return Kind("number", parse)
+
+
+def choice(*allowed: str) -> Kind:
+    """One of these words, in any case."""
+
+    def parse(text: str) -> str:
+        if text.lower() not in allowed:
+            raise ValueError(f"allowed are {', '.join(allowed)}")
+        return text.lower()
+
+    return Kind(" \\| ".join(f"`{word}`" for word in allowed), parse)
+
+
+def address(api: str) -> Kind:
+    return Kind("URL", lambda text: parse_address(text, api))
+
+
+def _check_range(value: float, least: float, most: float) -> None:
+    if value < least:
+        raise ValueError(f"the least is {least:g}")
+    if value > most:
+        raise ValueError(f"the most is {most:g}")
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() not in _TRUE + _FALSE:
+        raise ValueError("allowed are true and false")
+    return text.lower() in _TRUE
+
+
+def _open_inference(text: str) -> bool:
+    """`oip` (TorchServe's word in the environment) or true; TorchServe takes every other text for off."""
+    return text.lower() == "oip" or text.lower() in _TRUE
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {error}") from None
+    return text
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _patterns(text: str) -> tuple[str, ...]:
+    return tuple(_pattern(word) for word in _words(text))
+
+
+def _path(text: str) -> Path:
+    if "\0" in text:
+        raise ValueError("a path has no NUL character")
+    return Path(text).expanduser()
+
+
+def _models(text: str) -> ModelEntries:
+    try:
+        tree = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"not JSON: {error}") from None
+    for where, entry in _entries(tree):
+        _check_entry(where, entry)
+    return {name: dict(versions) for name, versions in tree.items()}
+
+
+def _entries(tree: object) -> list[tuple[str, Mapping[str, object]]]:
+    """("name/version", settings) of every entry. :raises ValueError: another shape."""
+    found = []
+    for name, versions in _object(tree, "the whole").items():
+        for version, entry in _object(versions, name).items():
+            found.append((f"{name}/{version}", _object(entry, f"{name}/{version}")))
+    return found
+
+
+def _object(value: object, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f'{where} is no JSON object; allowed is {{"name": {{"version": {{"minWorkers": 1}}}}}}')
+    return value
+
+
+_ENTRY_NUMBERS = ("minWorkers", "maxWorkers", "batchSize", "maxBatchDelay", "responseTimeout", "startupTimeout")
+
+
+def _check_entry(where: str, entry: Mapping[str, object]) -> None:
+    for key in _ENTRY_NUMBERS:
+        value = entry.get(key, 0)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ValueError(f"{key} of {where} is {json.dumps(value)}; allowed are whole numbers")
+
+
+TEXT = Kind("text", str)
+BOOLEAN = Kind("boolean", _boolean)
+OPEN_INFERENCE = Kind("boolean", _open_inference)
+PATH = Kind("path", _path)
+PATTERN = Kind("regular expression", _pattern)
+PATTERNS = Kind("comma list of regular expressions", _patterns)
+WORDS = Kind("comma list", _words)
+MODELS = Kind("JSON", _models)
+HOST = Kind("IP address", parse_host)
+PORT = whole(0, 65535)
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`; did you mean X?` for the known word most like this one, or nothing."""
+    by_lower = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
+    return f"; did you mean {by_lower[close[0]]}?" if close else ""

@@ -1,0 +1,340 @@
+"""Every setting of the server, once: key, kind, default, environment name, documentation. Pure.
+
+A field of ServerConfig is one row of the table; SETTINGS lists the rows. From them come parsing, defaults,
+`torchserve config` and the table in docs/configuration.md. Keys are those of TorchServe's config.properties;
+our own ones are in the group "torchrelay" and carry their unit at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from pathlib import Path
+from tempfile import gettempdir
+from types import MappingProxyType
+from typing import Any
+
+from ts_frontend.addresses import Address, is_loopback
+from ts_frontend.config_kinds import (
+    BOOLEAN,
+    HOST,
+    MODELS,
+    OPEN_INFERENCE,
+    PATH,
+    PATTERN,
+    PATTERNS,
+    PORT,
+    TEXT,
+    WORDS,
+    Kind,
+    ModelEntries,
+    address,
+    choice,
+    number,
+    whole,
+)
+from ts_frontend.models.snapshot import Snapshot
+
+#: How `Setting.effect` reads in the documentation and in the note that a start with such a setting logs.
+EFFECTS = {"later": "accepted; a later version reads it", "none": "accepted; has no effect here"}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row. `env` is the environment variable, "" for none; `env_always`: it counts without enable_envvars_config.
+    `effect` is "" for a setting that is read, or a key of EFFECTS. `restored` is False for what a snapshot that wasn't
+    asked for by name can't set: security, and where things lie. `secret`: never shown or written."""
+
+    key: str
+    kind: Kind
+    default: object
+    doc: str
+    env: str
+    group: str
+    env_always: bool
+    effect: str
+    restored: bool
+    secret: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something about the settings that the log should say."""
+
+    level: int
+    text: str
+
+
+def _row(kind: Kind, default: object, doc: str, **more: Any) -> Any:
+    """A dataclass field that carries its row; a callable makes the default. `more` are further columns of Setting."""
+    metadata = {"kind": kind, "doc": doc, **more}
+    return (
+        field(default_factory=default, metadata=metadata)
+        if callable(default)
+        else field(default=default, metadata=metadata)
+    )
+
+
+def _own(kind: Kind, default: object, doc: str, **more: Any) -> Any:
+    return _row(kind, default, doc, group="torchrelay", env_always=True, **more)
+
+
+def _system_temp_dir() -> Path:
+    return Path(gettempdir())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """The settings of one server, checked. None: not set. `sources` says where each value that isn't the default
+    came from; `notes` is for the log; `snapshot` holds the models to restore; `environment` is the process's."""
+
+    # Addresses
+    inference_address: Address = _row(address("inference"), Address("http", "127.0.0.1", 8080), "REST inference API")
+    management_address: Address = _row(
+        address("management"),
+        Address("http", "127.0.0.1", 8081),
+        "REST management API; equal to `inference_address`: one listener serves both",
+    )
+    metrics_address: Address = _row(address("metrics"), Address("http", "127.0.0.1", 8082), "REST metrics API")
+    enable_metrics_api: bool = _row(BOOLEAN, True, "false: no metrics listener")
+    grpc_inference_address: str = _row(HOST, "127.0.0.1", "where gRPC inference listens")
+    grpc_management_address: str = _row(HOST, "127.0.0.1", "where gRPC management listens")
+    grpc_inference_port: int = _row(PORT, 7070, "0 takes a free port")
+    grpc_management_port: int = _row(PORT, 7071, "0 takes a free port")
+    grpc_inference_max_connection_age_ms: int | None = _row(
+        whole(1), None, "ms after which a gRPC connection is asked to close; not set: never"
+    )
+    grpc_inference_max_connection_age_grace_ms: int | None = _row(
+        whole(0), None, "ms that its calls then have to end; not set: any time"
+    )
+    grpc_management_max_connection_age_ms: int | None = _row(whole(1), None, "the same for gRPC management")
+    grpc_management_max_connection_age_grace_ms: int | None = _row(whole(0), None, "the same for gRPC management")
+    ts_open_inference_protocol: bool = _row(
+        OPEN_INFERENCE,
+        False,
+        "KServe v2 (Open Inference) APIs; `oip` or `true` turns them on",
+        env="TS_OPEN_INFERENCE_PROTOCOL",
+        env_always=True,
+        effect="later",
+    )
+    cors_allowed_origin: str | None = _row(TEXT, None, "Access-Control-Allow-Origin of REST answers", effect="later")
+    cors_allowed_methods: str | None = _row(TEXT, None, "Access-Control-Allow-Methods", effect="later")
+    cors_allowed_headers: str | None = _row(TEXT, None, "Access-Control-Allow-Headers", effect="later")
+
+    # Models
+    model_store: Path | None = _row(PATH, None, "directory of the archives; needed to start")
+    workflow_store: Path | None = _row(PATH, None, "directory of workflow archives; not set: `model_store`")
+    load_models: tuple[str, ...] = _row(
+        WORDS,
+        (),
+        "what to load at start: `NAME=URL`, `URL`, or `ALL` for every archive of the store",
+        restored=False,
+    )
+    models: ModelEntries = _row(
+        MODELS,
+        dict,
+        'settings by model and version, JSON: `{"name": {"1.0": {"minWorkers": 1, "maxWorkers": 2, '
+        '"batchSize": 4, "maxBatchDelay": 50, "responseTimeout": 120, "startupTimeout": 120}}}`; '
+        "numbers <= 0 don't count",
+        env="",
+    )
+    allowed_urls: tuple[str, ...] | None = _row(
+        PATTERNS,
+        None,
+        "URLs that archives may come from, each matched whole and in any case; not set: files in the model store and "
+        "`https://torchserve.pytorch.org/mar_files/`. The variable counts only with `use_env_allowed_urls=true`",
+        restored=False,
+    )
+    use_env_allowed_urls: bool = _row(
+        BOOLEAN, False, "true: `TS_ALLOWED_URLS` counts; config file or command line only", env="", restored=False
+    )
+    default_workers_per_model: int = _row(whole(), 0, "0: as many as there are GPUs, or else CPUs")
+    job_queue_size: int = _row(whole(1), 100, "requests that may wait, per model version")
+    default_response_timeout: int = _row(whole(1), 120, "s that a handler may take for an answer, or a part of one")
+    default_startup_timeout: int = _row(whole(1), 120, "s that a worker may take to load its model")
+    unregister_model_timeout: int = _row(whole(1), 120, "s that removing a model may take")
+    default_service_handler: str | None = _row(TEXT, None, "handler of archives that name none")
+    service_envelope: str | None = _row(
+        choice("body", "json", "kserve", "kservev2"), None, "request envelope of all models", effect="later"
+    )
+    install_py_dep_per_model: bool = _row(
+        BOOLEAN, False, "install an archive's requirements file before its workers start", effect="later"
+    )
+    decode_input_request: bool = _row(BOOLEAN, True, "false: handlers get text and JSON as bytes")
+    max_request_size: int = _row(whole(1), 6_553_500, "bytes of a request")
+    max_response_size: int = _row(whole(1), 6_553_500, "bytes of an answer, or a part of one")
+    limit_max_image_pixels: bool = _row(BOOLEAN, True, "false: handlers may open images of any size")
+    number_of_gpu: int | None = _row(whole(), None, "GPUs to use; not set: all; never more than there are")
+    initial_worker_port: int = _row(whole(1), 9000, "number of the first worker (in logs and DescribeModel)")
+    initial_distribution_port: int = _row(PORT, 29500, "first port of torchrun workers", effect="later")
+    blacklist_env_vars: str | None = _row(PATTERN, None, "variables whose whole name matches aren't passed to workers")
+    ts_header_key_sequence_id: str = _row(
+        TEXT, "ts_request_sequence_id", "header that names a sequence", env="TS_HEADER_KEY_SEQUENCE_ID", effect="later"
+    )
+    ts_header_key_sequence_start: str = _row(
+        TEXT,
+        "ts_request_sequence_start",
+        "header of a sequence's first request",
+        env="TS_HEADER_KEY_SEQUENCE_START",
+        effect="later",
+    )
+    ts_header_key_sequence_end: str = _row(
+        TEXT,
+        "ts_request_sequence_end",
+        "header of a sequence's last request",
+        env="TS_HEADER_KEY_SEQUENCE_END",
+        effect="later",
+    )
+
+    # Security
+    disable_token_authorization: bool | None = _row(
+        BOOLEAN,
+        None,
+        "true: no tokens, also when an address can be reached from other machines; "
+        "not set: none while every address is loopback, else the server doesn't start",
+        restored=False,
+    )
+    token_expiration_min: float = _row(
+        number(0),
+        60.0,
+        "minutes that a token counts",
+        env="TS_TOKEN_EXPIRATION_TIME_MIN",
+        effect="later",
+        restored=False,
+    )
+    enable_model_api: bool | None = _row(
+        BOOLEAN,
+        None,
+        "register and unregister while the server runs; not set: allowed while every address is loopback",
+        restored=False,
+    )
+    enable_grpc_ssl: bool = _row(BOOLEAN, False, "TLS on the gRPC ports, with the two files below")
+    certificate_file: Path | None = _row(PATH, None, "PEM certificate chain")
+    private_key_file: Path | None = _row(PATH, None, "PEM private key")
+    keystore: Path | None = _row(PATH, None, "Java key store: not read; the refusal says how to convert it")
+    keystore_pass: str | None = _row(TEXT, None, "of the Java key store", effect="none", secret=True)
+    keystore_type: str | None = _row(TEXT, None, "of the Java key store", effect="none")
+
+    # Metrics and logs
+    metrics_mode: str = _row(
+        choice("log", "prometheus", "legacy"), "log", "where metrics go: log files or the metrics API", effect="later"
+    )
+    metrics_config: Path | None = _row(PATH, None, "metrics.yaml; not set: the one that comes with the server")
+    model_metrics_auto_detect: bool = _row(
+        BOOLEAN, False, "true: metrics of handlers that metrics.yaml doesn't name count too", effect="later"
+    )
+    disable_system_metrics: bool = _row(BOOLEAN, False, "true: no CPU, memory, disk and GPU metrics", effect="later")
+    metric_time_interval: int = _row(whole(1), 60, "s between two samples of system metrics", env="", effect="later")
+    system_metrics_cmd: str | None = _row(
+        TEXT, None, "command that prints system metrics; not set: the server's own", env="", effect="later"
+    )
+
+    # The settings themselves
+    enable_envvars_config: bool = _row(
+        BOOLEAN, False, "true: `TS_` variables of TorchServe's settings count", env_always=True, restored=False
+    )
+    debug: bool = _row(BOOLEAN, False, "one worker per model, no timeouts", effect="later")
+
+    # Our own
+    grpc_engine: str = _own(
+        choice("auto", "h2corn", "grpcio"), "auto", "what serves gRPC; auto: h2corn where it is installed, else grpcio"
+    )
+    worker_start: str = _own(
+        choice("fork", "exec"),
+        "fork",
+        "fork: workers start in milliseconds from a process that has imported torch; exec: each as a fresh Python",
+    )
+    max_concurrency: int = _own(whole(1), 64, "requests at a time on one worker whose handler is a generator or async")
+    job_queue_bytes_max: int = _own(whole(1), 1 << 30, "bytes of requests that may wait, per model version")
+    stream_credit_bytes: int = _own(
+        whole(1024), 262_144, "bytes that a stream may be ahead of its reader; then its handler waits"
+    )
+    drain_timeout_s: float = _own(number(), 30.0, "s that accepted requests have to end when the server stops")
+    worker_kill_grace_s: float = _own(
+        number(), 5.0, "s that the other requests of a worker have to end before it is killed for one that hangs"
+    )
+    restart_delay_s_max: float = _own(number(), 30.0, "s, the longest pause before a failing worker is started again")
+    download_bytes_max: int = _own(whole(1), 100 << 30, "bytes of one archive from a URL")
+    download_timeout_s: float = _own(number(0), 60.0, "s without any byte after which a download fails")
+    extract_bytes_max: int = _own(whole(1), 200 << 30, "bytes of one archive's files, unpacked")
+    extract_files_max: int = _own(whole(1), 100_000, "files of one archive")
+    extract_ratio_max: float = _own(number(1), 200.0, "times that unpacking may enlarge an archive")
+    temp_dir: Path = _own(
+        PATH,
+        _system_temp_dir,
+        "working directory: sockets, unpacked archives; not set: the system's",
+        env="TEMP",
+        restored=False,
+    )
+    log_location: Path = _own(
+        PATH, Path("logs"), "directory of log files and snapshots", env="LOG_LOCATION", restored=False
+    )
+    metrics_location: Path | None = _own(
+        PATH, None, "directory of the metrics logs; not set: `log_location`", env="METRICS_LOCATION", restored=False
+    )
+    log_config: Path | None = _own(PATH, None, "logging configuration: YAML or JSON for dictConfig, or log4j2 XML")
+    log_level: str = _own(choice("debug", "info", "warning", "error"), "info", "of the server's own messages")
+    log_format: str = _own(choice("text", "json"), "text", "text: TorchServe's patterns; json: one object per line")
+    access_log: bool = _own(BOOLEAN, True, "one line per request")
+    console_log: bool = _own(BOOLEAN, True, "the log on standard output too", restored=False)
+    ncs: bool = _own(BOOLEAN, False, "true: snapshots are neither read nor written (`--ncs`)", restored=False)
+    snapshots_kept_max: int = _own(whole(1), 10, "snapshot files kept; older ones are deleted")
+
+    # Not settings
+    sources: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[Note, ...] = ()
+    snapshot: Snapshot | None = None
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def loopback_only(self) -> bool:
+        """True while no API that can predict or manage is reachable from other machines."""
+        return not self.outside_addresses()
+
+    def outside_addresses(self) -> tuple[str, ...]:
+        """Keys of the inference and management addresses that other machines can reach."""
+        urls = {"inference_address": self.inference_address, "management_address": self.management_address}
+        hosts = {key: getattr(self, key) for key in ("grpc_inference_address", "grpc_management_address")}
+        outside = [key for key, url in urls.items() if not url.loopback]
+        return (*outside, *(key for key, host in hosts.items() if not is_loopback(host)))
+
+    @property
+    def model_api_enabled(self) -> bool:
+        """May models be registered and unregistered while the server runs?"""
+        return self.loopback_only if self.enable_model_api is None else self.enable_model_api
+
+    @property
+    def snapshot_dir(self) -> Path:
+        return self.log_location / "config"
+
+
+def _setting(column: Field[Any]) -> Setting:
+    more = {"group": "", "env_always": False, "effect": "", "restored": True, "secret": False, **column.metadata}
+    more.setdefault("env", f"TS_{column.name.upper()}")
+    return Setting(key=column.name, default=None if column.default is MISSING else column.default, **more)
+
+
+SETTINGS: Mapping[str, Setting] = MappingProxyType(
+    {column.name: _setting(column) for column in fields(ServerConfig) if "kind" in column.metadata}
+)
+
+#: Keys of TorchServe that are accepted and do nothing: why.
+NO_EFFECT: Mapping[str, str] = MappingProxyType(
+    dict.fromkeys(
+        ("number_of_netty_threads", "netty_client_threads", "prefer_direct_buffer", "use_native_io", "io_ratio"),
+        "tunes Netty, which this server doesn't have",
+    )
+    | {
+        "vmargs": "is for the Java virtual machine, which this server doesn't have",
+        "plugins_path": "names Java plugins, which this server can't load",
+        "async_logging": "isn't needed: logs are always written by a thread of their own",
+    }
+    | dict.fromkeys(
+        ("ipex_enable", "ipex_gpu_enable", "cpu_launcher_enable", "cpu_launcher_args"),
+        "starts workers through Intel's extension, which this server doesn't do",
+    )
+    | {"cpp_log_config": "is for TorchServe's C++ workers, which this server doesn't have"}
+)
+
+#: Keys that TorchServe writes into its snapshots for itself.
+INTERNAL = frozenset({"model_server_home", "version", "python", "tsConfigFile", "model_snapshot"})
