@@ -1,0 +1,129 @@
+"""StreamPredictions2: requests come as the client sends them, answers leave as they are ready.
+
+Requests of one sequence_id run one after another; those without an id are one sequence too, so that their answers
+keep the order of the questions. Different sequences run side by side. A request that fails is answered with a
+status, and the stream goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from typing import Protocol, TypeAlias
+
+from ts.protocol.frames import Buffer, Pairs
+from ts_frontend.errors import ServeError
+from ts_frontend.services.predictions import Request, failure_response, parse, sequence_response
+
+#: Requests of one call that have been read and not answered; the client's next ones wait in its connection.
+REQUESTS_MAX = 64
+#: Groups of answers of one call that wait to be written; handlers that stream wait for room.
+ANSWERS_MAX = 64
+
+
+class Answer(Protocol):
+    """A request on its way (`ts_frontend.job.Job`)."""
+
+    status: int
+    headers: Pairs
+
+    async def result(self) -> Buffer: ...
+    def chunks(self) -> AsyncIterator[list[Buffer]]: ...
+    def cancel(self) -> None: ...
+
+
+Start: TypeAlias = Callable[[Request], Answer]
+
+
+class _Conversation:
+    """The state of one call."""
+
+    def __init__(self, method: str, start: Start) -> None:
+        self._method, self._start = method, start
+        self._room = asyncio.Semaphore(REQUESTS_MAX)
+        self._space = asyncio.Semaphore(ANSWERS_MAX)
+        self._last: dict[str | None, asyncio.Task[None]] = {}
+        self._running: set[asyncio.Task[None]] = set()
+        self._answers: asyncio.Queue[list[bytes] | None] = asyncio.Queue()
+
+    async def read(self, requests: AsyncIterator[bytes]) -> None:
+        """Starts every request and waits for their ends; `ready` ends after that, or with the first error here."""
+        try:
+            async for data in requests:
+                await self._room.acquire()
+                await self._take(data)
+            if self._running:
+                await asyncio.wait(self._running)
+        finally:
+            for task in self._running:
+                task.cancel()
+            self._answers.put_nowait(None)
+
+    async def ready(self) -> list[bytes] | None:
+        """The answers that are ready, at least one; None after the last."""
+        answers = await self._answers.get()
+        if answers is None:
+            return None
+        self._space.release()
+        while not self._answers.empty():
+            more = self._answers.get_nowait()
+            if more is None:
+                self._answers.put_nowait(None)
+                break
+            self._space.release()
+            answers = answers + more
+        return answers
+
+    async def _answer(self, answers: list[bytes]) -> None:
+        await self._space.acquire()
+        self._answers.put_nowait(answers)
+
+    async def _take(self, data: bytes) -> None:
+        try:
+            request = parse(self._method, data)
+        except ServeError as error:
+            self._room.release()
+            await self._answer([failure_response(error, None)])
+            return
+        sequence_id = request.sequence_id
+        task = asyncio.create_task(self._run(request, self._last.get(sequence_id)))
+        self._last[sequence_id] = task
+        self._running.add(task)
+        task.add_done_callback(lambda _: self._ended(sequence_id, task))
+
+    def _ended(self, sequence_id: str | None, task: asyncio.Task[None]) -> None:
+        self._room.release()
+        self._running.discard(task)
+        if self._last.get(sequence_id) is task:
+            del self._last[sequence_id]
+
+    async def _run(self, request: Request, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait({before})
+        try:
+            await self._drain(self._start(request), request.sequence_id)
+        except ServeError as error:
+            await self._answer([failure_response(error, request.sequence_id)])
+        except Exception as error:
+            internal = ServeError(f"{self._method}: {type(error).__name__} in the server, see its log")
+            await self._answer([failure_response(internal, request.sequence_id)])
+            raise
+
+    async def _drain(self, answer: Answer, sequence_id: str | None) -> None:
+        try:
+            async for pieces in answer.chunks():
+                await self._answer([sequence_response(piece, sequence_id) for piece in pieces])
+        finally:
+            answer.cancel()
+
+
+async def converse(method: str, requests: AsyncIterator[bytes], start: Start) -> AsyncGenerator[Sequence[bytes], None]:
+    """The answers to `requests`; `start` begins one. Leaving early cancels what is running."""
+    conversation = _Conversation(method, start)
+    reader = asyncio.create_task(conversation.read(requests))
+    try:
+        while (answers := await conversation.ready()) is not None:
+            yield answers
+        await reader
+    finally:
+        reader.cancel()

@@ -1,0 +1,105 @@
+"""The door `InferenceAPIsService`: translate, submit, drain the reply (`protos/inference.proto`)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Protocol
+
+from ts.protocol.frames import Input, Pairs
+from ts_frontend.errors import InvalidArgument, ServeError
+from ts_frontend.ingress.call import Call, Method, Shape
+from ts_frontend.protos.inference_pb2 import TorchServeHealthResponse
+from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub as Names
+from ts_frontend.services.conversation import Answer, converse
+from ts_frontend.services.metadata import RequestIds, request_headers, response_metadata
+from ts_frontend.services.predictions import Request, parse, response
+
+
+class Served(Protocol):
+    """A model version that takes requests (`ts_frontend.models.model.Model`)."""
+
+    def submit(
+        self,
+        inputs: Sequence[Input],
+        *,
+        headers: Pairs = (),
+        deadline_s: float = math.inf,
+        request_id: str | None = None,
+        stream: bool,
+    ) -> Answer: ...
+
+
+class Models(Protocol):
+    """Where models are found by name (`ts_frontend.models.registry.Registry`)."""
+
+    def find(self, name: str, version: str | None) -> Served: ...
+
+
+class Health(Protocol):
+    """Who knows whether all is well (`ts_frontend.models.administration.Administration`)."""
+
+    async def health(self) -> tuple[bool, dict[str, Any]]: ...
+
+
+class InferenceService:
+    """The four methods, over what is served."""
+
+    def __init__(self, models: Models, health: Health) -> None:
+        self._models = models
+        self._health = health
+        self._ids = RequestIds()
+
+    def methods(self) -> tuple[Method, ...]:
+        return (
+            Method(Names.Ping_PATH, Shape.UNARY, self.ping),
+            Method(Names.Predictions_PATH, Shape.UNARY, self.predictions),
+            Method(Names.StreamPredictions_PATH, Shape.SERVER_STREAM, self.stream_predictions),
+            Method(Names.StreamPredictions2_PATH, Shape.BIDI, self.stream_predictions_2),
+        )
+
+    async def ping(self, call: Call, data: bytes) -> bytes:
+        """TorchServeHealthResponse with the text of `/ping`; never an error."""
+        try:
+            _, report = await self._health.health()
+        except ServeError:
+            report = {"status": "Unhealthy"}
+        return TorchServeHealthResponse(health=json.dumps(report, indent=2, ensure_ascii=False)).SerializeToString()
+
+    def _submit(self, call: Call, request: Request, stream: bool) -> Answer:
+        name, version, inputs, _ = request
+        if not name:
+            raise InvalidArgument("Parameter model_name is required.")
+        model = self._models.find(name, version or None)
+        headers, request_id = request_headers(call.metadata)
+        return model.submit(
+            inputs,
+            headers=headers,
+            deadline_s=call.deadline_s,
+            request_id=request_id or self._ids.next(),
+            stream=stream,
+        )
+
+    async def predictions(self, call: Call, data: bytes) -> bytes:
+        """One PredictionsRequest -> one PredictionResponse, the pieces of a streamed answer joined."""
+        answer = self._submit(call, parse(call.path, data), False)
+        prediction = await answer.result()
+        if answer.headers or answer.status != 200:
+            call.trailing.extend(response_metadata(answer.status, answer.headers))
+        return response(prediction)
+
+    async def stream_predictions(self, call: Call, data: bytes) -> AsyncIterator[Sequence[bytes]]:
+        """One PredictionsRequest -> a PredictionResponse for every piece the handler sends."""
+        answer = self._submit(call, parse(call.path, data), True)
+        try:
+            async for pieces in answer.chunks():
+                yield [response(piece) for piece in pieces]
+        finally:
+            answer.cancel()
+        if answer.headers or answer.status != 200:
+            call.trailing.extend(response_metadata(answer.status, answer.headers))
+
+    def stream_predictions_2(self, call: Call, requests: AsyncIterator[bytes]) -> AsyncIterator[Sequence[bytes]]:
+        """PredictionsRequests -> the PredictionResponses of each, failures among them (`conversation.py`)."""
+        return converse(call.path, requests, lambda request: self._submit(call, request, True))

@@ -1,0 +1,334 @@
+"""The inference door over a model that is played by a function."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import pytest
+
+from ts.protocol.frames import Chunk, Failed, Input, Pairs
+from ts_frontend.errors import InvalidArgument, ModelNotFound, ModelVersionNotFound, NoWorker, ServeError
+from ts_frontend.ingress.call import Call, Shape
+from ts_frontend.job import Job, Ledger, State
+from ts_frontend.protos.inference_pb2 import PredictionResponse, PredictionsRequest, TorchServeHealthResponse
+from ts_frontend.services.inference import InferenceService
+from ts_frontend.services.metadata import RequestIds, request_headers, response_metadata
+
+Play = Callable[[Job], None]
+SERVICE = "/org.pytorch.serve.grpc.inference.InferenceAPIsService"
+
+
+class PlayedModel:
+    """Hands every job to `play`, which delivers what a worker would."""
+
+    def __init__(self, play: Play) -> None:
+        self.play = play
+        self.jobs: list[Job] = []
+
+    def submit(
+        self,
+        inputs: Sequence[Input],
+        *,
+        headers: Pairs = (),
+        deadline_s: float = math.inf,
+        request_id: str | None = None,
+        stream: bool,
+    ) -> Job:
+        job = Job(Ledger(), inputs, headers=headers, deadline_s=deadline_s, request_id=request_id or "", stream=stream)
+        job.move(State.QUEUED)
+        job.move(State.SENT)
+        self.jobs.append(job)
+        self.play(job)
+        return job
+
+
+class Models:
+    def __init__(self, **models: PlayedModel) -> None:
+        self.models = models
+        self.asked: list[tuple[str, str | None]] = []
+
+    def find(self, name: str, version: str | None) -> PlayedModel:
+        self.asked.append((name, version))
+        if name not in self.models:
+            raise ModelNotFound(name)
+        if version == "9":
+            raise ModelVersionNotFound(name, "9")
+        return self.models[name]
+
+
+class Health:
+    def __init__(self, report: dict[str, Any] | ServeError) -> None:
+        self.report = report
+
+    async def health(self) -> tuple[bool, dict[str, Any]]:
+        if isinstance(self.report, ServeError):
+            raise self.report
+        return True, self.report
+
+
+def echo(job: Job) -> None:
+    job.deliver(Chunk(job.id, b"|".join(bytes(part.data) for part in job.inputs)))
+
+
+def pieces(job: Job) -> None:
+    for number in range(3):
+        job.deliver(Chunk(job.id, b"piece %d " % number, last=False))
+    job.deliver(Chunk(job.id, b"hello world "))
+
+
+def service(play: Play = echo, report: dict[str, Any] | ServeError | None = None) -> InferenceService:
+    return InferenceService(Models(m=PlayedModel(play)), Health(report or {"status": "Healthy"}))
+
+
+def request(**fields: Any) -> bytes:
+    return PredictionsRequest(**{"model_name": "m", "input": {"data": b"x"}, **fields}).SerializeToString()
+
+
+def predict(served: InferenceService, data: bytes, call: Call | None = None) -> bytes:
+    answer = asyncio.run(served.predictions(call or Call(f"{SERVICE}/Predictions"), data))
+    return PredictionResponse.FromString(answer).prediction
+
+
+async def collect(answers: AsyncIterator[Sequence[bytes]]) -> list[PredictionResponse]:
+    return [PredictionResponse.FromString(data) async for group in answers for data in group]
+
+
+async def feed(*messages: bytes) -> AsyncIterator[bytes]:
+    for message in messages:
+        yield message
+
+
+def test_methods() -> None:
+    assert {method.path: method.shape for method in service().methods()} == {
+        f"{SERVICE}/Ping": Shape.UNARY,
+        f"{SERVICE}/Predictions": Shape.UNARY,
+        f"{SERVICE}/StreamPredictions": Shape.SERVER_STREAM,
+        f"{SERVICE}/StreamPredictions2": Shape.BIDI,
+    }
+
+
+@pytest.mark.parametrize(
+    ("report", "text"),
+    [
+        ({"status": "Healthy"}, '{\n  "status": "Healthy"\n}'),
+        ({"status": "Unhealthy"}, '{\n  "status": "Unhealthy"\n}'),
+        (NoWorker("gone"), '{\n  "status": "Unhealthy"\n}'),
+    ],
+)
+def test_ping(report: dict[str, Any] | ServeError, text: str) -> None:
+    answer = asyncio.run(service(report=report).ping(Call("/p"), b""))
+    assert TorchServeHealthResponse.FromString(answer).health == text
+
+
+def test_prediction() -> None:
+    assert predict(service(), request()) == b"x"
+
+
+def test_pieces_come_joined() -> None:
+    assert predict(service(pieces), request()) == b"piece 0 piece 1 piece 2 hello world "
+
+
+def test_version_reaches_the_registry() -> None:
+    models = Models(m=PlayedModel(echo))
+    served = InferenceService(models, Health({}))
+    predict(served, request())
+    predict(served, request(model_version="2.0"))
+    assert models.asked == [("m", None), ("m", "2.0")]
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "text"),
+    [
+        ({"model_name": ""}, InvalidArgument, "Parameter model_name is required."),
+        ({"model_name": "nope"}, ModelNotFound, "Model not found: nope"),
+        ({"model_version": "9"}, ModelVersionNotFound, "Model version: 9 does not exist for model: m"),
+    ],
+)
+def test_refusals(fields: dict[str, str], kind: type[ServeError], text: str) -> None:
+    with pytest.raises(kind) as caught:
+        predict(service(), request(**fields))
+    assert caught.value.message == text
+
+
+def test_malformed_request() -> None:
+    with pytest.raises(InvalidArgument, match="InferenceAPIsService/Predictions"):
+        predict(service(), b"\x0a\x09m")
+
+
+def test_handler_failure_is_the_status() -> None:
+    with pytest.raises(ServeError) as caught:
+        predict(service(lambda job: job.failed_by_worker(Failed(job.id, 503, "Prediction failed"))), request())
+    assert (caught.value.code, caught.value.message) == (14, "Prediction failed")
+
+
+def test_metadata_and_deadline_reach_the_job() -> None:
+    model = PlayedModel(echo)
+    served = InferenceService(Models(m=model), Health({}))
+    metadata = [("x-meta", "1"), ("x-request-id", "abc"), ("grpc-trace", "t"), ("user-agent", "c"), ("b-bin", b"\0")]
+    predict(served, request(), Call("/p", metadata, deadline_s=12.5))
+    (job,) = model.jobs
+    assert job.request_headers == [("x-meta", "1"), ("x-request-id", "abc")]
+    assert (job.request_id, job.deadline_s, job.stream) == ("abc", 12.5, False)
+
+
+def test_status_and_headers_of_the_handler_are_trailing_metadata() -> None:
+    def teapot(job: Job) -> None:
+        job.deliver(Chunk(job.id, b"short", status=418, headers=[("X-Kind", "pot"), ("ts_stream_next", "false")]))
+
+    call = Call("/p")
+    assert predict(service(teapot), request(), call) == b"short"
+    assert call.trailing == [("ts-response-status", "418"), ("x-kind", "pot")]
+
+
+def test_stream() -> None:
+    served = service(pieces)
+    answers = asyncio.run(collect(served.stream_predictions(Call("/p"), request())))
+    assert [answer.prediction for answer in answers] == [b"piece 0 ", b"piece 1 ", b"piece 2 ", b"hello world "]
+
+
+def test_stream_of_a_handler_that_does_not_stream() -> None:
+    answers = asyncio.run(collect(service().stream_predictions(Call("/p"), request())))
+    assert [answer.prediction for answer in answers] == [b"x"]
+
+
+def test_leaving_a_stream_cancels_the_job() -> None:
+    model = PlayedModel(lambda job: job.deliver(Chunk(job.id, b"first", last=False)))
+
+    async def leave_early() -> None:
+        stream = InferenceService(Models(m=model), Health({})).stream_predictions(Call("/p"), request())
+        async for _ in stream:
+            break
+        await stream.aclose()  # type: ignore[attr-defined]
+
+    asyncio.run(leave_early())
+    assert model.jobs[0].state is State.CANCELLED
+
+
+def test_cancelled_call_cancels_the_job() -> None:
+    model = PlayedModel(lambda job: None)
+
+    async def cancel() -> None:
+        submitted = asyncio.Event()
+        model.play = lambda job: submitted.set()
+        running = asyncio.create_task(InferenceService(Models(m=model), Health({})).predictions(Call("/p"), request()))
+        await submitted.wait()
+        running.cancel()
+        await asyncio.wait({running})
+
+    asyncio.run(cancel())
+    assert model.jobs[0].state is State.CANCELLED
+
+
+def converse(play: Play, *messages: bytes) -> list[PredictionResponse]:
+    return asyncio.run(collect(service(play).stream_predictions_2(Call("/p"), feed(*messages))))
+
+
+def test_conversation_answers_each_request() -> None:
+    answers = converse(echo, *(request(input={"data": b"%d" % n}, sequence_id="s") for n in range(200)))
+    assert [answer.prediction for answer in answers] == [b"%d" % n for n in range(200)]
+    assert {answer.sequence_id for answer in answers} == {"s"}
+
+
+def test_conversation_without_sequence_ids_keeps_the_order() -> None:
+    answers = converse(echo, *(request(input={"data": b"%d" % n}) for n in range(5)))
+    assert [answer.prediction for answer in answers] == [b"0", b"1", b"2", b"3", b"4"]
+    assert not any(answer.HasField("sequence_id") for answer in answers)
+
+
+def test_conversation_goes_on_after_failures() -> None:
+    answers = converse(echo, request(model_name="nope"), b"\x0a\x09", request(sequence_id="s"))
+    failures = {answer.status.code: answer.status.message for answer in answers if answer.HasField("status")}
+    assert failures[5] == "Model not found: nope"
+    assert "aren't a PredictionsRequest" in failures[3]
+    assert [answer.prediction for answer in answers if not answer.HasField("status")] == [b"x"]
+
+
+def test_conversation_streams_pieces() -> None:
+    assert [answer.prediction for answer in converse(pieces, request())][-1] == b"hello world "
+
+
+def test_sequences_run_side_by_side_and_each_in_order() -> None:
+    """The first request of `slow` is answered only after both of `quick`."""
+    model = PlayedModel(lambda job: None)
+    arrived: list[bytes] = []
+
+    def play(job: Job) -> None:
+        arrived.append(bytes(job.inputs[0].data))
+        if arrived[-1].startswith(b"quick"):
+            echo(job)
+        if arrived[-1] == b"quick 2":
+            echo(model.jobs[0])
+        if arrived[-1] == b"slow 2":
+            echo(job)
+
+    model.play = play
+    names = [("slow", 1), ("slow", 2), ("quick", 1), ("quick", 2)]
+    messages = [request(input={"data": f"{name} {n}".encode()}, sequence_id=name) for name, n in names]
+    served = InferenceService(Models(m=model), Health({}))
+    answers = asyncio.run(collect(served.stream_predictions_2(Call("/p"), feed(*messages))))
+    assert arrived == [b"slow 1", b"quick 1", b"quick 2", b"slow 2"]
+    assert [answer.prediction for answer in answers] == [b"quick 1", b"quick 2", b"slow 1", b"slow 2"]
+
+
+def test_leaving_a_conversation_cancels_its_requests() -> None:
+    model = PlayedModel(lambda job: job.deliver(Chunk(job.id, b"first", last=False)))
+
+    async def leave_early() -> None:
+        current = asyncio.current_task()
+        requests = feed(request(sequence_id="a"), request(sequence_id="b"))
+        stream = InferenceService(Models(m=model), Health({})).stream_predictions_2(Call("/p"), requests)
+        seen = 0
+        async for group in stream:
+            seen += len(group)
+            if seen == 2:
+                break
+        await stream.aclose()  # type: ignore[attr-defined]
+        await asyncio.wait(asyncio.all_tasks() - {current})
+
+    asyncio.run(leave_early())
+    assert [job.state for job in model.jobs] == [State.CANCELLED, State.CANCELLED]
+
+
+def test_conversation_ends_with_its_clients_error() -> None:
+    async def broken() -> AsyncIterator[bytes]:
+        yield request()
+        raise InvalidArgument("the connection broke")
+
+    with pytest.raises(InvalidArgument, match="broke"):
+        asyncio.run(collect(service().stream_predictions_2(Call("/p"), broken())))
+
+
+def test_defects_become_internal_failures() -> None:
+    def defect(job: Job) -> None:
+        raise KeyError("bug")
+
+    heard: list[dict[str, Any]] = []
+
+    async def run() -> list[PredictionResponse]:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: heard.append(context))
+        return await collect(service(defect).stream_predictions_2(Call("/p"), feed(request())))
+
+    (answer,) = asyncio.run(run())
+    assert answer.status.code == 13
+    assert "KeyError" in answer.status.message
+
+
+def test_request_ids_look_like_uuids_and_differ() -> None:
+    ids, others = RequestIds(), RequestIds()
+    found = [source.next() for source in (ids, others) for _ in range(50)]
+    assert len(set(found)) == 100
+    assert all(str(uuid.UUID(value)) == value for value in found)
+
+
+@pytest.mark.parametrize("value", ["", "a b", "é", "x" * 129, "line\n"])
+def test_odd_request_ids_of_clients_are_not_used(value: str) -> None:
+    assert request_headers([("x-request-id", value)]) == ([("x-request-id", value)], None)
+
+
+def test_unfit_response_headers_are_left_out() -> None:
+    headers = [("grpc-status", "0"), ("a b", "x"), ("x-bin", "x"), ("x", "é"), ("Content-Type", "a/b"), ("ok", "1")]
+    assert response_metadata(200, headers) == [("ok", "1")]

@@ -1,0 +1,179 @@
+"""The management door over an administration that writes down what it is asked."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from google.protobuf.message import Message
+
+from ts_frontend.errors import InvalidArgument, ModelApiDisabled, ModelNotFound, ServeError
+from ts_frontend.ingress.call import Call, Shape
+from ts_frontend.protos import management_pb2 as pb
+from ts_frontend.services.management import ManagementService
+
+SERVICE = "/org.pytorch.serve.grpc.management.ManagementAPIsService"
+
+
+@dataclass
+class Said:
+    status: str
+
+
+class Administration:
+    """Keeps every call as (name, positional arguments, keywords)."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+
+    def _note(self, name: str, *args: Any, **kwargs: Any) -> None:
+        self.calls.append((name, args, kwargs))
+        if "nope" in args:
+            raise ModelNotFound("nope")
+
+    async def register(self, url: str, **kwargs: Any) -> Said:
+        self._note("register", url, **kwargs)
+        return Said('Model "m" Version: 1.0 registered with 1 initial workers')
+
+    async def scale(self, name: str, **kwargs: Any) -> Said:
+        self._note("scale", name, **kwargs)
+        return Said("Processing worker updates...")
+
+    async def unregister(self, name: str, **kwargs: Any) -> Said:
+        self._note("unregister", name, **kwargs)
+        return Said(f'Model "{name}" unregistered')
+
+    async def set_default(self, name: str, version: str) -> Said:
+        self._note("set_default", name, version)
+        return Said("Default version successfully updated")
+
+    async def list_models(self, **kwargs: Any) -> dict[str, Any]:
+        self._note("list_models", **kwargs)
+        return {"models": [{"modelName": "m", "modelUrl": "m.mar"}]}
+
+    async def describe(self, name: str, **kwargs: Any) -> list[dict[str, Any]]:
+        self._note("describe", name, **kwargs)
+        return [{"modelName": name, "workers": [], "customizedMetadata": {"label": "é"}}]
+
+
+def ask(method: str, request: Message | bytes, administration: Administration, model_api: bool = True) -> str:
+    service = ManagementService(administration, model_api)
+    table = {known.path: known for known in service.methods()}
+    data = request if isinstance(request, bytes) else request.SerializeToString()
+    answer: bytes = asyncio.run(table[f"{SERVICE}/{method}"].run(Call(f"{SERVICE}/{method}"), data))  # type: ignore
+    return pb.ManagementResponse.FromString(answer).msg
+
+
+def arguments(method: str, request: Message) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    administration = Administration()
+    ask(method, request, administration)
+    ((_, args, kwargs),) = administration.calls
+    return args, kwargs
+
+
+def test_methods_are_unary() -> None:
+    methods = ManagementService(Administration()).methods()
+    names = ["DescribeModel", "ListModels", "RegisterModel", "ScaleWorker", "SetDefault", "UnregisterModel"]
+    assert [method.path for method in methods] == [f"{SERVICE}/{name}" for name in names]
+    assert {method.shape for method in methods} == {Shape.UNARY}
+
+
+def test_register_with_nothing_but_a_url() -> None:
+    args, kwargs = arguments("RegisterModel", pb.RegisterModelRequest(url="m.mar"))
+    assert args == ("m.mar",)
+    assert kwargs.pop("synchronous") is False
+    assert set(kwargs.values()) == {None}
+
+
+def test_register_with_everything() -> None:
+    given: dict[str, Any] = {
+        "model_name": "n",
+        "handler": "h.py",
+        "runtime": "python",
+        "batch_size": 2,
+        "max_batch_delay": 3,
+        "initial_workers": 4,
+        "response_timeout": 5,
+        "startup_timeout": 6,
+        "synchronous": True,
+    }
+    request = pb.RegisterModelRequest(url="m.mar", s3_sse_kms=True, **given)
+    assert arguments("RegisterModel", request) == (("m.mar",), given)
+
+
+def test_scale_counts_zero_as_not_given() -> None:
+    _, kwargs = arguments("ScaleWorker", pb.ScaleWorkerRequest(model_name="m"))
+    assert kwargs == {"version": None, "min_worker": 1, "max_worker": None, "synchronous": False}
+    request = pb.ScaleWorkerRequest(model_name="m", model_version="2", min_worker=3, max_worker=4, synchronous=True)
+    _, kwargs = arguments("ScaleWorker", request)
+    assert kwargs == {"version": "2", "min_worker": 3, "max_worker": 4, "synchronous": True}
+
+
+@pytest.mark.parametrize(("limit", "token"), [(0, 0), (-1, -5), (101, 0)])
+def test_list_without_a_usable_limit(limit: int, token: int) -> None:
+    _, kwargs = arguments("ListModels", pb.ListModelsRequest(limit=limit, next_page_token=token))
+    assert kwargs == {"limit": 100, "next_page_token": 0}
+
+
+def test_list_page() -> None:
+    _, kwargs = arguments("ListModels", pb.ListModelsRequest(limit=1, next_page_token=7))
+    assert kwargs == {"limit": 1, "next_page_token": 7}
+
+
+def test_other_arguments() -> None:
+    request = pb.DescribeModelRequest(model_name="m", model_version="all", customized=True)
+    assert arguments("DescribeModel", request) == (("m",), {"version": "all", "customized": True})
+    assert arguments("SetDefault", pb.SetDefaultRequest(model_name="m", model_version="2")) == (("m", "2"), {})
+    assert arguments("UnregisterModel", pb.UnregisterModelRequest(model_name="m")) == (("m",), {"version": None})
+
+
+def test_json_is_pretty_and_unescaped() -> None:
+    text = ask("DescribeModel", pb.DescribeModelRequest(model_name="m"), Administration())
+    assert text == (
+        '[\n  {\n    "modelName": "m",\n    "workers": [],\n    "customizedMetadata": {\n'
+        '      "label": "é"\n    }\n  }\n]'
+    )
+    assert ask("ListModels", b"", Administration()).startswith('{\n  "models": [\n    {\n      "modelName": "m"')
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "kind", "text"),
+    [
+        ("RegisterModel", pb.RegisterModelRequest(), InvalidArgument, "Parameter url is required."),
+        ("DescribeModel", pb.DescribeModelRequest(), InvalidArgument, "Parameter model_name is required."),
+        ("SetDefault", pb.SetDefaultRequest(model_name="m"), InvalidArgument, "Parameter model_version is required."),
+        ("ScaleWorker", pb.ScaleWorkerRequest(model_name="nope"), ModelNotFound, "Model not found: nope"),
+        (
+            "ScaleWorker",
+            pb.ScaleWorkerRequest(model_name="m", min_worker=-1),
+            InvalidArgument,
+            "Parameter min_worker must not be negative: -1",
+        ),
+        (
+            "ListModels",
+            b"\x08",
+            InvalidArgument,
+            f"{SERVICE}/ListModels: the 1 bytes of the request aren't a ListModelsRequest",
+        ),
+    ],
+)
+def test_refusals(method: str, request_: Message | bytes, kind: type[ServeError], text: str) -> None:
+    with pytest.raises(kind) as caught:
+        ask(method, request_, Administration())
+    assert caught.value.message == text
+
+
+@pytest.mark.parametrize(
+    ("method", "request_"),
+    [
+        ("RegisterModel", pb.RegisterModelRequest(url="m.mar")),
+        ("UnregisterModel", pb.UnregisterModelRequest(model_name="m")),
+    ],
+)
+def test_model_api_off(method: str, request_: Message) -> None:
+    administration = Administration()
+    with pytest.raises(ModelApiDisabled, match="--enable-model-api"):
+        ask(method, request_, administration, model_api=False)
+    assert administration.calls == []
