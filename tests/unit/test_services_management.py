@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
-from ts_frontend.errors import InvalidArgument, ModelApiDisabled, ModelNotFound, ServeError
+from ts_frontend.errors import InvalidArgument, ModelNotFound, ServeError
 from ts_frontend.ingress.call import Call, Shape
 from ts_frontend.protos import management_pb2 as pb
 from ts_frontend.services.management import ManagementService
@@ -49,7 +49,7 @@ class Administration:
         self._note("set_default", name, version)
         return Said("Default version successfully updated")
 
-    async def list_models(self, **kwargs: Any) -> dict[str, Any]:
+    def list_models(self, **kwargs: Any) -> dict[str, Any]:
         self._note("list_models", **kwargs)
         return {"models": [{"modelName": "m", "modelUrl": "m.mar"}]}
 
@@ -58,8 +58,8 @@ class Administration:
         return [{"modelName": name, "workers": [], "customizedMetadata": {"label": "é"}}]
 
 
-def ask(method: str, request: Message | bytes, administration: Administration, model_api: bool = True) -> str:
-    service = ManagementService(administration, model_api)
+def ask(method: str, request: Message | bytes, administration: Administration) -> str:
+    service = ManagementService(administration)
     table = {known.path: known for known in service.methods()}
     data = request if isinstance(request, bytes) else request.SerializeToString()
     answer: bytes = asyncio.run(table[f"{SERVICE}/{method}"].run(Call(f"{SERVICE}/{method}"), data))  # type: ignore
@@ -105,10 +105,15 @@ def test_register_with_everything() -> None:
 
 def test_scale_counts_zero_as_not_given() -> None:
     _, kwargs = arguments("ScaleWorker", pb.ScaleWorkerRequest(model_name="m"))
-    assert kwargs == {"version": None, "min_worker": 1, "max_worker": None, "synchronous": False}
-    request = pb.ScaleWorkerRequest(model_name="m", model_version="2", min_worker=3, max_worker=4, synchronous=True)
-    _, kwargs = arguments("ScaleWorker", request)
-    assert kwargs == {"version": "2", "min_worker": 3, "max_worker": 4, "synchronous": True}
+    assert kwargs == {"version": None, "min_worker": 1, "max_worker": None, "synchronous": False, "timeout": -1}
+
+
+def test_scale_with_everything() -> None:
+    given: dict[str, Any] = {"min_worker": 3, "max_worker": 4, "synchronous": True, "timeout": 5}
+    request = pb.ScaleWorkerRequest(model_name="m", model_version="2", number_gpu=1, **given)
+    assert arguments("ScaleWorker", request) == (("m",), {"version": "2", **given})
+    _, kwargs = arguments("ScaleWorker", pb.ScaleWorkerRequest(model_name="m", timeout=-1))
+    assert kwargs["timeout"] == -1
 
 
 @pytest.mark.parametrize(("limit", "token"), [(0, 0), (-1, -5), (101, 0)])
@@ -163,17 +168,3 @@ def test_refusals(method: str, request_: Message | bytes, kind: type[ServeError]
     with pytest.raises(kind) as caught:
         ask(method, request_, Administration())
     assert caught.value.message == text
-
-
-@pytest.mark.parametrize(
-    ("method", "request_"),
-    [
-        ("RegisterModel", pb.RegisterModelRequest(url="m.mar")),
-        ("UnregisterModel", pb.UnregisterModelRequest(model_name="m")),
-    ],
-)
-def test_model_api_off(method: str, request_: Message) -> None:
-    administration = Administration()
-    with pytest.raises(ModelApiDisabled, match="--enable-model-api"):
-        ask(method, request_, administration, model_api=False)
-    assert administration.calls == []

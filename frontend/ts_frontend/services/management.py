@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from ts_frontend.errors import InvalidArgument, ModelApiDisabled
+from ts_frontend.errors import InvalidArgument
 from ts_frontend.ingress.call import Call, Method, Shape
 from ts_frontend.protos.management_pb2 import (
     DescribeModelRequest,
@@ -25,6 +25,8 @@ from ts_frontend.protos.management_pb2 import (
 from ts_frontend.protos.management_pb2_grpc import ManagementAPIsServiceStub as Names
 
 LIST_LIMIT = 100
+#: The `timeout` that stands for none; as its field can't be told from unset, so does zero.
+UNLIMITED = -1
 
 Request = TypeVar("Request", bound=Message)
 
@@ -55,12 +57,19 @@ class Administration(Protocol):
     ) -> Outcome: ...
 
     async def scale(
-        self, name: str, *, version: str | None, min_worker: int, max_worker: int | None, synchronous: bool
+        self,
+        name: str,
+        *,
+        version: str | None,
+        min_worker: int,
+        max_worker: int | None,
+        synchronous: bool,
+        timeout: int,
     ) -> Outcome: ...
 
     async def unregister(self, name: str, *, version: str | None) -> Outcome: ...
     async def set_default(self, name: str, version: str) -> Outcome: ...
-    async def list_models(self, *, limit: int, next_page_token: int) -> dict[str, Any]: ...
+    def list_models(self, *, limit: int, next_page_token: int) -> dict[str, Any]: ...
     async def describe(self, name: str, *, version: str | None, customized: bool) -> list[dict[str, Any]]: ...
 
 
@@ -77,7 +86,7 @@ def _parsed(kind: type[Request], call: Call, data: bytes) -> Request:
 
 def _refuse_negative(request: Message) -> None:
     for field, value in request.ListFields():
-        if isinstance(value, int) and value < 0:
+        if isinstance(value, int) and value < 0 and field.name != "timeout":
             raise InvalidArgument(f"Parameter {field.name} must not be negative: {value}")
 
 
@@ -88,11 +97,10 @@ def _required(name: str, value: str) -> str:
 
 
 class ManagementService:
-    """The six methods. `model_api`: whether models may be registered and unregistered."""
+    """The six methods."""
 
-    def __init__(self, administration: Administration, model_api: bool = True) -> None:
+    def __init__(self, administration: Administration) -> None:
         self._administration = administration
-        self._model_api = model_api
 
     def methods(self) -> tuple[Method, ...]:
         def method(path: str, run: Callable[[Call, bytes], Awaitable[str]]) -> Method:
@@ -120,12 +128,10 @@ class ManagementService:
         request = _parsed(ListModelsRequest, call, data)
         limit = request.limit if 0 < request.limit <= LIST_LIMIT else LIST_LIMIT
         token = max(0, request.next_page_token)
-        return _pretty(await self._administration.list_models(limit=limit, next_page_token=token))
+        return _pretty(self._administration.list_models(limit=limit, next_page_token=token))
 
     async def _register(self, call: Call, data: bytes) -> str:
         request = _parsed(RegisterModelRequest, call, data)
-        if not self._model_api:
-            raise ModelApiDisabled
         _refuse_negative(request)
         outcome = await self._administration.register(
             _required("url", request.url),
@@ -150,6 +156,7 @@ class ManagementService:
             min_worker=request.min_worker or 1,
             max_worker=request.max_worker or None,
             synchronous=request.synchronous,
+            timeout=request.timeout if request.timeout > 0 else UNLIMITED,
         )
         return outcome.status
 
@@ -161,7 +168,5 @@ class ManagementService:
 
     async def _unregister(self, call: Call, data: bytes) -> str:
         request = _parsed(UnregisterModelRequest, call, data)
-        if not self._model_api:
-            raise ModelApiDisabled
         name = _required("model_name", request.model_name)
         return (await self._administration.unregister(name, version=request.model_version or None)).status
