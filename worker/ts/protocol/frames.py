@@ -11,12 +11,12 @@ Strings are UTF-8. Times are seconds of `time.monotonic()`, which is one clock f
 from __future__ import annotations
 
 import json
-import math
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 FRAME_BYTES_MAX = 256 * 1024
+JOINED_BYTES_MAX = 16 * 1024
 HEADER = struct.Struct("<IBBHQ")
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
@@ -133,68 +133,76 @@ def _pairs(out: list[Buffer], pairs: Pairs) -> None:
         out.append(raw_value)
 
 
-def _encode_predict(message: Predict) -> list[Buffer]:
+def _encode_predict(message: Predict) -> tuple[int, int, list[Buffer]]:
     out: list[Buffer] = [_COUNT.pack(len(message.items))]
-    for item in message.items:
-        request_id = item.request_id.encode()
-        out.append(_ITEM.pack(item.job_id, item.deadline_s, len(request_id), len(item.headers), len(item.inputs)))
-        out.append(request_id)
-        if item.headers:
-            _pairs(out, item.headers)
-        for name, content_type, data in item.inputs:
+    for job_id, request_id, deadline_s, headers, inputs in message.items:
+        raw_id = request_id.encode()
+        out.append(_ITEM.pack(job_id, deadline_s, len(raw_id), len(headers), len(inputs)))
+        out.append(raw_id)
+        if headers:
+            _pairs(out, headers)
+        for name, content_type, data in inputs:
             raw_name, raw_type = name.encode(), content_type.encode()
             out.append(_INPUT.pack(len(raw_name), len(raw_type), len(data)))
             out.append(raw_name)
             out.append(raw_type)
             out.append(data)
-    return out
+    return PREDICT, message.batch_id, out
 
 
-def _encode_chunk(message: Chunk) -> list[Buffer]:
-    phrase = message.phrase.encode()
-    out: list[Buffer] = [_CHUNK.pack(message.last, message.status, len(phrase), len(message.headers)), phrase]
-    if message.headers:
-        _pairs(out, message.headers)
-    out.append(message.data)
-    return out
+def _encode_chunk(message: Chunk) -> tuple[int, int, list[Buffer]]:
+    job_id, data, last, status, text, headers = message
+    phrase = text.encode()
+    out: list[Buffer] = [_CHUNK.pack(last, status, len(phrase), len(headers)), phrase]
+    if headers:
+        _pairs(out, headers)
+    out.append(data)
+    return CHUNK, job_id, out
 
 
-def _json(value: dict[str, Any]) -> list[Buffer]:
-    return [json.dumps(value).encode()]
+def _encode_failed(message: Failed) -> tuple[int, int, list[Buffer]]:
+    return FAILED, message.job_id, [_FAILED.pack(message.code), message.message.encode()]
+
+
+def _encode_object(kind: int, value: dict[str, Any]) -> tuple[int, int, list[Buffer]]:
+    return kind, 0, [json.dumps(value).encode()]
+
+
+_ENCODERS: dict[type, Callable[[Any], tuple[int, int, list[Buffer]]]] = {
+    Chunk: _encode_chunk,
+    Predict: _encode_predict,
+    Cancel: lambda message: (CANCEL, message.job_id, []),
+    Credit: lambda message: (CREDIT, message.job_id, [_U64.pack(message.size_bytes)]),
+    Failed: _encode_failed,
+    Load: lambda message: _encode_object(LOAD, message.settings),
+    Ready: lambda message: _encode_object(READY, message.info),
+    LoadFailed: lambda message: _encode_object(LOAD_FAILED, message.info),
+    Stop: lambda _: (STOP, 0, []),
+}
 
 
 def encode(message: Message) -> tuple[int, int, list[Buffer]]:
-    """`message` as (kind, key, body segments); payloads are not copied."""
-    if isinstance(message, Chunk):
-        return CHUNK, message.job_id, _encode_chunk(message)
-    if isinstance(message, Predict):
-        return PREDICT, message.batch_id, _encode_predict(message)
-    if isinstance(message, Cancel):
-        return CANCEL, message.job_id, []
-    if isinstance(message, Credit):
-        return CREDIT, message.job_id, [_U64.pack(message.size_bytes)]
-    if isinstance(message, Failed):
-        return FAILED, message.job_id, [_FAILED.pack(message.code), message.message.encode()]
-    if isinstance(message, Load):
-        return LOAD, 0, _json(message.settings)
-    if isinstance(message, Ready):
-        return READY, 0, _json(message.info)
-    if isinstance(message, LoadFailed):
-        return LOAD_FAILED, 0, _json(message.info)
-    return STOP, 0, []
+    """`message` as (kind, key, body segments); payloads are not copied.
+
+    Raises ValueError for what doesn't fit its field: more than 65 535 bytes of a name, an id or a phrase.
+    """
+    try:
+        return _ENCODERS[type(message)](message)
+    except struct.error as error:
+        raise ValueError(f"{type(message).__name__} doesn't fit a frame: {error}") from error
 
 
-def frames(kind: int, key: int, body: Sequence[Buffer]) -> Iterable[list[Buffer]]:
+def frames(kind: int, key: int, body: Sequence[Buffer]) -> Iterator[list[Buffer]]:
     """One message's frames, each as its buffers; small ones are joined to a single buffer."""
     total = sum(map(len, body))
     if total <= FRAME_BYTES_MAX:
         head = HEADER.pack(total, kind, 0, 0, key)
-        yield [b"".join((head, *body))] if total < 16384 else [head, *body]
+        yield [b"".join((head, *body))] if total < JOINED_BYTES_MAX else [head, *body]
         return
     yield from _fragments(kind, key, _U64.pack(total), body)
 
 
-def _fragments(kind: int, key: int, prefix: bytes, body: Sequence[Buffer]) -> Iterable[list[Buffer]]:
+def _fragments(kind: int, key: int, prefix: bytes, body: Sequence[Buffer]) -> Iterator[list[Buffer]]:
     pending: list[Buffer] = [prefix]
     size, flags = len(prefix), 0
     for segment in body:
@@ -207,6 +215,14 @@ def _fragments(kind: int, key: int, prefix: bytes, body: Sequence[Buffer]) -> It
             pending.append(piece)
             size += len(piece)
     yield [HEADER.pack(size, kind, flags, 0, key), *pending]
+
+
+def small_frame(kind: int, key: int, body: Sequence[Buffer]) -> bytes | None:
+    """The one frame of a small message; None for a message that is better sent as `frames`."""
+    total = sum(map(len, body))
+    if total >= JOINED_BYTES_MAX:
+        return None
+    return HEADER.pack(total, kind, 0, 0, key) + b"".join(body)
 
 
 def encode_bytes(message: Message) -> bytes:
@@ -226,23 +242,26 @@ class _Reader:
         self.body, self.at = body, 0
 
     def unpack(self, layout: struct.Struct) -> tuple[Any, ...]:
+        at = self.at
         try:
-            values = layout.unpack_from(self.body, self.at)
+            values = layout.unpack_from(self.body, at)
         except struct.error as error:
-            raise FrameError(f"body of {len(self.body)} bytes ends inside a field at {self.at}") from error
-        self.at += layout.size
+            raise FrameError(f"body of {len(self.body)} bytes ends inside a field at {at}") from error
+        self.at = at + layout.size
         return values
 
     def take(self, size: int) -> memoryview:
-        end = self.at + size
+        at = self.at
+        end = self.at = at + size
         if end > len(self.body):
-            raise FrameError(f"body of {len(self.body)} bytes has no {size} bytes at {self.at}")
-        piece, self.at = self.body[self.at : end], end
-        return piece
+            raise FrameError(f"body of {len(self.body)} bytes has no {size} bytes at {at}")
+        return self.body[at:end]
 
     def text(self, size: int) -> str:
+        if not size:
+            return ""
         try:
-            return str(self.take(size), "utf-8") if size else ""
+            return str(self.take(size), "utf-8")
         except UnicodeDecodeError as error:
             raise FrameError(f"text at {self.at - size} isn't UTF-8") from error
 
@@ -254,28 +273,56 @@ class _Reader:
         return out
 
 
-def _decode_item(reader: _Reader) -> Item:
-    job_id, deadline_s, id_size, header_count, input_count = reader.unpack(_ITEM)
-    if math.isnan(deadline_s):
+def _decode_item(body: bytes | memoryview, at: int) -> tuple[Item, int]:
+    """The item at `at` and where it ends; slices beyond the end come out short, which the caller's check catches."""
+    job_id, deadline_s, id_size, header_count, input_count = _ITEM.unpack_from(body, at)
+    if deadline_s != deadline_s:
         raise FrameError("deadline is not a number")
-    request_id = reader.text(id_size)
-    headers = reader.pairs(header_count) if header_count else ()
+    at += _ITEM.size
+    request_id = str(body[at : at + id_size], "utf-8")
+    at += id_size
+    headers: list[tuple[str, str]] = []
+    for _ in range(header_count):
+        name_size, value_size = _PAIR.unpack_from(body, at)
+        middle = at + _PAIR.size + name_size
+        headers.append((str(body[at + _PAIR.size : middle], "utf-8"), str(body[middle : middle + value_size], "utf-8")))
+        at = middle + value_size
     inputs = []
     for _ in range(input_count):
-        name_size, type_size, size = reader.unpack(_INPUT)
-        inputs.append(Input(reader.text(name_size), reader.text(type_size), reader.take(size)))
-    return Item(job_id, request_id, deadline_s, headers, inputs)
+        name_size, type_size, size = _INPUT.unpack_from(body, at)
+        at += _INPUT.size
+        name_end = at + name_size
+        start = name_end + type_size
+        content_type = str(body[name_end:start], "utf-8") if type_size else ""
+        inputs.append(Input(str(body[at:name_end], "utf-8"), content_type, body[start : start + size]))
+        at = start + size
+    if at > len(body):
+        raise FrameError(f"an item ends at {at} of {len(body)} bytes")
+    return Item(job_id, request_id, deadline_s, headers, inputs), at
 
 
 def _decode_predict(key: int, body: memoryview) -> Message:
-    reader = _Reader(body)
-    (count,) = reader.unpack(_COUNT)
-    return Predict(key, [_decode_item(reader) for _ in range(count)])
+    raw = body if len(body) >= JOINED_BYTES_MAX else bytes(body)
+    items: list[Item] = []
+    at = _COUNT.size
+    try:
+        for _ in range(_COUNT.unpack_from(raw)[0]):
+            item, at = _decode_item(raw, at)
+            items.append(item)
+    except (struct.error, UnicodeDecodeError) as error:
+        raise FrameError(f"a request of {len(body)} bytes: {error}") from error
+    return Predict(key, items)
 
 
 def _decode_chunk(key: int, body: memoryview) -> Message:
+    try:
+        last, status, phrase_size, header_count = _CHUNK.unpack_from(body)
+    except struct.error as error:
+        raise FrameError(f"a chunk of {len(body)} bytes") from error
+    if not phrase_size and not header_count:
+        return Chunk(key, body[_CHUNK.size :], bool(last), status)
     reader = _Reader(body)
-    last, status, phrase_size, header_count = reader.unpack(_CHUNK)
+    reader.at = _CHUNK.size
     phrase = reader.text(phrase_size)
     headers = reader.pairs(header_count) if header_count else ()
     return Chunk(key, body[reader.at :], bool(last), status, phrase, headers)
@@ -317,38 +364,46 @@ _DECODERS: dict[int, Callable[[int, memoryview], Message]] = {
 class Decoder:
     """Bytes in, messages out; holds what is incomplete.
 
-    Payloads of the messages are views of the fed bytes (or of the buffer that joined their frames): they stay
-    valid for as long as they are referenced. `message_bytes_max` bounds a message that comes in several frames.
+    Payloads of the messages are views of the fed bytes (or of the buffer that joined their frames), those of small
+    requests are copies: they stay valid for as long as they are referenced. `message_bytes_max` bounds a message that
+    comes in several frames.
     """
 
     def __init__(self, message_bytes_max: int) -> None:
         self._message_bytes_max = message_bytes_max
-        self._rest = b""
+        self._pieces: list[bytes] = []
+        self._have = self._need = 0
         self._partial: dict[tuple[int, int], tuple[bytearray, int]] = {}
 
     def feed(self, data: bytes) -> list[Message]:
         """The messages that `data` completes, in order; FrameError leaves the decoder unusable."""
-        if self._rest:
-            data = self._rest + data
+        if self._pieces:
+            self._pieces.append(data)
+            self._have += len(data)
+            if self._have < self._need:
+                return []
+            data = b"".join(self._pieces)
+            self._pieces = []
         view = memoryview(data)
         messages: list[Message] = []
         at, end = 0, len(data)
-        while end - at >= HEADER.size:
-            length, kind, flags, _, key = HEADER.unpack_from(view, at)
-            if length > FRAME_BYTES_MAX or kind not in _DECODERS:
-                raise FrameError(f"no frame: kind {kind}, length {length}")
-            start = at + HEADER.size
-            if end - start < length:
+        need = head_size = HEADER.size
+        while end - at >= head_size:
+            length, kind, flags, _, key = HEADER.unpack_from(data, at)
+            decode = _DECODERS.get(kind)
+            if length > FRAME_BYTES_MAX or decode is None or flags > MORE | CONTINUED:
+                raise FrameError(f"no frame: kind {kind}, flags {flags}, length {length}")
+            stop = at + head_size + length
+            if stop > end:
+                need = head_size + length
                 break
-            at = start + length
-            body = view[start:at]
-            if flags:
-                whole = self._join(kind, key, flags, body)
-                if whole is None:
-                    continue
-                body = whole
-            messages.append(_DECODERS[kind](key, body))
-        self._rest = bytes(view[at:]) if at < end else b""
+            body = view[at + head_size : stop]
+            at = stop
+            whole = self._join(kind, key, flags, body) if flags else body
+            if whole is not None:
+                messages.append(decode(key, whole))
+        if at < end:
+            self._pieces, self._have, self._need = [data[at:]], end - at, need
         return messages
 
     def _join(self, kind: int, key: int, flags: int, body: memoryview) -> memoryview | None:

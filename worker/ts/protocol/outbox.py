@@ -4,60 +4,109 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from typing import TypeAlias
 
-from ts.protocol.frames import CONTROL_KINDS, Buffer, Message, encode, frames
+from ts.protocol.frames import CHUNK, CONTROL_KINDS, FAILED, Buffer, Message, encode, frames, small_frame
 
 IOV_MAX = 256
 WRITE_BYTES_MAX = 512 * 1024
+JOINED_FRAMES_MAX = 64
+
+_Key: TypeAlias = "tuple[int, int]"
+
+_OVERTAKING = CONTROL_KINDS - {FAILED}
 
 
 class Outbox:
     """Messages in, buffers out: `buffers()` is the next thing to write, `sent(n)` says how much of it went.
 
-    Messages of one (kind, key) keep their order. Small messages of different keys keep theirs too; a message of
-    several frames gives way to others after each frame.
+    Messages of one (kind, key) keep their order, and Failed keeps its place behind the Chunks of its key. Small
+    messages keep their order among each other; a message of several frames gives way to others after each frame.
     """
 
     def __init__(self) -> None:
         self._flight: deque[memoryview] = deque()
-        self._control: deque[list[Buffer]] = deque()
-        self._bulk: deque[tuple[tuple[int, int], Iterator[list[Buffer]]]] = deque()
-        self._waiting: dict[tuple[int, int], deque[tuple[int, int, list[Buffer]]]] = {}
+        self._control: deque[bytes] = deque()
+        self._queue: deque[bytes | _Large] = deque()
+        self._large: dict[_Key, _Large] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._flight or self._control or self._bulk)
+        return bool(self._queue or self._control or self._flight)
 
     def push(self, message: Message) -> None:
+        """Queues `message`. Raises ValueError for what doesn't fit a frame."""
         kind, key, body = encode(message)
-        if kind in CONTROL_KINDS:
-            self._push_control(kind, key, body)
-        elif (kind, key) in self._waiting:
-            self._waiting[kind, key].append((kind, key, body))
-        else:
-            self._waiting[kind, key] = deque()
-            self._bulk.append(((kind, key), iter(frames(kind, key, body))))
-
-    def _push_control(self, kind: int, key: int, body: list[Buffer]) -> None:
-        from ts.protocol.frames import CHUNK, FAILED
-
-        chunk_key = (CHUNK, key)
-        if kind == FAILED and chunk_key in self._waiting:  # an answer's end doesn't overtake its pieces
-            self._waiting[chunk_key].append((kind, key, body))
+        if self._large and self._follows_large(kind, key, body):
             return
-        self._control.extend(frames(kind, key, body))
+        frame = small_frame(kind, key, body)
+        if frame is None:
+            self._queue.append(self._begin(kind, key, body))
+        elif kind in _OVERTAKING:
+            self._control.append(frame)
+        else:
+            self._queue.append(frame)
+
+    def _begin(self, kind: int, key: int, body: list[Buffer]) -> _Large:
+        large = self._large[kind, key] = _Large((kind, key), frames(kind, key, body))
+        return large
+
+    def _follows_large(self, kind: int, key: int, body: list[Buffer]) -> bool:
+        """Puts a message behind the large one of its key, if that is still on its way."""
+        before = self._large.get((CHUNK if kind == FAILED else kind, key))
+        if before is None:
+            return False
+        before.followers.append((kind, key, body))
+        return True
 
     def buffers(self) -> list[memoryview]:
         """The next buffers to write, at most IOV_MAX of them; [] when there's nothing."""
-        size = sum(map(len, self._flight))
-        while size < WRITE_BYTES_MAX and len(self._flight) < IOV_MAX // 2:
-            frame = self._next_frame()
-            if frame is None:
+        flight = self._flight
+        size = sum(map(len, flight)) if flight else 0
+        while size < WRITE_BYTES_MAX and len(flight) < IOV_MAX // 2:
+            if self._control:
+                size += self._fly(self._join_small(self._control))
+            elif self._queue:
+                head = self._queue[0]
+                size += self._fly(self._join_small(self._queue)) if isinstance(head, bytes) else self._fly_large(head)
+            else:
                 break
-            for buffer in frame:
-                if len(buffer):
-                    self._flight.append(memoryview(buffer))
-                    size += len(buffer)
-        return list(self._flight)[:IOV_MAX]
+        return list(flight)[:IOV_MAX]
+
+    def _join_small(self, queue: deque[bytes] | deque[bytes | _Large]) -> bytes:
+        """The small frames at the head of `queue`, as one buffer."""
+        pieces: list[bytes] = []
+        while queue and len(pieces) < JOINED_FRAMES_MAX and isinstance(head := queue[0], bytes):
+            pieces.append(head)
+            queue.popleft()
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _fly(self, buffer: Buffer) -> int:
+        self._flight.append(memoryview(buffer))
+        return len(buffer)
+
+    def _fly_large(self, large: _Large) -> int:
+        """One frame of a large message goes; the rest takes its turn behind the others."""
+        self._queue.popleft()
+        frame = next(large.frames, None)
+        if frame is None:
+            self._end(large)
+            return 0
+        self._queue.append(large)
+        return sum(self._fly(buffer) for buffer in frame if len(buffer))
+
+    def _end(self, large: _Large) -> None:
+        """A large message is out: what waited behind it goes next, as far as the next large one."""
+        del self._large[large.key]
+        followers = large.followers
+        while followers:
+            kind, key, body = followers.popleft()
+            frame = small_frame(kind, key, body)
+            if frame is None:
+                successor = self._begin(kind, key, body)
+                successor.followers = followers
+                self._queue.append(successor)
+                return
+            self._queue.append(frame)
 
     def sent(self, size: int) -> None:
         """`size` bytes of the last `buffers()` have been written."""
@@ -70,22 +119,12 @@ class Outbox:
             size -= len(head)
             flight.popleft()
 
-    def _next_frame(self) -> list[Buffer] | None:
-        if self._control:
-            return self._control.popleft()
-        while self._bulk:
-            slot, pieces = self._bulk.popleft()
-            frame = next(pieces, None)
-            if frame is not None:
-                self._bulk.append((slot, pieces))
-                return frame
-            self._follow(slot)
-        return None
 
-    def _follow(self, slot: tuple[int, int]) -> None:
-        """The message in `slot` is out: its successor takes the turn."""
-        successors = self._waiting[slot]
-        if successors:
-            self._bulk.append((slot, iter(frames(*successors.popleft()))))
-        else:
-            del self._waiting[slot]
+class _Large:
+    """A message of several buffers or frames on its way, and what has to come after it."""
+
+    __slots__ = ("followers", "frames", "key")
+
+    def __init__(self, key: _Key, pieces: Iterator[list[Buffer]]) -> None:
+        self.key, self.frames = key, pieces
+        self.followers: deque[tuple[int, int, list[Buffer]]] = deque()
