@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ts_frontend.errors import ModelNotFound, ModelVersionNotFound
 from ts_frontend.models.administration import Administration
 from ts_frontend.models.registry import Registry
@@ -20,6 +22,11 @@ class Health:
     @property
     def healthy(self) -> bool:
         return not self._draining and self._administration.health()
+
+    async def health(self) -> tuple[bool, dict[str, Any]]:
+        """The answer to a ping: whether all is well, and TorchServe's JSON."""
+        healthy = self.healthy
+        return healthy, {"status": "Healthy" if healthy else "Unhealthy"}
 
     def drain(self) -> None:
         """The server is going away: nothing is ready from now on."""

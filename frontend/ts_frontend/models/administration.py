@@ -130,7 +130,10 @@ class Administration:
 
     async def add(self, url: str, requested: Requested, *, loaded_at_startup: bool) -> Model:
         """Fetches, unpacks and registers an archive; no worker is started yet."""
-        fetched = await self._store.fetch(url)
+        return await self.add_fetched(await self._store.fetch(url), requested, loaded_at_startup=loaded_at_startup)
+
+    async def add_fetched(self, fetched: Fetched, requested: Requested, *, loaded_at_startup: bool) -> Model:
+        """The same for an archive that is at hand."""
         try:
             archive = await asyncio.to_thread(open_archive, fetched.path, self._work_dir, self._extract_limits)
             try:
@@ -151,7 +154,7 @@ class Administration:
         self.registry.check_free(name, archive.version)
         settings = self._resolve(requested, archive, name, archive.version)
         return self._launchpad.model(
-            name, archive.version, fetched.url, archive, settings, loaded_at_startup=loaded_at_startup
+            name, archive.version, fetched.url, archive, settings, requested, loaded_at_startup=loaded_at_startup
         )
 
     async def _withdraw(self, model: Model) -> None:
@@ -166,6 +169,10 @@ class Administration:
         fetched = self._fetched.pop(model, None)
         if fetched is not None:
             await asyncio.to_thread(self._store.discard, fetched)
+
+    def fetched(self, model: Model) -> Fetched:
+        """Where the model's archive lies."""
+        return self._fetched[model]
 
     # --- unregister
 

@@ -12,7 +12,7 @@ from ts_frontend.config import ServerConfig
 from ts_frontend.errors import InvalidArchive
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.model import Model
-from ts_frontend.models.settings import ModelSettings
+from ts_frontend.models.settings import ModelSettings, Requested
 from ts_frontend.workers.process import Spec
 from ts_frontend.workers.supervisor import Supervisor
 from ts_frontend.workers.worker import Plan
@@ -33,7 +33,15 @@ class Launchpad:
         self._changes = changes
 
     def model(
-        self, name: str, version: str, url: str, archive: Archive, settings: ModelSettings, *, loaded_at_startup: bool
+        self,
+        name: str,
+        version: str,
+        url: str,
+        archive: Archive,
+        settings: ModelSettings,
+        requested: Requested,
+        *,
+        loaded_at_startup: bool,
     ) -> Model:
         """A model without workers yet; InvalidArchive when it has no handler."""
         config = self._config
@@ -57,6 +65,7 @@ class Launchpad:
             url,
             archive,
             settings,
+            requested,
             queue,
             pool,
             response_bytes_max=config.max_response_size,

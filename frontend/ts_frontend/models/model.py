@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import time
+import uuid
 from collections.abc import Sequence
 
 from ts.protocol.frames import Input, Pairs
@@ -13,22 +13,13 @@ from ts_frontend.batching.job_queue import JobQueue
 from ts_frontend.errors import Draining, NoWorker
 from ts_frontend.job import Job, Ledger
 from ts_frontend.models.archive import Archive
-from ts_frontend.models.settings import ModelSettings
+from ts_frontend.models.settings import ModelSettings, Requested
 from ts_frontend.workers.pool import Pool
 
 NO_WORKER = (
     'Model "{name}" has no worker to serve inference request. Please use scale workers API to add workers. '
     "If this is a sequence inference, please check if it is closed, or expired; or exceeds maxSequenceJobQueueSize"
 )
-
-
-def new_request_id() -> str:
-    """A random UUID (version 4) as text; half the time of `str(uuid.uuid4())`."""
-    raw = bytearray(os.urandom(16))
-    raw[6] = raw[6] & 0x0F | 0x40
-    raw[8] = raw[8] & 0x3F | 0x80
-    text = raw.hex()
-    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
 class Model:
@@ -41,6 +32,7 @@ class Model:
         url: str,
         archive: Archive,
         settings: ModelSettings,
+        requested: Requested,
         queue: JobQueue,
         pool: Pool,
         *,
@@ -52,6 +44,7 @@ class Model:
         self.url = url
         self.archive = archive
         self.settings = settings
+        self.requested = requested
         self.queue = queue
         self.pool = pool
         self.ledger = Ledger()
@@ -87,7 +80,7 @@ class Model:
         job = Job(
             self.ledger,
             inputs,
-            request_id=request_id or new_request_id(),
+            request_id=request_id or str(uuid.uuid4()),
             headers=headers,
             deadline_s=deadline_s,
             stream=stream,

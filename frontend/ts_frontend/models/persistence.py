@@ -1,0 +1,135 @@
+"""What is served survives a restart: a snapshot after every change, and the models of a snapshot loaded again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+
+from ts_frontend.errors import ServeError
+from ts_frontend.models.administration import Administration
+from ts_frontend.models.registry import Registry
+from ts_frontend.models.settings import Requested
+from ts_frontend.models.snapshot import Kind, Snapshot, SnapshotFiles, VersionState
+from ts_frontend.models.store import Store
+
+log = logging.getLogger(__name__)
+
+States = Mapping[str, Mapping[str, VersionState]]
+
+
+class RestoreFailed(Exception):
+    """A model of the snapshot can't be loaded: the server would serve less than it was asked to."""
+
+
+class Recorder:
+    """Writes a snapshot soon after `changed()`, one at a time, in a thread. `files` None: writes nothing."""
+
+    def __init__(self, files: SnapshotFiles | None, settings: Mapping[str, str]) -> None:
+        self._files = files
+        self._settings = settings
+        self._administration: Administration | None = None
+        self._pending = False
+        self._task: asyncio.Task[None] | None = None
+
+    def attach(self, administration: Administration) -> None:
+        """From now on, what `administration` serves is written; before, changes are those of the start."""
+        self._administration = administration
+
+    def changed(self) -> None:
+        if self._files is None or self._administration is None:
+            return
+        self._pending = True
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._write_pending())
+
+    async def _write_pending(self) -> None:
+        while self._pending:
+            self._pending = False
+            await self.write(Kind.SNAPSHOT)
+
+    async def write(self, kind: Kind) -> None:
+        """Writes now. A disk that can't be written is logged: it must not take the server down."""
+        if self._files is None or self._administration is None:
+            return
+        states = states_of(self._administration)
+        try:
+            await asyncio.to_thread(self._files.write, kind, states, self._settings)
+        except OSError as error:
+            log.error("Snapshot could not be written to %s: %s", self._files.directory, error)
+
+    async def close(self) -> None:
+        """Finishes what is pending and writes the snapshot of the shutdown."""
+        if self._task is not None:
+            await self._task
+        await self.write(Kind.SHUTDOWN)
+
+
+def states_of(administration: Administration) -> States:
+    """All models as a snapshot holds them."""
+    registry: Registry = administration.registry
+    states: dict[str, dict[str, VersionState]] = {}
+    for model in registry:
+        settings = model.settings
+        states.setdefault(model.name, {})[model.version] = VersionState(
+            archive=administration.fetched(model).path.name,
+            default=registry.is_default(model),
+            min_workers=model.minimum,
+            max_workers=model.maximum,
+            batch_size=settings.batch_size,
+            max_batch_delay_ms=settings.max_batch_delay_ms,
+            max_batch_delay_set=settings.max_batch_delay_set,
+            response_timeout_s=settings.response_timeout_s,
+            startup_timeout_s=settings.startup_timeout_s,
+            runtime=settings.runtime,
+            parallel_level=settings.parallel_level,
+            url=model.url,
+            requested=asdict(model.requested),
+        )
+    return states
+
+
+async def restore(snapshot: Snapshot, administration: Administration, store: Store) -> None:
+    """Loads every model of `snapshot` that isn't served yet, and its defaults; RestoreFailed when one can't be."""
+    registry = administration.registry
+    for name, versions in snapshot.models.items():
+        for version, state in versions.items():
+            if any((model.name, model.version) == (name, version) for model in registry):
+                log.info("Model %s %s: the command line's wins over the snapshot's.", name, version)
+                continue
+            await _restore_one(name, version, state, administration, store)
+        default = next((version for version, state in versions.items() if state.default), None)
+        if default is not None:
+            registry.set_default(name, default)
+
+
+async def _restore_one(
+    name: str, version: str, state: VersionState, administration: Administration, store: Store
+) -> None:
+    try:
+        fetched = await store.fetch(state.archive)
+        if state.url and state.url != state.archive:
+            fetched = replace(fetched, url=state.url)
+        model = await administration.add_fetched(fetched, _requested(name, state), loaded_at_startup=True)
+    except ServeError as error:
+        raise RestoreFailed(
+            f"Model {name}, version {version} of the snapshot can't be loaded: {error.message}. "
+            f"Put {state.archive} back into the model store, or start with --ncs to forget the snapshot."
+        ) from error
+    model.minimum, model.maximum = state.min_workers, state.max_workers
+
+
+def _requested(name: str, state: VersionState) -> Requested:
+    """What the register call asked for; of TorchServe's own snapshots, what they hold."""
+    if state.requested:
+        return replace(Requested(**state.requested), model_name=name)
+    return Requested(
+        model_name=name,
+        runtime=state.runtime,
+        batch_size=state.batch_size,
+        max_batch_delay_ms=state.max_batch_delay_ms if state.max_batch_delay_set else None,
+        initial_workers=state.min_workers,
+        response_timeout_s=state.response_timeout_s,
+        startup_timeout_s=state.startup_timeout_s,
+    )

@@ -1,0 +1,45 @@
+"""What is loaded when the server starts: the models that were named, then those of the snapshot."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from ts_frontend.config import ServerConfig
+from ts_frontend.errors import ServeError
+from ts_frontend.models.administration import Administration
+from ts_frontend.models.persistence import restore
+from ts_frontend.models.settings import Requested
+from ts_frontend.models.store import Store
+
+log = logging.getLogger(__name__)
+
+
+async def load_at_startup(config: ServerConfig, administration: Administration, store: Store, gpus: int) -> None:
+    """Registers everything; workers start in the background. A named model that can't be loaded is logged, as in
+    TorchServe; one of the snapshot that can't be raises RestoreFailed."""
+    workers = config.default_workers_per_model or gpus or os.cpu_count() or 1
+    for entry in _entries(config, store):
+        await _load(entry, workers, administration)
+    if config.snapshot is not None:
+        await restore(config.snapshot, administration, store)
+    for model in administration.registry:
+        administration.background(administration.start_workers(model))
+
+
+def _entries(config: ServerConfig, store: Store) -> list[str]:
+    entries: list[str] = []
+    for word in config.load_models:
+        entries += store.names() if word.lower() == "all" else [word]
+    return entries
+
+
+async def _load(entry: str, workers: int, administration: Administration) -> None:
+    name, separator, url = entry.partition("=")
+    if not separator or "/" in name or ":" in name:
+        name, url = "", entry
+    try:
+        requested = Requested(model_name=name or None, initial_workers=workers)
+        await administration.add(url, requested, loaded_at_startup=True)
+    except ServeError as error:
+        log.error("Failed to load model: %s: %s", entry, error.message)

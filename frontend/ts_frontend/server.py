@@ -1,0 +1,275 @@
+"""The server: builds every part once, joins them, runs, drains, stops. The only module that knows all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import os
+import platform
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import ts.version
+from ts_frontend.config import ServerConfig, snapshot_settings, worker_environment
+from ts_frontend.health import Health
+from ts_frontend.ingress.call import Limits, Listener, Method, Tls, routes
+from ts_frontend.ingress.engine import Engine, make_engine
+from ts_frontend.models.administration import Administration
+from ts_frontend.models.archive import Archive, ExtractLimits
+from ts_frontend.models.launchpad import Launchpad
+from ts_frontend.models.persistence import Recorder, RestoreFailed
+from ts_frontend.models.registry import Registry
+from ts_frontend.models.settings import ModelSettings, Requested, resolve
+from ts_frontend.models.snapshot import Kind, SnapshotFiles
+from ts_frontend.models.startup import load_at_startup
+from ts_frontend.models.store import Store
+from ts_frontend.services import health as health_service
+from ts_frontend.services import reflection
+from ts_frontend.services.inference import InferenceService
+from ts_frontend.services.management import ManagementService
+from ts_frontend.telemetry.logs import Logs, setup_logs
+from ts_frontend.telemetry.model_log import ModelLog
+from ts_frontend.workers.supervisor import Supervisor, find_accelerators
+
+log = logging.getLogger(__name__)
+
+STARTED = "Model server started."
+SERVICES = frozenset(
+    {"org.pytorch.serve.grpc.inference.InferenceAPIsService", "org.pytorch.serve.grpc.management.ManagementAPIsService"}
+)
+INFERENCE, MANAGEMENT = "grpc_inference", "grpc_management"
+
+
+class Server:
+    """All parts of one server, made from its configuration; `run` is its whole life."""
+
+    def __init__(self, config: ServerConfig, logs: Logs) -> None:
+        self.config = config
+        self._logs = logs
+        self.engine: Engine | None = None
+        self._stop = asyncio.Event()
+
+    def stop(self) -> None:
+        """Asks `run` to drain and return; a second time changes nothing."""
+        self._stop.set()
+
+    async def run(self, on_ready: Callable[[dict[str, str]], None]) -> None:
+        """Starts, serves until `stop()`, drains. `on_ready` gets the listening addresses by name.
+
+        Raises OSError (an address is taken), RestoreFailed, ValueError with what was wrong when it can't start.
+        """
+        config = self.config
+        work_dir = Path(tempfile.mkdtemp(prefix="torchrelay-", dir=config.temp_dir))
+        supervisor = await self._supervisor()
+        try:
+            await supervisor.start()
+            await self._serve(supervisor, work_dir, on_ready)
+        finally:
+            await supervisor.close()
+            await asyncio.to_thread(shutil.rmtree, work_dir, True)
+
+    async def _supervisor(self) -> Supervisor:
+        config = self.config
+        inventory = await find_accelerators(config.number_of_gpu, sys.platform, platform.machine())
+        log.info("Number of GPUs: %s", inventory.count)
+        return Supervisor(
+            worker_env(config),
+            first_worker_id=config.initial_worker_port,
+            fork=config.worker_start == "fork",
+            inventory=inventory,
+            on_line=ModelLog(self._logs).line,
+        )
+
+    async def _serve(self, supervisor: Supervisor, work_dir: Path, on_ready: Callable[[dict[str, str]], None]) -> None:
+        config = self.config
+        store = Store(
+            config.model_store,
+            config.allowed_urls,
+            download_bytes_max=config.download_bytes_max,
+            download_timeout_s=config.download_timeout_s,
+        )
+        recorder = self._recorder()
+        administration = self._administration(supervisor, store, work_dir, recorder)
+        await load_at_startup(config, administration, store, supervisor.placement.inventory.count)
+        health = Health(administration, SERVICES)
+        self.engine = make_engine(config.grpc_engine, self._listeners(administration, health))
+        await self.engine.start()
+        recorder.attach(administration)
+        await recorder.write(Kind.STARTUP)
+        on_ready(self.addresses())
+        await self._until_stopped(self.engine)
+        log.info("Draining: what was accepted is answered within %g s.", config.drain_timeout_s)
+        health.drain()
+        await self.engine.drain(config.drain_timeout_s)
+        await recorder.close()
+        await administration.close(config.drain_timeout_s)
+
+    async def _until_stopped(self, engine: Engine) -> None:
+        """Returns when `stop` was called; raises when the engine ended by itself."""
+        stop = asyncio.create_task(self._stop.wait())
+        ended = asyncio.create_task(engine.wait())
+        done, _ = await asyncio.wait({stop, ended}, return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if ended in done:
+            ended.result()
+            raise RuntimeError("The listeners ended without being asked to")
+        ended.cancel()
+
+    # --- parts
+
+    def _recorder(self) -> Recorder:
+        config = self.config
+        files = None if config.ncs else SnapshotFiles(config.snapshot_dir, config.snapshots_kept_max)
+        return Recorder(files, snapshot_settings(config))
+
+    def _administration(
+        self, supervisor: Supervisor, store: Store, work_dir: Path, recorder: Recorder
+    ) -> Administration:
+        config = self.config
+        registry = Registry()
+        launchpad = Launchpad(config, supervisor, worker_env(config), registry.changes)
+        return Administration(
+            registry,
+            store,
+            launchpad,
+            supervisor,
+            self._settings,
+            work_dir=work_dir,
+            extract_limits=ExtractLimits(
+                bytes_max=config.extract_bytes_max,
+                files_max=config.extract_files_max,
+                ratio_max=config.extract_ratio_max,
+            ),
+            model_api=config.model_api_enabled,
+            unregister_timeout_s=config.unregister_model_timeout,
+            on_change=recorder.changed,
+        )
+
+    def _settings(self, requested: Requested, archive: Archive, name: str, version: str) -> ModelSettings:
+        entry = self.config.models.get(name, {}).get(version, {})
+        settings = resolve(
+            requested, archive.config or {}, entry, self.config, handler=archive.handler, runtime=archive.runtime
+        )
+        for warning in settings.warnings:
+            log.warning("Model %s %s: %s", name, version, warning)
+        return settings
+
+    def _listeners(self, administration: Administration, health: Health) -> list[Listener]:
+        config = self.config
+        inference = InferenceService(administration.registry, health).methods()
+        management = ManagementService(administration).methods()
+        return [
+            self._listener(INFERENCE, config.grpc_inference_address, config.grpc_inference_port, inference, health),
+            self._listener(MANAGEMENT, config.grpc_management_address, config.grpc_management_port, management, health),
+        ]
+
+    def _listener(self, name: str, host: str, port: int, methods: tuple[Method, ...], health: Health) -> Listener:
+        """A listener with these methods, health and reflection."""
+        config = self.config
+        own = (*methods, *health_service.methods(health))
+        tls = None
+        if config.enable_grpc_ssl:
+            tls = Tls(str(config.certificate_file), str(config.private_key_file))
+        limits = Limits(config.max_request_size, config.max_response_size, *self._ages(name))
+        return Listener(name, host, port, routes(*own, *reflection.methods(own)), limits, tls)
+
+    def _ages(self, name: str) -> tuple[float, float]:
+        """How old a connection of that listener may become, and its grace after that, in seconds."""
+        age_ms = getattr(self.config, f"{name}_max_connection_age_ms")
+        grace_ms = getattr(self.config, f"{name}_max_connection_age_grace_ms")
+        return tuple(math.inf if value is None else value / 1000 for value in (age_ms, grace_ms))  # type: ignore[return-value]
+
+    def addresses(self) -> dict[str, str]:
+        """What listens where, by listener name."""
+        engine, config = self.engine, self.config
+        assert engine is not None
+        hosts = {INFERENCE: config.grpc_inference_address, MANAGEMENT: config.grpc_management_address}
+        return {name: f"{host}:{engine.port(name)}" for name, host in hosts.items()}
+
+
+def worker_env(config: ServerConfig) -> dict[str, str]:
+    """The environment of workers: `ts` is found where the server found it, whatever else has that name."""
+    env = worker_environment(config)
+    package_root = str(Path(ts.version.__file__).parents[1])
+    env["PYTHONPATH"] = os.pathsep.join(part for part in (package_root, env.get("PYTHONPATH", "")) if part)
+    return env
+
+
+# --- the process
+
+
+def main(config: ServerConfig, report_ready_fd: int | None = None) -> int:
+    """Runs a server until SIGTERM or SIGINT; the process's exit status.
+
+    `report_ready_fd` gets one line of JSON: `{"ready": true, "listening": {name: address}}`, or
+    `{"ready": false, "error": text}`, and is closed.
+    """
+    report = _Report(report_ready_fd)
+    try:
+        logs = setup_logs(config)
+    except (OSError, ValueError) as error:
+        report.failed(f"Logs can't be opened: {error}")
+        return 1
+    try:
+        _run_loop(_run(config, logs, report))
+        return 0
+    except (OSError, RestoreFailed, RuntimeError, ValueError) as error:
+        log.error("%s", error, exc_info=not isinstance(error, (OSError, RestoreFailed)))
+        report.failed(str(error))
+        return 1
+    finally:
+        logs.close()
+
+
+class _Report:
+    """Tells the launcher, once, how the start went."""
+
+    def __init__(self, fd: int | None) -> None:
+        self._fd = fd
+
+    def ready(self, listening: dict[str, str]) -> None:
+        self._write({"ready": True, "listening": listening})
+
+    def failed(self, error: str) -> None:
+        self._write({"ready": False, "error": error})
+
+    def _write(self, value: dict[str, Any]) -> None:
+        if self._fd is None:
+            return
+        fd, self._fd = self._fd, None
+        try:
+            os.write(fd, json.dumps(value).encode() + b"\n")
+        except BrokenPipeError:
+            log.warning("The launcher left before the server was ready")
+        os.close(fd)
+
+
+def _run_loop(work: Coroutine[Any, Any, None]) -> None:
+    if sys.platform == "win32":
+        asyncio.run(work)
+    else:
+        import uvloop
+
+        uvloop.run(work)
+
+
+async def _run(config: ServerConfig, logs: Logs, report: _Report) -> None:
+    server = Server(config, logs)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, server.stop)
+
+    def on_ready(listening: dict[str, str]) -> None:
+        for name, address in listening.items():
+            log.info("%s listens on %s", name, address)
+        print(STARTED, flush=True)
+        report.ready(listening)
+
+    await server.run(on_ready)
