@@ -13,6 +13,7 @@ import torch
 from ts.handler_utils.timer import timed
 from ts.torch_handler import compilation, model_files
 from ts.torch_handler.devices import choose_device
+from ts.torch_handler.rows import row_value
 from ts.utils.util import load_label_mapping
 
 if TYPE_CHECKING:
@@ -21,14 +22,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PROFILE_DIR = "/tmp/pytorch_profiler"
-
-
-def row_value(row: Any) -> Any:
-    """What a request brought: its `data` or `body`; a row that an envelope already took apart is the value itself."""
-    if not isinstance(row, dict):
-        return row
-    data = row.get("data")
-    return row.get("body") if data is None else data
 
 
 class BaseHandler:

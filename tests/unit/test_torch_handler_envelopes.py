@@ -1,0 +1,215 @@
+"""Request envelopes: what the handler sees, and what goes back, for one request and for a batch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ts.context import Context
+from ts.torch_handler.request_envelope.base import BaseEnvelope
+from ts.torch_handler.request_envelope.body import BodyEnvelope
+from ts.torch_handler.request_envelope.json import JSONEnvelope
+from ts.torch_handler.request_envelope.kserve import KServeEnvelope
+from ts.torch_handler.request_envelope.kservev2 import KServev2Envelope, output, shaped
+from ts.utils.util import PredictionException
+
+Answer = Callable[[list[Any]], Any]
+
+
+class Handler:
+    """Remembers what it was given; `answer` makes results of it."""
+
+    def __init__(self, answer: Answer = lambda rows: rows) -> None:
+        self.seen: list[Any] = []
+        self.answer = answer
+
+    def handle(self, data: Any, context: Context) -> Any:
+        self.seen.append(data)
+        return self.answer(data)
+
+
+def context_of(count: int, **headers: str) -> Context:
+    manifest = {"model": {"modelName": "mnist", "modelVersion": "1.0"}}
+    context = Context("mnist", "/nowhere", manifest, count, None)
+    context.request_ids = {idx: f"id-{idx}" for idx in range(count)}
+    context.request_processor = [dict(headers) for _ in range(count)]
+    return context
+
+
+def test_body_takes_rows_apart() -> None:
+    handler = Handler()
+    rows = [{"body": [1]}, {"data": b"x"}, {"other": 1}]
+    assert BodyEnvelope(handler.handle).handle(rows, context_of(3)) == [[1], b"x", None]
+    assert BodyEnvelope(handler.handle).handle(None, context_of(1)) == []
+
+
+def test_json_joins_the_instances_of_all_requests() -> None:
+    handler = Handler(lambda rows: [len(str(row)) for row in rows])
+    rows = [
+        {"body": {"instances": [1, 22]}},
+        {"body": b'{"instances": [{"b64": "aGk="}]}'},
+        {"data": {"instances": []}},
+    ]
+    answers = JSONEnvelope(handler.handle).handle(rows, context_of(3))
+    assert handler.seen == [[1, 22, b"hi"]]
+    assert [json.loads(answer) for answer in answers] == [
+        {"predictions": [1, 2]},
+        {"predictions": [5]},
+        {"predictions": []},
+    ]
+
+
+def test_kserve_answers_each_request_of_a_batch() -> None:
+    handler = Handler(lambda rows: [row["data"] * 2 for row in rows])
+    rows = [{"body": {"instances": [{"data": 1}, {"data": 2}]}}, {"body": {"instances": [{"data": 3}]}}]
+    answers = KServeEnvelope(handler.handle).handle(rows, context_of(2))
+    assert answers == [{"predictions": [2, 4]}, {"predictions": [6]}]
+
+
+def test_kserve_explanations() -> None:
+    answers = KServeEnvelope(Handler().handle).handle([{"body": {"instances": [5]}}], context_of(1, explain="True"))
+    assert answers == [{"explanations": [5]}]
+
+
+def test_a_lone_request_takes_all_results() -> None:
+    """A handler may make several instances one result."""
+    handler = Handler(lambda rows: ["all"])
+    rows = [{"body": {"instances": [1, 2, 3]}}]
+    assert KServeEnvelope(handler.handle).handle(rows, context_of(1)) == [{"predictions": ["all"]}]
+
+
+def test_results_that_cannot_be_shared_out_fail() -> None:
+    rows = [{"body": {"instances": [1, 2]}}, {"body": {"instances": [3]}}]
+    with pytest.raises(ValueError, match="1 results for 3 inputs"):
+        KServeEnvelope(Handler(lambda rows: ["all"]).handle).handle(rows, context_of(2))
+
+
+@pytest.mark.parametrize("envelope", [JSONEnvelope, KServeEnvelope, KServev2Envelope])
+@pytest.mark.parametrize("value", [b"{", "[]", 7, {}, {"instances": 3, "inputs": 3}, None])
+def test_a_request_that_is_not_one_is_the_callers_error(envelope: type[BaseEnvelope], value: Any) -> None:
+    handler = Handler()
+    with pytest.raises(PredictionException) as caught:
+        envelope(handler.handle).handle([{"body": value}], context_of(1))
+    assert caught.value.error_code == 400
+    assert handler.seen == []
+
+
+def test_in_a_batch_only_the_broken_request_fails() -> None:
+    handler = Handler()
+    context = context_of(3)
+    rows = [{"body": {"instances": [1]}}, {"body": b"{"}, {"body": {"instances": [2]}}]
+    first, broken, third = KServeEnvelope(handler.handle).handle(rows, context)
+    assert (first, third) == ({"predictions": [1]}, {"predictions": [2]})
+    assert broken["code"] == 400
+    assert [context.get_response_status(idx)[0] for idx in range(3)] == [200, 400, 200]
+
+
+def test_a_batch_of_broken_requests_never_reaches_the_handler() -> None:
+    handler = Handler()
+    context = context_of(2)
+    answers = KServeEnvelope(handler.handle).handle([{"body": 1}, {"body": 2}], context)
+    assert [answer["code"] for answer in answers] == [400, 400]
+    assert handler.seen == []
+
+
+def test_describe_passes_untouched() -> None:
+    handler = Handler(lambda rows: [{"about": "me"}])
+    answers = KServeEnvelope(handler.handle).handle([{}], context_of(1, describe="True"))
+    assert (handler.seen, answers) == ([[{}]], [{"about": "me"}])
+
+
+def tensor(name: str, data: list[Any], shape: Any = None, datatype: str = "FP32") -> dict[str, Any]:
+    return {"name": name, "shape": [len(data)] if shape is None else shape, "datatype": datatype, "data": data}
+
+
+def test_kservev2_as_recorded_from_torchserve() -> None:
+    handler = Handler(lambda rows: [1])
+    rows = [{"body": {"id": "d3b15cad", "inputs": [tensor("input-0", ["aGk="], -1, "BYTES")]}}]
+    (answer,) = KServev2Envelope(handler.handle).handle(rows, context_of(1))
+    assert handler.seen[0][0]["data"] == "aGk="
+    assert answer == {
+        "id": "d3b15cad",
+        "model_name": "mnist",
+        "model_version": "1.0",
+        "outputs": [{"name": "input-0", "datatype": "INT64", "data": [1], "shape": [1]}],
+    }
+
+
+def test_kservev2_batch_with_several_inputs_each() -> None:
+    handler = Handler(lambda rows: [row["data"] for row in rows])
+    rows = [
+        {"body": {"inputs": [tensor("a", [1, 2, 3, 4], [2, 2]), tensor("b", [5.5])]}},
+        {"body": {"id": "mine", "inputs": [tensor("c", [6], datatype="INT32")]}},
+    ]
+    first, second = KServev2Envelope(handler.handle).handle(rows, context_of(2))
+    assert [row["data"] for row in handler.seen[0]] == [[[1, 2], [3, 4]], [5.5], [6]]
+    assert (first["id"], second["id"]) == ("id-0", "mine")
+    assert first["outputs"] == [
+        {"name": "a", "datatype": "INT64", "data": [1, 2, 3, 4], "shape": [4]},
+        {"name": "b", "datatype": "FP64", "data": [5.5], "shape": [1]},
+    ]
+    assert [one["name"] for one in second["outputs"]] == ["c"]
+
+
+@pytest.mark.parametrize(
+    ("values", "shape", "nested"),
+    [
+        ([1, 2, 3, 4, 5, 6], [2, 3], [[1, 2, 3], [4, 5, 6]]),
+        ([1, 2, 3, 4], [1, 2, 2], [[[1, 2], [3, 4]]]),
+        ([1, 2, 3, 4], [-1, 2], [[1, 2], [3, 4]]),
+        ([1, 2], [-1], [1, 2]),
+        ([7], [], 7),
+        ([], [0], []),
+    ],
+)
+def test_shapes(values: list[int], shape: list[int], nested: Any) -> None:
+    assert shaped(values, shape, "x") == nested
+
+
+@pytest.mark.parametrize("shape", [[2, 2], [-1, 2], [-1, -1], [-3], []])
+def test_shapes_that_do_not_fit(shape: list[int]) -> None:
+    with pytest.raises(PredictionException, match="input x: 3 values don't have the shape"):
+        shaped([1, 2, 3], shape, "x")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        tensor("a", [1], datatype="FLOAT"),
+        tensor("a", [], datatype="BYTES"),
+        tensor("a", [1], ["x"]),
+        {"name": "a", "datatype": "FP32"},
+        7,
+    ],
+)
+def test_kservev2_inputs_that_are_none(wrong: Any) -> None:
+    with pytest.raises(PredictionException) as caught:
+        KServev2Envelope(Handler().handle).handle([{"body": {"inputs": [wrong]}}], context_of(1))
+    assert caught.value.error_code == 400
+
+
+class Array:
+    """An array as far as an envelope looks."""
+
+    dtype = "torch.float32"
+
+    def tolist(self) -> list[list[float]]:
+        return [[0.5, 1.5]]
+
+
+@pytest.mark.parametrize(
+    ("result", "datatype", "data"),
+    [
+        (True, "BOOL", [True]),
+        ([1, 2.5], "FP64", [1, 2.5]),
+        ("cat", "BYTES", ["cat"]),
+        ({"cat": 0.9}, "BYTES", [{"cat": 0.9}]),
+        (Array(), "FP32", [0.5, 1.5]),
+        ([], "BYTES", []),
+    ],
+)
+def test_output_types(result: Any, datatype: str, data: list[Any]) -> None:
+    assert output("x", result) == {"name": "x", "datatype": datatype, "data": data, "shape": [len(data)]}

@@ -1,0 +1,2 @@
+"""Envelopes: what clients of other systems wrap around a model's inputs and outputs. Chosen by `service_envelope`; a
+module's first class is the envelope."""

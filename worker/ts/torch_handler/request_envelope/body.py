@@ -1,0 +1,19 @@
+"""`body`: the handler gets each request's `data` or `body` instead of the row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ts.torch_handler.request_envelope.base import Handle
+from ts.torch_handler.rows import row_value
+
+
+class BodyEnvelope:
+    """Answers pass unchanged."""
+
+    def __init__(self, handle_fn: Handle) -> None:
+        self._handle_fn = handle_fn
+
+    def handle(self, data: Any, context: Any) -> Any:
+        """The handler's answer to the list of values."""
+        return self._handle_fn([row_value(row) for row in data or ()], context)

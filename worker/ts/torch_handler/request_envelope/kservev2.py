@@ -1,0 +1,99 @@
+"""`kservev2`: KServe's second protocol (open inference), tensors with name, datatype, shape and flat data as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from ts.torch_handler.request_envelope.base import BaseEnvelope, json_object, list_in
+from ts.utils.util import PredictionException
+
+DATATYPES: Mapping[str, str] = MappingProxyType(
+    {
+        "bool": "BOOL",
+        **{f"{sign.lower()}int{bits}": f"{sign}INT{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64)},
+        **{f"float{bits}": f"FP{bits}" for bits in (16, 32, 64)},
+        "bfloat16": "BF16",
+    }
+)
+_INPUT_TYPES = frozenset((*DATATYPES.values(), "BYTES"))
+_VALUE_TYPES: Mapping[type, str] = MappingProxyType({bool: "BOOL", int: "INT64", float: "FP64"})
+
+
+class KServev2Envelope(BaseEnvelope):
+    """Each input is a row of the handler: the request's object with `data` in its `shape` (BYTES: the first element).
+
+    The i-th result is the output with the i-th input's name.
+    """
+
+    def open(self, value: Any) -> tuple[list[Any], dict[str, Any]]:
+        body = json_object(value)
+        inputs = [_input(one) for one in list_in(body, "inputs")]
+        return inputs, {"id": body.get("id"), "names": [one.get("name") for one in inputs]}
+
+    def close(self, results: Sequence[Any], note: dict[str, Any], context: Any, idx: int) -> dict[str, Any]:
+        model = (context.manifest or {}).get("model", {})
+        names = note["names"]
+        return {
+            "id": note["id"] or context.get_request_id(idx),
+            "model_name": context.model_name or model.get("modelName"),
+            "model_version": model.get("modelVersion"),
+            "outputs": [
+                output(names[at] if at < len(names) else f"output-{at}", result) for at, result in enumerate(results)
+            ],
+        }
+
+
+def _input(tensor: Any) -> dict[str, Any]:
+    if not isinstance(tensor, dict) or not isinstance(tensor.get("data"), list):
+        raise PredictionException("each input must be an object with a list under data", 400)
+    datatype, name = tensor.get("datatype"), tensor.get("name")
+    if datatype not in _INPUT_TYPES:
+        known = ", ".join(sorted(_INPUT_TYPES))
+        raise PredictionException(f"input {name}: datatype {datatype!r} isn't one of {known}", 400)
+    if datatype == "BYTES":
+        if not tensor["data"]:
+            raise PredictionException(f"input {name} of type BYTES has no element", 400)
+        return {**tensor, "data": tensor["data"][0]}
+    return {**tensor, "data": shaped(list(flat(tensor["data"])), _shape(tensor), str(name))}
+
+
+def _shape(tensor: dict[str, Any]) -> list[int]:
+    shape = tensor.get("shape", -1)
+    sizes = shape if isinstance(shape, list) else [shape]
+    if not all(isinstance(size, int) for size in sizes):
+        raise PredictionException(f"input {tensor.get('name')}: shape must be a list of integers, not {shape!r}", 400)
+    return list(sizes)
+
+
+def flat(value: Any) -> Iterator[Any]:
+    """The elements of nested lists, in order."""
+    if isinstance(value, list | tuple):
+        for one in value:
+            yield from flat(one)
+    else:
+        yield value
+
+
+def shaped(values: list[Any], shape: Sequence[int], name: str) -> Any:
+    """`values` as nested lists of `shape`, in which one size may be -1. Raises PredictionException 400."""
+    known = math.prod(size for size in shape if size != -1)
+    if -1 in shape and known > 0:
+        at = list(shape).index(-1)
+        shape = [*shape[:at], len(values) // known, *shape[at + 1 :]]
+    if any(size < 0 for size in shape) or math.prod(shape) != len(values):
+        raise PredictionException(f"input {name}: {len(values)} values don't have the shape {list(shape)}", 400)
+    for size in reversed(shape[1:]):
+        values = [values[at : at + size] for at in range(0, len(values), size)] if size else []
+    return values if shape else values[0]
+
+
+def output(name: str | None, result: Any) -> dict[str, Any]:
+    """One result as a tensor: a tensor's or array's own type, else by its elements; anything else is BYTES."""
+    dtype = str(getattr(result, "dtype", "")).removeprefix("torch.")
+    data = list(flat(result.tolist() if dtype else result))
+    kinds = {_VALUE_TYPES.get(type(value), "BYTES") for value in data}
+    datatype = "FP64" if kinds == {"INT64", "FP64"} else (kinds.pop() if len(kinds) == 1 else "BYTES")
+    return {"name": name, "datatype": DATATYPES.get(dtype, datatype), "data": data, "shape": [len(data)]}
