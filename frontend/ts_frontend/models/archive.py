@@ -217,7 +217,10 @@ def parse_config(text: str) -> dict[str, Any]:
 
 
 def _size(node: yaml.Node, known: dict[int, int]) -> int:
-    """How many nodes there are below `node` and in it, aliases written out; `known` is by id, 0 while open."""
+    """How many nodes there are below `node` and in it, aliases written out; `known` is by id, 0 while open.
+
+    Long texts count as several: an alias can repeat them too.
+    """
     if (size := known.get(id(node))) is not None:
         if size == 0:
             raise ValueError("an alias stands inside what it names")
@@ -228,5 +231,6 @@ def _size(node: yaml.Node, known: dict[int, int]) -> int:
         children = [part for pair in node.value for part in pair]
     elif isinstance(node, yaml.SequenceNode):
         children = node.value
-    size = known[id(node)] = 1 + sum(_size(child, known) for child in children)
+    own = 1 + len(node.value) // 100 if isinstance(node, yaml.ScalarNode) else 1
+    size = known[id(node)] = own + sum(_size(child, known) for child in children)
     return size

@@ -44,8 +44,8 @@ _TAR_META_TYPES = (
 class ExtractLimits:
     """What one archive may become. `ratio_max` counts only above `ratio_floor_bytes` unpacked: text packs well."""
 
-    bytes_max: int = 64 << 30
-    files_max: int = 20_000
+    bytes_max: int = 200 << 30
+    files_max: int = 100_000
     ratio_max: float = 200.0
     ratio_floor_bytes: int = 16 << 20
 

@@ -1,0 +1,262 @@
+"""What a model runs with, decided from four sources: the register call, the archive's model-config.yaml, the server
+configuration's `models` entry, and the server's defaults. Pure: nothing is read, nothing is logged.
+
+Which source wins is TorchServe's rule, a different one for each group of settings (docs/model-config.md has the table).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ts_frontend.errors import InvalidArgument
+from ts_frontend.models.sources import INT_MAX, Source, first
+
+_NAME_CHARS_MAX = 255
+_SUFFIXES = (".tar.gz", ".tgz", ".mar", ".model", ".zip", ".tar")
+_RUNTIMES = ("python", "python3")
+_DEVICE_TYPES = ("cpu", "gpu")
+_PARALLEL_TYPES = ("", "pp", "tp", "pptp", "custom")
+
+
+class Named(Protocol):
+    """What an archive tells about its name."""
+
+    @property
+    def name(self) -> str | None: ...
+    @property
+    def version(self) -> str: ...
+
+
+class Defaults(Protocol):
+    """The part of the server's configuration that models start from. Timeouts in seconds."""
+
+    @property
+    def default_response_timeout(self) -> int: ...
+    @property
+    def default_startup_timeout(self) -> int: ...
+    @property
+    def default_workers_per_model(self) -> int: ...
+    @property
+    def job_queue_size(self) -> int: ...
+    @property
+    def max_concurrency(self) -> int: ...
+    @property
+    def service_envelope(self) -> str | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Requested:
+    """What a register call asked for; None is unset. Raises InvalidArgument for values that can't be meant."""
+
+    model_name: str | None = None
+    handler: str | None = None
+    runtime: str | None = None
+    batch_size: int | None = None
+    max_batch_delay_ms: int | None = None
+    initial_workers: int | None = None
+    response_timeout_s: int | None = None
+    startup_timeout_s: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_range("batch_size", self.batch_size, 1)
+        _check_range("max_batch_delay", self.max_batch_delay_ms, 0)
+        _check_range("initial_workers", self.initial_workers, 0)
+        _check_range("response_timeout", self.response_timeout_s, 1)
+        _check_range("startup_timeout", self.startup_timeout_s, 1)
+        if self.runtime and self.runtime not in _RUNTIMES:
+            why = " (the C++ backend is not part of this server)" if self.runtime == "LSP" else ""
+            raise InvalidArgument(f"Invalid RuntimeType value: {self.runtime}{why}")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """Decided. `max_batch_delay_set` is False when nobody asked for waiting and the delay is only the default.
+
+    `device_type` "" is a GPU where there is one; `device_ids` () is all. `max_concurrency`: requests at a time on one
+    worker whose handler is a generator or async. `warnings`: values of the configuration that were ignored, and why.
+    """
+
+    min_workers: int = 0
+    max_workers: int = 0
+    batch_size: int = 1
+    max_batch_delay_ms: int = 100
+    max_batch_delay_set: bool = False
+    response_timeout_s: int = 120
+    startup_timeout_s: int = 120
+    max_retry_timeout_s: int = 300
+    client_timeout_ms: int = 0
+    job_queue_size: int = 100
+    max_concurrency: int = 64
+    device_type: str = ""
+    device_ids: tuple[int, ...] = ()
+    parallel_type: str = ""
+    parallel_level: int = 0
+    continuous_batching: bool = False
+    use_job_ticket: bool = False
+    use_venv: bool = False
+    async_communication: bool = False
+    stateful: bool = False
+    sequence_max_idle_ms: int = 0
+    sequence_timeout_ms: int = 0
+    max_num_sequence: int = 1
+    max_sequence_job_queue_size: int = 1
+    runtime: str = "python"
+    handler: str | None = None
+    envelope: str | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def resolve(
+    requested: Requested,
+    model_config: Mapping[str, Any],
+    entry: Mapping[str, Any],
+    defaults: Defaults,
+    *,
+    handler: str | None = None,
+    runtime: str = "python",
+) -> ModelSettings:
+    """`model_config`: the parsed model-config.yaml. `entry`: the `models` entry of this name and version, {} without.
+    `handler`, `runtime`: the manifest's."""
+    warnings: list[str] = []
+    yaml = Source(model_config, "model-config.yaml", warnings)
+    server = Source({key: value for key, value in entry.items() if not _is_unset(value)}, "models", warnings)
+    delay_ms = first(
+        requested.max_batch_delay_ms, yaml.whole("maxBatchDelay", 0), lambda: server.whole("maxBatchDelay", 0)
+    )
+    min_workers, max_workers = _workers(requested, yaml, server, defaults)
+    return ModelSettings(
+        min_workers=min_workers,
+        max_workers=max_workers,
+        batch_size=first(requested.batch_size, yaml.whole("batchSize"), lambda: server.whole("batchSize")) or 1,
+        max_batch_delay_ms=100 if delay_ms is None else delay_ms,
+        max_batch_delay_set=delay_ms is not None,
+        response_timeout_s=_timeout("responseTimeout", yaml, server, requested.response_timeout_s)
+        or defaults.default_response_timeout,
+        startup_timeout_s=_timeout("startupTimeout", yaml, server, requested.startup_timeout_s)
+        or defaults.default_startup_timeout,
+        runtime=requested.runtime or server.choice("runtimeType", _RUNTIMES) or runtime,
+        handler=requested.handler or handler,
+        envelope=defaults.service_envelope,
+        **_plain(yaml, server, defaults),
+        warnings=tuple(warnings),
+    )
+
+
+def model_name_for(requested: Requested, archive: Named, path: Path) -> str:
+    """The given name, else the manifest's, else the file's name with all but word characters made `_`.
+
+    Raises InvalidArgument: a name or version that no URL and no log line could carry.
+    """
+    name = requested.model_name or archive.name or _name_of_file(path)
+    _check_name("model_name" if requested.model_name else "modelName of the archive", name)
+    _check_name("modelVersion of the archive", archive.version)
+    return name
+
+
+def _name_of_file(path: Path) -> str:
+    name = path.name
+    for suffix in _SUFFIXES:
+        if name.lower().endswith(suffix) and len(name) > len(suffix):
+            name = name[: -len(suffix)]
+            break
+    return re.sub(r"\W", "_", name, flags=re.ASCII)
+
+
+def _check_name(what: str, name: str) -> None:
+    if not name or len(name) > _NAME_CHARS_MAX:
+        raise InvalidArgument(f"{what} must have 1 to {_NAME_CHARS_MAX} characters, not {len(name)}")
+    if name in (".", "..") or not name.isprintable() or set("/\\") & set(name):
+        raise InvalidArgument(
+            f"{what} {name!a} is not allowed: no '/', no '\\', no control characters, not '.' or '..'"
+        )
+
+
+def _check_range(name: str, value: int | None, least: int) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidArgument(f"{name} must be a whole number, not {value!r}")
+    if not least <= value <= INT_MAX:
+        raise InvalidArgument(f"{name} must be from {least} to {INT_MAX}, not {value}")
+
+
+def _is_unset(value: object) -> bool:
+    """Numbers of the server's `models` entry up to 0 don't count, as in TorchServe."""
+    return isinstance(value, int) and not isinstance(value, bool) and value <= 0
+
+
+def _timeout(key: str, yaml: Source, server: Source, requested_s: int | None) -> int | None:
+    return first(yaml.whole(key), lambda: server.whole(key), requested_s)
+
+
+def _workers(requested: Requested, yaml: Source, server: Source, defaults: Defaults) -> tuple[int, int]:
+    """(least, most) workers: model-config.yaml, else the `models` entry, else the register call, else the default."""
+    asked = defaults.default_workers_per_model if requested.initial_workers is None else requested.initial_workers
+    return _worker_range(yaml) or _worker_range(server) or (asked, asked)
+
+
+def _worker_range(source: Source) -> tuple[int, int] | None:
+    """None when the source says nothing usable. Without maxWorkers, minWorkers is both; a minWorkers below 1 is 1."""
+    least = source.whole("minWorkers", -INT_MAX)
+    most = source.whole("maxWorkers")
+    if least is None:
+        if most is not None:
+            source.warn("maxWorkers", "ignored, it counts only together with minWorkers")
+        return None
+    if least < 1:
+        source.warn("minWorkers", "counts as 1")
+        least = 1
+    if most is None:
+        return least, least
+    if most < least:
+        source.warn("maxWorkers", f"less than minWorkers ({least}), both are ignored")
+        return None
+    return least, most
+
+
+def _plain(yaml: Source, server: Source, defaults: Defaults) -> dict[str, Any]:
+    """The settings that no register call has: model-config.yaml, else the `models` entry, else the default."""
+
+    def whole(key: str, default: int, least: int = 1) -> int:
+        found: int | None = first(yaml.whole(key, least), lambda: server.whole(key, least))
+        return default if found is None else found
+
+    def flag(key: str) -> bool:
+        return bool(first(yaml.flag(key), lambda: server.flag(key)))
+
+    def choice(key: str, allowed: tuple[str, ...]) -> str:
+        return first(yaml.choice(key, allowed), lambda: server.choice(key, allowed)) or ""
+
+    kind = choice("parallelType", _PARALLEL_TYPES)
+    return {
+        "max_retry_timeout_s": whole("maxRetryTimeoutInSec", 300, 0),
+        "client_timeout_ms": whole("clientTimeoutInMills", 0, 0),
+        "job_queue_size": whole("jobQueueSize", defaults.job_queue_size),
+        "max_concurrency": whole("maxConcurrency", defaults.max_concurrency),
+        "device_type": choice("deviceType", _DEVICE_TYPES),
+        "device_ids": first(yaml.indices("deviceIds"), lambda: server.indices("deviceIds")) or (),
+        "parallel_type": kind,
+        "parallel_level": _parallel_level(yaml, server) if kind else 0,
+        "continuous_batching": flag("continuousBatching"),
+        "use_job_ticket": flag("useJobTicket"),
+        "use_venv": flag("useVenv"),
+        "async_communication": flag("asyncCommunication"),
+        "stateful": flag("sequenceBatching"),
+        "sequence_max_idle_ms": whole("sequenceMaxIdleMSec", 0, 0),
+        "sequence_timeout_ms": whole("sequenceTimeoutMSec", 0, 0),
+        "max_num_sequence": whole("maxNumSequence", 1),
+        "max_sequence_job_queue_size": whole("maxSequenceJobQueueSize", 1),
+    }
+
+
+def _parallel_level(yaml: Source, server: Source) -> int:
+    """GPUs (or processes) of one worker; torchrun's own setting counts when parallelLevel isn't given."""
+    torchrun = yaml.section("torchrun")
+    level = first(
+        yaml.whole("parallelLevel"), lambda: torchrun.whole("nproc-per-node"), lambda: server.whole("parallelLevel")
+    )
+    return level or 1

@@ -1,0 +1,224 @@
+"""Which source of a setting wins, what is refused, what is only warned about."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ts_frontend.config import ServerConfig
+from ts_frontend.errors import InvalidArgument
+from ts_frontend.models.settings import ModelSettings, Requested, model_name_for, resolve
+
+
+@dataclass(frozen=True)
+class Server:
+    default_response_timeout: int = 120
+    default_startup_timeout: int = 110
+    default_workers_per_model: int = 0
+    job_queue_size: int = 100
+    max_concurrency: int = 64
+    service_envelope: str | None = None
+
+
+@dataclass(frozen=True)
+class Manifest:
+    name: str | None = None
+    version: str = "1.0"
+
+
+NOTHING = Requested()
+
+
+def decide(requested: Requested = NOTHING, yaml: Any = None, models: Any = None, **server: Any) -> ModelSettings:
+    return resolve(requested, yaml or {}, models or {}, Server(**server))
+
+
+def test_without_any_wish_the_defaults_hold() -> None:
+    settings = decide()
+    assert (settings.min_workers, settings.max_workers, settings.batch_size) == (0, 0, 1)
+    assert (settings.max_batch_delay_ms, settings.max_batch_delay_set) == (100, False)
+    assert (settings.response_timeout_s, settings.startup_timeout_s) == (120, 110)
+    assert settings.warnings == ()
+    assert settings.runtime == "python"
+
+
+def test_the_servers_configuration_has_what_settings_need() -> None:
+    settings = resolve(NOTHING, {}, {}, ServerConfig())
+    assert settings.job_queue_size == 100
+    assert settings.response_timeout_s == 120
+
+
+@pytest.mark.parametrize(
+    ("requested", "yaml", "models", "expected"),
+    [(2, 3, 4, 2), (None, 3, 4, 3), (None, None, 4, 4), (None, None, None, 1), (None, "3", 4, 4), (None, None, 0, 1)],
+)
+def test_batch_size_call_then_yaml_then_models(requested: Any, yaml: Any, models: Any, expected: int) -> None:
+    settings = decide(Requested(batch_size=requested), {"batchSize": yaml}, {"batchSize": models})
+    assert settings.batch_size == expected
+
+
+@pytest.mark.parametrize(
+    ("requested", "yaml", "models", "expected"),
+    [(0, 3, 4, (0, True)), (None, 0, 4, (0, True)), (None, None, 4, (4, True)), (100, None, None, (100, True))],
+)
+def test_batch_delay_tells_a_wish_from_the_default(requested: Any, yaml: Any, models: Any, expected: Any) -> None:
+    settings = decide(Requested(max_batch_delay_ms=requested), {"maxBatchDelay": yaml}, {"maxBatchDelay": models})
+    assert (settings.max_batch_delay_ms, settings.max_batch_delay_set) == expected
+
+
+@pytest.mark.parametrize(
+    ("yaml", "models", "requested", "expected"),
+    [(5, 6, 7, 5), (None, 6, 7, 6), (None, None, 7, 7), (None, None, None, 120), (0, None, 7, 7), (True, None, 7, 7)],
+)
+def test_timeouts_yaml_then_models_then_call(yaml: Any, models: Any, requested: Any, expected: int) -> None:
+    settings = decide(Requested(response_timeout_s=requested), {"responseTimeout": yaml}, {"responseTimeout": models})
+    assert settings.response_timeout_s == expected
+
+
+@pytest.mark.parametrize(
+    ("yaml", "models", "requested", "expected"),
+    [
+        ({"minWorkers": 2, "maxWorkers": 4}, {"minWorkers": 3, "maxWorkers": 3}, 5, (2, 4)),
+        ({"minWorkers": 2}, {}, 5, (2, 2)),
+        ({}, {"minWorkers": 3, "maxWorkers": 6}, 5, (3, 6)),
+        ({}, {"minWorkers": 0, "maxWorkers": 6}, 5, (5, 5)),
+        ({}, {}, 0, (0, 0)),
+        ({}, {}, None, (7, 7)),
+    ],
+)
+def test_workers_yaml_then_models_then_call(yaml: Any, models: Any, requested: Any, expected: Any) -> None:
+    settings = decide(Requested(initial_workers=requested), yaml, models, default_workers_per_model=7)
+    assert (settings.min_workers, settings.max_workers) == expected
+
+
+@pytest.mark.parametrize(
+    ("yaml", "expected", "word"),
+    [
+        ({"minWorkers": 3, "maxWorkers": 2}, 5, "less than minWorkers"),
+        ({"minWorkers": 0}, 1, "counts as 1"),
+        ({"maxWorkers": 2}, 5, "only together"),
+        ({"minWorkers": "two"}, 5, "'two'"),
+    ],
+)
+def test_worker_counts_that_make_no_sense_are_told(yaml: Any, expected: int, word: str) -> None:
+    settings = decide(Requested(initial_workers=5), yaml)
+    assert settings.min_workers == expected
+    assert word in settings.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("batchSize", "four"),
+        ("batchSize", 0),
+        ("batchSize", True),
+        ("batchSize", 1.5),
+        ("batchSize", 2**31),
+        ("deviceIds", [0, "1"]),
+        ("deviceIds", 3),
+        ("deviceIds", [-1]),
+        ("deviceType", "tpu"),
+        ("parallelType", 3),
+        ("useVenv", "yes"),
+        ("responseTimeout", 0),
+        ("maxConcurrency", 0),
+        ("jobQueueSize", [1]),
+    ],
+)
+def test_a_wrong_kind_of_value_is_a_warning_and_the_default_stays(key: str, value: Any) -> None:
+    settings = decide(yaml={key: value})
+    assert dataclasses.replace(settings, warnings=()) == decide()
+    [warning] = settings.warnings
+    assert key in warning
+    assert "model-config.yaml" in warning
+
+
+def test_every_key_of_the_yaml_arrives() -> None:
+    settings = decide(
+        yaml={
+            "deviceType": "gpu",
+            "deviceIds": [2, 0],
+            "parallelType": "tp",
+            "torchrun": {"nproc-per-node": 4},
+            "maxRetryTimeoutInSec": 0,
+            "clientTimeoutInMills": 50,
+            "jobQueueSize": 7,
+            "useJobTicket": True,
+            "useVenv": True,
+            "sequenceBatching": True,
+            "continuousBatching": True,
+            "asyncCommunication": True,
+            "sequenceMaxIdleMSec": 10,
+            "sequenceTimeoutMSec": 20,
+            "maxNumSequence": 3,
+            "maxSequenceJobQueueSize": 4,
+            "maxConcurrency": 9,
+            "handler": {"profile": True},
+        }
+    )
+    assert (settings.device_type, settings.device_ids) == ("gpu", (2, 0))
+    assert (settings.parallel_type, settings.parallel_level) == ("tp", 4)
+    assert (settings.max_retry_timeout_s, settings.client_timeout_ms, settings.job_queue_size) == (0, 50, 7)
+    assert settings.use_job_ticket and settings.use_venv and settings.stateful
+    assert settings.continuous_batching and settings.async_communication
+    assert (settings.sequence_max_idle_ms, settings.sequence_timeout_ms) == (10, 20)
+    assert (settings.max_num_sequence, settings.max_sequence_job_queue_size, settings.max_concurrency) == (3, 4, 9)
+    assert settings.warnings == ()
+
+
+def test_parallel_level_counts_only_with_a_parallel_type() -> None:
+    assert decide(yaml={"parallelLevel": 4}).parallel_level == 0
+    assert decide(yaml={"parallelLevel": 4, "parallelType": "custom"}).parallel_level == 4
+
+
+def test_handler_and_runtime_of_the_call_replace_the_manifests() -> None:
+    settings = resolve(Requested(handler="mine.py", runtime="python3"), {}, {}, Server(), handler="theirs.py")
+    assert (settings.handler, settings.runtime) == ("mine.py", "python3")
+    settings = resolve(NOTHING, {}, {}, Server(), handler="theirs.py", runtime="python3")
+    assert (settings.handler, settings.runtime) == ("theirs.py", "python3")
+
+
+@pytest.mark.parametrize(
+    ("wish", "word"),
+    [
+        ({"batch_size": 0}, "batch_size"),
+        ({"max_batch_delay_ms": -1}, "max_batch_delay"),
+        ({"initial_workers": -1}, "initial_workers"),
+        ({"response_timeout_s": 0}, "response_timeout"),
+        ({"startup_timeout_s": 2**31}, "startup_timeout"),
+        ({"batch_size": True}, "batch_size"),
+        ({"runtime": "python9"}, "Invalid RuntimeType value: python9"),
+        ({"runtime": "LSP"}, "Invalid RuntimeType value: LSP"),
+    ],
+)
+def test_calls_that_ask_for_nonsense_are_refused(wish: Any, word: str) -> None:
+    with pytest.raises(InvalidArgument, match=word):
+        Requested(**wish)
+
+
+@pytest.mark.parametrize(
+    ("given", "manifest", "file", "expected"),
+    [
+        ("given", "manifest", "file.mar", "given"),
+        (None, "manifest", "file.mar", "manifest"),
+        (None, None, "my-model.v2.mar", "my_model_v2"),
+        (None, None, "tgz.tar.gz", "tgz"),
+        (None, None, "naïve", "na_ve"),
+        (None, None, ".mar", "_mar"),
+    ],
+)
+def test_a_models_name(given: str | None, manifest: str | None, file: str, expected: str) -> None:
+    assert model_name_for(Requested(model_name=given), Manifest(manifest), Path("/store") / file) == expected
+
+
+@pytest.mark.parametrize("name", ["a/b", "a\\b", "..", "a\nb", "a\x00", "x" * 256, "a\u2028b"])
+def test_names_that_no_path_could_carry_are_refused(name: str) -> None:
+    for requested, manifest in ((Requested(model_name=name), Manifest()), (NOTHING, Manifest(name))):
+        with pytest.raises(InvalidArgument, match="model"):
+            model_name_for(requested, manifest, Path("x.mar"))
+    with pytest.raises(InvalidArgument, match="modelVersion"):
+        model_name_for(NOTHING, Manifest("m", name), Path("x.mar"))
