@@ -67,7 +67,8 @@ class GrpcioEngine:
 
 
 def _bind(server: grpc.aio.Server, listener: Listener) -> int:
-    address = f"{listener.host}:{listener.port}"
+    host = listener.host.strip("[]")
+    address = f"[{host}]:{listener.port}" if ":" in host else f"{host}:{listener.port}"
     try:
         if listener.tls is None:
             return int(server.add_insecure_port(address))

@@ -91,9 +91,10 @@ class ListenerServer:
         await asyncio.wait([self._serving], timeout=grace_s)
         if not self._serving.done():
             count = self._application.abort()
-            logger.warning(
-                "%s: %d calls did not end within %g s and were cancelled", self._listener.name, count, grace_s
-            )
+            if count:
+                logger.warning(
+                    "%s: %d calls did not end in %g s and were cancelled", self._listener.name, count, grace_s
+                )
             await asyncio.wait([self._serving], timeout=SETTLE_S)
         if not self._serving.done():
             self._serving.cancel()

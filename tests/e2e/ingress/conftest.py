@@ -1,0 +1,245 @@
+"""Engines in processes of their own (standin_server.py), and clients for them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import h2.config
+import h2.connection
+import h2.events
+import pytest
+
+SERVER = Path(__file__).with_name("standin_server.py")
+KINDS = ("h2corn", "grpcio") if sys.version_info >= (3, 11) else ("grpcio",)
+GUARD_S = 60
+
+#: No client here may reuse another one's connection: stalled readers and big windows would be shared.
+CHANNEL_OPTIONS = [
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+]
+
+
+@dataclass
+class Server:
+    """A running stand-in server."""
+
+    process: subprocess.Popen[str]
+    ports: dict[str, int]
+
+    @property
+    def port(self) -> int:
+        return next(iter(self.ports.values()))
+
+    def drain(self, grace_s: float) -> None:
+        """Asks for a drain and returns at once."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{grace_s}\n")
+        self.process.stdin.flush()
+
+    def end(self) -> tuple[str, int]:
+        """What it printed after a drain, and its exit status."""
+        assert self.process.stdout is not None
+        printed = self.process.stdout.read()
+        return printed, self.process.wait(GUARD_S)
+
+
+def start(kind: str, *listeners: dict[str, Any]) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+    """The process and its first line."""
+    asked = {"kind": kind, "listeners": listeners or [{"name": "test"}]}
+    command = [sys.executable, "-W", "error", str(SERVER), json.dumps(asked)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    return process, json.loads(line) if line else {}
+
+
+@contextlib.contextmanager
+def running(kind: str, *listeners: dict[str, Any]) -> Iterator[Server]:
+    process, said = start(kind, *listeners)
+    with process:
+        assert process.stdin is not None
+        try:
+            assert "ports" in said, said
+            yield Server(process, said["ports"])
+        finally:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+            try:
+                process.wait(GUARD_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def server(kind: str) -> Iterator[Server]:
+    """One server with default limits, shared by all tests that don't end it."""
+    with running(kind) as one:
+        yield one
+
+
+@pytest.fixture
+def run_server(kind: str) -> Callable[..., contextlib.AbstractContextManager[Server]]:
+    """Starts a server of the test's own: run_server(listener, ...)."""
+    return lambda *listeners: running(kind, *listeners)
+
+
+@pytest.fixture
+def start_server(kind: str) -> Iterator[Callable[..., dict[str, Any]]]:
+    """Tries to start a server that shall fail; gives its first line."""
+    with contextlib.ExitStack() as ends:
+
+        def try_start(*listeners: dict[str, Any]) -> dict[str, Any]:
+            process, said = start(kind, *listeners)
+            ends.enter_context(process)
+            return said
+
+        yield try_start
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[..., Client]]:
+    """connect(server_or_port, ...) -> Client, closed after the test."""
+    with contextlib.ExitStack() as ends:
+
+        def make(target: Server | int, **more: Any) -> Client:
+            port = target if isinstance(target, int) else target.port
+            return ends.enter_context(contextlib.closing(Client(port, **more)))
+
+        yield make
+
+
+@pytest.fixture
+def client(server: Server, connect: Callable[..., Client]) -> Client:
+    return connect(server)
+
+
+class Client:
+    """A grpcio channel with the stand-in methods, as bytes."""
+
+    def __init__(
+        self,
+        port: int,
+        *,
+        host: str = "127.0.0.1",
+        credentials: grpc.ChannelCredentials | None = None,
+        options: tuple[tuple[str, Any], ...] = (),
+    ) -> None:
+        target, settings = f"{host}:{port}", [*CHANNEL_OPTIONS, *options]
+        if credentials is None:
+            self.channel = grpc.insecure_channel(target, options=settings)
+        else:
+            self.channel = grpc.secure_channel(target, credentials, options=settings)
+
+    def close(self) -> None:
+        self.channel.close()
+
+    def unary(self, name: str, data: bytes = b"", timeout: float = GUARD_S, **more: Any) -> bytes:
+        return self.channel.unary_unary(path(name))(data, timeout=timeout, **more)
+
+    def start_unary(self, name: str, data: bytes = b"", timeout: float = GUARD_S, **more: Any) -> Any:
+        return self.channel.unary_unary(path(name)).future(data, timeout=timeout, **more)
+
+    def stream(self, name: str, data: bytes = b"", timeout: float = GUARD_S, **more: Any) -> Any:
+        return self.channel.unary_stream(path(name))(data, timeout=timeout, **more)
+
+    def bidi(self, name: str, requests: Iterator[bytes], timeout: float = GUARD_S, **more: Any) -> Any:
+        return self.channel.stream_stream(path(name))(requests, timeout=timeout, **more)
+
+    def wait(self, event: str) -> None:
+        """Returns when the server says that it happened."""
+        self.unary("/test.Probe/Wait", event.encode())
+
+
+def path(name: str) -> str:
+    return name if name.startswith("/") else f"/test.Echo/{name}"
+
+
+@dataclass
+class RawAnswer:
+    """What came back on one HTTP/2 stream."""
+
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    trailers: dict[str, str] = field(default_factory=dict)
+    reset: int | None = None
+
+    @property
+    def status(self) -> str | None:
+        """grpc-status, wherever it stood."""
+        return (self.trailers or self.headers).get("grpc-status")
+
+
+GRPC_HEADERS = {"content-type": "application/grpc", "te": "trailers"}
+
+
+@pytest.fixture
+def raw_call(server: Server) -> Callable[..., RawAnswer]:
+    """raw_call(path, *pieces of the body, headers=..., method=..., end=...) -> RawAnswer."""
+
+    def call(
+        name: str,
+        *pieces: bytes,
+        headers: dict[str, str] | None = None,
+        method: str = "POST",
+        end: bool = True,
+        port: int | None = None,
+    ) -> RawAnswer:
+        with socket.create_connection(("127.0.0.1", port or server.port), GUARD_S) as link:
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sender = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
+            sender.initiate_connection()
+            sender.send_headers(
+                1,
+                [
+                    (":method", method),
+                    (":scheme", "http"),
+                    (":authority", "test"),
+                    (":path", path(name)),
+                    *(GRPC_HEADERS if headers is None else headers).items(),
+                ],
+                end_stream=end and not pieces,
+            )
+            link.sendall(sender.data_to_send())
+            for index, piece in enumerate(pieces):
+                sender.send_data(1, piece, end_stream=end and index == len(pieces) - 1)
+                link.sendall(sender.data_to_send())
+            return read_answer(link, sender)
+
+    return call
+
+
+def read_answer(link: socket.socket, receiver: h2.connection.H2Connection) -> RawAnswer:
+    answer = RawAnswer()
+    while data := link.recv(65536):
+        for event in receiver.receive_data(data):
+            if isinstance(event, h2.events.ResponseReceived):
+                answer.headers = dict(event.headers)
+            elif isinstance(event, h2.events.DataReceived):
+                answer.body += event.data
+                receiver.acknowledge_received_data(event.flow_controlled_length, 1)
+            elif isinstance(event, h2.events.TrailersReceived):
+                answer.trailers = dict(event.headers)
+            elif isinstance(event, h2.events.StreamReset):
+                answer.reset = event.error_code
+                return answer
+            elif isinstance(event, h2.events.StreamEnded):
+                return answer
+        link.sendall(receiver.data_to_send())
+    return answer

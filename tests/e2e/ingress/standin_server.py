@@ -1,0 +1,205 @@
+"""An engine with stand-in services, in a process of its own.
+
+argv[1]: JSON {"kind", "listeners": [{"name", "host", "port", "limits", "tls"}]}. Prints one JSON line: {"ports"} when it
+listens, or {"error"}. A line with seconds on stdin drains; then {"begun", "ended"} (calls of Slow) is printed
+and the process ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import ts_frontend.protos.inference_pb2  # noqa: F401  # reflection tells of what has been imported
+from ts_frontend import errors
+from ts_frontend.ingress.call import Call, Limits, Listener, Method, Shape, Tls, routes
+from ts_frontend.ingress.engine import make_engine
+from ts_frontend.services import health, reflection
+
+BIG_PIECE = bytes(64 * 1024)
+
+
+class Events:
+    """Things that happened, by name; whoever asks for one waits until it has."""
+
+    def __init__(self) -> None:
+        self._events: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+
+    def happened(self, name: str) -> None:
+        self._events[name].set()
+
+    async def wait(self, call: Call, data: bytes) -> bytes:
+        await self._events[data.decode()].wait()
+        return data
+
+
+class SettableHealth:
+    """A health source that a test sets through a call."""
+
+    def __init__(self) -> None:
+        self._status: dict[str, bool] = {"": True}
+        self._change = asyncio.Event()
+
+    def status(self, service: str) -> bool | None:
+        return self._status.get(service)
+
+    async def changed(self) -> None:
+        await self._change.wait()
+
+    async def set(self, call: Call, data: bytes) -> bytes:
+        self._status.update(json.loads(data))
+        self._change.set()
+        self._change = asyncio.Event()
+        return b""
+
+
+class Echo:
+    """Methods that do what a test asks for."""
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self._sent: defaultdict[str, int] = defaultdict(int)
+        self.begun = self.ended = 0
+
+    async def unary(self, call: Call, data: bytes) -> bytes:
+        return data
+
+    async def size(self, call: Call, data: bytes) -> bytes:
+        return str(len(data)).encode()
+
+    async def zeros(self, call: Call, data: bytes) -> bytes:
+        return bytes(int(data))
+
+    async def stream(self, call: Call, data: bytes) -> AsyncIterator[Sequence[bytes]]:
+        """Messages "0", "1", ... in the groups whose sizes `data` lists."""
+        number = 0
+        for group in json.loads(data):
+            yield [str(number + index).encode() for index in range(group)]
+            number += group
+            await asyncio.sleep(0)
+
+    async def bidi(self, call: Call, requests: AsyncIterator[bytes]) -> AsyncIterator[Sequence[bytes]]:
+        async for message in requests:
+            yield [message, message]
+
+    async def fail(self, call: Call, data: bytes) -> bytes:
+        wanted = json.loads(data)
+        call.trailing.append(("x-trailing", "of a failure"))
+        call.trailing.append(("grpc-status-details-bin", b"\x08\x03"))
+        raise getattr(errors, wanted["kind"])(wanted["message"])
+
+    async def fail_stream(self, call: Call, data: bytes) -> AsyncIterator[Sequence[bytes]]:
+        yield [b"before"]
+        raise errors.HandlerFailed(507, "failed after one message")
+
+    async def crash(self, call: Call, data: bytes) -> bytes:
+        raise RuntimeError("a secret of the server")
+
+    async def metadata(self, call: Call, data: bytes) -> bytes:
+        call.initial += [("x-initial", "first"), ("x-initial-bin", b"\x00\xff")]
+        call.trailing += [("x-trailing", "last"), ("x-trailing-bin", b"\xfe,\x01")]
+        seen = [[key, value if isinstance(value, str) else list(value)] for key, value in call.metadata]
+        return json.dumps({"metadata": seen, "peer": call.peer, "deadline": call.deadline_s}).encode()
+
+    async def hang(self, call: Call, data: bytes) -> bytes:
+        name = data.decode()
+        self._events.happened(f"{name} started")
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self._events.happened(f"{name} cancelled")
+            raise
+        return b""
+
+    async def hang_stream(self, call: Call, data: bytes) -> AsyncIterator[Sequence[bytes]]:
+        yield [b"first"]
+        yield [await self.hang(call, data)]
+
+    async def endless(self, call: Call, data: bytes) -> AsyncIterator[Sequence[bytes]]:
+        name = data.decode()
+        try:
+            while True:
+                self._sent[name] += 1
+                yield [BIG_PIECE]
+                await asyncio.sleep(0)
+        finally:
+            self._events.happened(f"{name} closed")
+
+    async def sent(self, call: Call, data: bytes) -> bytes:
+        return str(self._sent[data.decode()]).encode()
+
+    async def slow(self, call: Call, data: bytes) -> bytes:
+        self.begun += 1
+        self._events.happened(f"{self.begun} begun")
+        await asyncio.sleep(float(data))
+        self.ended += 1
+        return data
+
+
+def build_routes(echo: Echo, events: Events) -> dict[str, Method]:
+    source = SettableHealth()
+    unary = {
+        "/test.Echo/Unary": echo.unary,
+        "/test.Echo/Size": echo.size,
+        "/test.Echo/Zeros": echo.zeros,
+        "/test.Echo/Fail": echo.fail,
+        "/test.Echo/Crash": echo.crash,
+        "/test.Echo/Metadata": echo.metadata,
+        "/test.Echo/Hang": echo.hang,
+        "/test.Echo/Sent": echo.sent,
+        "/test.Echo/Slow": echo.slow,
+        "/test.Probe/Wait": events.wait,
+        "/test.Probe/SetHealth": source.set,
+    }
+    streams = {
+        "/test.Echo/Stream": echo.stream,
+        "/test.Echo/FailStream": echo.fail_stream,
+        "/test.Echo/HangStream": echo.hang_stream,
+        "/test.Echo/Endless": echo.endless,
+    }
+    methods = [Method(path, Shape.UNARY, run) for path, run in unary.items()]
+    methods += [Method(path, Shape.SERVER_STREAM, run) for path, run in streams.items()]
+    methods += [Method("/test.Echo/Bidi", Shape.BIDI, echo.bidi), *health.methods(source)]
+    return routes(*methods, *reflection.methods(methods))
+
+
+def build_listener(asked: dict[str, Any], table: dict[str, Method]) -> Listener:
+    tls = Tls(**asked["tls"]) if asked.get("tls") else None
+    limits = Limits(**asked.get("limits", {}))
+    return Listener(asked["name"], asked.get("host", "127.0.0.1"), asked.get("port", 0), table, limits, tls)
+
+
+def say(**message: Any) -> None:
+    print(json.dumps(message), flush=True)
+
+
+async def main() -> None:
+    asked = json.loads(sys.argv[1])
+    events = Events()
+    echo = Echo(events)
+    table = build_routes(echo, events)
+    engine = make_engine(asked["kind"], [build_listener(listener, table) for listener in asked["listeners"]])
+    try:
+        await engine.start()
+    except (OSError, ValueError) as error:
+        say(error=str(error))
+        return
+    say(ports={listener["name"]: engine.port(listener["name"]) for listener in asked["listeners"]})
+    waiting = asyncio.ensure_future(engine.wait())
+    line = await asyncio.to_thread(sys.stdin.readline)
+    await engine.drain(float(line or 0))
+    await waiting
+    say(begun=echo.begun, ended=echo.ended)
+
+
+if __name__ == "__main__":
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(main())
+    else:
+        uvloop.run(main())

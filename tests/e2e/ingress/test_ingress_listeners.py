@@ -1,0 +1,159 @@
+"""Listening, draining, and clients that don't read."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+
+STALLED = 64
+PIECES = 300
+#: The healthy stream may take this much longer beside the stalled ones (a stop, or a share of 64, would take far more).
+SLOWER_MAX = 8.0
+SLOWER_S_MAX = 2.0
+
+
+def test_several_listeners(run_server, connect):
+    small = {"name": "small", "limits": {"request_bytes_max": 10}}
+    with run_server({"name": "usual"}, small) as server:
+        assert len(set(server.ports.values())) == 2
+        assert connect(server.ports["usual"]).unary("Unary", bytes(11)) == bytes(11)
+        with pytest.raises(grpc.RpcError) as caught:
+            connect(server.ports["small"]).unary("Unary", bytes(11))
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_port_in_use_is_an_error_that_names_it(server, start_server):
+    said = start_server({"name": "second", "port": server.port})
+    assert "second" in said["error"]
+    assert f"127.0.0.1:{server.port}" in said["error"]
+
+
+def test_ports_of_other_programs_are_not_shared(start_server):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        said = start_server({"name": "second", "port": other.getsockname()[1]})
+    assert "error" in said
+
+
+def test_a_failed_start_leaves_no_listener(kind, start_server, run_server):
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        free = probe.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        said = start_server({"name": "first", "port": free}, {"name": "second", "port": other.getsockname()[1]})
+    assert "second" in said["error"]
+    with run_server({"name": "first", "port": free}) as server:
+        assert server.port == free
+
+
+def test_ipv6(run_server, connect):
+    if not socket.has_ipv6:
+        pytest.skip("this machine has no IPv6")
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6 loopback")
+    with run_server({"name": "six", "host": "::1"}) as server:
+        client = connect(server, host="[::1]")
+        peer = json.loads(client.unary("Metadata"))["peer"]
+        assert "::1" in peer
+        assert client.unary("Unary", b"x") == b"x"
+
+
+def test_drain_under_load_loses_nothing(run_server, connect, kind):
+    """Every call that began is answered OK; the others are refused."""
+    with run_server() as server:
+        clients = [connect(server) for _ in range(4)]
+        outcomes: list[str] = []
+        enough = threading.Event()
+
+        def ask(client) -> None:
+            while True:
+                future = client.start_unary("Slow", b"0.01")
+                if future.exception() is not None:
+                    outcomes.append(f"{future.code().name}: {future.details()}")
+                    return
+                outcomes.append("OK")
+                if len(outcomes) > 200:
+                    enough.set()
+
+        with ThreadPoolExecutor(16) as pool:
+            for number in range(16):
+                pool.submit(ask, clients[number % len(clients)])
+            assert enough.wait(60)
+            server.drain(30)
+            printed, status = server.end()
+    assert status == 0
+    failed = [outcome for outcome in outcomes if outcome != "OK"]
+    answered = len(outcomes) - len(failed)
+    assert json.loads(printed) == {"begun": answered, "ended": answered}, failed
+    refusals = ("UNAVAILABLE",) if kind == "h2corn" else ("UNAVAILABLE", "CANCELLED")
+    assert all(outcome.startswith(refusals) for outcome in failed), failed
+
+
+def test_drain_waits_for_running_calls(run_server, connect):
+    with run_server() as server:
+        client = connect(server)
+        futures = [client.start_unary("Slow", b"1") for _ in range(20)]
+        client.wait("20 begun")
+        server.drain(30)
+        assert [future.result() for future in futures] == [b"1"] * 20
+        assert server.end()[1] == 0
+
+
+def test_drain_ends_what_takes_too_long(run_server, connect):
+    with run_server() as server:
+        client = connect(server)
+        hanging = client.start_unary("Hang", b"too long")
+        stream = client.stream("HangStream", b"too long 2")
+        client.wait("too long started")
+        assert next(stream) == b"first"
+        server.drain(0.1)
+        for call in (hanging, stream):
+            assert call.exception().code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+        assert server.end()[1] == 0
+
+
+def healthy_s(client) -> float:
+    """Seconds of one stream that is read as fast as it comes."""
+    started = time.monotonic()
+    assert len(list(client.stream("Stream", json.dumps([1] * PIECES).encode()))) == PIECES
+    return time.monotonic() - started
+
+
+def settled(client, names: list[str]) -> dict[str, int]:
+    """How much was sent to each reader, once that has stopped growing."""
+    before: dict[str, int] = {}
+    while True:
+        now = {name: int(client.unary("Sent", name.encode())) for name in names}
+        healthy_s(client)
+        if now == before:
+            return now
+        before = now
+
+
+def test_stalled_readers_slow_nobody_else(run_server, connect):
+    """Each stalled reader has a connection of its own and reads one message of an endless stream."""
+    with run_server() as server:
+        client = connect(server)
+        healthy_s(client)
+        alone = min(healthy_s(client) for _ in range(5))
+        names = [f"stalled {number}" for number in range(STALLED)]
+        # Without bandwidth probing a client's window stays small, so that it's full at once.
+        stalled = [connect(server, options=(("grpc.http2.bdp_probe", 0),)) for _ in names]
+        streams = [one.stream("Endless", name.encode()) for one, name in zip(stalled, names, strict=True)]
+        for stream in streams:
+            next(stream)
+        sent = settled(client, names)
+        assert max(sent.values()) * 65_536 < 32_000_000, "a reader that doesn't read must stop its sender"
+        beside = min(healthy_s(client) for _ in range(5))
+        assert beside < max(alone * SLOWER_MAX, SLOWER_S_MAX), (alone, beside)
+        assert client.unary("Unary", b"still here") == b"still here"
+        for stream in streams:
+            stream.cancel()
+        for name in names:
+            client.wait(f"{name} closed")

@@ -1,0 +1,161 @@
+"""What stands on the wire, with a client that can be wrong."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import struct
+
+import pytest
+
+GRPC = {"content-type": "application/grpc", "te": "trailers"}
+
+
+def framed(data: bytes, flag: int = 0) -> bytes:
+    return struct.pack(">BI", flag, len(data)) + data
+
+
+@pytest.fixture
+def only_h2corn(kind):
+    """grpcio's own protocol layer answers these its own way (often with a reset)."""
+    if kind != "h2corn":
+        pytest.skip("of our own protocol layer")
+
+
+def test_answer_on_the_wire(raw_call):
+    answer = raw_call("Unary", framed(b"hello"))
+    assert answer.headers[":status"] == "200"
+    assert answer.headers["content-type"] == "application/grpc"
+    assert answer.body == framed(b"hello")
+    assert answer.trailers["grpc-status"] == "0"
+
+
+def test_request_cut_at_every_byte(raw_call):
+    body = framed(b"abc")
+    for cut in range(1, len(body)):
+        answer = raw_call("Unary", body[:cut], body[cut:])
+        assert (answer.body, answer.status) == (body, "0")
+    pieces = [body[index : index + 1] for index in range(len(body))]
+    assert raw_call("Unary", *pieces, b"").body == body
+
+
+@pytest.mark.parametrize("content_type", ["application/grpc+proto", "application/grpc;charset=utf-8"])
+def test_content_types_of_grpc(raw_call, content_type):
+    answer = raw_call("Unary", framed(b"x"), headers={**GRPC, "content-type": content_type})
+    assert (answer.body, answer.status) == (framed(b"x"), "0")
+
+
+def test_failure_is_trailers_only(raw_call, only_h2corn):
+    answer = raw_call("/no.Such/Method", framed(b""))
+    assert answer.headers[":status"] == "200"
+    assert answer.headers["grpc-status"] == "12"
+    assert answer.headers["content-type"] == "application/grpc"
+    assert answer.headers["grpc-message"] == "Method /no.Such/Method is unimplemented"
+    assert (answer.body, answer.trailers) == (b"", {})
+
+
+def test_server_enforces_the_deadline(raw_call):
+    """The client names a deadline and then doesn't care."""
+    answer = raw_call("Hang", framed(b"wire deadline"), headers={**GRPC, "grpc-timeout": "100m"})
+    assert answer.status == "4" or answer.reset is not None
+    assert raw_call("/test.Probe/Wait", framed(b"wire deadline cancelled")).status == "0"
+
+
+def test_status_of_an_expired_deadline(raw_call, only_h2corn):
+    answer = raw_call("HangStream", framed(b"wire deadline 2"), headers={**GRPC, "grpc-timeout": "100000u"})
+    assert answer.body == framed(b"first")
+    assert answer.status == "4"
+    assert "0.1 s" in answer.trailers["grpc-message"]
+
+
+def test_malformed_timeout(raw_call, only_h2corn):
+    answer = raw_call("Unary", framed(b""), headers={**GRPC, "grpc-timeout": "soon"})
+    assert answer.status == "13"
+    assert "soon" in answer.headers["grpc-message"]
+
+
+def test_missing_te(raw_call, only_h2corn):
+    answer = raw_call("Unary", framed(b""), headers={"content-type": "application/grpc"})
+    assert answer.status == "13"
+    assert "te: trailers" in answer.headers["grpc-message"]
+
+
+def test_message_count(raw_call, only_h2corn):
+    assert raw_call("Unary", framed(b"1") + framed(b"2")).status == "12"
+    assert raw_call("Unary").status == "12"
+
+
+def test_request_that_ends_inside_a_message(raw_call, only_h2corn):
+    for cut in range(1, len(framed(b"abc"))):
+        assert raw_call("Unary", framed(b"abc")[:cut]).status == "13"
+
+
+def test_unknown_flag(raw_call, only_h2corn):
+    assert raw_call("Unary", framed(b"abc", flag=2)).status == "13"
+
+
+def test_oversize_is_refused_from_the_prefix(raw_call, only_h2corn):
+    """The message itself is never sent."""
+    answer = raw_call("Unary", struct.pack(">BI", 0, 4_000_000_000), end=False)
+    assert answer.status == "8"
+    assert answer.headers["grpc-message"] == (
+        "Message of 4000000000 bytes is larger than the limit of 6553500 bytes (max_request_size)"
+    )
+
+
+def test_unknown_compression(raw_call, only_h2corn):
+    answer = raw_call("Unary", framed(b"abc", flag=1), headers={**GRPC, "grpc-encoding": "zstd"})
+    assert answer.status == "12"
+    assert answer.headers["grpc-accept-encoding"] == "identity,gzip,deflate"
+
+
+def test_compressed_message_without_a_compression(raw_call, only_h2corn):
+    assert raw_call("Unary", framed(b"abc", flag=1)).status == "13"
+
+
+def test_answer_is_compressed_for_who_sends_compressed(raw_call, only_h2corn):
+    data = b"compressible " * 1000
+    request = framed(gzip.compress(data), flag=1)
+    headers = {**GRPC, "grpc-encoding": "gzip", "grpc-accept-encoding": "identity, gzip"}
+    answer = raw_call("Unary", request, headers=headers)
+    assert answer.headers["grpc-encoding"] == "gzip"
+    assert answer.body[0] == 1
+    assert gzip.decompress(answer.body[5:]) == data
+    headers["grpc-accept-encoding"] = "identity"
+    assert raw_call("Unary", request, headers=headers).body == framed(data)
+    assert raw_call("Unary", framed(data), headers={**GRPC, "grpc-accept-encoding": "gzip"}).body == framed(data)
+
+
+def test_binary_metadata_joined_by_commas(raw_call, only_h2corn):
+    answer = raw_call("Metadata", framed(b""), headers={**GRPC, "x-some-bin": "AA,AQI="})
+    entries = json.loads(answer.body[5:])["metadata"]
+    assert ["x-some-bin", [0]] in entries
+    assert ["x-some-bin", [1, 2]] in entries
+
+
+def test_broken_binary_metadata(raw_call, only_h2corn):
+    answer = raw_call("Metadata", framed(b""), headers={**GRPC, "x-some-bin": "?!"})
+    assert answer.status == "13"
+
+
+def test_http_on_a_grpc_port(raw_call, only_h2corn):
+    answer = raw_call("/ping", headers={}, method="GET")
+    assert answer.headers[":status"] == "404"
+    assert json.loads(answer.body) == {
+        "code": 404,
+        "type": "ResourceNotFoundException",
+        "message": "Requested resource is not found, please refer to API document.",
+    }
+
+
+def test_wrong_content_type(raw_call, only_h2corn):
+    for content_type in ("application/json", "application/grpc-web", "application/grpcish"):
+        answer = raw_call("Unary", b"{}", headers={**GRPC, "content-type": content_type})
+        assert answer.headers[":status"] == "415"
+        assert json.loads(answer.body)["code"] == 415
+
+
+def test_wrong_http_method(raw_call, only_h2corn):
+    answer = raw_call("Unary", headers=GRPC, method="GET")
+    assert answer.headers[":status"] == "405"
+    assert answer.headers["allow"] == "POST"
