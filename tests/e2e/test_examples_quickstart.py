@@ -1,0 +1,55 @@
+"""What `make run ONCE=1` runs, on ports of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+@pytest.fixture
+def quickstart(root: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("quickstart", root / "ts_scripts/quickstart.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_first_five_minutes(root: Path, tmp_path: Path, clean_env: dict[str, str]) -> None:
+    """A server is started, one image and one text are answered, what to do next is said, nothing is left behind."""
+    command = [sys.executable, str(root / "ts_scripts/quickstart.py"), "--once", "--free-ports"]
+    env = {**clean_env, "TMPDIR": str(tmp_path), "HOME": str(tmp_path / "home")}
+    done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Model server started." in done.stdout
+    assert "3.png: class 3" in done.stdout
+    assert "burning bright" in done.stdout
+    assert "torchserve_grpc_client.py infer digits" in done.stdout
+    assert not list(tmp_path.iterdir()), "files were left in the temporary folder"
+
+
+def test_a_taken_port_is_said_and_another_one_used(quickstart: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        usual = other.getsockname()[1]
+        quickstart.LISTENERS = (("grpc_inference_port", usual, "gRPC inference"),)
+        chosen = quickstart.choose_ports()
+    assert chosen["grpc_inference_port"] != usual
+    assert f"Port {usual} (gRPC inference) is taken" in capsys.readouterr().out
+
+
+def test_a_wrong_answer_fails(quickstart: ModuleType) -> None:
+    class Stub:
+        """Sees a 7 in everything."""
+
+        def Predictions(self, request: object, timeout: float) -> object:
+            return type("Response", (), {"prediction": b'{"class": "7", "probability": 1.0}'})
+
+    with pytest.raises(quickstart.Wrong, match="answers 7 for an image of 3"):
+        quickstart.classify(Stub(), "1.0")
