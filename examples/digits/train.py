@@ -10,9 +10,11 @@ same torch on the same kind of machine gives the same weights again.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import sys
 import warnings
+import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -96,7 +98,17 @@ def script(model: DigitNet, path: Path) -> None:
     """The same network as TorchScript; newer torch releases warn that TorchScript is on its way out."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        torch.jit.script(model).save(str(path))
+        buffer = io.BytesIO()
+        torch.jit.save(torch.jit.script(model), buffer)
+    drop_source_positions(buffer, path)
+
+
+def drop_source_positions(archive: io.BytesIO, path: Path) -> None:
+    """Writes a TorchScript file without its debug records, which hold this machine's paths."""
+    with zipfile.ZipFile(archive) as full, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as kept:
+        for entry in full.infolist():
+            if not entry.filename.endswith(".debug_pkl"):
+                kept.writestr(zipfile.ZipInfo(entry.filename), full.read(entry))
 
 
 def write_metrics(model: DigitNet, training: Split, test: Split, epochs: int, path: Path) -> None:
