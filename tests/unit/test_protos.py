@@ -23,20 +23,40 @@ from ts_frontend.protos import google_rpc_status_pb2, inference_pb2, inference_p
 NAMES = ("inference", "management")
 
 
-@pytest.fixture(scope="module")
-def theirs(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModuleType]:
-    """Modules that protoc makes from TorchServe's definitions, in protobuf's default pool."""
-    out = tmp_path_factory.mktemp("torchserve_stubs")
+def compile_protos(include: Path, prefix: str, out: Path) -> None:
+    """What a user of TorchServe does with its files."""
     well_known = Path(protoc.__file__).parent / "_proto"
     googleapis = Path(status_pb2.__file__).parents[2]
-    source = root / "tests" / "data" / "torchserve_protos"
-    flags = [f"-I{source}", f"-I{well_known}", f"-I{googleapis}", f"--python_out={out}", f"--grpc_python_out={out}"]
-    assert protoc.main(["protoc", *flags, *(f"{name}.proto" for name in NAMES)]) == 0
+    flags = [f"-I{include}", f"-I{well_known}", f"-I{googleapis}", f"--python_out={out}", f"--grpc_python_out={out}"]
+    assert protoc.main(["protoc", *flags, *(f"{prefix}{name}.proto" for name in NAMES)]) == 0
+
+
+@pytest.fixture(scope="module")
+def theirs(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModuleType]:
+    """Modules that protoc makes from TorchServe's definitions, in protobuf's default pool.
+
+    In a folder's name, so that other tests of this process still find no `inference.proto` in that pool.
+    """
+    out = tmp_path_factory.mktemp("torchserve_stubs")
+    compile_protos(root / "tests" / "data", "torchserve_protos/", out)
     sys.path.insert(0, str(out))
     try:
-        return {name: importlib.import_module(name) for stem in NAMES for name in (f"{stem}_pb2", f"{stem}_pb2_grpc")}
+        names = [name for stem in NAMES for name in (f"{stem}_pb2", f"{stem}_pb2_grpc")]
+        return {name: importlib.import_module(f"torchserve_protos.{name}") for name in names}
     finally:
         sys.path.remove(str(out))
+
+
+@pytest.mark.parametrize("first", ["ours", "theirs"])
+def test_files_of_the_same_names_in_one_process(root: Path, tmp_path: Path, first: str) -> None:
+    compile_protos(root / "tests" / "data" / "torchserve_protos", "", tmp_path)
+    imports = {
+        "ours": "from ts_frontend.protos import inference_pb2 as a, inference_pb2_grpc, management_pb2 as c",
+        "theirs": "import inference_pb2 as b, inference_pb2_grpc, management_pb2 as d",
+    }
+    lines = [imports.pop(first), *imports.values(), "raw = b.PredictionsRequest(model_name='m').SerializeToString()"]
+    code = "\n".join([*lines, "assert a.PredictionsRequest.FromString(raw).model_name == 'm'"])
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
 
 
 def shape(descriptor: Any) -> dict[str, tuple[int, int, bool, bool]]:
