@@ -1,0 +1,67 @@
+"""What text models have in common: a vocabulary, and text made plain."""
+
+from __future__ import annotations
+
+import os
+import re
+import string
+import unicodedata
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from ts.torch_handler.base_handler import BaseHandler
+from ts.torch_handler.contractions import CONTRACTION_MAP
+from ts.torch_handler.insights import attribution
+from ts.torch_handler.model_files import load_weights
+from ts.utils.util import CLEANUP_REGEX
+
+if TYPE_CHECKING:
+    from ts.context import Context
+
+VOCABULARY_FILE = "source_vocab.pt"
+_SHORT_FORMS = "|".join(sorted(map(re.escape, CONTRACTION_MAP), key=len, reverse=True))
+_CONTRACTIONS = re.compile(rf"(?<!\w)(?:{_SHORT_FORMS})(?!\w)", re.IGNORECASE)
+_NO_PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation, " "))
+
+
+class TextHandler(BaseHandler):
+    """`source_vocab`: what `source_vocab.pt` among the archive's extra files holds: a dict of token to index."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.source_vocab: Any = None
+        self.input_text: str | None = None
+
+    def initialize(self, context: Context) -> None:
+        """As BaseHandler, and the vocabulary. Raises ModelFileError when it is missing or a pickled object."""
+        super().initialize(context)
+        path = os.path.join(context.system_properties["model_dir"], VOCABULARY_FILE)
+        self.source_vocab = load_weights(path, self.device, self._setting("weights_only", True))
+
+    @cached_property
+    def lig(self) -> Any:
+        """Captum's integrated gradients of the model's layer `embedding`."""
+        return attribution("LayerIntegratedGradients")(self.model, self.model.embedding)
+
+    def summarize_attributions(self, attributions: Any) -> Any:
+        """One number per token from [1, tokens, embedding] or [tokens, embedding], of length 1 together."""
+        sums = attributions.sum(dim=-1).squeeze(0)
+        return sums / sums.norm()
+
+
+def plain(text: str) -> str:
+    """Lower case without tags, contractions, accents and punctuation."""
+    text = expand_contractions(CLEANUP_REGEX.sub("", text).lower())
+    base = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode("ascii")
+    return " ".join(base.translate(_NO_PUNCTUATION).split())
+
+
+def expand_contractions(text: str) -> str:
+    """ "don't" as "do not"."""
+    return _CONTRACTIONS.sub(lambda found: CONTRACTION_MAP[found[0].lower()], text.replace("\u2019", "'"))
+
+
+def ngrams(tokens: list[str], size_max: int) -> list[str]:
+    """The tokens, then each two neighbours as "a b", and so on up to `size_max`."""
+    runs = (zip(*(tokens[at:] for at in range(size)), strict=False) for size in range(1, size_max + 1))
+    return [" ".join(run) for group in runs for run in group]
