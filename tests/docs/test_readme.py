@@ -1,0 +1,107 @@
+"""The README tells the truth: its commands and programs run, in their order, and print what it says."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+NOT_RUN = "<!-- not run:"
+
+
+class Block(NamedTuple):
+    """A fenced block: its language, its text, its first line's number, and whether the reader is told it isn't run."""
+
+    language: str
+    text: str
+    line: int
+    run: bool
+
+
+def blocks(markdown: str) -> Iterator[Block]:
+    lines = markdown.splitlines()
+    at = 0
+    while at < len(lines):
+        opening = re.fullmatch(r"```(\w+)", lines[at])
+        if opening:
+            end = lines.index("```", at)
+            yield Block(opening[1], "\n".join(lines[at + 1 : end]), at + 2, NOT_RUN not in lines[at - 1])
+            at = end
+        at += 1
+
+
+def ports(root: Path) -> dict[str, int]:
+    spec = importlib.util.spec_from_file_location("quickstart", root / "ts_scripts/quickstart.py")
+    quickstart = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(quickstart)
+    chosen = quickstart.choose_ports(only_free=True)
+    return {**chosen, "quickstart": quickstart}
+
+
+class Reader:
+    """Somebody who types what the README says, in a folder that looks like a checkout, next to other servers."""
+
+    def __init__(self, root: Path, folder: Path, env: dict[str, str]) -> None:
+        chosen = ports(root)
+        self.folder = folder
+        self.inference_port = chosen["grpc_inference_port"]
+        chosen.pop("quickstart").write_config(chosen, folder / "ports.properties")
+        self.env = {
+            **env,
+            "TMPDIR": str(folder),
+            "TS_CONFIG_FILE": str(folder / "ports.properties"),
+            "TORCHSERVE_INFERENCE_PORT": str(self.inference_port),
+            "TORCHSERVE_MANAGEMENT_PORT": str(chosen["grpc_management_port"]),
+        }
+        for name in ("model_store", "examples"):
+            shutil.copytree(root / name, folder / name)
+
+    def follow(self, block: Block) -> str:
+        """Does what a block says; what that prints."""
+        name = re.match(r"# (\w+\.py)\n", block.text)
+        if block.language == "python" and name:
+            (self.folder / name[1]).write_text(block.text + "\n")
+            return ""
+        if block.language == "python":
+            return self.call([sys.executable, "-c", block.text.replace("7070", str(self.inference_port))], block)
+        return self.call(["sh", "-euc", block.text], block)
+
+    def call(self, command: list[str], block: Block) -> str:
+        done = subprocess.run(command, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, f"README.md line {block.line}:\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def leave(self) -> None:
+        subprocess.run(["torchserve", "--stop"], cwd=self.folder, env=self.env, capture_output=True)
+
+
+@pytest.fixture
+def reader(root: Path, tmp_path: Path, clean_env: dict[str, str]) -> Iterator[Reader]:
+    somebody = Reader(root, tmp_path, clean_env)
+    yield somebody
+    somebody.leave()
+
+
+def test_everything_in_the_readme_runs(root: Path, reader: Reader) -> None:
+    printed, ran = "", 0
+    for block in blocks((root / "README.md").read_text()):
+        if block.language == "text":
+            missing = [line for line in block.text.splitlines() if line not in printed]
+            assert not missing, f"README.md line {block.line} promises {missing}, printed was:\n{printed}"
+        elif block.run:
+            printed = reader.follow(block)
+            ran += 1
+    assert ran >= 8
+
+
+def test_blocks_have_a_language_that_is_known(root: Path) -> None:
+    text = (root / "README.md").read_text()
+    assert text.count("```") == 2 * len(list(blocks(text)))
+    assert {block.language for block in blocks(text)} <= {"sh", "python", "text"}
