@@ -88,7 +88,10 @@ def _command_line(options: Sequence[Option], found: _Findings) -> _Layer:
     for option in options:
         if option.key not in SETTINGS and option.key not in NO_EFFECT:
             found.errors.append(f"{option.flag}: there is no setting {option.key}{nearest(option.key, SETTINGS)}")
-    return _Layer("command line", {option.key: _Value(option.text, option.flag) for option in options})
+    values = {option.key: _Value(option.text, option.flag) for option in options}
+    return _Layer(
+        "command line", _known({key: values[key] for key in values if key in SETTINGS or key in NO_EFFECT}, found)
+    )
 
 
 def _environment(environ: Mapping[str, str], command_line: _Layer, file: _Layer, found: _Findings) -> _Layer:
@@ -225,23 +228,19 @@ def _chosen(layers: Sequence[_Layer]) -> Iterator[tuple[str, _Value]]:
 def _models_to_load(
     layers: Sequence[_Layer], chosen: dict[str, _Value], found: _Findings
 ) -> tuple[dict[str, _Value], Snapshot | None]:
-    """Models come from one source only, the strongest that names any: `load_models`, or a snapshot's own."""
-    for layer in layers:
-        if layer.snapshot is not None:
-            if "load_models" in chosen:
-                found.info(f"load_models ({chosen['load_models'].source}) is not read: models come from {layer.name}")
-            return {key: value for key, value in chosen.items() if key != "load_models"}, layer.snapshot
-        if layer.values.get("load_models") is chosen.get("load_models") is not None:
-            _note_unrestored(layers, chosen["load_models"], found)
-            return chosen, None
-    return chosen, None
-
-
-def _note_unrestored(layers: Sequence[_Layer], winner: _Value, found: _Findings) -> None:
-    for layer in layers:
-        if layer.snapshot and layer.snapshot.models:
-            names = ", ".join(sorted(layer.snapshot.models))
-            found.info(f"load_models ({winner.source}) beats {layer.name}: its models are not restored: {names}")
+    """The strongest snapshot's models are restored, after those of `load_models`; a file that is itself a snapshot
+    has in its `load_models` only what was once loaded."""
+    layer = next((layer for layer in layers if layer.snapshot is not None), None)
+    if layer is None or layer.snapshot is None:
+        return chosen, None
+    named = chosen.get("load_models")
+    if named is not None and layer.values.get("load_models") is named:
+        return {key: value for key, value in chosen.items() if key != "load_models"}, layer.snapshot
+    if layer.snapshot.models:
+        names = ", ".join(sorted(layer.snapshot.models))
+        also = f", after those of load_models ({named.source}), which win" if named else ""
+        found.info(f"models restored from {layer.name}{also}: {names}. Start with --ncs to do without")
+    return chosen, layer.snapshot
 
 
 def _parsed(setting: Setting, value: _Value, found: _Findings) -> Any:

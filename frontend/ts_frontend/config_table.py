@@ -89,14 +89,19 @@ class ServerConfig:
     came from; `notes` is for the log; `snapshot` holds the models to restore; `environment` is the process's."""
 
     # Addresses
-    inference_address: Address = _row(address("inference"), Address("http", "127.0.0.1", 8080), "REST inference API")
+    inference_address: Address = _row(
+        address("inference"), Address("http", "127.0.0.1", 8080), "REST inference API", effect="later"
+    )
     management_address: Address = _row(
         address("management"),
         Address("http", "127.0.0.1", 8081),
         "REST management API; equal to `inference_address`: one listener serves both",
+        effect="later",
     )
-    metrics_address: Address = _row(address("metrics"), Address("http", "127.0.0.1", 8082), "REST metrics API")
-    enable_metrics_api: bool = _row(BOOLEAN, True, "false: no metrics listener")
+    metrics_address: Address = _row(
+        address("metrics"), Address("http", "127.0.0.1", 8082), "REST metrics API", effect="later"
+    )
+    enable_metrics_api: bool = _row(BOOLEAN, True, "false: no metrics listener", effect="later")
     grpc_inference_address: str = _row(HOST, "127.0.0.1", "where gRPC inference listens")
     grpc_management_address: str = _row(HOST, "127.0.0.1", "where gRPC management listens")
     grpc_inference_port: int = _row(PORT, 7070, "0 takes a free port")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import logging.config
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -44,17 +44,21 @@ def apply_dict_config(path: Path) -> None:
         raise ConfigError(f"log_config {path}: {error} (cause: {error.__cause__})") from None
 
 
-def apply_log4j2_levels(path: Path) -> list[str]:
-    """Take the levels of a log4j2 XML file for the loggers that this server has; what else it says gives warnings.
+def read_log4j2(path: Path) -> list[tuple[str, str]]:
+    """(logger, level) of a log4j2 XML file, in its words; the logger of all is `Root`.
 
     :raises ConfigError: the file isn't XML.
     """
     try:
-        tree = ElementTree.parse(path)
+        return list(_levels(ElementTree.parse(path)))
     except (OSError, ElementTree.ParseError) as error:
         raise ConfigError(f"log_config {path}: not a log4j2 XML file, YAML or JSON: {error}") from None
+
+
+def apply_log4j2(path: Path, levels: Iterable[tuple[str, str]]) -> list[str]:
+    """Give the loggers that this server has their levels; warnings say what of the file isn't applied."""
     warnings = [f"log_config {path}: levels are taken from it; appenders and patterns of log4j2 are not"]
-    for name, level in _levels(tree):
+    for name, level in levels:
         logger = _logger(name)
         if logger is None or level.upper() not in _LEVELS:
             warnings.append(f"log_config {path}: level {level} of logger {name} is not applied")

@@ -160,11 +160,12 @@ class Writer:
                 item = self._records.get(timeout=wait_s)
             except Empty:
                 continue
+            if item is not None:
+                _write(*item)
+            if self._dropped and self._records.empty():
+                self._write_dropped()
             if item is None:
                 return self._write_accesses()
-            _write(*item)
-            if self._dropped and self._records.empty():
-                self._write_dropped(item[1])
 
     def _write_accesses(self) -> None:
         logger = logging.getLogger(ACCESS)
@@ -175,10 +176,10 @@ class Writer:
         record.accesses, record.source = batch, "main"
         _write(record, _targets(logger))
 
-    def _write_dropped(self, handlers: Sequence[logging.Handler]) -> None:
+    def _write_dropped(self) -> None:
         count, self._dropped = self._dropped, 0
         text = f"{count} log records were dropped: they came faster than they could be written"
-        _write(logging.LogRecord(SERVER, logging.WARNING, "", 0, text, (), None), handlers)
+        _write(logging.LogRecord(SERVER, logging.WARNING, "", 0, text, (), None), _targets(logging.getLogger(SERVER)))
 
 
 def _write(record: logging.LogRecord, handlers: Iterable[logging.Handler]) -> None:
@@ -230,12 +231,7 @@ def setup_logs(config: ServerConfig) -> Logs:
     :raises ConfigError: log_config can't be used.
     :raises OSError: a log directory can't be made or written.
     """
-    warnings: Iterable[str] = ()
-    if config.log_config and log_settings.is_dict_config(config.log_config):
-        log_settings.apply_dict_config(config.log_config)
-    else:
-        _open_files(config)
-        warnings = log_settings.apply_log4j2_levels(config.log_config) if config.log_config else ()
+    warnings = _set_up_handlers(config)
     writer = Writer()
     for logger in _loggers():
         if logger.handlers:
@@ -243,6 +239,17 @@ def setup_logs(config: ServerConfig) -> Logs:
     writer.start()
     _log_notes(config, warnings)
     return Logs(writer, config.access_log)
+
+
+def _set_up_handlers(config: ServerConfig) -> list[str]:
+    """Handlers and levels as the settings say; warnings about what of log_config isn't applied."""
+    path = config.log_config
+    if path and log_settings.is_dict_config(path):
+        log_settings.apply_dict_config(path)
+        return []
+    levels = log_settings.read_log4j2(path) if path else []
+    _open_files(config)
+    return log_settings.apply_log4j2(path, levels) if path else []
 
 
 def _open_files(config: ServerConfig) -> None:

@@ -1,0 +1,318 @@
+"""The `torchserve` command: TorchServe's flags start and stop a server; a first word names a subcommand."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from ts.version import __version__
+from ts_frontend import launch
+from ts_frontend.config import ConfigError, Explained, Option, ServerConfig, explain, load_config
+from ts_frontend.config_docs import settings_table
+from ts_frontend.errors import ServeError
+from ts_frontend.pid_file import AlreadyRunning, pid_path, remove_orphan, running_server
+
+#: The TorchServe whose commands, APIs and archives these are.
+COMPATIBLE_VERSION = "0.12.0"
+
+_OWN_COMMANDS = {
+    "start": "the same as torchserve --start",
+    "stop": "the same as torchserve --stop",
+    "config": "show every setting, its value and where that comes from, without starting",
+}
+_SETTING_FLAGS = {
+    "model_store": "--model-store",
+    "workflow_store": "--workflow-store",
+    "load_models": "--models",
+    "log_config": "--log-config",
+    "cpp_log_config": "--cpp-log-config",
+    "plugins_path": "--plugins-path",
+    "ncs": "--ncs",
+    "disable_token_authorization": "--disable-token-auth",
+    "enable_model_api": "--enable-model-api",
+}
+
+
+def _run_server(config: ServerConfig, ready_fd: int | None) -> int:
+    return int(import_module("ts_frontend.server").main(config, ready_fd))
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What a command line acts on: the command that starts a server process, and what such a process runs."""
+
+    command: Sequence[str] = launch.COMMAND
+    run: Callable[[ServerConfig, int | None], int] = _run_server
+
+
+def main(argv: Sequence[str] | None = None, program: Program = Program()) -> int:
+    """Run one command line; the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if words and not words[0].startswith("-"):
+            return _subcommand(words, program)
+        return _launcher(_parser().parse_args(words), words, program)
+    except ServeError as error:
+        print(error.message, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        _flush()
+
+
+def _flush() -> None:
+    """Write what is buffered; a reader that is gone isn't an error."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+# --- the command line
+
+
+class _Parser(argparse.ArgumentParser):
+    def format_help(self) -> str:
+        """With the commands, which are only looked up when somebody reads them."""
+        self.epilog = _epilog()
+        return super().format_help()
+
+
+def _parser(prog: str = "torchserve") -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog=prog,
+        description="Serve PyTorch models over gRPC. Without --stop or --version, starts a server.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_actions(parser)
+    _add_settings(parser.add_argument_group("what is served"))
+    _add_accepted(parser.add_argument_group("accepted for TorchServe's sake"))
+    return parser
+
+
+def _add_actions(parser: argparse.ArgumentParser) -> None:
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("-v", "--version", action="store_true", help="print the version")
+    action.add_argument("--start", action="store_true", help="start a server in the background (the default)")
+    action.add_argument("--stop", action="store_true", help="let the running server finish its requests, and end it")
+    parser.add_argument("--foreground", action="store_true", help="with --start: be the server, do not go away")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        metavar="S",
+        help="seconds to wait: with --start until it is ready (no limit), with --stop until it has ended (120)",
+    )
+    parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
+
+
+def _add_settings(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--model-store", metavar="DIR", help="directory of the archives; needed")
+    group.add_argument(
+        "--models",
+        nargs="+",
+        dest="load_models",
+        metavar="MODEL",
+        help="what to load: NAME=ARCHIVE, ARCHIVE, or all; ARCHIVE is a file of the store or an allowed URL",
+    )
+    group.add_argument("--ts-config", metavar="FILE", help="settings: config.properties")
+    group.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="one setting by its name in config.properties; can be repeated",
+    )
+    group.add_argument(
+        "--ncs",
+        "--no-config-snapshots",
+        action="store_const",
+        const="true",
+        help="do not restore the models of the last run, and do not remember those of this one",
+    )
+    group.add_argument(
+        "--log-config", metavar="FILE", help="logging: YAML or JSON (dictConfig), or log4j2 XML (levels)"
+    )
+    group.add_argument(
+        "--disable-token-auth",
+        "--dt",
+        action="store_const",
+        const="true",
+        dest="disable_token_authorization",
+        help="no tokens, also when other machines can reach the server",
+    )
+    group.add_argument(
+        "--enable-model-api",
+        "--model-api-enabled",
+        action="store_const",
+        const="true",
+        help="allow register and unregister while it runs, also when other machines can reach it",
+    )
+
+
+def _add_accepted(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--workflow-store", metavar="DIR", help="directory of workflow archives: a later version reads it"
+    )
+    group.add_argument("--plugins-path", "--ppath", metavar="DIR", help="Java plugins: no effect")
+    group.add_argument("--cpp-log-config", metavar="FILE", help="logging of C++ workers: no effect")
+
+
+def _epilog() -> str:
+    commands = dict(_OWN_COMMANDS)
+    with contextlib.suppress(ImportError):
+        commands |= {name: one.get_short_help_str(70) for name, one in _client().commands.items()}
+    rows = "\n".join(f"  torchserve {name:<12} {text}" for name, text in commands.items())
+    return (
+        f"commands (torchserve COMMAND --help):\n{rows}\n\n"
+        "example:\n  torchserve --start --model-store model_store --models digits=digits.mar\n\n"
+        "Settings come from the command line, the environment, the config file, the last snapshot, the defaults;\n"
+        "an earlier one of these wins. `torchserve config` shows each value and its source."
+    )
+
+
+def _options(arguments: argparse.Namespace) -> list[Option]:
+    """The settings on a command line."""
+    options = []
+    for key, flag in _SETTING_FLAGS.items():
+        value = getattr(arguments, key)
+        if value is not None:
+            options.append(Option(key, ",".join(value) if isinstance(value, list) else value, flag))
+    for pair in arguments.set:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {pair}: write KEY=VALUE")
+        options.append(Option(key.strip(), value, f"--set {key.strip()}"))
+    return options
+
+
+# --- what a command line does
+
+
+def _launcher(arguments: argparse.Namespace, words: Sequence[str], program: Program) -> int:
+    if arguments.version:
+        print(f"TorchServe Version is {COMPATIBLE_VERSION}", flush=True)
+        print(f"torchrelay {__version__}, with TorchServe's interfaces of that version", file=sys.stderr)
+        return 0
+    if arguments.stop:
+        print(launch.stop(120 if arguments.timeout is None else arguments.timeout))
+        return 0
+    if arguments.foreground:
+        return _foreground(arguments, program)
+    return _background(arguments, words, program)
+
+
+def _foreground(arguments: argparse.Namespace, program: Program) -> int:
+    ready_fd = arguments.ready_fd
+    try:
+        config = _startable(arguments)
+        return launch.serve(config, program.run, ready_fd)
+    except ServeError as error:
+        launch.refuse(ready_fd, error.message)
+        if ready_fd is None:
+            raise
+        return 1
+
+
+def _background(arguments: argparse.Namespace, words: Sequence[str], program: Program) -> int:
+    if running_server(pid_path()):
+        raise AlreadyRunning
+    if remove_orphan(pid_path()):
+        print("Removing orphan pid file.", flush=True)
+    config = _startable(arguments)
+    more = ["--foreground"]
+    if sys.stdout.isatty() and "console_log" not in config.sources:
+        more += ["--set", "console_log=false"]
+        config = load_config([*_options(arguments), Option("console_log", "false", "terminal")], _ts_config(arguments))
+    listening = launch.start(config, [*words, *more], arguments.timeout, program.command)
+    print(launch.STARTED)
+    print("\n".join(launch.listening_lines(listening)))
+    print(f"  logs in {config.log_location.absolute()}; stop it with: torchserve --stop", flush=True)
+    return 0
+
+
+def _ts_config(arguments: argparse.Namespace) -> Path | None:
+    return Path(arguments.ts_config) if arguments.ts_config else None
+
+
+def _startable(arguments: argparse.Namespace) -> ServerConfig:
+    """The settings, with everything they name in its place.
+
+    :raises ConfigError: with TorchServe's words where it has some.
+    """
+    config = load_config(_options(arguments), _ts_config(arguments))
+    if config.model_store is None:
+        raise ConfigError("Missing mandatory parameter --model-store")
+    for key in ("model_store", "workflow_store"):
+        _check_place(config, key, "directory", getattr(config, key))
+    for key in ("log_config", "certificate_file", "private_key_file", "metrics_config"):
+        _check_place(config, key, "file", getattr(config, key))
+    if not config.temp_dir.is_dir():
+        raise ConfigError(f"Invalid temp directory: {config.temp_dir}, please check TEMP environment variable.")
+    if arguments.cpp_log_config and not Path(arguments.cpp_log_config).is_file():
+        raise ConfigError(f"--cpp-log-config file not found: {Path(arguments.cpp_log_config).absolute()}")
+    return config
+
+
+def _check_place(config: ServerConfig, key: str, what: str, path: Path | None) -> None:
+    if path is None or (path.is_dir() if what == "directory" else path.is_file()):
+        return
+    source = config.sources.get(key, "default")
+    name = source if source.startswith("--") else f"{key} ({source})"
+    raise ConfigError(f"{name} {what} not found: {path if what == 'directory' else path.absolute()}")
+
+
+def _subcommand(words: Sequence[str], program: Program) -> int:
+    name, rest = words[0], list(words[1:])
+    if name == "config":
+        return _show_config(rest)
+    if name in ("start", "stop"):
+        rest.append(f"--{name}")
+        return _launcher(_parser().parse_args(rest), rest, program)
+    group = _client()
+    if name not in group.commands:
+        known = ", ".join([*_OWN_COMMANDS, *group.commands])
+        print(f"torchserve: there is no command {name}; there are {known}. Flags: torchserve --help", file=sys.stderr)
+        return 2
+    return int(group.main(args=words, prog_name="torchserve", standalone_mode=True) or 0)
+
+
+def _client() -> Any:
+    """The commands that talk to a running server; imported only when needed: they bring a gRPC client."""
+    return import_module("ts_frontend.client_cli").commands
+
+
+def _show_config(words: Sequence[str]) -> int:
+    parser = _parser("torchserve config")
+    parser.add_argument("--json", action="store_true", help="as JSON, with the documentation of each setting")
+    parser.add_argument("--changed", action="store_true", help="only what is not the default")
+    parser.add_argument("--markdown", action="store_true", help="the table of docs/configuration.md")
+    arguments = parser.parse_args(words)
+    if arguments.markdown:
+        print(settings_table())
+        return 0
+    config = load_config(_options(arguments), _ts_config(arguments))
+    rows = [row for row in explain(config) if not arguments.changed or row.source != "default"]
+    if arguments.json:
+        print(json.dumps([asdict(row) for row in rows], indent=2))
+        return 0
+    _print_rows(rows)
+    for note in config.notes:
+        print(f"note: {note.text}", file=sys.stderr)
+    return 0
+
+
+def _print_rows(rows: Sequence[Explained]) -> None:
+    key_width = max((len(row.key) for row in rows), default=0)
+    value_width = max((len(row.value) for row in rows), default=0)
+    for row in rows:
+        print(f"{row.key:<{key_width}}  {row.value or '-':<{min(value_width, 40)}}  {row.source}")

@@ -1,0 +1,215 @@
+"""Starting and stopping with real processes: messages, exit codes, the pid file, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+STAND_IN = Path(__file__).with_name("launcher_stand_in.py")
+HANG_S = 60
+
+
+class Shell:
+    """A directory, with a temporary directory of its own, in which commands run."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        (place / "store").mkdir()
+        (place / "tmp").mkdir()
+        self.pid_file = place / "tmp" / ".model_server.pid"
+        self.runs = 0
+        self.environ = {**os.environ, "TMPDIR": str(place / "tmp"), "PYTHONUNBUFFERED": "1"}
+
+    def run(self, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        """Output goes to a file of its own: a server in the background keeps it."""
+        self.runs += 1
+        output = self.place / f"output{self.runs}.txt"
+        with output.open("w") as file:
+            done = subprocess.run(
+                [sys.executable, str(STAND_IN), *words],
+                cwd=self.place,
+                env=self.environ | environ,
+                stdout=file,
+                stderr=file,
+                stdin=subprocess.DEVNULL,
+                timeout=HANG_S,
+                check=False,
+            )
+        done.stdout = output.read_text()
+        return done
+
+    def start(self, what: str, *words: str) -> subprocess.CompletedProcess[str]:
+        return self.run("--start", "--model-store", "store", "--models", what, *words)
+
+    def foreground(self, what: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, str(STAND_IN), "--foreground", "--model-store", "store", "--models", what],
+            cwd=self.place,
+            env=self.environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def server(self) -> psutil.Process:
+        return psutil.Process(int(self.pid_file.read_text()))
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    shell = Shell(tmp_path)
+    yield shell
+    shell.run("--stop")
+
+
+def test_start_and_stop(shell: Shell) -> None:
+    started = shell.start("ready")
+    assert started.returncode == 0, started.stdout
+    assert "Model server started.\n  grpc_inference  127.0.0.1:1\n" in started.stdout
+    server = shell.server()
+    assert os.getsid(server.pid) == server.pid
+    assert shell.pid_file.stat().st_mode & 0o777 == 0o600
+
+    again = shell.start("ready")
+    assert again.returncode == 1
+    assert "already running, please use torchserve --stop to stop TorchServe." in again.stdout
+
+    stopped = shell.run("--stop")
+    assert (stopped.returncode, stopped.stdout) == (0, "TorchServe has stopped.\n")
+    assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
+    assert not shell.pid_file.exists()
+
+
+def test_stop_without_a_server(shell: Shell) -> None:
+    stopped = shell.run("--stop")
+    assert (stopped.returncode, stopped.stdout) == (0, "TorchServe is not currently running.\n")
+
+
+def test_no_flag_starts_and_words_work_too(shell: Shell) -> None:
+    assert shell.run("--model-store", "store", "--models", "ready").returncode == 0
+    assert shell.run("stop").stdout == "TorchServe has stopped.\n"
+    assert shell.run("start", "--model-store", "store", "--models", "ready").returncode == 0
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
+def test_foreground_tells_when_ready_drains_and_gives_its_exit_code(shell: Shell, signal_number: int) -> None:
+    process = shell.foreground("ready")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "Model server started.\n"
+    assert shell.pid_file.read_text() == str(process.pid)
+    process.send_signal(signal_number)
+    output, _ = process.communicate(timeout=HANG_S)
+    assert "drained" in output
+    assert process.returncode == 7
+    assert not shell.pid_file.exists()
+
+
+def test_a_reported_error_is_the_reason(shell: Shell) -> None:
+    started = shell.start("refuse")
+    assert started.returncode == 1
+    assert "The server did not start: port 1 is taken" in started.stdout
+    assert not shell.pid_file.exists()
+
+
+def test_a_server_that_dies_while_starting_shows_its_last_words(shell: Shell) -> None:
+    started = shell.start("die", "--set", "console_log=false")
+    assert started.returncode == 1
+    assert "The server ended while it started: exit code 3" in started.stdout
+    assert "  last words" in started.stdout
+
+
+def test_a_server_that_never_reports_is_ended(shell: Shell) -> None:
+    started = shell.start("mute", "--timeout", "2")
+    assert started.returncode == 1
+    assert "not ready within 2 s" in started.stdout
+    assert not shell.pid_file.exists()
+
+
+@pytest.mark.parametrize("left", ["999999999", str(os.getpid()), "", "nonsense"])
+def test_a_pid_file_without_a_server_is_removed(shell: Shell, left: str) -> None:
+    """Also when some other process has that id now."""
+    shell.pid_file.write_text(left)
+    stopped = shell.run("--stop")
+    assert stopped.stdout == "Removing orphan pid file.\nTorchServe is not currently running.\n"
+    shell.pid_file.write_text(left)
+    started = shell.start("ready")
+    assert started.returncode == 0
+    assert "Removing orphan pid file." in started.stdout
+
+
+def test_a_killed_server_does_not_block_the_next(shell: Shell) -> None:
+    shell.start("ready")
+    server = shell.server()
+    server.kill()
+    server.wait(HANG_S)
+    assert shell.start("ready").returncode == 0
+
+
+def test_a_link_in_place_of_the_pid_file_is_not_followed(shell: Shell) -> None:
+    victim = shell.place / "victim"
+    victim.write_text("precious")
+    shell.pid_file.symlink_to(victim)
+    started = shell.start("ready")
+    assert started.returncode == 1
+    assert "is a link" in started.stdout
+    assert victim.read_text() == "precious"
+    shell.pid_file.unlink()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["--start"], 1, "Missing mandatory parameter --model-store"),
+        (["--model-store", "nowhere"], 1, "--model-store directory not found: nowhere"),
+        (["--model-store", "store", "--workflow-store", "no"], 1, "--workflow-store directory not found: no"),
+        (["--model-store", "store", "--ts-config", "no"], 1, "--ts-config file not found: no"),
+        (["--model-store", "store", "--log-config", "no"], 1, "--log-config file not found: {place}/no"),
+        (["--model-store", "store", "--cpp-log-config", "no"], 1, "--cpp-log-config file not found: {place}/no"),
+        (["--model-store", "store", "--set", "job_queue_size=0"], 1, "job_queue_size = 0 (--set job_queue_size)"),
+        (["--start", "--stop"], 2, "not allowed with"),
+        (["--nonsense"], 2, "unrecognized arguments"),
+    ],
+)
+def test_refusals(shell: Shell, words: list[str], code: int, says: str) -> None:
+    done = shell.run(*words)
+    assert says.format(place=shell.place) in done.stdout
+    assert done.returncode == code
+    assert not shell.pid_file.exists()
+
+
+def test_a_temp_that_is_no_directory(shell: Shell) -> None:
+    done = shell.run("--model-store", "store", TEMP="/nowhere")
+    assert done.returncode == 1
+    assert "Invalid temp directory: /nowhere, please check TEMP environment variable." in done.stdout
+
+
+def test_the_model_store_may_come_from_the_config_file(shell: Shell) -> None:
+    (shell.place / "config.properties").write_text("model_store=store\nload_models=ready\n")
+    assert shell.run("--start").returncode == 0
+
+
+def test_a_foreign_package_where_the_server_starts_is_not_taken_for_ours(shell: Shell) -> None:
+    (shell.place / "ts").mkdir()
+    (shell.place / "ts" / "__init__.py").write_text("raise RuntimeError('the wrong one')")
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys; sys.path.pop(0); from ts_frontend.launch import COMMAND; print(COMMAND[2])",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=HANG_S,
+    )
+    version = subprocess.run(
+        [sys.executable, "-c", done.stdout, "--version"], cwd=shell.place, capture_output=True, text=True, check=False
+    )
+    assert (version.returncode, version.stdout) == (0, "TorchServe Version is 0.12.0\n")

@@ -1,0 +1,233 @@
+"""Which source of a setting wins, and what the log says about it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from ts_frontend.config import (
+    ConfigError,
+    Option,
+    ServerConfig,
+    explain,
+    load_config,
+    snapshot_settings,
+    worker_environment,
+)
+from ts_frontend.models.snapshot import Kind, SnapshotFiles, VersionState
+
+STATE = VersionState(archive="m.mar", default=True, min_workers=1, max_workers=2)
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def write_file(text: str, name: str = "config.properties") -> Path:
+    path = Path(name)
+    path.write_text(text)
+    return path
+
+
+def write_snapshot(models: Mapping[str, Mapping[str, VersionState]] | None = None, **settings: str) -> Path:
+    return SnapshotFiles(Path("logs/config")).write(Kind.SHUTDOWN, models or {}, settings, datetime(2026, 1, 2))
+
+
+def notes(config: ServerConfig) -> str:
+    return "\n".join(note.text for note in config.notes)
+
+
+def source(config: ServerConfig, key: str) -> str:
+    return next(row.source for row in explain(config) if row.key == key)
+
+
+def test_the_order_of_sources() -> None:
+    """Each source is taken away in turn, the strongest first."""
+    options = [Option("job_queue_size", "5", "--set job_queue_size")]
+    environ = {"TS_JOB_QUEUE_SIZE": "4", "TS_ENABLE_ENVVARS_CONFIG": "true"}
+    file = write_file("# mine\njob_queue_size=3\n")
+    snapshot = write_snapshot(job_queue_size="2")
+
+    seen = []
+    for chosen_options, chosen_environ in ((options, environ), ([], environ), ([], {})):
+        config = load_config(chosen_options, environ=chosen_environ)
+        seen.append((config.job_queue_size, source(config, "job_queue_size")))
+    file.unlink()
+    config = load_config(environ={})
+    seen.append((config.job_queue_size, source(config, "job_queue_size")))
+    snapshot.unlink()
+    config = load_config(environ={})
+    seen.append((config.job_queue_size, source(config, "job_queue_size")))
+
+    assert seen == [
+        (5, "--set job_queue_size"),
+        (4, "environment TS_JOB_QUEUE_SIZE"),
+        (3, "config.properties:2"),
+        (2, f"snapshot {snapshot.name}"),
+        (100, "default"),
+    ]
+
+
+def test_torchserves_variables_need_the_switch_and_ours_do_not() -> None:
+    environ = {"TS_JOB_QUEUE_SIZE": "4", "TS_DRAIN_TIMEOUT_S": "9", "LOG_LOCATION": "elsewhere"}
+    config = load_config(environ=environ)
+    assert (config.job_queue_size, config.drain_timeout_s, config.log_location) == (100, 9.0, Path("elsewhere"))
+    assert "TS_JOB_QUEUE_SIZE in the environment: not read" in notes(config)
+
+    write_file("enable_envvars_config=true")
+    assert load_config(environ=environ).job_queue_size == 4
+
+
+def test_the_environment_may_not_widen_allowed_urls_by_itself() -> None:
+    environ = {"TS_ALLOWED_URLS": ".*", "TS_USE_ENV_ALLOWED_URLS": "true"}
+    write_file("enable_envvars_config=true")
+    config = load_config(environ=environ)
+    assert config.allowed_urls is None
+    assert "TS_ALLOWED_URLS" in notes(config)
+    write_file("enable_envvars_config=true\nuse_env_allowed_urls=true")
+    assert load_config(environ=environ).allowed_urls == (".*",)
+
+
+def test_open_inference_has_a_variable_that_always_counts() -> None:
+    assert load_config(environ={"TS_OPEN_INFERENCE_PROTOCOL": "oip"}).ts_open_inference_protocol
+
+
+def test_which_config_file() -> None:
+    write_file("job_queue_size=1")
+    named, flagged = write_file("job_queue_size=2", "named"), write_file("job_queue_size=3", "flagged")
+    assert load_config(environ={}).job_queue_size == 1
+    assert load_config(ts_config=flagged, environ={}).job_queue_size == 3
+    config = load_config(ts_config=flagged, environ={"TS_CONFIG_FILE": str(named)})
+    assert config.job_queue_size == 2
+    assert "--ts-config flagged is not read" in notes(config)
+
+
+def test_a_config_file_that_is_missing() -> None:
+    with pytest.raises(ConfigError, match="--ts-config file not found: nowhere"):
+        load_config(ts_config=Path("nowhere"), environ={})
+    with pytest.raises(ConfigError, match="TS_CONFIG_FILE file not found: nowhere"):
+        load_config(environ={"TS_CONFIG_FILE": "nowhere"})
+
+
+def test_variables_in_values() -> None:
+    write_file("model_store=$$BASE$$/models")
+    assert load_config(environ={"BASE": "/b"}).model_store == Path("/b/models")
+    with pytest.raises(ConfigError, match=r"model_store \(config.properties:1\).*BASE"):
+        load_config(environ={})
+
+
+def test_unknown_keys_name_the_nearest_and_jvm_keys_say_why() -> None:
+    write_file("job_que_size=1\nvmargs=-Xmx1g\nabsolutely_else=1\npython=/p\nmetrics_mode=prometheus")
+    config = load_config(environ={})
+    warnings = [note.text for note in config.notes if note.level == logging.WARNING]
+    assert warnings == [
+        "job_que_size (config.properties:1): there is no such setting; did you mean job_queue_size?",
+        "absolutely_else (config.properties:3): there is no such setting",
+    ]
+    assert "vmargs (config.properties:2) is for the Java virtual machine" in notes(config)
+    assert "metrics_mode (config.properties:5): accepted" in notes(config)
+    assert "python" not in notes(config)
+
+
+def test_an_unknown_setting_on_the_command_line_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="did you mean job_queue_size"):
+        load_config([Option("job_queue_siz", "1", "--set")], environ={})
+
+
+def test_a_snapshot_brings_models_and_settings_but_not_security() -> None:
+    write_snapshot(
+        {"m": {"1.0": STATE}},
+        job_queue_size="2",
+        disable_token_authorization="true",
+        enable_model_api="true",
+        allowed_urls=".*",
+        load_models="old",
+        log_location="/other",
+    )
+    config = load_config(environ={})
+    assert config.snapshot is not None
+    assert config.snapshot.models == {"m": {"1.0": STATE}}
+    assert config.job_queue_size == 2
+    assert (config.disable_token_authorization, config.enable_model_api, config.allowed_urls) == (None, None, None)
+    assert (config.load_models, config.log_location) == ((), Path("logs"))
+    assert "job_queue_size=2" in notes(config)
+    assert "models restored from snapshot" in notes(config)
+
+
+def test_the_command_line_beats_the_snapshot_and_the_log_says_so() -> None:
+    path = write_snapshot({"m": {"1.0": STATE}}, job_queue_size="2")
+    options = [Option("job_queue_size", "5", "--set job_queue_size"), Option("load_models", "n.mar", "--models")]
+    config = load_config(options, environ={})
+    assert config.job_queue_size == 5
+    assert f"job_queue_size=5 (--set job_queue_size) beats 2 of snapshot {path.name}" in notes(config)
+    assert config.load_models == ("n.mar",)
+    assert "after those of load_models (--models), which win: m" in notes(config)
+
+
+@pytest.mark.parametrize("ncs", [[Option("ncs", "true", "--ncs")], []])
+def test_ncs_reads_no_snapshot(ncs: list[Option]) -> None:
+    write_snapshot({"m": {"1.0": STATE}}, job_queue_size="2")
+    config = load_config(ncs, environ={} if ncs else {"TS_NCS": "true"})
+    assert (config.job_queue_size, config.snapshot) == (100, None)
+
+
+def test_a_snapshot_given_as_config_file_counts_as_one() -> None:
+    path = write_snapshot({"m": {"1.0": STATE}}, disable_token_authorization="true", load_models="old")
+    config = load_config(ts_config=path, environ={})
+    assert config.disable_token_authorization is True
+    assert config.snapshot is not None
+    assert (list(config.snapshot.models), config.load_models) == (["m"], ())
+
+
+def test_a_broken_newest_snapshot_is_skipped_with_a_warning() -> None:
+    good = write_snapshot(job_queue_size="2")
+    (good.parent / "20260102000000999-shutdown.cfg").write_text("job_queue_size=9\nmodel_snapshot={")
+    config = load_config(environ={})
+    assert config.job_queue_size == 2
+    assert "20260102000000999-shutdown.cfg is skipped" in notes(config)
+
+
+def test_derived_places() -> None:
+    config = load_config([Option("model_store", "s", "--model-store")], environ={"LOG_LOCATION": "l"})
+    assert (config.workflow_store, config.metrics_location) == (Path("s"), Path("l"))
+    assert source(config, "workflow_store") == "as model_store"
+    assert config.snapshot_dir == Path("l/config")
+
+
+def test_a_snapshot_gives_the_settings_back(tmp_path: Path) -> None:
+    options = {
+        "model_store": "s",
+        "allowed_urls": "a,b",
+        "models": '{"m": {"1": {"batchSize": 4}}}',
+        "enable_metrics_api": "false",
+        "inference_address": "http://[::1]:1",
+        "keystore_pass": "secret",
+        "default_service_handler": "a=b:c\\",
+    }
+    config = load_config([Option(key, text, "--set") for key, text in options.items()], environ={})
+    settings = snapshot_settings(config)
+    assert "keystore_pass" not in settings
+    assert "allowed_urls" not in settings
+    assert settings["model_store"] == str(tmp_path / "s")
+    SnapshotFiles(Path("logs/config")).write(Kind.SHUTDOWN, {}, settings)
+    restored = load_config(environ={})
+    for key in ("models", "enable_metrics_api", "inference_address", "default_service_handler"):
+        assert getattr(restored, key) == getattr(config, key)
+
+
+def test_secrets_are_not_shown() -> None:
+    config = load_config([Option("keystore_pass", "hush", "--set")], environ={})
+    assert "hush" not in str(explain(config))
+
+
+def test_the_environment_of_workers() -> None:
+    environ = {"PATH": "/bin", "AWS_KEY": "1", "AWS": "2"}
+    config = load_config([Option("blacklist_env_vars", "AWS_.*", "--set")], environ=environ)
+    passed = worker_environment(config)
+    assert (passed["PATH"], passed["AWS"], passed["TS_DECODE_INPUT_REQUEST"]) == ("/bin", "2", "true")
+    assert "AWS_KEY" not in passed

@@ -1,0 +1,207 @@
+"""Every setting: what it allows, what an error says; addresses; what must be together."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from ts_frontend.addresses import Address, parse_address, parse_host
+from ts_frontend.config import ConfigError, Option, ServerConfig, load_config
+from ts_frontend.config_docs import settings_table
+from ts_frontend.config_table import INTERNAL, NO_EFFECT, SETTINGS
+
+DOC = Path(__file__).parents[2] / "docs" / "configuration.md"
+
+#: Keys of TorchServe 0.12's config.properties.
+TORCHSERVE_KEYS = """
+inference_address management_address metrics_address enable_metrics_api grpc_inference_address grpc_management_address
+grpc_inference_port grpc_management_port grpc_inference_max_connection_age_ms grpc_management_max_connection_age_ms
+grpc_inference_max_connection_age_grace_ms grpc_management_max_connection_age_grace_ms enable_grpc_ssl
+ts_open_inference_protocol load_models model_store workflow_store models allowed_urls default_workers_per_model
+job_queue_size default_response_timeout default_startup_timeout unregister_model_timeout decode_input_request
+max_request_size max_response_size limit_max_image_pixels default_service_handler service_envelope
+install_py_dep_per_model number_of_gpu initial_worker_port initial_distribution_port disable_token_authorization
+token_expiration_min enable_model_api metrics_config metrics_mode model_metrics_auto_detect disable_system_metrics
+metric_time_interval system_metrics_cmd cors_allowed_origin cors_allowed_methods cors_allowed_headers keystore
+keystore_pass keystore_type certificate_file private_key_file blacklist_env_vars ts_header_key_sequence_id
+ts_header_key_sequence_start ts_header_key_sequence_end async_logging enable_envvars_config use_env_allowed_urls debug
+number_of_netty_threads netty_client_threads prefer_direct_buffer use_native_io io_ratio vmargs plugins_path
+model_server_home version python tsConfigFile model_snapshot ipex_enable ipex_gpu_enable cpu_launcher_enable
+cpu_launcher_args cpp_log_config
+"""
+
+
+def loaded(**settings: str) -> ServerConfig:
+    return load_config([Option(key, text, "--set") for key, text in settings.items()], environ={})
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("key", TORCHSERVE_KEYS.split())
+def test_every_key_of_torchserve_is_known(key: str) -> None:
+    assert key in SETTINGS or key in NO_EFFECT or key in INTERNAL
+
+
+def test_defaults_are_what_the_loader_gives() -> None:
+    config, plain = loaded(), ServerConfig()
+    for column in fields(ServerConfig):
+        if column.name in SETTINGS:
+            assert getattr(config, column.name) == getattr(plain, column.name), column.name
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("job_queue_size", "7", 7),
+        ("enable_metrics_api", "FALSE", False),
+        ("metrics_mode", "Prometheus", "prometheus"),
+        ("token_expiration_min", "0.25", 0.25),
+        ("model_store", "a b", Path("a b")),
+        ("load_models", "a=a.mar, b.mar,", ("a=a.mar", "b.mar")),
+        ("allowed_urls", "file://.*,http(s)?://.*", ("file://.*", "http(s)?://.*")),
+        ("models", '{"m": {"1.0": {"minWorkers": 2}}}', {"m": {"1.0": {"minWorkers": 2}}}),
+        ("ts_open_inference_protocol", "oip", True),
+        ("ts_open_inference_protocol", "other", False),
+        ("grpc_inference_address", "[::1]", "::1"),
+        ("number_of_gpu", "0", 0),
+        ("service_envelope", "  ", None),
+    ],
+)
+def test_values(key: str, text: str, value: object) -> None:
+    assert getattr(loaded(**{key: text}), key) == value
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "says"),
+    [
+        ("job_queue_size", "0", "the least is 1"),
+        ("job_queue_size", "1.5", "whole numbers"),
+        ("grpc_inference_port", "70000", "the most is 65535"),
+        ("enable_metrics_api", "maybe", "true and false"),
+        ("metrics_mode", "loud", "log, prometheus, legacy"),
+        ("inference_address", "tcp://x", "http://HOST"),
+        ("management_address", "http://127.0.0.1:99999", "larger than 65535"),
+        ("grpc_inference_address", "example.org", "IP address"),
+        ("allowed_urls", "(", "regular expression"),
+        ("models", "{", "not JSON"),
+        ("models", '{"m": 1}', "m is no JSON object"),
+        ("models", '{"m": {"1.0": {"minWorkers": "2"}}}', "minWorkers of m/1.0"),
+        ("drain_timeout_s", "nan", "allowed are numbers"),
+        ("drain_timeout_s", "-1", "the least is 0"),
+    ],
+)
+def test_errors_name_key_value_source_and_what_is_allowed(key: str, text: str, says: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        loaded(**{key: text})
+    for part in (key, text, "--set", says):
+        assert part in error.value.message
+
+
+def test_all_errors_come_at_once() -> None:
+    with pytest.raises(ConfigError) as error:
+        loaded(job_queue_size="0", max_request_size="x")
+    assert len(error.value.message.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "api", "address"),
+    [
+        ("http://127.0.0.1:8080", "inference", Address("http", "127.0.0.1", 8080)),
+        ("https://localhost", "management", Address("https", "localhost", 8444)),
+        ("http://example.org/", "metrics", Address("http", "example.org", 8082)),
+        ("HTTP://[::1]:0", "inference", Address("http", "::1", 0)),
+        ("unix:/tmp/a", "inference", Address("unix", path="/tmp/a")),
+    ],
+)
+def test_addresses(text: str, api: str, address: Address) -> None:
+    assert parse_address(text, api) == address
+    assert parse_address(str(address), api) == address
+
+
+@pytest.mark.parametrize(
+    ("text", "loopback"),
+    [
+        ("http://127.0.0.1", True),
+        ("http://127.5.5.5", True),
+        ("http://localhost:1", True),
+        ("unix:/s", True),
+        ("http://[::1]", True),
+        ("http://0.0.0.0", False),
+        ("http://[::]", False),
+        ("http://localhost.example.org", False),
+        ("http://10.0.0.1", False),
+    ],
+)
+def test_loopback(text: str, loopback: bool) -> None:
+    assert parse_address(text, "inference").loopback is loopback
+
+
+def test_grpc_hosts() -> None:
+    assert parse_host("localhost") == "127.0.0.1"
+    assert parse_host(" ::1 ") == "::1"
+
+
+OUTSIDE = [
+    {"grpc_management_address": "0.0.0.0"},
+    {"management_address": "http://0.0.0.0:8081"},
+    {"grpc_inference_address": "::"},
+    {"inference_address": "http://10.0.0.1:8080"},
+]
+
+
+@pytest.mark.parametrize("settings", OUTSIDE)
+def test_an_outside_address_needs_an_explicit_word(settings: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="disable_token_authorization"):
+        loaded(**settings)
+    with pytest.raises(ConfigError, match="disable_token_authorization"):
+        loaded(**settings, disable_token_authorization="false")
+    config = loaded(**settings, disable_token_authorization="true")
+    assert not config.loopback_only
+    assert not config.model_api_enabled
+
+
+def test_the_model_api_follows_the_addresses_unless_told() -> None:
+    assert loaded().model_api_enabled
+    assert not loaded(enable_model_api="false").model_api_enabled
+    outside = {"grpc_inference_address": "0.0.0.0", "disable_token_authorization": "true"}
+    assert loaded(**outside, enable_model_api="true").model_api_enabled
+
+
+def test_the_metrics_address_may_be_outside() -> None:
+    assert loaded(metrics_address="http://0.0.0.0:8082").loopback_only
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"keystore": "k.p12"}, "openssl pkcs12"),
+        ({"certificate_file": "c.pem"}, "without the other"),
+        ({"enable_grpc_ssl": "true"}, "needs certificate_file"),
+        ({"grpc_management_port": "7070"}, "already that of grpc_inference_port"),
+        ({"management_address": "http://127.0.0.1:7071"}, "already that of grpc_management_port"),
+    ],
+)
+def test_settings_that_do_not_go_together(settings: dict[str, str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        loaded(**settings)
+
+
+def test_one_address_may_serve_inference_and_management() -> None:
+    both = "http://127.0.0.1:9"
+    config = loaded(inference_address=both, management_address=both)
+    assert config.inference_address == config.management_address
+
+
+def test_free_ports_do_not_collide() -> None:
+    assert loaded(grpc_inference_port="0", grpc_management_port="0").grpc_inference_port == 0
+
+
+def test_the_manual_has_the_table() -> None:
+    assert settings_table() in DOC.read_text(), (
+        "run: torchserve config --markdown, and put it into docs/configuration.md"
+    )
