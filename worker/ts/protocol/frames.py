@@ -432,3 +432,8 @@ class Decoder:
         if total > self._message_bytes_max:
             raise FrameError(f"message of {total} bytes is over the limit of {self._message_bytes_max}")
         self._partial[kind, key] = bytearray(total), 0
+
+
+def decode_bytes(data: bytes) -> list[Message]:
+    """The messages of a byte string of whole frames: what `encode_bytes` made."""
+    return Decoder(len(data)).feed(data)

@@ -36,8 +36,8 @@ class Loaded(NamedTuple):
 
 def load(settings: Settings) -> Loaded:
     """Imports and initialises the handler; whatever it raises passes through."""
+    context = _context(settings)  # before the user's modules can stand in front of others
     _prepare_paths(settings)
-    context = _context(settings)
     module_name, _, function_name = str(settings.get("handler") or "").partition(":")
     module = _import(module_name, settings)
     entry, initialize = _entry_point(module, function_name or "handle", context)
@@ -90,10 +90,8 @@ def _model_config(settings: Settings) -> dict[str, Any]:
 def _metrics(settings: Settings) -> Any:
     from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
 
-    path = settings.get("metrics_config") or str(Path(__file__).parents[1] / "configs" / "metrics.yaml")
-    metrics = MetricsCacheYamlImpl(config_file_path=path)
+    metrics = MetricsCacheYamlImpl(settings.get("metrics_config"), settings.get("model_name"))
     metrics.initialize_cache()
-    metrics.model_name = settings.get("model_name")
     return metrics
 
 

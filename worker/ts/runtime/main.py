@@ -37,6 +37,7 @@ def run(socket_fd: int, progress_fd: int) -> int:
     """A worker's life: load, answer until Stop or the socket's end. The process's exit status."""
     _prepare_process()
     progress = mmap.mmap(progress_fd, PROGRESS_BYTES)
+    os.close(progress_fd)  # the map has a descriptor of its own
     link = Link(socket_fd)
     settings = link.wait_for_load().settings
     set_threads(settings.get("threads"))

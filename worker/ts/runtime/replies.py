@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, TypeAlias
 
 from ts.protocol.frames import Buffer
+from ts.utils.util import PredictionException
 
 
 class Failure(NamedTuple):
@@ -73,8 +74,6 @@ def outcomes(result: Any, count: int) -> Sequence[Outcome] | Failure:
 
 def failure_of(error: BaseException) -> Failure:
     """The code and message that callers see for what a handler raised."""
-    from ts.utils.util import PredictionException
-
     if isinstance(error, PredictionException):
         return Failure(int(error.error_code), str(error.message))
     if isinstance(error, MemoryError) or "CUDA" in str(error):

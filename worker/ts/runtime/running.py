@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ts.context import Context, RequestCancelled
-from ts.protocol.frames import Chunk, Decoder, Failed
+from ts.protocol.frames import Chunk, Failed, decode_bytes
 from ts.runtime import requests
 from ts.runtime.jobs import Batch, Ledger
 from ts.runtime.replies import PREDICTION_FAILED, Failure, Outcome, outcome, outcomes, raised
@@ -47,7 +47,7 @@ class Running:
     def send_frames(self, data: bytes) -> None:
         """What `create_predict_response` made."""
         pieces: list[tuple[int, Outcome]] = []
-        for message in Decoder(1 << 32).feed(data):
+        for message in decode_bytes(data):
             if isinstance(message, Chunk):
                 pieces.append((message.job_id, message.data))
             elif isinstance(message, Failed):

@@ -38,6 +38,20 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
+class _Poller:
+    """Waits for the socket; each thread has its own, since a poll object may be in one call at a time."""
+
+    def __init__(self, fd: int) -> None:
+        self._in, self._in_out = select.poll(), select.poll()
+        self._in.register(fd, select.POLLIN)
+        self._in_out.register(fd, select.POLLIN | select.POLLOUT)
+
+    def wait(self, to_write: bool, timeout_ms: int | None) -> bool:
+        """Until there is something to read or, with `to_write`, room to write: True for the latter."""
+        events = (self._in_out if to_write else self._in).poll(timeout_ms)
+        return any(event & select.POLLOUT for _, event in events)
+
+
 class Link:
     """Messages in and out. All methods but `flush` and `wait_for_credit` belong to the thread that made it."""
 
@@ -49,9 +63,7 @@ class Link:
         self._reading = threading.Lock()
         self._news = False
         self._read_bytes = READ_BYTES_MIN
-        self._in, self._in_out = select.poll(), select.poll()
-        self._in.register(sock_fd, select.POLLIN)
-        self._in_out.register(sock_fd, select.POLLIN | select.POLLOUT)
+        self._poller, self._watch_poller = _Poller(sock_fd), _Poller(sock_fd)
         self._owner = threading.get_ident()
         self._calls = 0
         self._call = 0
@@ -70,7 +82,7 @@ class Link:
     def wait_for_load(self) -> Load:
         """The first message. Any other is an error of the frontend's."""
         while True:
-            self._in.poll()
+            self._poller.wait(False, None)
             messages = self._decode(self._recv() or b"")
             if messages:
                 break
@@ -114,15 +126,13 @@ class Link:
                 return
             if self._read() or not wait:
                 return
-        self._poll(None)
+        self._poll(self._poller, None)
         with self._reading:
             self._news = False
             self._read()
 
-    def _poll(self, timeout_ms: int | None) -> None:
-        if not self.ledger.outbox:
-            self._in.poll(timeout_ms)
-        elif any(event & select.POLLOUT for _, event in self._in_out.poll(timeout_ms)):
+    def _poll(self, poller: _Poller, timeout_ms: int | None) -> None:
+        if poller.wait(bool(self.ledger.outbox), timeout_ms):
             self.flush()
 
     def _recv(self) -> bytes | None:
@@ -180,7 +190,7 @@ class Link:
     def drain(self) -> None:
         """Writes everything, however long the frontend takes."""
         while not self.flush():
-            self._poll(None)
+            self._poll(self._poller, None)
 
     def wait_for_credit(self, batch: Batch) -> None:
         """Returns when every reader of the batch can take more, or nobody waits for it."""
@@ -221,7 +231,7 @@ class Link:
 
     def _stand_in(self, call: int) -> None:
         while self._call == call:
-            self._poll(STAND_IN_WAIT_MS)
+            self._poll(self._watch_poller, STAND_IN_WAIT_MS)
             with self._reading:
                 if self._call != call:
                     return

@@ -1,0 +1,265 @@
+"""A real worker process (exec'd or forked) at the end of a socket, driven by the test with frames."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ts.protocol.frames import (
+    Chunk,
+    Decoder,
+    Failed,
+    Input,
+    Item,
+    Load,
+    LoadFailed,
+    Message,
+    Predict,
+    Ready,
+    Stop,
+    encode_bytes,
+)
+
+HANG_S = 60.0
+HANDLERS = Path(__file__).parent.parent / "handlers"
+
+
+class DrivenWorker:
+    """The frontend's role, played by a test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.sock, self.theirs = socket.socketpair()
+        self.sock.settimeout(HANG_S)
+        self.progress = (folder / "progress").open("w+b")
+        self.progress.write(b"\xff" * 8 + bytes(4088))
+        self.progress.flush()
+        self.decoder = Decoder(1 << 30)
+        self.ids = itertools.count(1)
+        self.pending: dict[int, list[Chunk]] = {}
+        self.answers: dict[int, bytes | Failed] = {}
+        self.order: list[int] = []
+        self.first: dict[int, Chunk] = {}
+        self.other: list[Message] = []
+        self.ended = False
+
+    def send(self, *messages: Message) -> None:
+        self.sock.sendall(b"".join(encode_bytes(message) for message in messages))
+
+    def load(self, handler: str, **settings: Any) -> Ready | LoadFailed:
+        self.begin_load(handler, **settings)
+        return self.loaded()
+
+    def begin_load(self, handler: str, **settings: Any) -> None:
+        base = {"model_name": "m", "model_version": "1.0", "model_dir": str(HANDLERS), "handler": handler}
+        self.send(Load({**base, "batch_size": 1, "decode_input_request": True, "threads": 1, **settings}))
+
+    def loaded(self) -> Ready | LoadFailed:
+        while not self.other:
+            self.receive()
+        message = self.other.pop(0)
+        assert isinstance(message, (Ready, LoadFailed))
+        return message
+
+    def predict(self, *bodies: Any, deadline_s: float = math.inf, batch_id: int | None = None) -> list[int]:
+        """Sends one batch, each body a JSON value or a list of inputs; the jobs' ids."""
+        predict = self.batch(*bodies, deadline_s=deadline_s, batch_id=batch_id)
+        self.send(predict)
+        return [item.job_id for item in predict.items]
+
+    def batch(
+        self, *bodies: Any, deadline_s: float = math.inf, batch_id: int | None = None, headers: Any = ()
+    ) -> Predict:
+        items = []
+        for body in bodies:
+            job_id = next(self.ids)
+            items.append(Item(job_id, f"id-{job_id}", deadline_s, headers, _inputs(body)))
+        return Predict(items[0].job_id if batch_id is None else batch_id, items)
+
+    def receive(self) -> bool:
+        """Takes what has come; False at the end of the socket."""
+        try:
+            data = self.sock.recv(1 << 20)
+        except ConnectionError:
+            data = b""
+        for message in self.decoder.feed(data):
+            self._take(message)
+        self.ended = not data
+        return bool(data)
+
+    def _take(self, message: Message) -> None:
+        if isinstance(message, Chunk):
+            self.first.setdefault(message.job_id, message)
+            pieces = self.pending.setdefault(message.job_id, [])
+            pieces.append(message)
+            if message.last:
+                self._end(message.job_id, b"".join(bytes(piece.data) for piece in pieces))
+        elif isinstance(message, Failed):
+            self._end(message.job_id, message)
+        else:
+            self.other.append(message)
+
+    def _end(self, job_id: int, answer: bytes | Failed) -> None:
+        assert job_id not in self.answers, "one final answer per request"
+        self.answers[job_id] = answer
+        self.order.append(job_id)
+
+    def answer(self, job_id: int) -> bytes | Failed:
+        while job_id not in self.answers:
+            assert self.receive(), f"the worker ended without an answer to {job_id}"
+        return self.answers[job_id]
+
+    def ask(self, *bodies: Any, **options: Any) -> Any:
+        """The answer to a batch: a list, or for one body that answer itself."""
+        answers = [self.answer(job_id) for job_id in self.predict(*bodies, **options)]
+        return answers if len(bodies) > 1 else answers[0]
+
+    def json(self, body: Any) -> Any:
+        answer = self.ask(body)
+        assert isinstance(answer, bytes), answer
+        return json.loads(answer)
+
+    def pieces(self, job_id: int, count: int) -> list[bytes]:
+        """The first pieces of a stream."""
+        while len(self.pending.get(job_id, ())) < count:
+            assert self.receive()
+        return [bytes(piece.data) for piece in self.pending[job_id]]
+
+    def started(self) -> int:
+        return int.from_bytes(os.pread(self.progress.fileno(), 8, 0), "little")
+
+    def to_end(self) -> None:
+        while self.receive():
+            pass
+
+    def close(self) -> None:
+        self.sock.close()
+        self.theirs.close()
+        self.progress.close()
+
+
+class ExecWorker(DrivenWorker):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        fds = self.theirs.fileno(), self.progress.fileno()
+        argv = [sys.executable, "-m", "ts.runtime.main", "--fd", str(fds[0]), "--progress-fd", str(fds[1])]
+        self.out_file, self.err_file = folder / "stdout", folder / "stderr"
+        with self.out_file.open("wb") as out, self.err_file.open("wb") as err:
+            self.process = subprocess.Popen(argv, pass_fds=fds, stdout=out, stderr=err, stdin=subprocess.DEVNULL)
+        self.theirs.close()
+
+    def stop(self) -> int:
+        self.send(Stop())
+        self.to_end()
+        return self.process.wait(HANG_S)
+
+    def close(self) -> None:
+        super().close()
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(HANG_S)
+
+
+def _inputs(body: Any) -> list[Input]:
+    if isinstance(body, list):
+        return body
+    if isinstance(body, bytes):
+        return [Input("data", "", body)]
+    return [Input("body", "application/json", json.dumps(body).encode())]
+
+
+@pytest.fixture
+def start_worker(tmp_path: Path) -> Iterator[Callable[..., ExecWorker]]:
+    """Starts an exec'd worker with a handler of tests/handlers; LoadFailed is an error of the test."""
+    workers: list[ExecWorker] = []
+
+    def start(handler: str = "probe.py", load: bool = True, **settings: Any) -> ExecWorker:
+        folder = tmp_path / f"worker{len(workers)}"
+        folder.mkdir()
+        workers.append(ExecWorker(folder))
+        if load:
+            answer = workers[-1].load(handler, **settings)
+            assert isinstance(answer, Ready), answer
+        return workers[-1]
+
+    yield start
+    for worker in workers:
+        worker.close()
+
+
+class DrivenForkserver:
+    """The control socket of a real forkserver."""
+
+    LENGTH = struct.Struct("<I")
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder = folder
+        self.control, theirs = socket.socketpair()
+        self.control.settimeout(HANG_S)
+        argv = [sys.executable, "-m", "ts.runtime.forkserver", "--fd", str(theirs.fileno()), *options]
+        self.process = subprocess.Popen(argv, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL)
+        theirs.close()
+        self.data = b""
+        self.workers: list[DrivenWorker] = []
+        self.ids = itertools.count(1)
+
+    def reply(self) -> dict[str, Any]:
+        while len(self.data) < 4 or len(self.data) < 4 + self.LENGTH.unpack_from(self.data)[0]:
+            piece = self.control.recv(65536)
+            assert piece, "the forkserver ended"
+            self.data += piece
+        (length,) = self.LENGTH.unpack_from(self.data)
+        body, self.data = self.data[4 : 4 + length], self.data[4 + length :]
+        found: dict[str, Any] = json.loads(body)
+        return found
+
+    def ask(self, request: dict[str, Any], fds: list[int]) -> None:
+        body = json.dumps(request).encode()
+        socket.send_fds(self.control, [self.LENGTH.pack(len(body)) + body], fds)
+
+    def fork(self, env: dict[str, str] | None = None) -> tuple[DrivenWorker, int]:
+        """A forked worker and its pid."""
+        number = next(self.ids)
+        folder = self.folder / f"forked{number}"
+        folder.mkdir()
+        worker = DrivenWorker(folder)
+        self.workers.append(worker)
+        with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
+            fds = [worker.theirs.fileno(), worker.progress.fileno(), out.fileno(), err.fileno()]
+            self.ask({"op": "fork", "id": number, "env": dict(os.environ) if env is None else env}, fds)
+            worker.theirs.close()
+            reply = self.reply()
+        assert (reply["op"], reply["id"]) == ("forked", number), reply
+        return worker, reply["pid"]
+
+    def close(self) -> None:
+        self.control.close()
+        for worker in self.workers:
+            worker.close()
+        self.process.wait(HANG_S)
+
+
+@pytest.fixture
+def start_forkserver(tmp_path: Path) -> Iterator[Callable[..., DrivenForkserver]]:
+    """Starts a forkserver and waits until it is ready."""
+    servers: list[DrivenForkserver] = []
+
+    def start(*options: str) -> DrivenForkserver:
+        servers.append(DrivenForkserver(tmp_path, *options))
+        ready = servers[-1].reply()
+        assert ready == {"op": "ready", "pid": servers[-1].process.pid}
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()

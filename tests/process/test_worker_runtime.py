@@ -1,0 +1,578 @@
+"""A real worker process: what it does with requests, results, errors, streams, cancels and its own end."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+
+import pytest
+
+from ts.protocol.frames import Cancel, Credit, Failed, Input, LoadFailed, Predict, Stop, encode_bytes
+
+PIECE_COST = 64
+
+
+def failed(answer):
+    assert isinstance(answer, Failed), answer
+    return answer.code, answer.message
+
+
+# --- inputs
+
+
+def test_inputs_are_decoded_by_their_content_type(start_worker):
+    worker = start_worker()
+    inputs = [
+        Input("body", "application/json; charset=utf-8", b'{"op": "inspect"}'),
+        Input("bad_json", "application/json", b"{"),
+        Input("upper", "Application/JSON", b"{}"),
+        Input("text", "text/plain", "é".encode()),
+        Input("bad_text", "text/plain", b"\xff"),
+        Input("image", "image/png", b"\x89PNG"),
+        Input("plain", "", b"{}"),
+        Input("plain", "", b"last one stays"),
+    ]
+    found = worker.json(inputs)
+    kinds = {name: kind for name, (kind, _) in found["row"].items()}
+    assert kinds == {
+        "body": "dict",
+        "bad_json": "bytearray",
+        "upper": "bytearray",
+        "text": "str",
+        "bad_text": "bytearray",
+        "image": "bytearray",
+        "plain": "bytearray",
+    }
+    assert found["row"]["plain"][1] == "bytearray(b'last one stays')"
+    assert found["headers"]["image"] == {"content-type": "image/png"}
+    assert found["headers"]["plain"] == {"content-type": ""}
+
+
+def test_nothing_is_decoded_when_that_is_off(start_worker):
+    worker = start_worker("counting.py", decode_input_request=False)
+    assert worker.ask([Input("data", "application/json", b"1")]) == b"0 counted to 1"
+
+
+def test_request_headers_and_ids_reach_the_handler(start_worker):
+    worker = start_worker(batch_size=2)
+    predict = worker.batch({"op": "inspect"}, {"op": "inspect"}, headers=[("X-Case", "kept"), ("X-Case", "last")])
+    worker.send(predict)
+    first, second = (json.loads(worker.answer(item.job_id)) for item in predict.items)
+    assert first["headers"]["X-Case"] == "last"
+    assert (first["id"], second["id"], first["ids"]) == ("id-1", "id-2", 2)
+
+
+def test_context_describes_model_and_worker(start_worker, tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "probe.py").write_bytes((Path(__file__).parent.parent / "handlers" / "probe.py").read_bytes())
+    (folder / "model-config.yaml").write_text("handler: {depth: 3}\nbatchSize: 2\n")
+    worker = start_worker(
+        model_dir=str(folder),
+        config_file="model-config.yaml",
+        manifest={"model": {"modelName": "m"}},
+        python_path=["/nowhere/extra"],
+        batch_size=2,
+    )
+    found = worker.json({"op": "properties"})
+    assert found["model_yaml_config"] == {"handler": {"depth": 3}, "batchSize": 2}
+    assert found["manifest"] == {"model": {"modelName": "m"}}
+    assert found["cwd"] == str(folder)
+    assert found["path"][:2] == [str(folder), "/nowhere/extra"]
+    properties = found["system_properties"]
+    assert properties["model_dir"] == str(folder)
+    assert (properties["gpu_id"], properties["batch_size"], properties["server_name"]) == (None, 2, "MMS")
+    assert found["seen"]["loads"] == 1
+
+
+def test_describe_has_no_input(start_worker):
+    worker = start_worker()
+    predict = worker.batch([], headers=[("describe", "True")])
+    worker.send(predict)
+    assert json.loads(worker.answer(predict.items[0].job_id)) == {"describe": "True"}
+
+
+# --- results
+
+
+@pytest.mark.parametrize(
+    ("value", "answer"),
+    [
+        ("plain é", "plain é".encode()),
+        (7, b"7"),
+        (None, b"null"),
+        (True, b"true"),
+        ({"b": 1, "u": "é"}, b'{\n  "b": 1,\n  "u": "\\u00e9"\n}'),
+        ([1, "a"], b'[\n  1,\n  "a"\n]'),
+        (math.nan, b"NaN"),
+    ],
+)
+def test_values_become_text_or_json(start_worker, value, answer):
+    assert start_worker().ask({"op": "value", "value": value}) == answer
+
+
+def test_bytes_pass_and_what_cannot_be_sent_fails_alone(start_worker):
+    worker = start_worker(batch_size=4)
+    kinds = ["bytes", "bytearray", "memoryview", "set"]
+    answers = worker.ask(*({"op": "of_type", "type": kind} for kind in kinds))
+    assert answers[:3] == [b"\x00\xff", b"ab", b"cd"]
+    assert failed(answers[3]) == (503, "Unsupported model output data type.")
+
+
+def test_tensors_are_saved(start_worker):
+    torch = pytest.importorskip("torch")
+    import io
+
+    answer = start_worker().ask({"op": "of_type", "type": "tensor"})
+    assert torch.load(io.BytesIO(answer)).tolist() == [0, 1, 2]
+
+
+def test_status_phrase_and_headers(start_worker):
+    worker = start_worker(batch_size=2)
+    jobs = worker.predict({"op": "status", "code": 418, "phrase": "Teapot"}, {"op": "value", "value": 1})
+    assert [worker.answer(job) for job in jobs] == [b"with status", b"1"]
+    first, second = (worker.first[job] for job in jobs)
+    assert (first.status, first.phrase, list(first.headers)) == (418, "Teapot", [("x-idx", "0")])
+    assert (second.status, second.phrase, list(second.headers)) == (200, "", [])
+    again = worker.predict({"op": "value", "value": 1})[0]
+    worker.answer(again)
+    assert worker.first[again].status == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "message"),
+    [
+        ({"op": "not_list"}, 503, "Invalid model predict output"),
+        ({"op": "wrong_length"}, 503, "number of batch response mismatched"),
+        ({"op": "raise", "kind": "prediction"}, 413, "too long"),
+        ({"op": "raise", "kind": "value"}, 503, "Prediction failed"),
+        ({"op": "raise", "kind": "base"}, 503, "Prediction failed"),
+        ({"op": "raise", "kind": "memory"}, 507, "Out of resources"),
+        ({"op": "raise", "kind": "cuda"}, 507, "Out of resources"),
+        ({"op": "size", "size": 1001}, 500, "Response of 1001 bytes is over max_response_size of 1000 bytes"),
+    ],
+)
+def test_failures_fail_their_batch_and_nothing_else(start_worker, body, code, message):
+    worker = start_worker(batch_size=2, response_bytes_max=1000)
+    answers = worker.ask(body, {"op": "value", "value": "fine"})
+    assert failed(answers[0]) == (code, message)
+    if body["op"] == "size":
+        assert answers[1] == b"fine"
+    else:
+        assert failed(answers[1]) == (code, message)
+    assert worker.ask({"op": "value", "value": "alive"}) == b"alive"
+
+
+def test_traceback_and_request_id_are_in_the_log(start_worker):
+    worker = start_worker()
+    worker.ask({"op": "raise", "kind": "value"})
+    worker.stop()
+    text = worker.err_file.read_text()
+    assert "id-1" in text
+    assert "ValueError: boom" in text
+    assert "runtime/blocking.py" not in text
+
+
+def test_one_element_that_is_an_exception_fails_alone(start_worker):
+    answers = start_worker(batch_size=3).ask(
+        {"op": "value", "value": "a"}, {"op": "error_element"}, {"op": "value", "value": "c"}
+    )
+    assert (answers[0], answers[2]) == (b"a", b"c")
+    assert failed(answers[1]) == (422, "only me")
+
+
+def test_large_payloads_both_ways(start_worker):
+    worker = start_worker(response_bytes_max=1 << 30)
+    payload = bytes(range(256)) * (32 * 4096)
+    answer = worker.ask([Input("body", "application/json", b'{"op": "echo"}'), Input("payload", "", payload)])
+    assert answer == payload
+
+
+def test_printed_lines_come_at_once(start_worker):
+    worker = start_worker()
+    worker.ask({"op": "print"})
+    assert worker.out_file.read_text() == "printed line\n"
+
+
+def test_many_requests_in_flight_keep_their_order(start_worker):
+    worker = start_worker()
+    jobs = [worker.predict({"op": "value", "value": str(number)})[0] for number in range(500)]
+    assert [worker.answer(job) for job in jobs] == [str(number).encode() for number in range(500)]
+    assert worker.order == jobs
+
+
+# --- loading
+
+
+@pytest.mark.parametrize(
+    ("source", "parts"),
+    [
+        ("import no_such_library\n", ["ModuleNotFoundError", "no_such_library"]),
+        ("def broken(:\n", ["SyntaxError"]),
+        ("x = 1\n", ["no function handle", "none"]),
+        ("class A: pass\nclass B: pass\n", ["A, B"]),
+        ("class A: pass\n", ["class A", "no method handle"]),
+        ("def handle(data, context): raise RuntimeError('bad weights')\n", ["RuntimeError: bad weights"]),
+        ("import sys\nsys.exit(3)\n", ["sys.exit(3)"]),
+    ],
+)
+def test_what_is_wrong_with_a_handler_is_said(start_worker, tmp_path, source, parts):
+    (tmp_path / "mine.py").write_text(source)
+    worker = start_worker(load=False)
+    answer = worker.load("mine.py", model_dir=str(tmp_path))
+    assert isinstance(answer, LoadFailed)
+    assert answer.info["code"] == 500
+    for part in parts:
+        assert part in answer.info["message"]
+    assert answer.info["traceback"]
+    assert worker.process.wait(60) == 1
+
+
+def test_a_missing_handler_is_named(start_worker):
+    answer = start_worker(load=False).load("absent.py")
+    assert isinstance(answer, LoadFailed)
+    assert "absent.py" in answer.info["message"]
+
+
+def test_memory_errors_while_loading_have_their_code(start_worker, tmp_path):
+    (tmp_path / "mine.py").write_text("def handle(data, context): raise MemoryError('weights')\n")
+    answer = start_worker(load=False).load("mine.py", model_dir=str(tmp_path))
+    assert answer.info["code"] == 507
+
+
+@pytest.mark.parametrize(
+    ("handler", "source"),
+    [
+        ("mine.py", "class H:\n  def initialize(self, c): self.c = c\n  def handle(self, d, c): return ['ok']\n"),
+        ("mine:entry", "def entry(d, c): return ['ok']\ndef handle(d, c): 1 / 0\n"),
+        ("folder/mine.py:entry", "def entry(d, c): return ['ok']\n"),
+        ("mine.py:Chosen", "class Chosen:\n  def handle(self, d, c): return ['ok']\nclass Other: pass\n"),
+        ("yaml.py", "def handle(d, c): return ['ok']\n"),
+        ("mine.py", "async def handle(d, c): return ['ok']\n"),
+        ("mine.py", "import asyncio\nclass H:\n  async def initialize(self, c): self.x = await asyncio.sleep(0, 'ok')\n"
+         "  async def handle(self, d, c): return [self.x]\n"),
+        ("mine.py", "def handle(d, c):\n  yield 'o'\n  return 'k'\n"),
+    ],
+)  # fmt: skip
+def test_entry_points(start_worker, tmp_path, handler, source):
+    (tmp_path / (handler.partition(":")[0].removeprefix("folder/").removesuffix(".py") + ".py")).write_text(source)
+    (tmp_path / "model-config.yaml").write_text("{}")
+    worker = start_worker(handler, model_dir=str(tmp_path), config_file="model-config.yaml")
+    assert worker.ask({"op": "any"}) == b"ok"
+
+
+def test_an_enveloped_handler(start_worker, tmp_path):
+    (tmp_path / "mine.py").write_text("def handle(d, c): return [len(d)] if d is not None else None\n")
+    worker = start_worker("mine.py", model_dir=str(tmp_path), envelope="body")
+    assert worker.ask(b"x") == b"1"
+
+
+# --- streams
+
+
+def test_a_documented_streaming_handler(start_worker):
+    worker = start_worker("streaming.py", batch_size=2)
+    jobs = worker.predict(b"x", b"y")
+    for job in jobs:
+        assert worker.answer(job) == b"intermediate_response" * 3 + b"hello world "
+        assert len(worker.pending[job]) == 4
+
+
+def test_the_old_place_of_the_streaming_call(start_worker):
+    assert start_worker().ask({"op": "socket"}) == b"rawend"
+
+
+def test_pieces_come_while_the_handler_works(start_worker, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import os, time\n"
+        "from ts.handler_utils.utils import send_intermediate_predict_response as send\n"
+        "def handle(data, context):\n"
+        "    if data is None: return\n"
+        "    send(['first'], context.request_ids, 'ok', 200, context)\n"
+        "    while not os.path.exists('go'): time.sleep(0.001)\n"
+        "    return ['last']\n"
+    )
+    worker = start_worker("mine.py", model_dir=str(tmp_path))
+    job = worker.predict(b"x")[0]
+    assert worker.pieces(job, 1) == [b"first"]
+    (tmp_path / "go").touch()
+    assert worker.answer(job) == b"firstlast"
+
+
+def test_an_error_after_a_piece_ends_the_stream(start_worker):
+    worker = start_worker()
+    job = worker.predict({"op": "stream_then_fail"})[0]
+    assert failed(worker.answer(job)) == (503, "Prediction failed")
+    assert worker.pieces(job, 1) == [b"first"]
+
+
+def test_generators_run_beside_each_other(start_worker):
+    worker = start_worker("counting.py")
+    slow, quick = worker.predict(b"3000")[0], worker.predict(b"2")[0]
+    assert worker.answer(quick) == b"0 1 counted to 2"
+    assert worker.answer(slow).endswith(b"2999 counted to 3000")
+    assert worker.order == [quick, slow]
+
+
+def test_a_batch_in_a_generator(start_worker):
+    assert start_worker("counting.py", batch_size=2).ask(b"1", b"3") == [b"0 counted to 1", b"0 1 2 counted to 3"]
+
+
+def test_async_requests_wait_beside_each_other(start_worker):
+    worker = start_worker("waiting.py")
+    waiting = worker.predict(b"wait door")[0]
+    assert worker.ask(b"open door") == b"opened"
+    assert worker.answer(waiting) == b"through"
+    assert failed(worker.ask(b"fail")) == (503, "Prediction failed")
+
+
+@pytest.mark.parametrize(("handler", "body"), [
+    ("probe.py", {"op": "stream", "count": 40, "size": 1000}),
+    ("probe.py", {"op": "stream_from_thread", "count": 40, "size": 1000}),
+    ("probe.py", {"op": "generate", "count": 40, "size": 1000}),
+    ("ticking.py", b"1000x40"),
+])  # fmt: skip
+def test_a_reader_without_credit_stalls_its_producer(start_worker, handler, body):
+    worker = start_worker(handler, credit_bytes=3000)
+    job = worker.predict(body)[0]
+    assert len(worker.pieces(job, 3)) == 3  # 3 * (1000 + 64) bytes use the credit up
+    for number in range(4, 41):
+        worker.send(Credit(job, 1000 + PIECE_COST))
+        assert len(worker.pieces(job, number)) == number
+    worker.send(Credit(job, 1000 + PIECE_COST))
+    assert isinstance(worker.answer(job), bytes)
+
+
+@pytest.mark.parametrize(("handler", "stalled", "other", "expected"), [
+    ("probe.py", {"op": "generate", "count": 40, "size": 1000}, {"op": "value", "value": "free"}, b"free"),
+    ("ticking.py", b"1000x40", b"1x3", b"..."),
+])  # fmt: skip
+def test_a_stalled_stream_stops_nobody_else(start_worker, handler, stalled, other, expected):
+    worker = start_worker(handler, credit_bytes=2000)
+    job = worker.predict(stalled)[0]
+    worker.pieces(job, 2)
+    for _ in range(3):
+        assert worker.ask(other) == expected
+    assert len(worker.pending[job]) == 2
+    worker.send(Cancel(job))
+    assert failed(worker.answer(job)) == (499, "Request cancelled")
+
+
+# --- cancels and deadlines
+
+
+def test_a_queued_request_is_cancelled_without_running(start_worker, tmp_path):
+    worker = start_worker()
+    gate = tmp_path / "gate"
+    running = worker.predict({"op": "until_file", "path": str(gate)})[0]
+    queued = worker.predict({"op": "value", "value": "never"})[0]
+    worker.send(Cancel(queued))
+    assert failed(worker.answer(queued)) == (499, "Request cancelled")
+    gate.touch()
+    assert worker.answer(running) == b"the file is there"
+    assert worker.json({"op": "properties"})["seen"]["calls"] == 2
+
+
+def test_one_of_a_queued_batch_is_cancelled(start_worker, tmp_path):
+    worker = start_worker(batch_size=2)
+    gate = tmp_path / "gate"
+    running = worker.predict({"op": "until_file", "path": str(gate)})[0]
+    gone, stays = worker.predict({"op": "inspect"}, {"op": "inspect"})
+    worker.send(Cancel(gone))
+    assert failed(worker.answer(gone))[0] == 499
+    gate.touch()
+    worker.answer(running)
+    assert json.loads(worker.answer(stays))["ids"] == 1
+
+
+def test_a_running_handler_sees_that_it_is_cancelled(start_worker):
+    worker = start_worker()
+    job = worker.predict({"op": "until_cancelled"})[0]
+    worker.send(Cancel(job))
+    assert failed(worker.answer(job)) == (499, "Request cancelled")
+    assert worker.ask({"op": "value", "value": "alive"}) == b"alive"
+
+
+def test_in_a_batch_only_the_cancelled_request_is_told(start_worker):
+    worker = start_worker(batch_size=2)
+    gone, stays = worker.predict({"op": "until_cancelled"}, {"op": "value", "value": "fine"})
+    worker.send(Cancel(gone))
+    assert failed(worker.answer(gone))[0] == 499
+    assert worker.answer(stays) == b"fine"
+
+
+def test_a_streaming_handler_is_unwound(start_worker):
+    worker = start_worker()
+    job = worker.predict({"op": "stream_forever"})[0]
+    worker.pieces(job, 2)
+    worker.send(Cancel(job))
+    assert failed(worker.answer(job)) == (499, "Request cancelled")
+    assert worker.json({"op": "properties"})["seen"]["cancelled"] == 1
+
+
+def test_a_streaming_handler_that_waits_for_credit_is_unwound(start_worker):
+    worker = start_worker(credit_bytes=100)
+    job = worker.predict({"op": "stream_forever"})[0]
+    worker.pieces(job, 2)
+    worker.send(Cancel(job))
+    assert failed(worker.answer(job)) == (499, "Request cancelled")
+
+
+def test_a_cancelled_generator_is_closed(start_worker):
+    worker = start_worker()
+    job = worker.predict({"op": "generate", "count": 1 << 40})[0]
+    worker.pieces(job, 2)
+    worker.send(Credit(job, 1 << 40), Cancel(job))
+    assert failed(worker.answer(job)) == (499, "Request cancelled")
+    assert worker.json({"op": "properties"})["seen"]["generator_closed"] == 1
+
+
+def test_a_cancelled_async_handler_gets_cancelled_error(start_worker):
+    worker = start_worker("waiting.py")
+    job = worker.predict(b"wait door")[0]
+    assert worker.ask(b"seen?") == b"nothing was cancelled"
+    worker.send(Cancel(job))
+    assert failed(worker.answer(job)) == (499, "Request cancelled")
+    assert worker.ask(b"seen?") == b"cancelled was seen"
+
+
+def test_a_cancelled_async_generator_is_closed(start_worker):
+    worker = start_worker("ticking.py")
+    job = worker.predict(b"1000x100000")[0]
+    worker.pieces(job, 1)
+    worker.send(Cancel(job))
+    assert failed(worker.answer(job)) == (499, "Request cancelled")
+    assert worker.ask(b"closed?") == b"1000x100000"
+
+
+def test_a_cancel_that_overtakes_its_request_still_counts(start_worker):
+    worker = start_worker()
+    predict = worker.batch({"op": "value", "value": "never"})
+    worker.send(Cancel(predict.items[0].job_id), predict)
+    assert failed(worker.answer(predict.items[0].job_id)) == (499, "Request cancelled")
+
+
+def test_a_cancel_overtakes_a_large_request(start_worker):
+    """Frames of a request that isn't complete yet don't hold up a control frame between them."""
+    worker = start_worker()
+    running = worker.predict({"op": "until_cancelled"})[0]
+    large = worker.batch([Input("body", "application/json", b'{"op": "echo"}'), Input("payload", "", bytes(100 << 20))])
+    data = encode_bytes(Predict(large.batch_id, large.items))
+    head_bytes = 40 * (256 * 1024 + 16)
+    worker.sock.sendall(data[:head_bytes])
+    worker.send(Cancel(running))
+    assert failed(worker.answer(running)) == (499, "Request cancelled")
+    worker.sock.sendall(data[head_bytes:])
+    assert failed(worker.answer(large.items[0].job_id))[0] == 500  # over max_response_size: it was run
+
+
+def test_expired_requests_are_not_run(start_worker):
+    worker = start_worker(batch_size=2)
+    late = worker.predict({"op": "value", "value": 1}, deadline_s=time.monotonic() - 1)[0]
+    assert failed(worker.answer(late))[0] == 504
+    found = worker.json({"op": "properties"})
+    assert found["seen"]["calls"] == 1
+
+
+def test_handlers_see_their_deadline(start_worker):
+    worker = start_worker()
+    found = json.loads(worker.ask({"op": "time_left"}, deadline_s=time.monotonic() + 1000))
+    assert 900 < found["remaining_s"] <= 1000
+
+
+# --- the end
+
+
+def test_progress_names_the_batch_that_was_started_last(start_worker, tmp_path):
+    worker = start_worker()
+    assert worker.started() == 2**64 - 1
+    job = worker.predict({"op": "until_cancelled"}, batch_id=77)[0]
+    worker.predict({"op": "value", "value": 1}, batch_id=78)
+    while worker.started() == 2**64 - 1:
+        pass
+    assert worker.started() == 77
+    worker.send(Cancel(job))
+    worker.answer(job)
+
+
+def test_stop_finishes_what_was_sent(start_worker):
+    worker = start_worker()
+    jobs = [worker.predict({"op": "value", "value": number})[0] for number in range(50)]
+    large = worker.predict({"op": "size", "size": 5_000_000})[0]
+    assert worker.stop() == 0
+    assert [worker.answers[job] for job in jobs] == [str(number).encode() for number in range(50)]
+    assert len(worker.answers[large]) == 5_000_000
+
+
+@pytest.mark.parametrize(
+    ("handler", "body"), [("counting.py", b"500"), ("ticking.py", b"3x500"), ("waiting.py", b"open")]
+)
+def test_stop_lets_streams_end(start_worker, handler, body):
+    worker = start_worker(handler)
+    job = worker.predict(body)[0]
+    assert worker.stop() == 0
+    assert isinstance(worker.answers[job], bytes)
+
+
+@pytest.mark.parametrize("body", [None, {"op": "until_cancelled"}, {"op": "stream_forever"}])
+def test_the_end_of_the_socket_ends_the_process(start_worker, body):
+    worker = start_worker()
+    if body is not None:
+        worker.predict(body, batch_id=1)
+        while worker.started() != 1:
+            pass
+    worker.sock.close()
+    assert worker.process.wait(60) == 0
+
+
+def test_the_end_of_the_socket_ends_a_process_that_loads(start_worker, tmp_path):
+    (tmp_path / "mine.py").write_text("import time\nopen('loading', 'w')\nwhile True: time.sleep(0.01)\n")
+    worker = start_worker(load=False)
+    worker.begin_load("mine.py", model_dir=str(tmp_path))
+    while not (tmp_path / "loading").exists():
+        pass
+    worker.sock.close()
+    assert worker.process.wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    ("handler", "body"), [("probe.py", {"op": "raise", "kind": "exit"}), ("waiting.py", b"exit 7")]
+)
+def test_a_handler_that_exits_ends_the_worker_after_earlier_answers(start_worker, handler, body):
+    worker = start_worker(handler)
+    first = worker.predict({"op": "value", "value": "first"} if handler == "probe.py" else b"open x")[0]
+    worker.predict(body)
+    worker.to_end()
+    assert worker.process.wait(60) == 7
+    assert first in worker.answers
+
+
+def test_a_killed_worker_has_sent_earlier_answers(start_worker):
+    worker = start_worker()
+    assert worker.ask({"op": "value", "value": 1}) == b"1"
+    worker.predict({"op": "die"}, batch_id=5)
+    worker.to_end()
+    assert worker.process.wait(60) == -9
+    assert worker.started() == 5
+
+
+def test_bytes_that_are_no_frame_end_the_worker(start_worker):
+    worker = start_worker()
+    worker.sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    worker.to_end()
+    assert worker.process.wait(60) == 70
+    assert "no valid frame" in worker.err_file.read_text()
+
+
+def test_replies_wait_for_a_slow_frontend(start_worker):
+    """The socket is full: the worker neither drops nor blocks for ever, and stops after everything is out."""
+    worker = start_worker(response_bytes_max=1 << 30)
+    jobs = [worker.predict({"op": "size", "size": 3_000_000})[0] for _ in range(5)]
+    worker.send(Stop())
+    while worker.started() != jobs[-1]:
+        pass
+    worker.to_end()
+    assert [len(worker.answers[job]) for job in jobs] == [3_000_000] * 5
+    assert worker.process.wait(60) == 0

@@ -1,0 +1,199 @@
+"""A real forkserver and the workers it forks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+
+import pytest
+
+from ts.protocol.frames import Cancel, Ready, Stop
+
+
+def collect(server, count):
+    return [server.reply() for _ in range(count)]
+
+
+def test_a_forked_worker_serves_and_its_end_is_reported(start_forkserver):
+    server = start_forkserver("--no-torch")
+    worker, pid = server.fork()
+    answer = worker.load("probe.py")
+    assert isinstance(answer, Ready)
+    assert answer.info["pid"] == pid
+    assert worker.ask({"op": "value", "value": "hello"}) == b"hello"
+    worker.send(Stop())
+    worker.to_end()
+    assert server.reply() == {"op": "exit", "pid": pid, "status": 0}
+
+
+def test_how_a_child_ended_is_reported(start_forkserver):
+    server = start_forkserver("--no-torch")
+    worker, pid = server.fork()
+    worker.load("probe.py")
+    worker.predict({"op": "die"})
+    reply = server.reply()
+    assert reply["pid"] == pid
+    assert os.waitstatus_to_exitcode(reply["status"]) == -signal.SIGKILL
+    worker, pid = server.fork()
+    worker.load("probe.py")
+    worker.predict({"op": "raise", "kind": "exit"})
+    assert os.waitstatus_to_exitcode(server.reply()["status"]) == 7
+
+
+def test_a_child_inherits_nothing_it_should_not(start_forkserver):
+    server = start_forkserver("--no-torch")
+    others = [server.fork()[0] for _ in range(2)]
+    worker, pid = server.fork({"PATH": os.environ["PATH"], "ONLY": "this"})
+    worker.load("probe.py", threads=None)
+    found = worker.json({"op": "process"})
+    assert found["env"] == {"PATH": os.environ["PATH"], "ONLY": "this"}
+    assert found["pid"] == pid
+    assert found["leads_session"]
+    assert found["sigint"]
+    assert len(found["fds"]) == 6  # 0, 1, 2, the socket, the progress file, and the listing's own
+    assert len(others) == 2
+
+
+def test_output_goes_to_the_pipes(start_forkserver):
+    server = start_forkserver("--no-torch")
+    worker, _ = server.fork()
+    worker.load("probe.py")
+    worker.ask({"op": "print"})
+    worker.ask({"op": "raise", "kind": "value"})
+    folder = server.folder / "forked1"
+    assert (folder / "stdout").read_text() == "printed line\n"
+    assert "ValueError: boom" in (folder / "stderr").read_text()
+
+
+def test_a_bad_request_is_refused_and_the_next_one_served(start_forkserver):
+    server = start_forkserver("--no-torch")
+    server.ask({"op": "dance", "id": 1}, [])
+    assert server.reply() == {"op": "failed", "id": 1, "error": "no such op: dance"}
+    server.ask({"op": "fork", "id": 2, "env": {}}, [])
+    reply = server.reply()
+    assert (reply["op"], reply["id"]) == ("failed", 2)
+    assert "4 descriptors" in reply["error"]
+    worker, _ = server.fork()
+    assert isinstance(worker.load("probe.py"), Ready)
+
+
+def test_requests_that_arrive_in_pieces_or_together(start_forkserver):
+    server = start_forkserver("--no-torch")
+    body = json.dumps({"op": "none", "id": 1}).encode()
+    data = server.LENGTH.pack(len(body)) + body
+    for at in range(len(data)):
+        server.control.sendall(data[at : at + 1])
+    server.control.sendall(data * 3)
+    assert [reply["op"] for reply in collect(server, 4)] == ["failed"] * 4
+
+
+def test_ctrl_c_reaches_neither_forkserver_nor_workers(start_forkserver):
+    server = start_forkserver("--no-torch")
+    worker, pid = server.fork()
+    worker.load("probe.py")
+    os.kill(server.process.pid, signal.SIGINT)
+    os.kill(pid, signal.SIGINT)
+    assert worker.ask({"op": "value", "value": "alive"}) == b"alive"
+    assert isinstance(server.fork()[0].load("probe.py"), Ready)
+
+
+def test_sigterm_ends_a_worker(start_forkserver):
+    server = start_forkserver("--no-torch")
+    worker, pid = server.fork()
+    worker.load("probe.py")
+    os.kill(pid, signal.SIGTERM)
+    assert server.reply() == {"op": "exit", "pid": pid, "status": signal.SIGTERM}
+
+
+def test_the_end_of_the_control_socket_ends_everything(start_forkserver):
+    server = start_forkserver("--no-torch")
+    worker, _ = server.fork()
+    worker.load("probe.py")
+    server.control.close()
+    assert server.process.wait(60) == 0
+    if sys.platform == "linux":
+        worker.to_end()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
+def test_workers_die_with_the_forkserver_even_inside_a_handler(start_forkserver):
+    server = start_forkserver("--no-torch")
+    worker, _ = server.fork()
+    worker.load("probe.py")
+    worker.predict({"op": "until_cancelled"}, batch_id=1)
+    while worker.started() != 1:
+        pass
+    server.process.kill()
+    worker.to_end()
+
+
+def test_a_worker_dies_with_its_socket_while_the_forkserver_lives(start_forkserver):
+    server = start_forkserver("--no-torch")
+    worker, pid = server.fork()
+    worker.load("probe.py")
+    worker.predict({"op": "stream_forever"})
+    worker.sock.close()
+    assert server.reply() == {"op": "exit", "pid": pid, "status": 0}
+
+
+# --- with torch
+
+
+@pytest.fixture
+def torch_server(start_forkserver):
+    pytest.importorskip("torch")
+    return start_forkserver()
+
+
+def test_the_forkserver_has_one_thread(torch_server):
+    if sys.platform == "linux":
+        assert len(os.listdir(f"/proc/{torch_server.process.pid}/task")) == 1
+
+
+def test_forked_workers_draw_different_numbers(torch_server):
+    draws = []
+    for _ in range(2):
+        worker, _ = torch_server.fork()
+        worker.load("probe.py")
+        draws.append(worker.json({"op": "random"}))
+    first, second = draws
+    assert all(a != b for a, b in zip(first, second, strict=True))
+
+
+def test_parallel_operations_work_while_loading_and_serving(torch_server, tmp_path):
+    """The model runs multi-threaded operations when it is loaded, in every worker, and again when it serves."""
+    (tmp_path / "parallel.py").write_text(
+        "import torch\n"
+        "class Parallel:\n"
+        "    def initialize(self, context):\n"
+        "        self.weights = torch.ones(500, 500)\n"
+        "        self.check = float((self.weights @ self.weights).sum())\n"
+        "    def handle(self, data, context):\n"
+        "        again = float((self.weights @ self.weights).sum())\n"
+        "        return [{'equal': again == self.check, 'threads': torch.get_num_threads()}] * len(data)\n"
+    )
+    workers = [torch_server.fork()[0] for _ in range(3)]
+    for worker in workers:
+        worker.begin_load("parallel.py", model_dir=str(tmp_path), threads=2)
+    for worker in workers:
+        assert isinstance(worker.loaded(), Ready)
+        assert worker.json(b"x") == {"equal": True, "threads": 2}
+
+
+def test_thread_counts_without_a_setting_follow_environment_and_cores(torch_server):
+    env = {**os.environ, "OMP_NUM_THREADS": "3"}
+    worker, _ = torch_server.fork(env)
+    worker.load("probe.py", threads=None)
+    found = worker.json({"op": "process"})
+    assert found["torch"]
+    assert found["env"]["OMP_NUM_THREADS"] == "3"
+
+
+def test_cancelling_works_in_a_forked_worker(torch_server):
+    worker, _ = torch_server.fork()
+    worker.load("probe.py")
+    job = worker.predict({"op": "until_cancelled"})[0]
+    worker.send(Cancel(job))
+    assert worker.answer(job).code == 499

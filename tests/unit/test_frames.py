@@ -1,0 +1,229 @@
+"""Frames: everything that can be said comes out as it went in, however the stream is cut; nonsense is refused."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ts.protocol import frames
+from ts.protocol.frames import (
+    FRAME_BYTES_MAX,
+    HEADER,
+    Cancel,
+    Chunk,
+    Credit,
+    Decoder,
+    Failed,
+    FrameError,
+    Input,
+    Item,
+    Load,
+    LoadFailed,
+    Predict,
+    Ready,
+    Stop,
+    decode_bytes,
+    encode_bytes,
+)
+
+LIMIT = 1 << 24
+
+
+def plain(message):
+    """The message with views as bytes and sequences as lists, for comparing."""
+    if isinstance(message, Chunk):
+        return message._replace(data=bytes(message.data), headers=list(message.headers))
+    if isinstance(message, Predict):
+        return message._replace(items=[_plain_item(item) for item in message.items])
+    return message
+
+
+def _plain_item(item):
+    inputs = [Input(one.name, one.content_type, bytes(one.data)) for one in item.inputs]
+    return item._replace(headers=list(item.headers), inputs=inputs)
+
+
+u64 = st.integers(0, 2**64 - 1)
+short = st.text(max_size=20)
+pairs = st.lists(st.tuples(short, short), max_size=3)
+payload = st.binary(max_size=100) | st.integers(0, 40_000).map(bytes)
+inputs = st.lists(st.builds(Input, short, short, payload), max_size=3)
+items = st.builds(Item, u64, short, st.floats(allow_nan=False), pairs, inputs)
+objects = st.dictionaries(short, st.integers() | short | st.none() | st.booleans(), max_size=4)
+messages = st.one_of(
+    st.builds(Load, objects),
+    st.builds(Predict, u64, st.lists(items, max_size=3)),
+    st.builds(Cancel, u64),
+    st.builds(Credit, u64, u64),
+    st.just(Stop()),
+    st.builds(Ready, objects),
+    st.builds(LoadFailed, objects),
+    st.builds(Chunk, u64, payload, st.booleans(), st.integers(0, 65535), short, pairs),
+    st.builds(Failed, u64, st.integers(0, 65535), st.text(max_size=200)),
+)
+
+SAMPLES = [
+    Load({"model_name": "m", "gpu_id": None}),
+    Predict(1, []),
+    Predict(2**64 - 1, [Item(5, "id", math.inf, [("a", "é")], [Input("x", "text/plain", b"123"), Input("", "", b"")])]),
+    Cancel(3),
+    Credit(4, 2**40),
+    Stop(),
+    Ready({"pid": 1}),
+    LoadFailed({"code": 500}),
+    Chunk(7, b"data", False, 201, "Made", [("k", "v")]),
+    Chunk(7, b"", True),
+    Failed(8, 503, "Prediction failed é"),
+]
+
+
+@given(messages)
+def test_any_message_survives(message):
+    assert [plain(one) for one in decode_bytes(encode_bytes(message))] == [plain(message)]
+
+
+@settings(max_examples=30)
+@given(st.lists(messages, max_size=5), st.lists(st.integers(1, 5000), min_size=1, max_size=8))
+def test_any_cuts_give_the_same_messages(sent, sizes):
+    data = b"".join(map(encode_bytes, sent))
+    decoder, found, at, turn = Decoder(LIMIT), [], 0, 0
+    while at < len(data):
+        size = sizes[turn % len(sizes)]
+        found += decoder.feed(data[at : at + size])
+        at, turn = at + size, turn + 1
+    assert [plain(one) for one in found] == [plain(one) for one in sent]
+
+
+def test_the_stream_may_be_cut_anywhere():
+    data = b"".join(map(encode_bytes, SAMPLES))
+    for size in range(1, len(data) + 1):
+        decoder = Decoder(LIMIT)
+        found = [one for at in range(0, len(data), size) for one in decoder.feed(data[at : at + size])]
+        assert [plain(one) for one in found] == [plain(one) for one in SAMPLES], size
+
+
+@pytest.mark.parametrize("size", [FRAME_BYTES_MAX - 30, FRAME_BYTES_MAX, FRAME_BYTES_MAX + 1, 1_000_000])
+@pytest.mark.parametrize("step", [1 << 30, 65536, 100_003])
+def test_large_messages_come_in_frames(size, step):
+    body = bytes(range(256)) * (size // 256 + 1)
+    sent = [
+        Chunk(1, body[:size], True, 200, "", [("k", "v")]),
+        Predict(2, [Item(1, "", 0.0, [], [Input("d", "", body)])]),
+    ]
+    data = b"".join(map(encode_bytes, sent))
+    decoder = Decoder(LIMIT)
+    found = [one for at in range(0, len(data), step) for one in decoder.feed(data[at : at + step])]
+    assert [plain(one) for one in found] == [plain(one) for one in sent]
+
+
+def test_frames_of_different_messages_may_be_interleaved():
+    bodies = {key: bytes([key]) * 700_000 for key in (1, 2, 3)}
+    streams = {key: list(frames.frames(*frames.encode(Chunk(key, body)))) for key, body in bodies.items()}
+    data = b"".join(b"".join(streams[key][turn]) for turn in range(3) for key in (3, 1, 2))
+    found = decode_bytes_with(Decoder(LIMIT), data + encode_bytes(Stop()))
+    assert {one.job_id: bytes(one.data) for one in found[:-1]} == bodies
+    assert found[-1] == Stop()
+
+
+def decode_bytes_with(decoder, data):
+    return decoder.feed(data)
+
+
+def test_payloads_outlive_what_was_fed():
+    decoder = Decoder(LIMIT)
+    chunks = [decoder.feed(encode_bytes(Chunk(key, bytes([key]) * 10)))[0] for key in range(5)]
+    assert [bytes(chunk.data) for chunk in chunks] == [bytes([key]) * 10 for key in range(5)]
+
+
+def test_payload_types_that_may_be_sent():
+    for data in (b"abc", bytearray(b"abc"), memoryview(b"abc")):
+        assert plain(decode_bytes(encode_bytes(Chunk(1, data)))[0]).data == b"abc"
+
+
+def test_what_does_not_fit_is_refused_when_it_is_encoded():
+    with pytest.raises(ValueError, match="doesn't fit"):
+        encode_bytes(Chunk(1, b"", True, 200, "x" * 70_000))
+    with pytest.raises(ValueError, match="doesn't fit"):
+        encode_bytes(Failed(1, 70_000, ""))
+
+
+def frame(kind, key=1, body=b"", flags=0, length=None):
+    return HEADER.pack(len(body) if length is None else length, kind, flags, 0, key) + body
+
+
+def item(id_size=0, headers=0, inputs=0, deadline=0.0, rest=b""):
+    return struct.pack("<I", 1) + struct.pack("<QdHHH", 1, deadline, id_size, headers, inputs) + rest
+
+
+BEGIN, END = frames.MORE, frames.CONTINUED
+TOTAL = struct.pack("<Q", 10)
+
+BAD = {
+    "unknown kind": frame(99),
+    "kind zero": frame(0),
+    "length over the limit": frame(frames.STOP, length=FRAME_BYTES_MAX + 1),
+    "unknown flag": frame(frames.STOP, flags=4),
+    "load isn't JSON": frame(frames.LOAD, body=b"{"),
+    "load isn't an object": frame(frames.LOAD, body=b"[]"),
+    "load isn't text": frame(frames.LOAD, body=b"\xff"),
+    "credit is short": frame(frames.CREDIT, body=b"1234567"),
+    "failed is short": frame(frames.FAILED, body=b"1"),
+    "failed isn't UTF-8": frame(frames.FAILED, body=b"\0\0\xff"),
+    "chunk is short": frame(frames.CHUNK, body=b"12345678"[:6]),
+    "chunk's phrase leaves the body": frame(frames.CHUNK, body=struct.pack("<BHHH", 1, 200, 9, 0) + b"short"),
+    "chunk's phrase isn't UTF-8": frame(frames.CHUNK, body=struct.pack("<BHHH", 1, 200, 1, 0) + b"\xff"),
+    "chunk's header is missing": frame(frames.CHUNK, body=struct.pack("<BHHH", 1, 200, 0, 1)),
+    "chunk's header leaves the body": frame(frames.CHUNK, body=struct.pack("<BHHHHI", 1, 200, 0, 1, 4, 4) + b"abcd"),
+    "predict is short": frame(frames.PREDICT, body=b"123"),
+    "predict has no items": frame(frames.PREDICT, body=struct.pack("<I", 1)),
+    "deadline isn't a number": frame(frames.PREDICT, body=item(deadline=math.nan)),
+    "id leaves the body": frame(frames.PREDICT, body=item(id_size=5, rest=b"abc")),
+    "id isn't UTF-8": frame(frames.PREDICT, body=item(id_size=1, rest=b"\xff")),
+    "header leaves the body": frame(frames.PREDICT, body=item(headers=1, rest=struct.pack("<HI", 1, 9) + b"abc")),
+    "header is missing": frame(frames.PREDICT, body=item(headers=1)),
+    "input is missing": frame(frames.PREDICT, body=item(inputs=1)),
+    "input leaves the body": frame(frames.PREDICT, body=item(inputs=1, rest=struct.pack("<HHQ", 1, 0, 9) + b"abc")),
+    "input is huge": frame(frames.PREDICT, body=item(inputs=1, rest=struct.pack("<HHQ", 1, 0, 2**63) + b"abc")),
+    "continuation without a beginning": frame(frames.CHUNK, body=b"x", flags=END),
+    "begins twice": frame(frames.CHUNK, body=TOTAL, flags=BEGIN) * 2,
+    "beginning without a length": frame(frames.CHUNK, body=b"1234567", flags=BEGIN),
+    "message over the limit": frame(frames.CHUNK, body=struct.pack("<Q", LIMIT + 1), flags=BEGIN),
+    "longer than it said": frame(frames.CHUNK, body=TOTAL + bytes(11), flags=BEGIN),
+    "shorter than it said": frame(frames.CHUNK, body=TOTAL, flags=BEGIN) + frame(frames.CHUNK, body=b"123", flags=END),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("data", BAD.values(), ids=BAD.keys())
+def test_bad_frames_are_errors(data):
+    with pytest.raises(FrameError):
+        Decoder(LIMIT).feed(data)
+
+
+@pytest.mark.parametrize("data", BAD.values(), ids=BAD.keys())
+def test_bad_frames_are_errors_however_they_are_cut(data):
+    decoder = Decoder(LIMIT)
+    with pytest.raises(FrameError):
+        for at in range(len(data)):
+            decoder.feed(data[at : at + 1])
+
+
+@given(st.binary(max_size=300))
+def test_random_bytes_give_messages_or_a_frame_error(data):
+    try:
+        decode_bytes(data)
+    except FrameError:
+        pass
+
+
+@given(messages, st.integers(0, 1 << 20), st.integers(0, 255))
+def test_a_changed_byte_gives_messages_or_a_frame_error(message, where, value):
+    data = bytearray(encode_bytes(message))
+    data[where % len(data)] = value
+    try:
+        Decoder(LIMIT).feed(bytes(data))
+    except FrameError:
+        pass

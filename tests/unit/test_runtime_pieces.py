@@ -1,0 +1,278 @@
+"""The parts of the worker's runtime that do no I/O: requests to data, results to answers, the ledger, kinds."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import pytest
+
+from ts.context import Context, RequestCancelled
+from ts.protocol.frames import Cancel, Chunk, Credit, Failed, Input, Item, Predict, Stop
+from ts.protocol.otf_message_handler import create_predict_response
+from ts.protocol.otf_message_handler import send_intermediate_predict_response as old_send
+from ts.runtime import handlers, replies, requests
+from ts.runtime.jobs import EARLY_CANCELS_MAX, Ledger
+from ts.service import PredictionException
+
+
+def pushed(ledger):
+    """What is in the outbox, decoded."""
+    from ts.protocol.frames import decode_bytes
+
+    data = b""
+    while ledger.outbox:
+        piece = b"".join(ledger.outbox.buffers())
+        ledger.outbox.sent(len(piece))
+        data += piece
+    found = decode_bytes(data) if data else []
+    return [one._replace(data=bytes(one.data)) if isinstance(one, Chunk) else one for one in found]
+
+
+def item(job_id, deadline_s=math.inf):
+    return Item(job_id, f"id-{job_id}", deadline_s, (), [Input("data", "", b"x")])
+
+
+def ledger_with(*batches, credit=1000, limit=1 << 20):
+    ledger = Ledger(credit, limit)
+    for batch_id, batch in enumerate(batches):
+        ledger.receive(Predict(batch_id, [item(job_id) for job_id in batch]))
+    return ledger
+
+
+# --- the ledger
+
+
+def test_a_job_is_answered_once():
+    ledger = ledger_with([1])
+    batch = ledger.queue.popleft()
+    assert ledger.start(batch)
+    (job,) = batch.jobs
+    ledger.give(job, b"a", last=False, status=201, phrase="Made", headers=(("k", "v"),))
+    ledger.give(job, b"b", last=True, status=201, phrase="Made", headers=(("k", "v"),))
+    ledger.give(job, b"c", last=True)
+    ledger.give(job, replies.PREDICTION_FAILED, last=True)
+    assert pushed(ledger) == [Chunk(1, b"a", False, 201, "Made", [("k", "v")]), Chunk(1, b"b", True, 200, "", ())]
+    assert not ledger.jobs
+
+
+def test_pieces_are_held_without_credit_and_the_end_waits_behind_them():
+    ledger = ledger_with([1], credit=10)
+    batch = ledger.queue.popleft()
+    ledger.start(batch)
+    (job,) = batch.jobs
+    for piece in (b"1", b"2", b"3"):
+        ledger.give(job, piece, last=False)
+    ledger.give(job, replies.Failure(503, "no"), last=True)
+    assert pushed(ledger) == [Chunk(1, b"1", False)]
+    assert ledger.held_bytes(job) == 2
+    ledger.receive(Credit(1, 100))
+    assert pushed(ledger) == [Chunk(1, b"2", False)]
+    ledger.receive(Credit(1, 1000))
+    assert pushed(ledger) == [Chunk(1, b"3", False), Failed(1, 503, "no")]
+    assert not ledger.jobs
+
+
+def test_a_plain_answer_is_never_held():
+    ledger = ledger_with([1], credit=1)
+    batch = ledger.queue.popleft()
+    ledger.start(batch)
+    ledger.give(batch.jobs[0], b"x" * 5000, last=True)
+    assert pushed(ledger) == [Chunk(1, b"x" * 5000)]
+
+
+def test_cancelling_before_during_and_after():
+    ledger = ledger_with([1, 2], [3])
+    first = ledger.queue.popleft()
+    ledger.receive(Cancel(1))
+    assert ledger.start(first)
+    assert [job.job_id for job in first.jobs] == [2]
+    ledger.receive(Cancel(2))
+    assert first.cancelled
+    ledger.give(first.jobs[0], b"dropped", last=False)
+    ledger.give(first.jobs[0], b"dropped", last=True)
+    ledger.receive(Cancel(2))
+    ledger.receive(Cancel(3))
+    assert not ledger.start(ledger.queue.popleft())
+    assert [(one.job_id, one.code) for one in pushed(ledger)] == [(1, 499), (2, 499), (3, 499)]
+
+
+def test_a_cancel_while_the_end_is_held_drops_what_is_held():
+    ledger = ledger_with([1], credit=1)
+    batch = ledger.queue.popleft()
+    ledger.start(batch)
+    ledger.give(batch.jobs[0], b"sent", last=False)
+    ledger.give(batch.jobs[0], b"held", last=True)
+    ledger.receive(Cancel(1))
+    assert pushed(ledger) == [Chunk(1, b"sent", False), Failed(1, 499, "Request cancelled")]
+
+
+def test_early_cancels_are_remembered_up_to_a_limit():
+    ledger = Ledger(1000, 1000)
+    for job_id in range(EARLY_CANCELS_MAX + 1):
+        ledger.receive(Cancel(job_id))
+    ledger.receive(Predict(1, [item(0), item(EARLY_CANCELS_MAX)]))
+    batch = ledger.queue.popleft()
+    assert ledger.start(batch)
+    assert [job.job_id for job in batch.jobs] == [0]
+
+
+def test_expired_requests_are_dropped_from_their_batch():
+    ledger = Ledger(1000, 1000)
+    ledger.receive(Predict(1, [item(1, time.monotonic() - 1), item(2, time.monotonic() + 1000), item(3)]))
+    batch = ledger.queue.popleft()
+    assert ledger.start(batch)
+    assert batch.request_ids() == {0: "id-2", 1: "id-3"}
+    assert [(one.job_id, one.code) for one in pushed(ledger)] == [(1, 504)]
+
+
+def test_stop_is_noted():
+    ledger = Ledger(1, 1)
+    ledger.receive(Stop())
+    assert ledger.stopping
+
+
+# --- results
+
+
+def test_numbers_of_numpy_cannot_be_sent(capsys):
+    numpy = pytest.importorskip("numpy")
+    assert replies.outcome(numpy.float32(1)) == replies.UNSUPPORTED
+    assert "float32" in capsys.readouterr().err
+
+
+def test_views_of_other_shapes_are_flattened():
+    array = pytest.importorskip("numpy").arange(6, dtype="uint16").reshape(2, 3)
+    assert bytes(replies.outcome(memoryview(array))) == array.tobytes()
+
+
+def test_subclasses_of_text_and_bytes():
+    class Text(str):
+        pass
+
+    class Raw(bytes):
+        pass
+
+    assert replies.outcome(Text("a")) == b"a"
+    assert replies.outcome(Raw(b"a")) == b"a"
+
+
+def test_failures_carry_their_codes():
+    assert replies.failure_of(PredictionException("no", 404)) == (404, "no")
+    assert replies.failure_of(PredictionException("no")) == (500, "no")
+    assert replies.failure_of(RuntimeError("CUDA out of memory")).code == 507
+
+
+def test_json_that_is_text_only_by_name(capsys):
+    row = requests.row(Item(1, "", 0.0, (), [Input("body", "application/json", b"\xff")]), decode=True)
+    assert row == {"body": bytearray(b"\xff")}
+    assert "application/json" in capsys.readouterr().err
+
+
+# --- kinds
+
+
+def test_kinds_of_handlers():
+    def blocking(data, context): ...
+
+    def generator(data, context):
+        yield
+
+    async def coroutine(data, context): ...
+
+    async def async_generator(data, context):
+        yield
+
+    class Object:
+        def __call__(self, data, context):
+            yield
+
+    found = [handlers.kind_of(one) for one in (blocking, generator, coroutine, async_generator, Object(), max)]
+    assert found == ["blocking", "generator", "async", "async", "generator", "blocking"]
+
+
+# --- context
+
+
+def context():
+    return Context("m", "/model", {"model": {}}, 4, None)
+
+
+class Batch:
+    def is_cancelled(self, idx):
+        return idx is None
+
+    def deadline_s(self, idx):
+        return 100.0
+
+
+def test_context_before_any_request():
+    mine = context()
+    assert mine.metrics is None
+    assert mine.request_ids is None
+    assert mine.cancelled is False
+    assert mine.deadline_s == math.inf
+    assert mine.model_yaml_config == {}
+    with pytest.raises(RuntimeError, match="no request"):
+        mine.cl_socket.sendall(b"")
+
+
+def test_statuses_headers_and_sequences():
+    mine = context()
+    mine.begin(Batch(), {0: "a", 1: "b"}, [{"x": "1", "ts_request_sequence_id": "s"}, {}])
+    mine.set_all_response_status(500, "all")
+    mine.set_response_status(418, "one", 1)
+    mine.set_response_content_type(0, "text/plain")
+    assert mine.get_response_status(0) == (500, "all")
+    assert mine.get_response_status(1) == (418, "one")
+    assert mine.get_response_content_type(0) == "text/plain"
+    assert mine.get_response_headers(1) == {}
+    assert (mine.get_request_id(1), mine.get_request_header(0, "x"), mine.get_sequence_id(0)) == ("b", "1", "s")
+    assert mine.get_sequence_id(1) == ""
+    assert mine.cancelled
+    assert mine.deadline_s == 100.0
+
+
+def test_a_forked_context_shares_what_was_hung_on_it():
+    mine = context()
+    mine.cache = {}
+    first, second = mine.fork(), mine.fork()
+    first.begin(Batch(), {0: "a"}, [{}])
+    second.begin(Batch(), {0: "b"}, [{}])
+    assert first.cache is second.cache
+    assert (first.get_request_id(), second.get_request_id()) == ("a", "b")
+
+
+def test_metrics_are_made_once_and_turned_to_the_batch():
+    class Metrics:
+        request_ids = None
+
+    mine = context()
+    made = []
+    mine._metrics_source = lambda: made.append(Metrics()) or made[-1]
+    mine.begin(Batch(), {0: "a"}, [{}])
+    assert mine.metrics is mine.metrics
+    assert (len(made), mine.metrics.request_ids) == (1, {0: "a"})
+
+
+def test_header_dicts_may_be_given_as_processors():
+    mine = context()
+    mine.request_processor = [{"a": "b"}]
+    assert mine.get_request_header(0, "a") == "b"
+
+
+def test_the_old_streaming_call_warns_and_needs_a_context():
+    with pytest.warns(PendingDeprecationWarning), pytest.raises(TypeError, match="context"):
+        old_send(["x"], {0: "a"}, "ok", 200)
+
+
+def test_frames_of_the_old_wire_call():
+    from ts.protocol.frames import decode_bytes
+
+    (piece,) = decode_bytes(create_predict_response([{"a": 1}], {0: "id"}, "ok", 200, ts_stream_next=True))
+    assert (piece.job_id, bytes(piece.data), piece.last) == (0, b'{\n  "a": 1\n}', False)
+    assert decode_bytes(create_predict_response([None], {0: "id"}, "bad", 503)) == [Failed(0, 503, "bad")]
+
+
+def test_cancelled_passes_a_handlers_except_exception():
+    assert not issubclass(RequestCancelled, Exception)
