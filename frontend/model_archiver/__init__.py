@@ -1,1 +1,7 @@
 """The model archiver: what `torch-model-archiver` runs, importable as `model_archiver`."""
+
+from model_archiver.model_archiver import ModelArchiver
+from model_archiver.model_archiver_config import ModelArchiverConfig
+from model_archiver.model_archiver_error import ModelArchiverError
+
+__all__ = ["ModelArchiver", "ModelArchiverConfig", "ModelArchiverError"]

@@ -1,0 +1,91 @@
+"""The command line of `torch-model-archiver`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from model_archiver.model_archiver_config import ModelArchiverConfig
+from model_archiver.packing import FORMATS
+
+RUNTIMES = ("python", "python3", "LSP")
+
+
+class ArgParser:
+    """Named as in TorchServe: scripts there replace `export_model_args_parser`."""
+
+    @staticmethod
+    def export_model_args_parser() -> ModelArchiverConfig:
+        """What the command line asks for. Exits with status 2 and a usage line when it can't be understood."""
+        return ModelArchiverConfig.from_args(make_parser().parse_args())
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="torch-model-archiver",
+        description="Packs a model, its handler and what they need into one archive that can be served.",
+    )
+    _add_required(parser)
+    _add_files(parser)
+    _add_output(parser)
+    return parser
+
+
+def _add_required(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model-name",
+        required=True,
+        metavar="NAME",
+        help="name of the model and of the archive: letters, digits, '_', '-', '.'; begins with a letter or a digit",
+    )
+    parser.add_argument("-v", "--version", required=True, help="version of the model, any text")
+    parser.add_argument(
+        "--handler",
+        required=True,
+        help="built-in handler (image_classifier, text_classifier, object_detector, image_segmenter, base_handler, "
+        "...), FILE.py, or FILE:FUNCTION for a function other than 'handle'",
+    )
+
+
+def _add_files(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--serialized-file", metavar="FILE", help="weights or program: .pt, .pth, .pt2, .onnx, .so, ... (optional)"
+    )
+    parser.add_argument(
+        "--model-file", metavar="FILE", help="Python file with the one class whose weights the serialized file has"
+    )
+    parser.add_argument(
+        "--extra-files",
+        metavar="PATHS",
+        help="comma-separated files, directories and patterns (* ? [ ]); the content of a directory goes to the root",
+    )
+    parser.add_argument(
+        "--preserve-structure",
+        "--keep-structure",
+        action="store_true",
+        help="extra files keep their relative paths, and directories their names, instead of going to the root",
+    )
+    parser.add_argument(
+        "-r", "--requirements-file", metavar="FILE", help="Python packages that the handler needs, as pip reads them"
+    )
+    parser.add_argument(
+        "-c", "--config-file", metavar="FILE", help="model-config.yaml: workers, batching, timeouts, ..."
+    )
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--runtime", choices=RUNTIMES, default="python", help="what runs the handler (default: python)")
+    parser.add_argument(
+        "--export-path",
+        metavar="DIR",
+        default=os.getcwd(),
+        help="where the archive is put; made if it isn't there (default: the current directory)",
+    )
+    parser.add_argument(
+        "--archive-format",
+        choices=tuple(FORMATS),
+        default="default",
+        help="default: NAME.mar, compressed; zip-store: NAME.mar, not compressed, quick for large weights; "
+        "tgz: NAME.tar.gz; no-archive: directory NAME",
+    )
+    parser.add_argument("-f", "--force", action="store_true", help="replace an archive that's already there")

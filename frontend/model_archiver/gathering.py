@@ -1,0 +1,158 @@
+"""Which file goes where in an archive: the options' paths resolved to {name in the archive: file on disk}."""
+
+from __future__ import annotations
+
+import filecmp
+import glob
+import logging
+import os
+import platform
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from model_archiver.model_archiver_config import ModelArchiverConfig
+from model_archiver.model_archiver_error import MissingFile, ModelArchiverError
+
+_log = logging.getLogger(__name__)
+_RESERVED = "MAR-INF"
+_CACHE = "__pycache__"
+_PATTERN_CHARS = frozenset("*?[")
+
+#: Handlers that come with the server; they aren't copied.
+BUILT_IN_HANDLERS = frozenset(
+    (
+        "base_handler",
+        "text_classifier",
+        "image_classifier",
+        "object_detector",
+        "image_segmenter",
+        "dali_image_classifier",
+        "vllm_handler",
+        "trt_llm_handler",
+    )
+)
+
+
+class Contents:
+    """The files of an archive by their names in it ('/' between directories)."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, Path] = {}
+
+    def add(self, name: str, path: Path) -> None:
+        """Raises ModelArchiverError when another file has the name already, in any case, unless it's the same."""
+        if name.split("/")[0].upper() == _RESERVED:
+            raise ModelArchiverError(f"{path}: {_RESERVED} in an archive is for its manifest")
+        other = self.files.get(name)
+        if other is not None and not filecmp.cmp(other, path, shallow=False):
+            raise ModelArchiverError(
+                f"{other} and {path} would both be {name} in the archive. "
+                "Rename one, or keep directories with --preserve-structure."
+            )
+        self.files.setdefault(name, path)
+
+
+def gather(config: ModelArchiverConfig, leave_out: Path) -> dict[str, Path]:
+    """All files of the archive. `leave_out`: the archive that's being made, should it lie among them.
+
+    Raises ModelArchiverError, MissingFile.
+    """
+    contents = Contents()
+    for option in ("serialized_file", "model_file", "requirements_file", "config_file"):
+        if value := getattr(config, option):
+            path = _existing(Path(value), "--" + option.replace("_", "-"))
+            contents.add(path.name, path)
+    if handler := handler_file(config):
+        contents.add(handler.name, handler)
+    for path in extra_paths(config.extra_files):
+        for name, file in _placed(path, config.preserve_structure):
+            if not _within(file, leave_out):
+                contents.add(name, file)
+    return contents.files
+
+
+def _existing(path: Path, option: str) -> Path:
+    if not path.is_file():
+        raise MissingFile(f"{option}: {path} is {'a directory' if path.is_dir() else 'not there'}")
+    return path
+
+
+def split_handler(handler: str) -> tuple[str, str]:
+    """("dir/file.py", "function"); the function is "" when none is named. A drive's colon (C:\\x) doesn't count."""
+    file, colon, function = handler.rpartition(":")
+    if not colon or not function.isidentifier() or (platform.system() == "Windows" and len(file) == 1):
+        return handler, ""
+    return file, function
+
+
+def handler_file(config: ModelArchiverConfig) -> Path | None:
+    """The handler's source file, None for a built-in one. For C++ it may be a class inside a library: no file then."""
+    file, _ = split_handler(str(config.handler))
+    if file in BUILT_IN_HANDLERS:
+        return None
+    if config.runtime == "LSP":
+        return Path(file) if Path(file).is_file() else None
+    return _existing(Path(file if file.endswith(".py") else f"{file}.py"), "--handler")
+
+
+def extra_paths(extra_files: str | Sequence[str] | None) -> Iterator[Path]:
+    """The paths of a comma list, patterns resolved. Raises MissingFile for a plain path that isn't there."""
+    words = extra_files.split(",") if isinstance(extra_files, str) else list(map(str, extra_files or ()))
+    for word in (word.strip() for word in words):
+        if not word:
+            continue
+        if os.path.exists(word):
+            yield Path(word)
+        elif _PATTERN_CHARS.isdisjoint(word):
+            raise MissingFile(f"--extra-files: {word} is not there")
+        else:
+            yield from _matches(word)
+
+
+def _matches(pattern: str) -> list[Path]:
+    found = sorted(path for path in map(Path, glob.glob(pattern, recursive=True)) if _CACHE not in path.parts)
+    if not found:
+        _log.warning("--extra-files: nothing matches %s", pattern)
+    return found
+
+
+def _placed(path: Path, preserve: bool) -> Iterator[tuple[str, Path]]:
+    """(name in the archive, file) of an extra file or of all that a directory holds."""
+    top = _kept(path) if preserve else Path("" if path.is_dir() else path.name)
+    if path.is_dir():
+        yield from ((f"{(top / inner).as_posix()}", path / inner) for inner in _walk(path))
+    elif path.is_file():
+        yield top.as_posix(), path
+    else:
+        raise ModelArchiverError(f"--extra-files: {path} is neither a file nor a directory")
+
+
+def _kept(path: Path) -> Path:
+    """Where a path lies in the archive: as given if it's relative and stays below, else under its last name."""
+    normal = Path(os.path.normpath(path))
+    if normal.is_absolute() or ".." in normal.parts:
+        return Path(path.resolve().name)
+    return normal
+
+
+def _walk(directory: Path) -> Iterator[Path]:
+    """Files below `directory`, relative to it, sorted. Links are followed: an archive holds the files themselves."""
+    visited: set[Path] = set()
+    for root, directories, files in os.walk(directory, followlinks=True):
+        real = Path(root).resolve()
+        if real in visited:
+            raise ModelArchiverError(
+                f"--extra-files: {root} leads back to {real}: links in a ring, or to one place twice"
+            )
+        visited.add(real)
+        directories[:] = sorted(name for name in directories if name != _CACHE)
+        for name in sorted(files):
+            path = Path(root, name)
+            if not path.is_file():
+                raise ModelArchiverError(f"--extra-files: {path} is a broken link or no plain file")
+            yield path.relative_to(directory)
+
+
+def _within(path: Path, place: Path) -> bool:
+    real, target = path.resolve(), place.resolve()
+    return real == target or target in real.parents

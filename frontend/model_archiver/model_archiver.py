@@ -1,0 +1,107 @@
+"""Making archives from Python."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from model_archiver.gathering import gather, split_handler
+from model_archiver.model_archiver_config import ModelArchiverConfig
+from model_archiver.model_archiver_error import ModelArchiverError
+from model_archiver.packing import FORMATS, Stamp, pack
+from ts.version import __version__
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_\-.]*")
+_RUNTIMES = ("python", "python3", "LSP")
+
+
+class ModelArchiver:
+    """`ModelArchiver.generate_model_archive(ModelArchiverConfig(...))`, as in TorchServe."""
+
+    @staticmethod
+    def generate_model_archive(config: ModelArchiverConfig) -> Path:
+        """Makes the archive; the answer is where it lies. Raises ModelArchiverError, OSError."""
+        config = _checked(config)
+        target = archive_path(config)
+        if os.path.lexists(target) and not config.force:
+            raise ModelArchiverError(f"{target} is already there. Use --force (-f) to replace it.")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        files = gather(config, target)
+        stamp = _stamp()
+        manifest = json.dumps(manifest_of(config, stamp), indent=2) + "\n"
+        pack(
+            {**files, "MAR-INF/MANIFEST.json": manifest.encode()},
+            target,
+            config.archive_format,
+            stamp,
+            config.model_name,
+        )
+        return target
+
+
+def _checked(config: ModelArchiverConfig) -> ModelArchiverConfig:
+    """The configuration with plain values. Raises ModelArchiverError."""
+    if not _NAME.fullmatch(str(config.model_name)):
+        raise ModelArchiverError(
+            f"--model-name {config.model_name!r} is not allowed: letters, digits, '_', '-' and '.', "
+            "and the first a letter or a digit"
+        )
+    archive_format, runtime = _plain(config.archive_format), _plain(config.runtime)
+    if archive_format not in FORMATS:
+        raise ModelArchiverError(f"--archive-format {archive_format!r} is unknown; there are {', '.join(FORMATS)}")
+    if runtime not in _RUNTIMES:
+        raise ModelArchiverError(f"--runtime {runtime!r} is unknown; there are {', '.join(_RUNTIMES)}")
+    if not config.handler or not str(config.version):
+        raise ModelArchiverError("a handler and a version are needed")
+    return dataclasses.replace(config, archive_format=archive_format, runtime=runtime)
+
+
+def _plain(value: Any) -> str:
+    """The text of an option that callers may give as an enumeration's member."""
+    return str(getattr(value, "value", value))
+
+
+def archive_path(config: ModelArchiverConfig) -> Path:
+    suffix, _ = FORMATS[config.archive_format]
+    return Path(config.export_path) / f"{config.model_name}{suffix}"
+
+
+def _stamp() -> Stamp:
+    """Now, or SOURCE_DATE_EPOCH (reproducible-builds.org/specs/source-date-epoch): seconds since 1970."""
+    text = os.environ.get("SOURCE_DATE_EPOCH")
+    try:
+        epoch_s = int(time.time()) if text is None else int(text)
+        return Stamp(epoch_s, time.gmtime(epoch_s)[:6])
+    except (ValueError, OverflowError, OSError):
+        raise ModelArchiverError(f"SOURCE_DATE_EPOCH is {text!r}, but must be seconds since 1970") from None
+
+
+def manifest_of(config: ModelArchiverConfig, stamp: Stamp) -> dict[str, Any]:
+    """What stands in MAR-INF/MANIFEST.json. Files have their names in the archive: all lie at its root."""
+    file, function = split_handler(str(config.handler))
+    handler = Path(file).name + (f":{function}" if function else "")
+    model = {
+        "modelName": config.model_name,
+        "serializedFile": _base_name(config.serialized_file),
+        "handler": handler,
+        "modelFile": _base_name(config.model_file),
+        "modelVersion": str(config.version),
+        "requirementsFile": _base_name(config.requirements_file),
+        "configFile": _base_name(config.config_file),
+    }
+    year, month, day, hour, minute, second = stamp.moment
+    return {
+        "createdOn": f"{day:02d}/{month:02d}/{year:04d} {hour:02d}:{minute:02d}:{second:02d}",
+        "runtime": config.runtime,
+        "model": {key: value for key, value in model.items() if value is not None},
+        "archiverVersion": __version__,
+    }
+
+
+def _base_name(path: str | None) -> str | None:
+    return Path(path).name if path else None

@@ -1,0 +1,427 @@
+"""Archives of every form, friendly and hostile: what comes out, and what is refused with which words."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import stat
+import struct
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ts_frontend.errors import ArchiveNotFound, InvalidArchive
+from ts_frontend.models.archive import Archive, ExtractLimits, open_archive, parse_config
+from ts_frontend.models.extraction import safe_parts
+
+MANIFEST = {
+    "createdOn": "01/02/2026 03:04:05",
+    "runtime": "python",
+    "model": {
+        "modelName": "probe",
+        "serializedFile": "model.pt",
+        "handler": "handler.py",
+        "modelFile": "net.py",
+        "modelVersion": "2.1",
+        "requirementsFile": "requirements.txt",
+        "configFile": "model-config.yaml",
+    },
+    "archiverVersion": "0.12.0",
+}
+FILES = {
+    "MAR-INF/MANIFEST.json": json.dumps(MANIFEST).encode(),
+    "handler.py": b"def handle(data, context): ...",
+    "model-config.yaml": b"batchSize: 4\nhandler: {profile: true}\n",
+    "assets/deep/labels.json": b"{}",
+}
+
+
+def zipped(path: Path, files: dict[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> Path:
+    with zipfile.ZipFile(path, "w", compression) as package:
+        for name, data in files.items():
+            package.writestr(name, data)
+    return path
+
+
+def tarred(path: Path, files: dict[str, bytes], mode: str = "w:gz") -> Path:
+    with tarfile.open(path, mode) as package:
+        for name, data in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            package.addfile(entry, io.BytesIO(data))
+    return path
+
+
+def folder(path: Path, files: dict[str, bytes]) -> Path:
+    for name, data in files.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(data)
+    return path
+
+
+def below(top: str) -> dict[str, bytes]:
+    return {f"{top}/{name}": data for name, data in FILES.items()}
+
+
+FORMS: dict[str, Callable[[Path], Path]] = {
+    "mar": lambda tmp: zipped(tmp / "x.mar", FILES),
+    "stored mar": lambda tmp: zipped(tmp / "x.mar", FILES, zipfile.ZIP_STORED),
+    "tgz": lambda tmp: tarred(tmp / "x.tgz", below("probe")),
+    "tar.gz without a first directory": lambda tmp: tarred(tmp / "x.tar.gz", FILES),
+    "tar": lambda tmp: tarred(tmp / "x.model", FILES, "w"),
+    "mar that is a tar.gz": lambda tmp: tarred(tmp / "x.mar", FILES),
+    "directory": lambda tmp: folder(tmp / "x", FILES),
+    "directory in a directory": lambda tmp: folder(tmp / "x", below("inner")),
+    "zip with ./ and directory entries": lambda tmp: zipped(
+        tmp / "x.mar", {"./": b"", "MAR-INF/": b"", "assets/": b"", **{f"./{k}": v for k, v in FILES.items()}}
+    ),
+    "zip with backslashes": lambda tmp: zipped(tmp / "x.mar", {k.replace("/", "\\"): v for k, v in FILES.items()}),
+}
+
+
+def opened(path: Path, tmp: Path, **limits: Any) -> Archive:
+    return open_archive(path, tmp / "work", ExtractLimits(**limits))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_holds_the_same(form: str, tmp_path: Path) -> None:
+    archive = opened(FORMS[form](tmp_path), tmp_path)
+    found = {str(path.relative_to(archive.dir)): path.read_bytes() for path in archive.dir.rglob("*") if path.is_file()}
+    assert found == FILES
+    assert (archive.name, archive.version, archive.runtime) == ("probe", "2.1", "python")
+    assert (archive.handler, archive.model_file, archive.serialized_file) == ("handler.py", "net.py", "model.pt")
+    assert (archive.requirements_file, archive.config_file) == ("requirements.txt", "model-config.yaml")
+    assert archive.config == {"batchSize": 4, "handler": {"profile": True}}
+    assert archive.manifest == MANIFEST
+
+
+def test_a_file_is_unpacked_to_a_place_of_its_own_and_removed(tmp_path: Path) -> None:
+    path = zipped(tmp_path / "x.mar", FILES)
+    first, second = opened(path, tmp_path), opened(path, tmp_path)
+    assert first.dir.parent == tmp_path / "work" / "models"
+    assert len(first.dir.name) == 32
+    assert first.dir != second.dir
+    first.remove()
+    first.remove()
+    assert os.listdir(tmp_path / "work" / "models") == [second.dir.name]
+    assert path.exists()
+
+
+def test_a_directory_is_used_where_it_lies_and_never_removed(tmp_path: Path) -> None:
+    path = folder(tmp_path / "x", FILES)
+    archive = opened(path, tmp_path)
+    archive.remove()
+    assert archive.dir == path
+    assert path.exists()
+    assert not (tmp_path / "work").exists()
+
+
+def test_a_directory_with_only_a_manifest_is_no_wrapper(tmp_path: Path) -> None:
+    path = folder(tmp_path / "x", {"MAR-INF/MANIFEST.json": FILES["MAR-INF/MANIFEST.json"]})
+    assert opened(path, tmp_path).name == "probe"
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(ArchiveNotFound, match="Model not found at"):
+        opened(tmp_path / "x.mar", tmp_path)
+
+
+def test_what_is_optional(tmp_path: Path) -> None:
+    archive = opened(zipped(tmp_path / "x.mar", {"a.py": b""}), tmp_path)
+    assert (archive.name, archive.version, archive.runtime, archive.handler) == (None, "1.0", "python", None)
+    assert (archive.manifest, archive.config) == ({}, {})
+    manifest = {"model": {"modelVersion": 2, "configFile": "gone.yaml", "handler": "", "modelFile": None}}
+    archive = opened(zipped(tmp_path / "y.mar", {"MAR-INF/MANIFEST.json": json.dumps(manifest).encode()}), tmp_path)
+    assert (archive.version, archive.config, archive.handler, archive.model_file) == ("2", {}, None, None)
+
+
+def test_a_manifest_with_a_byte_order_mark(tmp_path: Path) -> None:
+    files = {"MAR-INF/MANIFEST.json": b"\xef\xbb\xbf" + FILES["MAR-INF/MANIFEST.json"]}
+    assert opened(zipped(tmp_path / "x.mar", files), tmp_path).name == "probe"
+
+
+@pytest.mark.parametrize(
+    ("manifest", "reason"),
+    [
+        (b"{", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b"[]", "must be a JSON object"),
+        (b" " * (1 << 20) + b"{}", "larger than"),
+        (b'{"model": 3}', "'model' must be an object"),
+        (b'{"model": {"modelName": 3}}', "'modelName' must be a text"),
+        (b'{"model": {"serializedFile": "../../etc/passwd"}}', "'..'"),
+        (b'{"model": {"configFile": "/etc/passwd"}}', "absolute"),
+        (b'{"runtime": "LSP"}', "C\\+\\+ backend"),
+        (b'{"runtime": "java"}', "runtime 'java' is unknown"),
+        (b'{"runtime": 3}', "'runtime' must be a text"),
+    ],
+)
+def test_manifests_that_can_not_be_meant(manifest: bytes, reason: str, tmp_path: Path) -> None:
+    refused(zipped(tmp_path / "x.mar", {"MAR-INF/MANIFEST.json": manifest}), tmp_path, reason)
+    with pytest.raises(InvalidArchive, match=reason):
+        opened(folder(tmp_path / "dir", {"MAR-INF/MANIFEST.json": manifest}), tmp_path)
+
+
+def refused(path: Path, tmp: Path, reason: str, **limits: Any) -> str:
+    """The archive is refused, its name is told, and nothing of it stays."""
+    with pytest.raises(InvalidArchive, match=reason) as caught:
+        opened(path, tmp, **limits)
+    assert path.name in caught.value.message
+    assert os.listdir(tmp / "work" / "models") == []
+    return caught.value.message
+
+
+# --- model-config.yaml
+
+
+def bomb(levels: int, width: int = 10) -> str:
+    lines = ["a0: &a0 [x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * width)}]" for i in range(1, levels)]
+    return "\n".join(lines)
+
+
+def merge_bomb(levels: int, width: int = 10) -> str:
+    lines = ["a0: &a0 {x: 1}"]
+    lines += [f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * width)}]}}" for i in range(1, levels)]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a: [", "not usable as YAML"),
+        ("- 1", "must be keys with values"),
+        ("!!python/object/apply:os.system ['true']", "could not determine a constructor"),
+        (bomb(9), "aliases written out"),
+        (merge_bomb(9), "aliases written out"),
+        ("a: &a " + "x" * 100_000 + "\nb: [" + "*a," * 1000 + "]", "aliases written out"),
+        ("a: &a [*a]", "an alias stands inside"),
+        ("[" * 5000, "not usable as YAML"),
+        ("a: " + "9" * 5000, "not usable as YAML"),
+        ("x" * (1 << 20) + "y", "larger than"),
+    ],
+    ids=["syntax", "list", "object", "bomb", "merge bomb", "text bomb", "ring", "deep", "digits", "large"],
+)
+def test_configurations_that_are_refused(text: str, reason: str, tmp_path: Path) -> None:
+    files = FILES | {"model-config.yaml": text.encode()}
+    assert "model-config.yaml" in refused(zipped(tmp_path / "x.mar", files), tmp_path, reason)
+
+
+def test_configurations_may_use_aliases_and_be_empty() -> None:
+    assert parse_config("a: &a [1, 2]\nb: *a\nc: *a") == {"a": [1, 2], "b": [1, 2], "c": [1, 2]}
+    assert parse_config("base: &b {x: 1}\nmore: {<<: *b, y: 2}")["more"] == {"x": 1, "y": 2}
+    assert parse_config("") == parse_config("# nothing") == parse_config("---\n") == parse_config("null") == {}
+
+
+# --- hostile names
+
+
+HOSTILE_NAMES = [
+    ("../evil.py", "'..'"),
+    ("a/../../evil.py", "'..'"),
+    ("..\\evil.py", "'..'"),
+    ("a\\..\\..\\evil.py", "'..'"),
+    ("/etc/evil.py", "absolute"),
+    ("\\\\host\\evil.py", "absolute"),
+    ("C:\\evil.py", "absolute"),
+    ("c:evil.py", "absolute"),
+    ("a\nb.py", "control characters"),
+    ("a\x7fb.py", "control characters"),
+    ("x" * 256, "too long"),
+    ("/".join(["abcdefgh"] * 200), "too long"),
+]
+
+
+@pytest.mark.parametrize(("name", "reason"), HOSTILE_NAMES)
+def test_names_that_lead_out_or_astray(name: str, reason: str, tmp_path: Path) -> None:
+    message = refused(zipped(tmp_path / "x.mar", {"ok.py": b"", name: b"evil"}), tmp_path, reason)
+    assert "entry '" in message
+    refused(tarred(tmp_path / "x.tar.gz", {"ok.py": b"", name: b"evil"}), tmp_path, reason)
+    assert not (tmp_path / "evil.py").exists()
+
+
+def test_a_name_with_a_nul_is_read_whole(tmp_path: Path) -> None:
+    path = zipped(tmp_path / "x.mar", {"handler.pyX../evil": b""})
+    path.write_bytes(path.read_bytes().replace(b"handler.pyX", b"handler.py\0"))
+    refused(path, tmp_path, "control characters|damaged")
+
+
+def test_a_name_that_is_not_utf8(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "x.tgz", "w:gz", format=tarfile.GNU_FORMAT) as package:
+        package.addfile(tarfile.TarInfo("caf\udce9"), io.BytesIO())
+    refused(tmp_path / "x.tgz", tmp_path, "UTF-8")
+
+
+@pytest.mark.parametrize("names", [["a", "a"], ["a", "./a"], ["a", "a/b"], ["a/b", "a"], ["d/a", "d\\a"]])
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_names_that_are_there_twice(names: list[str], tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.mar", "w") as package:
+        for name in names:
+            package.writestr(name, b"1")
+    refused(tmp_path / "x.mar", tmp_path, "twice|directory's and a file's")
+    with tarfile.open(tmp_path / "x.tgz", "w:gz") as package:
+        for name in names:
+            package.addfile(tarfile.TarInfo(name), io.BytesIO())
+    refused(tmp_path / "x.tgz", tmp_path, "twice|directory's and a file's")
+
+
+def test_names_that_differ_in_case_are_two_where_the_file_system_says_so(tmp_path: Path) -> None:
+    path = zipped(tmp_path / "x.mar", {"Labels.txt": b"1", "labels.txt": b"2"})
+    probe = tmp_path / "Case"
+    probe.touch()
+    if (tmp_path / "case").exists():
+        refused(path, tmp_path, "twice")
+    else:
+        assert len(os.listdir(opened(path, tmp_path).dir)) == 2
+
+
+@given(st.text(max_size=40))
+def test_whatever_the_name_the_path_stays_inside(name: str) -> None:
+    root = Path("/models/x")
+    try:
+        parts = safe_parts(Path("x.mar"), name)
+    except InvalidArchive:
+        return
+    assert Path(os.path.normpath(root.joinpath(*parts))).is_relative_to(root)
+    assert len(root.joinpath(*parts).parts) == len(root.parts) + len(parts)
+
+
+# --- hostile kinds
+
+
+@pytest.mark.parametrize("kind", [stat.S_IFLNK, stat.S_IFIFO, stat.S_IFCHR, stat.S_IFBLK, stat.S_IFSOCK])
+def test_zip_entries_that_are_no_files(kind: int, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.mar", "w") as package:
+        info = zipfile.ZipInfo("link")
+        info.external_attr = (kind | 0o777) << 16
+        package.writestr(info, "/etc/passwd")
+    refused(tmp_path / "x.mar", tmp_path, "links aren't allowed|only files and directories")
+
+
+@pytest.mark.parametrize(
+    "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, b"S"]
+)
+@pytest.mark.parametrize("target", ["/etc/passwd", "ok.py"])
+def test_tar_entries_that_are_no_files(kind: bytes, target: str, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "x.tgz", "w:gz") as package:
+        package.addfile(tarfile.TarInfo("ok.py"), io.BytesIO())
+        entry = tarfile.TarInfo("link")
+        entry.type, entry.linkname = kind, target
+        package.addfile(entry)
+    refused(tmp_path / "x.tgz", tmp_path, "links aren't allowed|only files and directories|sparse")
+
+
+@pytest.mark.parametrize("mode", [0o4755, 0o2755, 0o7777])
+def test_modes_keep_only_the_execute_bit(mode: int, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.mar", "w") as package:
+        info = zipfile.ZipInfo("run.sh")
+        info.external_attr = (stat.S_IFREG | mode) << 16
+        package.writestr(info, "")
+    with tarfile.open(tmp_path / "x.tgz", "w:gz") as package:
+        entry = tarfile.TarInfo("run.sh")
+        entry.mode = mode
+        package.addfile(entry, io.BytesIO())
+    for name in ("x.mar", "x.tgz"):
+        found = stat.S_IMODE((opened(tmp_path / name, tmp_path).dir / "run.sh").stat().st_mode)
+        assert found & ~0o755 == 0
+        assert found & stat.S_IXUSR
+
+
+def test_pax_sparse_files_and_huge_headers(tmp_path: Path) -> None:
+    sparse = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "a", "GNU.sparse.realsize": "9"}
+    for number, headers in enumerate((sparse, {"GNU.sparse.map": "0,1"}, {"comment": "x" * (2 << 20)})):
+        path = tmp_path / f"{number}.tgz"
+        with tarfile.open(path, "w:gz", format=tarfile.PAX_FORMAT) as package:
+            entry = tarfile.TarInfo("a")
+            entry.pax_headers = headers
+            package.addfile(entry, io.BytesIO())
+        refused(path, tmp_path, "sparse|a header of")
+
+
+def test_encrypted_entries(tmp_path: Path) -> None:
+    path = zipped(tmp_path / "x.mar", {"a": b"secret"})
+    data = bytearray(path.read_bytes())
+    data[6] |= 1
+    data[data.index(b"PK\x01\x02") + 8] |= 1
+    path.write_bytes(data)
+    refused(path, tmp_path, "encrypted")
+
+
+# --- too much
+
+
+def test_too_many_files(tmp_path: Path) -> None:
+    many = {f"f{i}": b"" for i in range(11)}
+    refused(zipped(tmp_path / "x.mar", many), tmp_path, "more than 10 entries; extract_files_max", files_max=10)
+    refused(tarred(tmp_path / "x.tgz", many), tmp_path, "more than 10 entries; extract_files_max", files_max=10)
+
+
+def test_too_many_bytes(tmp_path: Path) -> None:
+    big = {"big": os.urandom(5000)}
+    refused(zipped(tmp_path / "x.mar", big), tmp_path, "more than 4000 bytes; extract_bytes_max", bytes_max=4000)
+    refused(tarred(tmp_path / "x.tgz", big), tmp_path, "more than 4000 bytes; extract_bytes_max", bytes_max=4000)
+
+
+def test_bombs_by_ratio_and_a_floor_for_small_ones(tmp_path: Path) -> None:
+    zeros = {"zeros": b"\0" * 300_000}
+    for path in (zipped(tmp_path / "x.mar", zeros), tarred(tmp_path / "x.tgz", zeros)):
+        refused(path, tmp_path, "100 times.*extract_ratio_max", ratio_max=100, ratio_floor_bytes=100_000)
+        opened(path, tmp_path, ratio_max=100, ratio_floor_bytes=400_000).remove()
+
+
+def test_a_zip_that_lies_about_its_sizes(tmp_path: Path) -> None:
+    path = zipped(tmp_path / "x.mar", {"zeros": b"\0" * 300_000})
+    data = path.read_bytes()
+    path.write_bytes(data.replace(struct.pack("<I", 300_000), struct.pack("<I", 10)))
+    refused(path, tmp_path, "damaged|extract_ratio_max", ratio_max=100, ratio_floor_bytes=100_000)
+
+
+def test_a_zip_directory_that_would_fill_memory(tmp_path: Path) -> None:
+    path = tmp_path / "x.mar"
+    with zipfile.ZipFile(path, "w") as package:
+        for index in range(40):
+            info = zipfile.ZipInfo(f"f{index}")
+            info.comment = b"x" * 60_000
+            package.writestr(info, b"")
+    refused(path, tmp_path, "extract_files_max", files_max=100)
+
+
+def test_data_after_the_end_of_a_tar_does_not_count(tmp_path: Path) -> None:
+    path = tarred(tmp_path / "x.tar", {"a": b"1"}, "w")
+    packed = tmp_path / "x.tar.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes() + b"\0" * 10_000))
+    assert (opened(packed, tmp_path).dir / "a").read_bytes() == b"1"
+
+
+# --- damaged
+
+
+@pytest.mark.parametrize("content", [b"", b"junk data", b"PK\x03\x04", b"\x1f\x8b", b"\x1f\x8b\x08\0junk"])
+def test_files_that_are_no_archives(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "x.mar"
+    path.write_bytes(content)
+    refused(path, tmp_path, "neither a zip|damaged|can't be read")
+
+
+def test_archives_cut_short_anywhere(tmp_path: Path) -> None:
+    noise = FILES | {"noise": os.urandom(2000)}
+    for name, make in (("x.mar", zipped), ("x.tgz", tarred)):
+        whole = make(tmp_path / f"whole-{name}", noise).read_bytes()
+        for size in range(0, len(whole) - 1200, 97):
+            (tmp_path / name).write_bytes(whole[:size])
+            refused(tmp_path / name, tmp_path, "damaged|neither|can't be read")
+
+
+def test_a_wrong_checksum(tmp_path: Path) -> None:
+    path = zipped(tmp_path / "x.mar", {"a": b"right"}, zipfile.ZIP_STORED)
+    path.write_bytes(path.read_bytes().replace(b"right", b"wrong"))
+    refused(path, tmp_path, "damaged: Bad CRC-32")

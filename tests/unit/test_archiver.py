@@ -1,0 +1,347 @@
+"""torch-model-archiver: every option, every format, what collides, what is refused, and the real command."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.machinery
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from model_archiver import ModelArchiver, ModelArchiverConfig, ModelArchiverError
+from model_archiver.arg_parser import make_parser
+from ts_frontend.models.archive import ExtractLimits, open_archive
+
+FORMATS = {"default": "m.mar", "zip-store": "m.mar", "tgz": "m.tar.gz", "no-archive": "m"}
+
+
+@pytest.fixture
+def src(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with a model's files."""
+    files = {
+        "handler.py": "def handle(data, context): ...",
+        "net.py": "class Net: ...",
+        "model.pt": "weights",
+        "requirements.txt": "numpy",
+        "model-config.yaml": "batchSize: 2",
+        "index_to_name.json": "{}",
+        "assets/vocab.txt": "a b c",
+        "assets/deep/config.json": "{}",
+        "assets/__pycache__/x.pyc": "",
+        "assets/.hidden": "",
+        "conf/a/config.json": '{"a": 1}',
+        "conf/b/config.json": '{"b": 1}',
+    }
+    for name, text in files.items():
+        (tmp_path / "src" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "src" / name).write_text(text)
+    monkeypatch.chdir(tmp_path / "src")
+    monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
+    return tmp_path / "src"
+
+
+def archive(**options: Any) -> Path:
+    config = {"model_name": "m", "handler": "handler.py", "version": "1.0", "export_path": "out", **options}
+    return ModelArchiver.generate_model_archive(ModelArchiverConfig(**config))
+
+
+def names(path: Path) -> list[str]:
+    """The files of an archive but its manifest."""
+    if path.is_dir():
+        found = [str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()]
+    elif path.suffix == ".mar":
+        found = zipfile.ZipFile(path).namelist()
+    else:
+        with tarfile.open(path) as package:
+            found = [name.removeprefix("m/") for name in package.getnames()]
+    return sorted(name for name in found if name != "MAR-INF/MANIFEST.json")
+
+
+ALL_OPTIONS = {
+    "serialized_file": "model.pt",
+    "model_file": "net.py",
+    "requirements_file": "requirements.txt",
+    "config_file": "model-config.yaml",
+    "extra_files": "index_to_name.json, assets",
+    "runtime": "python3",
+}
+
+
+@pytest.mark.parametrize("archive_format", FORMATS)
+def test_every_format_can_be_served(archive_format: str, src: Path, tmp_path: Path) -> None:
+    path = archive(archive_format=archive_format, **ALL_OPTIONS)
+    assert path == Path("out") / FORMATS[archive_format]
+    opened = open_archive(path.resolve(), tmp_path / "work", ExtractLimits())
+    assert (opened.name, opened.version, opened.runtime) == ("m", "1.0", "python3")
+    assert (opened.handler, opened.model_file, opened.serialized_file) == ("handler.py", "net.py", "model.pt")
+    assert (opened.requirements_file, opened.config) == ("requirements.txt", {"batchSize": 2})
+    assert (opened.dir / "deep" / "config.json").read_text() == "{}"
+    assert names(path) == [
+        ".hidden",
+        "deep/config.json",
+        "handler.py",
+        "index_to_name.json",
+        "model-config.yaml",
+        "model.pt",
+        "net.py",
+        "requirements.txt",
+        "vocab.txt",
+    ]
+
+
+def test_the_manifest_has_what_torchserve_reads(src: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1780000000")
+    manifest = json.loads(zipfile.ZipFile(archive(serialized_file="model.pt")).read("MAR-INF/MANIFEST.json"))
+    assert manifest.pop("archiverVersion")
+    assert manifest == {
+        "createdOn": "28/05/2026 20:26:40",
+        "runtime": "python",
+        "model": {"modelName": "m", "serializedFile": "model.pt", "handler": "handler.py", "modelVersion": "1.0"},
+    }
+
+
+def test_only_zip_store_stores(src: Path) -> None:
+    kinds = {info.compress_type for info in zipfile.ZipFile(archive(archive_format="zip-store")).infolist()}
+    assert kinds == {zipfile.ZIP_STORED}
+    assert {i.compress_type for i in zipfile.ZipFile(archive(force=True)).infolist()} == {zipfile.ZIP_DEFLATED}
+
+
+@pytest.mark.parametrize("archive_format", ["default", "zip-store", "tgz"])
+def test_the_same_files_give_the_same_bytes(archive_format: str, src: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1780000000")
+    first = archive(archive_format=archive_format, **ALL_OPTIONS).read_bytes()
+    os.utime(src / "model.pt", (1, 1))
+    (src / "net.py").chmod(0o600)
+    again = archive(archive_format=archive_format, force=True, **ALL_OPTIONS | {"export_path": "elsewhere"})
+    assert again.read_bytes() == first
+
+
+def test_an_odd_source_date_is_told(src: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "yesterday")
+    with pytest.raises(ModelArchiverError, match="SOURCE_DATE_EPOCH is 'yesterday'"):
+        archive()
+
+
+@pytest.mark.parametrize(
+    ("handler", "files", "manifest"),
+    [
+        ("handler.py", ["handler.py"], "handler.py"),
+        ("handler", ["handler.py"], "handler"),
+        ("handler:entry", ["handler.py"], "handler:entry"),
+        ("handler.py:entry", ["handler.py"], "handler.py:entry"),
+        ("../src/handler.py:entry", ["handler.py"], "handler.py:entry"),
+        ("image_classifier", [], "image_classifier"),
+        ("base_handler", [], "base_handler"),
+    ],
+)
+def test_handlers(handler: str, files: list[str], manifest: str, src: Path) -> None:
+    path = archive(handler=handler)
+    assert names(path) == files
+    assert json.loads(zipfile.ZipFile(path).read("MAR-INF/MANIFEST.json"))["model"]["handler"] == manifest
+
+
+@pytest.mark.parametrize(
+    ("extra", "preserve", "expected"),
+    [
+        ("assets", False, [".hidden", "deep/config.json", "vocab.txt"]),
+        ("assets/", True, ["assets/.hidden", "assets/deep/config.json", "assets/vocab.txt"]),
+        ("./assets/deep", True, ["assets/deep/config.json"]),
+        ("assets/deep/config.json,index_to_name.json", False, ["config.json", "index_to_name.json"]),
+        ("conf/a/config.json,conf/b/config.json", True, ["conf/a/config.json", "conf/b/config.json"]),
+        ("conf", False, ["a/config.json", "b/config.json"]),
+        ("*.json", False, ["index_to_name.json"]),
+        ("assets/*", False, ["config.json", "vocab.txt"]),
+        ("conf/**/*.json", True, ["conf/a/config.json", "conf/b/config.json"]),
+        ("../src/assets/deep", True, ["deep/config.json"]),
+        (["assets/vocab.txt", Path("index_to_name.json")], False, ["index_to_name.json", "vocab.txt"]),
+        (" , ", False, []),
+        (None, False, []),
+    ],
+)
+def test_extra_files(extra: Any, preserve: bool, expected: list[str], src: Path) -> None:
+    path = archive(handler="base_handler", extra_files=extra, preserve_structure=preserve)
+    assert names(path) == expected
+
+
+def test_two_files_of_one_name_are_told_unless_they_are_equal(src: Path) -> None:
+    with pytest.raises(ModelArchiverError, match=r"a/config.json and .*b/config.json .*--preserve-structure"):
+        archive(extra_files="conf/a,conf/b")
+    assert not Path("out/m.mar").exists()
+    (src / "conf/b/config.json").write_text('{"a": 1}')
+    assert "config.json" in names(archive(extra_files="conf/a,conf/b,conf/a/config.json"))
+
+
+def test_a_pattern_without_a_match_is_a_warning(src: Path, caplog: pytest.LogCaptureFixture) -> None:
+    archive(extra_files="*.bin")
+    assert "nothing matches *.bin" in caplog.text
+
+
+def test_a_name_with_brackets_is_a_file_before_it_is_a_pattern(src: Path) -> None:
+    (src / "data[1].txt").write_text("")
+    assert "data[1].txt" in names(archive(extra_files="data[1].txt"))
+
+
+def test_links_are_stored_as_what_they_lead_to(src: Path) -> None:
+    (src / "assets" / "link.json").symlink_to(src / "index_to_name.json")
+    (src / "assets" / "linked").symlink_to(src / "conf")
+    found = names(archive(extra_files="assets"))
+    assert "link.json" in found
+    assert "linked/a/config.json" in found
+    assert not any(info.external_attr >> 16 & 0o170000 == 0o120000 for info in zipfile.ZipFile("out/m.mar").infolist())
+
+
+@pytest.mark.parametrize(("link", "target"), [("ring", "."), ("broken", "nowhere")])
+def test_links_that_lead_nowhere(link: str, target: str, src: Path) -> None:
+    (src / "assets" / link).symlink_to(target)
+    with pytest.raises(ModelArchiverError, match="ring|broken"):
+        archive(extra_files="assets")
+
+
+def test_the_archive_does_not_hold_itself(src: Path) -> None:
+    for archive_format in ("default", "no-archive"):
+        for _ in range(2):
+            path = archive(extra_files=".", archive_format=archive_format, export_path=".", force=True)
+            assert not {name.split("/")[0] for name in names(path)} & {"m", "m.mar"}
+        if path.is_file():
+            path.unlink()
+
+
+def test_the_execute_bit_is_all_that_stays_of_a_mode(src: Path) -> None:
+    (src / "handler.py").chmod(0o4711)
+    with tarfile.open(archive(archive_format="tgz", serialized_file="model.pt")) as package:
+        modes = {entry.name: (entry.mode, entry.uid, entry.uname) for entry in package}
+    assert modes["m/handler.py"] == (0o755, 0, "")
+    assert modes["m/model.pt"] == (0o644, 0, "")
+
+
+def test_a_tgz_has_no_date_of_its_own(src: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")
+    data = archive(archive_format="tgz").read_bytes()
+    assert data[4:8] == b"\0\0\0\0"
+    assert b"m/handler.py" in gzip.decompress(data)
+
+
+@pytest.mark.parametrize("archive_format", FORMATS)
+def test_an_archive_that_is_there_stays_unless_forced(archive_format: str, src: Path) -> None:
+    archive(archive_format=archive_format)
+    with pytest.raises(ModelArchiverError, match=r"already there. Use --force"):
+        archive(archive_format=archive_format, extra_files="index_to_name.json")
+    path = archive(archive_format=archive_format, extra_files="index_to_name.json", force=True)
+    assert names(path) == ["handler.py", "index_to_name.json"]
+    assert os.listdir("out") == [FORMATS[archive_format]]
+
+
+def test_a_failure_leaves_the_old_archive_and_nothing_else(src: Path) -> None:
+    before = archive().read_bytes()
+    (src / "assets" / "broken").symlink_to("nowhere")
+    with pytest.raises(ModelArchiverError):
+        archive(extra_files="assets", force=True)
+    assert Path("out/m.mar").read_bytes() == before
+    assert os.listdir("out") == ["m.mar"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model_name": "-m"}, "--model-name '-m'"),
+        ({"model_name": "a/b"}, "--model-name 'a/b'"),
+        ({"model_name": "m\n"}, "--model-name"),
+        ({"handler": "gone.py"}, "--handler: gone.py is not there"),
+        ({"handler": "conf.py:f"}, "--handler: conf.py is not there"),
+        ({"serialized_file": "gone.pt"}, "--serialized-file: gone.pt is not there"),
+        ({"model_file": "assets"}, "--model-file: assets is a directory"),
+        ({"requirements_file": "gone.txt"}, "--requirements-file"),
+        ({"config_file": "gone.yaml"}, "--config-file"),
+        ({"extra_files": "gone.txt"}, "--extra-files: gone.txt is not there"),
+        ({"archive_format": "rar"}, "--archive-format 'rar' is unknown"),
+        ({"runtime": "java"}, "--runtime 'java' is unknown"),
+        ({"version": ""}, "version"),
+    ],
+)
+def test_what_is_refused(options: dict[str, str], message: str, src: Path) -> None:
+    with pytest.raises(ModelArchiverError, match=message):
+        archive(**options)
+    assert not Path("out").exists() or os.listdir("out") == []
+
+
+def test_a_missing_extra_file_is_a_file_not_found_error_too(src: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        archive(extra_files="gone.txt")
+
+
+def test_the_manifests_place_is_taken(src: Path) -> None:
+    (src / "assets" / "MAR-INF").mkdir()
+    (src / "assets" / "MAR-INF" / "MANIFEST.json").write_text("{}")
+    with pytest.raises(ModelArchiverError, match="MAR-INF"):
+        archive(extra_files="assets")
+
+
+def test_options_have_the_names_and_defaults_of_torchserve() -> None:
+    parsed = make_parser().parse_args(["--model-name", "m", "-v", "1", "--handler", "h.py"])
+    assert ModelArchiverConfig.from_args(parsed) == ModelArchiverConfig("m", "h.py", "1")
+    full = "--model-name m --version 1 --handler h --serialized-file s --model-file f --extra-files e --runtime LSP"
+    full += " --export-path p --archive-format tgz -f -r q -c y --keep-structure"
+    config = ModelArchiverConfig.from_args(make_parser().parse_args(full.split()))
+    assert config == ModelArchiverConfig("m", "h", "1", "s", "f", "e", "LSP", "p", "tgz", True, "q", "y", True)
+
+
+# --- as TorchServe's users call it
+
+
+def load_by_path(root: Path) -> Any:
+    path = str(root / "frontend" / "model_archiver" / "model_packaging.py")
+    loader = importlib.machinery.SourceFileLoader("archiver", path)
+    spec = importlib.util.spec_from_loader("archiver", loader)
+    assert spec
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("as_parser", [False, True])
+def test_scripts_may_replace_the_command_line(
+    as_parser: bool, src: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archiver = load_by_path(root)
+    options = SimpleNamespace(model_name="m", handler="handler.py", version="1.0", export_path=src / "out", force=False)
+    found = SimpleNamespace(parse_args=lambda: options) if as_parser else options
+    monkeypatch.setattr(archiver.ArgParser, "export_model_args_parser", lambda: found)
+    archiver.generate_model_archive()
+    assert names(src / "out" / "m.mar") == ["handler.py"]
+
+
+def test_a_configuration_can_be_given_to_the_command_function(src: Path, root: Path) -> None:
+    archiver = load_by_path(root)
+    archiver.generate_model_archive(ModelArchiverConfig("m", "handler.py", "1.0"))
+    with pytest.raises(archiver.ModelArchiverError, match="already there"):
+        archiver.generate_model_archive(ModelArchiverConfig("m", "handler.py", "1.0"))
+
+
+def command(env: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]:
+    script = Path(sys.executable).parent / "torch-model-archiver"
+    return subprocess.run([script, *args], env=env, capture_output=True, text=True, timeout=60)
+
+
+def test_the_command(src: Path, clean_env: dict[str, str]) -> None:
+    args = "--model-name m --version 1.0 --handler handler.py --extra-files assets,*.json --export-path made/here"
+    done = command(clean_env, *args.split(), "--preserve-structure")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "Wrote made/here/m.mar\n", "")
+    assert "assets/vocab.txt" in names(Path("made/here/m.mar"))
+    again = command(clean_env, *args.split())
+    assert again.returncode == 1
+    assert again.stderr == "torch-model-archiver: made/here/m.mar is already there. Use --force (-f) to replace it.\n"
+
+
+def test_the_command_without_what_it_needs(src: Path, clean_env: dict[str, str]) -> None:
+    done = command(clean_env, "--model-name", "m")
+    assert done.returncode == 2
+    assert "--handler" in done.stderr
