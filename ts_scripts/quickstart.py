@@ -22,21 +22,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
-from typing import Any, NamedTuple
-
-import grpc
-
-from ts_frontend.protos import inference_pb2, inference_pb2_grpc, management_pb2, management_pb2_grpc
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 STORE = ROOT / "model_store"
-IMAGE = ROOT / "examples/digits/samples/3.png"
+IMAGE = "examples/digits/samples/3.png"
 DIGIT = "3"
 PROMPT = "Tyger Tyger"
 CONTINUATION = " burning bright,\nIn the forests of the night:"
-ARCHIVES = ("digits.mar", "digits_v2.mar", "text_stream.mar")
-CALL_S_MAX = 120.0
+MODELS = ("digits", "text_stream")
 
 #: Each listener: the key of config.properties, the port people know, and what to call it in a message.
 LISTENERS = (
@@ -116,69 +111,75 @@ def server(state: Path, ports: dict[str, int], store: Path = STORE) -> Iterator[
     say(f"$ {' '.join(command)}")
     try:
         if subprocess.run([BIN / "torchserve", *command[1:]], env=env, cwd=state).returncode:
-            raise Wrong(f"The server didn't start. Its logs: {state}")
+            raise Wrong("The server didn't start.")
         yield
     finally:
         subprocess.run([BIN / "torchserve", "--stop"], env=env, cwd=state)
 
 
-def register(channel: grpc.Channel) -> None:
-    stub = management_pb2_grpc.ManagementAPIsServiceStub(channel)
-    for archive in ARCHIVES:
-        request = management_pb2.RegisterModelRequest(url=archive, initial_workers=1, synchronous=True)
-        say(f"register {archive}: {stub.RegisterModel(request, timeout=CALL_S_MAX).msg.strip()}")
+def client(ports: Ports, *words: str) -> str:
+    """Runs the gRPC client as a user would, shows what it prints while it prints it, and returns that.
 
-
-def classify(stub: Any, version: str) -> None:
-    """One image to the digits model; Wrong when it doesn't see the digit that is there."""
-    request = inference_pb2.PredictionsRequest(
-        model_name="digits", model_version=version, input={"data": IMAGE.read_bytes()}
-    )
-    answer = json.loads(stub.Predictions(request, timeout=CALL_S_MAX).prediction)
-    say(f"digits {version} on {IMAGE.relative_to(ROOT)}: class {answer['class']}, probability {answer['probability']}")
-    if answer["class"] != DIGIT:
-        raise Wrong(f"digits {version} answers {answer['class']} for an image of {DIGIT}")
-
-
-def stream(stub: Any) -> None:
-    """One text, continued character by character; Wrong when it isn't the known one, or came in one piece."""
-    data = json.dumps({"prompt": PROMPT, "max_tokens": len(CONTINUATION)}).encode()
-    request = inference_pb2.PredictionsRequest(model_name="text_stream", input={"data": data})
-    say(f"text_stream, after {PROMPT!r}, as it comes:\n")
-    print(f"  {PROMPT}", end="", flush=True)
-    pieces = []
-    for response in stub.StreamPredictions(request, timeout=CALL_S_MAX):
-        pieces.append(response.prediction.decode())
-        print(pieces[-1].replace("\n", "\n  "), end="", flush=True)
-    say(f"\n\n({len(pieces)} messages)")
-    if "".join(pieces) != CONTINUATION or len(pieces) != len(CONTINUATION):
-        raise Wrong(f"text_stream answers {''.join(pieces)!r} in {len(pieces)} messages, not {CONTINUATION!r}")
-
-
-def call(ports: Ports) -> None:
-    """Everything that a client does here; Wrong or grpc.RpcError when something isn't as it must be."""
-    with grpc.insecure_channel(f"127.0.0.1:{ports.management}") as channel:
-        register(channel)
+    Wrong when it ends with another status than 0.
+    """
+    command = ["ts_scripts/torchserve_grpc_client.py", *words, *port_option(ports, words[0])]
+    say(f"$ python {' '.join(command)}")
+    with subprocess.Popen([sys.executable, *command], cwd=ROOT, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        printed = b""
+        while piece := os.read(process.stdout.fileno(), 65_536):
+            printed += piece
+            sys.stdout.buffer.write(piece)
+            sys.stdout.flush()
     say()
-    with grpc.insecure_channel(f"127.0.0.1:{ports.inference}") as channel:
-        stub = inference_pb2_grpc.InferenceAPIsServiceStub(channel)
-        for version in ("1.0", "2.0"):
-            classify(stub, version)
-        stream(stub)
+    if process.returncode:
+        raise Wrong(f"The client ended with status {process.returncode}.")
+    return printed.decode().removesuffix("\n")
+
+
+def port_option(ports: Ports, action: str) -> list[str]:
+    """What names the port in a client's command line: nothing when it is the usual one."""
+    port, usual = (ports.inference, 7070) if action.startswith("infer") else (ports.management, 7071)
+    return [] if port == usual else ["--port", str(port)]
+
+
+def check_class(answer: str) -> None:
+    """Wrong when the digits model didn't see the digit that is there."""
+    seen = json.loads(answer)["class"]
+    if seen != DIGIT:
+        raise Wrong(f"digits answers {seen} for an image of {DIGIT}")
+
+
+def check_continuation(answer: str) -> None:
+    """Wrong when the text isn't continued as the model has learned it."""
+    if not answer.startswith(CONTINUATION):
+        raise Wrong(f"text_stream answers {answer!r}, which doesn't begin with {CONTINUATION!r}")
+
+
+def call(ports: Ports, state: Path) -> None:
+    """Everything that a client does here; Wrong when an answer isn't as it must be."""
+    for model in MODELS:
+        client(ports, "register", model, f"{model}.mar")
+    check_class(client(ports, "infer", "digits", IMAGE))
+    prompt = state / "prompt.txt"
+    prompt.write_text(PROMPT)
+    say(f"The text to continue is {PROMPT!r}. Each character is a message of its own.")
+    check_continuation(client(ports, "infer_stream", "text_stream", str(prompt)))
 
 
 def explain(ports: Ports) -> None:
-    """How to call the server oneself. Commands name ports only where those aren't the usual ones."""
-    bin_folder = os.path.relpath(BIN)
-    say(f"""
-Call it yourself, from another terminal in {ROOT}:
+    """How to call the server oneself. Ports are named only where they aren't the usual ones."""
+    folder = os.path.relpath(BIN)
+    usual = (ports.inference, ports.management) == (7070, 7071)
+    named = "" if usual else f" --inference-port {ports.inference} --management-port {ports.management}"
+    say(f"""Call it yourself, from another terminal in {ROOT}:
 
-  {bin_folder}/python ts_scripts/torchserve_grpc_client.py infer digits {IMAGE.relative_to(ROOT)}
-  {bin_folder}/python ts_scripts/torchserve_grpc_client.py infer_stream text_stream README.md
-  {bin_folder}/torchserve list
-  {bin_folder}/torchserve describe digits
+  {folder}/torchserve predict digits examples/digits/samples/7.png{named}
+  printf "Shall I" | {folder}/torchserve stream text_stream -{named}
+  {folder}/torchserve list{named}
 
-gRPC inference is on 127.0.0.1:{ports.inference}, gRPC management on 127.0.0.1:{ports.management}.
+or with the commands above, or with any gRPC client and the files of protos/: inference is on
+127.0.0.1:{ports.inference}, management on 127.0.0.1:{ports.management}. README.md goes on from here.
 """)
 
 
@@ -198,7 +199,7 @@ def run(state: Path, once: bool, free_ports: bool) -> None:
     chosen = choose_ports(free_ports)
     ports = Ports(chosen["grpc_inference_port"], chosen["grpc_management_port"])
     with server(state, chosen):
-        call(ports)
+        call(ports, state)
         explain(ports)
         if not once:
             serve(ports)
@@ -212,9 +213,8 @@ def main() -> None:
     state = Path(tempfile.mkdtemp(prefix="torchrelay-"))
     try:
         run(state, options.once, options.free_ports)
-    except (Wrong, grpc.RpcError) as error:
-        text = f"{error.code().name}: {error.details()}" if isinstance(error, grpc.Call) else str(error)
-        sys.exit(f"\n{text}\nLogs are kept in {state}")
+    except Wrong as error:
+        sys.exit(f"\n{error}\nLogs are kept in {state}")
     shutil.rmtree(state, ignore_errors=True)
 
 

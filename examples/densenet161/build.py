@@ -69,7 +69,7 @@ def archive(parts: Parts, export_path: Path) -> None:
         ModelArchiverConfig(
             model_name="densenet161",
             version="1.0",
-            handler=str(HERE / "densenet161_handler.py"),
+            handler="image_classifier",
             model_file=str(parts.model_file),
             serialized_file=str(parts.serialized_file),
             extra_files=",".join(str(file) for file in (parts.index_to_name, *parts.more_files)),

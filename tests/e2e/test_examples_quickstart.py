@@ -27,9 +27,9 @@ def test_the_first_five_minutes(root: Path, tmp_path: Path, clean_env: dict[str,
     done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Model server started." in done.stdout
-    assert "3.png: class 3" in done.stdout
+    assert '"class": "3"' in done.stdout
     assert "burning bright" in done.stdout
-    assert "torchserve_grpc_client.py infer digits" in done.stdout
+    assert "torchserve predict digits" in done.stdout
     assert not list(tmp_path.iterdir()), "files were left in the temporary folder"
 
 
@@ -45,11 +45,15 @@ def test_a_taken_port_is_said_and_another_one_used(quickstart: ModuleType, capsy
 
 
 def test_a_wrong_answer_fails(quickstart: ModuleType) -> None:
-    class Stub:
-        """Sees a 7 in everything."""
-
-        def Predictions(self, request: object, timeout: float) -> object:
-            return type("Response", (), {"prediction": b'{"class": "7", "probability": 1.0}'})
-
+    quickstart.check_class('{"class": "3"}')
+    quickstart.check_continuation(" burning bright,\nIn the forests of the night:\nWhat")
     with pytest.raises(quickstart.Wrong, match="answers 7 for an image of 3"):
-        quickstart.classify(Stub(), "1.0")
+        quickstart.check_class('{"class": "7"}')
+    with pytest.raises(quickstart.Wrong, match="begin with"):
+        quickstart.check_continuation(" burning")
+
+
+def test_a_client_that_fails_fails_the_run(quickstart: ModuleType) -> None:
+    nobody = quickstart.free_port(set())
+    with pytest.raises(quickstart.Wrong, match="ended with status 1"):
+        quickstart.client(quickstart.Ports(nobody, nobody), "infer", "digits", quickstart.IMAGE, "--timeout", "5")
