@@ -170,6 +170,26 @@ def test_every_key_of_the_yaml_arrives() -> None:
     assert settings.warnings == ()
 
 
+class Recording(dict[str, Any]):
+    """A configuration that remembers what it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(parallelType="tp")
+        self.asked: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.asked.add(key)
+        return super().get(key, default)
+
+
+def test_the_page_names_every_key(root: Path) -> None:
+    config = Recording()
+    decide(yaml=config)
+    page = (root / "docs" / "model-config.md").read_text()
+    assert len(config.asked) > 20
+    assert [key for key in sorted(config.asked) if f"`{key}" not in page] == []
+
+
 def test_parallel_level_counts_only_with_a_parallel_type() -> None:
     assert decide(yaml={"parallelLevel": 4}).parallel_level == 0
     assert decide(yaml={"parallelLevel": 4, "parallelType": "custom"}).parallel_level == 4
