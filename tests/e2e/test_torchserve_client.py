@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -291,3 +292,21 @@ def test_subcommands(start: Callable[..., Any], write: Callable[..., str], probe
     assert (broken.exit_code, "bad weights" in broken.stderr) == (1, True), broken.output
     assert run("unregister", "probe").output == 'Model "probe" unregistered\n'
     assert run("predict", "probe", "-", input=b"{}").stderr == "Error: NOT_FOUND: Model not found: probe\n"
+
+
+def test_interrupting_a_stream_cancels_it(start: Callable[..., Any], tmp_path: Path) -> None:
+    server = start()
+    server.register("probe")
+    left = tmp_path / "left"
+    ask = json.dumps({"op": "stream_until_left", "left": str(left)})
+    code = "import sys; from ts_frontend.client_cli import commands; commands(sys.argv[1:])"
+    ports = ["--inference-port", str(server.port("grpc_inference"))]
+    command = [sys.executable, "-c", code, "stream", "probe", "--input", f"data={ask}", *ports]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1000)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=CALL_S_MAX)
+    assert (process.returncode, errors) == (130, b"Error: Interrupted.\n")
+    assert server.predict("probe", {"op": "echo"}) == b"ok"  # by the only worker, so the stream's handler is done
+    assert left.exists()

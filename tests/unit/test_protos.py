@@ -59,6 +59,21 @@ def test_files_of_the_same_names_in_one_process(root: Path, tmp_path: Path, firs
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
 
 
+def test_stubs_that_users_make_of_our_files(root: Path, tmp_path: Path) -> None:
+    """The command that the page about the API gives."""
+    page = (root / "docs" / "grpc-api.md").read_text()
+    command = page.split("python -m grpc_tools.protoc ")[1].split("```")[0].replace("\\\n", " ").split()
+    words = [word.replace("=out", f"={tmp_path}") for word in command]
+    subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *words], check=True, cwd=root)
+    code = (
+        "import inference_pb2, inference_pb2_grpc, management_pb2_grpc\n"
+        "from ts_frontend.protos import inference_pb2 as ours\n"
+        "raw = ours.PredictionResponse(status={'code': 5}).SerializeToString()\n"
+        "assert inference_pb2.PredictionResponse.FromString(raw).status.code == 5\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+
+
 def shape(descriptor: Any) -> dict[str, tuple[int, int, bool, bool]]:
     return {
         field.name: (field.number, field.type, field.is_repeated, field.has_presence) for field in descriptor.fields
