@@ -234,7 +234,8 @@ def _background(arguments: argparse.Namespace, words: Sequence[str], program: Pr
         more += ["--set", "console_log=false"]
         config = load_config([*_options(arguments), Option("console_log", "false", "terminal")], _ts_config(arguments))
     listening = launch.start(config, [*words, *more], arguments.timeout, program.command)
-    print(launch.STARTED)
+    if not config.console_log:  # else the server has printed it there itself
+        print(launch.STARTED)
     print("\n".join(launch.listening_lines(listening)))
     print(f"  logs in {config.log_location.absolute()}; stop it with: torchserve --stop", flush=True)
     return 0

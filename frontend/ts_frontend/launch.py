@@ -72,7 +72,8 @@ def listening_lines(listening: Mapping[str, str]) -> list[str]:
 
 
 def serve(config: ServerConfig, run: Callable[[ServerConfig, int | None], int], ready_fd: int | None) -> int:
-    """Be the server until it ends: its exit code. Without a launcher's `ready_fd`, say here when it is ready.
+    """Be the server until it ends: its exit code. `run` prints STARTED and reports to the descriptor it is given;
+    without a launcher's `ready_fd` the report is shown here.
 
     :raises PidFileError: another server is running, or the pid file can't be used.
     """
@@ -93,7 +94,7 @@ def _announce(read: int) -> None:
     with os.fdopen(read) as lines:
         for message in map(json.loads, lines):
             if message.get("ready"):
-                print("\n".join([STARTED, *listening_lines(message["listening"])]), flush=True)
+                print("\n".join(listening_lines(message["listening"])), flush=True)
             elif "error" in message:
                 print(f"The server did not start: {message['error']}", file=sys.stderr, flush=True)
 

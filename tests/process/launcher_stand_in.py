@@ -12,6 +12,7 @@ import sys
 
 from ts_frontend.cli import Program, main
 from ts_frontend.config import ServerConfig
+from ts_frontend.launch import STARTED
 
 
 def run(config: ServerConfig, ready_fd: int | None) -> int:
@@ -25,9 +26,9 @@ def run(config: ServerConfig, ready_fd: int | None) -> int:
         os.write(ready_fd, json.dumps({"ready": False, "error": "port 1 is taken"}).encode() + b"\n")
         return 1
     if what == "ready":
-        os.write(
-            ready_fd, b'{"progress": "loading m"}\n{"ready": true, "listening": {"grpc_inference": "127.0.0.1:1"}}\n'
-        )
+        os.write(ready_fd, b'{"progress": "loading m"}\n')
+        print(STARTED, flush=True)
+        os.write(ready_fd, b'{"ready": true, "listening": {"grpc_inference": "127.0.0.1:1"}}\n')
         os.close(ready_fd)
     signal.sigwait([signal.SIGTERM, signal.SIGINT])
     print("drained", flush=True)

@@ -72,7 +72,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 def test_start_and_stop(shell: Shell) -> None:
     started = shell.start("ready")
     assert started.returncode == 0, started.stdout
-    assert "Model server started.\n  grpc_inference  127.0.0.1:1\n" in started.stdout
+    assert started.stdout.startswith("Model server started.\n  grpc_inference  127.0.0.1:1\n")
     server = shell.server()
     assert os.getsid(server.pid) == server.pid
     assert shell.pid_file.stat().st_mode & 0o777 == 0o600
@@ -85,6 +85,10 @@ def test_start_and_stop(shell: Shell) -> None:
     assert (stopped.returncode, stopped.stdout) == (0, "TorchServe has stopped.\n")
     assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
     assert not shell.pid_file.exists()
+
+
+def test_the_ready_line_is_there_once_also_without_console(shell: Shell) -> None:
+    assert shell.start("ready", "--set", "console_log=false").stdout.count("Model server started.") == 1
 
 
 def test_stop_without_a_server(shell: Shell) -> None:
@@ -103,6 +107,7 @@ def test_foreground_tells_when_ready_drains_and_gives_its_exit_code(shell: Shell
     process = shell.foreground("ready")
     assert process.stdout is not None
     assert process.stdout.readline() == "Model server started.\n"
+    assert process.stdout.readline() == "  grpc_inference  127.0.0.1:1\n"
     assert shell.pid_file.read_text() == str(process.pid)
     process.send_signal(signal_number)
     output, _ = process.communicate(timeout=HANG_S)

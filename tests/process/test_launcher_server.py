@@ -1,0 +1,91 @@
+"""The real server through the real command, and what it remembers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ts_frontend.launch import COMMAND
+from ts_frontend.models.snapshot import Snapshot, SnapshotFiles
+
+STORE = Path(__file__).parents[2] / "model_store"
+HANG_S = 120
+
+
+class Place:
+    """A working directory and a temporary one, where `torchserve` runs with free ports."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        (directory / "tmp").mkdir()
+        self.environ = {**os.environ, "TMPDIR": str(directory / "tmp")}
+
+    def torchserve(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*COMMAND, *words],
+            cwd=self.directory,
+            env=self.environ,
+            capture_output=True,
+            text=True,
+            timeout=HANG_S,
+            check=False,
+        )
+
+    def start(self, *words: str) -> subprocess.CompletedProcess[str]:
+        ports = [f"--set=grpc_{api}_port=0" for api in ("inference", "management")]
+        return self.torchserve("--start", "--model-store", str(STORE), *ports, "--set=console_log=false", *words)
+
+    def log(self) -> str:
+        return (self.directory / "logs" / "ts_log.log").read_text()
+
+    def snapshot(self) -> Snapshot:
+        found, skipped = SnapshotFiles(self.directory / "logs" / "config").newest()
+        assert found is not None
+        assert not skipped
+        return found.snapshot
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    place = Place(tmp_path)
+    yield place
+    place.torchserve("--stop")
+
+
+def test_models_survive_a_restart(place: Place) -> None:
+    started = place.start("--models", "mine=hello_stream.mar")
+    assert started.returncode == 0, started.stderr + started.stdout
+    assert started.stdout.startswith("Model server started.\n  grpc_inference   127.0.0.1:")
+    assert place.torchserve("--stop").stdout == "TorchServe has stopped.\n"
+    kept = place.snapshot().models["mine"]["1.0"]
+
+    again = place.start()
+    assert again.returncode == 0, again.stderr
+    assert "models restored from snapshot" in place.log()
+    assert place.torchserve("--stop").returncode == 0
+    assert place.snapshot().models["mine"]["1.0"] == kept
+
+
+def test_ncs_neither_reads_nor_writes(place: Place) -> None:
+    assert place.start("--models", "hello_stream.mar", "--ncs").returncode == 0
+    assert place.torchserve("--stop").returncode == 0
+    assert not (place.directory / "logs" / "config").exists()
+
+
+def test_a_taken_port_is_the_reason(place: Place) -> None:
+    assert place.start("--ncs").returncode == 0
+    port = place.log().split("grpc_inference listens on 127.0.0.1:")[1].split()[0]
+    other = Place(_made(place.directory / "other"))
+    refused = other.start("--ncs", f"--set=grpc_inference_port={port}")
+    assert refused.returncode == 1
+    assert port in refused.stderr
+    assert "Model server started." not in refused.stdout
+
+
+def _made(directory: Path) -> Path:
+    directory.mkdir()
+    return directory
