@@ -18,10 +18,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Event
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -184,15 +184,19 @@ or with the commands above, or with any gRPC client and the files of protos/: in
 
 
 def serve(ports: Ports) -> None:
-    """Until Ctrl-C or SIGTERM, or until the server is gone."""
-    stopped = Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopped.set())
-    say("Serving. Ctrl-C ends it.")
-    while not stopped.wait(2):
-        if is_free(ports.inference):
-            raise Wrong("The server has ended.")
-    say()
+    """Until Ctrl-C or SIGTERM; Wrong when the server ends before."""
+    try:
+        say("Serving. Ctrl-C ends it.")
+        while not is_free(ports.inference):
+            time.sleep(2)
+    except KeyboardInterrupt:
+        return say()
+    raise Wrong("The server has ended.")
+
+
+def interrupt(*_: object) -> None:
+    """SIGTERM does what Ctrl-C does, so that the server is stopped then too."""
+    raise KeyboardInterrupt
 
 
 def run(state: Path, once: bool, free_ports: bool) -> None:
@@ -210,11 +214,15 @@ def main() -> None:
     parser.add_argument("--once", action="store_true", help="end after the answers")
     parser.add_argument("--free-ports", action="store_true", help="don't try the usual ports")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, interrupt)
     state = Path(tempfile.mkdtemp(prefix="torchrelay-"))
     try:
         run(state, options.once, options.free_ports)
     except Wrong as error:
         sys.exit(f"\n{error}\nLogs are kept in {state}")
+    except KeyboardInterrupt:
+        shutil.rmtree(state, ignore_errors=True)
+        sys.exit(130)
     shutil.rmtree(state, ignore_errors=True)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -31,6 +33,24 @@ def test_the_first_five_minutes(root: Path, tmp_path: Path, clean_env: dict[str,
     assert "burning bright" in done.stdout
     assert "torchserve predict digits" in done.stdout
     assert not list(tmp_path.iterdir()), "files were left in the temporary folder"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_serves_until_it_is_told_to_end(
+    root: Path, tmp_path: Path, clean_env: dict[str, str], number: signal.Signals
+) -> None:
+    """Ctrl-C, which a terminal sends to the whole group, and SIGTERM stop the server and leave nothing behind."""
+    command = [sys.executable, str(root / "ts_scripts/quickstart.py"), "--free-ports"]
+    env = {**clean_env, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, cwd=root, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True) as run:
+        printed = ""
+        for line in run.stdout:
+            printed += line
+            if line.startswith("Serving."):
+                os.killpg(run.pid, number)
+    assert run.returncode == 0, printed
+    assert printed.rstrip().endswith("TorchServe has stopped.")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_taken_port_is_said_and_another_one_used(quickstart: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
