@@ -70,6 +70,38 @@ def op_raise(ask, row, idx, context):
     }[ask["kind"]]
 
 
+class Silent(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+def op_silent_error(ask, row, idx, context):
+    raise Silent
+
+
+def op_odd_code(ask, row, idx, context):
+    raise PredictionException("odd", "seven")
+
+
+def op_odd_text(ask, row, idx, context):
+    raise PredictionException("\udcff", 400)
+
+
+def op_bad_status(ask, row, idx, context):
+    context.set_response_status("high", "", idx)
+    return "never seen"
+
+
+def op_huge_phrase(ask, row, idx, context):
+    context.set_response_status(200, "x" * 70_000, idx)
+    return "never seen"
+
+
+def op_bad_header(ask, row, idx, context):
+    context.set_response_header(idx, "x-number", 7)
+    return "a number as a header's value becomes text"
+
+
 def op_error_element(ask, row, idx, context):
     return PredictionException("only me", 422)
 

@@ -165,6 +165,32 @@ def test_failures_fail_their_batch_and_nothing_else(start_worker, body, code, me
     assert worker.ask({"op": "value", "value": "alive"}) == b"alive"
 
 
+@pytest.mark.parametrize("op", ["bad_status", "bad_header", "silent_error", "odd_code", "huge_phrase", "odd_text"])
+def test_answers_that_cannot_be_sent_fail_and_the_worker_lives(start_worker, op):
+    worker = start_worker()
+    assert isinstance(worker.ask({"op": op}), Failed if op != "bad_header" else bytes)
+    assert worker.ask({"op": "value", "value": "alive"}) == b"alive"
+
+
+def test_json_that_is_too_deep_stays_bytes(start_worker):
+    worker = start_worker()
+    deep = b"[" * 200_000
+    found = worker.json(
+        [Input("body", "application/json", b'{"op": "inspect"}'), Input("deep", "application/json", deep)]
+    )
+    assert found["row"]["deep"][0] == "bytearray"
+
+
+def test_a_generator_that_a_plain_handler_returns_has_the_worker_for_itself(start_worker):
+    worker = start_worker()
+    first = worker.predict({"op": "generate", "count": 300, "returns": True})[0]
+    second = worker.predict({"op": "status", "code": 418, "phrase": ""})[0]
+    assert worker.answer(first).endswith(b"299 end")
+    worker.answer(second)
+    assert worker.order == [first, second]
+    assert (worker.first[first].status, worker.first[second].status) == (200, 418)
+
+
 def test_traceback_and_request_id_are_in_the_log(start_worker):
     worker = start_worker()
     worker.ask({"op": "raise", "kind": "value"})
@@ -332,6 +358,7 @@ def test_async_requests_wait_beside_each_other(start_worker):
     ("probe.py", {"op": "stream", "count": 40, "size": 1000}),
     ("probe.py", {"op": "stream_from_thread", "count": 40, "size": 1000}),
     ("probe.py", {"op": "generate", "count": 40, "size": 1000}),
+    ("dots.py", b"1000x40"),
     ("ticking.py", b"1000x40"),
 ])  # fmt: skip
 def test_a_reader_without_credit_stalls_its_producer(start_worker, handler, body):
@@ -346,7 +373,7 @@ def test_a_reader_without_credit_stalls_its_producer(start_worker, handler, body
 
 
 @pytest.mark.parametrize(("handler", "stalled", "other", "expected"), [
-    ("probe.py", {"op": "generate", "count": 40, "size": 1000}, {"op": "value", "value": "free"}, b"free"),
+    ("dots.py", b"1000x40", b"1x3", b"..."),
     ("ticking.py", b"1000x40", b"1x3", b"..."),
 ])  # fmt: skip
 def test_a_stalled_stream_stops_nobody_else(start_worker, handler, stalled, other, expected):

@@ -70,6 +70,10 @@ class RequestProcessor:
     def get_response_headers(self) -> dict[str, str]:
         return self._response_header
 
+    def is_plain(self) -> bool:
+        """True when the handler has set nothing."""
+        return self._status_code == 200 and not self._reason_phrase and not self._response_header
+
     def get_response_header(self, key: str) -> str | None:
         return self._response_header.get(key)
 

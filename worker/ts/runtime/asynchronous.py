@@ -86,7 +86,7 @@ class AsyncRunner:
 
     async def _run(self, batch: Batch) -> None:
         context = self._context.fork()
-        running = Running(batch, context, self._link, self._decode)
+        running = Running(batch, context, self._link)
         changed = asyncio.Event()
         task = asyncio.current_task()
 
@@ -115,7 +115,7 @@ class AsyncRunner:
             running.fail(PREDICTION_FAILED)
 
     async def _handle(self, running: Running) -> None:
-        result = self._entry(running.rows, running.context)
+        result = self._entry(running.rows(self._decode), running.context)
         if inspect.isawaitable(result):
             result = await result
         if inspect.isasyncgen(result):

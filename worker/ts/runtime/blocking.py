@@ -18,7 +18,7 @@ from ts.runtime.worker import Link
 QUICK_CALL_S = 0.0002
 HOLD_BACK_REPLIES_MAX = 16
 HOLD_BACK_S_MAX = 0.001
-UNREAD_S_MAX = 0.002
+UNREAD_S_MAX = 0.0005
 
 _Generator: TypeAlias = "Generator[Any, Any, Any]"
 
@@ -26,7 +26,10 @@ _BATCH_ID = struct.Struct("<Q")
 
 
 class BlockingRunner:
-    """The main loop of a worker whose handler isn't async."""
+    """The main loop of a worker whose handler isn't async.
+
+    Batches get a context each, and so can run beside each other, when the handler is known to be a generator.
+    """
 
     def __init__(self, link: Link, loaded: Loaded, progress: mmap, decode: bool) -> None:
         self._link, self._ledger = link, link.ledger
@@ -41,7 +44,7 @@ class BlockingRunner:
         """Until the frontend says Stop and everything is answered. SystemExit of a handler passes through."""
         link, ledger = self._link, self._ledger
         while True:
-            if ledger.queue:
+            if ledger.queue and (self._forks or not self._active):
                 self._start(ledger.queue.popleft())
             elif self._active:
                 self._round()
@@ -57,20 +60,23 @@ class BlockingRunner:
         if not self._ledger.start(batch):
             return
         context = self._context.fork() if self._forks else self._context
-        running = Running(batch, context, self._link, self._decode)
+        running = Running(batch, context, self._link)
         self._before_call()
         _BATCH_ID.pack_into(self._progress, 0, batch.batch_id)
         try:
-            result = self._call(self._entry, running.rows, context)
+            result = self._call(self._entry, running.rows(self._decode), context)
+            self._take(running, result)
         except SystemExit:
             raise
         except BaseException as error:
             running.failed(error)
-            return
+
+    def _take(self, running: Running, result: Any) -> None:
+        """What the handler returned: the answers, or a generator of them."""
         if inspect.isgenerator(result):
             self._active.append((running, cast(_Generator, result)))
         elif inspect.iscoroutine(result) or inspect.isasyncgen(result):
-            running.failed(TypeError("handle returned a coroutine: declare it (not only what it calls) with async def"))
+            raise TypeError("handle returned a coroutine: declare it (not only what it calls) with async def")
         else:
             running.finish(result)
 
@@ -115,7 +121,6 @@ class BlockingRunner:
                 if not self._step(running, generator):
                     self._active.remove(entry)
                 stepped = True
-                self._link.receive(wait=False)
         if not stepped or not self._active:
             self._link.flush()
         if not stepped:
@@ -124,18 +129,22 @@ class BlockingRunner:
     def _step(self, running: Running, generator: _Generator) -> bool:
         """False when the generator has ended."""
         try:
-            value = self._call(next, generator)
+            if running.step(self._call(next, generator)):
+                return True
         except StopIteration as end:
-            running.finish_stream(end.value)
-            return False
+            return self._finish(running, end.value)
         except SystemExit:
             raise
         except BaseException as error:
             running.failed(error)
-            return False
-        if running.step(value):
-            return True
         self._close(running, generator)
+        return False
+
+    def _finish(self, running: Running, value: Any) -> bool:
+        try:
+            running.finish_stream(value)
+        except Exception as error:
+            running.failed(error)
         return False
 
     def _close(self, running: Running, generator: _Generator) -> None:

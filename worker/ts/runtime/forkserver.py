@@ -159,8 +159,8 @@ def preload(with_torch: bool) -> None:
     for name in (*PRELOADED, *(PRELOADED_WITH_TORCH if with_torch else ())):
         try:
             importlib.import_module(name)
-        except ImportError as error:
-            print(f"forkserver: {name} isn't preloaded: {error}", file=sys.stderr)
+        except Exception as error:
+            print(f"forkserver: {name} isn't preloaded: {type(error).__name__}: {error}", file=sys.stderr)
     for variable, value in given.items():
         os.environ.pop(variable)
         if value is not None:

@@ -23,11 +23,14 @@ EARLY_CANCELS_MAX = 1024
 class Job:
     """One request. `held` are pieces that wait for the reader's credit."""
 
-    __slots__ = ("answered", "cancelled", "credit_bytes", "done", "held", "item", "job_id", "over", "batch")
+    __slots__ = (
+        *("answered", "batch", "cancelled", "credit_bytes", "deadline_s", "done", "held", "item", "job_id", "over"),
+        "request_id",
+    )
 
     def __init__(self, item: Item, batch: Batch, credit_bytes: int) -> None:
-        self.job_id = item[0]
-        self.item = item
+        self.job_id, self.request_id, self.deadline_s = item.job_id, item.request_id, item.deadline_s
+        self.item: Item | None = item  # until its inputs have been handed over
         self.batch = batch
         self.credit_bytes = credit_bytes
         self.held: deque[Chunk | Failed] | None = None
@@ -58,7 +61,7 @@ class Batch:
         return any(job.credit_bytes <= 0 and not job.cancelled and not job.over for job in self.jobs)
 
     def request_ids(self) -> dict[int, str]:
-        return {index: job.item.request_id for index, job in enumerate(self.jobs)}
+        return {index: job.request_id for index, job in enumerate(self.jobs)}
 
 
 class Ledger:
@@ -137,9 +140,9 @@ class Ledger:
             for job in batch.jobs:
                 if job.done:
                     continue
-                if job.item.deadline_s != math.inf:
+                if job.deadline_s != math.inf:
                     now_s = now_s or time.monotonic()
-                    if job.item.deadline_s <= now_s:
+                    if job.deadline_s <= now_s:
                         self._end(job, Failed(job.job_id, *EXPIRED))
             if any(job.done for job in batch.jobs):
                 batch.jobs = [job for job in batch.jobs if not job.done]

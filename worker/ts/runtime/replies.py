@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, TypeAlias
 
+from ts.context import RequestProcessor
 from ts.protocol.frames import Buffer
 from ts.utils.util import PredictionException
 
@@ -31,6 +32,8 @@ WRONG_LENGTH = Failure(503, "number of batch response mismatched")
 UNSUPPORTED = Failure(503, "Unsupported model output data type.")
 OUT_OF_RESOURCES = Failure(507, "Out of resources")
 PREDICTION_FAILED = Failure(503, "Prediction failed")
+
+HEAD_TEXT_BYTES_MAX = 65535
 
 _RUNTIME_DIR = os.path.dirname(__file__)
 
@@ -74,11 +77,20 @@ def outcomes(result: Any, count: int) -> Sequence[Outcome] | Failure:
 
 def failure_of(error: BaseException) -> Failure:
     """The code and message that callers see for what a handler raised."""
-    if isinstance(error, PredictionException):
-        return Failure(int(error.error_code), str(error.message))
-    if isinstance(error, MemoryError) or "CUDA" in str(error):
-        return OUT_OF_RESOURCES
+    try:
+        if isinstance(error, PredictionException):
+            return failure(error.error_code, error.message)
+        if isinstance(error, MemoryError) or "CUDA" in str(error):
+            return OUT_OF_RESOURCES
+    except Exception as second:  # an exception that can't tell its own text
+        _log(f"{type(error).__name__} has no text: {type(second).__name__}")
     return PREDICTION_FAILED
+
+
+def failure(code: Any, message: Any) -> Failure:
+    """What a handler gave as code and message, made fit to be sent; 500 for what is no HTTP status."""
+    text = str(message).encode("utf-8", "replace").decode()
+    return Failure(code if isinstance(code, int) and 100 <= code <= 999 else 500, text)
 
 
 def raised(error: BaseException, request_ids: Sequence[str]) -> Failure:
@@ -100,6 +112,31 @@ def _without_runtime(error: BaseException) -> TracebackType | None:
 def _log(text: str) -> None:
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
+
+
+class Head(NamedTuple):
+    """What goes before an answer's first piece."""
+
+    status: int = 200
+    phrase: str = ""
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+PLAIN_HEAD = Head()
+
+
+def head(processor: RequestProcessor) -> Head:
+    """The status and headers that a handler set. Raises ValueError for what can't be sent."""
+    if processor.is_plain():
+        return PLAIN_HEAD
+    status, phrase = processor.get_response_status_code(), str(processor.get_response_status_phrase())
+    if not isinstance(status, int) or not 100 <= status <= 999:
+        raise ValueError(f"a response status is a number from 100 to 999, not {status!r}")
+    headers = tuple((str(name), str(value)) for name, value in processor.get_response_headers().items())
+    for text in (phrase, *(part for pair in headers for part in pair)):
+        if len(text.encode()) > HEAD_TEXT_BYTES_MAX:
+            raise ValueError(f"a phrase or header is over {HEAD_TEXT_BYTES_MAX} bytes: {text[:40]!r}…")
+    return Head(int(status), phrase, headers)
 
 
 def too_large(size: int, limit: int) -> Failure:

@@ -17,7 +17,7 @@ def _decoded(content_type: str, data: Buffer) -> Any:
             return json.loads(str(data, "utf-8"))
         if base.startswith("text"):
             return str(data, "utf-8")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         print(f"input declared as {content_type} isn't: {error}; the handler gets its bytes", file=sys.stderr)
     return bytearray(data)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ts.context import Context, RequestCancelled
 from ts.protocol.frames import Chunk, Failed, decode_bytes
-from ts.runtime import requests
+from ts.runtime import replies, requests
 from ts.runtime.jobs import Batch, Ledger
 from ts.runtime.replies import PREDICTION_FAILED, Failure, Outcome, outcome, outcomes, raised
 from ts.runtime.worker import Link
@@ -18,17 +18,23 @@ HELD_BYTES_MAX = 64 * 1024 * 1024
 
 
 class Running:
-    """Implements `ts.context.RunningBatch`. `rows` is what the handler gets as data."""
+    """Implements `ts.context.RunningBatch`."""
 
-    __slots__ = ("batch", "context", "jobs", "ledger", "link", "rows", "waiter")
+    __slots__ = ("batch", "context", "jobs", "ledger", "link", "waiter")
 
-    def __init__(self, batch: Batch, context: Context, link: Link, decode: bool) -> None:
+    def __init__(self, batch: Batch, context: Context, link: Link) -> None:
         self.batch, self.context, self.link = batch, context, link
         self.ledger: Ledger = link.ledger
-        jobs = self.jobs = batch.jobs
-        self.rows = [requests.row(job.item, decode) for job in jobs]
-        context.begin(self, batch.request_ids(), [requests.headers(job.item) for job in jobs])
+        self.jobs = batch.jobs
         self.waiter: Any = None
+
+    def rows(self, decode: bool) -> list[dict[str, Any]]:
+        """What the handler gets as data; turns the context to this batch."""
+        items = [job.item for job in self.jobs if job.item is not None]
+        for job in self.jobs:
+            job.item = None
+        self.context.begin(self, self.batch.request_ids(), [requests.headers(item) for item in items])
+        return [requests.row(item, decode) for item in items]
 
     # --- what the handler sees
 
@@ -37,12 +43,14 @@ class Running:
 
     def deadline_s(self, idx: int | None) -> float:
         if idx is not None:
-            return self.jobs[idx].item.deadline_s
-        return max((job.item.deadline_s for job in self.jobs), default=math.inf)
+            return self.jobs[idx].deadline_s
+        return max((job.deadline_s for job in self.jobs), default=math.inf)
 
     def send(self, ret: Sequence[Any], indices: Sequence[int], message: str, code: int) -> None:
         """One piece per request, now. Raises RequestCancelled; waits for credit (async handlers: `drain`)."""
-        self._give([(index, outcome(ret[index]) if code == 200 else Failure(code, message)) for index in indices])
+        self._give(
+            [(index, outcome(ret[index]) if code == 200 else replies.failure(code, message)) for index in indices]
+        )
 
     def send_frames(self, data: bytes) -> None:
         """What `create_predict_response` made."""
@@ -60,7 +68,7 @@ class Running:
         if self.batch.cancelled:
             raise RequestCancelled
         for index, value in pieces:
-            if self.ledger.held_bytes(self.jobs[index]) > HELD_BYTES_MAX:
+            if self.jobs[index].held and self.ledger.held_bytes(self.jobs[index]) > HELD_BYTES_MAX:
                 raise BufferError(f"over {HELD_BYTES_MAX} bytes wait for a slow reader: await context.drain()")
             self._piece(index, _frozen(value), last=False)
         self.link.flush()
@@ -72,15 +80,9 @@ class Running:
     # --- how its result becomes answers
 
     def _piece(self, index: int, value: Outcome, last: bool) -> None:
-        processor = self.context.request_processor[index]
-        self.ledger.give(
-            self.jobs[index],
-            value,
-            last,
-            processor.get_response_status_code(),
-            processor.get_response_status_phrase(),
-            tuple(processor.get_response_headers().items()),
-        )
+        job = self.jobs[index]
+        start = replies.PLAIN_HEAD if job.answered else replies.head(self.context.request_processor[index])
+        self.ledger.give(job, value, last, *start)
 
     def step(self, value: Any) -> bool:
         """Takes what a generator yielded: an element per request (None: nothing for it). False ends the batch."""
@@ -122,7 +124,7 @@ class Running:
         if self.batch.cancelled and isinstance(error, (RequestCancelled, CancelledError)):
             self.fail(PREDICTION_FAILED)
         else:
-            self.fail(raised(error, list((self.context.request_ids or {}).values())))
+            self.fail(raised(error, [job.request_id for job in self.jobs]))
 
 
 def _frozen(value: Outcome) -> Outcome:
