@@ -131,6 +131,7 @@ class AsyncRunner:
                 if not running.step(value):
                     return
                 self._flush_soon()
+                await asyncio.sleep(0)  # a generator that never waits lets the others have their turn too
                 await running.drain()
             running.finish_stream(None)
         finally:
@@ -140,4 +141,3 @@ class AsyncRunner:
 async def _stepwise(generator: Any) -> Any:
     for value in generator:
         yield value
-        await asyncio.sleep(0)
