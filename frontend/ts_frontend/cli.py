@@ -18,7 +18,7 @@ from ts_frontend import launch
 from ts_frontend.config import ConfigError, Explained, Option, ServerConfig, explain, load_config
 from ts_frontend.config_docs import settings_table
 from ts_frontend.errors import ServeError
-from ts_frontend.pid_file import AlreadyRunning, pid_path, remove_orphan, running_server
+from ts_frontend.pid_file import AlreadyRunning, claimed, pid_path, remove_orphan, running_server
 
 #: The TorchServe whose commands, APIs and archives these are.
 COMPATIBLE_VERSION = "0.12.0"
@@ -213,14 +213,14 @@ def _launcher(arguments: argparse.Namespace, words: Sequence[str], program: Prog
 
 def _foreground(arguments: argparse.Namespace, program: Program) -> int:
     ready_fd = arguments.ready_fd
-    try:
-        config = _startable(arguments)
-        return launch.serve(config, program.run, ready_fd)
-    except ServeError as error:
-        launch.refuse(ready_fd, error.message)
-        if ready_fd is None:
+    with contextlib.ExitStack() as pid_file:
+        try:
+            config = _startable(arguments)
+            pid_file.enter_context(claimed(pid_path()))
+        except ServeError as error:
+            launch.refuse(ready_fd, error.message)
             raise
-        return 1
+        return launch.serve(config, program.run, ready_fd)
 
 
 def _background(arguments: argparse.Namespace, words: Sequence[str], program: Program) -> int:

@@ -23,7 +23,7 @@ import psutil
 
 from ts_frontend.config import ServerConfig
 from ts_frontend.errors import ServeError
-from ts_frontend.pid_file import claimed, pid_path, remove_orphan, running_server
+from ts_frontend.pid_file import pid_path, remove_orphan, running_server
 
 STARTED = "Model server started."
 #: Blanks and "" leave sys.path, so that a directory named `ts` where the server starts isn't taken for ours.
@@ -72,31 +72,29 @@ def listening_lines(listening: Mapping[str, str]) -> list[str]:
 
 
 def serve(config: ServerConfig, run: Callable[[ServerConfig, int | None], int], ready_fd: int | None) -> int:
-    """Be the server until it ends: its exit code. `run` prints STARTED and reports to the descriptor it is given;
-    without a launcher's `ready_fd` the report is shown here.
-
-    :raises PidFileError: another server is running, or the pid file can't be used.
+    """Be the server until it ends: its exit code. `run` prints STARTED, and reports to the descriptor that it gets and
+    closes; without a launcher's `ready_fd` the report is shown here.
     """
-    with claimed(pid_path()):
-        if ready_fd is not None:
-            return run(config, ready_fd)
-        read, write = os.pipe()
-        announcer = threading.Thread(target=_announce, args=(read,), name="announce", daemon=True)
-        announcer.start()
-        code = run(config, write)
-        with contextlib.suppress(OSError):
-            os.close(write)
-        announcer.join(timeout=1)
-        return code
+    if ready_fd is not None:
+        return run(config, ready_fd)
+    read, write = os.pipe()
+    announcer = threading.Thread(target=_announce, args=(read,), name="announce", daemon=True)
+    announcer.start()
+    code = run(config, write)
+    announcer.join(timeout=1)
+    return code
 
 
 def _announce(read: int) -> None:
+    """Show what the server reports, until it has said how its start went."""
     with os.fdopen(read) as lines:
         for message in map(json.loads, lines):
             if message.get("ready"):
                 print("\n".join(listening_lines(message["listening"])), flush=True)
-            elif "error" in message:
+                break
+            if "error" in message:
                 print(f"The server did not start: {message['error']}", file=sys.stderr, flush=True)
+                break
 
 
 def refuse(ready_fd: int | None, error: str) -> None:

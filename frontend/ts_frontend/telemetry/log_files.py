@@ -10,14 +10,19 @@ import shutil
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    TextHandler = logging.StreamHandler[TextIO]
+else:
+    TextHandler = logging.StreamHandler  # can't be subscripted before Python 3.11
 
 FILE_BYTES_MAX = 100 << 20
 FILES_KEPT_MAX = 5
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
-class RotatedFile(logging.StreamHandler[TextIO]):
+class RotatedFile(TextHandler):
     """A file that becomes `NAME.dd-MMM.log.gz` when its day is over or it is larger than `bytes_max`; the newest
     `kept_max` of those stay. `today` tells the date."""
 
@@ -85,7 +90,7 @@ def _compress(source: Path, target: Path) -> None:
     source.unlink()
 
 
-class Console(logging.StreamHandler[TextIO]):
+class Console(TextHandler):
     """Standard output; silent from then on when its reader is gone (a closed terminal or pipe)."""
 
     def emit(self, record: logging.LogRecord) -> None:
