@@ -370,7 +370,7 @@ class Decoder:
     """
 
     def __init__(self, message_bytes_max: int) -> None:
-        self._message_bytes_max = message_bytes_max
+        self.message_bytes_max = message_bytes_max
         self._pieces: list[bytes] = []
         self._have = self._need = 0
         self._partial: dict[tuple[int, int], tuple[bytearray, int]] = {}
@@ -429,8 +429,8 @@ class Decoder:
         if (kind, key) in self._partial:
             raise FrameError(f"message of kind {kind}, key {key} begins twice")
         (total,) = _Reader(body).unpack(_U64)
-        if total > self._message_bytes_max:
-            raise FrameError(f"message of {total} bytes is over the limit of {self._message_bytes_max}")
+        if total > self.message_bytes_max:
+            raise FrameError(f"message of {total} bytes is over the limit of {self.message_bytes_max}")
         self._partial[kind, key] = bytearray(total), 0
 
 

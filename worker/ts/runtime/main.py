@@ -41,7 +41,8 @@ def run(socket_fd: int, progress_fd: int) -> int:
     link = Link(socket_fd)
     settings = link.wait_for_load().settings
     set_threads(settings.get("threads"))
-    link.open(Ledger(settings.get("credit_bytes") or CREDIT_BYTES, _response_bytes_max(settings)))
+    ledger = Ledger(settings.get("credit_bytes") or CREDIT_BYTES, _response_bytes_max(settings))
+    link.open(ledger, settings.get("message_bytes_max"))
     loaded = _load(link, settings)
     if loaded is None:
         return LOAD_FAILED_STATUS

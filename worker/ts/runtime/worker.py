@@ -92,8 +92,9 @@ class Link:
         self._early = messages[1:]
         return first
 
-    def open(self, ledger: Ledger) -> None:
+    def open(self, ledger: Ledger, message_bytes_max: int | None = None) -> None:
         """From now on messages go to `ledger`, also while the model is loaded."""
+        self._decoder.message_bytes_max = message_bytes_max or MESSAGE_BYTES_MAX
         self.ledger = ledger
         for message in self._early:
             ledger.receive(message)
