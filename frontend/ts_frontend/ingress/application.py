@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
+from typing import Any
 
 from ts_frontend.ingress.asgi import AsgiApp, Receive, Scope, Send
 from ts_frontend.ingress.call import Listener
-from ts_frontend.ingress.exchange import Exchange
+from ts_frontend.ingress.exchange import Exchange, uncancel
 from ts_frontend.ingress.grpc_headers import is_grpc
+
+#: h2corn 2.0.0 closes a drained connection at the end of its last request, with whatever the client has just sent
+#: unread; the system then resets the connection, and the client may lose answers that it hasn't read yet. So the last
+#: requests of a drain end a little after their answers.
+LINGER_S = 0.25
 
 
 class Application:
@@ -21,8 +28,7 @@ class Application:
         self._routes = listener.routes
         self._limits = listener.limits
         self._http_app: AsgiApp = listener.http_app or not_found
-        self._running: set[asyncio.Task[None]] = set()
-        self._aborted = False
+        self._draining = self._aborted = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
@@ -33,25 +39,33 @@ class Application:
             or scope["http_version"] != "2"
         ) and not await self._admit(scope, receive, send, headers):
             return
-        task: asyncio.Task[None] = asyncio.current_task()  # type: ignore[assignment]  # ASGI servers run requests in tasks
         exchange = Exchange(scope, headers, receive, send, self._limits)
-        self._running.add(task)
         try:
-            await exchange.run(self._routes.get(scope["path"]), task)
+            await exchange.run(self._routes.get(scope["path"]))
         except asyncio.CancelledError:
             if not self._aborted:
                 raise
-            task.uncancel()
+            uncancel()
             await exchange.refuse_draining()
-        finally:
-            self._running.discard(task)
+        if self._draining:
+            await asyncio.sleep(LINGER_S)
+
+    def drain(self) -> None:
+        """The listener is about to close: from now on requests end LINGER_S after their answers."""
+        self._draining = True
 
     def abort(self) -> int:
         """Cancels the calls that are running, and answers them UNAVAILABLE; says how many."""
         self._aborted = True
-        for task in self._running:
+        # Looking for them now costs less than keeping a list: every call would pay for that.
+        running = [task for task in asyncio.all_tasks() if self._is_running_in(task)]
+        for task in running:
             task.cancel()
-        return len(self._running)
+        return len(running)
+
+    def _is_running_in(self, task: asyncio.Task[Any]) -> bool:
+        coroutine = task.get_coro()
+        return inspect.iscoroutine(coroutine) and inspect.getcoroutinelocals(coroutine).get("self") is self
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send, headers: dict[bytes, bytes]) -> bool:
         """Whether it is a gRPC call after all; what isn't is answered here."""

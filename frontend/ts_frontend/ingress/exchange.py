@@ -36,6 +36,18 @@ _HEADERS = (CONTENT_TYPE,)
 _TRAILERS_OK = (STATUS_OK,)
 
 
+def current_task() -> asyncio.Task[None]:
+    """The task of this request: ASGI servers run each in one."""
+    task: asyncio.Task[None] | None = asyncio.current_task()
+    assert task is not None
+    return task
+
+
+def uncancel() -> None:
+    """Takes back a cancellation that was ours, so that the task may still wait for its last words to be sent."""
+    current_task().uncancel()
+
+
 class ClientGone(Exception):
     """The client reset the stream or closed the connection: nobody is left to answer."""
 
@@ -66,11 +78,11 @@ class Exchange:
         self._answer_encoding: str | None = None
         self._started = self._body_ended = self._ended = False
 
-    async def run(self, method: Method | None, task: asyncio.Task[None]) -> None:
-        """Runs `method` (None: there is none of that path) in `task`, within the client's deadline."""
+    async def run(self, method: Method | None) -> None:
+        """Runs `method` (None: there is none of that path), within the client's deadline."""
         try:
             if b"grpc-timeout" in self._request:
-                await self._run_in_time(method, task)
+                await self._run_in_time(method)
             else:
                 await self._perform(method)
         except ServeError as error:
@@ -85,7 +97,8 @@ class Exchange:
         """Ends a cancelled call with UNAVAILABLE: the server doesn't wait for it any longer."""
         await self._finish(Draining.code, "The server shut down before the call was answered")
 
-    async def _run_in_time(self, method: Method | None, task: asyncio.Task[None]) -> None:
+    async def _run_in_time(self, method: Method | None) -> None:
+        task = current_task()
         seconds = timeout_s(self._request[b"grpc-timeout"])
         self._call.deadline_s = time.monotonic() + seconds
         expired = False
@@ -101,7 +114,7 @@ class Exchange:
         except asyncio.CancelledError:
             if not expired:
                 raise
-            task.uncancel()
+            uncancel()
             await self._finish(Code.DEADLINE_EXCEEDED, f"The deadline of {seconds:g} s passed before the call ended")
         finally:
             timer.cancel()
@@ -141,32 +154,36 @@ class Exchange:
         event = await self._receive()
         body: bytes = event.get("body", b"")
         size = len(body) - protocol.PREFIX_BYTES
-        if (
-            0 <= size <= self._limits.request_bytes_max
-            and not event.get("more_body")
-            and body[0] == 0
-            and int.from_bytes(body[1:5], "big") == size
-        ):
-            return body[protocol.PREFIX_BYTES :]
-        return await self._only_message_of_pieces(event)
+        usual = (
+            0 <= size <= self._limits.request_bytes_max and body[0] == 0 and int.from_bytes(body[1:5], "big") == size
+        )
+        if not usual:
+            return await self._only_message_of_pieces([event])
+        if event.get("more_body"):
+            # Clients often end the stream with an empty frame of its own.
+            end = await self._receive()
+            if end["type"] != "http.request" or end.get("body") or end.get("more_body"):
+                return await self._only_message_of_pieces([event, end])
+        return body[protocol.PREFIX_BYTES :]
 
-    async def _only_message_of_pieces(self, first: Event) -> bytes:
-        messages = [message async for message in self._messages(first)]
+    async def _only_message_of_pieces(self, received: list[Event]) -> bytes:
+        messages = [message async for message in self._messages(received)]
         if len(messages) != 1:
             raise protocol.WrongMessageCount(f"{self._call.path} takes one message, not {len(messages)}")
         return messages[0]
 
-    async def _messages(self, first: Event | None = None) -> AsyncIterator[bytes]:
+    async def _messages(self, received: Sequence[Event] = ()) -> AsyncIterator[bytes]:
+        """The request's messages as they come; `received`: the events that were read already."""
         decoder = protocol.Decoder(self._limits.request_bytes_max)
-        event = await self._receive() if first is None else first
+        waiting = iter(received)
         while True:
+            event = next(waiting, None) or await self._receive()
             if event["type"] != "http.request":
                 raise ClientGone
             for message in decoder.feed(event.get("body", b"")):
                 yield await self._content(message) if message.compressed else message.data
             if not event.get("more_body"):
                 break
-            event = await self._receive()
         decoder.finish()
 
     async def _content(self, message: protocol.Message) -> bytes:
@@ -178,9 +195,21 @@ class Exchange:
     # Answers out
 
     async def _answer(self, message: bytes) -> None:
-        """A unary method's answer, status and all."""
-        await self._write((message,), more=False)
-        await self._end(_TRAILERS_OK if not self._call.trailing else self._trailers(Code.OK, ""))
+        """A unary method's answer, status and all; the common case, small and plain, first and fast."""
+        size = len(message)
+        call = self._call
+        usual = size <= JOIN_BYTES_MAX and self._answer_encoding is None and not call.initial and not call.trailing
+        if not usual or size > self._limits.response_bytes_max:
+            await self._write((message,), more=False)
+            await self._end(self._trailers(Code.OK, ""))
+            return
+        send = self._send
+        self._started = True
+        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS, "trailers": True})
+        self._body_ended = True
+        await send({"type": "http.response.body", "body": protocol.PREFIX.pack(0, size) + message, "more_body": False})
+        self._ended = True
+        await send({"type": "http.response.trailers", "headers": _TRAILERS_OK, "more_trailers": False})
 
     async def _answer_stream(self, answers: AsyncIterator[Sequence[bytes]]) -> None:
         try:

@@ -33,7 +33,7 @@ _VALUE = re.compile(r"[\x20-\x7e]*")
 
 #: Headers that belong to HTTP or to gRPC itself and are no metadata.
 _RESERVED = frozenset(
-    (b"host", b"content-type", b"content-length", b"te", b"grpc-timeout", b"grpc-encoding", b"grpc-accept-encoding")
+    b"host content-type content-length te accept-encoding grpc-timeout grpc-encoding grpc-accept-encoding".split()
 )
 
 

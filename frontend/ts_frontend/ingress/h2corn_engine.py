@@ -16,7 +16,7 @@ import h2corn
 from h2corn._lib import prepare_tls
 from h2corn._server import load_tls_material
 
-from ts_frontend.ingress.application import Application
+from ts_frontend.ingress.application import LINGER_S, Application
 from ts_frontend.ingress.call import Listener
 from ts_frontend.ingress.sockets import listen
 
@@ -87,8 +87,12 @@ class ListenerServer:
     async def drain(self, grace_s: float) -> None:
         if self._server is None or self._serving is None:
             return
+        self._application.drain()
+        # Answers that were sent just before are on their way, too.
+        lingering_s = min(LINGER_S, grace_s)
+        await asyncio.sleep(lingering_s)
         self._server.shutdown()
-        await asyncio.wait([self._serving], timeout=grace_s)
+        await asyncio.wait([self._serving], timeout=grace_s - lingering_s)
         if not self._serving.done():
             count = self._application.abort()
             if count:

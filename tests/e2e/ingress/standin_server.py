@@ -1,7 +1,7 @@
 """An engine with stand-in services, in a process of its own.
 
-argv[1]: JSON {"kind", "listeners": [{"name", "host", "port", "limits", "tls"}]}. Prints one JSON line: {"ports"} when it
-listens, or {"error"}. A line with seconds on stdin drains; then {"begun", "ended"} (calls of Slow) is printed
+argv[1]: JSON {"kind", "listeners": [{"name", "host", "port", "limits", "tls"}]}. Prints one JSON line: {"ports"}
+when it listens, or {"error"}. A line with seconds on stdin drains; then {"begun", "ended"} (calls of Slow) is printed
 and the process ends.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
@@ -103,7 +104,8 @@ class Echo:
         call.initial += [("x-initial", "first"), ("x-initial-bin", b"\x00\xff")]
         call.trailing += [("x-trailing", "last"), ("x-trailing-bin", b"\xfe,\x01")]
         seen = [[key, value if isinstance(value, str) else list(value)] for key, value in call.metadata]
-        return json.dumps({"metadata": seen, "peer": call.peer, "deadline": call.deadline_s}).encode()
+        deadline = call.deadline_s if math.isfinite(call.deadline_s) else None
+        return json.dumps({"metadata": seen, "peer": call.peer, "deadline": deadline}).encode()
 
     async def hang(self, call: Call, data: bytes) -> bytes:
         name = data.decode()

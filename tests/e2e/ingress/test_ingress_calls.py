@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import queue
 from collections.abc import Iterator
 
@@ -123,8 +122,8 @@ def test_metadata_both_ways(client):
 
 def test_deadline_reaches_the_method(client):
     channel = client.channel
-    assert json.loads(client.unary("Metadata"))["deadline"] < math.inf
-    assert json.loads(channel.unary_unary("/test.Echo/Metadata")(b""))["deadline"] == math.inf
+    assert json.loads(client.unary("Metadata"))["deadline"] > 0
+    assert json.loads(channel.unary_unary("/test.Echo/Metadata")(b""))["deadline"] is None
 
 
 def test_expired_deadline_cancels_the_method(client, request):

@@ -15,8 +15,8 @@ def openssl(folder: Path, *arguments: str) -> None:
 
 def issue(folder: Path, name: str) -> None:
     """A key and a certificate for 127.0.0.1, signed by the test's authority."""
-    openssl(folder, "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", f"/CN={name}",
-            "-keyout", f"{name}.key", "-out", f"{name}.csr")  # fmt: skip
+    openssl(folder, "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+            "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")  # fmt: skip
     (folder / "extensions").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
     openssl(folder, "x509", "-req", "-in", f"{name}.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial",
             "-extfile", "extensions", "-days", "2", "-out", f"{name}.crt")  # fmt: skip

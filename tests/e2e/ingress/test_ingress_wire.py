@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import struct
+import sys
 
 import pytest
 
@@ -15,11 +16,10 @@ def framed(data: bytes, flag: int = 0) -> bytes:
     return struct.pack(">BI", flag, len(data)) + data
 
 
-@pytest.fixture
-def only_h2corn(kind):
-    """grpcio's own protocol layer answers these its own way (often with a reset)."""
-    if kind != "h2corn":
-        pytest.skip("of our own protocol layer")
+#: grpcio's own protocol layer answers these in its own way, often with a reset; h2corn needs Python 3.11.
+OURS = pytest.mark.parametrize(
+    "kind", ["h2corn"] if sys.version_info >= (3, 11) else [], indirect=True, scope="session"
+)
 
 
 def test_answer_on_the_wire(raw_call):
@@ -45,7 +45,8 @@ def test_content_types_of_grpc(raw_call, content_type):
     assert (answer.body, answer.status) == (framed(b"x"), "0")
 
 
-def test_failure_is_trailers_only(raw_call, only_h2corn):
+@OURS
+def test_failure_is_trailers_only(raw_call):
     answer = raw_call("/no.Such/Method", framed(b""))
     assert answer.headers[":status"] == "200"
     assert answer.headers["grpc-status"] == "12"
@@ -61,40 +62,47 @@ def test_server_enforces_the_deadline(raw_call):
     assert raw_call("/test.Probe/Wait", framed(b"wire deadline cancelled")).status == "0"
 
 
-def test_status_of_an_expired_deadline(raw_call, only_h2corn):
+@OURS
+def test_status_of_an_expired_deadline(raw_call):
     answer = raw_call("HangStream", framed(b"wire deadline 2"), headers={**GRPC, "grpc-timeout": "100000u"})
     assert answer.body == framed(b"first")
     assert answer.status == "4"
     assert "0.1 s" in answer.trailers["grpc-message"]
 
 
-def test_malformed_timeout(raw_call, only_h2corn):
+@OURS
+def test_malformed_timeout(raw_call):
     answer = raw_call("Unary", framed(b""), headers={**GRPC, "grpc-timeout": "soon"})
     assert answer.status == "13"
     assert "soon" in answer.headers["grpc-message"]
 
 
-def test_missing_te(raw_call, only_h2corn):
+@OURS
+def test_missing_te(raw_call):
     answer = raw_call("Unary", framed(b""), headers={"content-type": "application/grpc"})
     assert answer.status == "13"
     assert "te: trailers" in answer.headers["grpc-message"]
 
 
-def test_message_count(raw_call, only_h2corn):
+@OURS
+def test_message_count(raw_call):
     assert raw_call("Unary", framed(b"1") + framed(b"2")).status == "12"
     assert raw_call("Unary").status == "12"
 
 
-def test_request_that_ends_inside_a_message(raw_call, only_h2corn):
+@OURS
+def test_request_that_ends_inside_a_message(raw_call):
     for cut in range(1, len(framed(b"abc"))):
         assert raw_call("Unary", framed(b"abc")[:cut]).status == "13"
 
 
-def test_unknown_flag(raw_call, only_h2corn):
+@OURS
+def test_unknown_flag(raw_call):
     assert raw_call("Unary", framed(b"abc", flag=2)).status == "13"
 
 
-def test_oversize_is_refused_from_the_prefix(raw_call, only_h2corn):
+@OURS
+def test_oversize_is_refused_from_the_prefix(raw_call):
     """The message itself is never sent."""
     answer = raw_call("Unary", struct.pack(">BI", 0, 4_000_000_000), end=False)
     assert answer.status == "8"
@@ -103,17 +111,20 @@ def test_oversize_is_refused_from_the_prefix(raw_call, only_h2corn):
     )
 
 
-def test_unknown_compression(raw_call, only_h2corn):
+@OURS
+def test_unknown_compression(raw_call):
     answer = raw_call("Unary", framed(b"abc", flag=1), headers={**GRPC, "grpc-encoding": "zstd"})
     assert answer.status == "12"
     assert answer.headers["grpc-accept-encoding"] == "identity,gzip,deflate"
 
 
-def test_compressed_message_without_a_compression(raw_call, only_h2corn):
+@OURS
+def test_compressed_message_without_a_compression(raw_call):
     assert raw_call("Unary", framed(b"abc", flag=1)).status == "13"
 
 
-def test_answer_is_compressed_for_who_sends_compressed(raw_call, only_h2corn):
+@OURS
+def test_answer_is_compressed_for_who_sends_compressed(raw_call):
     data = b"compressible " * 1000
     request = framed(gzip.compress(data), flag=1)
     headers = {**GRPC, "grpc-encoding": "gzip", "grpc-accept-encoding": "identity, gzip"}
@@ -126,19 +137,22 @@ def test_answer_is_compressed_for_who_sends_compressed(raw_call, only_h2corn):
     assert raw_call("Unary", framed(data), headers={**GRPC, "grpc-accept-encoding": "gzip"}).body == framed(data)
 
 
-def test_binary_metadata_joined_by_commas(raw_call, only_h2corn):
+@OURS
+def test_binary_metadata_joined_by_commas(raw_call):
     answer = raw_call("Metadata", framed(b""), headers={**GRPC, "x-some-bin": "AA,AQI="})
     entries = json.loads(answer.body[5:])["metadata"]
     assert ["x-some-bin", [0]] in entries
     assert ["x-some-bin", [1, 2]] in entries
 
 
-def test_broken_binary_metadata(raw_call, only_h2corn):
+@OURS
+def test_broken_binary_metadata(raw_call):
     answer = raw_call("Metadata", framed(b""), headers={**GRPC, "x-some-bin": "?!"})
     assert answer.status == "13"
 
 
-def test_http_on_a_grpc_port(raw_call, only_h2corn):
+@OURS
+def test_http_on_a_grpc_port(raw_call):
     answer = raw_call("/ping", headers={}, method="GET")
     assert answer.headers[":status"] == "404"
     assert json.loads(answer.body) == {
@@ -148,14 +162,16 @@ def test_http_on_a_grpc_port(raw_call, only_h2corn):
     }
 
 
-def test_wrong_content_type(raw_call, only_h2corn):
+@OURS
+def test_wrong_content_type(raw_call):
     for content_type in ("application/json", "application/grpc-web", "application/grpcish"):
         answer = raw_call("Unary", b"{}", headers={**GRPC, "content-type": content_type})
         assert answer.headers[":status"] == "415"
         assert json.loads(answer.body)["code"] == 415
 
 
-def test_wrong_http_method(raw_call, only_h2corn):
+@OURS
+def test_wrong_http_method(raw_call):
     answer = raw_call("Unary", headers=GRPC, method="GET")
     assert answer.headers[":status"] == "405"
     assert answer.headers["allow"] == "POST"
