@@ -115,7 +115,6 @@ def server_config(listener: Listener) -> h2corn.Config:
     client_ca = Path(tls.client_ca_file) if tls and tls.client_ca_file else None
     return h2corn.Config(
         grpc=True,
-        http1=listener.http_app is not None,
         lifespan="off",
         access_log=False,
         server_header="off",

@@ -1,8 +1,8 @@
 """An engine with stand-in services, in a process of its own.
 
-argv[1]: JSON {"kind", "listeners": [{"name", "host", "port", "limits", "tls"}]}. Prints one JSON line: {"ports"}
-when it listens, or {"error"}. A line with seconds on stdin drains; then {"begun", "ended"} (calls of Slow) is printed
-and the process ends.
+argv[1]: JSON {"kind", "listeners": [{"name", "host", "port", "limits", "tls", "http"}]}. Prints one JSON line:
+{"ports"} when it listens, or {"error"}. A line with seconds on stdin drains; then {"begun", "ended"} (calls of
+Slow) is printed and the process ends.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 import ts_frontend.protos.inference_pb2  # noqa: F401  # reflection tells of what has been imported
 from ts_frontend import errors
+from ts_frontend.ingress.asgi import Receive, Scope, Send
 from ts_frontend.ingress.call import Call, Limits, Listener, Method, Shape, Tls, routes
 from ts_frontend.ingress.engine import make_engine
 from ts_frontend.services import health, reflection
@@ -172,7 +173,15 @@ def build_routes(echo: Echo, events: Events) -> dict[str, Method]:
 def build_listener(asked: dict[str, Any], table: dict[str, Method]) -> Listener:
     tls = Tls(**asked["tls"]) if asked.get("tls") else None
     limits = Limits(**asked.get("limits", {}))
-    return Listener(asked["name"], asked.get("host", "127.0.0.1"), asked.get("port", 0), table, limits, tls)
+    http_app = answer_http if asked.get("http") else None
+    return Listener(asked["name"], asked.get("host", "127.0.0.1"), asked.get("port", 0), table, limits, tls, http_app)
+
+
+async def answer_http(scope: Scope, receive: Receive, send: Send) -> None:
+    """Says what was asked for."""
+    body = f"{scope['method']} {scope['path']} HTTP/{scope['http_version']}".encode()
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 def say(**message: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import http.client
 import json
 import struct
 import sys
@@ -175,3 +176,30 @@ def test_wrong_http_method(raw_call):
     answer = raw_call("Unary", headers=GRPC, method="GET")
     assert answer.headers[":status"] == "405"
     assert answer.headers["allow"] == "POST"
+
+
+def over_http1(port: int, method: str, path: str, **headers: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+@OURS
+def test_http_1(server):
+    status, body = over_http1(server.port, "GET", "/ping")
+    assert (status, json.loads(body)["type"]) == (404, "ResourceNotFoundException")
+    status, body = over_http1(server.port, "POST", "/test.Echo/Unary", content_type="application/grpc", te="trailers")
+    assert (status, json.loads(body)["message"]) == (505, "gRPC needs HTTP/2")
+
+
+@OURS
+def test_http_application_beside_grpc(run_server, connect, raw_call):
+    with run_server({"name": "both", "http": True}) as server:
+        assert over_http1(server.port, "GET", "/ping") == (200, b"GET /ping HTTP/1.1")
+        answer = raw_call("/models", headers={}, method="GET", port=server.port)
+        assert (answer.headers[":status"], answer.body) == ("200", b"GET /models HTTP/2")
+        assert connect(server).unary("Unary", b"x") == b"x"

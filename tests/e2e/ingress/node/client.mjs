@@ -1,10 +1,10 @@
 // Core cases against a stand-in server (../standin_server.py), with @grpc/grpc-js.
-// Usage: node client.mjs PORT. Prints one line for each case; exits 1 at the first failure.
+// Usage: PACKAGES=FOLDER node client.mjs PORT, where FOLDER has node_modules. Prints one line for each case; exits 1 at the first failure.
 import assert from "node:assert/strict";
 import { createRequire } from "node:module";
 import process from "node:process";
 
-const require = createRequire(`${process.env.CLIENT_HOME ?? import.meta.dirname}/`);
+const require = createRequire(`${process.env.PACKAGES}/`);
 const grpc = require("@grpc/grpc-js");
 
 const same = (bytes) => bytes;
