@@ -1,0 +1,62 @@
+"""Our ingress without anything behind it: the floor under what the server costs.
+
+Usage: python benchmarks/bare_ingress.py PORT [--engine h2corn|grpcio] [--pieces N]
+
+`Predictions` echoes its request; `StreamPredictions` answers N small pieces, one by one. Ends with SIGTERM or SIGINT.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Sequence
+
+import uvloop
+
+from ts_frontend.ingress.call import Call, Listener, Method, Shape, routes
+from ts_frontend.ingress.engine import make_engine
+from ts_frontend.protos.inference_pb2 import PredictionResponse
+from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub as Names
+
+DRAIN_S_MAX = 1.0
+
+
+async def echo(call: Call, message: bytes) -> bytes:
+    return message
+
+
+def methods(pieces: int) -> tuple[Method, ...]:
+    piece = (PredictionResponse(prediction=b"ok").SerializeToString(),)
+
+    async def stream(call: Call, message: bytes) -> AsyncIterator[Sequence[bytes]]:
+        for _ in range(pieces):
+            yield piece
+
+    return (
+        Method(Names.Predictions_PATH, Shape.UNARY, echo),
+        Method(Names.StreamPredictions_PATH, Shape.SERVER_STREAM, stream),
+    )
+
+
+async def serve(port: int, kind: str, pieces: int) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    engine = make_engine(kind, [Listener("bare", "127.0.0.1", port, routes(*methods(pieces)))])
+    await engine.start()
+    await stop.wait()
+    await engine.drain(DRAIN_S_MAX)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Our ingress without anything behind it.")
+    parser.add_argument("port", type=int)
+    parser.add_argument("--engine", default="h2corn", choices=("h2corn", "grpcio"))
+    parser.add_argument("--pieces", type=int, default=1)
+    options = parser.parse_args()
+    uvloop.run(serve(options.port, options.engine, options.pieces))
+
+
+if __name__ == "__main__":
+    main()

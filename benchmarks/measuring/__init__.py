@@ -1,0 +1,1 @@
+"""The parts of the benchmarks: servers to measure, load, accounts, results."""

@@ -1,0 +1,39 @@
+"""CPU time of a process and everything under it, also of what has ended there."""
+
+from __future__ import annotations
+
+import psutil
+
+
+def tree(root: psutil.Process) -> list[psutil.Process]:
+    """The process and all its descendants that are alive."""
+    try:
+        return [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def cpu_s(root: psutil.Process) -> float:
+    """User and system seconds of the tree. Children that have ended count with the parent that waited for them."""
+    return sum(_cpu_s(process) for process in tree(root))
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(times.user + times.system + times.children_user + times.children_system)
+
+
+def memory_bytes(root: psutil.Process) -> int:
+    """Proportional set size of the tree where the system tells it, else resident size."""
+    return sum(_memory_bytes(process) for process in tree(root))
+
+
+def _memory_bytes(process: psutil.Process) -> int:
+    try:
+        full = process.memory_full_info()
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return 0
+    return int(getattr(full, "pss", full.rss))

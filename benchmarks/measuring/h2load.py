@@ -1,0 +1,131 @@
+"""The load generator: h2load (nghttp2), which is compiled and speaks HTTP/2 alone, so gRPC calls are made for it.
+
+It counts answers with HTTP status 200 as successes, and gRPC failures are 200 too: `Load.check` compares the bytes
+of the answers, of which a failed call has none.
+"""
+
+from __future__ import annotations
+
+import re
+import resource
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+PREFIX_BYTES = 5
+MISSING = "h2load is missing. Install it: apt-get install nghttp2-client, or brew install nghttp2."
+#: A server that stops answering holds h2load for so long after its time; then it is ended.
+STUCK_S_MAX = 60.0
+
+
+class LoadFailed(Exception):
+    """The load didn't run, or the answers weren't what they should be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What h2load saw. `latencies_s` is sorted; `generator_cpu_s` is the CPU time of h2load itself."""
+
+    requests: int
+    failed: int
+    duration_s: float
+    data_bytes: int
+    latencies_s: Sequence[float]
+    generator_cpu_s: float
+
+    @property
+    def rate(self) -> float:
+        """Requests per second."""
+        return self.requests / self.duration_s
+
+    def check(self, answer_bytes: int, clients: int) -> None:
+        """Raises LoadFailed unless every answer had `answer_bytes` of data.
+
+        Each client may have read one more answer whose end came too late to count.
+        """
+        if self.failed or not self.requests:
+            raise LoadFailed(f"{self.failed} of {self.failed + self.requests} requests failed")
+        least, most = self.requests * answer_bytes, (self.requests + clients) * answer_bytes
+        if not least <= self.data_bytes <= most:
+            raise LoadFailed(
+                f"{self.requests} answers have {self.data_bytes} bytes instead of {least}: some are gRPC errors"
+            )
+
+
+def version() -> str:
+    """Of h2load; LoadFailed when there is none."""
+    if shutil.which("h2load") is None:
+        raise LoadFailed(MISSING)
+    return subprocess.run(["h2load", "--version"], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The nearest rank: the smallest value that `share` (0 to 1) of all don't exceed. 0 for no values."""
+    if not ordered:
+        return 0.0
+    rank = max(1, -int(-share * len(ordered) // 1))
+    return ordered[min(rank, len(ordered)) - 1]
+
+
+def grpc_body(message: bytes) -> bytes:
+    """A message as a gRPC call's request body: not compressed."""
+    return b"\0" + len(message).to_bytes(4, "big") + message
+
+
+def command(url: str, body_file: Path, log_file: Path, clients: int, seconds: float) -> list[str]:
+    """One connection for each client, one request at a time on it."""
+    options = {"-c": str(clients), "-t": "1", "-m": "1", "-D": f"{round(seconds * 1000)}ms", "-d": str(body_file)}
+    headers = ["-H", "content-type: application/grpc", "-H", "te: trailers"]
+    flat = [word for pair in options.items() for word in pair]
+    return ["h2load", *flat, *headers, f"--log-file={log_file}", url]
+
+
+def run(url: str, message: bytes, clients: int, seconds: float) -> Load:
+    """`clients` clients for `seconds` seconds; the answers aren't checked yet."""
+    with tempfile.TemporaryDirectory(prefix="h2load-") as folder:
+        body_file, log_file = Path(folder, "body"), Path(folder, "log")
+        body_file.write_bytes(grpc_body(message))
+        before_s = _children_cpu_s()
+        output = _run(command(url, body_file, log_file, clients, seconds), seconds)
+        cpu_s = _children_cpu_s() - before_s
+        return parse(output, log_file.read_text() if log_file.exists() else "", seconds, cpu_s)
+
+
+def _run(words: list[str], seconds: float) -> str:
+    try:
+        ended = subprocess.run(words, capture_output=True, text=True, timeout=seconds + STUCK_S_MAX)
+    except subprocess.TimeoutExpired:
+        raise LoadFailed(f"h2load hasn't ended {STUCK_S_MAX:g} s after its time: the server hangs") from None
+    if ended.returncode:
+        raise LoadFailed(f"h2load ended with status {ended.returncode}: {ended.stderr.strip() or ended.stdout.strip()}")
+    return ended.stdout
+
+
+def _children_cpu_s() -> float:
+    """CPU time of ended child processes; servers are still running when this is asked."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _number(pattern: str, output: str) -> int:
+    found = re.search(pattern, output)
+    if found is None:
+        raise LoadFailed(f"h2load printed something unknown:\n{output}")
+    return int(found[1])
+
+
+def parse(output: str, log: str, seconds: float, generator_cpu_s: float) -> Load:
+    """From what h2load printed and the lines of its log: start, status, microseconds."""
+    latencies_s = sorted(int(line.split("\t")[2]) / 1e6 for line in log.splitlines() if "\t200\t" in line)
+    succeeded = _number(r"(\d+) succeeded", output)
+    return Load(
+        requests=succeeded,
+        failed=_number(r"(\d+) done", output) - succeeded,
+        duration_s=seconds,
+        data_bytes=_number(r"\((\d+)\) data", output),
+        latencies_s=latencies_s,
+        generator_cpu_s=generator_cpu_s,
+    )

@@ -1,0 +1,73 @@
+"""Where and with what was measured."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import psutil
+
+import ts.version
+from measuring import h2load, torchserve_environment
+
+BUSY_LOAD = 0.5
+
+
+def processor() -> str:
+    """Its name as the system tells it, "" when it doesn't."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
+def describe() -> dict[str, object]:
+    """Cores, memory, load before the benchmark."""
+    return {
+        "system": platform.platform(),
+        "processor": processor(),
+        "cores": len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "load_average_before": os.getloadavg()[0],
+    }
+
+
+def versions(targets: Sequence[str]) -> dict[str, str]:
+    """Of everything that takes part."""
+    found = {"torchrelay": ts.version.__version__, "python": platform.python_version(), "h2load": h2load.version()}
+    for package in ("h2corn", "uvloop", "grpcio", "torch"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "none"
+    found |= {"revision": _revision()}
+    if any(target.startswith("torchserve") for target in targets):
+        found["torchserve"] = torchserve_environment.VERSION
+        found["java"] = torchserve_environment.java_version()
+    return found
+
+
+def _revision() -> str:
+    """Of this checkout, "unknown" outside of one."""
+    words = ["git", "describe", "--always", "--dirty"]
+    try:
+        ended = subprocess.run(words, capture_output=True, text=True, cwd=Path(__file__).parent)
+    except OSError:
+        return "unknown"
+    return ended.stdout.strip() or "unknown"
+
+
+def busy() -> str:
+    """A warning when others use the machine, else "".
+
+    The load average is that of the last minute.
+    """
+    load = os.getloadavg()[0]
+    if load < BUSY_LOAD:
+        return ""
+    return f"The machine is busy (load average {load:.1f}): read ratios, and those with care."

@@ -1,0 +1,109 @@
+"""Starts processes and surely ends them: every one, with all descendants, whichever way the benchmark ends."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from measuring.accounts import tree
+
+END_S_MAX = 10.0
+LOG_LINES_SHOWN = 15
+
+
+class ServerFailed(Exception):
+    """A server didn't start, or ended by itself; the message has the last lines of its log."""
+
+
+class Processes:
+    """What the benchmark has started."""
+
+    def __init__(self) -> None:
+        self._started: list[tuple[psutil.Popen, Path]] = []
+
+    def start(self, words: Sequence[str], env: Mapping[str, str], folder: Path, log: Path) -> psutil.Process:
+        """A process in a session of its own: a Ctrl-C in the terminal is the benchmark's, which then ends it."""
+        with log.open("wb") as output:
+            process = psutil.Popen(
+                list(words),
+                env=dict(env),
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._started.append((process, log))
+        return process
+
+    def check(self) -> None:
+        """Raises ServerFailed when one has ended by itself."""
+        for process, log in self._started:
+            if process.poll() is not None:
+                lines = log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
+                raise ServerFailed("\n".join([f"A server ended with status {process.returncode}:", *lines]))
+
+    def end(self) -> None:
+        while self._started:
+            process, _ = self._started.pop()
+            end_tree(process)
+
+
+def end_tree(root: psutil.Process) -> None:
+    """Asks the root to end, then whoever is left of its tree, then ends what still runs."""
+    members = tree(root)
+    _terminate([root])
+    left = [member for member in members if member.is_running()]
+    _terminate([member for member in left if member != root])
+    _, stuck = psutil.wait_procs(members, timeout=0)
+    for member in stuck:
+        _quietly(member.kill)
+    psutil.wait_procs(stuck, timeout=END_S_MAX)
+
+
+def _terminate(processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
+        _quietly(process.terminate)
+    psutil.wait_procs(processes, timeout=END_S_MAX)
+
+
+def _quietly(action: Any) -> None:
+    try:
+        action()
+    except psutil.NoSuchProcess:
+        pass
+
+
+@contextmanager
+def processes() -> Iterator[Processes]:
+    """Processes that are ended at the end of the block, also after Ctrl-C, SIGTERM or SIGHUP."""
+    started = Processes()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
+    try:
+        yield started
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        started.end()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _leave(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback address that are free now; all different."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports

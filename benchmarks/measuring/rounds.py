@@ -1,0 +1,84 @@
+"""Interleaved rounds: every server under every load once a round, in changing order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from measuring import h2load
+from measuring.accounts import cpu_s
+from measuring.results import Row, significant
+from measuring.servers import Served
+from measuring.workloads import Workload, answer_bytes, check
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How long and how often."""
+
+    workload: Workload
+    clients: Sequence[int]
+    rounds: int
+    seconds: float
+    warm_up_s_max: float
+
+
+def warm_up(servers: Sequence[Served], plan: Plan, say: Say) -> None:
+    """Load that isn't measured, as long as each server needs to be at its best."""
+    for served in servers:
+        seconds = min(served.warm_up_s, plan.warm_up_s_max)
+        if seconds > 0:
+            say(f"Warming up {served.name} for {seconds:g} s ...")
+            h2load.run(_url(served, plan.workload), plan.workload.request, max(plan.clients), seconds)
+
+
+def run(servers: Sequence[Served], plan: Plan, say: Say) -> list[Row]:
+    """The measured rounds. Raises LoadFailed or WrongAnswer when a server doesn't answer as it should."""
+    rows = []
+    for number in range(plan.rounds):
+        turned = [*servers[number % len(servers) :], *servers[: number % len(servers)]]
+        for clients in plan.clients:
+            for served in turned:
+                row = measure(served, plan, number, clients)
+                rows.append(row)
+                say(
+                    f"round {number + 1}/{plan.rounds}  {clients:>3} clients  {served.name:<12} "
+                    f"{significant(row.requests_per_s):>7} requests/s"
+                )
+    return sorted(rows, key=lambda row: (row.round, row.clients, _position(servers, row.target)))
+
+
+def _position(servers: Sequence[Served], name: str) -> int:
+    return [served.name for served in servers].index(name)
+
+
+def _url(served: Served, workload: Workload) -> str:
+    return f"http://127.0.0.1:{served.port}{workload.path}"
+
+
+def measure(served: Served, plan: Plan, number: int, clients: int) -> Row:
+    """One load on one server, its answers checked before, by their bytes, and after."""
+    workload = plan.workload
+    check(served.name, served.port, workload, served.answer)
+    before_s = cpu_s(served.process)
+    load = h2load.run(_url(served, workload), workload.request, clients, plan.seconds)
+    used_s = cpu_s(served.process) - before_s
+    try:
+        load.check(answer_bytes(served.answer), clients)
+    except h2load.LoadFailed as error:
+        raise h2load.LoadFailed(f"{served.name}, {clients} clients: {error}") from None
+    check(served.name, served.port, workload, served.answer)
+    return Row(
+        round=number,
+        clients=clients,
+        target=served.name,
+        requests=load.requests,
+        requests_per_s=load.rate,
+        p50_ms=h2load.percentile(load.latencies_s, 0.5) * 1000,
+        p99_ms=h2load.percentile(load.latencies_s, 0.99) * 1000,
+        cpu_us_per_request=used_s / load.requests * 1e6,
+        cores_used=used_s / load.duration_s,
+        generator_cores_used=load.generator_cpu_s / load.duration_s,
+    )

@@ -1,0 +1,164 @@
+"""The servers that are compared: how each is started, and when it is ready."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import psutil
+
+from measuring import torchserve_environment
+from measuring.processes import Processes, ServerFailed, free_ports
+from measuring.workloads import HANDLERS, Workload, ask, build_archive, check
+
+READY_S_MAX = 180.0
+FIRST_ANSWER_S_MAX = 5.0
+TRY_AGAIN_S = 0.2
+BARE_INGRESS = Path(__file__).resolve().parent.parent / "bare_ingress.py"
+
+TORCHSERVE_QUIET = """<?xml version="1.0" encoding="UTF-8"?>
+<Configuration>
+  <Appenders><Console name="STDOUT" target="SYSTEM_OUT"><PatternLayout pattern="%d %p %c %m%n"/></Console></Appenders>
+  <Loggers><Root level="warn"><AppenderRef ref="STDOUT"/></Root></Loggers>
+</Configuration>
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A running server. `answer`: the messages it answers with. `warm_up_s`: load it needs before it is at its best."""
+
+    name: str
+    port: int
+    management_port: int
+    process: psutil.Process
+    answer: Sequence[bytes]
+    warm_up_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a server keeps its files, and what it is to serve there."""
+
+    folder: Path
+    workload: Workload
+    processes: Processes
+
+    @property
+    def store(self) -> Path:
+        return self.folder / "store"
+
+    def prepare(self) -> None:
+        for name in ("store", "tmp", "logs"):
+            (self.folder / name).mkdir(parents=True)
+        build_archive(self.workload.name, HANDLERS / f"{self.workload.name}.py", self.store)
+
+    def env(self) -> dict[str, str]:
+        """Ours without what would change a server's settings, and with temporary and log folders of its own."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("TS_")}
+        own = {"TMPDIR": self.folder / "tmp", "TEMP": self.folder / "tmp"}
+        own |= {"LOG_LOCATION": self.folder / "logs", "METRICS_LOCATION": self.folder / "logs"}
+        return {**kept, **{name: str(value) for name, value in own.items()}}
+
+    def run(self, words: Sequence[str], more: Mapping[str, str] | None = None) -> psutil.Process:
+        return self.processes.start(words, {**self.env(), **(more or {})}, self.folder, self.folder / "console.log")
+
+
+def start_ours(place: Place, engine: str = "auto", more: Sequence[str] = ()) -> Served:
+    """The real command with its default settings, but for free ports, one worker and no snapshots."""
+    inference, management = free_ports(2)
+    settings = {
+        "grpc_inference_port": inference,
+        "grpc_management_port": management,
+        "default_workers_per_model": 1,
+        "grpc_engine": engine,
+    }
+    name = place.workload.name
+    words = [str(Path(sys.executable).parent / "torchserve"), "--start", "--foreground", "--ncs"]
+    words += ["--model-store", str(place.store), "--models", f"{name}={name}.mar"]
+    for key, value in settings.items():
+        words += ["--set", f"{key}={value}"]
+    process = place.run([*words, *more])
+    title = "ours" if engine == "auto" else f"ours-{engine}"
+    return Served(title, inference, management, process, place.workload.answer, warm_up_s=3)
+
+
+def start_bare(place: Place, engine: str = "h2corn") -> Served:
+    """Our ingress alone, in a process of its own: it echoes the request."""
+    (port,) = free_ports(1)
+    pieces = len(place.workload.answer)
+    process = place.run([sys.executable, str(BARE_INGRESS), str(port), "--engine", engine, "--pieces", str(pieces)])
+    title = "bare" if engine == "h2corn" else f"bare-{engine}"
+    answer = [place.workload.request] if pieces == 1 else place.workload.answer
+    return Served(title, port, 0, process, answer, warm_up_s=2)
+
+
+def start_torchserve(place: Place, quiet: bool = True) -> Served:
+    """TorchServe with one worker, without tokens, with its model API. `quiet`: no access and metric logs."""
+    bin_folder = torchserve_environment.ensure(print)
+    inference, management, *http = free_ports(5)
+    settings = {f"{name}_address": f"http://127.0.0.1:{port}" for name, port in zip(_HTTP, http, strict=True)}
+    settings |= {"grpc_inference_port": str(inference), "grpc_management_port": str(management)}
+    settings |= {"default_workers_per_model": "1"}
+    words = [str(bin_folder / "torchserve"), "--start", "--foreground", "--ncs", "--disable-token-auth"]
+    words += ["--enable-model-api", "--model-store", str(place.store), "--ts-config", "config.properties"]
+    name = place.workload.name
+    words += ["--models", f"{name}={name}.mar"]
+    if quiet:
+        (place.folder / "log4j2.xml").write_text(TORCHSERVE_QUIET)
+        words += ["--log-config", "log4j2.xml"]
+        settings["disable_system_metrics"] = "true"
+    (place.folder / "config.properties").write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+    process = place.run(words, torchserve_environment.command_environment(bin_folder))
+    title = "torchserve" if quiet else "torchserve-logging"
+    return Served(title, inference, management, process, place.workload.answer, warm_up_s=35)
+
+
+_HTTP = ("inference", "management", "metrics")
+
+STARTS: Mapping[str, Callable[[Place], Served]] = {
+    "ours": start_ours,
+    "bare": start_bare,
+    "torchserve": start_torchserve,
+    "ours-grpcio": lambda place: start_ours(place, "grpcio"),
+    "bare-grpcio": lambda place: start_bare(place, "grpcio"),
+    "torchserve-logging": lambda place: start_torchserve(place, quiet=False),
+}
+NOTES: Mapping[str, str] = {
+    "ours": "torchserve --foreground --ncs, defaults but for free ports and one worker",
+    "bare": "our ingress on h2corn with a method that echoes, no worker",
+    "torchserve": "TorchServe with one worker; --log-config (level warn: no access and metric log) and "
+    "disable_system_metrics=true; tokens off, model API on",
+    "ours-grpcio": "ours with grpc_engine=grpcio",
+    "bare-grpcio": "our ingress on grpcio with a method that echoes, no worker",
+    "torchserve-logging": "TorchServe with one worker and its default logging; tokens off, model API on",
+}
+
+
+def start(target: str, folder: Path, workload: Workload, processes: Processes) -> Served:
+    """The server, answering as it should. Raises ServerFailed, NoTorchServe, WrongAnswer."""
+    place = Place(folder / target, workload, processes)
+    place.prepare()
+    served = STARTS[target](place)
+    wait_until_ready(served, workload, processes)
+    return served
+
+
+def wait_until_ready(served: Served, workload: Workload, processes: Processes) -> None:
+    """Asks until there is an answer, and checks that. Raises ServerFailed after READY_S_MAX seconds."""
+    give_up_s = time.monotonic() + READY_S_MAX
+    while True:
+        processes.check()
+        try:
+            ask(served.port, workload, FIRST_ANSWER_S_MAX)
+            break
+        except grpc.RpcError as error:
+            if time.monotonic() > give_up_s:
+                raise ServerFailed(f"{served.name} hasn't answered within {READY_S_MAX:g} s: {error}") from error
+        time.sleep(TRY_AGAIN_S)
+    check(served.name, served.port, workload, served.answer)

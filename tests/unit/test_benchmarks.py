@@ -1,0 +1,154 @@
+"""The parts of the benchmarks that decide what a figure means: parsing, verifying, percentiles, ratios, accounts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import psutil
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parent.parent.parent / "benchmarks"
+
+OUTPUT = """
+finished in 2.01s, 10.50 req/s, 97.56KB/s
+requests: {done} total, 25 started, {done} done, {succeeded} succeeded, 0 failed, 0 errored, 0 timeout
+status codes: {succeeded} 2xx, 0 3xx, 0 4xx, 0 5xx
+traffic: 487.78KB (499488) total, 25.13KB (25728) headers (space savings 94.70%), 112.22KB ({data}) data
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def path() -> None:
+    sys.path.append(str(BENCHMARKS))
+    yield
+    sys.path.remove(str(BENCHMARKS))
+
+
+@pytest.fixture(scope="module")
+def h2load(path: None) -> ModuleType:
+    from measuring import h2load
+
+    return h2load
+
+
+@pytest.fixture(scope="module")
+def results(path: None) -> ModuleType:
+    from measuring import results
+
+    return results
+
+
+@pytest.fixture(scope="module")
+def run(path: None) -> ModuleType:
+    import run
+
+    return run
+
+
+def load(h2load: ModuleType, done: int = 21, succeeded: int = 21, data: int = 189) -> object:
+    log = "1795229217774043\t200\t3000\n1795229217774016\t200\t1000\n1795229217774016\t-1\t9\n"
+    return h2load.parse(OUTPUT.format(done=done, succeeded=succeeded, data=data), log, 2.0, 0.5)
+
+
+def test_h2load_output_is_read(h2load: ModuleType) -> None:
+    found = load(h2load)
+    assert (found.requests, found.failed, found.data_bytes, found.rate) == (21, 0, 189, 10.5)
+    assert found.latencies_s == [0.001, 0.003]
+
+
+def test_output_of_another_kind_is_refused(h2load: ModuleType) -> None:
+    with pytest.raises(h2load.LoadFailed, match="unknown"):
+        h2load.parse("", "", 1.0, 0.0)
+
+
+@pytest.mark.parametrize("data", [189, 198])
+def test_answers_of_the_right_size_pass(h2load: ModuleType, data: int) -> None:
+    load(h2load, data=data).check(9, clients=1)
+
+
+@pytest.mark.parametrize("data", [180, 207])
+def test_answers_without_data_or_with_too_much_are_noticed(h2load: ModuleType, data: int) -> None:
+    with pytest.raises(h2load.LoadFailed, match="gRPC errors"):
+        load(h2load, data=data).check(9, clients=1)
+
+
+def test_failed_and_missing_requests_are_noticed(h2load: ModuleType) -> None:
+    with pytest.raises(h2load.LoadFailed, match="1 of 21"):
+        load(h2load, succeeded=20).check(9, clients=1)
+    with pytest.raises(h2load.LoadFailed):
+        load(h2load, done=0, succeeded=0, data=0).check(9, clients=1)
+
+
+@pytest.mark.parametrize(("share", "value"), [(0.0, 1), (0.01, 1), (0.5, 50), (0.99, 99), (0.991, 100), (1.0, 100)])
+def test_percentile_is_the_nearest_rank(h2load: ModuleType, share: float, value: int) -> None:
+    assert h2load.percentile(range(1, 101), share) == value
+
+
+def test_percentile_of_nothing_is_zero(h2load: ModuleType) -> None:
+    assert h2load.percentile([], 0.5) == 0
+
+
+def test_body_is_a_plain_grpc_message(h2load: ModuleType) -> None:
+    assert h2load.grpc_body(b"abc") == b"\0\0\0\0\3abc"
+
+
+def row(results: ModuleType, number: int, target: str, rate: float) -> object:
+    return results.Row(number, 64, target, 100, rate, 1.0, 2.0, 50.0, 0.5, 0.25)
+
+
+def test_ratios_are_taken_round_by_round(results: ModuleType) -> None:
+    rates = [("ours", 20.0), ("bare", 40.0), ("torchserve", 2.0)], [("ours", 60.0), ("bare", 80.0), ("torchserve", 3.0)]
+    rows = [row(results, number, *one) for number, these in enumerate(rates) for one in these]
+    rows.append(row(results, 2, "bare", 1.0))
+    bare, torchserve = results.ratios(rows)
+    assert (bare.below, *bare.spread) == ("bare", 0.5, 0.625, 0.75)
+    assert (torchserve.below, *torchserve.spread) == ("torchserve", 10.0, 15.0, 20.0)
+
+
+def test_table_has_a_line_for_each_server(results: ModuleType) -> None:
+    lines = results.table([row(results, 0, "ours", 12_345.0), row(results, 0, "bare", 99.0)]).splitlines()
+    assert [line.split()[:2] for line in lines] == [["clients", "server"], ["64", "ours"], ["64", "bare"]]
+    assert "12,300 – 12,300 – 12,300" in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(12_345.6, "12,300"), (123.4, "123"), (99.96, "100"), (1.2345, "1.23"), (0.01234, "0.0123")]
+)
+def test_figures_have_three_digits(results: ModuleType, value: float, text: str) -> None:
+    assert results.significant(value) == text
+
+
+def test_quick_leaves_torchserve_out(run: ModuleType) -> None:
+    options = run.parse(["--quick"])
+    assert options.targets == ("ours", "bare")
+    assert options.clients == (1, 16, 64)
+
+
+def test_options_name_targets_and_clients(run: ModuleType) -> None:
+    options = run.parse(["--clients", "1,64", "--targets", "ours,torchserve", "--streams"])
+    assert (options.clients, options.targets, options.workload.name) == ((1, 64), ("ours", "torchserve"), "pieces")
+    assert (options.rounds, options.seconds) == (5, 5.0)
+
+
+def test_unknown_target_is_refused_with_the_known_ones(run: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run.parse(["--targets", "theirs"])
+    assert "there are ours, bare, torchserve" in capsys.readouterr().err
+
+
+def test_cpu_of_ended_children_counts(path: None) -> None:
+    from measuring.accounts import cpu_s
+
+    before_s = cpu_s(psutil.Process())
+    subprocess.run([sys.executable, "-S", "-c", "sum(range(2_000_000))"], check=True)
+    assert cpu_s(psutil.Process()) > before_s
+
+
+def test_functions_are_counted_once_for_each_stack(path: None) -> None:
+    from hot_spots import shares
+
+    own, within, total = shares("main;a;b 3\nmain;a 1\nmain;a;c;a 2\n")
+    assert (own["b"], own["a"], within["a"], total) == (3, 3, 6, 6)
