@@ -15,8 +15,9 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Thread
+from typing import NamedTuple
 
 import psutil
 from measuring import h2load, servers
@@ -45,14 +46,29 @@ def shares(folded: str) -> tuple[Counter[str], Counter[str], int]:
     return own, within, total
 
 
-def report(title: str, folded: str, cpu_us: float) -> str:
-    """The functions with the most own time, as share and as CPU time per request (of `cpu_us` for the process)."""
+def report(folded: str, cpu_us: float) -> str:
+    """The functions with the most own time, as shares and as CPU time per request (of `cpu_us` for the thread)."""
     own, within, total = shares(folded)
     lines = [["own %", "function", "own µs", "with callees µs"]]
     for name, count in own.most_common(SHOWN):
         figures = (count / total * cpu_us, within[name] / total * cpu_us)
         lines.append([f"{count / total:.1%}", name, *(f"{figure:.1f}" for figure in figures)])
-    return f"{title}: {cpu_us:.1f} µs of CPU per request, {total} samples\n{aligned(lines)}"
+    return aligned(lines)
+
+
+class Thread(NamedTuple):
+    """CPU time of one thread per request, in microseconds: in the program, and in the kernel for it."""
+
+    name: str
+    user_us: float
+    kernel_us: float
+
+
+def thread_report(title: str, threads: Sequence[Thread]) -> str:
+    total_us = sum(thread.user_us + thread.kernel_us for thread in threads)
+    lines = [["user µs", "thread", "kernel µs"]]
+    lines += [[f"{thread.user_us:.1f}", thread.name, f"{thread.kernel_us:.1f}"] for thread in threads]
+    return f"{title}: {total_us:.1f} µs of CPU per request\n{aligned(lines)}"
 
 
 def parts(root: psutil.Process) -> dict[str, psutil.Process]:
@@ -62,29 +78,48 @@ def parts(root: psutil.Process) -> dict[str, psutil.Process]:
 
 
 def record(process: psutil.Process, seconds: float, file: Path) -> None:
-    """Folded stacks of the process while it uses the CPU, native frames not included."""
+    """Folded stacks of the thread that runs Python code at each moment; waiting and the kernel don't count."""
     words = ["py-spy", "record", "--pid", str(process.pid), "--duration", f"{seconds:.0f}", "--rate", str(RATE_HZ)]
-    subprocess.run([*words, "--format", "raw", "--output", str(file), "--function"], check=True, capture_output=True)
+    words += ["--gil", "--function", "--format", "raw", "--output", str(file)]
+    subprocess.run(words, check=True, capture_output=True)
 
 
 def profile(name: str, served: Served, workload: Workload, options: argparse.Namespace) -> str:
     """One process under load; its report. The other process isn't disturbed meanwhile."""
     process = parts(served.process)[name]
-    file = options.folded / f"{name}.folded"
-    recorder = Thread(target=record, args=(process, options.seconds, file))
-    recorder.start()
     url = f"http://127.0.0.1:{served.port}{workload.path}"
-    h2load.run(url, workload.request, options.clients, options.seconds + 1)
-    recorder.join()
-    return report(name, file.read_text(), cost_us(process, url, workload, options))
+    file = options.folded / f"{name}.folded"
+    with ThreadPoolExecutor(1) as pool:
+        recorded = pool.submit(record, process, options.seconds, file)
+        h2load.run(url, workload.request, options.clients, options.seconds + 1)
+        recorded.result()
+    threads = cost(process, url, workload, options)
+    folded = file.read_text()
+    return (
+        f"{thread_report(name, threads)}\n\n{report(folded, threads[0].user_us)}" if folded else f"{name}: no samples"
+    )
 
 
-def cost_us(process: psutil.Process, url: str, workload: Workload, options: argparse.Namespace) -> float:
-    """CPU time of that process per request, without the sampler, which slows it down."""
-    before = process.cpu_times()
+def cost(process: psutil.Process, url: str, workload: Workload, options: argparse.Namespace) -> list[Thread]:
+    """What each thread uses per request, the main thread first, without the sampler, which slows everything down."""
+    before = {thread.id: thread for thread in process.threads()}
     load = h2load.run(url, workload.request, options.clients, options.seconds / 2)
-    after = process.cpu_times()
-    return float(after.user + after.system - before.user - before.system) / load.requests * 1e6
+    threads = []
+    for thread in sorted(process.threads(), key=lambda thread: thread.id != process.pid):
+        start = before.get(thread.id)
+        user_s = thread.user_time - (start.user_time if start else 0)
+        kernel_s = thread.system_time - (start.system_time if start else 0)
+        if user_s or kernel_s or thread.id == process.pid:
+            name = "main" if thread.id == process.pid else thread_name(process.pid, thread.id)
+            threads.append(Thread(name, user_s / load.requests * 1e6, kernel_s / load.requests * 1e6))
+    return threads
+
+
+def thread_name(pid: int, thread_id: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/task/{thread_id}/comm").read_text().strip()
+    except OSError:
+        return str(thread_id)
 
 
 def run(options: argparse.Namespace) -> None:

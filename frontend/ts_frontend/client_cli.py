@@ -170,14 +170,14 @@ def register(client: Client, url: str, workers: int | None, wait: bool, as_json:
 
 @commands.command()
 @click.argument("name")
-@click.argument("workers", type=click.IntRange(min=1))
+@click.argument("workers", type=click.IntRange(min=0))
 @click.option("--version", default="", help="[default: the default version]")
 @click.option("--max", "most", type=click.IntRange(min=1), help="The most workers.  [default: WORKERS]")
 @click.option(
     "--grace",
-    type=click.IntRange(min=1),
+    type=click.IntRange(min=0),
     metavar="SECONDS",
-    help="How long a worker that goes may finish what it has.  [default: as long as it needs]",
+    help="How long a worker that goes may finish what it has; what it hasn't runs elsewhere.  [default: no limit]",
 )
 @click.option("--wait/--no-wait", default=True, help="Return when it is done, or at once.")
 @command
@@ -191,7 +191,7 @@ def scale(
     wait: bool,
     as_json: bool,
 ) -> None:
-    """Give a model so many WORKERS (at least 1; unregister a model that should have none)."""
+    """Give a model so many WORKERS."""
     before = client.describe(name, version)[0].get("lastWorkerFailure")
     sentence = client.scale(name, version, workers, most, grace)
     if not wait:

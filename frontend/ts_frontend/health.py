@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ts_frontend.errors import ModelNotFound, ModelVersionNotFound
+from ts_frontend.errors import Draining, ModelNotFound, ModelVersionNotFound
 from ts_frontend.models.administration import Administration
 from ts_frontend.models.registry import Registry
 
@@ -44,5 +44,7 @@ class Health:
             return None
 
     async def changed(self) -> None:
-        """Returns after the next change of anything."""
+        """Returns after the next change of anything; Draining when nothing will change any more."""
+        if self._draining:
+            raise Draining("The server is shutting down")
         await self._registry.changes.wait()

@@ -18,6 +18,7 @@ from typing import Any
 
 import ts.version
 from ts_frontend.config import ServerConfig, snapshot_settings, worker_environment
+from ts_frontend.errors import ServeError
 from ts_frontend.health import Health
 from ts_frontend.ingress.call import Limits, Listener, Method, Tls, routes
 from ts_frontend.ingress.engine import Engine, make_engine
@@ -214,14 +215,14 @@ def main(config: ServerConfig, report_ready_fd: int | None = None) -> int:
     report = _Report(report_ready_fd)
     try:
         logs = setup_logs(config)
-    except (OSError, ValueError) as error:
+    except (OSError, ServeError, ValueError) as error:
         report.failed(f"Logs can't be opened: {error}")
         return 1
     try:
         _run_loop(_run(config, logs, report))
         return 0
-    except (OSError, RestoreFailed, RuntimeError, ValueError) as error:
-        log.error("%s", error, exc_info=not isinstance(error, (OSError, RestoreFailed)))
+    except (OSError, RestoreFailed, ServeError, RuntimeError, ValueError) as error:
+        log.error("%s", error, exc_info=not isinstance(error, (OSError, RestoreFailed, ServeError)))
         report.failed(str(error))
         return 1
     finally:

@@ -60,10 +60,11 @@ class Recorder:
             log.error("Snapshot could not be written to %s: %s", self._files.directory, error)
 
     async def close(self) -> None:
-        """Finishes what is pending and writes the snapshot of the shutdown."""
+        """Finishes what is pending and writes the snapshot of the shutdown; what ends after that is not remembered."""
         if self._task is not None:
             await self._task
         await self.write(Kind.SHUTDOWN)
+        self._administration = None
 
 
 def states_of(administration: Administration) -> States:
@@ -108,9 +109,7 @@ async def _restore_one(
     name: str, version: str, state: VersionState, administration: Administration, store: Store
 ) -> None:
     try:
-        fetched = await store.fetch(state.archive)
-        if state.url and state.url != state.archive:
-            fetched = replace(fetched, url=state.url)
+        fetched = await store.recall(state.url or state.archive, state.archive)
         model = await administration.add_fetched(fetched, _requested(name, state), loaded_at_startup=True)
     except ServeError as error:
         raise RestoreFailed(

@@ -75,6 +75,20 @@ class Store:
             work.add_done_callback(self._discard_unwanted)
             raise
 
+    async def recall(self, url: str, name: str) -> Fetched:
+        """What `fetch(url)` gave in an earlier life of the server; a copy that was made then is `name` in the store.
+
+        Raises as `fetch`.
+        """
+        scheme = _SCHEME.match(url)
+        if scheme is None or (
+            scheme[1].lower() == "file" and self._root is not None and not (self._root / name).is_file()
+        ):
+            return await self.fetch(url)
+        found = await self.fetch(name)
+        path = Path(url2pathname(urlsplit(url).path)) if scheme[1].lower() == "file" else None
+        return Fetched(found.path, url, downloaded=path is None or path.resolve() != found.path.resolve())
+
     def _discard_unwanted(self, work: asyncio.Future[Fetched]) -> None:
         if not work.cancelled() and work.exception() is None:
             self.discard(work.result())

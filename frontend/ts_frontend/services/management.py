@@ -25,7 +25,7 @@ from ts_frontend.protos.management_pb2 import (
 from ts_frontend.protos.management_pb2_grpc import ManagementAPIsServiceStub as Names
 
 LIST_LIMIT = 100
-#: The `timeout` that stands for none; as its field can't be told from unset, so does zero.
+#: The `timeout` that stands for none.
 UNLIMITED = -1
 
 Request = TypeVar("Request", bound=Message)
@@ -153,10 +153,10 @@ class ManagementService:
         outcome = await self._administration.scale(
             _required("model_name", request.model_name),
             version=request.model_version or None,
-            min_worker=request.min_worker or 1,
+            min_worker=request.min_worker if request.HasField("min_worker") else 1,
             max_worker=request.max_worker or None,
             synchronous=request.synchronous,
-            timeout=request.timeout if request.timeout > 0 else UNLIMITED,
+            timeout=request.timeout if request.HasField("timeout") else UNLIMITED,
         )
         return outcome.status
 

@@ -15,7 +15,7 @@ from ts_frontend.errors import NoWorker
 from ts_frontend.workers.backoff import Backoff
 from ts_frontend.workers.devices import Device
 from ts_frontend.workers.process import Launcher, LineSink
-from ts_frontend.workers.worker import Life, Plan, StartFailed, Worker
+from ts_frontend.workers.worker import Life, Plan, StartFailed, Worker, unattended_future
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Slot:
         self.device = device
         self.worker: Worker | None = None
         self.gave_up = False
-        self.first_try: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.first_try = unattended_future()
         self._pool = pool
         self._backoff = backoff
         self._retired = False
@@ -91,7 +91,6 @@ class Slot:
         except StartFailed as error:
             if not self.first_try.done():
                 self.first_try.set_exception(error)
-                self.first_try.exception()
             return error.message, error.tail
         if not self.first_try.done():
             self.first_try.set_result(None)
@@ -116,7 +115,6 @@ class Slot:
         await asyncio.wait({self._task})
         if not self.first_try.done():
             self.first_try.set_exception(StartFailed("Worker was stopped before its model was loaded"))
-            self.first_try.exception()
 
 
 class Pool:
@@ -141,6 +139,7 @@ class Pool:
         self._next_device = next_device
         self._new_backoff = new_backoff
         self._on_change = on_change
+        self._leaving: set[Slot] = set()
         self._retiring: set[asyncio.Task[None]] = set()
 
     # --- what it is asked
@@ -170,7 +169,7 @@ class Pool:
         del self.slots[count:]
         new = [self._new_slot() for _ in range(count - len(self.slots))]
         self.slots += new
-        retiring = [asyncio.create_task(slot.retire(drain_s)) for slot in surplus]
+        retiring = [asyncio.create_task(self._retire(slot, drain_s)) for slot in surplus]
         self._retiring.update(retiring)
         for task in retiring:
             task.add_done_callback(self._retiring.discard)
@@ -182,6 +181,13 @@ class Pool:
             for slot in new:
                 slot.first_try.result()
 
+    async def _retire(self, slot: Slot, drain_s: float | None) -> None:
+        self._leaving.add(slot)
+        try:
+            await slot.retire(drain_s)
+        finally:
+            self._leaving.discard(slot)
+
     def _clear_given_up(self) -> None:
         self.slots = [slot for slot in self.slots if not slot.gave_up]
 
@@ -189,8 +195,14 @@ class Pool:
         return Slot(self, self.staff.next_worker_id(), self._next_device(), self._new_backoff())
 
     async def close(self, drain_s: float | None) -> None:
-        """Ends all workers, also those that are still retiring."""
+        """Ends all workers; those that are retiring already get no more than `drain_s` from now."""
+        leaving = [slot for slot in self._leaving if slot.worker is not None]
         await self.scale(0, drain_s)
+        if self._retiring:
+            await asyncio.wait(self._retiring, timeout=drain_s)
+        for slot in leaving:
+            if slot in self._leaving and slot.worker is not None:
+                slot.worker.kill("stopped")
         if self._retiring:
             await asyncio.wait(self._retiring)
 

@@ -27,6 +27,18 @@ EXIT_STATUS_S_MAX = 3.0
 _batch_ids = itertools.count(1).__next__
 
 
+def _look_at(done: asyncio.Future[None]) -> None:
+    if not done.cancelled():
+        done.exception()
+
+
+def unattended_future() -> asyncio.Future[None]:
+    """A future whose exception needn't be looked at: whoever waited for it may have left."""
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    future.add_done_callback(_look_at)
+    return future
+
+
 class Life(Enum):
     """Where a worker is in its life. BUSY is READY with something running, told apart by `Worker.status`."""
 
@@ -101,7 +113,7 @@ class Worker:
         self._plan = plan
         self._work = work
         self._connection: Connection | None = None
-        self._loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._loaded: asyncio.Future[None] = unattended_future()
         self._jobs: dict[int, tuple[Job, _Batch]] = {}
         self._batches: dict[int, _Batch] = {}
         self._shared = False
@@ -189,11 +201,12 @@ class Worker:
     async def stop(self, timeout_s: float | None = None) -> None:
         """Retires, waits at most `timeout_s` for what runs, and ends the process. What is left goes back to the
         queue and runs again elsewhere, unless its caller has seen a part of the answer."""
-        if not await self.drain(timeout_s):
+        idle = await self.drain(timeout_s)
+        if not idle:
             self._give_back()
         if self.ended.done():
             return
-        if self._connection is not None and self.life is Life.DRAINING and not self._batches:
+        if idle and self._connection is not None and self.life is Life.DRAINING:
             self._connection.push(Stop())
             self._connection.flush()
             await asyncio.wait({self.ended}, timeout=STOP_S_MAX)
@@ -362,7 +375,6 @@ class Worker:
         self._forget_all()
         if not self._loaded.done():
             self._loaded.set_exception(StartFailed(f"Worker process ended while loading: {note}", 500, self.tail()))
-            self._loaded.exception()
         self.ended.set_result(note if self._death_note or how.code else f"{note} ({reason})")
 
     # --- time

@@ -1,0 +1,248 @@
+"""A real server with real workers on free ports, and real clients."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+
+from ts_frontend.protos.inference_pb2 import PredictionsRequest
+from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
+from ts_frontend.protos.management_pb2 import (
+    DescribeModelRequest,
+    RegisterModelRequest,
+    ScaleWorkerRequest,
+    UnregisterModelRequest,
+)
+from ts_frontend.protos.management_pb2_grpc import ManagementAPIsServiceStub
+
+ARCHIVES = Path(__file__).parent / "archives"
+#: A guard against hanging for ever; no test's result depends on it.
+GUARD_S = 60
+
+
+class Serving:
+    """A running server. `log` is what it has printed so far."""
+
+    def __init__(self, directory: Path, store: Path, settings: dict[str, object], arguments: list[str]) -> None:
+        self.directory = directory
+        self.store = store
+        self.lines: list[str] = []
+        config = {
+            "grpc_inference_port": 0,
+            "grpc_management_port": 0,
+            "temp_dir": directory / "tmp",
+            "log_location": directory / "logs",
+            "number_of_gpu": 0,
+        } | settings
+        (directory / "tmp").mkdir(exist_ok=True)
+        file = directory / "config.properties"
+        file.write_text("".join(f"{key}={value}\n" for key, value in config.items()))
+        command = [
+            sys.executable,
+            "-c",
+            "from ts_frontend.cli import main; main()",
+            "--start",
+            "--foreground",
+            "--ts-config",
+            str(file),
+        ]
+        command += ["--model-store", str(store), *arguments]
+        env = {key: value for key, value in os.environ.items() if not key.startswith("TS_")} | {
+            "TMPDIR": str(directory / "tmp")
+        }
+        self.process = subprocess.Popen(
+            command, cwd=directory, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self._started = self._ended = False
+        self._changed = threading.Condition()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._changed:
+                self.lines.append(line.rstrip("\n"))
+                self._started |= "Model server started." in line
+                self._changed.notify_all()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def wait_started(self) -> Serving:
+        """Returns when it has said that it started and where it listens."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or (self._started and self.port("grpc_management")), GUARD_S)
+        assert self._started and self.port("grpc_management"), self.log
+        return self
+
+    def wait_for_log(self, text: str, count: int = 1) -> None:
+        """Returns when `text` has been logged `count` times."""
+        with self._changed:
+            found = self._changed.wait_for(lambda: sum(text in line for line in self.lines) >= count, GUARD_S)
+        assert found, f"{text!r} was not logged:\n{self.log}"
+
+    @property
+    def log(self) -> str:
+        return "\n".join(self.lines)
+
+    def port(self, name: str) -> int:
+        match = re.search(rf"{name} listens on \S+:(\d+)", self.log)
+        return int(match[1]) if match else 0
+
+    @property
+    def inference(self) -> str:
+        return f"127.0.0.1:{self.port('grpc_inference')}"
+
+    @property
+    def management(self) -> str:
+        return f"127.0.0.1:{self.port('grpc_management')}"
+
+    # --- calls
+
+    def predict(self, model: str, value: object, *, version: str = "", timeout: float = GUARD_S) -> bytes:
+        with grpc.insecure_channel(self.inference) as channel:
+            request = request_for(model, value, version)
+            return InferenceAPIsServiceStub(channel).Predictions(request, timeout=timeout).prediction
+
+    def stream(self, model: str, value: object) -> list[bytes]:
+        with grpc.insecure_channel(self.inference) as channel:
+            stub = InferenceAPIsServiceStub(channel)
+            return [answer.prediction for answer in stub.StreamPredictions(request_for(model, value), timeout=GUARD_S)]
+
+    def manage(self, method: str, request: Any) -> str:
+        with grpc.insecure_channel(self.management) as channel:
+            return str(getattr(ManagementAPIsServiceStub(channel), method)(request, timeout=GUARD_S).msg)
+
+    def register(self, url: str, **more: Any) -> str:
+        more = {"initial_workers": 1, "synchronous": True} | more
+        return self.manage("RegisterModel", RegisterModelRequest(url=url, **more))
+
+    def scale(self, model: str, count: int, **more: Any) -> str:
+        request = ScaleWorkerRequest(model_name=model, min_worker=count, **({"synchronous": True} | more))
+        return self.manage("ScaleWorker", request)
+
+    def unregister(self, model: str, version: str = "") -> str:
+        return self.manage("UnregisterModel", UnregisterModelRequest(model_name=model, model_version=version))
+
+    def describe(self, model: str, version: str = "") -> dict[str, Any]:
+        request = DescribeModelRequest(model_name=model, model_version=version)
+        return dict(json.loads(self.manage("DescribeModel", request))[0])
+
+    def worker_pids(self, model: str) -> list[int]:
+        return [worker["pid"] for worker in self.describe(model)["workers"] if worker["status"] == "READY"]
+
+    # --- its end
+
+    def terminate(self) -> int:
+        """SIGTERM; the exit status once it has ended."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> int:
+        status = self.process.wait(GUARD_S)
+        self._reader.join(GUARD_S)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return status
+
+
+def request_for(model: str, value: object, version: str = "") -> PredictionsRequest:
+    data = value if isinstance(value, bytes) else json.dumps(value).encode()
+    return PredictionsRequest(model_name=model, model_version=version, input={"data": data})
+
+
+def write_model(
+    store: Path, name: str, source: Path | str, *, version: str = "1.0", config: str = "", directory: str = ""
+) -> str:
+    """Makes a directory model in the store from a handler's file or text; its name there."""
+    target = store / (directory or name)
+    (target / "MAR-INF").mkdir(parents=True)
+    if isinstance(source, Path):
+        shutil.copy(source, target / "handler.py")
+    else:
+        (target / "handler.py").write_text(source)
+    model = {"modelName": name, "handler": "handler.py", "modelVersion": version}
+    if config:
+        (target / "model-config.yaml").write_text(config)
+        model["configFile"] = "model-config.yaml"
+    (target / "MAR-INF" / "MANIFEST.json").write_text(json.dumps({"runtime": "python", "model": model}))
+    return target.name
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A model store with the test's models as directories."""
+    path = tmp_path / "store"
+    path.mkdir()
+    for archive in sorted(ARCHIVES.iterdir()):
+        write_model(path, archive.name, archive / "handler.py")
+    return path
+
+
+@pytest.fixture
+def write(store: Path) -> Callable[..., str]:
+    """`write(name, handler's file or text, version=, config=, directory=)` adds a model to the store."""
+    return lambda name, source, **more: write_model(store, name, source, **more)
+
+
+@pytest.fixture(scope="session")
+def probe_handler() -> Path:
+    return ARCHIVES / "probe" / "handler.py"
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """One server with the model `probe` for tests that leave it as they found it."""
+    directory = tmp_path_factory.mktemp("shared")
+    store = directory / "store"
+    store.mkdir()
+    write_model(store, "probe", ARCHIVES / "probe" / "handler.py")
+    write_model(store, "generating", ARCHIVES / "generating" / "handler.py", config="batchSize: 4\n")
+    server = Serving(directory, store, {}, ["--ncs"])
+    try:
+        server.wait_started().register("probe")
+        yield server
+    finally:
+        server.terminate()
+
+
+Start = Callable[..., Serving]
+
+
+@pytest.fixture
+def start(tmp_path: Path, store: Path) -> Iterator[Start]:
+    """Starts servers; at the end they are stopped, and nothing of them may be left."""
+    servers: list[Serving] = []
+
+    def begin(*arguments: str, wait: bool = True, **settings: object) -> Serving:
+        if "--ncs" not in arguments and "snapshots" not in settings:
+            arguments = (*arguments, "--ncs")
+        settings.pop("snapshots", None)
+        server = Serving(tmp_path, store, settings, list(arguments))
+        servers.append(server)
+        return server.wait_started() if wait else server
+
+    yield begin
+    for server in servers:
+        children = psutil.Process(server.process.pid).children(True) if server.process.poll() is None else []
+        try:
+            assert server.terminate() in (0, -signal.SIGTERM, -signal.SIGKILL, 1), server.log
+        finally:
+            server.process.kill()
+            _, alive = psutil.wait_procs(children, timeout=GUARD_S)
+        assert not alive, f"left behind: {alive}"

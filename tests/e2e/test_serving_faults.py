@@ -1,0 +1,232 @@
+"""What happens when handlers misbehave, workers die and callers leave: one accepted request, one final status."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from ts_frontend.protos.grpc_health_v1_health_pb2 import HealthCheckRequest
+from ts_frontend.protos.grpc_health_v1_health_pb2_grpc import HealthStub
+from ts_frontend.protos.inference_pb2 import PredictionsRequest
+from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
+
+GUARD_S = 60
+SERVING, NOT_SERVING = 1, 2
+
+
+def request_for(value: object, model: str = "probe") -> PredictionsRequest:
+    return PredictionsRequest(model_name=model, input={"data": json.dumps(value).encode()})
+
+
+def status_of(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.RpcError) as failure:
+        call()
+    return failure.value.code(), failure.value.details()
+
+
+async def appears(path: Path) -> None:
+    """Returns when a handler has made the file."""
+
+    async def look() -> None:
+        while not path.exists():  # noqa: ASYNC110, ASYNC240 - another process makes it
+            await asyncio.sleep(0.005)
+
+    await asyncio.wait_for(look(), GUARD_S)
+
+
+@pytest.mark.parametrize(
+    ("request_value", "code", "words"),
+    [
+        ({"op": "raise"}, grpc.StatusCode.UNAVAILABLE, "Prediction failed"),
+        ({"op": "refuse"}, grpc.StatusCode.NOT_FOUND, "not today"),
+        ({"op": "item_fails"}, grpc.StatusCode.INVALID_ARGUMENT, "this one only"),
+        ({"op": "too_few"}, grpc.StatusCode.UNAVAILABLE, "number of batch response mismatched"),
+        ({"op": "set"}, grpc.StatusCode.UNAVAILABLE, "Unsupported model output data type."),
+        ({"op": "exit", "code": 7}, grpc.StatusCode.INTERNAL, "exit code 7"),
+    ],
+    ids=lambda value: value.get("op") if isinstance(value, dict) else None,
+)
+def test_a_handler_that_fails_fails_its_request_and_nothing_else(shared, request_value, code, words):
+    got, details = status_of(lambda: shared.predict("probe", request_value))
+    assert got is code and words in details and "Exception" not in details
+    assert shared.predict("probe", {"op": "echo", "value": "next"}) == b"next"
+
+
+def test_the_reason_of_a_workers_end_is_in_describe(shared):
+    status_of(lambda: shared.predict("probe", {"op": "exit", "code": 5}))
+    assert "exit code 5" in shared.describe("probe")["lastWorkerFailure"]["reason"]
+
+
+def test_a_caller_that_leaves_the_queue_never_runs(start, tmp_path):
+    server = start()
+    server.register("probe")
+
+    async def scenario() -> None:
+        async with grpc.aio.insecure_channel(server.inference) as channel:
+            stub: Any = InferenceAPIsServiceStub(channel)
+            begun, release, ran = tmp_path / "begun", tmp_path / "release", tmp_path / "ran"
+            held = stub.Predictions(request_for({"op": "hold", "begun": str(begun), "release": str(release)}))
+            await appears(begun)
+            queued = stub.Predictions(request_for({"op": "work", "ran": str(ran)}))
+            late = stub.Predictions(request_for({"op": "work", "ran": str(ran)}), timeout=0.2)
+            with pytest.raises(grpc.aio.AioRpcError) as failure:
+                await late
+            assert failure.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            queued.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await queued
+            release.touch()
+            assert (await held).prediction == b"held"
+            assert (await stub.Predictions(request_for({"op": "echo"}))).prediction == b"ok"
+            assert not ran.exists()
+
+    asyncio.run(scenario())
+    assert server.describe("probe")["jobQueueStatus"]["pendingRequests"] == 0
+
+
+def test_a_cancel_reaches_a_running_handler(start, tmp_path):
+    server = start()
+    server.register("probe")
+    pids = server.worker_pids("probe")
+
+    async def scenario() -> None:
+        async with grpc.aio.insecure_channel(server.inference) as channel:
+            stub: Any = InferenceAPIsServiceStub(channel)
+            begun, left = tmp_path / "begun", tmp_path / "left"
+            call = stub.Predictions(request_for({"op": "until_cancelled", "begun": str(begun), "left": str(left)}))
+            await appears(begun)
+            call.cancel()
+            await appears(left)
+            streamed = tmp_path / "streamed"
+            stream = stub.StreamPredictions(request_for({"op": "stream_until_left", "left": str(streamed)}))
+            assert len((await stream.read()).prediction) == 1000
+            stream.cancel()
+            await appears(streamed)
+            assert (await stub.Predictions(request_for({"op": "echo"}))).prediction == b"ok"
+
+    asyncio.run(scenario())
+    assert server.worker_pids("probe") == pids
+
+
+def test_a_handler_that_hangs_is_killed_and_replaced(start, write, probe_handler, tmp_path):
+    write("hanging", probe_handler, config="responseTimeout: 1\nminWorkers: 1\n")
+    server = start()
+    server.register("hanging")
+    begun = str(tmp_path / "begun")
+    code, details = status_of(
+        lambda: server.predict("hanging", {"op": "hold", "begun": begun, "release": str(tmp_path / "never")})
+    )
+    assert code is grpc.StatusCode.INTERNAL and "Worker died." in details and "responseTimeout" in details
+    assert server.predict("hanging", {"op": "echo"}) == b"ok"
+
+
+def test_killing_a_worker_under_load_costs_only_what_it_had_started(start, tmp_path):
+    server = start()
+    server.register("probe", initial_workers=4)
+    pids = set(server.worker_pids("probe"))
+    victim = min(pids)
+    ran = tmp_path / "ran"
+
+    async def scenario() -> list[grpc.aio.AioRpcError]:
+        failures: list[grpc.aio.AioRpcError] = []
+        done = 0
+
+        async def client(stub: Any) -> None:
+            nonlocal done
+            for _ in range(100):
+                try:
+                    answer = await stub.Predictions(request_for({"op": "work", "ran": str(ran)}), timeout=GUARD_S)
+                    assert answer.prediction == b"worked"
+                except grpc.aio.AioRpcError as error:
+                    failures.append(error)
+                done += 1
+                if done == 400:
+                    os.kill(victim, signal.SIGKILL)
+
+        async with grpc.aio.insecure_channel(server.inference) as channel:
+            await asyncio.gather(*(client(InferenceAPIsServiceStub(channel)) for _ in range(16)))
+        return failures
+
+    failures = asyncio.run(scenario())
+    assert len(failures) <= 1, [failure.details() for failure in failures]
+    assert all("SIGKILL" in failure.details() for failure in failures)
+    server.wait_for_log("is ready (pid", 5)
+    after = set(server.worker_pids("probe"))
+    assert len(after) == 4 and victim not in after and len(after & pids) == 3
+
+
+def test_health_tells_at_once_when_a_model_has_no_worker_and_when_it_has_one_again(start):
+    server = start()
+    server.register("probe")
+
+    with grpc.insecure_channel(server.inference) as channel:
+        watch = HealthStub(channel).Watch(HealthCheckRequest(service="probe"), timeout=GUARD_S)
+        assert next(watch).status == SERVING
+        os.kill(server.worker_pids("probe")[0], signal.SIGKILL)
+        assert next(watch).status == NOT_SERVING
+        assert next(watch).status == SERVING
+        watch.cancel()
+
+
+def test_a_model_that_fails_to_load_says_why_and_leaves_nothing_behind(start):
+    server = start()
+    code, details = status_of(lambda: server.register("failing"))
+    assert code is grpc.StatusCode.INTERNAL
+    assert "Failed to start workers for model failing version: 1.0" in details
+    assert "the weights are of another model" in details
+    assert status_of(lambda: server.describe("failing"))[0] is grpc.StatusCode.NOT_FOUND
+
+
+def test_a_model_that_never_finishes_loading_is_given_up_after_its_startup_timeout(start):
+    server = start()
+    code, details = status_of(lambda: server.register("slowstart", startup_timeout=1))
+    assert code is grpc.StatusCode.INTERNAL and "within 1 s (startupTimeout)" in details
+
+
+def test_a_model_that_fails_after_an_asynchronous_register_shows_its_reason(start):
+    server = start()
+    assert server.register("failing", synchronous=False) == "Processing worker updates..."
+    server.wait_for_log("Worker 9000 of failing_1.0 ended")
+    failure = server.describe("failing")["lastWorkerFailure"]
+    assert "the weights are of another model" in failure["reason"]
+    assert any("ValueError" in line for line in failure["lastLines"])
+    code, details = status_of(lambda: server.predict("failing", {}, timeout=0.5))
+    assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+    server.unregister("failing")
+
+
+def test_terminating_under_load_answers_everything_that_was_accepted(start, tmp_path):
+    server = start()
+    server.register("probe", initial_workers=2)
+    ran = tmp_path / "ran"
+
+    async def scenario() -> tuple[int, list[grpc.aio.AioRpcError]]:
+        answered, failures = 0, []
+
+        async def client(stub: Any) -> None:
+            nonlocal answered
+            while not failures:
+                try:
+                    await stub.Predictions(request_for({"op": "work", "ran": str(ran)}), timeout=GUARD_S)
+                    answered += 1
+                except grpc.aio.AioRpcError as error:
+                    failures.append(error)
+                if answered == 200:
+                    server.process.send_signal(signal.SIGTERM)
+
+        async with grpc.aio.insecure_channel(server.inference) as channel:
+            await asyncio.gather(*(client(InferenceAPIsServiceStub(channel)) for _ in range(16)))
+        return answered, failures
+
+    answered, failures = asyncio.run(scenario())
+    assert server.wait() == 0, server.log
+    assert {failure.code() for failure in failures} == {grpc.StatusCode.UNAVAILABLE}
+    assert answered == ran.stat().st_size

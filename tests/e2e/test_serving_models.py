@@ -1,0 +1,362 @@
+"""Models managed while they serve: versions, scaling, streams side by side, and what survives a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import time
+from typing import Any
+
+import grpc
+import pytest
+
+from ts_frontend.protos.inference_pb2 import PredictionsRequest
+from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
+from ts_frontend.protos.management_pb2 import DescribeModelRequest, ListModelsRequest, SetDefaultRequest
+
+GUARD_S = 60
+VERSIONED = "def handle(data, context):\n    return ['{version}'] * len(data or [])\n"
+COMPUTING = """
+import torch
+
+class Model:
+    def initialize(self, context):
+        self.weights = torch.rand(400, 400)
+        self.expected = (self.weights @ self.weights).sum().item()  # parallel while it loads
+
+    def handle(self, data, context):
+        got = (self.weights @ self.weights).sum().item()
+        return [abs(got - self.expected) < 1] * len(data)
+"""
+SEED = """
+from ts.protocol.otf_message_handler import send_intermediate_predict_response
+
+def handle(data, context):
+    if type(data) is list:
+        for i in range (3):
+            send_intermediate_predict_response(["intermediate_response"], context.request_ids, "Sent", 200, context)
+        return ["hello world "]
+"""
+
+
+def request_for(value: object, model: str = "probe") -> PredictionsRequest:
+    return PredictionsRequest(model_name=model, input={"data": json.dumps(value).encode()})
+
+
+def test_the_documented_streaming_handler_streams(start, write):
+    write("seed", SEED)
+    server = start()
+    server.register("seed")
+    assert server.stream("seed", {}) == [b"intermediate_response"] * 3 + [b"hello world "]
+    assert server.predict("seed", {}) == b"intermediate_response" * 3 + b"hello world "
+
+
+def test_a_stream_of_a_handler_that_does_not_stream_is_its_one_answer(shared):
+    assert shared.stream("probe", {"op": "echo", "value": "all of it"}) == [b"all of it"]
+
+
+def test_scaling_under_load_loses_no_request(start, tmp_path):
+    server = start()
+    server.register("probe")
+    ran = str(tmp_path / "ran")
+
+    async def scenario() -> int:
+        stop = asyncio.Event()
+        answered = 0
+
+        async def client(stub: Any) -> None:
+            nonlocal answered
+            while not stop.is_set():
+                answer = await stub.Predictions(request_for({"op": "work", "ran": ran}), timeout=GUARD_S)
+                assert answer.prediction == b"worked"
+                answered += 1
+
+        async with grpc.aio.insecure_channel(server.inference) as channel:
+            clients = [asyncio.ensure_future(client(InferenceAPIsServiceStub(channel))) for _ in range(16)]
+            for count in (4, 2, 4, 1):
+                words = await asyncio.to_thread(server.scale, "probe", count)
+                assert words == f"Workers scaled to {count} for model: probe"
+                assert len(await asyncio.to_thread(server.worker_pids, "probe")) == count
+            stop.set()
+            await asyncio.gather(*clients)
+        return answered
+
+    answered = asyncio.run(scenario())
+    assert answered == (tmp_path / "ran").stat().st_size > 0
+
+
+def test_versions_live_side_by_side_and_the_default_can_be_moved(start, write):
+    for version in ("1.0", "2.0"):
+        write("pair", VERSIONED.format(version=version), version=version, directory=f"pair-{version}")
+    server = start()
+    assert server.register("pair-1.0") == 'Model "pair" Version: 1.0 registered with 1 initial workers'
+    server.register("pair-2.0")
+    assert server.predict("pair", {}) == b"1.0"
+    assert server.predict("pair", {}, version="2.0") == b"2.0"
+    request = SetDefaultRequest(model_name="pair", model_version="2.0")
+    assert "updated" in server.manage("SetDefault", request)
+    assert server.predict("pair", {}) == b"2.0"
+    with pytest.raises(grpc.RpcError) as refused:
+        server.unregister("pair")
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert server.unregister("pair", "1.0") == 'Model "pair" unregistered'
+    server.unregister("pair")
+    with pytest.raises(grpc.RpcError) as gone:
+        server.predict("pair", {})
+    assert (gone.value.code(), gone.value.details()) == (grpc.StatusCode.NOT_FOUND, "Model not found: pair")
+
+
+@pytest.mark.parametrize(
+    ("method", "request_value", "code", "words"),
+    [
+        ("register", "nowhere.mar", grpc.StatusCode.NOT_FOUND, "Model not found at: nowhere.mar"),
+        ("register", "../probe", grpc.StatusCode.NOT_FOUND, "Relative path is not allowed in url: ../probe"),
+        (
+            "register",
+            "probe",
+            grpc.StatusCode.ALREADY_EXISTS,
+            "Model version 1.0 is already registered for model probe",
+        ),
+        ("register", "https://example.com/x.mar", grpc.StatusCode.NOT_FOUND, "allowed_urls"),
+        ("describe", "nobody", grpc.StatusCode.NOT_FOUND, "Model not found: nobody"),
+        ("unregister", "nobody", grpc.StatusCode.NOT_FOUND, "Model not found: nobody"),
+    ],
+)
+def test_management_refuses_with_the_right_status_and_torchserves_sentence(shared, method, request_value, code, words):
+    with pytest.raises(grpc.RpcError) as refused:
+        getattr(shared, method)(request_value)
+    assert refused.value.code() is code and words in refused.value.details()
+    assert "org.pytorch" not in refused.value.details()
+
+
+def test_a_request_without_a_worker_or_model_or_version_is_refused_at_once(start):
+    server = start()
+    server.register("probe", initial_workers=0)
+    for call, code in [
+        (lambda: server.predict("probe", {}), grpc.StatusCode.UNAVAILABLE),
+        (lambda: server.predict("nobody", {}), grpc.StatusCode.NOT_FOUND),
+        (lambda: server.predict("probe", {}, version="9"), grpc.StatusCode.NOT_FOUND),
+        (lambda: server.predict("", {}), grpc.StatusCode.INVALID_ARGUMENT),
+    ]:
+        with pytest.raises(grpc.RpcError) as refused:
+            call()
+        assert refused.value.code() is code
+
+
+def test_a_full_queue_refuses_and_says_how_large_it_is(start, write, probe_handler, tmp_path):
+    write("small", probe_handler, config="jobQueueSize: 1\nminWorkers: 1\n")
+    server = start()
+    server.register("small")
+    begun, release = tmp_path / "begun", tmp_path / "release"
+    hold = request_for({"op": "hold", "begun": str(begun), "release": str(release)}, "small")
+    with grpc.insecure_channel(server.inference) as channel:
+        stub = InferenceAPIsServiceStub(channel)
+        held = stub.Predictions.future(hold)
+        while not begun.exists():
+            time.sleep(0.005)
+        waiting = stub.Predictions.future(request_for({"op": "echo"}, "small"))
+        outcomes = [stub.Predictions.future(request_for({"op": "echo"}, "small")) for _ in range(3)]
+        refused = [outcome.exception(GUARD_S) for outcome in outcomes]
+        assert {error.code() for error in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+        assert "takes 1 (job_queue_size)" in refused[0].details()
+        release.touch()
+        assert (held.result(GUARD_S).prediction, waiting.result(GUARD_S).prediction) == (b"held", b"ok")
+
+
+def test_requests_that_wait_together_run_as_one_batch(start, write, probe_handler, tmp_path):
+    write("batched", probe_handler, config="batchSize: 4\nminWorkers: 1\n")
+    server = start()
+    server.register("batched")
+    begun, release = tmp_path / "begun", tmp_path / "release"
+    with grpc.insecure_channel(server.inference) as channel:
+        stub = InferenceAPIsServiceStub(channel)
+        held = stub.Predictions.future(
+            request_for({"op": "hold", "begun": str(begun), "release": str(release)}, "batched")
+        )
+        while not begun.exists():
+            time.sleep(0.005)
+        sizes = [stub.Predictions.future(request_for({"op": "batch"}, "batched")) for _ in range(6)]
+        server_sees(server, "batched", 6)
+        release.touch()
+        held.result(GUARD_S)
+        assert sorted(size.result(GUARD_S).prediction for size in sizes) == [b"2", b"2", b"4", b"4", b"4", b"4"]
+
+
+def server_sees(server: Any, model: str, count: int) -> None:
+    """Returns when so many requests wait."""
+    while server.describe(model)["jobQueueStatus"]["pendingRequests"] < count:
+        time.sleep(0.005)
+
+
+def test_streams_and_unary_requests_share_a_generator(start, write, probe_handler):
+    server = start()
+    server.register("generating", batch_size=4)
+
+    async def scenario() -> None:
+        async with grpc.aio.insecure_channel(server.inference) as channel:
+            stub: Any = InferenceAPIsServiceStub(channel)
+            long = stub.StreamPredictions(request_for({"count": 100_000}, "generating"))
+            assert (await long.read()).prediction == b"0 "
+            answer = await stub.Predictions(request_for({"count": 2}, "generating"), timeout=GUARD_S)
+            assert answer.prediction == b"0 1 end"
+            pieces = [
+                piece.prediction async for piece in stub.StreamPredictions(request_for({"count": 3}, "generating"))
+            ]
+            assert b"".join(pieces) == b"0 1 2 end"
+            assert (await long.read()).prediction == b"1 "
+            long.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_async_handlers_run_side_by_side_on_one_worker(start):
+    server = start()
+    server.register("waiting")
+    with grpc.insecure_channel(server.inference) as channel:
+        stub = InferenceAPIsServiceStub(channel)
+        calls = [stub.Predictions.future(request_for({"together": 8}, "waiting")) for _ in range(8)]
+        assert {call.result(GUARD_S).prediction for call in calls} == {b"8"}
+
+
+def test_forked_workers_compute_and_draw_different_numbers(start, write):
+    write("computing", COMPUTING)
+    server = start()
+    server.register("computing", initial_workers=2)
+    server.register("probe", initial_workers=2)
+    draws: dict[bytes, Any] = {}
+    with grpc.insecure_channel(server.inference) as channel:
+        stub = InferenceAPIsServiceStub(channel)
+        pids = {stub.Predictions(request_for({"op": "pid"}), timeout=GUARD_S).prediction for _ in range(10)}
+        assert len(pids) == 2
+        for _ in range(10):
+            drawn = json.loads(stub.Predictions(request_for({"op": "random"}), timeout=GUARD_S).prediction)
+            draws[json.dumps(drawn).encode()] = drawn
+        right = [stub.Predictions(request_for({}, "computing"), timeout=GUARD_S).prediction for _ in range(6)]
+    assert len({value for drawn in draws.values() for value in drawn}) == 3 * len(draws) and len(draws) == 10
+    assert right == [b"true"] * 6
+
+
+@pytest.mark.slow
+def test_scaling_through_the_forkserver_takes_a_tenth_of_what_exec_takes(start, write, tmp_path):
+    """The model imports torch, as every model does; both servers run in one test, so the ratio holds on any machine."""
+    write("computing", COMPUTING)
+    took_s = {}
+    for how in ("exec", "fork"):
+        server = start(worker_start=how)
+        server.register("computing")
+        begun_s = time.monotonic()
+        server.scale("computing", 4)
+        took_s[how] = time.monotonic() - begun_s
+        server.terminate()
+    assert took_s["fork"] < took_s["exec"] / 10, took_s
+
+
+def test_what_is_served_survives_a_restart(start, write):
+    for version in ("1.0", "2.0"):
+        write("pair", VERSIONED.format(version=version), version=version, directory=f"pair-{version}")
+    server = start(snapshots=True)
+    server.register("pair-1.0")
+    server.register("pair-2.0", initial_workers=0, batch_size=3)
+    server.manage("SetDefault", SetDefaultRequest(model_name="pair", model_version="2.0"))
+    server.scale("pair", 2)
+    assert server.terminate() == 0
+    again = start(snapshots=True)
+    again.wait_for_log("is ready (pid", 3)
+    assert (again.predict("pair", {}), again.predict("pair", {}, version="1.0")) == (b"2.0", b"1.0")
+    description = again.describe("pair", "2.0")
+    assert (description["minWorkers"], len(description["workers"]), description["batchSize"]) == (2, 2, 3)
+    assert again.terminate() == 0
+    fresh = start("--ncs", snapshots=True)
+    assert json.loads(fresh.manage("ListModels", ListModelsRequest()))["models"] == []
+
+
+def test_a_killed_server_remembers_too(start):
+    server = start(snapshots=True)
+    server.register("probe")
+    server.wait_for_log("is ready (pid")
+    server.scale("probe", 2)
+    config = server.directory / "logs" / "config"
+    while not any(
+        'minWorkers\\"\\: 2' in path.read_text() or '"minWorkers"\\: 2' in path.read_text()
+        for path in config.glob("*snapshot.cfg")
+    ):
+        time.sleep(0.005)
+    workers = server.worker_pids("probe")
+    server.process.kill()
+    server.wait()
+    for pid in workers:  # no orphan outlives the server
+        with contextlib.suppress(ProcessLookupError):
+            while os.kill(pid, 0) is None:
+                time.sleep(0.005)
+    again = start(snapshots=True)
+    again.wait_for_log("is ready (pid", 2)
+    assert again.predict("probe", {}) == b"ok"
+
+
+def test_named_models_are_loaded_at_start_and_a_broken_one_does_not_stop_the_others(start):
+    server = start("--models", "renamed=probe", "nowhere.mar", default_workers_per_model=1)
+    server.wait_for_log("is ready (pid")
+    server.wait_for_log("Failed to load model: nowhere.mar")
+    assert server.predict("renamed", {}) == b"ok"
+    assert server.describe("renamed")["loadedAtStartup"] is True
+
+
+def test_describe_asks_the_handler_when_asked_to(shared):
+    request = DescribeModelRequest(model_name="probe", customized=True)
+    assert json.loads(shared.manage("DescribeModel", request))[0]["customizedMetadata"] == {
+        "about": "a handler for tests"
+    }
+
+
+def test_a_killed_surplus_worker_gives_its_request_back(start, tmp_path):
+    server = start()
+    server.register("probe", initial_workers=2)
+    begun, release = tmp_path / "begun", tmp_path / "release"
+    with grpc.insecure_channel(server.inference) as channel:
+        stub = InferenceAPIsServiceStub(channel)
+        holds = [
+            stub.Predictions.future(request_for({"op": "hold", "begun": f"{begun}{number}", "release": str(release)}))
+            for number in range(2)
+        ]
+        for number in range(2):
+            while not (tmp_path / f"begun{number}").exists():
+                time.sleep(0.005)
+        server.scale("probe", 1, timeout=0)
+        assert len(server.worker_pids("probe")) == 1
+        release.touch()
+        assert [hold.result(GUARD_S).prediction for hold in holds] == [b"held", b"held"]
+
+
+def test_stalled_readers_do_not_slow_a_healthy_stream(start):
+    """64 clients that stop reading occupy no worker's time of a generator, and no more memory than their credit."""
+    server = start()
+    server.register("generating")
+
+    async def pace(stub: Any) -> float:
+        begun_s = time.monotonic()
+        pieces = [piece async for piece in stub.StreamPredictions(request_for({"count": 300, "size": 1000}, "generating"))]
+        assert len(pieces) == 301
+        return time.monotonic() - begun_s
+
+    async def scenario() -> None:
+        async with grpc.aio.insecure_channel(server.inference) as healthy:
+            stub: Any = InferenceAPIsServiceStub(healthy)
+            alone_s = min([await pace(stub) for _ in range(5)])
+            channels = [grpc.aio.insecure_channel(server.inference) for _ in range(8)]
+            stalled = []
+            for channel in channels:
+                for _ in range(8):
+                    other: Any = InferenceAPIsServiceStub(channel)
+                    call = other.StreamPredictions(request_for({"count": 10_000_000, "size": 32_768}, "generating"))
+                    await call.read()
+                    stalled.append(call)
+            beside_s = min([await pace(stub) for _ in range(5)])
+            for call in stalled:
+                call.cancel()
+            for channel in channels:
+                await channel.close()
+            assert beside_s < 5 * alone_s, (alone_s, beside_s)
+
+    asyncio.run(scenario())
