@@ -204,12 +204,14 @@ class Exchange:
             await self._end(self._trailers(Code.OK, ""))
             return
         send = self._send
-        self._started = True
-        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS, "trailers": True})
-        self._body_ended = True
-        await send({"type": "http.response.body", "body": protocol.PREFIX.pack(0, size) + message, "more_body": False})
-        self._ended = True
-        await send({"type": "http.response.trailers", "headers": _TRAILERS_OK, "more_trailers": False})
+        self._started = self._body_ended = self._ended = True
+        body = protocol.PREFIX.pack(0, size) + message
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS, "trailers": True})
+            await send({"type": "http.response.body", "body": body, "more_body": False})
+            await send({"type": "http.response.trailers", "headers": _TRAILERS_OK, "more_trailers": False})
+        except OSError as error:
+            raise ClientGone from error
 
     async def _answer_stream(self, answers: AsyncIterator[Sequence[bytes]]) -> None:
         try:
@@ -243,7 +245,10 @@ class Exchange:
 
     async def _write_body(self, body: bytes, *, more: bool) -> None:
         self._body_ended = not more
-        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+        try:
+            await self._send({"type": "http.response.body", "body": body, "more_body": more})
+        except OSError as error:  # what ASGI servers raise once the client has gone
+            raise ClientGone from error
 
     async def _start(self) -> None:
         headers: Sequence[Header] = _HEADERS
@@ -252,13 +257,22 @@ class Exchange:
         if self._answer_encoding is not None:
             headers = (*headers, (b"grpc-encoding", self._answer_encoding.encode()))
         self._started = True
-        await self._send({"type": "http.response.start", "status": 200, "headers": headers, "trailers": True})
+        try:
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers, "trailers": True})
+        except OSError as error:
+            raise ClientGone from error
 
     async def _finish(self, code: Code, message: str) -> None:
-        """The final status; without answers before it, in the header block (a trailers-only answer)."""
+        """The final status, if somebody is left to get it."""
         if self._ended:
             return
-        trailers = self._trailers(code, message)
+        try:
+            await self._write_status(self._trailers(code, message))
+        except (ClientGone, OSError):
+            self._ended = True
+
+    async def _write_status(self, trailers: Sequence[Header]) -> None:
+        """Without answers before it, in the header block (a trailers-only answer)."""
         if not self._started and not self._call.initial:
             self._started = self._body_ended = self._ended = True
             headers = (CONTENT_TYPE, ACCEPT_ENCODING, *trailers)
@@ -273,7 +287,10 @@ class Exchange:
         if not self._body_ended:
             await self._write_body(b"", more=False)
         self._ended = True
-        await self._send({"type": "http.response.trailers", "headers": trailers, "more_trailers": False})
+        try:
+            await self._send({"type": "http.response.trailers", "headers": trailers, "more_trailers": False})
+        except OSError as error:
+            raise ClientGone from error
 
     def _trailers(self, code: Code, message: str) -> list[Header]:
         return [*status_headers(code, message), *encode_metadata(self._call.trailing)]

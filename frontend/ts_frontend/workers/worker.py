@@ -21,6 +21,10 @@ from ts_frontend.workers.process import NONE_STARTED, Launcher, LineSink, Proces
 #: Read-ahead: batches that take longer are never waited behind; quicker ones are sent until they fill this time.
 READ_AHEAD_S = 0.004
 READ_AHEAD_BATCHES_MAX = 16
+#: A stream whose reader has taken nothing for so long computes nothing, and doesn't count as running...
+STALLED_S = 0.1
+#: ... until there are so many times `max_concurrency` on one worker.
+STALLED_FACTOR_MAX = 8
 STOP_S_MAX = 5.0
 EXIT_STATUS_S_MAX = 3.0
 
@@ -117,6 +121,7 @@ class Worker:
         self._jobs: dict[int, tuple[Job, _Batch]] = {}
         self._batches: dict[int, _Batch] = {}
         self._shared = False
+        self._stalled = 0
         self._mean_s = 1.0
         self._turn_s = 0.0
         self._idle: asyncio.Future[None] | None = None
@@ -242,7 +247,8 @@ class Worker:
         if not count:
             return 2
         if self._shared:
-            return 1 if count < self._plan.max_concurrency else 0
+            limit = self._plan.max_concurrency
+            return 1 if count - self._stalled < limit and count < limit * STALLED_FACTOR_MAX else 0
         if count > READ_AHEAD_BATCHES_MAX or count * self._mean_s >= READ_AHEAD_S:
             return 0
         return 1 if time.monotonic() - self._turn_s < READ_AHEAD_S else 0
@@ -383,6 +389,8 @@ class Worker:
         """Called a few times per second: ends what has hung, lets go of streams nobody reads."""
         if not self._batches or self.life not in (Life.READY, Life.DRAINING):
             return
+        if self._shared:
+            self._count_stalled(now_s)
         limit_s = self._plan.response_timeout_s
         for job, batch in list(self._jobs.values()):
             if job.unread_since(now_s) > limit_s:
@@ -395,6 +403,15 @@ class Worker:
                 return
         if self._hung_at_s is not None and self._ready_to_kill(now_s):
             self.kill(f"It gave no answer for {limit_s:g} s (responseTimeout)")
+
+    def _count_stalled(self, now_s: float) -> None:
+        before = self._stalled
+        self._stalled = sum(
+            all(job.unread_since(now_s) > STALLED_S for job in self._open_jobs(batch))
+            for batch in self._batches.values()
+        )
+        if self._stalled > before:
+            self._work.wake()
 
     def _overdue(self, now_s: float, limit_s: float) -> bool:
         if not self._shared:
