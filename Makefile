@@ -4,7 +4,7 @@
 #   VENV        where the environment is
 #   TORCH_SPEC  what pip is told to install as torch. The index is the one pip is configured with. Another build,
 #               for instance the small one without CUDA:
-#               make run TORCH_SPEC="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
+#               make run TORCH_SPEC="torch==2.13.0 --index-url <index of CPU builds>"
 
 PYTHON ?= python3
 VENV ?= .venv

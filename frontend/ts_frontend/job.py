@@ -34,6 +34,8 @@ class State(Enum):
     CANCELLED = "cancelled"
     EXPIRED = "expired"
 
+    __hash__ = object.__hash__  # that of Enum is Python code, and every request asks for it a dozen times
+
 
 NEXT: dict[State, frozenset[State]] = {
     State.NEW: frozenset({State.QUEUED, State.FAILED}),
@@ -68,6 +70,13 @@ class Ledger:
         self.counts = dict.fromkeys(State, 0)
         self.live: dict[int, Job] = {}
         self._emptied: list[Callable[[], None]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def future(self) -> asyncio.Future[None]:
+        """A future of the loop all jobs live in; asking for the running loop each time costs a system call."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        return self._loop.create_future()
 
     @property
     def queued(self) -> int:
@@ -255,7 +264,7 @@ class Job:
                 waiter.set_result(None)
 
     async def _wait(self) -> None:
-        waiter = self._waiter = asyncio.get_running_loop().create_future()
+        waiter = self._waiter = self.ledger.future()
         try:
             await waiter
         except asyncio.CancelledError:

@@ -251,8 +251,16 @@ def test_scale(run: Run, small: SmallServer) -> None:
     assert run("scale", "m", "2", "--no-wait").stdout == "Processing worker updates...\n"
 
 
-def test_scale_to_nothing_is_a_usage_error(run: Run) -> None:
-    assert run("scale", "m", "0").exit_code == 2
+def test_scale_to_nothing(run: Run, small: SmallServer) -> None:
+    assert run("scale", "m", "0", "--grace", "0").stdout == "m 1.0: 0 of 0 ready\n"
+    (asked,) = small.seen
+    assert (asked.HasField("min_worker"), asked.min_worker, asked.HasField("timeout"), asked.timeout) == (
+        True,
+        0,
+        True,
+        0,
+    )
+    assert run("scale", "m", "-1").exit_code == 2
 
 
 def test_set_default_and_unregister(run: Run) -> None:

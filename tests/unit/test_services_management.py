@@ -103,9 +103,14 @@ def test_register_with_everything() -> None:
     assert arguments("RegisterModel", request) == (("m.mar",), given)
 
 
-def test_scale_counts_zero_as_not_given() -> None:
+def test_scale_without_numbers() -> None:
     _, kwargs = arguments("ScaleWorker", pb.ScaleWorkerRequest(model_name="m"))
     assert kwargs == {"version": None, "min_worker": 1, "max_worker": None, "synchronous": False, "timeout": -1}
+
+
+def test_scale_tells_zero_from_not_given() -> None:
+    _, kwargs = arguments("ScaleWorker", pb.ScaleWorkerRequest(model_name="m", min_worker=0, timeout=0))
+    assert (kwargs["min_worker"], kwargs["timeout"]) == (0, 0)
 
 
 def test_scale_with_everything() -> None:

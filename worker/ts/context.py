@@ -138,7 +138,14 @@ class Context:
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         other.cl_socket = _AnswerSocket(other)
+        if self._metrics_source is not None:
+            other._metrics, other._metrics_source = None, self._bound_metrics
         return other
+
+    def _bound_metrics(self) -> Any:
+        """The same metrics for a batch of its own: request ids of batches side by side must not mix."""
+        metrics = self.metrics
+        return metrics.bind(self.request_ids or {}) if hasattr(metrics, "bind") else metrics
 
     def _running(self) -> RunningBatch:
         if self._batch is None:

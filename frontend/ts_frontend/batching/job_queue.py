@@ -35,6 +35,7 @@ class JobQueue:
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._turn = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def __len__(self) -> int:
         return len(self._batcher)
@@ -75,7 +76,9 @@ class JobQueue:
         """Looks for work once this turn of the loop is over, so that what arrives together goes together."""
         if not self._scheduled:
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._dispatch)
+            if self._loop is None:
+                self._loop = asyncio.get_running_loop()
+            self._loop.call_soon(self._dispatch)
 
     # --- as a job's owner
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import binascii
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import overload
 from urllib.parse import quote, unquote
 
@@ -154,6 +154,9 @@ class ReceivedMetadata(Sequence[Entry]):
 
     def __len__(self) -> int:
         return len(self._decoded())
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._decoded())
 
     @overload
     def __getitem__(self, index: int) -> Entry: ...

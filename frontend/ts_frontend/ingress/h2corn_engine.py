@@ -115,6 +115,7 @@ def server_config(listener: Listener) -> h2corn.Config:
     client_ca = Path(tls.client_ca_file) if tls and tls.client_ca_file else None
     return h2corn.Config(
         grpc=True,
+        runtime_threads=1,  # the loop is the bottleneck; a second I/O thread costs a quarter more CPU per request
         lifespan="off",
         access_log=False,
         server_header="off",

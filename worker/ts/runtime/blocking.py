@@ -39,6 +39,7 @@ class BlockingRunner:
         self._active: list[tuple[Running, _Generator]] = []
         self._mean_s = 1.0
         self._flushed_s = self._read_s = 0.0
+        link.holds_back = True
 
     def run(self) -> None:
         """Until the frontend says Stop and everything is answered. SystemExit of a handler passes through."""

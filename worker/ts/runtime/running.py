@@ -71,7 +71,8 @@ class Running:
             if self.jobs[index].held and self.ledger.held_bytes(self.jobs[index]) > HELD_BYTES_MAX:
                 raise BufferError(f"over {HELD_BYTES_MAX} bytes wait for a slow reader: await context.drain()")
             self._piece(index, _frozen(value), last=False)
-        self.link.flush()
+        if not self.link.may_hold_back():
+            self.link.flush()
 
     async def drain(self) -> None:
         while self.batch.stalled and not self.batch.cancelled:

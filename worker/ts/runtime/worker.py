@@ -23,6 +23,8 @@ READ_BYTES_MIN = 64 * 1024
 READ_BYTES_MAX = 1024 * 1024
 MESSAGE_BYTES_MAX = 1 << 32
 TICK_S = 0.005
+HELD_PIECES_MAX = 16
+HELD_S_MAX = 0.001
 IDLE_TICKS = 20
 STAND_IN_WAIT_MS = 100
 BROKEN_FRAME_STATUS = 70
@@ -72,6 +74,8 @@ class Link:
         self.ledger = Ledger(0, 0)
         self.read_at_s = 0.0
         self.waits_for_credit = True
+        self.holds_back = False
+        self._flushed_s = 0.0
         self.on_backlog: Callable[[], object] = lambda: None
 
     def fileno(self) -> int:
@@ -170,12 +174,20 @@ class Link:
 
     # --- writing
 
+    def may_hold_back(self) -> bool:
+        """Whether pieces can wait for more to share a write: they follow each other closely, and the other thread
+        writes them within two ticks if none comes."""
+        if not self.holds_back or threading.get_ident() != self._owner:
+            return False
+        return self.ledger.unsent < HELD_PIECES_MAX and time.monotonic() - self._flushed_s < HELD_S_MAX
+
     def flush(self) -> bool:
         """Writes what the socket takes now; False when something is left."""
         ledger = self.ledger
         outbox = ledger.outbox
         with ledger.lock:
             ledger.unsent = 0
+            self._flushed_s = time.monotonic()
             while outbox:
                 try:
                     outbox.sent(self._sock.sendmsg(outbox.buffers()))

@@ -1,0 +1,105 @@
+"""Every call leaves one line in the access log, whatever its end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from ts_frontend.errors import Code, ModelNotFound
+from ts_frontend.ingress.call import Call, Method, Shape
+from ts_frontend.telemetry.access import logged
+
+
+class Lines:
+    """Stands where the logs are."""
+
+    access_enabled = True
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, str, int]] = []
+
+    def access(self, peer: str, request: str, status: int, duration_ms: float) -> None:
+        assert duration_ms >= 0
+        self.lines.append((peer, request, status))
+
+
+def call(**more: float) -> Call:
+    return Call("/x.S/M", peer="127.0.0.1:5", **more)
+
+
+def wrapped(run: object, shape: Shape = Shape.UNARY) -> tuple[Method, Lines]:
+    lines = Lines()
+    return logged(Method("/x.S/M", shape, run), lines), lines  # type: ignore[arg-type]
+
+
+async def answer(_: Call, data: bytes) -> bytes:
+    return data
+
+
+async def refuse(_: Call, data: bytes) -> bytes:
+    raise ModelNotFound("m")
+
+
+async def break_down(_: Call, data: bytes) -> bytes:
+    raise KeyError("a bug")
+
+
+async def wait(_: Call, data: bytes) -> bytes:
+    await asyncio.Event().wait()
+    return data
+
+
+async def stream(_: Call, data: bytes):
+    yield [data]
+    yield [data]
+
+
+@pytest.mark.parametrize(("run", "code"), [(answer, Code.OK), (refuse, Code.NOT_FOUND), (break_down, Code.INTERNAL)])
+def test_a_unary_call_is_logged_with_its_status(run, code):
+    method, lines = wrapped(run)
+    try:
+        asyncio.run(method.run(call(), b"x"))
+    except (ModelNotFound, KeyError):
+        pass
+    assert lines.lines == [("127.0.0.1:5", "gRPC x.S/M HTTP/2.0", code)]
+
+
+@pytest.mark.parametrize(("late", "code"), [(False, Code.CANCELLED), (True, Code.DEADLINE_EXCEEDED)])
+def test_a_cancelled_call_tells_whether_its_deadline_had_passed(late, code):
+    method, lines = wrapped(wait)
+
+    async def scenario() -> None:
+        task = asyncio.ensure_future(method.run(call(deadline_s=time.monotonic() + (-1 if late else 60)), b"x"))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(scenario())
+    assert [line[2] for line in lines.lines] == [code]
+
+
+@pytest.mark.parametrize(("taken", "code"), [(2, Code.OK), (1, Code.CANCELLED)])
+def test_a_stream_is_logged_at_its_end_also_when_its_reader_leaves(taken, code):
+    method, lines = wrapped(stream, Shape.SERVER_STREAM)
+
+    async def scenario() -> None:
+        answers = method.run(call(), b"x")
+        for _ in range(taken):
+            await anext(answers)
+        if taken == 2:
+            with pytest.raises(StopAsyncIteration):
+                await anext(answers)
+        await answers.aclose()
+
+    asyncio.run(scenario())
+    assert [line[2] for line in lines.lines] == [code]
+
+
+def test_without_an_access_log_nothing_is_wrapped():
+    lines = Lines()
+    lines.access_enabled = False
+    method = Method("/x.S/M", Shape.UNARY, answer)
+    assert logged(method, lines) is method
