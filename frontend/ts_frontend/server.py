@@ -106,7 +106,7 @@ class Server:
         await self.engine.start()
         recorder.attach(administration)
         await recorder.write(Kind.STARTUP)
-        _settle_memory()
+        _settle()
         on_ready(self.addresses())
         await self._until_stopped(self.engine)
         log.info("Draining: what was accepted is answered within %g s.", config.drain_timeout_s)
@@ -206,7 +206,7 @@ def worker_env(config: ServerConfig) -> dict[str, str]:
     return env
 
 
-def _settle_memory() -> None:
+def _settle() -> None:
     """What exists now stays: the garbage collector needn't look at it again, nor as often at the rest. Requests make no
     cycles; a collection of everything takes some 10 ms, which a request would wait for."""
     gc.collect()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import threading
 import time
 from typing import Any
 
@@ -156,12 +157,17 @@ def test_a_full_queue_refuses_and_says_how_large_it_is(start, write, probe_handl
         held = stub.Predictions.future(hold)
         while not begun.exists():
             time.sleep(0.005)
-        waiting = stub.Predictions.future(request_for({"op": "echo"}, "small"))
-        outcomes = [stub.Predictions.future(request_for({"op": "echo"}, "small")) for _ in range(3)]
-        refused = [outcome.exception(GUARD_S) for outcome in outcomes]
-        assert {error.code() for error in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+        ended = threading.Semaphore(0)
+        calls = [stub.Predictions.future(request_for({"op": "echo"}, "small")) for _ in range(4)]
+        for call in calls:
+            call.add_done_callback(lambda _: ended.release())
+        for _ in range(3):
+            assert ended.acquire(timeout=GUARD_S)
+        refused = [call.exception() for call in calls if call.done()]
+        assert [error.code() for error in refused] == [grpc.StatusCode.RESOURCE_EXHAUSTED] * 3
         assert "takes 1 (job_queue_size)" in refused[0].details()
         release.touch()
+        (waiting,) = [call for call in calls if not call.done()]
         assert (held.result(GUARD_S).prediction, waiting.result(GUARD_S).prediction) == (b"held", b"ok")
 
 

@@ -7,6 +7,7 @@ them and the thread writes them together, a few times a second.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import sys
@@ -25,6 +26,7 @@ from ts_frontend.telemetry.log_files import Console, RotatedFile
 
 RECORDS_WAITING_MAX = 100_000
 ACCESS_PERIOD_S = 0.25
+ACCESSES_PER_WRITE = 64
 
 SERVER, ACCESS, MODEL = "ts_frontend", "ACCESS_LOG", "MODEL_LOG"
 METRICS = ("TS_METRICS", "MODEL_METRICS")
@@ -42,6 +44,16 @@ class Access(NamedTuple):
 
     def text(self) -> str:
         return f'/{self.peer} "{self.request}" {self.status} {self.duration_ms:.0f}'
+
+
+class _Lines:
+    """Requests as text, for formatters that don't know `accesses`."""
+
+    def __init__(self, accesses: Sequence[Access]) -> None:
+        self._accesses = accesses
+
+    def __str__(self) -> str:
+        return "\n".join(one.text() for one in self._accesses)
 
 
 class TextFormatter(logging.Formatter):
@@ -96,7 +108,12 @@ class JsonFormatter(logging.Formatter):
 def iso_time(seconds: float) -> str:
     """Local time as TorchServe's logs have it: 2026-11-20T23:33:13,083."""
     whole = int(seconds)
-    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.localtime(whole))},{int((seconds - whole) * 1000):03d}"
+    return f"{_iso_second(whole)},{int((seconds - whole) * 1000):03d}"
+
+
+@functools.lru_cache(maxsize=16)
+def _iso_second(seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(seconds))
 
 
 def _thread(record: logging.LogRecord) -> str:
@@ -169,12 +186,14 @@ class Writer:
 
     def _write_accesses(self) -> None:
         logger = logging.getLogger(ACCESS)
-        batch = [self._accesses.popleft() for _ in range(len(self._accesses))]
-        if not batch or not logger.isEnabledFor(logging.INFO):
-            return
-        record = logger.makeRecord(ACCESS, logging.INFO, "", 0, "\n".join(one.text() for one in batch), (), None)
-        record.accesses, record.source = batch, "main"
-        _write(record, _targets(logger))
+        targets = _targets(logger)
+        for left in range(len(self._accesses), 0, -ACCESSES_PER_WRITE):
+            batch = [self._accesses.popleft() for _ in range(min(left, ACCESSES_PER_WRITE))]
+            if logger.isEnabledFor(logging.INFO):
+                record = logger.makeRecord(ACCESS, logging.INFO, "", 0, "%s", (_Lines(batch),), None)
+                record.accesses, record.source = batch, "main"
+                _write(record, targets)
+            time.sleep(0)  # gives the event loop the interpreter, which it would else wait 5 ms for
 
     def _write_dropped(self) -> None:
         count, self._dropped = self._dropped, 0
