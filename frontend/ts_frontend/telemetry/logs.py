@@ -47,13 +47,13 @@ class Access(NamedTuple):
 
 
 class _Lines:
-    """Requests as text, for formatters that don't know `accesses`."""
+    """Requests as text, made once for all handlers: `parts` are (time, text)."""
 
     def __init__(self, accesses: Sequence[Access]) -> None:
-        self._accesses = accesses
+        self.parts = [(iso_time(one.seconds), one.text()) for one in accesses]
 
     def __str__(self) -> str:
-        return "\n".join(one.text() for one in self._accesses)
+        return "\n".join([text for _, text in self.parts])
 
 
 class TextFormatter(logging.Formatter):
@@ -64,18 +64,18 @@ class TextFormatter(logging.Formatter):
         self._bare = bare
 
     def format(self, record: logging.LogRecord) -> str:
-        accesses: Sequence[Access] = getattr(record, "accesses", ())
-        if accesses:
-            return "\n".join(f"{self._head(record, one.seconds)} - {one.text()}" for one in accesses)
-        text = f"{self._head(record, record.created)} - {record.getMessage()}"
+        origin = self._origin(record)
+        accesses: _Lines | None = getattr(record, "access_lines", None)
+        if accesses is not None:
+            return "\n".join([f"{moment}{origin} - {text}" for moment, text in accesses.parts])
+        text = f"{iso_time(record.created)}{origin} - {record.getMessage()}"
         return f"{text}\n{record.exc_text}" if record.exc_text else text
 
-    def _head(self, record: logging.LogRecord, seconds: float) -> str:
-        moment = iso_time(seconds)
+    def _origin(self, record: logging.LogRecord) -> str:
         if self._bare:
-            return moment
+            return ""
         level = _LEVEL_NAMES.get(record.levelname, record.levelname)
-        return f"{moment} [{level:<5}] {_thread(record)} {record.name}"
+        return f" [{level:<5}] {_thread(record)} {record.name}"
 
 
 class JsonFormatter(logging.Formatter):
@@ -143,7 +143,7 @@ class Writer:
 
     def __init__(self) -> None:
         self._records: SimpleQueue[tuple[logging.LogRecord, Sequence[logging.Handler]] | None] = SimpleQueue()
-        self._accesses: deque[Access] = deque(maxlen=RECORDS_WAITING_MAX)
+        self._accesses: deque[tuple[float, str, str, int, float]] = deque(maxlen=RECORDS_WAITING_MAX)
         self._dropped = 0
         self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
 
@@ -156,7 +156,8 @@ class Writer:
         else:
             self._dropped += 1
 
-    def put_access(self, access: Access) -> None:
+    def put_access(self, access: tuple[float, str, str, int, float]) -> None:
+        """The fields of an Access; it is made of them by the writing thread."""
         self._accesses.append(access)
 
     def close(self) -> None:
@@ -188,10 +189,11 @@ class Writer:
         logger = logging.getLogger(ACCESS)
         targets = _targets(logger)
         for left in range(len(self._accesses), 0, -ACCESSES_PER_WRITE):
-            batch = [self._accesses.popleft() for _ in range(min(left, ACCESSES_PER_WRITE))]
+            batch = [Access(*self._accesses.popleft()) for _ in range(min(left, ACCESSES_PER_WRITE))]
             if logger.isEnabledFor(logging.INFO):
-                record = logger.makeRecord(ACCESS, logging.INFO, "", 0, "%s", (_Lines(batch),), None)
-                record.accesses, record.source = batch, "main"
+                lines = _Lines(batch)
+                record = logger.makeRecord(ACCESS, logging.INFO, "", 0, "%s", (lines,), None)
+                record.accesses, record.access_lines, record.source = batch, lines, "main"
                 _write(record, targets)
             time.sleep(0)  # gives the event loop the interpreter, which it would else wait 5 ms for
 
@@ -228,7 +230,7 @@ class Logs:
     def access(self, peer: str, request: str, status: int, duration_ms: float) -> None:
         """Note one request, for example ("127.0.0.1:5", "GET /ping HTTP/1.1", 200, 1.2). Costs about a microsecond."""
         if self.access_enabled:
-            self.writer.put_access(Access(time.time(), peer, request, status, duration_ms))
+            self.writer.put_access((time.time(), peer, request, status, duration_ms))
 
     def model_line(self, source: str, line: str, level: int = logging.INFO) -> None:
         """A line that a worker wrote; `source` is W-<id>-<model>_<version>-stdout or -stderr."""

@@ -136,6 +136,8 @@ class Pool:
         self.staff = staff
         self.slots: list[Slot] = []
         self.last_failure: Failure | None = None
+        #: No worker is there or will come. Kept up to date by `_changed`: every request asks.
+        self.hopeless = True
         self._next_device = next_device
         self._new_backoff = new_backoff
         self._on_change = on_change
@@ -147,11 +149,6 @@ class Pool:
     @property
     def ready_count(self) -> int:
         return sum(slot.ready for slot in self.slots)
-
-    @property
-    def hopeless(self) -> bool:
-        """True when no worker is there or will come."""
-        return all(slot.gave_up for slot in self.slots)
 
     def refusal(self) -> str:
         """Why there is no worker, for the caller's error; "" when that isn't known."""
@@ -173,7 +170,7 @@ class Pool:
         self._retiring.update(retiring)
         for task in retiring:
             task.add_done_callback(self._retiring.discard)
-        self._on_change()
+        self._changed()
         if retiring:
             await asyncio.wait(retiring)
         if new:
@@ -206,6 +203,10 @@ class Pool:
         if self._retiring:
             await asyncio.wait(self._retiring)
 
+    def _changed(self) -> None:
+        self.hopeless = all(slot.gave_up for slot in self.slots)
+        self._on_change()
+
     # --- what its slots tell it
 
     def new_worker(self, slot: Slot) -> Worker:
@@ -214,15 +215,15 @@ class Pool:
     def started(self, worker: Worker) -> None:
         self.queue.attach(worker)
         log.info("Worker %s of %s is ready (pid %s).", worker.id, self.name, worker.pid)
-        self._on_change()
+        self._changed()
 
     def failed(self, failure: Failure) -> None:
         self.last_failure = failure
         log.warning("Worker %s of %s ended: %s", failure.worker_id, self.name, failure.reason)
-        self._on_change()
+        self._changed()
 
     def gave_up(self, reason: str) -> None:
-        self._on_change()
+        self._changed()
         if self.hopeless:
             self.queue.fail_all(NoWorker(f"No worker of model {self.name} could be kept running: {reason}"))
 
