@@ -69,14 +69,18 @@ class Place:
         return self.processes.start(words, {**self.env(), **(more or {})}, self.folder, self.folder / "console.log")
 
 
-def start_ours(place: Place, engine: str = "auto", more: Sequence[str] = ()) -> Served:
-    """The real command with its default settings, but for free ports, one worker and no snapshots."""
+def start_ours(place: Place, engine: str = "auto", more: Sequence[str] = (), quiet: bool = True) -> Served:
+    """The real command with its default settings, but for free ports, one worker and no snapshots.
+
+    `quiet`: without access log, as TorchServe is in this comparison.
+    """
     inference, management = free_ports(2)
     settings = {
         "grpc_inference_port": inference,
         "grpc_management_port": management,
         "default_workers_per_model": 1,
         "grpc_engine": engine,
+        "access_log": str(not quiet).lower(),
     }
     name = place.workload.name
     words = [str(Path(sys.executable).parent / "torchserve"), "--start", "--foreground", "--ncs"]
@@ -84,7 +88,7 @@ def start_ours(place: Place, engine: str = "auto", more: Sequence[str] = ()) -> 
     for key, value in settings.items():
         words += ["--set", f"{key}={value}"]
     process = place.run([*words, *more])
-    title = "ours" if engine == "auto" else f"ours-{engine}"
+    title = ("ours" if engine == "auto" else f"ours-{engine}") + ("" if quiet else "-logging")
     return Served(title, inference, management, process, place.workload.answer, warm_up_s=3)
 
 
@@ -125,12 +129,14 @@ STARTS: Mapping[str, Callable[[Place], Served]] = {
     "ours": start_ours,
     "bare": start_bare,
     "torchserve": start_torchserve,
+    "ours-logging": lambda place: start_ours(place, quiet=False),
     "ours-grpcio": lambda place: start_ours(place, "grpcio"),
     "bare-grpcio": lambda place: start_bare(place, "grpcio"),
     "torchserve-logging": lambda place: start_torchserve(place, quiet=False),
 }
 NOTES: Mapping[str, str] = {
-    "ours": "torchserve --foreground --ncs, defaults but for free ports and one worker",
+    "ours": "torchserve --foreground --ncs, access_log=false; else defaults but for free ports and one worker",
+    "ours-logging": "the same with its access log, as by default",
     "bare": "our ingress on h2corn with a method that echoes, no worker",
     "torchserve": "TorchServe with one worker; --log-config (level warn: no access and metric log) and "
     "disable_system_metrics=true; tokens off, model API on",

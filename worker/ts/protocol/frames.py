@@ -26,6 +26,7 @@ MORE, CONTINUED = 1, 2
 
 _U64 = struct.Struct("<Q")
 _ITEM = struct.Struct("<QdHHH")
+_SINGLE = struct.Struct("<IQdHHH")  # _COUNT and _ITEM
 _PAIR = struct.Struct("<HI")
 _INPUT = struct.Struct("<HHQ")
 _CHUNK = struct.Struct("<BHHH")
@@ -133,7 +134,24 @@ def _pairs(out: list[Buffer], pairs: Pairs) -> None:
         out.append(raw_value)
 
 
+def _encode_single(batch_id: int, item: Item, part: Input) -> tuple[int, int, list[Buffer]]:
+    """The usual batch, one request with one input and no headers, in one piece before its data."""
+    raw_id, raw_name, raw_type = item.request_id.encode(), part.name.encode(), part.content_type.encode()
+    head = b"".join(
+        (
+            _SINGLE.pack(1, item.job_id, item.deadline_s, len(raw_id), 0, 1),
+            raw_id,
+            _INPUT.pack(len(raw_name), len(raw_type), len(part.data)),
+            raw_name,
+            raw_type,
+        )
+    )
+    return PREDICT, batch_id, [head, part.data]
+
+
 def _encode_predict(message: Predict) -> tuple[int, int, list[Buffer]]:
+    if len(message.items) == 1 and len((item := message.items[0]).inputs) == 1 and not item.headers:
+        return _encode_single(message.batch_id, item, item.inputs[0])
     out: list[Buffer] = [_COUNT.pack(len(message.items))]
     for job_id, request_id, deadline_s, headers, inputs in message.items:
         raw_id = request_id.encode()
