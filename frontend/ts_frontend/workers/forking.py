@@ -31,8 +31,8 @@ EXIT_STATUS_S_MAX = 2.0
 
 
 class ForkLauncher:
-    """Starts workers through the forkserver. A forkserver that dies is started again by the next launch; the
-    workers it had forked live on, watched through their pidfds."""
+    """Starts workers through the forkserver. One that dies takes the workers it had forked with it (the kernel ends
+    them on Linux); the next launch starts a new one, and what those workers had not started runs on their successors."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self._env = env
