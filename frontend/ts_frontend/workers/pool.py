@@ -174,7 +174,7 @@ class Pool:
         if retiring:
             await asyncio.wait(retiring)
         if new:
-            await asyncio.wait([asyncio.shield(slot.first_try) for slot in new])
+            await asyncio.wait([slot.first_try for slot in new])
             for slot in new:
                 slot.first_try.result()
 
