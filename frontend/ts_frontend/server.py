@@ -63,8 +63,9 @@ class Server:
         """Asks `run` to drain and return; a second time changes nothing."""
         self._stop.set()
 
-    async def run(self, on_ready: Callable[[dict[str, str]], None]) -> None:
-        """Starts, serves until `stop()`, drains. `on_ready` gets the listening addresses by name.
+    async def run(self, on_ready: Callable[[dict[str, str]], None], progress: Callable[[str], None]) -> None:
+        """Starts, serves until `stop()`, drains. `on_ready` gets the listening addresses by name, `progress` what is
+        being done until then.
 
         Raises OSError (an address is taken), RestoreFailed, ValueError with what was wrong when it can't start.
         """
@@ -73,7 +74,7 @@ class Server:
         supervisor = await self._supervisor()
         try:
             await supervisor.start()
-            await self._serve(supervisor, work_dir, on_ready)
+            await self._serve(supervisor, work_dir, on_ready, progress)
         finally:
             await supervisor.close()
             await asyncio.to_thread(shutil.rmtree, work_dir, True)
@@ -90,7 +91,13 @@ class Server:
             on_line=ModelLog(self._logs).line,
         )
 
-    async def _serve(self, supervisor: Supervisor, work_dir: Path, on_ready: Callable[[dict[str, str]], None]) -> None:
+    async def _serve(
+        self,
+        supervisor: Supervisor,
+        work_dir: Path,
+        on_ready: Callable[[dict[str, str]], None],
+        progress: Callable[[str], None],
+    ) -> None:
         config = self.config
         store = Store(
             config.model_store,
@@ -100,7 +107,7 @@ class Server:
         )
         recorder = self._recorder()
         administration = self._administration(supervisor, store, work_dir, recorder)
-        await load_at_startup(config, administration, store, supervisor.placement.inventory.count)
+        await load_at_startup(config, administration, store, supervisor.placement.inventory.count, progress)
         health = Health(administration, SERVICES)
         self.engine = make_engine(config.grpc_engine, self._listeners(administration, health))
         await self.engine.start()
@@ -246,6 +253,11 @@ class _Report:
     def __init__(self, fd: int | None) -> None:
         self._fd = fd
 
+    def progress(self, text: str) -> None:
+        """What the server is doing before it is ready."""
+        if self._fd is not None:
+            self._send(self._fd, {"progress": text})
+
     def ready(self, listening: dict[str, str]) -> None:
         self._write({"ready": True, "listening": listening})
 
@@ -256,11 +268,14 @@ class _Report:
         if self._fd is None:
             return
         fd, self._fd = self._fd, None
+        self._send(fd, value)
+        os.close(fd)
+
+    def _send(self, fd: int, value: dict[str, Any]) -> None:
         try:
             os.write(fd, json.dumps(value).encode() + b"\n")
         except BrokenPipeError:
             log.warning("The launcher left before the server was ready")
-        os.close(fd)
 
 
 def _run_loop(work: Coroutine[Any, Any, None]) -> None:
@@ -284,4 +299,4 @@ async def _run(config: ServerConfig, logs: Logs, report: _Report) -> None:
         print(STARTED, flush=True)
         report.ready(listening)
 
-    await server.run(on_ready)
+    await server.run(on_ready, report.progress)

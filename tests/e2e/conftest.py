@@ -40,6 +40,7 @@ class Serving:
         self.directory = directory
         self.store = store
         self.lines: list[str] = []
+        more_env = dict(settings.pop("env", {}))  # type: ignore[call-overload]
         config = {
             "grpc_inference_port": 0,
             "grpc_management_port": 0,
@@ -63,6 +64,7 @@ class Serving:
         env = {key: value for key, value in os.environ.items() if not key.startswith("TS_")} | {
             "TMPDIR": str(directory / "tmp")
         }
+        env |= more_env
         self.process = subprocess.Popen(
             command, cwd=directory, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 
 from ts_frontend.config import ServerConfig
 from ts_frontend.errors import ServeError
@@ -15,13 +16,17 @@ from ts_frontend.models.store import Store
 log = logging.getLogger(__name__)
 
 
-async def load_at_startup(config: ServerConfig, administration: Administration, store: Store, gpus: int) -> None:
+async def load_at_startup(
+    config: ServerConfig, administration: Administration, store: Store, gpus: int, progress: Callable[[str], None]
+) -> None:
     """Registers everything; workers start in the background. A named model that can't be loaded is logged, as in
-    TorchServe; one of the snapshot that can't be raises RestoreFailed."""
+    TorchServe; one of the snapshot that can't be raises RestoreFailed. `progress` is told what is being done."""
     workers = config.default_workers_per_model or gpus or os.cpu_count() or 1
     for entry in _entries(config, store):
+        progress(f"loading {entry}")
         await _load(entry, workers, administration)
     if config.snapshot is not None:
+        progress("loading the models of the last run")
         await restore(config.snapshot, administration, store)
     for model in administration.registry:
         administration.background(administration.start_workers(model))

@@ -31,8 +31,8 @@ EXIT_STATUS_S_MAX = 2.0
 
 
 class ForkLauncher:
-    """Starts workers through the forkserver. One that dies takes the workers it had forked with it (the kernel ends
-    them on Linux); the next launch starts a new one, and what those workers had not started runs on their successors."""
+    """Starts workers through the forkserver. One that dies takes the workers it had forked with it (on Linux the
+    kernel ends them); the next launch starts a new one, and what those had not started runs on their successors."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self._env = env
@@ -145,6 +145,7 @@ class ForkLauncher:
             self._ended(reply["pid"], Exit.of_wait_status(reply["status"]))
         elif (answer := self._forks.get(reply["id"])) is not None and not answer.done():
             if op == "forked":
+                self._early.pop(reply["pid"], None)  # of an earlier process with that number
                 answer.set_result(reply["pid"])
             else:
                 answer.set_exception(LaunchFailed(f"fork failed: {reply.get('error')}"))
