@@ -25,6 +25,7 @@ class AsyncRunner:
         self._link, self._ledger, self._loop = link, link.ledger, loaded.loop
         self._entry, self._context = loaded.entry, loaded.context
         self._progress, self._decode = progress, decode
+        self._latest = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._flush_due = False
         self._writing = False
@@ -102,7 +103,8 @@ class AsyncRunner:
                 await changed.wait()
 
         batch.on_change, running.waiter = on_change, waiter
-        _BATCH_ID.pack_into(self._progress, 0, batch.batch_id)
+        self._latest = max(self._latest, batch.batch_id)  # a small batch overtakes a large one on the socket
+        _BATCH_ID.pack_into(self._progress, 0, self._latest)
         try:
             if not batch.cancelled:
                 await self._handle(running)

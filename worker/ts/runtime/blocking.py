@@ -36,6 +36,7 @@ class BlockingRunner:
         self._entry, self._context = loaded.entry, loaded.context
         self._forks = loaded.kind == "generator"
         self._progress, self._decode = progress, decode
+        self._latest = 0
         self._active: list[tuple[Running, _Generator]] = []
         self._mean_s = 1.0
         self._flushed_s = self._read_s = 0.0
@@ -63,7 +64,8 @@ class BlockingRunner:
         context = self._context.fork() if self._forks else self._context
         running = Running(batch, context, self._link)
         self._before_call()
-        _BATCH_ID.pack_into(self._progress, 0, batch.batch_id)
+        self._latest = max(self._latest, batch.batch_id)  # a small batch overtakes a large one on the socket
+        _BATCH_ID.pack_into(self._progress, 0, self._latest)
         try:
             result = self._call(self._entry, running.rows(self._decode), context)
             self._take(running, result)
