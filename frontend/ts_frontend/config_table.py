@@ -252,7 +252,7 @@ class ServerConfig:
     max_concurrency: int = _own(whole(1), 64, "requests at a time on one worker whose handler is a generator or async")
     job_queue_bytes_max: int = _own(whole(1), 1 << 30, "bytes of requests that may wait, per model version")
     stream_credit_bytes: int = _own(
-        whole(1024), 262_144, "bytes that a stream may be ahead of its reader; then its handler waits"
+        whole(65_536), 262_144, "bytes that a stream may be ahead of its reader; then its handler waits"
     )
     drain_timeout_s: float = _own(number(), 30.0, "s that accepted requests have to end when the server stops")
     worker_kill_grace_s: float = _own(

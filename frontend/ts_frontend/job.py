@@ -251,7 +251,8 @@ class Job:
         self.fail(error, State.EXPIRED)
 
     def unread_since(self, now_s: float) -> float:
-        """Seconds for which a piece has been waiting for a reader who is busy elsewhere; -inf when none is."""
+        """Seconds for which the reader has been busy with pieces, or pieces have been waiting for it; -inf when
+        neither is so: the reader waits for more."""
         return now_s - self._unread_s
 
     # --- the door's side
@@ -289,10 +290,11 @@ class Job:
         try:
             while True:
                 if not self._chunks and self.state not in FINAL:
+                    self._unread_s = math.inf
                     await self._wait()
                 ready, self._chunks = self._chunks, []
-                self._unread_s = math.inf
                 if ready:
+                    self._unread_s = time.monotonic()
                     sent_any = True
                     yield ready
                     self._give_credit(ready)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
+import time
 
 import pytest
 
 from ts.protocol.frames import Chunk, Failed, Input
+from ts_frontend.config import ConfigError, Option, load_config
 from ts_frontend.errors import Cancelled, Code, HandlerFailed, MessageTooLarge, NoWorker
-from ts_frontend.job import FINAL, NEXT, IllegalTransition, Job, Ledger, State
+from ts_frontend.job import CREDIT_GRANT_BYTES, FINAL, NEXT, IllegalTransition, Job, Ledger, State
 
 
 class Recording:
@@ -109,6 +112,31 @@ def test_a_reader_that_takes_gives_credit_and_one_that_does_not_gives_none():
         assert job.state is State.CANCELLED and owner.released == [job]
 
     asyncio.run(scenario())
+
+
+def test_a_reader_is_waited_for_from_the_piece_it_takes_until_it_asks_for_more():
+    async def scenario() -> None:
+        job, _ = sent(stream=True)
+        chunks = job.chunks()
+        first = asyncio.ensure_future(anext(chunks))
+        await asyncio.sleep(0)
+        assert job.unread_since(time.monotonic()) == -math.inf
+        job.deliver(Chunk(job.id, b"x", last=False))
+        await first
+        assert 0 <= job.unread_since(time.monotonic()) < math.inf
+        second = asyncio.ensure_future(anext(chunks))
+        await asyncio.sleep(0)
+        assert job.unread_since(time.monotonic()) == -math.inf
+        job.deliver(Chunk(job.id, b"y"))
+        await second
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_may_not_have_less_credit_than_is_given_back_at_once():
+    option = Option("stream_credit_bytes", str(CREDIT_GRANT_BYTES - 1), "--set")
+    with pytest.raises(ConfigError, match="stream_credit_bytes"):
+        load_config([option], environ={})
 
 
 def test_an_error_in_a_stream_comes_after_the_pieces_before_it():
