@@ -18,7 +18,7 @@ class Backoff:
     first_failure_s: float = 0.0
 
     def worked(self) -> None:
-        """The worker has answered something: what fails next is a new failure."""
+        """The worker has answered something, or was ready for long: what fails next is a new failure."""
         self.failures = 0
 
     def failed(self, now_s: float) -> None:

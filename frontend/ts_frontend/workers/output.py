@@ -7,7 +7,10 @@ import os
 from collections.abc import Callable
 
 LINE_BYTES_MAX = 64 * 1024
-READ_BYTES = 64 * 1024
+#: At a time, so that a worker which prints without end doesn't hold up the event loop.
+READ_BYTES = 8 * 1024
+#: More than a pipe holds (64 KiB).
+PIPE_READS_MAX = 16
 
 
 class LineReader:
@@ -45,9 +48,10 @@ class LineReader:
         self._on_line(self._stream, line.rstrip(b"\r").decode("utf-8", "backslashreplace"))
 
     def finish(self) -> None:
-        """The writer has ended: reads what is left and closes."""
-        while self._readable():
-            pass
+        """The writer has ended: reads what it left in the pipe and closes, also when a child of it goes on writing."""
+        for _ in range(PIPE_READS_MAX):
+            if not self._readable():
+                break
         self._close()
 
     def _close(self) -> None:

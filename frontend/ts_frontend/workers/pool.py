@@ -71,9 +71,9 @@ class Slot:
             pool.queue.detach(worker)
             if self._retired or worker.life is Life.STOPPED:
                 break
-            if worker.answered_batches:
-                backoff.worked()
             now_s = time.monotonic()
+            if worker.answered_batches or now_s - worker.ready_at_s > backoff.delay_s_max:
+                backoff.worked()
             backoff.failed(now_s)
             pool.failed(Failure(time.time(), self.id, reason, backoff.failures, tail))
             if backoff.exhausted(now_s):
@@ -143,6 +143,7 @@ class Pool:
         self._on_change = on_change
         self._leaving: set[Slot] = set()
         self._retiring: set[asyncio.Task[None]] = set()
+        self._ready_s = time.monotonic()  # when a worker was seen ready last
 
     # --- what it is asked
 
@@ -228,10 +229,13 @@ class Pool:
             self.queue.fail_all(NoWorker(f"No worker of model {self.name} could be kept running: {reason}"))
 
     def tick(self, now_s: float) -> None:
-        for slot in self.slots:
+        for slot in (*self.slots, *self._leaving):
             if slot.worker is not None:
                 slot.worker.tick(now_s)
-        if len(self.queue) and not self.ready_count:
-            limit_s = self.plan.response_timeout_s
+        if self.ready_count:
+            self._ready_s = now_s
+            return
+        limit_s = self.plan.response_timeout_s
+        if len(self.queue) and now_s - self._ready_s > limit_s:
             error = NoWorker(f"No worker of model {self.name} became ready within {limit_s:g} s.{self.refusal()}")
             self.queue.fail_older(error, limit_s)

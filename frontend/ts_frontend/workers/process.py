@@ -15,9 +15,9 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
 from ts_frontend.workers.exits import Exit
 from ts_frontend.workers.output import LineReader
@@ -25,6 +25,7 @@ from ts_frontend.workers.output import LineReader
 log = logging.getLogger(__name__)
 
 TAIL_LINES_MAX = 100
+TAIL_LINE_CHARS_MAX = 1000
 PROGRESS_BYTES = 4096
 NONE_STARTED = (1 << 64) - 1
 
@@ -124,7 +125,7 @@ def adopt(pid: int, spec: Spec, ends: Ends, sink: LineSink) -> Process:
     process = Process(pid, spec.name, ends.sock, ends.progress)
 
     def take(stream: str, line: str) -> None:
-        process.tail.append(line)
+        process.tail.append(line[:TAIL_LINE_CHARS_MAX])
         sink(stream, line)
 
     process.readers = [LineReader(ends.stdout, "stdout", take), LineReader(ends.stderr, "stderr", take)]
@@ -161,8 +162,8 @@ class ExecLauncher:
         sock_fd, progress_fd, stdout, stderr = ends.worker_fds()
         argv = [spec.python or sys.executable, "-m", "ts.runtime.main"]
         argv += ["--fd", str(sock_fd), "--progress-fd", str(progress_fd)]
-        try:
-            child = await asyncio.to_thread(
+        starting = asyncio.create_task(
+            asyncio.to_thread(
                 subprocess.Popen,
                 argv,
                 env=dict(spec.env),
@@ -172,15 +173,35 @@ class ExecLauncher:
                 stderr=stderr,
                 pass_fds=(sock_fd, progress_fd),
             )
+        )
+        try:
+            child = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            self._keep(self._discard(starting, ends))
+            raise
         except OSError:
             ends.close()
             raise
         ends.close_worker_side()
         process = adopt(child.pid, spec, ends, sink)
-        waiter = asyncio.create_task(self._wait(child, process))
+        self._keep(self._wait(child, process))
+        return process
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        waiter = asyncio.create_task(work)
         self._waiters.add(waiter)
         waiter.add_done_callback(self._waiters.discard)
-        return process
+
+    async def _discard(self, starting: asyncio.Task[subprocess.Popen[bytes]], ends: Ends) -> None:
+        """Nobody waits for this start any more: its descriptors are in use until the process is there, then it ends."""
+        try:
+            child = await starting
+        except OSError:
+            return
+        finally:
+            ends.close()
+        child.kill()
+        await asyncio.to_thread(child.wait)
 
     async def _wait(self, child: subprocess.Popen[bytes], process: Process) -> None:
         if process.pidfd is None:

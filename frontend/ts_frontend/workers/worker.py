@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -112,6 +113,7 @@ class Worker:
         self.started_at = time.time()
         self.info: dict[str, Any] = {}
         self.answered_batches = 0
+        self.ready_at_s = math.inf
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.process: Process | None = None
         self._plan = plan
@@ -120,7 +122,8 @@ class Worker:
         self._loaded: asyncio.Future[None] = unattended_future()
         self._jobs: dict[int, tuple[Job, _Batch]] = {}
         self._batches: dict[int, _Batch] = {}
-        self._shared = False
+        self._shared = False  # its requests go on by turns, or side by side
+        self._concurrent = False  # side by side: one that hangs doesn't hold up the others
         self._stalled = 0
         self._mean_s = 1.0
         self._turn_s = 0.0
@@ -278,7 +281,9 @@ class Worker:
             self._connection.push(Cancel(job.id))
 
     def grant(self, job: Job, size_bytes: int) -> None:
-        if self._connection is not None:
+        entry = self._jobs.get(job.id)
+        if entry is not None and self._connection is not None:
+            entry[1].active_s = self._turn_s = time.monotonic()
             self._connection.push(Credit(job.id, size_bytes))
 
     # --- what the process says
@@ -328,8 +333,10 @@ class Worker:
     def _control(self, message: Message) -> None:
         if isinstance(message, Ready):
             self.info = message.info
-            self._shared = message.info.get("handler_kind") in ("generator", "async")
+            kind = message.info.get("handler_kind")
+            self._shared, self._concurrent = kind in ("generator", "async"), kind == "async"
             self._live(Life.READY)
+            self.ready_at_s = time.monotonic()
             if not self._loaded.done():
                 self._loaded.set_result(None)
         elif isinstance(message, LoadFailed):
@@ -387,22 +394,26 @@ class Worker:
 
     def tick(self, now_s: float) -> None:
         """Called a few times per second: ends what has hung, lets go of streams nobody reads."""
-        if not self._batches or self.life not in (Life.READY, Life.DRAINING):
+        if self.life not in (Life.READY, Life.DRAINING):
             return
         if self._shared:
             self._count_stalled(now_s)
         limit_s = self._plan.response_timeout_s
         for job, batch in list(self._jobs.values()):
-            if job.unread_since(now_s) > limit_s:
+            if not job.done and job.unread_since(now_s) > limit_s:
                 job.fail(DeadlineExceeded(f"The stream's reader has taken nothing for {limit_s:g} s"))
                 self.release(job)
                 batch.active_s = self._turn_s = now_s
-        if self._hung_at_s is None and self._overdue(now_s, limit_s):
-            self._hung_at_s = now_s
-            if len(self._batches) > 1 and self._shared:
-                return
-        if self._hung_at_s is not None and self._ready_to_kill(now_s):
+        if not self._overdue(now_s, limit_s):
+            self._not_hung()
+        elif self._ready_to_kill(now_s):
             self.kill(f"It gave no answer for {limit_s:g} s (responseTimeout)")
+
+    def _not_hung(self) -> None:
+        """What had hung has answered after all: the worker takes requests again."""
+        if self._hung_at_s is not None:
+            self._hung_at_s = None
+            self._work.wake()
 
     def _count_stalled(self, now_s: float) -> None:
         before = self._stalled
@@ -414,12 +425,22 @@ class Worker:
             self._work.wake()
 
     def _overdue(self, now_s: float, limit_s: float) -> bool:
-        if not self._shared:
-            return now_s - self._turn_s > limit_s
-        return any(now_s - batch.active_s > limit_s for batch in self._batches.values())
+        """Whether something has run for too long without a sign of life. Waiting behind another request isn't running,
+        and waiting for the reader of a stream isn't hanging."""
+        batches = self._batches.values()
+        if self._concurrent:
+            return any(now_s - batch.active_s > limit_s and not self._unread(batch, now_s) for batch in batches)
+        if not batches or now_s - self._turn_s <= limit_s:
+            return False
+        unread = [self._unread(batch, now_s) for batch in batches]
+        return not (all(unread) if self._shared else any(unread))
+
+    def _unread(self, batch: _Batch, now_s: float) -> bool:
+        return any(job.unread_since(now_s) > 0 for job in self._open_jobs(batch))
 
     def _ready_to_kill(self, now_s: float) -> bool:
-        """Neighbours of a hung request are given a moment to end."""
-        assert self._hung_at_s is not None
-        alone = not self._shared or len(self._batches) == 1
+        """Neighbours of a hung request are given a moment to end, where they can run beside it."""
+        if self._hung_at_s is None:
+            self._hung_at_s = now_s
+        alone = not self._concurrent or len(self._batches) == 1
         return alone or now_s - self._hung_at_s > self._plan.neighbour_grace_s

@@ -1,0 +1,209 @@
+"""Corners of a worker's life: what only waits isn't hung, what hangs is found everywhere, nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+
+from ts_frontend.protos.inference_pb2 import PredictionsRequest
+from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
+
+GUARD_S = 30
+
+GENERATOR = """
+import json, time
+
+def handle(data, context):
+    if data is None:
+        return
+    time.sleep(json.loads(bytes(data[0]["data"]))["seconds"])
+    yield ["done"]
+"""
+
+ASYNC = """
+import asyncio, json
+
+async def handle(data, context):
+    if data is None:
+        return
+    await asyncio.sleep(json.loads(bytes(data[0]["data"]))["seconds"])
+    return ["done"]
+"""
+
+ROUGH = """
+import json, os, time
+from pathlib import Path
+from ts.handler_utils.utils import send_intermediate_predict_response
+
+def handle(data, context):
+    if data is None:
+        return None
+    ask = json.loads(bytes(data[0]["data"]))
+    if ask["op"] == "flood":  # a child that holds all descriptors of the worker outlives it, and writes
+        if os.fork() == 0:
+            while True:
+                os.write(1, b"line\\n" * 10_000)
+        os._exit(3)
+    if ask["op"] == "exit":
+        os._exit(5)
+    if ask["op"] == "no_newline":
+        os.write(1, b"\\xff" * 4_000_000)
+        os._exit(4)
+    if ask["op"] == "stream_and_hang":
+        for _ in range(8):
+            try:
+                send_intermediate_predict_response([b"x" * 1_000_000], context.request_ids, "more", 200, context)
+            except BaseException:
+                break
+        Path(ask["begun"]).touch()
+        while True:
+            time.sleep(0.05)
+    return ["ok"]
+"""
+
+
+def request_for(model: str, value: object) -> PredictionsRequest:
+    return PredictionsRequest(model_name=model, input={"data": json.dumps(value).encode()})
+
+
+def failure_of(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.RpcError) as failure:
+        call()
+    return failure.value.code(), failure.value.details()
+
+
+def wait_for(path: Path) -> None:
+    end_s = time.monotonic() + GUARD_S
+    while not path.exists():
+        assert time.monotonic() < end_s, f"{path.name} did not appear"
+        time.sleep(0.005)
+
+
+def together(server, model: str, seconds: float, count: int) -> list[bytes]:
+    with ThreadPoolExecutor(count) as pool:
+        calls = [pool.submit(server.predict, model, {"seconds": seconds}, timeout=GUARD_S) for _ in range(count)]
+        return [call.result() for call in calls]
+
+
+def test_only_what_runs_can_hang(start, write):
+    """Responses may take 1 s: four generators that wait for each other take longer than that in all, and two async
+    requests that were late in coming leave a worker that goes on."""
+    write("turns", GENERATOR, config="responseTimeout: 1\nminWorkers: 1\n")
+    write("beside", ASYNC, config="responseTimeout: 1\nminWorkers: 1\n")
+    server = start()
+    server.register("turns")
+    server.register("beside")
+    before = server.worker_pids("turns"), server.worker_pids("beside")
+    assert together(server, "turns", 0.5, 4) == [b"done"] * 4
+    assert together(server, "beside", 2.0, 2) == [b"done"] * 2
+    assert server.predict("beside", {"seconds": 0}, timeout=GUARD_S) == b"done"
+    assert (server.worker_pids("turns"), server.worker_pids("beside")) == before
+
+
+def test_a_handler_that_hangs_is_found_on_a_worker_that_is_retiring(start, write, probe_handler, tmp_path):
+    write("hanging", probe_handler, config="responseTimeout: 1\nminWorkers: 1\n")
+    server = start()
+    server.register("hanging")
+    begun = tmp_path / "begun"
+    with ThreadPoolExecutor(1) as pool:
+        ask = {"op": "hold", "begun": str(begun), "release": str(tmp_path / "never")}
+        held = pool.submit(failure_of, lambda: server.predict("hanging", ask, timeout=GUARD_S))
+        wait_for(begun)
+        server.scale("hanging", 0)
+        code, details = held.result()
+    assert code is grpc.StatusCode.INTERNAL and "responseTimeout" in details
+
+
+def test_a_hung_handler_whose_stream_nobody_reads_is_killed(start, write, tmp_path):
+    write("rough", ROUGH, config="responseTimeout: 1\nminWorkers: 1\n")
+    server = start()
+    server.register("rough")
+    pids = server.worker_pids("rough")
+    begun = tmp_path / "begun"
+    own_connection = [("grpc.use_local_subchannel_pool", 1)]  # what isn't read would fill the window of all others
+    with grpc.insecure_channel(server.inference, own_connection) as channel:
+        ask = {"op": "stream_and_hang", "begun": str(begun)}
+        call = InferenceAPIsServiceStub(channel).StreamPredictions(request_for("rough", ask), timeout=GUARD_S)
+        wait_for(begun)
+        assert server.predict("rough", {"op": "ok"}, timeout=GUARD_S) == b"ok"
+        call.cancel()
+    assert server.worker_pids("rough") != pids
+
+
+def test_what_a_worker_leaves_behind_stops_nothing(start, write):
+    write("rough", ROUGH)
+    server = start()
+    server.register("rough")
+    assert "exit code 3" in failure_of(lambda: server.predict("rough", {"op": "flood"}, timeout=GUARD_S))[1]
+    assert server.predict("rough", {"op": "ok"}, timeout=GUARD_S) == b"ok"
+    assert "exit code 4" in failure_of(lambda: server.predict("rough", {"op": "no_newline"}, timeout=GUARD_S))[1]
+    assert server.predict("rough", {"op": "ok"}, timeout=GUARD_S) == b"ok"
+    assert len(json.dumps(server.describe("rough")["lastWorkerFailure"])) < 1_000_000
+
+    process = psutil.Process(server.process.pid)
+    before = process.num_fds()
+    for number in range(3, 9):
+        failure_of(lambda: server.predict("rough", {"op": "exit"}, timeout=GUARD_S))
+        assert server.predict("rough", {"op": "ok"}, timeout=GUARD_S) == b"ok"
+        server.wait_for_log("is ready (pid", number + 1)
+    assert process.num_fds() <= before + 2
+
+
+def test_a_killed_forkserver_is_replaced_and_so_are_its_workers(start, tmp_path):
+    server = start()
+    server.register("probe", initial_workers=2)
+    begun, release = tmp_path / "begun", tmp_path / "release"
+    release.touch()
+    (forkserver,) = (
+        child for child in psutil.Process(server.process.pid).children() if "ts.runtime.forkserver" in child.cmdline()
+    )
+    with ThreadPoolExecutor(8) as pool:
+        for number in range(2):
+            ask = {"op": "hold", "begun": f"{begun}{number}", "release": str(tmp_path / "never")}
+            pool.submit(failure_of, lambda ask=ask: server.predict("probe", ask, timeout=GUARD_S))
+            wait_for(tmp_path / f"begun{number}")
+        queued = [pool.submit(server.predict, "probe", {"op": "echo"}, timeout=GUARD_S) for _ in range(6)]
+        while server.describe("probe")["jobQueueStatus"]["pendingRequests"] < 6:
+            time.sleep(0.01)
+        forkserver.send_signal(signal.SIGKILL)
+        assert [call.result() for call in queued] == [b"ok"] * 6
+    server.wait_for_log("is ready (pid", 4)
+
+
+def test_a_worker_that_was_ready_for_long_does_not_go_on_failing(start, write, probe_handler):
+    """It is given up after 1 s of failures in a row; two deaths with a quiet time between them are no row."""
+    write("quiet", probe_handler, config="maxRetryTimeoutInSec: 1\nminWorkers: 1\n")
+    server = start(restart_delay_s_max=0.2)
+    server.register("quiet")
+    for count in (2, 3):
+        time.sleep(1.2)
+        os.kill(server.worker_pids("quiet")[0], signal.SIGKILL)
+        server.wait_for_log("is ready (pid", count)
+    assert server.predict("quiet", {}) == b"ok"
+
+
+@pytest.mark.parametrize("worker_start", ["fork", "exec"])
+def test_leaving_while_a_model_loads(start, worker_start):
+    """Unregistering and stopping don't wait for a model that never finishes loading."""
+    server = start(worker_start=worker_start)
+    server.register("probe")
+    before = psutil.Process(server.process.pid).num_fds()
+    for _ in range(3):
+        server.register("slowstart", synchronous=False)
+        assert server.unregister("slowstart") == 'Model "slowstart" unregistered'
+    assert server.predict("probe", {}) == b"ok"
+    assert psutil.Process(server.process.pid).num_fds() <= before + 2
+    server.register("slowstart", synchronous=False)
+    begun_s = time.monotonic()
+    assert server.terminate() == 0
+    assert time.monotonic() - begun_s < GUARD_S
+    assert os.listdir(server.directory / "tmp") == []
