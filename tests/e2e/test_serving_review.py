@@ -55,6 +55,12 @@ def handle(data, context):
         os._exit(3)
     if ask["op"] == "exit":
         os._exit(5)
+    if ask["op"] == "orphan":
+        child = os.fork()
+        while child == 0:
+            time.sleep(0.1)
+        Path(ask["child"]).write_text(str(child))
+        os._exit(6)
     if ask["op"] == "no_newline":
         os.write(1, b"\\xff" * 4_000_000)
         os._exit(4)
@@ -86,6 +92,19 @@ def wait_for(path: Path) -> None:
     while not path.exists():
         assert time.monotonic() < end_s, f"{path.name} did not appear"
         time.sleep(0.005)
+
+
+def ended(pid: int) -> bool:
+    """True when the process is gone, or only waits to be reaped; False when it lives on."""
+    end_s = time.monotonic() + GUARD_S
+    while time.monotonic() < end_s:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.005)
+    return False
 
 
 def together(server, model: str, seconds: float, count: int) -> list[bytes]:
@@ -189,6 +208,17 @@ def test_a_worker_that_was_ready_for_long_does_not_go_on_failing(start, write, p
         os.kill(server.worker_pids("quiet")[0], signal.SIGKILL)
         server.wait_for_log("is ready (pid", count)
     assert server.predict("quiet", {}) == b"ok"
+
+
+@pytest.mark.parametrize("worker_start", ["fork", "exec"])
+def test_what_a_worker_has_started_ends_with_it(start, write, tmp_path, worker_start):
+    write("rough", ROUGH)
+    server = start(worker_start=worker_start)
+    server.register("rough")
+    child = tmp_path / "child"
+    code, details = failure_of(lambda: server.predict("rough", {"op": "orphan", "child": str(child)}, timeout=GUARD_S))
+    assert code is grpc.StatusCode.INTERNAL and "exit code 6" in details
+    assert ended(int(child.read_text()))
 
 
 @pytest.mark.parametrize("worker_start", ["fork", "exec"])

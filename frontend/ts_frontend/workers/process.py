@@ -7,6 +7,7 @@ and keeps the last lines it wrote.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -115,7 +116,10 @@ class Process:
             self.pidfd = None
 
     def release(self) -> None:
-        """Closes what was only needed while it lived (its last lines are read to their end first)."""
+        """It has ended: ends the processes it started, which nobody else would, and closes what was only needed while
+        it lived (its last lines are read to their end first)."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)  # it led a session of its own
         self.progress.close()
         for reader in self.readers:
             reader.finish()
@@ -172,6 +176,7 @@ class ExecLauncher:
                 stdout=stdout,
                 stderr=stderr,
                 pass_fds=(sock_fd, progress_fd),
+                start_new_session=True,
             )
         )
         try:
