@@ -9,10 +9,8 @@ import logging
 import math
 import os
 import platform
-import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -39,6 +37,7 @@ from ts_frontend.services.management import ManagementService
 from ts_frontend.telemetry.access import logged
 from ts_frontend.telemetry.logs import Logs, setup_logs
 from ts_frontend.telemetry.model_log import ModelLog
+from ts_frontend.work_dir import work_dir
 from ts_frontend.workers.supervisor import Supervisor, find_accelerators
 
 log = logging.getLogger(__name__)
@@ -70,14 +69,13 @@ class Server:
         Raises OSError (an address is taken), RestoreFailed, ValueError with what was wrong when it can't start.
         """
         config = self.config
-        work_dir = Path(tempfile.mkdtemp(prefix="torchrelay-", dir=config.temp_dir))
-        supervisor = await self._supervisor()
-        try:
-            await supervisor.start()
-            await self._serve(supervisor, work_dir, on_ready, progress)
-        finally:
-            await supervisor.close()
-            await asyncio.to_thread(shutil.rmtree, work_dir, True)
+        with work_dir(config.temp_dir) as directory:
+            supervisor = await self._supervisor()
+            try:
+                await supervisor.start()
+                await self._serve(supervisor, directory, on_ready, progress)
+            finally:
+                await supervisor.close()
 
     async def _supervisor(self) -> Supervisor:
         config = self.config
