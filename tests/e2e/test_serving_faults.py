@@ -203,8 +203,9 @@ def test_a_model_that_fails_after_an_asynchronous_register_shows_its_reason(star
     server.unregister("failing")
 
 
-def test_terminating_under_load_answers_everything_that_was_accepted(start, tmp_path):
-    server = start()
+@pytest.mark.parametrize("engine", ["h2corn", "grpcio"])
+def test_terminating_under_load_answers_everything_that_was_accepted(start, tmp_path, engine):
+    server = start(grpc_engine=engine)
     server.register("probe", initial_workers=2)
     ran = tmp_path / "ran"
 
@@ -228,5 +229,7 @@ def test_terminating_under_load_answers_everything_that_was_accepted(start, tmp_
 
     answered, failures = asyncio.run(scenario())
     assert server.wait() == 0, server.log
-    assert {failure.code() for failure in failures} == {grpc.StatusCode.UNAVAILABLE}
+    # grpcio ends calls that come while it drains as CANCELLED now and then; the handler has never seen them.
+    refusals = {grpc.StatusCode.UNAVAILABLE} | ({grpc.StatusCode.CANCELLED} if engine == "grpcio" else set())
+    assert {failure.code() for failure in failures} <= refusals
     assert answered == ran.stat().st_size

@@ -63,7 +63,8 @@ class GrpcioEngine:
         await asyncio.gather(*(server.stop(grace_s) for server in self._servers))
 
     async def wait(self) -> None:
-        await asyncio.gather(*(server.wait_for_termination() for server in self._servers))
+        # Cancelling grpcio's own wait cancels its shutdown, and with it the drain and every call.
+        await asyncio.shield(asyncio.gather(*(server.wait_for_termination() for server in self._servers)))
 
 
 def _bind(server: grpc.aio.Server, listener: Listener) -> int:
