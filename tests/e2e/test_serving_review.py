@@ -16,6 +16,8 @@ import pytest
 
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
+from ts_frontend.protos.management_pb2 import RegisterModelRequest
+from ts_frontend.protos.management_pb2_grpc import ManagementAPIsServiceStub
 
 GUARD_S = 30
 
@@ -219,6 +221,21 @@ def test_what_a_worker_has_started_ends_with_it(start, write, tmp_path, worker_s
     code, details = failure_of(lambda: server.predict("rough", {"op": "orphan", "child": str(child)}, timeout=GUARD_S))
     assert code is grpc.StatusCode.INTERNAL and "exit code 6" in details
     assert ended(int(child.read_text()))
+
+
+def test_a_model_is_registered_once_however_many_ask_and_whoever_leaves(start):
+    server = start()
+    with ThreadPoolExecutor(3) as pool:
+        calls = [pool.submit(server.register, "probe") for _ in range(3)]
+        errors = [error for call in calls if (error := call.exception()) is not None]
+    assert [error.code() for error in errors] == [grpc.StatusCode.ALREADY_EXISTS] * 2
+    server.unregister("probe")
+    with grpc.insecure_channel(server.management) as channel:
+        request = RegisterModelRequest(url="probe", initial_workers=1, synchronous=True)
+        call = ManagementAPIsServiceStub(channel).RegisterModel.future(request, timeout=GUARD_S)
+        server.wait_for_log("Model probe 1.0 added", 2)
+        call.cancel()
+    assert server.predict("probe", {}, timeout=GUARD_S) == b"ok"
 
 
 @pytest.mark.parametrize("worker_start", ["fork", "exec"])

@@ -113,6 +113,8 @@ class Slot:
             worker.kill("stopped while loading")
         self._task.cancel()
         await asyncio.wait({self._task})
+        if worker is not None:
+            self._pool.queue.detach(worker)
         if not self.first_try.done():
             self.first_try.set_exception(StartFailed("Worker was stopped before its model was loaded"))
 
