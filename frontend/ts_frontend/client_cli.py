@@ -245,16 +245,26 @@ def _inputs(file: str | None, named: tuple[str, ...]) -> dict[str, bytes]:
     return inputs
 
 
-def _json_of(prediction: bytes) -> dict[str, object]:
-    """{"prediction": the answer's JSON value, or its text}, or {"prediction_base64"} for other bytes."""
+def _json_of(prediction: bytes, kinds: type | tuple[type, ...] = object) -> dict[str, object]:
+    """{"prediction": its JSON value, if of one of `kinds`, or its text}, or {"prediction_base64"} for other bytes."""
     try:
         decoded = prediction.decode()
     except UnicodeDecodeError:
         return {"prediction_base64": base64.b64encode(prediction).decode()}
+    value = _value_of(decoded)
+    return {"prediction": value if isinstance(value, kinds) else decoded}
+
+
+def _value_of(decoded: str) -> object:
+    """The text's JSON value, or the text."""
     try:
-        return {"prediction": json.loads(decoded)}
-    except ValueError:
-        return {"prediction": decoded}
+        return json.loads(decoded, parse_constant=_not_json)
+    except (ValueError, RecursionError):
+        return decoded
+
+
+def _not_json(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} isn't JSON")
 
 
 def _request_options(body: Callable[..., None]) -> Callable[..., None]:
@@ -292,7 +302,7 @@ def stream(client: Client, name: str, file: str | None, version: str, named: tup
     """
     for piece in client.stream(name, version, _inputs(file, named)):
         if as_json:
-            click.echo(json.dumps(_json_of(piece), ensure_ascii=False))
+            click.echo(json.dumps(_json_of(piece, (dict, list)), ensure_ascii=False))
         else:
             click.echo(piece, nl=False)
     if not as_json and sys.stdout.isatty():

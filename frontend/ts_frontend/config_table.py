@@ -128,7 +128,9 @@ class ServerConfig:
 
     # Models
     model_store: Path | None = _row(PATH, None, "directory of the archives; needed to start")
-    workflow_store: Path | None = _row(PATH, None, "directory of workflow archives; not set: `model_store`")
+    workflow_store: Path | None = _row(
+        PATH, None, "directory of workflow archives; not set: `model_store`", effect="later", restored=False
+    )
     load_models: tuple[str, ...] = _row(
         WORDS,
         (),
@@ -160,7 +162,7 @@ class ServerConfig:
     unregister_model_timeout: int = _row(whole(1), 120, "s that removing a model may take")
     default_service_handler: str | None = _row(TEXT, None, "handler of archives that name none")
     service_envelope: str | None = _row(
-        choice("body", "json", "kserve", "kservev2"), None, "request envelope of all models", effect="later"
+        choice("body", "json", "kserve", "kservev2"), None, "request envelope of all models"
     )
     install_py_dep_per_model: bool = _row(
         BOOLEAN, False, "install an archive's requirements file before its workers start", effect="later"

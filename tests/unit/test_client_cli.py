@@ -59,6 +59,8 @@ class SmallServer:
     def StreamPredictions(self, request: Any, context: Any) -> Iterator[Any]:
         for number in range(3):
             yield inference.PredictionResponse(prediction=b'{"n": %d}\n' % number)
+        for piece in (b"5 ", b"null") if request.input["data"] == b"text" else ():
+            yield inference.PredictionResponse(prediction=piece)
         if request.input["data"] == b"raise":
             context.abort(grpc.StatusCode.INTERNAL, "Worker died.")
 
@@ -278,7 +280,7 @@ def test_predict(run: Run, small: SmallServer, tmp_path: Path) -> None:
 
 
 def test_predict_as_json(run: Run) -> None:
-    for sent, value in ((b'{"a": 1}', {"a": 1}), (b"text", "text")):
+    for sent, value in ((b'{"a": 1}', {"a": 1}), (b"2", 2), (b"text", "text"), (b"NaN", "NaN")):
         assert json.loads(run("predict", "m", "-", "--json", input=sent).output) == {"prediction": value}
     assert json.loads(run("predict", "m", "-", "--json", input=b"binary").output) == {"prediction_base64": "/w=="}
 
@@ -306,6 +308,11 @@ def test_stream(run: Run) -> None:
     assert run("stream", "m", "-", input=b"x").output == '{"n": 0}\n{"n": 1}\n{"n": 2}\n'
     lines = run("stream", "m", "-", "--json", input=b"x").output.splitlines()
     assert [json.loads(line) for line in lines] == [{"prediction": {"n": n}} for n in range(3)]
+
+
+def test_pieces_of_a_text_stay_text(run: Run) -> None:
+    lines = run("stream", "m", "-", "--json", input=b"text").output.splitlines()[3:]
+    assert [json.loads(line)["prediction"] for line in lines] == ["5 ", "null"]
 
 
 def test_stream_that_breaks(run: Run) -> None:

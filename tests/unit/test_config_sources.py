@@ -213,6 +213,7 @@ def test_a_snapshot_gives_the_settings_back(tmp_path: Path) -> None:
     settings = snapshot_settings(config)
     assert "keystore_pass" not in settings
     assert "allowed_urls" not in settings
+    assert "workflow_store" not in settings  # it follows model_store
     assert settings["model_store"] == str(tmp_path / "s")
     SnapshotFiles(Path("logs/config")).write(Kind.SHUTDOWN, {}, settings)
     restored = load_config(environ={})

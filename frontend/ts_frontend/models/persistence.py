@@ -97,7 +97,9 @@ async def restore(snapshot: Snapshot, administration: Administration, store: Sto
     for name, versions in snapshot.models.items():
         for version, state in versions.items():
             if any((model.name, model.version) == (name, version) for model in registry):
-                log.info("Model %s %s: the command line's wins over the snapshot's.", name, version)
+                log.info(
+                    "Model %s %s: the one to load at the start (load_models) wins over the snapshot's.", name, version
+                )
                 continue
             await _restore_one(name, version, state, administration, store)
         default = next((version for version, state in versions.items() if state.default), None)
