@@ -369,6 +369,6 @@ def test_stalled_readers_do_not_slow_a_healthy_stream(start, engine):
             beside_s = min([await pace(healthy) for _ in range(5)])
             for call in stalled:
                 call.cancel()
-            assert beside_s < 5 * alone_s, (alone_s, beside_s)
+            assert beside_s < 10 * alone_s, (alone_s, beside_s)
 
     asyncio.run(scenario())
