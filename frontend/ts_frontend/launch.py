@@ -118,6 +118,8 @@ def start(
     status = StatusLine(sys.stderr)
     read, write = os.pipe()
     console = _console(config)
+    log = config.log_location / "ts_log.log"
+    log_bytes = log.stat().st_size if log.is_file() else 0
     with contextlib.ExitStack() as files:
         output = files.enter_context(console.open("w")) if console else None
         process = _spawn([*command, *words, "--ready-fd", str(write)], write, output)
@@ -127,7 +129,7 @@ def start(
             return _wait_ready(process, messages, status, timeout_s)
         except LaunchFailed as error:
             _end(process)
-            raise LaunchFailed(error.message + _tail(console, config.log_location / "ts_log.log")) from None
+            raise LaunchFailed(error.message + _tail((console, 0), (log, log_bytes))) from None
         except BaseException:
             _end(process)
             raise
@@ -202,11 +204,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _tail(*paths: Path | None) -> str:
-    """The last lines of the first of these files that has any."""
-    for path in paths:
+def _tail(*files: tuple[Path | None, int]) -> str:
+    """The last lines of the first of these files that has any after its first so many bytes: a log's older lines are
+    of earlier servers."""
+    for path, known_bytes in files:
         if path is not None and path.is_file():
-            lines = path.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
+            with path.open("rb") as file:
+                file.seek(known_bytes if known_bytes <= path.stat().st_size else 0)
+                lines = file.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
             if lines:
                 return f"\nThe end of {path}:\n" + "\n".join(f"  {line}" for line in lines)
     return ""

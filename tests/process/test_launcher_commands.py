@@ -123,6 +123,14 @@ def test_a_reported_error_is_the_reason(shell: Shell) -> None:
     assert not shell.pid_file.exists()
 
 
+def test_an_earlier_servers_log_is_no_reason(shell: Shell) -> None:
+    log = shell.place / "logs" / "ts_log.log"
+    log.parent.mkdir()
+    log.write_text("of an earlier server\n")
+    started = shell.start("refuse", "--set", "console_log=false")
+    assert (started.returncode, "of an earlier server" in started.stdout) == (1, False)
+
+
 def test_a_server_that_dies_while_starting_shows_its_last_words(shell: Shell) -> None:
     started = shell.start("die", "--set", "console_log=false")
     assert started.returncode == 1
