@@ -23,6 +23,7 @@ from ts_frontend.errors import (
 )
 from ts_frontend.models.archive import Archive, ExtractLimits, open_archive
 from ts_frontend.models.description import describe
+from ts_frontend.models.environment import Environment, make_environment
 from ts_frontend.models.launchpad import Launchpad
 from ts_frontend.models.model import Model
 from ts_frontend.models.registry import Registry
@@ -77,6 +78,7 @@ class Administration:
         self._unregister_timeout_s = unregister_timeout_s
         self._on_change = on_change
         self._fetched: dict[Model, Fetched] = {}
+        self._environments: dict[Model, Environment] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
     # --- register
@@ -137,8 +139,7 @@ class Administration:
         try:
             archive = await asyncio.to_thread(open_archive, fetched.path, self._work_dir, self._extract_limits)
             try:
-                model = self._model(fetched, archive, requested, loaded_at_startup)
-                self.registry.add(model)
+                model = await self._model(fetched, archive, requested, loaded_at_startup)
             except BaseException:
                 await asyncio.to_thread(archive.remove)
                 raise
@@ -149,13 +150,31 @@ class Administration:
         log.info("Model %s added.", model)
         return model
 
-    def _model(self, fetched: Fetched, archive: Archive, requested: Requested, loaded_at_startup: bool) -> Model:
+    async def _model(self, fetched: Fetched, archive: Archive, requested: Requested, loaded_at_startup: bool) -> Model:
+        """The model, registered."""
         name = model_name_for(requested, archive, fetched.path)
         self.registry.check_free(name, archive.version)
         settings = self._resolve(requested, archive, name, archive.version)
-        return self._launchpad.model(
-            name, archive.version, fetched.url, archive, settings, requested, loaded_at_startup=loaded_at_startup
-        )
+        environment = Environment()
+        if settings.use_venv:
+            environment = await make_environment(name, archive, self._work_dir)
+        try:
+            model = self._launchpad.model(
+                name,
+                archive.version,
+                fetched.url,
+                archive,
+                settings,
+                requested,
+                python=environment.python,
+                loaded_at_startup=loaded_at_startup,
+            )
+            self.registry.add(model)
+        except BaseException:
+            await asyncio.to_thread(environment.remove)
+            raise
+        self._environments[model] = environment
+        return model
 
     async def _withdraw(self, model: Model) -> None:
         self.registry.discard(model)
@@ -166,6 +185,7 @@ class Administration:
         """Ends a model's workers and removes its files."""
         await self._supervisor.dismiss(model.pool, 0.0)
         await asyncio.to_thread(model.archive.remove)
+        await asyncio.to_thread(self._environments.pop(model).remove)
         fetched = self._fetched.pop(model, None)
         if fetched is not None:
             await asyncio.to_thread(self._store.discard, fetched)

@@ -41,9 +41,11 @@ class Launchpad:
         settings: ModelSettings,
         requested: Requested,
         *,
+        python: str,
         loaded_at_startup: bool,
     ) -> Model:
-        """A model without workers yet; InvalidArchive when it has no handler."""
+        """A model without workers yet; InvalidArchive when it has no handler. `python`: its interpreter, "" for the
+        server's."""
         config = self._config
         handler = settings.handler or archive.handler or config.default_service_handler
         if not handler:
@@ -51,7 +53,7 @@ class Launchpad:
         queue = JobQueue(self._policy(settings))
         pool = self._supervisor.pool(
             f"{name}_{version}",
-            self._plan(name, version, handler, archive, settings),
+            self._plan(name, version, handler, archive, settings, python),
             queue,
             device_type=settings.device_type,
             device_ids=tuple(settings.device_ids),
@@ -81,10 +83,12 @@ class Launchpad:
             bytes_max=self._config.job_queue_bytes_max,
         )
 
-    def _plan(self, name: str, version: str, handler: str, archive: Archive, settings: ModelSettings) -> Plan:
+    def _plan(
+        self, name: str, version: str, handler: str, archive: Archive, settings: ModelSettings, python: str
+    ) -> Plan:
         config = self._config
         return Plan(
-            spec=Spec(f"{name}_{version}", self._worker_env, cwd=str(archive.dir)),
+            spec=Spec(f"{name}_{version}", self._worker_env, python, str(archive.dir)),
             load=self._load(name, version, handler, archive, settings),
             startup_timeout_s=settings.startup_timeout_s,
             response_timeout_s=settings.response_timeout_s,

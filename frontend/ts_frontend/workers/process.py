@@ -18,6 +18,7 @@ import tempfile
 from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO, Any, Protocol
 
 from ts_frontend.workers.exits import Exit
@@ -240,6 +241,25 @@ def start_forkserver(control_fd: int, env: Mapping[str, str]) -> subprocess.Pope
     """Starts the process that workers are forked from; its end of the control socket is `control_fd`."""
     argv = [sys.executable, "-m", "ts.runtime.forkserver", "--fd", str(control_fd)]
     return subprocess.Popen(argv, env=dict(env), stdin=subprocess.DEVNULL, pass_fds=(control_fd,))
+
+
+async def run_tool(argv: Sequence[str], cwd: Path, timeout_s: float) -> tuple[int, str]:
+    """Runs a program to its end: its exit status and everything it printed.
+
+    It is killed when it takes longer (status -9), or when the caller is cancelled.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *argv, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    try:
+        output, _ = await asyncio.wait_for(process.communicate(), timeout_s)
+    except asyncio.TimeoutError:
+        return -signal.SIGKILL, f"it took longer than {timeout_s:g} s"
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    return process.returncode or 0, output.decode(errors="replace")
 
 
 async def tool_output(argv: Sequence[str], timeout_s: float) -> str | None:
