@@ -1,7 +1,7 @@
 """Starting and stopping a server from the command line: the one place beside the workers' that starts a process.
 
 A server tells its launcher through a pipe: JSON lines, `{"progress": TEXT}` any number of times, then once
-`{"ready": true, "listening": {NAME: ADDRESS}}` or `{"ready": false, "error": TEXT}`.
+`{"ready": true, "listening": {NAME: ADDRESS}, "warnings": [TEXT]}` or `{"ready": false, "error": TEXT}`.
 """
 
 from __future__ import annotations
@@ -91,10 +91,17 @@ def _announce(read: int) -> None:
         for message in map(json.loads, lines):
             if message.get("ready"):
                 print("\n".join(listening_lines(message["listening"])), flush=True)
+                _warn(message)
                 break
             if "error" in message:
                 print(f"The server did not start: {message['error']}", file=sys.stderr, flush=True)
                 break
+
+
+def _warn(message: Mapping[str, Any]) -> None:
+    """The server started, but not with everything it was asked for."""
+    for text in message.get("warnings", ()):
+        print(text, file=sys.stderr, flush=True)
 
 
 def refuse(ready_fd: int | None, error: str) -> None:
@@ -168,6 +175,7 @@ def _wait_ready(
         if message is None:
             status.show(f"TorchServe: {latest} … {elapsed_s:.0f} s")
         elif message.get("ready"):
+            _warn(message)
             return dict(message["listening"])
         elif "error" in message:
             raise LaunchFailed(f"The server did not start: {message['error']}")

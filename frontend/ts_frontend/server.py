@@ -62,8 +62,9 @@ class Server:
         """Asks `run` to drain and return; a second time changes nothing."""
         self._stop.set()
 
-    async def run(self, on_ready: Callable[[dict[str, str]], None], progress: Callable[[str], None]) -> None:
-        """Starts, serves until `stop()`, drains. `on_ready` gets the listening addresses by name, `progress` what is
+    async def run(self, on_ready: Callable[[dict[str, str], list[str]], None], progress: Callable[[str], None]) -> None:
+        """Starts, serves until `stop()`, drains. `on_ready` gets the listening addresses by name and
+        what couldn't be loaded, `progress` what is
         being done until then.
 
         Raises OSError (an address is taken), RestoreFailed, ValueError with what was wrong when it can't start.
@@ -93,7 +94,7 @@ class Server:
         self,
         supervisor: Supervisor,
         work_dir: Path,
-        on_ready: Callable[[dict[str, str]], None],
+        on_ready: Callable[[dict[str, str], list[str]], None],
         progress: Callable[[str], None],
     ) -> None:
         config = self.config
@@ -105,14 +106,14 @@ class Server:
         )
         recorder = self._recorder()
         administration = self._administration(supervisor, store, work_dir, recorder)
-        await load_at_startup(config, administration, store, supervisor.placement.inventory.count, progress)
+        failures = await load_at_startup(config, administration, store, supervisor.placement.inventory.count, progress)
         health = Health(administration, SERVICES)
         self.engine = make_engine(config.grpc_engine, self._listeners(administration, health))
         await self.engine.start()
         recorder.attach(administration)
         await recorder.write(Kind.STARTUP)
         _settle()
-        on_ready(self.addresses())
+        on_ready(self.addresses(), failures)
         await self._until_stopped(self.engine)
         log.info("Draining: what was accepted is answered within %g s.", config.drain_timeout_s)
         health.drain()
@@ -225,7 +226,7 @@ def _settle() -> None:
 def main(config: ServerConfig, report_ready_fd: int | None = None) -> int:
     """Runs a server until SIGTERM or SIGINT; the process's exit status.
 
-    `report_ready_fd` gets one line of JSON: `{"ready": true, "listening": {name: address}}`, or
+    `report_ready_fd` gets one line of JSON: `{"ready": true, "listening": {name: address}, "warnings": [text]}`, or
     `{"ready": false, "error": text}`, and is closed.
     """
     report = _Report(report_ready_fd)
@@ -256,8 +257,8 @@ class _Report:
         if self._fd is not None:
             self._send(self._fd, {"progress": text})
 
-    def ready(self, listening: dict[str, str]) -> None:
-        self._write({"ready": True, "listening": listening})
+    def ready(self, listening: dict[str, str], warnings: list[str]) -> None:
+        self._write({"ready": True, "listening": listening, "warnings": warnings})
 
     def failed(self, error: str) -> None:
         self._write({"ready": False, "error": error})
@@ -291,10 +292,10 @@ async def _run(config: ServerConfig, logs: Logs, report: _Report) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)
 
-    def on_ready(listening: dict[str, str]) -> None:
+    def on_ready(listening: dict[str, str], failures: list[str]) -> None:
         for name, address in listening.items():
             log.info("%s listens on %s", name, address)
         print(STARTED, flush=True)
-        report.ready(listening)
+        report.ready(listening, failures)
 
     await server.run(on_ready, report.progress)

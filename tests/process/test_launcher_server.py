@@ -89,3 +89,10 @@ def test_a_taken_port_is_the_reason(place: Place) -> None:
 def _made(directory: Path) -> Path:
     directory.mkdir()
     return directory
+
+
+def test_a_model_that_cannot_be_loaded_is_told_at_the_terminal(place: Place) -> None:
+    started = place.start("--models", "nothere.mar")
+    assert started.returncode == 0
+    assert "Model server started." in started.stdout
+    assert started.stderr == "Failed to load model: nothere.mar: Model not found at: nothere.mar\n"

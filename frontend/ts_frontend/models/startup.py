@@ -18,18 +18,25 @@ log = logging.getLogger(__name__)
 
 async def load_at_startup(
     config: ServerConfig, administration: Administration, store: Store, gpus: int, progress: Callable[[str], None]
-) -> None:
+) -> list[str]:
     """Registers everything; workers start in the background. A named model that can't be loaded is logged, as in
-    TorchServe; one of the snapshot that can't be raises RestoreFailed. `progress` is told what is being done."""
+    TorchServe, and told in the result; one of the snapshot that can't be raises RestoreFailed. `progress` is told what
+    is being done."""
     workers = config.default_workers_per_model or gpus or os.cpu_count() or 1
+    failures: list[str] = []
     for entry in _entries(config, store):
         progress(f"loading {entry}")
-        await _load(entry, workers, administration)
+        try:
+            await _load(entry, workers, administration)
+        except ServeError as error:
+            failures.append(f"Failed to load model: {entry}: {error.message}")
+            log.error("%s", failures[-1])
     if config.snapshot is not None:
         progress("loading the models of the last run")
         await restore(config.snapshot, administration, store)
     for model in administration.registry:
         administration.background(administration.start_workers(model))
+    return failures
 
 
 def _entries(config: ServerConfig, store: Store) -> list[str]:
@@ -43,8 +50,5 @@ async def _load(entry: str, workers: int, administration: Administration) -> Non
     name, separator, url = entry.partition("=")
     if not separator or "/" in name or ":" in name:
         name, url = "", entry
-    try:
-        requested = Requested(model_name=name or None, initial_workers=workers)
-        await administration.add(url, requested, loaded_at_startup=True)
-    except ServeError as error:
-        log.error("Failed to load model: %s: %s", entry, error.message)
+    requested = Requested(model_name=name or None, initial_workers=workers)
+    await administration.add(url, requested, loaded_at_startup=True)
