@@ -71,8 +71,11 @@ class Place:
 
 def start_ours(place: Place, engine: str = "auto", more: Sequence[str] = ()) -> Served:
     """The real command with its default settings, but for free ports, one worker and no snapshots."""
-    inference, management = free_ports(2)
-    settings = {
+    inference, management, *http = free_ports(5)
+    settings: dict[str, object] = {
+        f"{name}_address": f"http://127.0.0.1:{port}" for name, port in zip(_HTTP, http, strict=True)
+    }
+    settings |= {
         "grpc_inference_port": inference,
         "grpc_management_port": management,
         "default_workers_per_model": 1,

@@ -14,15 +14,19 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import ts.version
+from ts_frontend.addresses import Address
 from ts_frontend.config import ServerConfig, snapshot_settings, worker_environment
 from ts_frontend.errors import ServeError
 from ts_frontend.health import Health
 from ts_frontend.ingress.call import Limits, Listener, Method, Tls, routes
-from ts_frontend.ingress.engine import Engine, make_engine
+from ts_frontend.ingress.engine import Engine, make_engine, serves_http
+from ts_frontend.ingress.http import Cors, HttpApp
+from ts_frontend.ingress.http_call import Route
 from ts_frontend.models.administration import Administration
 from ts_frontend.models.archive import Archive, ExtractLimits
 from ts_frontend.models.launchpad import Launchpad
@@ -34,8 +38,11 @@ from ts_frontend.models.startup import load_at_startup
 from ts_frontend.models.store import Store
 from ts_frontend.services import health as health_service
 from ts_frontend.services import reflection
+from ts_frontend.services.http_inference import HttpInference
+from ts_frontend.services.http_management import HttpManagement
 from ts_frontend.services.inference import InferenceService
 from ts_frontend.services.management import ManagementService
+from ts_frontend.services.metadata import RequestIds
 from ts_frontend.telemetry.access import logged
 from ts_frontend.telemetry.logs import Logs, setup_logs
 from ts_frontend.telemetry.model_log import ModelLog
@@ -48,6 +55,7 @@ SERVICES = frozenset(
     {"org.pytorch.serve.grpc.inference.InferenceAPIsService", "org.pytorch.serve.grpc.management.ManagementAPIsService"}
 )
 INFERENCE, MANAGEMENT = "grpc_inference", "grpc_management"
+HTTP_INFERENCE, HTTP_MANAGEMENT = "http_inference", "http_management"
 
 
 class Server:
@@ -57,6 +65,7 @@ class Server:
         self.config = config
         self._logs = logs
         self.engine: Engine | None = None
+        self._http: dict[tuple[str, ...], tuple[Address, list[Route]]] = {}
         self._stop = asyncio.Event()
 
     def stop(self) -> None:
@@ -169,10 +178,41 @@ class Server:
         config = self.config
         inference = InferenceService(administration.registry, health).methods()
         management = ManagementService(administration).methods()
+        self._http = _sharing(self._http_apis(administration, health)) if serves_http() else {}
+        if not self._http:
+            log.warning("The HTTP APIs are not served: they need h2corn, which needs Python 3.11 or later")
         return [
             self._listener(INFERENCE, config.grpc_inference_address, config.grpc_inference_port, inference, health),
             self._listener(MANAGEMENT, config.grpc_management_address, config.grpc_management_port, management, health),
+            *(self._http_listener(names[0], address, found) for names, (address, found) in self._http.items()),
         ]
+
+    def _http_apis(self, administration: Administration, health: Health) -> dict[str, tuple[Address, Route]]:
+        """Each HTTP API by its name: where it listens, and what answers there."""
+        config, registry = self.config, administration.registry
+
+        def loaded_at_startup() -> list[str]:
+            return [model.name for model in registry if model.loaded_at_startup]
+
+        inference = HttpInference(registry, health, loaded_at_startup)
+        management = HttpManagement(administration, registry, config.cors_allowed_origin)
+        return {
+            HTTP_INFERENCE: (config.inference_address, inference.route),
+            HTTP_MANAGEMENT: (config.management_address, management.route),
+        }
+
+    def _http_listener(self, name: str, address: Address, found: list[Route]) -> Listener:
+        config = self.config
+        app = HttpApp(
+            found,
+            RequestIds().next,
+            log=self._logs.access if self._logs.access_enabled else None,
+            cors=Cors(config.cors_allowed_origin, config.cors_allowed_methods, config.cors_allowed_headers),
+            body_s_max=config.request_body_timeout_s,
+        )
+        tls = Tls(str(config.certificate_file), str(config.private_key_file)) if address.tls else None
+        limits = Limits(config.max_request_size, config.max_response_size)
+        return Listener(name, address.host, address.port, {}, limits, tls, app, address.path)
 
     def _listener(self, name: str, host: str, port: int, methods: tuple[Method, ...], health: Health) -> Listener:
         """A listener with these methods, health and reflection."""
@@ -195,7 +235,23 @@ class Server:
         engine, config = self.engine, self.config
         assert engine is not None
         hosts = {INFERENCE: config.grpc_inference_address, MANAGEMENT: config.grpc_management_address}
-        return {name: f"{host}:{engine.port(name)}" for name, host in hosts.items()}
+        found = {name: f"{host}:{engine.port(name)}" for name, host in hosts.items()}
+        for names, (address, _) in self._http.items():
+            found |= dict.fromkeys(names, str(replace(address, port=engine.port(names[0]))))
+        return found
+
+
+def _sharing(apis: dict[str, tuple[Address, Route]]) -> dict[tuple[str, ...], tuple[Address, list[Route]]]:
+    """Listeners by the names of the APIs that share them: those of one address do, unless each takes a free port."""
+    found: list[tuple[list[str], Address, list[Route]]] = []
+    for name, (address, route) in apis.items():
+        same = [one for one in found if one[1] == address and (address.port or address.path)]
+        if same:
+            same[0][0].append(name)
+            same[0][2].append(route)
+        else:
+            found.append(([name], address, [route]))
+    return {tuple(names): (address, routes) for names, address, routes in found}
 
 
 def worker_env(config: ServerConfig) -> dict[str, str]:
