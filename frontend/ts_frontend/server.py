@@ -40,11 +40,14 @@ from ts_frontend.services import health as health_service
 from ts_frontend.services import reflection
 from ts_frontend.services.http_inference import HttpInference
 from ts_frontend.services.http_management import HttpManagement
+from ts_frontend.services.http_metrics import MetricsApp
 from ts_frontend.services.inference import InferenceService
 from ts_frontend.services.management import ManagementService
 from ts_frontend.services.metadata import RequestIds
 from ts_frontend.telemetry.access import logged
 from ts_frontend.telemetry.logs import Logs, setup_logs
+from ts_frontend.telemetry.metrics_served import served_families
+from ts_frontend.telemetry.metrics_setup import open_metrics, system_metrics
 from ts_frontend.telemetry.model_log import ModelLog
 from ts_frontend.workers.supervisor import Supervisor, find_accelerators
 
@@ -55,7 +58,7 @@ SERVICES = frozenset(
     {"org.pytorch.serve.grpc.inference.InferenceAPIsService", "org.pytorch.serve.grpc.management.ManagementAPIsService"}
 )
 INFERENCE, MANAGEMENT = "grpc_inference", "grpc_management"
-HTTP_INFERENCE, HTTP_MANAGEMENT = "http_inference", "http_management"
+HTTP_INFERENCE, HTTP_MANAGEMENT, HTTP_METRICS = "http_inference", "http_management", "http_metrics"
 
 
 class Server:
@@ -64,6 +67,7 @@ class Server:
     def __init__(self, config: ServerConfig, logs: Logs) -> None:
         self.config = config
         self._logs = logs
+        self._metrics = open_metrics(config, logs)
         self.engine: Engine | None = None
         self._http: dict[tuple[str, ...], tuple[Address, list[Route]]] = {}
         self._stop = asyncio.Event()
@@ -96,7 +100,7 @@ class Server:
             first_worker_id=config.initial_worker_port,
             fork=config.worker_start == "fork",
             inventory=inventory,
-            on_line=ModelLog(self._logs).line,
+            on_line=ModelLog(self._logs, self._metrics).line,
         )
 
     async def _serve(self, supervisor: Supervisor, work_dir: Path, on_ready: Callable[[dict[str, str]], None]) -> None:
@@ -109,15 +113,19 @@ class Server:
         )
         recorder = self._recorder()
         administration = self._administration(supervisor, store, work_dir, recorder)
+        models, host = administration.registry, self._metrics.host
+        self._metrics.gather(lambda: served_families(models, host))
         await load_at_startup(config, administration, store, supervisor.placement.inventory.count)
         health = Health(administration, SERVICES)
         self.engine = make_engine(config.grpc_engine, self._listeners(administration, health))
         await self.engine.start()
         recorder.attach(administration)
         await recorder.write(Kind.STARTUP)
+        sampling = self._sample_system(supervisor, models)
         _settle()
         on_ready(self.addresses())
         await self._until_stopped(self.engine)
+        sampling.cancel()
         log.info("Draining: what was accepted is answered within %g s.", config.drain_timeout_s)
         health.drain()
         await self.engine.drain(config.drain_timeout_s)
@@ -137,6 +145,17 @@ class Server:
 
     # --- parts
 
+    def _sample_system(self, supervisor: Supervisor, models: Registry) -> asyncio.Task[None]:
+        """System metrics from now on, until the task is cancelled."""
+        inventory = supervisor.placement.inventory
+        gpus = inventory.count if inventory.kind == "cuda" else 0
+
+        def pids() -> list[int]:
+            return [slot.worker.pid for model in models for slot in model.pool.slots if slot.worker is not None]
+
+        system = system_metrics(self.config, self._metrics, gpus, worker_env(self.config), pids)
+        return asyncio.create_task(system.run() if system is not None else asyncio.sleep(0))
+
     def _recorder(self) -> Recorder:
         config = self.config
         files = None if config.ncs else SnapshotFiles(config.snapshot_dir, config.snapshots_kept_max)
@@ -147,7 +166,7 @@ class Server:
     ) -> Administration:
         config = self.config
         registry = Registry()
-        launchpad = Launchpad(config, supervisor, worker_env(config), registry.changes)
+        launchpad = Launchpad(config, supervisor, worker_env(config), registry.changes, self._metrics)
         return Administration(
             registry,
             store,
@@ -196,23 +215,30 @@ class Server:
 
         inference = HttpInference(registry, health, loaded_at_startup)
         management = HttpManagement(administration, registry, config.cors_allowed_origin)
-        return {
+        apis: dict[str, tuple[Address, Route]] = {
             HTTP_INFERENCE: (config.inference_address, inference.route),
             HTTP_MANAGEMENT: (config.management_address, management.route),
         }
+        if config.enable_metrics_api:
+            apis[HTTP_METRICS] = (config.metrics_address, MetricsApp(self._metrics).route)
+        return apis
 
     def _http_listener(self, name: str, address: Address, found: list[Route]) -> Listener:
         config = self.config
         app = HttpApp(
             found,
             RequestIds().next,
-            log=self._logs.access if self._logs.access_enabled else None,
+            log=self._http_answered,
             cors=Cors(config.cors_allowed_origin, config.cors_allowed_methods, config.cors_allowed_headers),
             body_s_max=config.request_body_timeout_s,
         )
         tls = Tls(str(config.certificate_file), str(config.private_key_file)) if address.tls else None
         limits = Limits(config.max_request_size, config.max_response_size)
         return Listener(name, address.host, address.port, {}, limits, tls, app, address.path)
+
+    def _http_answered(self, peer: str, request: str, status: int, duration_ms: float) -> None:
+        self._metrics.http_answered(status)
+        self._logs.access(peer, request, status, duration_ms)
 
     def _listener(self, name: str, host: str, port: int, methods: tuple[Method, ...], health: Health) -> Listener:
         """A listener with these methods, health and reflection."""

@@ -49,6 +49,7 @@ class Served(Protocol):
         headers: Pairs = (),
         request_id: str | None = None,
         stream: bool,
+        version_named: bool = False,
     ) -> Answer: ...
 
 
@@ -188,6 +189,7 @@ class HttpInference:
             headers=headers,
             request_id=request.request_id,
             stream=True,
+            version_named=bool(version),
         )
         request.when_gone(job.cancel)
         return await _answer(job)

@@ -17,6 +17,7 @@ import tempfile
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO, Protocol
 
 from ts_frontend.workers.exits import Exit
@@ -216,12 +217,21 @@ def start_forkserver(control_fd: int, env: Mapping[str, str]) -> subprocess.Pope
     return subprocess.Popen(argv, env=dict(env), stdin=subprocess.DEVNULL, pass_fds=(control_fd,))
 
 
-async def tool_output(argv: Sequence[str], timeout_s: float) -> str | None:
-    """What a small program of the system prints; None when it isn't there, fails or takes too long."""
+async def tool_output(
+    argv: Sequence[str],
+    timeout_s: float,
+    *,
+    given: str = "",
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> str | None:
+    """What a small program prints, `given` on its standard input; None when it isn't there, fails or takes too long."""
 
     def call() -> str | None:
         try:
-            done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s, check=False)
+            done = subprocess.run(
+                argv, input=given, capture_output=True, text=True, timeout=timeout_s, check=False, env=env, cwd=cwd
+            )
         except (OSError, subprocess.TimeoutExpired):
             return None
         return done.stdout if done.returncode == 0 else None
