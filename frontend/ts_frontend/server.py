@@ -13,7 +13,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,9 @@ from ts_frontend.models.startup import load_at_startup
 from ts_frontend.models.store import Store
 from ts_frontend.services import health as health_service
 from ts_frontend.services import reflection
+from ts_frontend.services.http_description import INFERENCE as INFERENCE_API
+from ts_frontend.services.http_description import MANAGEMENT as MANAGEMENT_API
+from ts_frontend.services.http_description import HttpDescription, Operation
 from ts_frontend.services.http_inference import HttpInference
 from ts_frontend.services.http_management import HttpManagement
 from ts_frontend.services.http_metrics import MetricsApp
@@ -206,21 +209,24 @@ class Server:
             *(self._http_listener(names[0], address, found) for names, (address, found) in self._http.items()),
         ]
 
-    def _http_apis(self, administration: Administration, health: Health) -> dict[str, tuple[Address, Route]]:
+    def _http_apis(self, administration: Administration, health: Health) -> dict[str, tuple[Address, list[Route]]]:
         """Each HTTP API by its name: where it listens, and what answers there."""
         config, registry = self.config, administration.registry
 
         def loaded_at_startup() -> list[str]:
             return [model.name for model in registry if model.loaded_at_startup]
 
+        def described(operations: Sequence[Operation]) -> Route:
+            return HttpDescription(operations, registry, ts.version.__version__).route
+
         inference = HttpInference(registry, health, loaded_at_startup)
         management = HttpManagement(administration, registry, config.cors_allowed_origin)
-        apis: dict[str, tuple[Address, Route]] = {
-            HTTP_INFERENCE: (config.inference_address, inference.route),
-            HTTP_MANAGEMENT: (config.management_address, management.route),
+        apis: dict[str, tuple[Address, list[Route]]] = {
+            HTTP_INFERENCE: (config.inference_address, [described(INFERENCE_API), inference.route]),
+            HTTP_MANAGEMENT: (config.management_address, [described(MANAGEMENT_API), management.route]),
         }
         if config.enable_metrics_api:
-            apis[HTTP_METRICS] = (config.metrics_address, MetricsApp(self._metrics).route)
+            apis[HTTP_METRICS] = (config.metrics_address, [MetricsApp(self._metrics).route])
         return apis
 
     def _http_listener(self, name: str, address: Address, found: list[Route]) -> Listener:
@@ -267,16 +273,16 @@ class Server:
         return found
 
 
-def _sharing(apis: dict[str, tuple[Address, Route]]) -> dict[tuple[str, ...], tuple[Address, list[Route]]]:
+def _sharing(apis: dict[str, tuple[Address, list[Route]]]) -> dict[tuple[str, ...], tuple[Address, list[Route]]]:
     """Listeners by the names of the APIs that share them: those of one address do, unless each takes a free port."""
     found: list[tuple[list[str], Address, list[Route]]] = []
-    for name, (address, route) in apis.items():
+    for name, (address, own) in apis.items():
         same = [one for one in found if one[1] == address and (address.port or address.path)]
         if same:
             same[0][0].append(name)
-            same[0][2].append(route)
+            same[0][2].extend(own)
         else:
-            found.append(([name], address, [route]))
+            found.append(([name], address, list(own)))
     return {tuple(names): (address, routes) for names, address, routes in found}
 
 

@@ -217,6 +217,12 @@ def probe_handler() -> Path:
     return ARCHIVES / "probe" / "handler.py"
 
 
+@pytest.fixture(scope="session")
+def serving() -> type[Serving]:
+    """For tests that start a server of their own: `serving(directory, store, settings, arguments)`."""
+    return Serving
+
+
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """One server with the model `probe` for tests that leave it as they found it."""
