@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from ts_frontend.job import Job, State
 from ts_frontend.telemetry import metrics_events as events
 from ts_frontend.telemetry.metrics_definitions import Definition, Definitions, Kind
-from ts_frontend.telemetry.metrics_events import EventLog, What
+from ts_frontend.telemetry.metrics_events import BATCH, HTTP, EventLog
 from ts_frontend.telemetry.metrics_record import Record
 from ts_frontend.telemetry.metrics_requests import Batches, CountedRequests, LoggedRequests, Requests
 from ts_frontend.telemetry.metrics_samples import NOTHING, Family, Histogram, Sample
@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 LEGACY = frozenset({events.REQUESTS, events.LATENCY, events.QUEUE_LATENCY})
 FAMILIES_MAX = 1000
+_ANSWERED = State.ANSWERED
 WORKER_LOAD_TIME = "WorkerLoadTime"
 DEFAULT_VERSION = "default"
 
@@ -85,7 +86,7 @@ class MetricsRegistry:
             (self._http.get(kind) or self._http_sample(kind)).add(1.0)
         else:
             name = "Requests2XX" if kind == 2 else _http_name(kind)
-            self.event_log.feed.append((What.HTTP, name, 0.0, 0.0, time.monotonic(), ()))
+            self.event_log.feed.append((HTTP, name, 0.0, 0.0, time.monotonic(), ()))
 
     def _http_sample(self, kind: int) -> Sample:
         sample = self._http[kind] = self._sample(_http_name(kind), "Host")
@@ -208,15 +209,15 @@ class _ModelBatches:
         self._samples: tuple[Sample, Sample] | None = None
 
     def answered(self, jobs: Sequence[Job], waited_s: float, worked_s: float, now_s: float) -> None:
-        if jobs[0].state is not State.ANSWERED:
+        if jobs[0].state is not _ANSWERED:
             return
         if self._everything:
             waited, worked = self._samples or self._first()
             waited.add(int(waited_s * 1e3))
-            worked.add(round(worked_s * 1e3, 2))
+            worked.add(int(worked_s * 1e5) / 100)  # round() takes a quarter of a microsecond
         else:
-            ids = [job.request_id for job in jobs]
-            self._feed.append((What.BATCH, self._source, worked_s, waited_s, now_s, ids))
+            ids = (jobs[0].request_id,) if len(jobs) == 1 else [job.request_id for job in jobs]
+            self._feed.append((BATCH, self._source, worked_s, waited_s, now_s, ids))
 
     def _first(self) -> tuple[Sample, Sample]:
         self._samples = self._registry.batch_samples(self._name)

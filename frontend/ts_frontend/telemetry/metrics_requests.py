@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ts_frontend.job import Job
-from ts_frontend.telemetry.metrics_events import Feed, What
+from ts_frontend.telemetry.metrics_events import ACCEPTED, ANSWERED, Feed
 from ts_frontend.telemetry.metrics_samples import Sample
 
 
@@ -60,12 +60,12 @@ class LoggedRequests:
         self._feed, self._source, self._counted = feed, source, counted
 
     def accepted(self) -> None:
-        self._feed.append((What.ACCEPTED, self._source, 0.0, 0.0, time.monotonic(), ()))
+        self._feed.append((ACCEPTED, self._source, 0.0, 0.0, time.monotonic(), ()))
         if self._counted is not None:
             self._counted.accepted()
 
     def answered(self, queued_at_s: float, sent_at_s: float, now_s: float) -> None:
-        self._feed.append((What.ANSWERED, self._source, now_s - queued_at_s, sent_at_s - queued_at_s, now_s, ()))
+        self._feed.append((ANSWERED, self._source, now_s - queued_at_s, sent_at_s - queued_at_s, now_s, ()))
         if self._counted is not None:
             self._counted.answered(queued_at_s, sent_at_s, now_s)
 
