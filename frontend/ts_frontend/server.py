@@ -40,6 +40,7 @@ from ts_frontend.services import health as health_service
 from ts_frontend.services import reflection
 from ts_frontend.services.http_description import INFERENCE as INFERENCE_API
 from ts_frontend.services.http_description import MANAGEMENT as MANAGEMENT_API
+from ts_frontend.services.http_description import METRICS as METRICS_API
 from ts_frontend.services.http_description import HttpDescription, Operation
 from ts_frontend.services.http_inference import HttpInference
 from ts_frontend.services.http_management import HttpManagement
@@ -226,7 +227,7 @@ class Server:
             HTTP_MANAGEMENT: (config.management_address, [described(MANAGEMENT_API), management.route]),
         }
         if config.enable_metrics_api:
-            apis[HTTP_METRICS] = (config.metrics_address, [MetricsApp(self._metrics).route])
+            apis[HTTP_METRICS] = (config.metrics_address, [described(METRICS_API), MetricsApp(self._metrics).route])
         return apis
 
     def _http_listener(self, name: str, address: Address, found: list[Route]) -> Listener:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -107,6 +109,15 @@ def test_prometheus_mode_shows_everything(start: Start, write: Callable[..., str
     some = read(server, "?name[]=ts_inference_requests_total&name[]=Requests4XX&name[]=Requests5XX")
     assert set(re.findall("# TYPE (\\w+)", some)) == {"Requests4XX", "ts_inference_requests_total"}
     assert lines(server, "ts_metrics.log") == lines(server, "model_metrics.log") == []
+
+
+def test_the_listener_says_what_it_answers(start: Start) -> None:
+    server = start()
+    server.wait_for_log("http_metrics listens")
+    address = f"http://127.0.0.1:{server.port('http_metrics')}"
+    with urllib.request.urlopen(urllib.request.Request(f"{address}/", method="OPTIONS"), timeout=GUARD_S) as answer:
+        assert list(json.load(answer)["paths"]) == ["/metrics"]
+    assert post(f"{address}/predictions/probe") == 404
 
 
 def test_log_mode_writes_what_torchserve_writes(start: Start, write: Callable[..., str]) -> None:

@@ -17,6 +17,9 @@ from ts_frontend.telemetry.metrics_events import EVENTS_MAX, Line
 from ts_frontend.telemetry.metrics_record import parse_record
 from ts_frontend.telemetry.metrics_setup import DEFAULT_FILE
 
+#: What TorchServe 0.12.0 answered, in an order that differs run by run.
+RECORDED = Path(__file__).parents[1] / "data" / "metrics"
+
 
 def registry(mode: str = "prometheus", definitions: Definitions | None = None, **more: bool) -> MetricsRegistry:
     return MetricsRegistry(definitions or read_definitions(DEFAULT_FILE), mode, "vm", **more)
@@ -173,6 +176,63 @@ def test_a_batch_that_failed_has_no_prediction_time() -> None:
     job.cancel()
     metrics.model("m", "1.0").batches.answered([job], 0.0, 1.0, 2.0)
     assert not logged(metrics)
+
+
+# --- TorchServe's own text
+
+
+def recorded_registry() -> MetricsRegistry:
+    """What had happened to the recorded server."""
+    metrics = registry(auto_detect=True)
+    host = {
+        "DiskUtilization": 36.0,
+        "DiskUsage": 36.505531311035156,
+        "CPUUtilization": 0.0,
+        "DiskAvailable": 64.95674896240234,
+        "MemoryAvailable": 22852.046875,
+        "MemoryUtilization": 5.2,
+        "MemoryUsed": 1253.51953125,
+    }
+    for name, value in host.items():
+        metrics.server_value(name, value, "Host")
+    metrics.server_value("WorkerLoadTime", 7597, "W-9001-mnist_1.0", "Host")
+    metrics.server_value("WorkerLoadTime", 5679, "W-9000-probe_1.0", "Host")
+    for status in (200, 200, 200, 200, 404):
+        metrics.http_answered(status)
+    recorder = metrics.model("probe", "1.0").requests(False)
+    for _ in range(2):
+        recorder.accepted()
+    for name, unit, value, kind in (
+        ("ProbeGeneric", "widgets", 8, "COUNTER"),
+        ("ProbeCounter", "Count", 4, "COUNTER"),
+        ("ProbeTime", "Milliseconds", 12.5, "GAUGE"),
+        ("ProbePercent", "Percent", 50, "GAUGE"),
+        ("ProbeSize", "Megabytes", 3, "GAUGE"),
+        ("PredictionTime", "ms", 0.18, "GAUGE"),
+    ):
+        text = f"[METRICS]{name}.{unit}:{value}|#ModelName:probe,Level:Model|#type:{kind}|#hostname:vm,17,ID"
+        handler_line(text, metrics)
+    return metrics
+
+
+def settled(text: str) -> list[str]:
+    """The lines in one order, without those of our own families, and without times that were measured."""
+    measured = ("ts_inference_latency_micro", "ts_queue_latency_micro", "QueueTime", "WorkerThreadTime")
+    lines = [line for line in text.splitlines() if "_latency_seconds" not in line]
+    return sorted(line.rpartition(" ")[0] if line.startswith(measured) else line for line in lines)
+
+
+def test_the_text_is_torchserves() -> None:
+    metrics = recorded_registry()
+    metrics.model("probe", "1.0").requests(False).answered(0.0, 0.0002, 0.02)
+    job = Job(Ledger(), [], request_id="r")
+    for state in (State.QUEUED, State.SENT, State.ANSWERED):
+        job.move(state)
+    metrics.model("probe", "1.0").batches.answered([job], 0.002, 0.000185, 1.0)
+    assert settled(metrics.text()) == settled((RECORDED / "prometheus.txt").read_text())
+    metrics.http_answered(200)
+    names = frozenset({"Requests2XX", "ts_inference_requests_total"})
+    assert metrics.text(names) == (RECORDED / "filtered.txt").read_text()
 
 
 # --- metrics of handlers

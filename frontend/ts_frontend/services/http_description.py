@@ -50,6 +50,7 @@ MANAGEMENT = (
     Operation("/models/{model_name}/{model_version}/set-default", "put", "Make a version the default"),
     Operation("/v1/models/{model_name}", "get", "Whether a model is ready, KServe v1"),
 )
+METRICS = (Operation("/metrics", "get", "Metrics, as Prometheus reads them", ("name[]",)),)
 
 
 class Models(Protocol):
