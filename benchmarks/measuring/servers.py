@@ -74,8 +74,11 @@ def start_ours(place: Place, engine: str = "auto", more: Sequence[str] = (), qui
 
     `quiet`: without access log, as TorchServe is in this comparison.
     """
-    inference, management = free_ports(2)
-    settings = {
+    inference, management, *http = free_ports(5)
+    settings: dict[str, object] = {
+        f"{name}_address": f"http://127.0.0.1:{port}" for name, port in zip(_HTTP, http, strict=True)
+    }
+    settings |= {
         "grpc_inference_port": inference,
         "grpc_management_port": management,
         "default_workers_per_model": 1,

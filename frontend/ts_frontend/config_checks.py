@@ -39,6 +39,9 @@ def _tls(config: ServerConfig) -> Iterator[str]:
         yield "certificate_file and private_key_file: one is set without the other; both are needed"
     elif config.enable_grpc_ssl and not certificate:
         yield f"enable_grpc_ssl {shown(config, 'enable_grpc_ssl')}: it needs certificate_file and private_key_file"
+    for name in ("inference_address", "management_address"):
+        if getattr(config, name).tls and not certificate:
+            yield f"{name} {shown(config, name)}: https needs certificate_file and private_key_file"
 
 
 def _ports(config: ServerConfig) -> Iterator[str]:

@@ -89,19 +89,14 @@ class ServerConfig:
     came from; `notes` is for the log; `snapshot` holds the models to restore; `environment` is the process's."""
 
     # Addresses
-    inference_address: Address = _row(
-        address("inference"), Address("http", "127.0.0.1", 8080), "REST inference API", effect="later"
-    )
+    inference_address: Address = _row(address("inference"), Address("http", "127.0.0.1", 8080), "REST inference API")
     management_address: Address = _row(
         address("management"),
         Address("http", "127.0.0.1", 8081),
         "REST management API; equal to `inference_address`: one listener serves both",
-        effect="later",
     )
-    metrics_address: Address = _row(
-        address("metrics"), Address("http", "127.0.0.1", 8082), "REST metrics API", effect="later"
-    )
-    enable_metrics_api: bool = _row(BOOLEAN, True, "false: no metrics listener", effect="later")
+    metrics_address: Address = _row(address("metrics"), Address("http", "127.0.0.1", 8082), "REST metrics API")
+    enable_metrics_api: bool = _row(BOOLEAN, True, "false: no metrics listener")
     grpc_inference_address: str = _row(HOST, "127.0.0.1", "where gRPC inference listens")
     grpc_management_address: str = _row(HOST, "127.0.0.1", "where gRPC management listens")
     grpc_inference_port: int = _row(PORT, 7070, "0 takes a free port")
@@ -122,9 +117,9 @@ class ServerConfig:
         env_always=True,
         effect="later",
     )
-    cors_allowed_origin: str | None = _row(TEXT, None, "Access-Control-Allow-Origin of REST answers", effect="later")
-    cors_allowed_methods: str | None = _row(TEXT, None, "Access-Control-Allow-Methods", effect="later")
-    cors_allowed_headers: str | None = _row(TEXT, None, "Access-Control-Allow-Headers", effect="later")
+    cors_allowed_origin: str | None = _row(TEXT, None, "Access-Control-Allow-Origin of REST answers")
+    cors_allowed_methods: str | None = _row(TEXT, None, "Access-Control-Allow-Methods")
+    cors_allowed_headers: str | None = _row(TEXT, None, "Access-Control-Allow-Headers")
 
     # Models
     model_store: Path | None = _row(PATH, None, "directory of the archives; needed to start")
@@ -224,16 +219,16 @@ class ServerConfig:
 
     # Metrics and logs
     metrics_mode: str = _row(
-        choice("log", "prometheus", "legacy"), "log", "where metrics go: log files or the metrics API", effect="later"
+        choice("log", "prometheus", "legacy"), "log", "where metrics go: log files or the metrics API"
     )
     metrics_config: Path | None = _row(PATH, None, "metrics.yaml; not set: the one that comes with the server")
     model_metrics_auto_detect: bool = _row(
-        BOOLEAN, False, "true: metrics of handlers that metrics.yaml doesn't name count too", effect="later"
+        BOOLEAN, False, "true: metrics of handlers that metrics.yaml doesn't name count too"
     )
-    disable_system_metrics: bool = _row(BOOLEAN, False, "true: no CPU, memory, disk and GPU metrics", effect="later")
-    metric_time_interval: int = _row(whole(1), 60, "s between two samples of system metrics", env="", effect="later")
+    disable_system_metrics: bool = _row(BOOLEAN, False, "true: no CPU, memory, disk and GPU metrics")
+    metric_time_interval: int = _row(whole(1), 60, "s between two samples of system metrics", env="")
     system_metrics_cmd: str | None = _row(
-        TEXT, None, "command that prints system metrics; not set: the server's own", env="", effect="later"
+        TEXT, None, "command that prints system metrics; not set: the server's own", env=""
     )
 
     # The settings themselves
@@ -255,6 +250,9 @@ class ServerConfig:
     job_queue_bytes_max: int = _own(whole(1), 1 << 30, "bytes of requests that may wait, per model version")
     stream_credit_bytes: int = _own(
         whole(65_536), 262_144, "bytes that a stream may be ahead of its reader; then its handler waits"
+    )
+    request_body_timeout_s: float = _own(
+        number(0), 120.0, "s that an HTTP client may take to send a request's body; it may pause for at most 60 of them"
     )
     drain_timeout_s: float = _own(number(), 30.0, "s that accepted requests have to end when the server stops")
     worker_kill_grace_s: float = _own(

@@ -63,6 +63,13 @@ class Owner(Protocol):
         """The reader of a stream has taken so many bytes."""
 
 
+class Recorder(Protocol):
+    """Who measures answers."""
+
+    def answered(self, queued_at_s: float, sent_at_s: float, now_s: float) -> None:
+        """A job was answered now; `time.monotonic()` seconds."""
+
+
 class Ledger:
     """All jobs of one model: how many are where, and how all that ended did end."""
 
@@ -102,6 +109,8 @@ class Ledger:
         counts[new] += 1
         if new in FINAL:
             self.live.pop(job.id, None)
+            if new is State.ANSWERED and job.recorder is not None:
+                job.recorder.answered(job.queued_at_s, job.sent_at_s, time.monotonic())
             if not self.live and self._emptied:
                 calls, self._emptied = self._emptied, []
                 for call in calls:
@@ -130,9 +139,11 @@ class Job:
         "phrase",
         "queued_at_s",
         "received_bytes",
+        "recorder",
         "request_headers",
         "request_id",
         "response_bytes_max",
+        "sent_at_s",
         "size_bytes",
         "state",
         "status",
@@ -150,6 +161,7 @@ class Job:
         stream: bool = False,
         alone: bool = False,
         response_bytes_max: int = 1 << 62,
+        recorder: Recorder | None = None,
     ) -> None:
         self.id = _ids()
         self.ledger = ledger
@@ -160,10 +172,11 @@ class Job:
         self.stream = stream
         self.alone = alone
         self.response_bytes_max = response_bytes_max
+        self.recorder = recorder
         self.size_bytes = sum([len(part.data) for part in inputs])
         self.state = State.NEW
         self.owner: Owner | None = None
-        self.queued_at_s = 0.0
+        self.queued_at_s = self.sent_at_s = 0.0
         self.status = 200
         self.phrase = ""
         self.headers: Pairs = ()

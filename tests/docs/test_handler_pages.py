@@ -15,7 +15,7 @@ from PIL import Image
 from ts.context import Context
 from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
 from ts.torch_handler.compilation import compile_options
-from ts_frontend.telemetry.model_log import metric_record
+from ts_frontend.telemetry.metrics_record import parse_record
 
 
 def blocks(root: Path, page: str, language: str) -> list[str]:
@@ -50,7 +50,8 @@ def test_metrics_page_shows_the_records_of_its_handler(
 ) -> None:
     simple, declared = modules(root, "custom_metrics.md")
     assert simple.handle([{}], context) == ["done"]
-    records = [metric_record(line) or line for line in capsys.readouterr().out.splitlines()]
+    parsed = [parse_record(line) for line in capsys.readouterr().out.splitlines()]
+    records = [one.text(one.definition(), tuple(one.labels.values())) for one in parsed if one is not None]
     shown = blocks(root, "custom_metrics.md", "text")[0].splitlines()
     masked = [re.sub(r"#hostname:[^,]*", "#hostname:HOST", record) for record in records]
     assert [re.sub(r"\d+$", "", one) for one in masked] == [re.sub(r"\d+$", "", one) for one in shown]

@@ -44,6 +44,9 @@ class Serving:
         config = {
             "grpc_inference_port": 0,
             "grpc_management_port": 0,
+            "inference_address": "http://127.0.0.1:0",
+            "management_address": "http://127.0.0.1:0",
+            "metrics_address": "http://127.0.0.1:0",
             "temp_dir": directory / "tmp",
             "log_location": directory / "logs",
             "number_of_gpu": 0,
@@ -87,8 +90,8 @@ class Serving:
     def wait_started(self) -> Serving:
         """Returns when it has said that it started and where it listens."""
         with self._changed:
-            self._changed.wait_for(lambda: self._ended or (self._started and self.port("grpc_management")), GUARD_S)
-        assert self._started and self.port("grpc_management"), self.log
+            self._changed.wait_for(lambda: self._ended or (self._started and self.port("http_management")), GUARD_S)
+        assert self._started and self.port("http_management"), self.log
         return self
 
     def wait_for_log(self, text: str, count: int = 1) -> None:
@@ -112,6 +115,15 @@ class Serving:
     @property
     def management(self) -> str:
         return f"127.0.0.1:{self.port('grpc_management')}"
+
+    @property
+    def http(self) -> str:
+        """The address of the HTTP inference API."""
+        return f"http://127.0.0.1:{self.port('http_inference')}"
+
+    @property
+    def http_management(self) -> str:
+        return f"http://127.0.0.1:{self.port('http_management')}"
 
     # --- calls
 
@@ -205,6 +217,12 @@ def write(store: Path) -> Callable[..., str]:
 @pytest.fixture(scope="session")
 def probe_handler() -> Path:
     return ARCHIVES / "probe" / "handler.py"
+
+
+@pytest.fixture(scope="session")
+def serving() -> type[Serving]:
+    """For tests that start a server of their own: `serving(directory, store, settings, arguments)`."""
+    return Serving
 
 
 @pytest.fixture(scope="module")

@@ -37,6 +37,7 @@ class Place:
 
     def start(self, *words: str) -> subprocess.CompletedProcess[str]:
         ports = [f"--set=grpc_{api}_port=0" for api in ("inference", "management")]
+        ports += [f"--set={api}_address=http://127.0.0.1:0" for api in ("inference", "management", "metrics")]
         return self.torchserve("--start", "--model-store", str(STORE), *ports, "--set=console_log=false", *words)
 
     def log(self) -> str:

@@ -122,7 +122,7 @@ def test_variables_in_values() -> None:
 
 
 def test_unknown_keys_name_the_nearest_and_jvm_keys_say_why() -> None:
-    write_file("job_que_size=1\nvmargs=-Xmx1g\nabsolutely_else=1\npython=/p\nmetrics_mode=prometheus")
+    write_file("job_que_size=1\nvmargs=-Xmx1g\nabsolutely_else=1\npython=/p\ndebug=true")
     config = load_config(environ={})
     warnings = [note.text for note in config.notes if note.level == logging.WARNING]
     assert warnings == [
@@ -130,7 +130,7 @@ def test_unknown_keys_name_the_nearest_and_jvm_keys_say_why() -> None:
         "absolutely_else (config.properties:3): there is no such setting",
     ]
     assert "vmargs (config.properties:2) is for the Java virtual machine" in notes(config)
-    assert "metrics_mode (config.properties:5): accepted" in notes(config)
+    assert "debug (config.properties:5): accepted" in notes(config)
     assert "python" not in notes(config)
 
 

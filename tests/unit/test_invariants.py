@@ -109,6 +109,7 @@ def test_the_frontend_imports_only_the_protocol_and_the_version_of_ts() -> None:
     "path",
     [
         "worker/ts/protocol/frames.py",
+        "worker/ts/protocol/forms.py",
         "worker/ts/protocol/outbox.py",
         "frontend/ts_frontend/batching/batcher.py",
         "frontend/ts_frontend/ingress/grpc_protocol.py",
@@ -219,10 +220,10 @@ def test_only_two_modules_touch_the_worker_socket() -> None:
 
 
 def test_services_see_no_frame() -> None:
-    """Of the protocol they know the type of an input, nothing that is sent."""
+    """Of the protocol they know the type of an input and the forms that are HTTP bodies, nothing that is sent."""
     doors = {path: tree for path, tree in frontend().items() if "/services/" in path}
     types = {f"ts.protocol.frames.{name}" for name in ("Input", "Pairs", "Buffer")}
-    allowed = {"ts.protocol", "ts.protocol.frames", *types}
+    allowed = {"ts.protocol", "ts.protocol.forms", "ts.protocol.frames", *types}
     assert not [line for line in breaking(doors, ("ts.protocol",)) if line.split(": ")[1] not in allowed]
 
 

@@ -164,7 +164,7 @@ def test_failures_carry_their_codes():
 
 
 def test_json_that_is_text_only_by_name(capsys):
-    row = requests.row(Item(1, "", 0.0, (), [Input("body", "application/json", b"\xff")]), decode=True)
+    row = requests.row([Input("body", "application/json", b"\xff")], decode=True)
     assert row == {"body": bytearray(b"\xff")}
     assert "application/json" in capsys.readouterr().err
 

@@ -37,6 +37,7 @@ class PlayedModel:
         deadline_s: float = math.inf,
         request_id: str | None = None,
         stream: bool,
+        version_named: bool = False,
     ) -> Job:
         job = Job(Ledger(), inputs, headers=headers, deadline_s=deadline_s, request_id=request_id or "", stream=stream)
         job.move(State.QUEUED)

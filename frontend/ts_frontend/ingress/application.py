@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import json
 from typing import Any
 
+from ts_frontend.errors import Draining
 from ts_frontend.ingress.asgi import AsgiApp, Receive, Scope, Send
 from ts_frontend.ingress.call import Listener
 from ts_frontend.ingress.exchange import Exchange, uncancel
@@ -16,6 +18,7 @@ from ts_frontend.ingress.grpc_headers import is_grpc
 #: unread; the system then resets the connection, and the client may lose answers that it hasn't read yet. So the last
 #: requests of a drain end a little after their answers.
 LINGER_S = 0.25
+NOT_FOUND = "Requested resource is not found, please refer to API document."
 
 
 class Application:
@@ -89,11 +92,30 @@ class Application:
             await self._http_app(scope, receive, send)
 
 
+class HttpOnly(Application):
+    """The same for a listener without gRPC: nothing stands between it and its HTTP application."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._http_app(scope, receive, send)
+        except asyncio.CancelledError:
+            if not self._aborted:
+                raise
+            uncancel()
+            with contextlib.suppress(Exception):  # what was begun can't be answered otherwise any more
+                await answer_error(send, Draining.http_status, Draining.type_name, "The server is shutting down")
+        if self._draining:
+            await asyncio.sleep(LINGER_S)
+
+
+def application(listener: Listener) -> Application:
+    return Application(listener) if listener.routes or listener.http_app is None else HttpOnly(listener)
+
+
 async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
     """What a listener without an HTTP application answers to HTTP."""
     if scope["type"] == "http":
-        message = "Requested resource is not found, please refer to API document."
-        await answer_error(send, 404, "ResourceNotFoundException", message)
+        await answer_error(send, 404, "ResourceNotFoundException", NOT_FOUND)
     elif scope["type"] == "websocket":
         await receive()
         await send({"type": "websocket.close", "code": 1000})
@@ -101,7 +123,13 @@ async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
 
 async def answer_error(send: Send, status: int, kind: str, message: str, *more: tuple[bytes, bytes]) -> None:
     """An error in the form of TorchServe's HTTP interface."""
-    body = json.dumps({"code": status, "type": kind, "message": message}, indent=2).encode() + b"\n"
+    body = error_body(status, kind, message)
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *more]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def error_body(status: int, kind: str, message: str) -> bytes:
+    """TorchServe's JSON for an error."""
+    error = {"code": status, "type": kind, "message": message}
+    return json.dumps(error, indent=2, ensure_ascii=False).encode("utf-8", "replace") + b"\n"

@@ -97,8 +97,9 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """One address and what answers there. `port` 0 takes a free one (`Engine.port` tells). `http_app` answers what
-    isn't gRPC (without one: 404); only the h2corn engine serves it."""
+    """One address and what answers there. `port` 0 takes a free one (`Engine.port` tells); `path` is a Unix socket's,
+    instead of host and port. `http_app` answers what isn't gRPC (without one: 404); with it and without `routes` there
+    is no gRPC. Only the h2corn engine serves an `http_app` or a `path`."""
 
     name: str
     host: str
@@ -107,3 +108,4 @@ class Listener:
     limits: Limits = Limits()
     tls: Tls | None = None
     http_app: AsgiApp | None = None
+    path: str = ""

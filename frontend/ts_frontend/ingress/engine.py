@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import importlib.util
 import logging
 import math
@@ -31,6 +33,39 @@ class Engine(Protocol):
         """Returns after a drain; raises when the engine stopped for another reason."""
 
 
+class Joined:
+    """Two engines as one, each with listeners of its own: gRPC's, and those that only h2corn can serve."""
+
+    def __init__(self, first: Engine, second: Engine) -> None:
+        self._engines = (first, second)
+
+    async def start(self) -> None:
+        first, second = self._engines
+        await first.start()
+        try:
+            await second.start()
+        except BaseException:
+            await first.drain(0)
+            raise
+
+    def port(self, name: str) -> int:
+        first, second = self._engines
+        with contextlib.suppress(KeyError):
+            return first.port(name)
+        return second.port(name)
+
+    async def drain(self, grace_s: float) -> None:
+        await asyncio.gather(*(engine.drain(grace_s) for engine in self._engines))
+
+    async def wait(self) -> None:
+        await asyncio.gather(*(engine.wait() for engine in self._engines))
+
+
+def serves_http() -> bool:
+    """Whether listeners with an HTTP application can be served here: h2corn is installed (it needs Python 3.11)."""
+    return importlib.util.find_spec("h2corn") is not None
+
+
 def make_engine(kind: str, listeners: Sequence[Listener]) -> Engine:
     """An engine that isn't started yet. `kind`: one of KINDS; "auto" is h2corn wherever it can do what is asked.
 
@@ -42,6 +77,9 @@ def make_engine(kind: str, listeners: Sequence[Listener]) -> Engine:
         raise ValueError("two listeners have one name")
     if kind == "auto":
         kind = _best_kind(listeners)
+    http = [listener for listener in listeners if listener.http_app is not None and not listener.routes]
+    if kind == "grpcio" and http:
+        return Joined(make_engine("grpcio", [one for one in listeners if one not in http]), make_engine("h2corn", http))
     if kind == "h2corn":
         from ts_frontend.ingress.h2corn_engine import H2cornEngine
 
@@ -52,7 +90,7 @@ def make_engine(kind: str, listeners: Sequence[Listener]) -> Engine:
 
 
 def _best_kind(listeners: Sequence[Listener]) -> str:
-    if importlib.util.find_spec("h2corn") is None:
+    if not serves_http():
         return "grpcio"
     if any(math.isfinite(listener.limits.connection_age_s_max) for listener in listeners):
         logger.warning("A maximal connection age is set: gRPC is served by grpcio, as h2corn has no such limit")

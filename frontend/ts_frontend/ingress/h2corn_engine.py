@@ -16,7 +16,7 @@ import h2corn
 from h2corn._lib import prepare_tls
 from h2corn._server import load_tls_material
 
-from ts_frontend.ingress.application import LINGER_S, Application
+from ts_frontend.ingress.application import LINGER_S, application
 from ts_frontend.ingress.call import Listener
 from ts_frontend.ingress.sockets import listen
 
@@ -68,7 +68,7 @@ class ListenerServer:
         if math.isfinite(listener.limits.connection_age_s_max):
             logger.warning("%s: h2corn has no maximal connection age; use the grpcio engine for it", listener.name)
         self._listener = listener
-        self._application = Application(listener)
+        self._application = application(listener)
         self._server: h2corn.Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self.port = 0
@@ -78,7 +78,7 @@ class ListenerServer:
         config = server_config(self._listener)
         tls = prepare_tls(config, load_tls_material(config))
         sockets = listen(self._listener)
-        self.port = sockets[0].getsockname()[1]
+        self.port = 0 if self._listener.path else sockets[0].getsockname()[1]
         self._server = h2corn.Server(self._application, config)
         descriptors = [one.detach() for one in sockets]
         self._serving = asyncio.create_task(self._server._serve_worker_fds(descriptors, prepared_tls=tls))
@@ -113,8 +113,9 @@ def server_config(listener: Listener) -> h2corn.Config:
     """h2corn's settings for a listener. What gRPC itself limits (messages, deadlines) is limited in exchange.py."""
     tls = listener.tls
     client_ca = Path(tls.client_ca_file) if tls and tls.client_ca_file else None
+    grpc = bool(listener.routes) or listener.http_app is None
     return h2corn.Config(
-        grpc=True,
+        grpc=grpc,
         runtime_threads=1,  # the loop is the bottleneck; a second I/O thread costs a quarter more CPU per request
         lifespan="off",
         access_log=False,
@@ -124,7 +125,7 @@ def server_config(listener: Listener) -> h2corn.Config:
         h2_max_header_list_size=HEADER_BYTES_MAX,
         h2_max_header_block_size=HEADER_BYTES_MAX,
         limit_request_head_size=HEADER_BYTES_MAX,
-        max_request_body_size=listener.limits.request_bytes_max + HTTP_BODY_BYTES_EXTRA,
+        max_request_body_size=listener.limits.request_bytes_max + (HTTP_BODY_BYTES_EXTRA if grpc else 0),
         timeout_request_body_idle=HTTP_BODY_IDLE_S_MAX,
         # gRPC's idle connections stay open, as clients expect; sockets.py finds those whose peer is dead.
         timeout_keep_alive=0 if listener.http_app is None else HTTP_IDLE_S_MAX,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import socket
+from pathlib import Path
 
 from ts_frontend.ingress.call import Listener
 
@@ -21,7 +22,8 @@ class ListenFailed(OSError):
     """A listener's address can't be had: in use, not of this machine, or not allowed."""
 
     def __init__(self, listener: Listener, reason: str) -> None:
-        super().__init__(f"{listener.name}: cannot listen on {listener.host}:{listener.port}: {reason}")
+        where = listener.path or f"{listener.host}:{listener.port}"
+        super().__init__(f"{listener.name}: cannot listen on {where}: {reason}")
 
 
 def listen(listener: Listener) -> list[socket.socket]:
@@ -29,6 +31,8 @@ def listen(listener: Listener) -> list[socket.socket]:
 
     Raises ListenFailed.
     """
+    if listener.path:
+        return [_listen_at(listener)]
     host = listener.host.strip("[]") or None
     with contextlib.ExitStack() as opened:
         sockets: list[socket.socket] = []
@@ -44,6 +48,24 @@ def listen(listener: Listener) -> list[socket.socket]:
             raise ListenFailed(listener, "no address of that name is of this machine")
         opened.pop_all()
         return sockets
+
+
+def _listen_at(listener: Listener) -> socket.socket:
+    """A Unix socket; one that a server left behind makes room, one that a server listens on doesn't."""
+    path = Path(listener.path)
+    one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path.is_socket() and one.connect_ex(str(path)) == errno.ECONNREFUSED:
+            path.unlink()
+            one.close()
+            one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        one.setblocking(False)
+        one.bind(str(path))
+        one.listen(CONNECTIONS_PENDING_MAX)
+    except OSError as error:
+        one.close()
+        raise ListenFailed(listener, error.strerror or str(error)) from error
+    return one
 
 
 def _with_port(address: tuple[object, ...], sockets: list[socket.socket]) -> tuple[object, ...]:

@@ -290,7 +290,7 @@ class Administration:
                 f'Model "{model.name}" has no worker to serve describe request. '
                 "Please use scale workers API to add workers."
             )
-        job = model.submit([], headers=[("describe", "True")], alone=True)
+        job = model.submit([], headers=[("describe", "True")], alone=True, counted=False)
         try:
             value = json.loads(bytes(await job.result()))
         except ValueError:

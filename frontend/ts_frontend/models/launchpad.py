@@ -13,6 +13,7 @@ from ts_frontend.errors import InvalidArchive
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.model import Model
 from ts_frontend.models.settings import ModelSettings, Requested
+from ts_frontend.telemetry.metrics import MetricsRegistry, ModelMetrics
 from ts_frontend.workers.process import Spec
 from ts_frontend.workers.supervisor import Supervisor
 from ts_frontend.workers.worker import Plan
@@ -25,12 +26,18 @@ class Launchpad:
     """Makes `Model`s. `worker_env` is the environment workers get."""
 
     def __init__(
-        self, config: ServerConfig, supervisor: Supervisor, worker_env: Mapping[str, str], changes: Changes
+        self,
+        config: ServerConfig,
+        supervisor: Supervisor,
+        worker_env: Mapping[str, str],
+        changes: Changes,
+        metrics: MetricsRegistry,
     ) -> None:
         self._config = config
         self._supervisor = supervisor
         self._worker_env = worker_env
         self._changes = changes
+        self._metrics = metrics
 
     def model(
         self,
@@ -51,9 +58,10 @@ class Launchpad:
         if not handler:
             raise InvalidArchive(f"Archive of model {name} names no handler, and default_service_handler is not set")
         queue = JobQueue(self._policy(settings))
+        metrics = self._metrics.model(name, version)
         pool = self._supervisor.pool(
             f"{name}_{version}",
-            self._plan(name, version, handler, archive, settings, python),
+            self._plan(name, version, handler, archive, settings, python, metrics),
             queue,
             device_type=settings.device_type,
             device_ids=tuple(settings.device_ids),
@@ -70,6 +78,7 @@ class Launchpad:
             requested,
             queue,
             pool,
+            metrics,
             response_bytes_max=config.max_response_size,
             loaded_at_startup=loaded_at_startup,
         )
@@ -84,7 +93,14 @@ class Launchpad:
         )
 
     def _plan(
-        self, name: str, version: str, handler: str, archive: Archive, settings: ModelSettings, python: str
+        self,
+        name: str,
+        version: str,
+        handler: str,
+        archive: Archive,
+        settings: ModelSettings,
+        python: str,
+        metrics: ModelMetrics,
     ) -> Plan:
         config = self._config
         return Plan(
@@ -96,6 +112,7 @@ class Launchpad:
             + MESSAGE_OVERHEAD_BYTES,
             max_concurrency=settings.max_concurrency,
             neighbour_grace_s=config.worker_kill_grace_s,
+            recorder=metrics.batches,
         )
 
     def _load(self, name: str, version: str, handler: str, archive: Archive, settings: ModelSettings) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from ts_frontend.errors import Draining, NoWorker
 from ts_frontend.job import Job, Ledger
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.settings import ModelSettings, Requested
+from ts_frontend.telemetry.metrics import ModelMetrics
 from ts_frontend.workers.pool import Pool
 
 NO_WORKER = (
@@ -35,6 +36,7 @@ class Model:
         requested: Requested,
         queue: JobQueue,
         pool: Pool,
+        metrics: ModelMetrics,
         *,
         response_bytes_max: int,
         loaded_at_startup: bool,
@@ -47,6 +49,7 @@ class Model:
         self.requested = requested
         self.queue = queue
         self.pool = pool
+        self._metrics = metrics
         self.ledger = Ledger()
         self.minimum = settings.min_workers
         self.maximum = settings.max_workers
@@ -66,11 +69,17 @@ class Model:
         request_id: str | None = None,
         stream: bool = False,
         alone: bool = False,
+        version_named: bool = False,
+        counted: bool = True,
     ) -> Job:
         """Accepts a request; NoWorker, QueueFull or Draining when it can't be.
 
-        `deadline_s`: `time.monotonic()` seconds. `alone`: it shares no batch.
+        `deadline_s`: `time.monotonic()` seconds. `alone`: it shares no batch. `version_named`: the caller named this
+        version, instead of meaning the default one. `counted`: it is an inference, for the metrics.
         """
+        recorder = self._metrics.requests(version_named) if counted else None
+        if recorder is not None:
+            recorder.accepted()
         if self._leaving:
             raise Draining(f'Model "{self.name}" version {self.version} is being unregistered')
         if self.pool.hopeless:
@@ -86,6 +95,7 @@ class Model:
             stream=stream,
             alone=alone,
             response_bytes_max=self._response_bytes_max,
+            recorder=recorder,
         )
         self.queue.put(job)
         return job

@@ -28,6 +28,7 @@ class Served(Protocol):
         deadline_s: float = math.inf,
         request_id: str | None = None,
         stream: bool,
+        version_named: bool = False,
     ) -> Answer: ...
 
 
@@ -79,6 +80,7 @@ class InferenceService:
             deadline_s=call.deadline_s,
             request_id=request_id or self._ids.next(),
             stream=stream,
+            version_named=bool(version),
         )
 
     async def predictions(self, call: Call, data: bytes) -> bytes:

@@ -14,11 +14,11 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from ts_frontend.config_table import ServerConfig
 from ts_frontend.telemetry import log_settings
@@ -26,11 +26,27 @@ from ts_frontend.telemetry.log_files import Console, RotatedFile
 
 RECORDS_WAITING_MAX = 100_000
 ACCESS_PERIOD_S = 0.25
-ACCESSES_PER_WRITE = 64
+ENTRIES_PER_WRITE = 64
 
 SERVER, ACCESS, MODEL = "ts_frontend", "ACCESS_LOG", "MODEL_LOG"
 METRICS = ("TS_METRICS", "MODEL_METRICS")
 _LEVEL_NAMES = {"WARNING": "WARN", "CRITICAL": "FATAL"}
+
+
+class Entry(Protocol):
+    """One of the lines that are written together. `seconds`: since 1970."""
+
+    @property
+    def seconds(self) -> float: ...
+
+    def text(self) -> str: ...
+
+    def parts(self) -> dict[str, object]:
+        """What a JSON line has of it."""
+
+
+#: Gives what is to be written now, as (name of the logger, its lines). Called by the writing thread.
+Source: TypeAlias = "Callable[[], Iterable[tuple[str, Sequence[Entry]]]]"
 
 
 class Access(NamedTuple):
@@ -45,12 +61,20 @@ class Access(NamedTuple):
     def text(self) -> str:
         return f'/{self.peer} "{self.request}" {self.status} {self.duration_ms:.0f}'
 
+    def parts(self) -> dict[str, object]:
+        return {
+            "peer": self.peer,
+            "request": self.request,
+            "status": self.status,
+            "duration_ms": round(self.duration_ms, 3),
+        }
+
 
 class _Lines:
-    """Requests as text, made once for all handlers: `parts` are (time, text)."""
+    """Entries as text, made once for all handlers: `parts` are (time, text)."""
 
-    def __init__(self, accesses: Sequence[Access]) -> None:
-        self.parts = [(iso_time(one.seconds), one.text()) for one in accesses]
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self.parts = [(iso_time(one.seconds), one.text()) for one in entries]
 
     def __str__(self) -> str:
         return "\n".join([text for _, text in self.parts])
@@ -65,9 +89,9 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         origin = self._origin(record)
-        accesses: _Lines | None = getattr(record, "access_lines", None)
-        if accesses is not None:
-            return "\n".join([f"{moment}{origin} - {text}" for moment, text in accesses.parts])
+        lines: _Lines | None = getattr(record, "entry_lines", None)
+        if lines is not None:
+            return "\n".join([f"{moment}{origin} - {text}" for moment, text in lines.parts])
         text = f"{iso_time(record.created)}{origin} - {record.getMessage()}"
         return f"{text}\n{record.exc_text}" if record.exc_text else text
 
@@ -82,9 +106,9 @@ class JsonFormatter(logging.Formatter):
     """One JSON object per line: time, level, thread, logger, message, for requests also their parts."""
 
     def format(self, record: logging.LogRecord) -> str:
-        accesses: Sequence[Access] = getattr(record, "accesses", ())
-        if accesses:
-            return "\n".join(json.dumps(self._object(record, one.seconds) | self._parts(one)) for one in accesses)
+        entries: Sequence[Entry] = getattr(record, "entries", ())
+        if entries:
+            return "\n".join(json.dumps(self._object(record, one.seconds) | one.parts()) for one in entries)
         tree = self._object(record, record.created) | {"message": record.getMessage()}
         return json.dumps(tree | ({"exception": record.exc_text} if record.exc_text else {}))
 
@@ -94,14 +118,6 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname,
             "thread": _thread(record),
             "logger": record.name,
-        }
-
-    def _parts(self, one: Access) -> dict[str, Any]:
-        return {
-            "peer": one.peer,
-            "request": one.request,
-            "status": one.status,
-            "duration_ms": round(one.duration_ms, 3),
         }
 
 
@@ -144,6 +160,7 @@ class Writer:
     def __init__(self) -> None:
         self._records: SimpleQueue[tuple[logging.LogRecord, Sequence[logging.Handler]] | None] = SimpleQueue()
         self._accesses: deque[tuple[float, str, str, int, float]] = deque(maxlen=RECORDS_WAITING_MAX)
+        self.sources: list[Source] = [self._access_portions]
         self._dropped = 0
         self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
 
@@ -171,7 +188,7 @@ class Writer:
         while True:
             wait_s = due - time.monotonic()
             if wait_s <= 0:
-                self._write_accesses()
+                self._write_sources()
                 due = time.monotonic() + ACCESS_PERIOD_S
                 continue
             try:
@@ -183,18 +200,28 @@ class Writer:
             if self._dropped and self._records.empty():
                 self._write_dropped()
             if item is None:
-                return self._write_accesses()
+                return self._write_sources()
 
-    def _write_accesses(self) -> None:
-        logger = logging.getLogger(ACCESS)
+    def _access_portions(self) -> Iterator[tuple[str, list[Access]]]:
+        waiting = self._accesses
+        for left in range(len(waiting), 0, -ENTRIES_PER_WRITE):
+            yield ACCESS, [Access(*waiting.popleft()) for _ in range(min(left, ENTRIES_PER_WRITE))]
+
+    def _write_sources(self) -> None:
+        for source in self.sources:
+            for name, entries in source():
+                self._write_entries(logging.getLogger(name), entries)
+
+    def _write_entries(self, logger: logging.Logger, entries: Sequence[Entry]) -> None:
+        if not logger.isEnabledFor(logging.INFO):
+            return
         targets = _targets(logger)
-        for left in range(len(self._accesses), 0, -ACCESSES_PER_WRITE):
-            batch = [Access(*self._accesses.popleft()) for _ in range(min(left, ACCESSES_PER_WRITE))]
-            if logger.isEnabledFor(logging.INFO):
-                lines = _Lines(batch)
-                record = logger.makeRecord(ACCESS, logging.INFO, "", 0, "%s", (lines,), None)
-                record.accesses, record.access_lines, record.source = batch, lines, "main"
-                _write(record, targets)
+        for start in range(0, len(entries), ENTRIES_PER_WRITE):
+            portion = entries[start : start + ENTRIES_PER_WRITE]
+            lines = _Lines(portion)
+            record = logger.makeRecord(logger.name, logging.INFO, "", 0, "%s", (lines,), None)
+            record.entries, record.entry_lines, record.source = portion, lines, "main"
+            _write(record, targets)
             time.sleep(0)  # gives the event loop the interpreter, which it would else wait 5 ms for
 
     def _write_dropped(self) -> None:
@@ -231,6 +258,10 @@ class Logs:
         """Note one request, for example ("127.0.0.1:5", "GET /ping HTTP/1.1", 200, 1.2). Costs about a microsecond."""
         if self.access_enabled:
             self.writer.put_access((time.time(), peer, request, status, duration_ms))
+
+    def every_period(self, source: Source) -> None:
+        """Has the writing thread ask `source` for lines a few times a second, and at the end."""
+        self.writer.sources.append(source)
 
     def model_line(self, source: str, line: str, level: int = logging.INFO) -> None:
         """A line that a worker wrote; `source` is W-<id>-<model>_<version>-stdout or -stderr."""

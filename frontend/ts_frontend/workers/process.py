@@ -262,12 +262,21 @@ async def run_tool(argv: Sequence[str], cwd: Path, timeout_s: float) -> tuple[in
     return process.returncode or 0, output.decode(errors="replace")
 
 
-async def tool_output(argv: Sequence[str], timeout_s: float) -> str | None:
-    """What a small program of the system prints; None when it isn't there, fails or takes too long."""
+async def tool_output(
+    argv: Sequence[str],
+    timeout_s: float,
+    *,
+    given: str = "",
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> str | None:
+    """What a small program prints, `given` on its standard input; None when it isn't there, fails or takes too long."""
 
     def call() -> str | None:
         try:
-            done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s, check=False)
+            done = subprocess.run(
+                argv, input=given, capture_output=True, text=True, timeout=timeout_s, check=False, env=env, cwd=cwd
+            )
         except (OSError, subprocess.TimeoutExpired):
             return None
         return done.stdout if done.returncode == 0 else None

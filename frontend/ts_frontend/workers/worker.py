@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
@@ -81,6 +81,16 @@ class Work(Protocol):
     def wake(self) -> None: ...
 
 
+class Recorder(Protocol):
+    """Who measures batches."""
+
+    def answered(self, jobs: Sequence[Job], waited_s: float, worked_s: float, now_s: float) -> None:
+        """A batch is complete: it was on its way or behind another for `waited_s`, then on the worker."""
+
+    def loaded(self, worker_id: int, seconds: float) -> None:
+        """A worker has loaded its model, so long after it was created."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """What to start and how to treat it; the same for every worker of a model version."""
@@ -92,6 +102,7 @@ class Plan:
     message_bytes_max: int
     max_concurrency: int = 64
     neighbour_grace_s: float = 5.0
+    recorder: Recorder | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -100,6 +111,7 @@ class _Batch:
     jobs: list[Job]
     left: int
     active_s: float
+    taken_s: float
     open: set[int] = field(default_factory=set)
 
 
@@ -114,6 +126,9 @@ class Worker:
         self.info: dict[str, Any] = {}
         self.answered_batches = 0
         self.ready_at_s = math.inf
+        self._recorder = plan.recorder
+        self._created_s = time.monotonic()
+        self._finished_s = 0.0
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.process: Process | None = None
         self._plan = plan
@@ -259,12 +274,13 @@ class Worker:
     def take(self, jobs: list[Job]) -> None:
         now_s = time.monotonic()
         batch_id = _batch_ids()
-        batch = _Batch(batch_id, jobs, len(jobs), now_s, {job.id for job in jobs})
+        batch = _Batch(batch_id, jobs, len(jobs), now_s, now_s, {job.id for job in jobs})
         if not self._batches:
             self._turn_s = now_s
         self._batches[batch_id] = batch
         for job in jobs:
             job.owner = self
+            job.sent_at_s = now_s
             job.move(State.SENT)
             self._jobs[job.id] = job, batch
         assert self._connection is not None
@@ -322,6 +338,11 @@ class Worker:
         self._mean_s += 0.2 * (min(now_s - self._turn_s, 1.0) - self._mean_s)
         self._turn_s = now_s
         self.answered_batches += 1
+        if self._recorder is not None:
+            # What was sent ahead waits on the socket until the batch before it is finished.
+            waited_s = 0.0 if self._shared else max(self._finished_s - batch.taken_s, 0.0)
+            self._recorder.answered(batch.jobs, waited_s, now_s - batch.taken_s - waited_s, now_s)
+            self._finished_s = now_s
         if not self._batches:
             self._became_idle()
         return True
@@ -337,6 +358,8 @@ class Worker:
             self._shared, self._concurrent = kind in ("generator", "async"), kind == "async"
             self._live(Life.READY)
             self.ready_at_s = time.monotonic()
+            if self._recorder is not None:
+                self._recorder.loaded(self.id, time.monotonic() - self._created_s)
             if not self._loaded.done():
                 self._loaded.set_result(None)
         elif isinstance(message, LoadFailed):

@@ -33,8 +33,10 @@ class Running:
         items = [job.item for job in self.jobs if job.item is not None]
         for job in self.jobs:
             job.item = None
-        self.context.begin(self, self.batch.request_ids(), [requests.headers(item) for item in items])
-        return [requests.row(item, decode) for item in items]
+        inputs = [requests.fields(item) for item in items]
+        headers = [requests.headers(item, fields) for item, fields in zip(items, inputs, strict=True)]
+        self.context.begin(self, self.batch.request_ids(), headers)
+        return [requests.row(fields, decode) for fields in inputs]
 
     # --- what the handler sees
 

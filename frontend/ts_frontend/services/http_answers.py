@@ -1,0 +1,57 @@
+"""TorchServe's JSON in HTTP answers, and query parameters read as it reads them."""
+
+from __future__ import annotations
+
+import json
+from urllib.parse import parse_qsl
+
+from ts_frontend.errors import InvalidArgument
+from ts_frontend.ingress.http import JSON
+from ts_frontend.ingress.http_call import HttpAnswer, HttpRequest
+
+PARAMETERS_MAX = 256
+
+
+def json_answer(status: int, value: object) -> HttpAnswer:
+    body = json.dumps(value, indent=2, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+    return HttpAnswer(status, (JSON,), body)
+
+
+def query_pairs(request: HttpRequest) -> list[tuple[str, str]]:
+    """All parameters of the query, in their order. InvalidArgument when there are too many."""
+    try:
+        return parse_qsl(request.query.decode("latin-1"), keep_blank_values=True, max_num_fields=PARAMETERS_MAX)
+    except ValueError as error:
+        raise InvalidArgument(f"The query has more than {PARAMETERS_MAX} parameters") from error
+
+
+class Parameters:
+    """Parameters by name: of equal names the first counts, an empty one counts as not given."""
+
+    def __init__(self, pairs: list[tuple[str, str]]) -> None:
+        self._values = dict(reversed(pairs))
+
+    def text(self, name: str) -> str | None:
+        return self._values.get(name) or None
+
+    def required(self, name: str) -> str:
+        """An empty one is given, too: what it stands for says what is wrong with it."""
+        value = self._values.get(name)
+        if value is None:
+            raise InvalidArgument(f"Parameter {name} is required.")
+        return value
+
+    def integer(self, name: str) -> int | None:
+        """InvalidArgument for what isn't a whole number."""
+        value = self.text(name)
+        if value is None:
+            return None
+        try:
+            return int(value)
+        except ValueError:
+            raise InvalidArgument(f"Parameter {name} must be a whole number, not {value[:80]!r}") from None
+
+    def flag(self, name: str, default: bool) -> bool:
+        """True for `true` in any case, False for any other text."""
+        value = self.text(name)
+        return default if value is None else value.lower() == "true"

@@ -1,0 +1,244 @@
+"""The metrics of a server: every value is recorded here, and goes where `metrics_mode` says.
+
+`prometheus`: all to the metrics API. `log`: all to the metrics logs. `legacy`: the three `ts_…` of inference to the
+API, the rest to the logs. Only what metrics.yaml lists is shown or logged; our own families (OWN_…) are on the API in
+`prometheus` mode whatever it lists.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from ts_frontend.job import Job, State
+from ts_frontend.telemetry import metrics_events as events
+from ts_frontend.telemetry.metrics_definitions import Definition, Definitions, Kind
+from ts_frontend.telemetry.metrics_events import BATCH, HTTP, EventLog
+from ts_frontend.telemetry.metrics_record import Record
+from ts_frontend.telemetry.metrics_requests import Batches, CountedRequests, LoggedRequests, Requests
+from ts_frontend.telemetry.metrics_samples import NOTHING, Family, Histogram, Sample
+from ts_frontend.telemetry.metrics_text import exposition, log_text, prometheus_name
+
+log = logging.getLogger(__name__)
+
+LEGACY = frozenset({events.REQUESTS, events.LATENCY, events.QUEUE_LATENCY})
+FAMILIES_MAX = 1000
+_ANSWERED = State.ANSWERED
+WORKER_LOAD_TIME = "WorkerLoadTime"
+DEFAULT_VERSION = "default"
+
+MODEL_LABELS = ("model_name", "model_version", "hostname")
+OWN_LATENCY = Definition("ts_inference_latency_seconds", Kind.HISTOGRAM, "Seconds", MODEL_LABELS)
+OWN_QUEUE = Definition("ts_queue_latency_seconds", Kind.HISTOGRAM, "Seconds", MODEL_LABELS)
+OWN_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+def _own_histogram() -> Sample:
+    return Histogram(OWN_BOUNDS_S)
+
+
+class MetricsRegistry:
+    """All families. `host`: the value of host dimensions; `auto_detect`: unlisted metrics of handlers count too."""
+
+    def __init__(self, definitions: Definitions, mode: str, host: str, *, auto_detect: bool = False) -> None:
+        listed = {**definitions.server, **definitions.model}
+        self.host = host
+        self.mode = mode
+        self._definitions = definitions
+        self._auto_detect = auto_detect
+        self._detected: dict[str, Definition] = {}
+        self._dropped: set[str] = set()
+        self._exposed = frozenset({"prometheus": listed.keys(), "legacy": LEGACY & listed.keys()}.get(mode, ()))
+        self._families = {name: Family(one) for name, one in listed.items() if name in self._exposed}
+        self._own = {one.name: Family(one, text, _own_histogram) for one, text in _OWN} if self.everything else {}
+        self._gathered: list[Callable[[], Iterable[Family]]] = []
+        self._http: dict[int, Sample] = {}
+        self.event_log = EventLog(definitions, listed.keys() - self._exposed, host)
+
+    @property
+    def everything(self) -> bool:
+        """Is every metric on the API?"""
+        return self.mode == "prometheus"
+
+    # --- reading
+
+    def gather(self, families: Callable[[], Iterable[Family]]) -> None:
+        """Further families, asked for at each reading; shown in `prometheus` mode only."""
+        self._gathered.append(families)
+
+    def text(self, names: Collection[str] = ()) -> str:
+        """The metrics API's answer; empty in `log` mode. `names`: those families or series only."""
+        more = itertools.chain.from_iterable(one() for one in self._gathered) if self.everything else ()
+        return exposition((*self._families.values(), *self._own.values(), *more), names)
+
+    # --- requests
+
+    def model(self, name: str, version: str) -> ModelMetrics:
+        """What records the requests of one model version."""
+        return ModelMetrics(self, name, version)
+
+    def http_answered(self, status: int) -> None:
+        """An HTTP request was answered, on any listener."""
+        kind = status // 100
+        if self.everything:
+            (self._http.get(kind) or self._http_sample(kind)).add(1.0)
+        else:
+            name = "Requests2XX" if kind == 2 else _http_name(kind)
+            self.event_log.feed.append((HTTP, name, 0.0, 0.0, time.monotonic(), ()))
+
+    def _http_sample(self, kind: int) -> Sample:
+        sample = self._http[kind] = self._sample(_http_name(kind), "Host")
+        return sample
+
+    def _sample(self, name: str, *labels: str) -> Sample:
+        family = self._families.get(name)
+        return family.sample((*labels, self.host)) if family is not None else NOTHING
+
+    def requests(self, name: str, version: str, label: str) -> Requests:
+        """The recorder for calls of a model `version` that named it (`label` is the version), or didn't."""
+        counted = CountedRequests(
+            self._sample(events.REQUESTS, name, label),
+            self._sample(events.LATENCY, name, label),
+            self._sample(events.QUEUE_LATENCY, name, label),
+            self._sample(events.QUEUE_TIME, "Host"),
+            self._own_sample(OWN_LATENCY, name, version),
+            self._own_sample(OWN_QUEUE, name, version),
+        )
+        if self.everything:
+            return counted
+        return LoggedRequests(self.event_log.feed, (name, label), counted if self._exposed else None)
+
+    def _own_sample(self, definition: Definition, name: str, version: str) -> Sample:
+        family = self._own.get(definition.name)
+        return family.sample((name, version, self.host)) if family is not None else NOTHING
+
+    def batches(self, name: str, version: str) -> Batches:
+        return _ModelBatches(self, name, version)
+
+    def batch_samples(self, name: str) -> tuple[Sample, Sample]:
+        """WorkerThreadTime and a model's PredictionTime."""
+        return self._sample(events.WORKER_THREAD_TIME, "Host"), self._sample(events.PREDICTION_TIME, name, "Model")
+
+    # --- everything that isn't a request
+
+    def server_value(self, name: str, value: float, *labels: str) -> None:
+        """One value of a metric of the server; `labels` without the host, as metrics.yaml orders them."""
+        definition = self._definitions.server.get(name)
+        if definition is None or len(labels) != len(definition.dimensions) - 1:
+            return
+        if name in self._exposed:
+            self._sample(name, *labels).add(value)
+        else:
+            pairs = dict(zip(definition.dimensions, labels, strict=False))
+            text = log_text(definition, value, pairs, self.host, time.time())
+            logging.getLogger(events.SERVER_LOG).info("%s", text)
+
+    def handler_value(self, record: Record) -> None:
+        """One value that a worker reported; one that metrics.yaml doesn't list is dropped, unless `auto_detect`."""
+        definition = self._definitions.model.get(record.name) or self._detect(record)
+        values = record.values(definition) if definition is not None else None
+        if definition is None or values is None:
+            self._drop(record, definition)
+        elif self.everything:
+            self._families[record.name].sample(values).add(record.value)
+        else:
+            logging.getLogger(events.MODEL_LOG).info("%s", record.text(definition, values))
+
+    def _detect(self, record: Record) -> Definition | None:
+        if not self._auto_detect:
+            return None
+        known = self._detected.get(record.name)
+        if known is None and len(self._detected) < FAMILIES_MAX and not self._taken(prometheus_name(record.name)):
+            known = self._detected[record.name] = record.definition()
+            if self.everything:
+                self._families[record.name] = Family(known)
+        return known
+
+    def _taken(self, name: str) -> bool:
+        """Is there a family that would read the same?"""
+        return name in OWN_NAMES or any(name == prometheus_name(one) for one in (*self._families, *self._detected))
+
+    def _drop(self, record: Record, definition: Definition | None) -> None:
+        if record.name in self._dropped or len(self._dropped) >= FAMILIES_MAX:
+            return
+        self._dropped.add(record.name)
+        if definition is None:
+            reason = "metrics.yaml doesn't list it under model_metrics (or set model_metrics_auto_detect=true)"
+        else:
+            reason = f"its dimensions are {list(record.labels)}, not {list(definition.dimensions[:-1])}"
+        log.warning("Metric %s of a handler is dropped: %s", record.name, reason)
+
+
+def _http_name(kind: int) -> str:
+    return {2: "Requests2XX", 4: "Requests4XX"}.get(kind, "Requests5XX")
+
+
+class ModelMetrics:
+    """Recorders of one model version, made when they are first needed: a metric without a value isn't shown."""
+
+    def __init__(self, registry: MetricsRegistry, name: str, version: str) -> None:
+        self._registry, self._name, self._version = registry, name, version
+        self._unnamed: Requests | None = None
+        self._named: Requests | None = None
+        self.batches = registry.batches(name, version)
+
+    def requests(self, version_named: bool) -> Requests:
+        """For a call that named the model's version, or didn't."""
+        return (self._named if version_named else self._unnamed) or self._first(version_named)
+
+    def _first(self, version_named: bool) -> Requests:
+        label = self._version if version_named else DEFAULT_VERSION
+        recorder = self._registry.requests(self._name, self._version, label)
+        if version_named:
+            self._named = recorder
+        else:
+            self._unnamed = recorder
+        return recorder
+
+
+class _ModelBatches:
+    """`Batches` of one model version."""
+
+    def __init__(self, registry: MetricsRegistry, name: str, version: str) -> None:
+        self._registry, self._name, self._version = registry, name, version
+        self._everything = registry.everything
+        self._feed = registry.event_log.feed
+        self._source = name
+        self._samples: tuple[Sample, Sample] | None = None
+
+    def answered(self, jobs: Sequence[Job], waited_s: float, worked_s: float, now_s: float) -> None:
+        if jobs[0].state is not _ANSWERED:
+            return
+        if self._everything:
+            waited, worked = self._samples or self._first()
+            waited.add(int(waited_s * 1e3))
+            worked.add(int(worked_s * 1e5) / 100)  # round() takes a quarter of a microsecond
+        else:
+            ids = (jobs[0].request_id,) if len(jobs) == 1 else [job.request_id for job in jobs]
+            self._feed.append((BATCH, self._source, worked_s, waited_s, now_s, ids))
+
+    def _first(self) -> tuple[Sample, Sample]:
+        self._samples = self._registry.batch_samples(self._name)
+        return self._samples
+
+    def loaded(self, worker_id: int, seconds: float) -> None:
+        worker = f"W-{worker_id}-{self._name}_{self._version}"
+        self._registry.server_value(WORKER_LOAD_TIME, int(seconds * 1000), worker, "Host")
+
+
+_OWN = (
+    (OWN_LATENCY, "Time from a request's queueing to its answer"),
+    (OWN_QUEUE, "Time that an answered request waited for a worker"),
+)
+OWN_NAMES = frozenset(
+    {
+        OWN_LATENCY.name,
+        OWN_QUEUE.name,
+        "ts_queued_requests",
+        "ts_running_requests",
+        "ts_ended_requests_total",
+        "ts_ready_workers",
+    }
+)

@@ -1,0 +1,32 @@
+"""What is going on in the models served, read when somebody asks: it costs requests nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ts_frontend.job import FINAL, State
+from ts_frontend.models.model import Model
+from ts_frontend.telemetry.metrics import MODEL_LABELS
+from ts_frontend.telemetry.metrics_definitions import Definition, Kind
+from ts_frontend.telemetry.metrics_samples import Counter, Family, Gauge
+
+
+def served_families(models: Iterable[Model], host: str) -> list[Family]:
+    """Requests queued, running and ended, and workers that are ready, of every model version."""
+    queued = _family("ts_queued_requests", Kind.GAUGE, "Requests that wait for a worker")
+    running = _family("ts_running_requests", Kind.GAUGE, "Requests that a worker has")
+    ended = _family("ts_ended_requests_total", Kind.COUNTER, "Requests by how they ended", "outcome")
+    ready = _family("ts_ready_workers", Kind.GAUGE, "Workers that can take requests")
+    for model in models:
+        labels = (model.name, model.version, host)
+        queued.samples[labels] = Gauge(model.ledger.queued)
+        running.samples[labels] = Gauge(model.ledger.sent)
+        ready.samples[labels] = Gauge(model.pool.ready_count)
+        for state in State:
+            if state in FINAL:
+                ended.samples[(*labels, state.value)] = Counter(model.ledger.counts[state])
+    return [queued, running, ended, ready]
+
+
+def _family(name: str, kind: Kind, sentence: str, *more: str) -> Family:
+    return Family(Definition(name, kind, "Count", (*MODEL_LABELS, *more)), sentence)

@@ -1,0 +1,220 @@
+"""The metrics API and the metrics logs of a whole server."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.e2e.conftest import Serving, Start
+
+GUARD_S = 30
+SAMPLE = re.compile(r"(\w+)(?:\{((?:\w+=\"[^\"]*\",)+)\})? (\S+)")
+
+METRIC_HANDLER = """
+def handle(data, context):
+    if data is None:
+        return None
+    metrics = context.metrics
+    metrics.add_counter("ProbeCounter", 2, None)
+    metrics.add_time("ProbeTime", 12.5, None, "ms")
+    metrics.add_time("HandlerTime", 0.25, None, "ms")
+    metrics.add_metric("ProbeGeneric", 4, unit="widgets")
+    return ["metrics sent"] * len(data)
+"""
+
+
+def read(server: Serving, query: str = "") -> str:
+    server.wait_for_log("http_metrics listens")
+    url = f"http://127.0.0.1:{server.port('http_metrics')}/metrics{query}"
+    with urllib.request.urlopen(url, timeout=GUARD_S) as answer:
+        assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+        assert answer.headers["x-request-id"]
+        return str(answer.read().decode())
+
+
+def samples(text: str) -> dict[str, float]:
+    """Value by series, the host's name masked."""
+    found = {}
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            match = SAMPLE.fullmatch(line)
+            assert match, line
+            labels = re.sub(r'ostname="[^"]*"', 'ostname="vm"', match[2] or "")
+            found[f"{match[1]}{{{labels}}}"] = float(match[3])
+    return found
+
+
+def until(found: Callable[[], bool]) -> None:
+    """What a worker prints arrives beside its answer, not before it."""
+    ends_s = time.monotonic() + GUARD_S
+    while not found():
+        assert time.monotonic() < ends_s
+        time.sleep(0.02)
+
+
+def post(url: str) -> int:
+    request = urllib.request.Request(url, data=b"{}", headers={"content-type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=GUARD_S) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def lines(server: Serving, name: str) -> list[str]:
+    path = Path(server.directory) / "logs" / name
+    return [line.partition(" - ")[2] for line in path.read_text().splitlines()]
+
+
+def test_prometheus_mode_shows_everything(start: Start, write: Callable[..., str]) -> None:
+    write("measured", METRIC_HANDLER)
+    server = start(metrics_mode="prometheus", model_metrics_auto_detect="true")
+    until(lambda: "MemoryUsed{" in read(server))
+    server.register("measured")
+    server.predict("measured", {})
+    server.predict("measured", {}, version="1.0")
+    assert post(f"{server.http}/predictions/measured") == 200
+    assert post(f"{server.http}/predictions/missing") == 404
+    until(lambda: samples(read(server)).get('ProbeCounter{ModelName="measured",Level="Model",Hostname="vm",}') == 6)
+    found = samples(read(server))
+    asked, named = (f'model_name="measured",model_version="{one}",hostname="vm",' for one in ("default", "1.0"))
+    model = '{ModelName="measured",Level="Model",Hostname="vm",}'
+    expected = {
+        f"ts_inference_requests_total{{{asked}}}": 2,
+        f"ts_inference_requests_total{{{named}}}": 1,
+        f"ts_queued_requests{{{named}}}": 0,
+        f"ts_running_requests{{{named}}}": 0,
+        f"ts_ready_workers{{{named}}}": 1,
+        f'ts_ended_requests_total{{{named}outcome="answered",}}': 3,
+        f"ts_inference_latency_seconds_count{{{named}}}": 3,
+        'Requests4XX{Level="Host",Hostname="vm",}': 1,
+        f"ProbeTime{model}": 12.5,
+        f"ProbeGeneric{model}": 12,
+        f"HandlerTime{model}": 0.25,
+    }
+    assert {key: found.get(key) for key in expected} == expected
+    assert found[f"ts_inference_latency_microseconds{{{asked}}}"] > found[f"ts_queue_latency_microseconds{{{asked}}}"]
+    assert found[f"PredictionTime{model}"] > 0
+    assert found['WorkerLoadTime{WorkerName="W-9000-measured_1.0",Level="Host",Hostname="vm",}'] > 0
+    assert found['Requests2XX{Level="Host",Hostname="vm",}'] >= 2
+    assert found['QueueTime{Level="Host",Hostname="vm",}'] >= 0
+    assert "# TYPE GPUUtilization gauge\n" in read(server)
+    some = read(server, "?name[]=ts_inference_requests_total&name[]=Requests4XX&name[]=Requests5XX")
+    assert set(re.findall("# TYPE (\\w+)", some)) == {"Requests4XX", "ts_inference_requests_total"}
+    assert lines(server, "ts_metrics.log") == lines(server, "model_metrics.log") == []
+
+
+def test_the_listener_says_what_it_answers(start: Start) -> None:
+    server = start()
+    server.wait_for_log("http_metrics listens")
+    address = f"http://127.0.0.1:{server.port('http_metrics')}"
+    with urllib.request.urlopen(urllib.request.Request(f"{address}/", method="OPTIONS"), timeout=GUARD_S) as answer:
+        assert list(json.load(answer)["paths"]) == ["/metrics"]
+    assert post(f"{address}/predictions/probe") == 404
+
+
+def test_log_mode_writes_what_torchserve_writes(start: Start, write: Callable[..., str]) -> None:
+    write("measured", METRIC_HANDLER)
+    server = start()
+    until(lambda: len(lines(server, "ts_metrics.log")) >= 7)
+    server.register("measured")
+    server.predict("measured", {})
+    assert post(f"{server.http}/predictions/measured") == 200
+    assert read(server) == ""
+    assert server.terminate() == 0
+    found = [re.sub(r"#hostname:[^,]*,", "#hostname:vm,", line) for line in lines(server, "ts_metrics.log")]
+    masked = [re.sub(r"\d+(\.\d+)?(E-?\d+)?(?=\||$)", "N", line) for line in found]
+    asked, host = "|#model_name:measured,model_version:default|#hostname:vm,timestamp:N", "|#Level:Host|#hostname:vm"
+    assert masked.count(f"ts_inference_requests_total.Count:N{asked}") == 2
+    assert masked.count(f"ts_inference_latency_microseconds.Microseconds:N{asked}") == 2
+    assert masked.count(f"ts_queue_latency_microseconds.Microseconds:N{asked}") == 2
+    assert masked.count(f"QueueTime.Milliseconds:N{host},timestamp:N") == 2
+    assert masked.count(f"WorkerThreadTime.Milliseconds:N{host},timestamp:N") == 2
+    assert masked.count(f"Requests2XX.Count:N{host},timestamp:N") == 2
+    assert f"CPUUtilization.Percent:N{host},timestamp:N" in masked
+    assert any(
+        line.startswith("WorkerLoadTime.Milliseconds:N|#WorkerName:W-9000-measured_1.0,Level") for line in masked
+    )
+    assert all(re.match(r"[\w ]+\.[\w ]+:\d+\.\d+(E-?\d+)?\|#", line) for line in found)
+    model = lines(server, "model_metrics.log")
+    pattern = r"(\w+)\.ms:(\S+)\|#ModelName:measured,Level:Model\|#hostname:[^,]*,requestID:[\w-]+,timestamp:\d+"
+    matches = [re.fullmatch(pattern, line) for line in model]
+    assert sorted(match[1] for match in matches if match) == ["HandlerTime"] * 2 + ["PredictionTime"] * 2
+    assert all(matches), model
+    assert "Metric ProbeCounter of a handler is dropped" in server.log
+
+
+def test_legacy_mode_splits_them(start: Start) -> None:
+    server = start(metrics_mode="legacy", disable_system_metrics="true")
+    server.register("probe")
+    server.predict("probe", {})
+    shown = samples(read(server))
+    label = '{model_name="probe",model_version="default",hostname="vm",}'
+    names = ("ts_inference_requests_total", "ts_inference_latency_microseconds", "ts_queue_latency_microseconds")
+    assert sorted(shown) == sorted(name + label for name in names)
+    assert shown[f"ts_inference_requests_total{label}"] == 1
+    assert server.terminate() == 0
+    logged = {line.partition(".")[0] for line in lines(server, "ts_metrics.log")}
+    assert logged == {"WorkerLoadTime", "QueueTime", "WorkerThreadTime", "Requests2XX"}
+    assert {line.partition(".")[0] for line in lines(server, "model_metrics.log")} == {"PredictionTime"}
+
+
+def test_a_command_for_system_metrics(start: Start, tmp_path: Path) -> None:
+    script = tmp_path / "collect.py"
+    script.write_text(
+        "import sys\n"
+        "assert sys.stdin.readline() == '\\n'\n"
+        "print('MemoryUsed.Megabytes:77.5|#Level:Host|#hostname:vm,1795217591')\n"
+        "print('MemoryAvailable.Megabytes:1.5|#Level:Host|#hostname:vm,timestamp:1795217591')\n"
+        "print()\n"
+        "print('9000:1024')\n"
+    )
+    server = start(metrics_mode="prometheus", system_metrics_cmd=str(script))
+    until(lambda: "MemoryUsed{" in read(server))
+    found = samples(read(server, "?name[]=MemoryUsed&name[]=MemoryAvailable&name[]=CPUUtilization"))
+    assert found == {
+        'MemoryUsed{Level="Host",Hostname="vm",}': 77.5,
+        'MemoryAvailable{Level="Host",Hostname="vm",}': 1.5,
+    }
+
+
+def test_a_metrics_file_of_ones_own(start: Start, tmp_path: Path, write: Callable[..., str]) -> None:
+    write("measured", METRIC_HANDLER)
+    file = tmp_path / "own.yaml"
+    file.write_text(
+        "ts_metrics:\n  histogram:\n"
+        "    - {name: QueueTime, unit: Milliseconds, dimensions: [Level, Hostname]}\n"
+        "model_metrics:\n  histogram:\n"
+        "    - {name: ProbeTime, unit: ms, dimensions: [Level, ModelName]}\n"
+    )
+    server = start(metrics_mode="prometheus", metrics_config=file)
+    server.register("measured")
+    server.predict("measured", {})
+    series = 'ProbeTime_count{Level="Model",ModelName="measured",Hostname="vm",}'
+    until(lambda: samples(read(server)).get(series) == 1)
+    found = samples(read(server))
+    assert found['QueueTime_count{Level="Host",Hostname="vm",}'] == 1
+    assert found['ProbeTime_bucket{Level="Model",ModelName="measured",Hostname="vm",le="+Inf",}'] == 1
+    assert found['ProbeTime_bucket{Level="Model",ModelName="measured",Hostname="vm",le="10.0",}'] == 0
+    assert "Requests2XX" not in read(server)
+
+
+def test_a_broken_metrics_file_stops_the_start(start: Start, tmp_path: Path) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text("ts_metrics:\n  sum:\n    - {name: A, unit: B, dimensions: []}\n")
+    server = start(wait=False, metrics_config=file)
+    server.wait()
+    assert "The server did not start" in server.log
+    assert "no metric type 'sum', only counter, gauge, histogram" in server.log
+
+
+def test_no_metrics_listener_when_it_is_off(start: Start) -> None:
+    server = start(enable_metrics_api="false")
+    assert not server.port("http_metrics")

@@ -1,0 +1,323 @@
+"""The registry: what is recorded, shown and logged in each mode."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from ts.protocol.frames import Chunk
+from ts_frontend.config import ConfigError
+from ts_frontend.job import Job, Ledger, State
+from ts_frontend.telemetry.metrics import MetricsRegistry
+from ts_frontend.telemetry.metrics_definitions import Definition, Definitions, Kind, read_definitions
+from ts_frontend.telemetry.metrics_events import EVENTS_MAX, Line
+from ts_frontend.telemetry.metrics_record import parse_record
+from ts_frontend.telemetry.metrics_setup import DEFAULT_FILE
+
+#: What TorchServe 0.12.0 answered, in an order that differs run by run.
+RECORDED = Path(__file__).parents[1] / "data" / "metrics"
+
+
+def registry(mode: str = "prometheus", definitions: Definitions | None = None, **more: bool) -> MetricsRegistry:
+    return MetricsRegistry(definitions or read_definitions(DEFAULT_FILE), mode, "vm", **more)
+
+
+def answered_job(metrics: MetricsRegistry, *, name: str = "m", named: bool = False, request_id: str = "ID") -> Job:
+    """A job that waited 1 s in the queue, was on the worker for 2 s, and is answered."""
+    model = metrics.model(name, "1.0")
+    recorder = model.requests(named)
+    recorder.accepted()
+    job = Job(Ledger(), [], request_id=request_id)
+    for state in (State.QUEUED, State.SENT):
+        job.move(state)
+    job.deliver(Chunk(job.id, b"", last=True))
+    recorder.answered(10.0, 11.0, 13.0)
+    model.batches.answered([job], 0.5, 2.0, 13.0)
+    return job
+
+
+def shown(metrics: MetricsRegistry, *names: str) -> list[str]:
+    return [line for line in metrics.text(frozenset(names)).splitlines() if not line.startswith("#")]
+
+
+def logged(metrics: MetricsRegistry) -> dict[str, list[str]]:
+    """The lines by log, times masked."""
+    portions: Sequence[tuple[str, list[Line]]] = metrics.event_log.portions()
+    return {name: [line.text().rpartition(":")[0] for line in lines] for name, lines in portions}
+
+
+def handler_line(text: str, metrics: MetricsRegistry) -> None:
+    record = parse_record(text)
+    assert record is not None
+    metrics.handler_value(record)
+
+
+def probe(name: str, value: float, kind: str = "COUNTER") -> str:
+    return f"[METRICS]{name}.Count:{value}|#ModelName:probe,Level:Model|#type:{kind}|#hostname:vm,17,ID"
+
+
+def test_a_job_tells_its_recorder_once_and_only_of_an_answer() -> None:
+    class Recorder:
+        calls: list[tuple[float, float]]
+
+        def __init__(self) -> None:
+            self.calls = []
+
+        def answered(self, queued_at_s: float, sent_at_s: float, now_s: float) -> None:
+            self.calls.append((queued_at_s, sent_at_s))
+
+    recorder = Recorder()
+    jobs = [Job(Ledger(), [], request_id="r", recorder=recorder) for _ in range(2)]
+    for job in jobs:
+        job.move(State.QUEUED)
+        job.queued_at_s, job.sent_at_s = 1.0, 2.0
+        job.move(State.SENT)
+    jobs[0].cancel()
+    jobs[1].deliver(Chunk(jobs[1].id, b"x", last=True))
+    jobs[1].deliver(Chunk(jobs[1].id, b"x", last=True))
+    assert recorder.calls == [(1.0, 2.0)]
+
+
+def test_prometheus_mode_shows_requests() -> None:
+    metrics = registry()
+    answered_job(metrics)
+    answered_job(metrics, named=True)
+    label = 'model_name="m",model_version="default",hostname="vm",'
+    assert shown(metrics, "ts_inference_requests_total", "ts_queue_latency_microseconds") == [
+        f"ts_inference_requests_total{{{label}}} 1.0",
+        f"ts_inference_requests_total{{{label.replace('default', '1.0')}}} 1.0",
+        f"ts_queue_latency_microseconds{{{label}}} 1000000.0",
+        f"ts_queue_latency_microseconds{{{label.replace('default', '1.0')}}} 1000000.0",
+    ]
+    assert shown(metrics, "QueueTime", "WorkerThreadTime", "PredictionTime") == [
+        'QueueTime{Level="Host",Hostname="vm",} 1000.0',
+        'WorkerThreadTime{Level="Host",Hostname="vm",} 500.0',
+        'PredictionTime{ModelName="m",Level="Model",Hostname="vm",} 2000.0',
+    ]
+    own = shown(metrics, "ts_inference_latency_seconds_count", "ts_queue_latency_seconds_sum")
+    assert [line.rpartition(" ")[2] for line in own] == ["2.0", "2.0"]
+    assert not logged(metrics)
+
+
+def test_http_statuses_are_counted_by_class() -> None:
+    metrics = registry()
+    for status in (200, 201, 404, 499, 503, 301):
+        metrics.http_answered(status)
+    assert shown(metrics, "Requests2XX", "Requests4XX", "Requests5XX") == [
+        f'Requests{kind}XX{{Level="Host",Hostname="vm",}} 2.0' for kind in (2, 4, 5)
+    ]
+
+
+def test_log_mode_shows_nothing_and_logs_each_request() -> None:
+    metrics = registry("log")
+    answered_job(metrics)
+    metrics.http_answered(200)
+    assert metrics.text() == ""
+    label = "|#model_name:m,model_version:default|#hostname:vm,timestamp"
+    assert logged(metrics) == {
+        "TS_METRICS": [
+            f"ts_inference_requests_total.Count:1.0{label}",
+            f"ts_inference_latency_microseconds.Microseconds:3000000.0{label}",
+            f"ts_queue_latency_microseconds.Microseconds:1000000.0{label}",
+            "QueueTime.Milliseconds:1000.0|#Level:Host|#hostname:vm,timestamp",
+            "WorkerThreadTime.Milliseconds:500.0|#Level:Host|#hostname:vm,timestamp",
+            "Requests2XX.Count:1.0|#Level:Host|#hostname:vm,timestamp",
+        ],
+        "MODEL_METRICS": ["PredictionTime.ms:2000.0|#ModelName:m,Level:Model|#hostname:vm,requestID:ID,timestamp"],
+    }
+    assert not logged(metrics)
+
+
+def test_what_comes_too_fast_is_summed_exactly() -> None:
+    metrics = registry("log")
+    for number in range(1000):
+        answered_job(metrics, request_id=str(number))
+    found = logged(metrics)
+    counts = [line for line in found["TS_METRICS"] if line.startswith("ts_inference_requests_total")]
+    values = [float(line.partition(":")[2].partition("|")[0]) for line in counts]
+    assert sum(values) == 1000
+    assert max(values) > 900
+    assert sum(map(len, found.values())) < 3 * EVENTS_MAX
+
+
+def test_legacy_mode_shows_three_and_logs_the_rest() -> None:
+    metrics = registry("legacy")
+    answered_job(metrics)
+    metrics.http_answered(200)
+    metrics.server_value("MemoryUsed", 1.0, "Host")
+    assert sorted(line.partition("{")[0] for line in shown(metrics)) == [
+        "ts_inference_latency_microseconds",
+        "ts_inference_requests_total",
+        "ts_queue_latency_microseconds",
+    ]
+    names = [line.partition(".")[0] for lines in logged(metrics).values() for line in lines]
+    assert names == ["QueueTime", "WorkerThreadTime", "Requests2XX", "PredictionTime"]
+
+
+def test_values_of_the_server(caplog: pytest.LogCaptureFixture) -> None:
+    metrics, logs = registry(), registry("log")
+    with caplog.at_level(logging.INFO, "TS_METRICS"):
+        for one in (metrics, logs):
+            one.server_value("WorkerLoadTime", 7597, "W-9001-mnist_1.0", "Host")
+            one.server_value("WorkerLoadTime", 1, "too few labels")
+            one.server_value("Unlisted", 1, "Host")
+    assert shown(metrics) == ['WorkerLoadTime{WorkerName="W-9001-mnist_1.0",Level="Host",Hostname="vm",} 7597.0']
+    (line,) = caplog.messages
+    assert line.startswith("WorkerLoadTime.Milliseconds:7597.0|#WorkerName:W-9001-mnist_1.0,Level:Host|#hostname:vm,")
+
+
+def test_a_batch_that_failed_has_no_prediction_time() -> None:
+    metrics = registry("log")
+    job = Job(Ledger(), [], request_id="r")
+    job.move(State.QUEUED)
+    job.cancel()
+    metrics.model("m", "1.0").batches.answered([job], 0.0, 1.0, 2.0)
+    assert not logged(metrics)
+
+
+# --- TorchServe's own text
+
+
+def recorded_registry() -> MetricsRegistry:
+    """What had happened to the recorded server."""
+    metrics = registry(auto_detect=True)
+    host = {
+        "DiskUtilization": 36.0,
+        "DiskUsage": 36.505531311035156,
+        "CPUUtilization": 0.0,
+        "DiskAvailable": 64.95674896240234,
+        "MemoryAvailable": 22852.046875,
+        "MemoryUtilization": 5.2,
+        "MemoryUsed": 1253.51953125,
+    }
+    for name, value in host.items():
+        metrics.server_value(name, value, "Host")
+    metrics.server_value("WorkerLoadTime", 7597, "W-9001-mnist_1.0", "Host")
+    metrics.server_value("WorkerLoadTime", 5679, "W-9000-probe_1.0", "Host")
+    for status in (200, 200, 200, 200, 404):
+        metrics.http_answered(status)
+    recorder = metrics.model("probe", "1.0").requests(False)
+    for _ in range(2):
+        recorder.accepted()
+    for name, unit, value, kind in (
+        ("ProbeGeneric", "widgets", 8, "COUNTER"),
+        ("ProbeCounter", "Count", 4, "COUNTER"),
+        ("ProbeTime", "Milliseconds", 12.5, "GAUGE"),
+        ("ProbePercent", "Percent", 50, "GAUGE"),
+        ("ProbeSize", "Megabytes", 3, "GAUGE"),
+        ("PredictionTime", "ms", 0.18, "GAUGE"),
+    ):
+        text = f"[METRICS]{name}.{unit}:{value}|#ModelName:probe,Level:Model|#type:{kind}|#hostname:vm,17,ID"
+        handler_line(text, metrics)
+    return metrics
+
+
+def settled(text: str) -> list[str]:
+    """The lines in one order, without those of our own families, and without times that were measured."""
+    measured = ("ts_inference_latency_micro", "ts_queue_latency_micro", "QueueTime", "WorkerThreadTime")
+    lines = [line for line in text.splitlines() if "_latency_seconds" not in line]
+    return sorted(line.rpartition(" ")[0] if line.startswith(measured) else line for line in lines)
+
+
+def test_the_text_is_torchserves() -> None:
+    metrics = recorded_registry()
+    metrics.model("probe", "1.0").requests(False).answered(0.0, 0.0002, 0.02)
+    job = Job(Ledger(), [], request_id="r")
+    for state in (State.QUEUED, State.SENT, State.ANSWERED):
+        job.move(state)
+    metrics.model("probe", "1.0").batches.answered([job], 0.002, 0.000185, 1.0)
+    assert settled(metrics.text()) == settled((RECORDED / "prometheus.txt").read_text())
+    metrics.http_answered(200)
+    names = frozenset({"Requests2XX", "ts_inference_requests_total"})
+    assert metrics.text(names) == (RECORDED / "filtered.txt").read_text()
+
+
+# --- metrics of handlers
+
+
+def test_listed_metrics_of_handlers_count(caplog: pytest.LogCaptureFixture) -> None:
+    text = "[METRICS]HandlerTime.Milliseconds:0.01|#ModelName:m,Level:Model|#type:GAUGE|#hostname:vm,17,ID"
+    metrics = registry()
+    handler_line(text, metrics)
+    assert shown(metrics) == ['HandlerTime{ModelName="m",Level="Model",Hostname="vm",} 0.01']
+    with caplog.at_level(logging.INFO, "MODEL_METRICS"):
+        handler_line(text, registry("log"))
+    assert caplog.messages == ["HandlerTime.ms:0.01|#ModelName:m,Level:Model|#hostname:vm,requestID:ID,timestamp:17"]
+
+
+def test_unlisted_metrics_are_dropped_and_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = registry()
+    for _ in range(3):
+        handler_line(probe("Probe", 2), metrics)
+    assert not shown(metrics)
+    assert [message.partition(":")[0] for message in caplog.messages] == ["Metric Probe of a handler is dropped"]
+
+
+def test_unlisted_metrics_count_when_detected() -> None:
+    metrics = registry(auto_detect=True)
+    for _ in range(3):
+        handler_line(probe("Probe Counter", 2), metrics)
+    assert shown(metrics) == ['Probe_Counter{ModelName="probe",Level="Model",Hostname="vm",} 6.0']
+    assert "# HELP Probe_Counter Torchserve prometheus counter metric with unit: Count\n" in metrics.text()
+
+
+@pytest.mark.parametrize("name", ["Requests2XX", "ts_queued_requests", "ts_inference_latency_seconds", "Probe Counter"])
+def test_a_handler_takes_no_name_that_is_taken(name: str) -> None:
+    metrics = registry(auto_detect=True)
+    handler_line(probe("Probe_Counter", 1), metrics)
+    before = metrics.text()
+    handler_line(probe(name, 5), metrics)
+    assert metrics.text() == before
+
+
+def test_wrong_dimensions_are_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = registry()
+    handler_line("[METRICS]HandlerTime.ms:1|#ModelName:m|#type:GAUGE|#hostname:vm,17", metrics)
+    assert not shown(metrics)
+    assert "its dimensions are ['ModelName'], not ['ModelName', 'Level']" in caplog.text
+
+
+# --- metrics.yaml
+
+
+def test_the_file_that_comes_with_the_server() -> None:
+    definitions = read_definitions(DEFAULT_FILE)
+    assert definitions.server["Requests2XX"] == Definition("Requests2XX", Kind.COUNTER, "Count", ("Level", "Hostname"))
+    assert definitions.model["PredictionTime"].dimensions == ("ModelName", "Level", "Hostname")
+    assert len(definitions.server) == 19
+
+
+def test_types_can_be_changed(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.yaml"
+    file.write_text("ts_metrics: {histogram: [{name: QueueTime, unit: ms, dimensions: [Level, Hostname]}]}")
+    metrics = registry(definitions=read_definitions(file))
+    answered_job(metrics)
+    assert shown(metrics, "QueueTime_sum") == ['QueueTime_sum{Level="Host",Hostname="vm",} 1000.0']
+    assert not shown(metrics, "ts_inference_requests_total")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[1]", "holds no mapping"),
+        ("a: [", "can't be read"),
+        ("ts_metrics: {sum: []}", "no metric type 'sum', only counter, gauge, histogram"),
+        ("ts_metrics: [1]", "a section maps types to lists"),
+        ("model_metrics: {gauge: [{name: A, unit: ms}]}", "needs name, unit and dimensions"),
+        ("model_metrics: {gauge: [{name: A, unit: ms, dimensions: Level}]}", "dimensions of A must be a list"),
+    ],
+)
+def test_files_that_cannot_be_used(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "metrics.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match="metrics_config") as caught:
+        read_definitions(file)
+    assert words in caught.value.message
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="can't be read"):
+        read_definitions(tmp_path / "none.yaml")

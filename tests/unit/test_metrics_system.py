@@ -1,0 +1,94 @@
+"""System metrics: what is sampled, what a command may print, GPUs through the driver's library."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from ts_frontend.telemetry.metrics import MetricsRegistry
+from ts_frontend.telemetry.metrics_definitions import read_definitions
+from ts_frontend.telemetry.metrics_gpu import GpuLoad, GpuReader
+from ts_frontend.telemetry.metrics_setup import DEFAULT_FILE
+from ts_frontend.telemetry.metrics_system import SystemMetrics, Value, command_line, command_values, sample
+
+NAMES = [
+    "CPUUtilization",
+    "DiskAvailable",
+    "DiskUsage",
+    "DiskUtilization",
+    "MemoryAvailable",
+    "MemoryUsed",
+    "MemoryUtilization",
+]
+
+
+class FakeDriver:
+    """The library of the driver, with two GPUs of which the second is lost. Structures are filled through `byref`."""
+
+    def nvmlDeviceGetHandleByIndex_v2(self, index: Any, device: Any) -> int:
+        return 0 if index.value == 0 else 15
+
+    def nvmlDeviceGetMemoryInfo(self, device: Any, memory: Any) -> int:
+        memory._obj.total, memory._obj.used = 80 << 30, 20 << 30
+        return 0
+
+    def nvmlDeviceGetUtilizationRates(self, device: Any, busy: Any) -> int:
+        busy._obj.gpu = 42
+        return 0
+
+
+class FakeGpus(GpuReader):
+    def read(self) -> list[GpuLoad]:
+        return [GpuLoad(1, 42.0, 20 << 30, 80 << 30)]
+
+
+def test_the_machine_is_sampled() -> None:
+    found = sample(GpuReader(0))
+    assert [one.name for one in found] == NAMES
+    assert all(one.value >= 0 and one.labels == ("Host",) for one in found)
+
+
+def test_gpus_have_their_number() -> None:
+    assert sample(FakeGpus(2))[len(NAMES) :] == [
+        Value("GPUMemoryUtilization", 25.0, ("Host", "1")),
+        Value("GPUMemoryUsed", 20480.0, ("Host", "1")),
+        Value("GPUUtilization", 42.0, ("Host", "1")),
+    ]
+
+
+def test_the_driver_is_asked_for_each_gpu() -> None:
+    reader = GpuReader(2)
+    reader._library = FakeDriver()
+    assert reader.read() == [GpuLoad(0, 42.0, 20 << 30, 80 << 30)]
+
+
+def test_what_a_command_prints() -> None:
+    output = "CPUUtilization.Percent:1.5|#Level:Host|#hostname:vm,1\nnoise\n\n9000:1\nMemoryUsed.MB:1|#|#hostname:v,1\n"
+    assert command_values(output) == [Value("CPUUtilization", 1.5, ("Host",))]
+    assert command_line("/py", "ts/metrics/metric_collector.py --gpu 0") == [
+        "/py",
+        "ts/metrics/metric_collector.py",
+        "--gpu",
+        "0",
+    ]
+
+
+def test_a_command_gets_the_pids(caplog: pytest.LogCaptureFixture) -> None:
+    asked: list[str] = []
+    outputs = ["CPUUtilization.Percent:1.5|#Level:Host|#hostname:vm,1", None]
+
+    async def command(pids: str) -> str | None:
+        asked.append(pids)
+        return outputs.pop(0)
+
+    metrics = MetricsRegistry(read_definitions(DEFAULT_FILE), "prometheus", "vm")
+    system = SystemMetrics(metrics, 60, 0, command=command, pids=lambda: [7, 8])
+    asyncio.run(system.once())
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(system.once())
+    assert asked == ["7,8", "7,8"]
+    assert 'CPUUtilization{Level="Host",Hostname="vm",} 1.5\n' in metrics.text()
+    assert "system_metrics_cmd failed" in caplog.text

@@ -1,0 +1,97 @@
+"""HTML forms as HTTP bodies: `application/x-www-form-urlencoded` and `multipart/form-data` (RFC 7578). No I/O.
+
+Lenient, as what reads forms is: a part without a name, or without a blank line after its headers, is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+from urllib.parse import parse_qsl
+
+URLENCODED = "application/x-www-form-urlencoded"
+MULTIPART = "multipart/form-data"
+#: Names and parts beyond this are refused.
+PARTS_MAX = 4096
+PART_HEAD_BYTES_MAX = 16 * 1024
+
+_BOUNDARY = re.compile(r';\s*boundary=(?:"([^"]{1,200})"|([^\s;"]{1,200}))', re.IGNORECASE)
+_PARAMETER = re.compile(r';\s*([\w*-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;]*))')
+
+
+class Part(NamedTuple):
+    """A form's field. `content_type` is that of a file, "" for a field without a file name."""
+
+    name: str
+    content_type: str
+    data: bytes
+
+
+class MalformedForm(ValueError):
+    """The body isn't the form that its content type says."""
+
+
+def is_form(content_type: str) -> bool:
+    """True for the two types whose bodies are fields (compared in any case, as RFC 9110 has it)."""
+    base = content_type.partition(";")[0].strip().lower()
+    return base in (URLENCODED, MULTIPART)
+
+
+def check(content_type: str, body: bytes) -> None:
+    """MalformedForm when `parts` couldn't read all of it: a few searches, whatever the size."""
+    if not content_type.lower().startswith(MULTIPART):
+        if body.count(b"&") >= PARTS_MAX:
+            raise MalformedForm(f"The form has more than {PARTS_MAX} fields")
+        return
+    delimiter = _delimiter(content_type)
+    if body.rfind(delimiter + b"--") < 0:
+        raise MalformedForm(f"The multipart body does not end with its closing boundary {(delimiter + b'--')!r}")
+    if body.count(delimiter) > PARTS_MAX + 1:
+        raise MalformedForm(f"The multipart body has more than {PARTS_MAX} parts")
+
+
+def parts(content_type: str, body: bytes) -> list[Part]:
+    """The fields in their order. Raises MalformedForm for a multipart type without a boundary, or too many fields."""
+    if content_type.partition(";")[0].strip().lower() == URLENCODED:
+        return _urlencoded(body)
+    return list(_multipart(_delimiter(content_type), body))
+
+
+def _urlencoded(body: bytes) -> list[Part]:
+    try:
+        pairs = parse_qsl(body, keep_blank_values=True, max_num_fields=PARTS_MAX)
+    except ValueError as error:
+        raise MalformedForm(str(error)) from None
+    return [Part(name.decode("utf-8", "replace"), "", value) for name, value in pairs]
+
+
+def _delimiter(content_type: str) -> bytes:
+    match = _BOUNDARY.search(content_type)
+    if match is None:
+        raise MalformedForm(f"The content type names no boundary: {content_type[:200]}")
+    return b"--" + (match[1] or match[2]).encode("utf-8", "replace")
+
+
+def _multipart(delimiter: bytes, body: bytes) -> Iterator[Part]:
+    for block in (b"\r\n" + body).split(b"\r\n" + delimiter)[1 : PARTS_MAX + 1]:
+        if block.startswith(b"--"):
+            return
+        head, blank, data = block.partition(b"\r\n\r\n")
+        if blank and len(head) <= PART_HEAD_BYTES_MAX:
+            yield from _part(head, data)
+
+
+def _part(head: bytes, data: bytes) -> Iterator[Part]:
+    headers: dict[str, str] = {}
+    for line in head.decode("utf-8", "replace").split("\r\n"):
+        name, colon, value = line.partition(":")
+        if colon:
+            headers[name.strip().lower()] = value.strip()
+    parameters = {
+        name.lower(): re.sub(r"\\(.)", r"\1", quoted) if quoted else plain
+        for name, quoted, plain in _PARAMETER.findall(headers.get("content-disposition", ""))
+    }
+    if "name" in parameters:
+        is_file = "filename" in parameters or "filename*" in parameters
+        yield Part(parameters["name"], headers.get("content-type", "") if is_file else "", data)
