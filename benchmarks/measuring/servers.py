@@ -72,7 +72,7 @@ class Place:
 def start_ours(place: Place, engine: str = "auto", more: Sequence[str] = (), quiet: bool = True) -> Served:
     """The real command with its default settings, but for free ports, one worker and no snapshots.
 
-    `quiet`: without access log, as TorchServe is in this comparison.
+    `quiet`: without access and metric logs, as TorchServe is in this comparison.
     """
     inference, management, *http = free_ports(5)
     settings: dict[str, object] = {
@@ -84,6 +84,7 @@ def start_ours(place: Place, engine: str = "auto", more: Sequence[str] = (), qui
         "default_workers_per_model": 1,
         "grpc_engine": engine,
         "access_log": str(not quiet).lower(),
+        "metrics_mode": "prometheus" if quiet else "log",
     }
     name = place.workload.name
     words = [str(Path(sys.executable).parent / "torchserve"), "--start", "--foreground", "--ncs"]
@@ -138,8 +139,9 @@ STARTS: Mapping[str, Callable[[Place], Served]] = {
     "torchserve-logging": lambda place: start_torchserve(place, quiet=False),
 }
 NOTES: Mapping[str, str] = {
-    "ours": "torchserve --foreground --ncs, access_log=false; else defaults but for free ports and one worker",
-    "ours-logging": "the same with its access log, as by default",
+    "ours": "torchserve --foreground --ncs, access_log=false, metrics_mode=prometheus; else defaults but for free ports "
+    "and one worker",
+    "ours-logging": "the same with its access and metric logs, as by default",
     "bare": "our ingress on h2corn with a method that echoes, no worker",
     "torchserve": "TorchServe with one worker; --log-config (level warn: no access and metric log) and "
     "disable_system_metrics=true; tokens off, model API on",
