@@ -139,8 +139,8 @@ STARTS: Mapping[str, Callable[[Place], Served]] = {
     "torchserve-logging": lambda place: start_torchserve(place, quiet=False),
 }
 NOTES: Mapping[str, str] = {
-    "ours": "torchserve --foreground --ncs, access_log=false, metrics_mode=prometheus; else defaults but for free ports "
-    "and one worker",
+    "ours": "torchserve --foreground --ncs, access_log=false, metrics_mode=prometheus (no access and metric log); "
+    "else defaults but for free ports and one worker",
     "ours-logging": "the same with its access and metric logs, as by default",
     "bare": "our ingress on h2corn with a method that echoes, no worker",
     "torchserve": "TorchServe with one worker; --log-config (level warn: no access and metric log) and "
