@@ -6,25 +6,20 @@ import asyncio
 import gc
 import json
 import logging
-import math
 import os
 import platform
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import ts.version
-from ts_frontend.addresses import Address
 from ts_frontend.config import ServerConfig, snapshot_settings, worker_environment
+from ts_frontend.doors import Doors
 from ts_frontend.errors import ServeError
 from ts_frontend.health import Health
-from ts_frontend.ingress.call import Limits, Listener, Method, Tls, routes
-from ts_frontend.ingress.engine import Engine, make_engine, serves_http
-from ts_frontend.ingress.http import Cors, HttpApp
-from ts_frontend.ingress.http_call import Route
+from ts_frontend.ingress.engine import Engine
 from ts_frontend.models.administration import Administration
 from ts_frontend.models.archive import Archive, ExtractLimits
 from ts_frontend.models.launchpad import Launchpad
@@ -34,19 +29,6 @@ from ts_frontend.models.settings import ModelSettings, Requested, resolve
 from ts_frontend.models.snapshot import Kind, SnapshotFiles
 from ts_frontend.models.startup import load_at_startup
 from ts_frontend.models.store import Store
-from ts_frontend.services import health as health_service
-from ts_frontend.services import reflection
-from ts_frontend.services.http_description import INFERENCE as INFERENCE_API
-from ts_frontend.services.http_description import MANAGEMENT as MANAGEMENT_API
-from ts_frontend.services.http_description import METRICS as METRICS_API
-from ts_frontend.services.http_description import HttpDescription, Operation
-from ts_frontend.services.http_inference import HttpInference
-from ts_frontend.services.http_management import HttpManagement
-from ts_frontend.services.http_metrics import MetricsApp
-from ts_frontend.services.inference import InferenceService
-from ts_frontend.services.management import ManagementService
-from ts_frontend.services.metadata import RequestIds
-from ts_frontend.telemetry.access import logged
 from ts_frontend.telemetry.logs import Logs, setup_logs
 from ts_frontend.telemetry.metrics_served import served_families
 from ts_frontend.telemetry.metrics_setup import open_metrics, system_metrics
@@ -60,8 +42,6 @@ STARTED = "Model server started."
 SERVICES = frozenset(
     {"org.pytorch.serve.grpc.inference.InferenceAPIsService", "org.pytorch.serve.grpc.management.ManagementAPIsService"}
 )
-INFERENCE, MANAGEMENT = "grpc_inference", "grpc_management"
-HTTP_INFERENCE, HTTP_MANAGEMENT, HTTP_METRICS = "http_inference", "http_management", "http_metrics"
 
 
 class Server:
@@ -71,8 +51,6 @@ class Server:
         self.config = config
         self._logs = logs
         self._metrics = open_metrics(config, logs)
-        self.engine: Engine | None = None
-        self._http: dict[tuple[str, ...], tuple[Address, list[Route]]] = {}
         self._stop = asyncio.Event()
 
     def stop(self) -> None:
@@ -127,18 +105,18 @@ class Server:
         self._metrics.gather(lambda: served_families(models, host))
         failures = await load_at_startup(config, administration, store, supervisor.placement.inventory.count, progress)
         health = Health(administration, SERVICES)
-        self.engine = make_engine(config.grpc_engine, self._listeners(administration, health))
-        await self.engine.start()
+        doors = Doors(config, administration, health, self._logs, self._metrics)
+        await doors.engine.start()
         recorder.attach(administration)
         await recorder.write(Kind.STARTUP)
         sampling = self._sample_system(supervisor, models)
         _settle()
-        on_ready(self.addresses(), failures)
-        await self._until_stopped(self.engine)
+        on_ready(doors.addresses(), failures)
+        await self._until_stopped(doors.engine)
         sampling.cancel()
         log.info("Draining: what was accepted is answered within %g s.", config.drain_timeout_s)
         health.drain()
-        await self.engine.drain(config.drain_timeout_s)
+        await doors.engine.drain(config.drain_timeout_s)
         await recorder.close()
         await administration.close(config.drain_timeout_s)
 
@@ -202,95 +180,6 @@ class Server:
         for warning in settings.warnings:
             log.warning("Model %s %s: %s", name, version, warning)
         return settings
-
-    def _listeners(self, administration: Administration, health: Health) -> list[Listener]:
-        config = self.config
-        inference = InferenceService(administration.registry, health).methods()
-        management = ManagementService(administration).methods()
-        self._http = _sharing(self._http_apis(administration, health)) if serves_http() else {}
-        if not self._http:
-            log.warning("The HTTP APIs are not served: they need h2corn, which needs Python 3.11 or later")
-        return [
-            self._listener(INFERENCE, config.grpc_inference_address, config.grpc_inference_port, inference, health),
-            self._listener(MANAGEMENT, config.grpc_management_address, config.grpc_management_port, management, health),
-            *(self._http_listener(names[0], address, found) for names, (address, found) in self._http.items()),
-        ]
-
-    def _http_apis(self, administration: Administration, health: Health) -> dict[str, tuple[Address, list[Route]]]:
-        """Each HTTP API by its name: where it listens, and what answers there."""
-        config, registry = self.config, administration.registry
-
-        def loaded_at_startup() -> list[str]:
-            return [model.name for model in registry if model.loaded_at_startup]
-
-        def described(operations: Sequence[Operation]) -> Route:
-            return HttpDescription(operations, registry, ts.version.__version__).route
-
-        inference = HttpInference(registry, health, loaded_at_startup)
-        management = HttpManagement(administration, registry, config.cors_allowed_origin)
-        apis: dict[str, tuple[Address, list[Route]]] = {
-            HTTP_INFERENCE: (config.inference_address, [described(INFERENCE_API), inference.route]),
-            HTTP_MANAGEMENT: (config.management_address, [described(MANAGEMENT_API), management.route]),
-        }
-        if config.enable_metrics_api:
-            apis[HTTP_METRICS] = (config.metrics_address, [described(METRICS_API), MetricsApp(self._metrics).route])
-        return apis
-
-    def _http_listener(self, name: str, address: Address, found: list[Route]) -> Listener:
-        config = self.config
-        app = HttpApp(
-            found,
-            RequestIds().next,
-            log=self._http_answered,
-            cors=Cors(config.cors_allowed_origin, config.cors_allowed_methods, config.cors_allowed_headers),
-            body_s_max=config.request_body_timeout_s,
-        )
-        tls = Tls(str(config.certificate_file), str(config.private_key_file)) if address.tls else None
-        limits = Limits(config.max_request_size, config.max_response_size)
-        return Listener(name, address.host, address.port, {}, limits, tls, app, address.path)
-
-    def _http_answered(self, peer: str, request: str, status: int, duration_ms: float) -> None:
-        self._metrics.http_answered(status)
-        self._logs.access(peer, request, status, duration_ms)
-
-    def _listener(self, name: str, host: str, port: int, methods: tuple[Method, ...], health: Health) -> Listener:
-        """A listener with these methods, health and reflection."""
-        config = self.config
-        own = (*(logged(method, self._logs) for method in methods), *health_service.methods(health))
-        tls = None
-        if config.enable_grpc_ssl:
-            tls = Tls(str(config.certificate_file), str(config.private_key_file))
-        limits = Limits(config.max_request_size, config.max_response_size, *self._ages(name))
-        return Listener(name, host, port, routes(*own, *reflection.methods(own)), limits, tls)
-
-    def _ages(self, name: str) -> tuple[float, float]:
-        """How old a connection of that listener may become, and its grace after that, in seconds."""
-        age_ms = getattr(self.config, f"{name}_max_connection_age_ms")
-        grace_ms = getattr(self.config, f"{name}_max_connection_age_grace_ms")
-        return tuple(math.inf if value is None else value / 1000 for value in (age_ms, grace_ms))  # type: ignore[return-value]
-
-    def addresses(self) -> dict[str, str]:
-        """What listens where, by listener name."""
-        engine, config = self.engine, self.config
-        assert engine is not None
-        hosts = {INFERENCE: config.grpc_inference_address, MANAGEMENT: config.grpc_management_address}
-        found = {name: f"{host}:{engine.port(name)}" for name, host in hosts.items()}
-        for names, (address, _) in self._http.items():
-            found |= dict.fromkeys(names, str(replace(address, port=engine.port(names[0]))))
-        return found
-
-
-def _sharing(apis: dict[str, tuple[Address, list[Route]]]) -> dict[tuple[str, ...], tuple[Address, list[Route]]]:
-    """Listeners by the names of the APIs that share them: those of one address do, unless each takes a free port."""
-    found: list[tuple[list[str], Address, list[Route]]] = []
-    for name, (address, own) in apis.items():
-        same = [one for one in found if one[1] == address and (address.port or address.path)]
-        if same:
-            same[0][0].append(name)
-            same[0][2].extend(own)
-        else:
-            found.append(([name], address, list(own)))
-    return {tuple(names): (address, routes) for names, address, routes in found}
 
 
 def worker_env(config: ServerConfig) -> dict[str, str]:

@@ -1,0 +1,147 @@
+"""The doors: every listener with what answers there, made from the configuration and the parts that server.py built."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import ts.version
+from ts_frontend.addresses import Address
+from ts_frontend.config import ServerConfig
+from ts_frontend.health import Health
+from ts_frontend.ingress.call import Limits, Listener, Method, Tls, routes
+from ts_frontend.ingress.engine import Engine, make_engine, serves_http
+from ts_frontend.ingress.http import Cors, HttpApp
+from ts_frontend.ingress.http_call import Route
+from ts_frontend.models.administration import Administration
+from ts_frontend.services import health as health_service
+from ts_frontend.services import reflection
+from ts_frontend.services.http_description import INFERENCE as INFERENCE_API
+from ts_frontend.services.http_description import MANAGEMENT as MANAGEMENT_API
+from ts_frontend.services.http_description import METRICS as METRICS_API
+from ts_frontend.services.http_description import HttpDescription, Operation
+from ts_frontend.services.http_inference import HttpInference
+from ts_frontend.services.http_management import HttpManagement
+from ts_frontend.services.http_metrics import MetricsApp
+from ts_frontend.services.inference import InferenceService
+from ts_frontend.services.management import ManagementService
+from ts_frontend.services.metadata import RequestIds
+from ts_frontend.telemetry.access import logged
+from ts_frontend.telemetry.logs import Logs
+from ts_frontend.telemetry.metrics import MetricsRegistry
+
+log = logging.getLogger(__name__)
+
+INFERENCE, MANAGEMENT = "grpc_inference", "grpc_management"
+HTTP_INFERENCE, HTTP_MANAGEMENT, HTTP_METRICS = "http_inference", "http_management", "http_metrics"
+
+
+class Doors:
+    """The listeners of one server. `engine` serves them."""
+
+    def __init__(
+        self, config: ServerConfig, administration: Administration, health: Health, logs: Logs, metrics: MetricsRegistry
+    ) -> None:
+        self._config = config
+        self._administration = administration
+        self._health = health
+        self._logs = logs
+        self._metrics = metrics
+        self._http = self._http_apis() if serves_http() else {}
+        if not self._http:
+            log.warning("The HTTP APIs are not served: they need h2corn, which needs Python 3.11 or later")
+        self.engine: Engine = make_engine(config.grpc_engine, [*self._grpc_listeners(), *self._http_listeners()])
+
+    def addresses(self) -> dict[str, str]:
+        """What listens where, by the name of the API."""
+        config = self._config
+        hosts = {INFERENCE: config.grpc_inference_address, MANAGEMENT: config.grpc_management_address}
+        found = {name: f"{host}:{self.engine.port(name)}" for name, host in hosts.items()}
+        for names, (address, _) in self._http.items():
+            found |= dict.fromkeys(names, str(replace(address, port=self.engine.port(names[0]))))
+        return found
+
+    # --- gRPC
+
+    def _grpc_listeners(self) -> list[Listener]:
+        config = self._config
+        inference = InferenceService(self._administration.registry, self._health).methods()
+        management = ManagementService(self._administration).methods()
+        return [
+            self._grpc_listener(INFERENCE, config.grpc_inference_address, config.grpc_inference_port, inference),
+            self._grpc_listener(MANAGEMENT, config.grpc_management_address, config.grpc_management_port, management),
+        ]
+
+    def _grpc_listener(self, name: str, host: str, port: int, methods: tuple[Method, ...]) -> Listener:
+        """A listener with these methods, health and reflection."""
+        config = self._config
+        own = (*(logged(method, self._logs) for method in methods), *health_service.methods(self._health))
+        tls = self._tls() if config.enable_grpc_ssl else None
+        limits = Limits(config.max_request_size, config.max_response_size, *self._ages(name))
+        return Listener(name, host, port, routes(*own, *reflection.methods(own)), limits, tls)
+
+    def _ages(self, name: str) -> tuple[float, float]:
+        """How old a connection of that listener may become, and its grace after that, in seconds."""
+        age_ms = getattr(self._config, f"{name}_max_connection_age_ms")
+        grace_ms = getattr(self._config, f"{name}_max_connection_age_grace_ms")
+        return tuple(math.inf if value is None else value / 1000 for value in (age_ms, grace_ms))  # type: ignore[return-value]
+
+    def _tls(self) -> Tls:
+        return Tls(str(self._config.certificate_file), str(self._config.private_key_file))
+
+    # --- HTTP
+
+    def _http_apis(self) -> dict[tuple[str, ...], tuple[Address, list[Route]]]:
+        """Each HTTP listener by the APIs it serves: where it listens, and what answers there."""
+        config, registry = self._config, self._administration.registry
+
+        def loaded_at_startup() -> list[str]:
+            return [model.name for model in registry if model.loaded_at_startup]
+
+        def described(operations: Sequence[Operation]) -> Route:
+            return HttpDescription(operations, registry, ts.version.__version__).route
+
+        inference = HttpInference(registry, self._health, loaded_at_startup)
+        management = HttpManagement(self._administration, registry, config.cors_allowed_origin)
+        apis: dict[str, tuple[Address, list[Route]]] = {
+            HTTP_INFERENCE: (config.inference_address, [described(INFERENCE_API), inference.route]),
+            HTTP_MANAGEMENT: (config.management_address, [described(MANAGEMENT_API), management.route]),
+        }
+        if config.enable_metrics_api:
+            apis[HTTP_METRICS] = (config.metrics_address, [described(METRICS_API), MetricsApp(self._metrics).route])
+        return _sharing(apis)
+
+    def _http_listeners(self) -> list[Listener]:
+        return [self._http_listener(names[0], address, found) for names, (address, found) in self._http.items()]
+
+    def _http_listener(self, name: str, address: Address, found: list[Route]) -> Listener:
+        config = self._config
+        app = HttpApp(
+            found,
+            RequestIds().next,
+            log=self._http_answered,
+            cors=Cors(config.cors_allowed_origin, config.cors_allowed_methods, config.cors_allowed_headers),
+            body_s_max=config.request_body_timeout_s,
+        )
+        tls = self._tls() if address.tls else None
+        limits = Limits(config.max_request_size, config.max_response_size)
+        return Listener(name, address.host, address.port, {}, limits, tls, app, address.path)
+
+    def _http_answered(self, peer: str, request: str, status: int, duration_ms: float) -> None:
+        self._metrics.http_answered(status)
+        self._logs.access(peer, request, status, duration_ms)
+
+
+def _sharing(apis: dict[str, tuple[Address, list[Route]]]) -> dict[tuple[str, ...], tuple[Address, list[Route]]]:
+    """Listeners by the names of the APIs that share them: those of one address do, unless each takes a free port."""
+    found: list[tuple[list[str], Address, list[Route]]] = []
+    for name, (address, own) in apis.items():
+        same = [one for one in found if one[1] == address and (address.port or address.path)]
+        if same:
+            same[0][0].append(name)
+            same[0][2].extend(own)
+        else:
+            found.append(([name], address, list(own)))
+    return {tuple(names): (address, routes) for names, address, routes in found}
