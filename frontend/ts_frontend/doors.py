@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import ts.version
 from ts_frontend.addresses import Address
@@ -36,10 +37,19 @@ log = logging.getLogger(__name__)
 
 INFERENCE, MANAGEMENT = "grpc_inference", "grpc_management"
 HTTP_INFERENCE, HTTP_MANAGEMENT, HTTP_METRICS = "http_inference", "http_management", "http_metrics"
+NO_HTTP = "The HTTP APIs are not served: they need h2corn, which needs Python 3.11 or later"
+
+
+class Api(NamedTuple):
+    """What answers at an HTTP address, and what its description says of that."""
+
+    address: Address
+    operations: Sequence[Operation]
+    routes: Sequence[Route]
 
 
 class Doors:
-    """The listeners of one server. `engine` serves them."""
+    """The listeners of one server. `engine` serves them; `warnings`: what is not served, and why."""
 
     def __init__(
         self, config: ServerConfig, administration: Administration, health: Health, logs: Logs, metrics: MetricsRegistry
@@ -50,8 +60,9 @@ class Doors:
         self._logs = logs
         self._metrics = metrics
         self._http = self._http_apis() if serves_http() else {}
-        if not self._http:
-            log.warning("The HTTP APIs are not served: they need h2corn, which needs Python 3.11 or later")
+        self.warnings = [] if self._http else [NO_HTTP]
+        for warning in self.warnings:
+            log.warning(warning)
         self.engine: Engine = make_engine(config.grpc_engine, [*self._grpc_listeners(), *self._http_listeners()])
 
     def addresses(self) -> dict[str, str]:
@@ -59,8 +70,8 @@ class Doors:
         config = self._config
         hosts = {INFERENCE: config.grpc_inference_address, MANAGEMENT: config.grpc_management_address}
         found = {name: f"{host}:{self.engine.port(name)}" for name, host in hosts.items()}
-        for names, (address, _) in self._http.items():
-            found |= dict.fromkeys(names, str(replace(address, port=self.engine.port(names[0]))))
+        for names, api in self._http.items():
+            found |= dict.fromkeys(names, str(replace(api.address, port=self.engine.port(names[0]))))
         return found
 
     # --- gRPC
@@ -93,33 +104,32 @@ class Doors:
 
     # --- HTTP
 
-    def _http_apis(self) -> dict[tuple[str, ...], tuple[Address, list[Route]]]:
-        """Each HTTP listener by the APIs it serves: where it listens, and what answers there."""
+    def _http_apis(self) -> dict[tuple[str, ...], Api]:
+        """Each HTTP listener by the APIs it serves."""
         config, registry = self._config, self._administration.registry
 
         def loaded_at_startup() -> list[str]:
             return [model.name for model in registry if model.loaded_at_startup]
 
-        def described(operations: Sequence[Operation]) -> Route:
-            return HttpDescription(operations, registry, ts.version.__version__).route
-
         inference = HttpInference(registry, self._health, loaded_at_startup)
         management = HttpManagement(self._administration, registry, config.cors_allowed_origin)
-        apis: dict[str, tuple[Address, list[Route]]] = {
-            HTTP_INFERENCE: (config.inference_address, [described(INFERENCE_API), inference.route]),
-            HTTP_MANAGEMENT: (config.management_address, [described(MANAGEMENT_API), management.route]),
+        apis = {
+            HTTP_INFERENCE: Api(config.inference_address, INFERENCE_API, (inference.route,)),
+            HTTP_MANAGEMENT: Api(config.management_address, MANAGEMENT_API, (management.route,)),
         }
         if config.enable_metrics_api:
-            apis[HTTP_METRICS] = (config.metrics_address, [described(METRICS_API), MetricsApp(self._metrics).route])
+            metrics = MetricsApp(self._metrics)
+            apis[HTTP_METRICS] = Api(config.metrics_address, METRICS_API, (metrics.route,))
         return _sharing(apis)
 
     def _http_listeners(self) -> list[Listener]:
-        return [self._http_listener(names[0], address, found) for names, (address, found) in self._http.items()]
+        return [self._http_listener(names[0], api) for names, api in self._http.items()]
 
-    def _http_listener(self, name: str, address: Address, found: list[Route]) -> Listener:
-        config = self._config
+    def _http_listener(self, name: str, api: Api) -> Listener:
+        config, address = self._config, api.address
+        description = HttpDescription(api.operations, self._administration.registry, ts.version.__version__)
         app = HttpApp(
-            found,
+            [description.route, *api.routes],
             RequestIds().next,
             log=self._http_answered,
             cors=Cors(config.cors_allowed_origin, config.cors_allowed_methods, config.cors_allowed_headers),
@@ -134,14 +144,14 @@ class Doors:
         self._logs.access(peer, request, status, duration_ms)
 
 
-def _sharing(apis: dict[str, tuple[Address, list[Route]]]) -> dict[tuple[str, ...], tuple[Address, list[Route]]]:
+def _sharing(apis: Mapping[str, Api]) -> dict[tuple[str, ...], Api]:
     """Listeners by the names of the APIs that share them: those of one address do, unless each takes a free port."""
-    found: list[tuple[list[str], Address, list[Route]]] = []
-    for name, (address, own) in apis.items():
-        same = [one for one in found if one[1] == address and (address.port or address.path)]
-        if same:
-            same[0][0].append(name)
-            same[0][2].extend(own)
-        else:
-            found.append(([name], address, list(own)))
-    return {tuple(names): (address, routes) for names, address, routes in found}
+    found: dict[tuple[str, ...], Api] = {}
+    for name, api in apis.items():
+        address = api.address
+        names = next(
+            (names for names, one in found.items() if one.address == address and (address.port or address.path)), ()
+        )
+        together = found.pop(names, Api(address, (), ()))
+        found[(*names, name)] = Api(address, (*together.operations, *api.operations), (*together.routes, *api.routes))
+    return found

@@ -111,7 +111,7 @@ class Server:
         await recorder.write(Kind.STARTUP)
         sampling = self._sample_system(supervisor, models)
         _settle()
-        on_ready(doors.addresses(), failures)
+        on_ready(doors.addresses(), [*failures, *doors.warnings])
         await self._until_stopped(doors.engine)
         sampling.cancel()
         log.info("Draining: what was accepted is answered within %g s.", config.drain_timeout_s)

@@ -57,7 +57,7 @@ class Serving:
         command = [
             sys.executable,
             "-c",
-            "from ts_frontend.cli import main; main()",
+            "import sys; from ts_frontend.cli import main; sys.exit(main())",
             "--start",
             "--foreground",
             "--ts-config",

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
+from ts_frontend.errors import InvalidArgument
 from ts_frontend.ingress.call import Listener
 
 logger = logging.getLogger(__name__)
@@ -69,7 +70,8 @@ def serves_http() -> bool:
 def make_engine(kind: str, listeners: Sequence[Listener]) -> Engine:
     """An engine that isn't started yet. `kind`: one of KINDS; "auto" is h2corn wherever it can do what is asked.
 
-    Raises ValueError for an unknown kind or two listeners of one name, ImportError for h2corn where it isn't installed.
+    Raises ValueError for an unknown kind or two listeners of one name, InvalidArgument for h2corn where it isn't
+    installed.
     """
     if kind not in KINDS:
         raise ValueError(f"grpc_engine is {kind!r}; use one of {', '.join(KINDS)}")
@@ -81,6 +83,8 @@ def make_engine(kind: str, listeners: Sequence[Listener]) -> Engine:
     if kind == "grpcio" and http:
         return Joined(make_engine("grpcio", [one for one in listeners if one not in http]), make_engine("h2corn", http))
     if kind == "h2corn":
+        if not serves_http():
+            raise InvalidArgument("grpc_engine=h2corn: h2corn is not installed; it needs Python 3.11 or later")
         from ts_frontend.ingress.h2corn_engine import H2cornEngine
 
         return H2cornEngine(listeners)

@@ -1,0 +1,150 @@
+"""Which API answers where: shared addresses, free ports, addresses that can't be had, engines."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+GUARD_S = 60
+
+
+def ask(port: int, method: str, target: str, body: bytes | None = None) -> tuple[int, Any]:
+    """The status and JSON (or text) of a call."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=GUARD_S)
+    try:
+        connection.request(method, target, body)
+        response = connection.getresponse()
+        raw = response.read()
+    finally:
+        connection.close()
+    return response.status, json.loads(raw) if raw.startswith((b"{", b"[")) else raw.decode()
+
+
+def free_port() -> int:
+    """A port that nobody has just now."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def kinds(port: int) -> dict[str, int]:
+    """What the three APIs answer on one port."""
+    targets = {"inference": "/ping", "management": "/models", "metrics": "/metrics"}
+    return {api: ask(port, "GET", target)[0] for api, target in targets.items()}
+
+
+def test_each_api_answers_on_its_own_free_port_and_nowhere_else(shared: Any) -> None:
+    ports = [shared.port(f"http_{api}") for api in ("inference", "management", "metrics")]
+    assert len({*ports, shared.port("grpc_inference"), shared.port("grpc_management")}) == 5
+    assert kinds(ports[0]) == {"inference": 200, "management": 404, "metrics": 404}
+    assert kinds(ports[1]) == {"inference": 404, "management": 200, "metrics": 404}
+    assert kinds(ports[2]) == {"inference": 404, "management": 404, "metrics": 200}
+
+
+def test_equal_addresses_of_inference_and_management_are_one_listener(start: Any) -> None:
+    port = free_port()
+    server = start(inference_address=f"http://127.0.0.1:{port}", management_address=f"http://127.0.0.1:{port}")
+    assert server.port("http_inference") == server.port("http_management") == port
+    assert kinds(port) == {"inference": 200, "management": 200, "metrics": 404}
+    assert ask(port, "POST", "/models?url=probe&initial_workers=1")[0] == 200
+    assert ask(port, "PUT", "/predictions/probe", b"{}") == (200, "ok")
+    assert ask(port, "PUT", "/models/probe?min_worker=0&synchronous=true")[0] == 200
+    assert ask(port, "DELETE", "/models/probe")[0] == 200
+    paths = ask(port, "OPTIONS", "/")[1]["paths"]
+    assert {"/ping", "/models", "/predictions/{model_name}"} <= paths.keys()
+    assert "/metrics" not in paths
+
+
+def test_three_equal_addresses_are_one_listener(start: Any) -> None:
+    port = free_port()
+    names = ("inference_address", "management_address", "metrics_address")
+    server = start(**dict.fromkeys(names, f"http://127.0.0.1:{port}"))
+    assert {server.port(f"http_{api}") for api in ("inference", "management", "metrics")} == {port}
+    assert kinds(port) == {"inference": 200, "management": 200, "metrics": 200}
+    assert {"/ping", "/models", "/metrics"} <= ask(port, "GET", "/api-description")[1]["paths"].keys()
+
+
+def test_without_the_metrics_api_its_port_stays_free(start: Any) -> None:
+    port = free_port()
+    server = start(enable_metrics_api="false", metrics_address=f"http://127.0.0.1:{port}")
+    assert not server.port("http_metrics")
+    assert kinds(server.port("http_inference")) == {"inference": 200, "management": 404, "metrics": 404}
+    with pytest.raises(ConnectionRefusedError):
+        ask(port, "GET", "/metrics")
+
+
+@pytest.mark.parametrize("api", ["inference_address", "management_address", "metrics_address", "grpc_inference_port"])
+def test_a_taken_port_is_named_and_nothing_is_left(start: Any, api: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        value = port if api == "grpc_inference_port" else f"http://127.0.0.1:{port}"
+        server = start(wait=False, **{api: value})
+        assert server.wait() == 1
+    found = [line for line in server.lines if re.search(rf"cannot listen on 127\.0\.0\.1:{port}", line)]
+    name = "grpc_inference" if api == "grpc_inference_port" else f"http_{api.removesuffix('_address')}"
+    assert any(f"{name}: cannot listen on 127.0.0.1:{port}: Address already in use" in line for line in found)
+    assert "Traceback" not in server.log
+    assert "Model server started." not in server.log
+
+
+def test_one_port_under_two_names_is_refused(start: Any) -> None:
+    port = free_port()
+    server = start(wait=False, inference_address=f"http://127.0.0.1:{port}", metrics_address=f"http://localhost:{port}")
+    assert server.wait() == 1
+    assert f"cannot listen on localhost:{port}" in server.log
+
+
+def test_grpcio_serves_grpc_and_http_goes_on(start: Any) -> None:
+    server = start(grpc_engine="grpcio")
+    assert ask(server.port("http_management"), "POST", "/models?url=probe&initial_workers=1")[0] == 200
+    assert ask(server.port("http_inference"), "POST", "/predictions/probe", b"{}") == (200, "ok")
+    assert server.predict("probe", {"op": "echo", "value": "over gRPC"}) == b"over gRPC"
+    assert kinds(server.port("http_metrics")) == {"inference": 404, "management": 404, "metrics": 200}
+
+
+def without_h2corn(directory: Path) -> dict[str, str]:
+    """An environment whose Pythons don't have h2corn, as Python 3.10 doesn't."""
+    hidden = directory / "hidden"
+    hidden.mkdir()
+    (hidden / "sitecustomize.py").write_text("import sys\n\nsys.modules['h2corn'] = None\n")
+    roots = [str(Path(__file__).parents[2] / part) for part in ("worker", "frontend")]
+    return {"PYTHONPATH": ":".join([str(hidden), *roots])}
+
+
+def test_without_h2corn_grpc_is_served_and_the_log_says_what_is_not(start: Any, tmp_path: Path) -> None:
+    server = start(wait=False, env=without_h2corn(tmp_path))
+    server.wait_for_log("grpc_management listens on")
+    server.register("probe")
+    assert server.predict("probe", {"op": "echo", "value": "over gRPC"}) == b"over gRPC"
+    assert "The HTTP APIs are not served: they need h2corn, which needs Python 3.11 or later" in server.log
+    assert not server.port("http_inference")
+    assert "Traceback" not in server.log
+
+
+def test_h2corn_that_is_not_there_cannot_be_asked_for(start: Any, tmp_path: Path) -> None:
+    server = start(wait=False, grpc_engine="h2corn", env=without_h2corn(tmp_path))
+    assert server.wait() == 1
+    assert "grpc_engine=h2corn: h2corn is not installed; it needs Python 3.11 or later" in server.log
+    assert "Traceback" not in server.log
+
+
+def test_what_the_other_port_answers_is_not_found_here(shared: Any) -> None:
+    inference, management = shared.port("http_inference"), shared.port("http_management")
+    for port, method, target in (
+        (inference, "POST", "/models?url=probe"),
+        (inference, "DELETE", "/models/probe"),
+        (inference, "PUT", "/models/probe?min_worker=0"),
+        (management, "POST", "/predictions/probe"),
+        (management, "GET", "/ping"),
+    ):
+        status, answer = ask(port, method, target)
+        assert (status, answer["type"]) == (404, "ResourceNotFoundException"), target
+    assert shared.predict("probe", {"op": "echo"}) == b"ok"
