@@ -7,6 +7,7 @@ our own ones are in the group "torchrelay" and carry their unit at the end.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
@@ -160,7 +161,7 @@ class ServerConfig:
         choice("body", "json", "kserve", "kservev2"), None, "request envelope of all models"
     )
     install_py_dep_per_model: bool = _row(
-        BOOLEAN, False, "install an archive's requirements file before its workers start", effect="later"
+        BOOLEAN, False, "install an archive's requirements file, for its own workers, before they start"
     )
     decode_input_request: bool = _row(BOOLEAN, True, "false: handlers get text and JSON as bytes")
     max_request_size: int = _row(whole(1), 6_553_500, "bytes of a request")
@@ -271,6 +272,15 @@ class ServerConfig:
         env="TEMP",
         restored=False,
     )
+    environments_dir: Path | None = _own(
+        PATH,
+        None,
+        "directory of the models' virtual environments, which are kept for the next start; "
+        "not set: `torchrelay-environments-UID` in temp_dir",
+        restored=False,
+    )
+    environments_kept_max: int = _own(whole(), 10, "virtual environments kept while no model uses them")
+    install_timeout_s: float = _own(number(0), 1800.0, "s that installing a model's requirements may take")
     log_location: Path = _own(
         PATH, Path("logs"), "directory of log files and snapshots", env="LOG_LOCATION", restored=False
     )
@@ -307,6 +317,10 @@ class ServerConfig:
     def model_api_enabled(self) -> bool:
         """May models be registered and unregistered while the server runs?"""
         return self.loopback_only if self.enable_model_api is None else self.enable_model_api
+
+    @property
+    def environments_path(self) -> Path:
+        return self.environments_dir or self.temp_dir / f"torchrelay-environments-{os.geteuid()}"
 
     @property
     def snapshot_dir(self) -> Path:

@@ -22,6 +22,8 @@ from ts_frontend.health import Health
 from ts_frontend.ingress.engine import Engine
 from ts_frontend.models.administration import Administration
 from ts_frontend.models.archive import Archive, ExtractLimits
+from ts_frontend.models.environment import Environments
+from ts_frontend.models.environment_store import EnvironmentStore
 from ts_frontend.models.launchpad import Launchpad
 from ts_frontend.models.persistence import Recorder, RestoreFailed
 from ts_frontend.models.registry import Registry
@@ -161,6 +163,7 @@ class Server:
             launchpad,
             supervisor,
             self._settings,
+            self._environments(),
             work_dir=work_dir,
             extract_limits=ExtractLimits(
                 bytes_max=config.extract_bytes_max,
@@ -171,6 +174,11 @@ class Server:
             unregister_timeout_s=config.unregister_model_timeout,
             on_change=recorder.changed,
         )
+
+    def _environments(self) -> Environments:
+        config = self.config
+        store = EnvironmentStore(config.environments_path, config.environments_kept_max)
+        return Environments(store, install=config.install_py_dep_per_model, timeout_s=config.install_timeout_s)
 
     def _settings(self, requested: Requested, archive: Archive, name: str, version: str) -> ModelSettings:
         entry = self.config.models.get(name, {}).get(version, {})

@@ -1,12 +1,14 @@
-"""A model with an interpreter and packages of its own (`useVenv`)."""
+"""Models with packages of their own (`useVenv`, `install_py_dep_per_model`)."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import zipfile
 from pathlib import Path
 
 import grpc
+import httpx
 import pytest
 
 TELLING = """
@@ -44,19 +46,54 @@ def require(store: Path, model: str, requirement: str) -> None:
 
 
 def test_a_model_gets_its_own_packages_and_nobody_else_does(start, write, store):
-    write("own", TELLING, config="useVenv: true\n")
-    write_wheel(store / "own" / WHEEL)
-    require(store, "own", f"./{WHEEL}")
+    """Two versions share one environment, and the next server has it still."""
+    for folder, version in (("own", "1.0"), ("own2", "2.0")):
+        write("own", TELLING, config="useVenv: true\nminWorkers: 2\n", directory=folder, version=version)
+        write_wheel(store / folder / WHEEL)
+        require(store, folder, f"./{WHEEL}")
     write("plain", TELLING)
     server = start()
-    server.register("own")
-    server.register("plain")
+    for folder in ("own", "own2", "plain"):
+        server.register(folder)
     word, prefix = json.loads(server.predict("own", {}))
     other, others_prefix = json.loads(server.predict("plain", {}))
     assert (word, other) == ("hello", None) and prefix != others_prefix
+    assert json.loads(server.predict("own", {}, version="2.0")) == ["hello", prefix]
     assert server.describe("own")["useVenv"] is True
-    server.unregister("own")
-    assert not Path(prefix).exists()
+    assert server.log.count("Making a virtual environment") == 1
+    server.unregister("own", "2.0")
+    server.terminate()
+    again = start("--models", "own")
+    assert json.loads(again.predict("own", {})) == ["hello", prefix]
+    assert "Making a virtual environment" not in again.log
+    assert f"Model own uses the virtual environment {prefix}." in again.log
+
+
+def test_requirements_of_every_model_with_install_py_dep_per_model(start, write, store, tmp_path):
+    """pip gets its settings from the environment, as an offline installation has them."""
+    (tmp_path / "wheels").mkdir()
+    write_wheel(tmp_path / "wheels" / WHEEL)
+    for model in ("own", "plain"):
+        write(model, TELLING)
+    require(store, "own", "greeting")
+    offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path / "wheels")}
+    server = start(install_py_dep_per_model="true", environments_dir=tmp_path / "kept", env=offline)
+    for model in ("own", "plain"):
+        server.register(model)
+    assert json.loads(server.predict("own", {}))[0] == "hello"
+    assert json.loads(server.predict("plain", {}))[0] is None
+    assert "Model own: Successfully installed greeting-1.0" in server.log
+    assert len(list((tmp_path / "kept").glob("*.json"))) == 1
+    assert sorted(path.name for path in (store / "own").iterdir()) == ["MAR-INF", "handler.py", "requirements.txt"]
+    shutil.rmtree(tmp_path / "wheels")
+
+
+def test_requirements_are_left_alone_by_default(start, write, store):
+    write("own", TELLING)
+    require(store, "own", "./nowhere-1.0-py3-none-any.whl")
+    server = start()
+    server.register("own")
+    assert json.loads(server.predict("own", {}))[0] is None
 
 
 def test_what_cannot_be_installed_is_said_and_nothing_is_registered(start, write, store):
@@ -66,7 +103,9 @@ def test_what_cannot_be_installed_is_said_and_nothing_is_registered(start, write
     with pytest.raises(grpc.RpcError) as refused:
         server.register("own")
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "Virtual environment creation failed for model own" in refused.value.details()
-    assert "nowhere-1.0" in refused.value.details()
+    assert "Custom pip package installation failed for model own" in refused.value.details()
+    answer = httpx.post(f"{server.http_management}/models", params={"url": "own"}, timeout=60)
+    assert (answer.status_code, answer.json()["type"]) == (400, "ModelException")
+    assert "nowhere-1.0" in answer.json()["message"]
     with pytest.raises(grpc.RpcError):
         server.describe("own")

@@ -23,7 +23,7 @@ from ts_frontend.errors import (
 )
 from ts_frontend.models.archive import Archive, ExtractLimits, open_archive
 from ts_frontend.models.description import describe
-from ts_frontend.models.environment import Environment, make_environment
+from ts_frontend.models.environment import Environment, Environments
 from ts_frontend.models.launchpad import Launchpad
 from ts_frontend.models.model import Model
 from ts_frontend.models.registry import Registry
@@ -60,6 +60,7 @@ class Administration:
         launchpad: Launchpad,
         supervisor: Supervisor,
         resolve: Resolve,
+        environments: Environments,
         *,
         work_dir: Path,
         extract_limits: ExtractLimits,
@@ -72,13 +73,14 @@ class Administration:
         self._launchpad = launchpad
         self._supervisor = supervisor
         self._resolve = resolve
+        self._environments = environments
         self._work_dir = work_dir
         self._extract_limits = extract_limits
         self._model_api = model_api
         self._unregister_timeout_s = unregister_timeout_s
         self._on_change = on_change
         self._fetched: dict[Model, Fetched] = {}
-        self._environments: dict[Model, Environment] = {}
+        self._environment_of: dict[Model, Environment] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
     # --- register
@@ -155,9 +157,7 @@ class Administration:
         name = model_name_for(requested, archive, fetched.path)
         self.registry.check_free(name, archive.version)
         settings = self._resolve(requested, archive, name, archive.version)
-        environment = Environment()
-        if settings.use_venv:
-            environment = await make_environment(name, archive, self._work_dir)
+        environment = await self._environments.of(name, archive, settings.use_venv)
         try:
             model = self._launchpad.model(
                 name,
@@ -171,9 +171,9 @@ class Administration:
             )
             self.registry.add(model)
         except BaseException:
-            await asyncio.to_thread(environment.remove)
+            await self._environments.release(environment)
             raise
-        self._environments[model] = environment
+        self._environment_of[model] = environment
         return model
 
     async def _withdraw(self, model: Model) -> None:
@@ -185,7 +185,7 @@ class Administration:
         """Ends a model's workers and removes its files."""
         await self._supervisor.dismiss(model.pool, 0.0)
         await asyncio.to_thread(model.archive.remove)
-        await asyncio.to_thread(self._environments.pop(model).remove)
+        await self._environments.release(self._environment_of.pop(model))
         fetched = self._fetched.pop(model, None)
         if fetched is not None:
             await asyncio.to_thread(self._store.discard, fetched)

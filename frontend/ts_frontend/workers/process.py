@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 TAIL_LINES_MAX = 100
 TAIL_LINE_CHARS_MAX = 1000
 PROGRESS_BYTES = 4096
+TOOL_READ_BYTES = 64 * 1024
 NONE_STARTED = (1 << 64) - 1
 
 
@@ -243,23 +244,45 @@ def start_forkserver(control_fd: int, env: Mapping[str, str]) -> subprocess.Pope
     return subprocess.Popen(argv, env=dict(env), stdin=subprocess.DEVNULL, pass_fds=(control_fd,))
 
 
-async def run_tool(argv: Sequence[str], cwd: Path, timeout_s: float) -> tuple[int, str]:
-    """Runs a program to its end: its exit status and everything it printed.
+async def run_tool(
+    argv: Sequence[str], cwd: Path, timeout_s: float, on_line: Callable[[str], None], pass_fds: Sequence[int] = ()
+) -> int | None:
+    """Runs a program to its end and gives what it prints, line by line, to `on_line`. Its exit status.
 
-    It is killed when it takes longer (status -9), or when the caller is cancelled.
+    It is killed, with what it started, when it takes longer (None), or when the caller is cancelled. `pass_fds` are
+    open in it too.
     """
     process = await asyncio.create_subprocess_exec(
-        *argv, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        *argv,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        pass_fds=tuple(pass_fds),
     )
     try:
-        output, _ = await asyncio.wait_for(process.communicate(), timeout_s)
+        return await asyncio.wait_for(_follow(process, on_line), timeout_s)
     except asyncio.TimeoutError:
-        return -signal.SIGKILL, f"it took longer than {timeout_s:g} s"
+        return None
     finally:
         if process.returncode is None:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
-    return process.returncode or 0, output.decode(errors="replace")
+
+
+async def _follow(process: asyncio.subprocess.Process, on_line: Callable[[str], None]) -> int:
+    assert process.stdout is not None
+    rest = b""
+    while data := await process.stdout.read(TOOL_READ_BYTES):
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            on_line(line.decode(errors="replace").rstrip())
+        rest = rest[-TOOL_READ_BYTES:]
+    if rest:
+        on_line(rest.decode(errors="replace").rstrip())
+    return await process.wait()
 
 
 async def tool_output(
