@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import urllib.error
+import urllib.request
 import zipfile
 from pathlib import Path
 
 import grpc
-import httpx
 import pytest
 
 TELLING = """
@@ -104,8 +105,12 @@ def test_what_cannot_be_installed_is_said_and_nothing_is_registered(start, write
         server.register("own")
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "Custom pip package installation failed for model own" in refused.value.details()
-    answer = httpx.post(f"{server.http_management}/models", params={"url": "own"}, timeout=60)
-    assert (answer.status_code, answer.json()["type"]) == (400, "ModelException")
-    assert "nowhere-1.0" in answer.json()["message"]
+    request = urllib.request.Request(f"{server.http_management}/models?url=own", method="POST")
+    with pytest.raises(urllib.error.HTTPError) as answered, urllib.request.urlopen(request, timeout=60):
+        pass
+    with answered.value as answer:
+        body = json.loads(answer.read())
+        assert (answer.status, body["type"]) == (400, "ModelException")
+    assert "nowhere-1.0" in body["message"]
     with pytest.raises(grpc.RpcError):
         server.describe("own")
