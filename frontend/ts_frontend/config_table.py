@@ -169,7 +169,7 @@ class ServerConfig:
     limit_max_image_pixels: bool = _row(BOOLEAN, True, "false: handlers may open images of any size")
     number_of_gpu: int | None = _row(whole(), None, "GPUs to use; not set: all; never more than there are")
     initial_worker_port: int = _row(whole(1), 9000, "number of the first worker (in logs and DescribeModel)")
-    initial_distribution_port: int = _row(PORT, 29500, "first port of torchrun workers", effect="later")
+    initial_distribution_port: int = _row(PORT, 29500, "number of the first worker of models with a `parallelType`")
     blacklist_env_vars: str | None = _row(PATTERN, None, "variables whose whole name matches aren't passed to workers")
     ts_header_key_sequence_id: str = _row(
         TEXT, "ts_request_sequence_id", "header that names a sequence", env="TS_HEADER_KEY_SEQUENCE_ID", effect="later"

@@ -68,20 +68,22 @@ class Server:
         """
         config = self.config
         with work_dir(config.temp_dir) as directory:
-            supervisor = await self._supervisor()
+            supervisor = await self._supervisor(directory)
             try:
                 await supervisor.start()
                 await self._serve(supervisor, directory, on_ready, progress)
             finally:
                 await supervisor.close()
 
-    async def _supervisor(self) -> Supervisor:
+    async def _supervisor(self, work_dir: Path) -> Supervisor:
         config = self.config
         inventory = await find_accelerators(config.number_of_gpu, sys.platform, platform.machine())
         log.info("Number of GPUs: %s", inventory.count)
         return Supervisor(
             worker_env(config),
+            work_dir=work_dir,
             first_worker_id=config.initial_worker_port,
+            first_distribution_id=config.initial_distribution_port,
             fork=config.worker_start == "fork",
             inventory=inventory,
             on_line=ModelLog(self._logs, self._metrics).line,

@@ -220,6 +220,12 @@ def probe_handler() -> Path:
 
 
 @pytest.fixture(scope="session")
+def write_to() -> Callable[..., str]:
+    """`write_to(store, name, handler's file or text, …)`: `write` for a store of the test's own."""
+    return write_model
+
+
+@pytest.fixture(scope="session")
 def serving() -> type[Serving]:
     """For tests that start a server of their own: `serving(directory, store, settings, arguments)`."""
     return Serving

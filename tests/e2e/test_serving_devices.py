@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 
+import grpc
 import pytest
 
 TELLING = """
@@ -17,14 +18,19 @@ def handle(data, context):
 """
 
 
-@pytest.fixture
-def three_gpus(tmp_path: Path) -> dict[str, str]:
-    """An environment in which nvidia-smi lists three devices."""
-    tool = tmp_path / "bin" / "nvidia-smi"
+def with_gpus(folder: Path, count: int) -> dict[str, str]:
+    """An environment in which nvidia-smi lists so many devices."""
+    tool = folder / "bin" / "nvidia-smi"
     tool.parent.mkdir()
-    tool.write_text("#!/bin/sh\nprintf '0\\n1\\n2\\n'\n")
+    lines = "".join(f"{number}\\n" for number in range(count))
+    tool.write_text(f"#!/bin/sh\nprintf '{lines}'\n")
     tool.chmod(0o755)
     return {"PATH": f"{tool.parent}{os.pathsep}{os.environ['PATH']}"}
+
+
+@pytest.fixture
+def three_gpus(tmp_path: Path) -> dict[str, str]:
+    return with_gpus(tmp_path, 3)
 
 
 def devices(server, model: str, workers: int) -> list[str]:
@@ -56,3 +62,41 @@ def test_fewer_devices_can_be_used_than_there_are(start, write, three_gpus):
     server = start(env=three_gpus, number_of_gpu=1)
     server.register("any", initial_workers=2)
     assert devices(server, "any", 2) == ["gpuId::0", "gpuId::0"]
+
+
+SEEING = """
+import json
+import os
+
+def handle(data, context):
+    seen = [context.system_properties["gpu_id"], os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("LOCAL_RANK")]
+    return [json.dumps(seen)] * len(data or [])
+"""
+
+
+def test_workers_with_several_devices_see_a_block_of_them_each(start, write, tmp_path):
+    write("own", SEEING, config="parallelType: custom\nparallelLevel: 2\n")
+    write("listed", SEEING, config="parallelType: custom\nparallelLevel: 2\ndeviceIds: [4, 1, 2]\n")
+    server = start(env=with_gpus(tmp_path, 5), number_of_gpu=5)
+    server.register("own", initial_workers=1)
+    assert json.loads(server.predict("own", {})) == [0, "0,1", None]
+    server.scale("own", 2)
+    assert {tuple(json.loads(server.predict("own", {}))) for _ in range(20)} <= {(0, "0,1", None), (0, "2,3", None)}
+    assert devices(server, "own", 2) == ["gpuId::0", "gpuId::2"]
+    server.register("listed")
+    assert json.loads(server.predict("listed", {})) == [0, "4,1", None]
+
+
+def test_a_rank_of_torchrun_is_told_its_own_device_among_those_it_sees(start, write, tmp_path):
+    write("team", SEEING, config="parallelType: pp\ntorchrun:\n  nproc-per-node: 2\ndeviceIds: [3, 2]\n")
+    server = start(env=with_gpus(tmp_path, 4), number_of_gpu=4)
+    server.register("team")
+    assert json.loads(server.predict("team", {})) == [0, "3,2", "0"]
+
+
+def test_a_model_that_needs_more_devices_than_there_are_is_refused_in_words(start, write, three_gpus):
+    write("large", SEEING, config="parallelType: custom\nparallelLevel: 4\n")
+    server = start(env=three_gpus, number_of_gpu=3)
+    with pytest.raises(grpc.RpcError) as failure:
+        server.register("large")
+    assert "needs 4 GPUs" in failure.value.details() and "may use 3" in failure.value.details()

@@ -8,7 +8,8 @@ import os
 import psutil
 import pytest
 
-from ts_frontend.workers.process import ExecLauncher, Spec
+from ts_frontend.workers.process import ExecLauncher
+from ts_frontend.workers.started import Spec
 
 
 @pytest.mark.parametrize("turns", [1, 2])

@@ -14,7 +14,7 @@ from ts_frontend.models.archive import Archive
 from ts_frontend.models.model import Model
 from ts_frontend.models.settings import ModelSettings, Requested
 from ts_frontend.telemetry.metrics import MetricsRegistry, ModelMetrics
-from ts_frontend.workers.process import Spec
+from ts_frontend.workers.started import Spec, Team
 from ts_frontend.workers.supervisor import Supervisor
 from ts_frontend.workers.worker import Plan
 
@@ -57,6 +57,7 @@ class Launchpad:
         handler = settings.handler or archive.handler or config.default_service_handler
         if not handler:
             raise InvalidArchive(f"Archive of model {name} names no handler, and default_service_handler is not set")
+        self._check_devices(name, settings)
         queue = JobQueue(self._policy(settings))
         metrics = self._metrics.model(name, version)
         pool = self._supervisor.pool(
@@ -65,6 +66,7 @@ class Launchpad:
             queue,
             device_type=settings.device_type,
             device_ids=tuple(settings.device_ids),
+            level=settings.parallel_level,
             give_up_s=settings.max_retry_timeout_s,
             restart_delay_s_max=self._config.restart_delay_s_max,
             on_change=self._changes.notify,
@@ -104,7 +106,7 @@ class Launchpad:
     ) -> Plan:
         config = self._config
         return Plan(
-            spec=Spec(f"{name}_{version}", self._worker_env, python, str(archive.dir)),
+            spec=self._spec(f"{name}_{version}", settings, archive, python),
             load=self._load(name, version, handler, archive, settings),
             startup_timeout_s=settings.startup_timeout_s,
             response_timeout_s=settings.response_timeout_s,
@@ -114,6 +116,22 @@ class Launchpad:
             neighbour_grace_s=config.worker_kill_grace_s,
             recorder=metrics.batches,
         )
+
+    def _check_devices(self, name: str, settings: ModelSettings) -> None:
+        usable = len(self._supervisor.placement.usable(settings.device_type, settings.device_ids))
+        if 0 < usable < settings.parallel_level:
+            raise InvalidArchive(
+                f"Each worker of model {name} needs {settings.parallel_level} GPUs (parallelLevel, or torchrun's "
+                f"nproc-per-node), and it may use {usable}: look at deviceIds and number_of_gpu, or set deviceType: cpu"
+            )
+
+    def _spec(self, name: str, settings: ModelSettings, archive: Archive, python: str) -> Spec:
+        torchrun = settings.torchrun
+        if torchrun is None:
+            return Spec(name, self._worker_env, python, str(archive.dir))
+        words = torchrun.words(self._config.log_location.absolute() / "torchelastic_ts")
+        team = Team(torchrun.processes, words, lockstep=settings.parallel_type != "pp")
+        return Spec(name, {**self._worker_env, **torchrun.env}, python, str(archive.dir), team)
 
     def _load(self, name: str, version: str, handler: str, archive: Archive, settings: ModelSettings) -> dict[str, Any]:
         config = self._config

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from ts_frontend.errors import InvalidArgument
 from ts_frontend.models.sources import INT_MAX, Source, first
+from ts_frontend.models.torchrun import Torchrun
 
 _NAME_CHARS_MAX = 255
 _SUFFIXES = (".tar.gz", ".tgz", ".mar", ".model", ".zip", ".tar")
@@ -76,6 +77,7 @@ class Requested:
 class ModelSettings:
     """Decided. `max_batch_delay_set` is False when nobody asked for waiting and the delay is only the default.
 
+    `torchrun`: how a worker of several processes is started, None for the usual one.
     `device_type` "" is a GPU where there is one; `device_ids` () is all. `max_concurrency`: requests at a time on one
     worker whose handler is a generator or async. `warnings`: values of the configuration that were ignored, and why.
     """
@@ -95,6 +97,7 @@ class ModelSettings:
     device_ids: tuple[int, ...] = ()
     parallel_type: str = ""
     parallel_level: int = 0
+    torchrun: Torchrun | None = None
     continuous_batching: bool = False
     use_job_ticket: bool = False
     use_venv: bool = False
@@ -232,6 +235,7 @@ def _plain(yaml: Source, server: Source, defaults: Defaults) -> dict[str, Any]:
         return first(yaml.choice(key, allowed), lambda: server.choice(key, allowed)) or ""
 
     kind = choice("parallelType", _PARALLEL_TYPES)
+    level = _parallel_level(kind, yaml, server) if kind else 0
     return {
         "max_retry_timeout_s": whole("maxRetryTimeoutInSec", 300, 0),
         "client_timeout_ms": whole("clientTimeoutInMills", 0, 0),
@@ -240,7 +244,8 @@ def _plain(yaml: Source, server: Source, defaults: Defaults) -> dict[str, Any]:
         "device_type": choice("deviceType", _DEVICE_TYPES),
         "device_ids": first(yaml.indices("deviceIds"), lambda: server.indices("deviceIds")) or (),
         "parallel_type": kind,
-        "parallel_level": _parallel_level(yaml, server) if kind else 0,
+        "parallel_level": level,
+        "torchrun": Torchrun.read(yaml.section("torchrun"), level) if kind not in ("", "custom") else None,
         "continuous_batching": flag("continuousBatching"),
         "use_job_ticket": flag("useJobTicket"),
         "use_venv": flag("useVenv"),
@@ -253,10 +258,10 @@ def _plain(yaml: Source, server: Source, defaults: Defaults) -> dict[str, Any]:
     }
 
 
-def _parallel_level(yaml: Source, server: Source) -> int:
-    """GPUs (or processes) of one worker; torchrun's own setting counts when parallelLevel isn't given."""
-    torchrun = yaml.section("torchrun")
-    level = first(
-        yaml.whole("parallelLevel"), lambda: torchrun.whole("nproc-per-node"), lambda: server.whole("parallelLevel")
-    )
-    return level or 1
+def _parallel_level(kind: str, yaml: Source, server: Source) -> int:
+    """GPUs of one worker. With torchrun there is one for each of its processes, so that its setting decides."""
+    level = first(yaml.whole("parallelLevel"), lambda: server.whole("parallelLevel"))
+    processes = yaml.section("torchrun").whole("nproc-per-node") if kind != "custom" or level is None else None
+    if level is not None and processes is not None and level != processes:
+        yaml.warn("parallelLevel", f"ignored, torchrun nproc-per-node is {processes}")
+    return processes or level or 1

@@ -30,6 +30,11 @@ class Source:
         found: bool | None = self._checked(key, lambda value: isinstance(value, bool), "true or false")
         return found
 
+    def text(self, key: str) -> str | None:
+        """Text that isn't empty."""
+        found: str | None = self._checked(key, lambda value: isinstance(value, str) and value != "", "text")
+        return found
+
     def choice(self, key: str, allowed: Iterable[str]) -> str | None:
         words = ", ".join(f'"{word}"' for word in allowed)
         found: str | None = self._checked(

@@ -16,14 +16,21 @@ class Inventory:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Where one worker runs. `gpu_id` is None on the CPU."""
+    """Where one worker runs. `gpu_id` is None on the CPU. `group`: the devices of a worker that has several, which are
+    all it sees; `gpu_id` is the first of them."""
 
     kind: str = "cpu"
     gpu_id: int | None = None
+    group: tuple[int, ...] = ()
 
     @property
     def is_gpu(self) -> bool:
         return self.gpu_id is not None
+
+    @property
+    def seen_id(self) -> int | None:
+        """The number that the worker itself knows the device by."""
+        return 0 if self.group else self.gpu_id
 
 
 CPU = Device()
@@ -38,7 +45,8 @@ class Placement:
     """Hands out devices by turns.
 
     Models without `deviceIds` share one turn over all devices: the first worker gets (0 + 1) mod N, then on.
-    A model with `deviceIds` has a turn of its own over them, from the first.
+    A model with `deviceIds` has a turn of its own over them, from the first; one with a `parallelLevel` too, over
+    blocks of so many devices.
     """
 
     def __init__(self, inventory: Inventory) -> None:
@@ -46,18 +54,33 @@ class Placement:
         self._turn = 0
         self._turns: dict[object, int] = {}
 
-    def next(self, model: object, device_type: str, device_ids: Sequence[int]) -> Device:
-        """The device for the model's next worker; `device_type` is "cpu", "gpu" or "" (gpu if there is one)."""
+    def usable(self, device_type: str, device_ids: Sequence[int]) -> list[int]:
+        """The devices that a model may use; none: it runs on the CPU."""
+        count = self.inventory.count
+        if device_type == "cpu" or not count:
+            return []
+        return usable_ids(device_ids, count) or list(range(count))
+
+    def next(self, model: object, device_type: str, device_ids: Sequence[int], level: int = 0) -> Device:
+        """The device for the model's next worker; `device_type` is "cpu", "gpu" or "" (gpu if there is one). `level`:
+        how many devices the worker has, 0 for the usual one."""
         inventory = self.inventory
-        if device_type == "cpu" or not inventory.count:
+        usable = self.usable(device_type, device_ids)
+        if not usable:
             return CPU
-        ids = usable_ids(device_ids, inventory.count)
-        if ids:
-            turn = self._turns.get(model, 0)
-            self._turns[model] = turn + 1
-            return Device(inventory.kind, ids[turn % len(ids)])
+        if level:
+            first = self._turn_of(model) % max(1, len(usable) // level) * level
+            group = tuple(usable[first : first + level])
+            return Device(inventory.kind, group[0], group)
+        if usable_ids(device_ids, inventory.count):
+            return Device(inventory.kind, usable[self._turn_of(model) % len(usable)])
         self._turn = (self._turn + 1) % inventory.count
         return Device(inventory.kind, self._turn)
+
+    def _turn_of(self, model: object) -> int:
+        turn = self._turns.get(model, 0)
+        self._turns[model] = turn + 1
+        return turn
 
     def forget(self, model: object) -> None:
         """The model is gone; its turn goes with it."""

@@ -12,16 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ts_frontend.workers.exits import Exit
-from ts_frontend.workers.process import (
-    Ends,
-    LaunchFailed,
-    LineSink,
-    Process,
-    Spec,
-    adopt,
-    resolve,
-    start_forkserver,
-)
+from ts_frontend.workers.process import LaunchFailed, resolve, start_forkserver
+from ts_frontend.workers.started import Ends, LineSink, Process, Spec, adopt
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,8 @@ from ts_frontend.batching.job_queue import JobQueue
 from ts_frontend.errors import NoWorker
 from ts_frontend.workers.backoff import Backoff
 from ts_frontend.workers.devices import Device
-from ts_frontend.workers.process import Launcher, LineSink
+from ts_frontend.workers.process import Launcher
+from ts_frontend.workers.started import LineSink
 from ts_frontend.workers.worker import Life, Plan, StartFailed, Worker, unattended_future
 
 log = logging.getLogger(__name__)

@@ -1,146 +1,24 @@
 """Worker processes: how one is started (forked from the forkserver, or exec'd), watched and ended.
 
-The only module of the frontend that starts processes. A `Process` has no opinion: it tells when it ended and how,
-and keeps the last lines it wrote.
+The only module of the frontend that starts processes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
-from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 from ts_frontend.workers.exits import Exit
-from ts_frontend.workers.output import LineReader
+from ts_frontend.workers.started import Ends, LineSink, Process, Spec, adopt
 
-log = logging.getLogger(__name__)
-
-TAIL_LINES_MAX = 100
-TAIL_LINE_CHARS_MAX = 1000
-PROGRESS_BYTES = 4096
 TOOL_READ_BYTES = 64 * 1024
-NONE_STARTED = (1 << 64) - 1
-
-
-class LineSink(Protocol):
-    """Takes what a worker writes, line by line."""
-
-    def __call__(self, stream: str, line: str) -> None:
-        """`stream` is "stdout" or "stderr"."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spec:
-    """What to start: `env` is the whole environment; `python` another interpreter than the server's, or ""."""
-
-    name: str
-    env: Mapping[str, str]
-    python: str = ""
-    cwd: str | None = None
-
-
-class Ends:
-    """Both ends of everything that connects a worker with the frontend. Ours stay, the worker's are handed over."""
-
-    def __init__(self) -> None:
-        self.sock, self.worker_sock = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        for end in (self.sock, self.worker_sock):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-        self.progress: IO[bytes] = tempfile.TemporaryFile(prefix="torchrelay-progress-")  # noqa: SIM115 - outlives this
-        self.progress.write(NONE_STARTED.to_bytes(8, "little").ljust(PROGRESS_BYTES, b"\0"))
-        self.progress.flush()
-        self.stdout, self.worker_stdout = os.pipe()
-        self.stderr, self.worker_stderr = os.pipe()
-
-    def worker_fds(self) -> list[int]:
-        """In the order of the forkserver's protocol."""
-        return [self.worker_sock.fileno(), self.progress.fileno(), self.worker_stdout, self.worker_stderr]
-
-    def close_worker_side(self) -> None:
-        self.worker_sock.close()
-        os.close(self.worker_stdout)
-        os.close(self.worker_stderr)
-
-    def close(self) -> None:
-        """Both sides, when nothing was started."""
-        self.close_worker_side()
-        self.sock.close()
-        self.progress.close()
-        os.close(self.stdout)
-        os.close(self.stderr)
-
-
-@dataclass(slots=True, eq=False)
-class Process:
-    """A running worker process. `sock` is the frontend's end of its socket."""
-
-    pid: int
-    name: str
-    sock: socket.socket
-    progress: IO[bytes]
-    tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES_MAX))
-    exited: asyncio.Future[Exit] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    readers: list[LineReader] = field(default_factory=list)
-    pidfd: int | None = None
-
-    def kill(self) -> None:
-        """SIGKILL, unless it has ended already."""
-        if self.exited.done():
-            return
-        try:
-            if self.pidfd is not None:
-                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-            else:
-                os.kill(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-
-    def last_started_batch(self) -> int:
-        """Id of the batch whose handler call the worker entered last; NONE_STARTED before the first."""
-        return int.from_bytes(os.pread(self.progress.fileno(), 8, 0), "little")
-
-    def ended(self, how: Exit) -> None:
-        if not self.exited.done():
-            self.exited.set_result(how)
-        if self.pidfd is not None:
-            os.close(self.pidfd)
-            self.pidfd = None
-
-    def release(self) -> None:
-        """It has ended: ends the processes it started, which nobody else would, and closes what was only needed while
-        it lived (its last lines are read to their end first)."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)  # it led a session of its own
-        self.progress.close()
-        for reader in self.readers:
-            reader.finish()
-
-
-def adopt(pid: int, spec: Spec, ends: Ends, sink: LineSink) -> Process:
-    process = Process(pid, spec.name, ends.sock, ends.progress)
-
-    def take(stream: str, line: str) -> None:
-        process.tail.append(line[:TAIL_LINE_CHARS_MAX])
-        sink(stream, line)
-
-    process.readers = [LineReader(ends.stdout, "stdout", take), LineReader(ends.stderr, "stderr", take)]
-    if hasattr(os, "pidfd_open"):
-        try:
-            process.pidfd = os.pidfd_open(pid)
-        except OSError as error:  # already gone, or a kernel without pidfds
-            log.debug("no pidfd for %s: %s", pid, error)
-    return process
 
 
 class Launcher(Protocol):
@@ -165,19 +43,25 @@ class ExecLauncher:
 
     async def launch(self, spec: Spec, sink: LineSink) -> Process:
         ends = Ends()
-        sock_fd, progress_fd, stdout, stderr = ends.worker_fds()
-        argv = [spec.python or sys.executable, "-m", "ts.runtime.main"]
-        argv += ["--fd", str(sock_fd), "--progress-fd", str(progress_fd)]
+        sock_fd, progress_fd, _, _ = ends.worker_fds()
+        words = ["ts.runtime.main", "--fd", str(sock_fd), "--progress-fd", str(progress_fd)]
+        return await self.start(words, spec, ends, sink, (sock_fd, progress_fd))
+
+    async def start(
+        self, words: Sequence[str], spec: Spec, ends: Ends, sink: LineSink, pass_fds: tuple[int, ...] = ()
+    ) -> Process:
+        """Runs a module, `words[0]`, in a new interpreter; `pass_fds` are open in it under the same numbers."""
+        _, _, stdout, stderr = ends.worker_fds()
         starting = asyncio.create_task(
             asyncio.to_thread(
                 subprocess.Popen,
-                argv,
+                [spec.python or sys.executable, "-m", *words],
                 env=dict(spec.env),
                 cwd=spec.cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
-                pass_fds=(sock_fd, progress_fd),
+                pass_fds=pass_fds,
                 start_new_session=True,
             )
         )

@@ -7,13 +7,18 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 from ts_frontend.batching.job_queue import JobQueue
 from ts_frontend.workers.backoff import Backoff
 from ts_frontend.workers.devices import Device, Inventory, Placement
 from ts_frontend.workers.forking import ForkLauncher
-from ts_frontend.workers.pool import Pool
-from ts_frontend.workers.process import ExecLauncher, Launcher, LineSink, tool_output
+from ts_frontend.workers.pool import Pool, Staff
+from ts_frontend.workers.process import ExecLauncher, Launcher, tool_output
+from ts_frontend.workers.started import LineSink
+from ts_frontend.workers.torchrun import TorchrunLauncher
 from ts_frontend.workers.worker import Plan
 
 log = logging.getLogger(__name__)
@@ -29,13 +34,23 @@ class Supervisor:
     """Makes pools and keeps time for them."""
 
     def __init__(
-        self, env: Mapping[str, str], *, first_worker_id: int, fork: bool, inventory: Inventory, on_line: OnLine
+        self,
+        env: Mapping[str, str],
+        *,
+        work_dir: Path,
+        first_worker_id: int,
+        first_distribution_id: int,
+        fork: bool,
+        inventory: Inventory,
+        on_line: OnLine,
     ) -> None:
         self.placement = Placement(inventory)
         self._exec = ExecLauncher()
+        self._torchrun = TorchrunLauncher(work_dir, self._exec)
         self._fork = ForkLauncher(env) if fork else None
         self.launcher: Launcher = self._fork or self._exec
         self._ids = itertools.count(first_worker_id)
+        self._distribution_id = first_distribution_id
         self._on_line = on_line
         self._pools: set[Pool] = set()
         self._clock: asyncio.Task[None] | None = None
@@ -49,6 +64,11 @@ class Supervisor:
     def next_worker_id(self) -> int:
         return next(self._ids)
 
+    def next_distribution_id(self, level: int) -> int:
+        """A worker of several processes, or on several devices, takes so many numbers."""
+        self._distribution_id += level
+        return self._distribution_id - level
+
     def line_sink(self, worker_id: int, plan: Plan) -> LineSink:
         on_line, name = self._on_line, plan.spec.name
         return lambda stream, line: on_line(worker_id, name, stream, line)
@@ -61,6 +81,7 @@ class Supervisor:
         *,
         device_type: str,
         device_ids: tuple[int, ...],
+        level: int,
         give_up_s: float,
         restart_delay_s_max: float,
         on_change: Callable[[], None],
@@ -68,16 +89,24 @@ class Supervisor:
         """A pool without workers yet."""
 
         def next_device() -> Device:
-            return self.placement.next(plan, device_type, device_ids)
-
-        staff = _ExecStaff(self, self._exec) if plan.spec.python else self
+            return self.placement.next(plan, device_type, device_ids, level)
 
         def new_backoff() -> Backoff:
             return Backoff(give_up_s, restart_delay_s_max)
 
-        pool = Pool(name, plan, queue, staff, next_device, new_backoff, on_change)
+        pool = Pool(name, plan, queue, self._staff(plan, level), next_device, new_backoff, on_change)
         self._pools.add(pool)
         return pool
+
+    def _staff(self, plan: Plan, level: int) -> Staff:
+        """This supervisor as a pool sees it: with the launcher and the numbers that fit."""
+        launcher: Launcher = self.launcher
+        if plan.spec.team is not None:
+            launcher = self._torchrun
+        elif plan.spec.python:
+            launcher = self._exec
+        next_id = partial(self.next_distribution_id, level) if level else self.next_worker_id
+        return _PoolStaff(launcher, next_id, self.line_sink)
 
     async def dismiss(self, pool: Pool, drain_s: float | None) -> None:
         """Ends a pool and forgets it."""
@@ -90,7 +119,14 @@ class Supervisor:
             await asyncio.sleep(TICK_S)
             now_s = time.monotonic()
             for pool in list(self._pools):
-                pool.tick(now_s)
+                self._tick_one(pool, now_s)
+
+    def _tick_one(self, pool: Pool, now_s: float) -> None:
+        """One pool's mistake must not end the clock of all."""
+        try:
+            pool.tick(now_s)
+        except Exception:
+            log.exception("Workers of %s could not be looked after", pool.name)
 
     async def close(self) -> None:
         """Ends what is left; the pools' workers get no more time."""
@@ -103,13 +139,11 @@ class Supervisor:
         await self._exec.close()
 
 
-class _ExecStaff:
-    """The supervisor as a pool sees it whose model needs an interpreter of its own."""
-
-    def __init__(self, supervisor: Supervisor, launcher: Launcher) -> None:
-        self.launcher = launcher
-        self.next_worker_id = supervisor.next_worker_id
-        self.line_sink = supervisor.line_sink
+@dataclass(slots=True)
+class _PoolStaff:
+    launcher: Launcher
+    next_worker_id: Callable[[], int]
+    line_sink: Callable[[int, Plan], LineSink]
 
 
 async def find_accelerators(wanted: int | None, platform: str, machine: str) -> Inventory:

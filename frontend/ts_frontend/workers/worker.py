@@ -17,7 +17,9 @@ from ts_frontend.job import Job, State
 from ts_frontend.workers.connection import Connection
 from ts_frontend.workers.devices import Device
 from ts_frontend.workers.exits import Exit
-from ts_frontend.workers.process import NONE_STARTED, Launcher, LineSink, Process, Spec
+from ts_frontend.workers.process import Launcher
+from ts_frontend.workers.ranks import Ranks
+from ts_frontend.workers.started import NONE_STARTED, LineSink, Process, Spec
 
 #: Read-ahead: batches that take longer are never waited behind; quicker ones are sent until they fill this time.
 READ_AHEAD_S = 0.004
@@ -133,13 +135,16 @@ class Worker:
         self.process: Process | None = None
         self._plan = plan
         self._work = work
-        self._connection: Connection | None = None
+        self._connection: Connection | Ranks | None = None
         self._loaded: asyncio.Future[None] = unattended_future()
         self._jobs: dict[int, tuple[Job, _Batch]] = {}
         self._batches: dict[int, _Batch] = {}
         self._shared = False  # its requests go on by turns, or side by side
         self._concurrent = False  # side by side: one that hangs doesn't hold up the others
         self._stalled = 0
+        #: Processes that compute together get one batch at a time.
+        self._lockstep = plan.spec.team is not None and plan.spec.team.lockstep
+        self._ahead_max = 0 if self._lockstep else READ_AHEAD_BATCHES_MAX
         self._mean_s = 1.0
         self._turn_s = 0.0
         self._idle: asyncio.Future[None] | None = None
@@ -170,15 +175,14 @@ class Worker:
         """Starts the process and loads the model; StartFailed with the reason when either doesn't happen in time."""
         plan = self._plan
         try:
-            self.process = await launcher.launch(plan.spec, sink)
+            self.process = await launcher.launch(plan.spec.placed(self.id, self.device), sink)
         except Exception as error:
             self._live(Life.FAILED)
             raise StartFailed(f"Worker process couldn't be started: {error}") from error
         self._live(Life.LOADING)
-        connection = Connection(self.process.sock, self._received, self._closed, plan.message_bytes_max)
-        self._connection = connection
+        connection = self._connection = self._connect(self.process)
         self.process.exited.add_done_callback(lambda _: connection.finish("process ended"))
-        gpu = {"gpu_id": self.device.gpu_id, "device_type": self.device.kind, "worker_id": self.id}
+        gpu = {"gpu_id": self.device.seen_id, "device_type": self.device.kind, "worker_id": self.id}
         connection.push(Load({**plan.load, **gpu}))
         try:
             await asyncio.wait_for(asyncio.shield(self._loaded), plan.startup_timeout_s)
@@ -187,6 +191,13 @@ class Worker:
         except asyncio.CancelledError:
             self.kill("stopped while loading")
             raise
+
+    def _connect(self, process: Process) -> Connection | Ranks:
+        size_max = self._plan.message_bytes_max
+        if process.meeting is None:
+            return Connection(process.sock, self._received, self._closed, size_max)
+        process.sock.close()
+        return Ranks(process.meeting, process.progress.fileno(), self._received, self._closed, size_max)
 
     async def _abandon(self, reason: str) -> None:
         self.kill(reason)
@@ -267,7 +278,7 @@ class Worker:
         if self._shared:
             limit = self._plan.max_concurrency
             return 1 if count - self._stalled < limit and count < limit * STALLED_FACTOR_MAX else 0
-        if count > READ_AHEAD_BATCHES_MAX or count * self._mean_s >= READ_AHEAD_S:
+        if count > self._ahead_max or count * self._mean_s >= READ_AHEAD_S:
             return 0
         return 1 if time.monotonic() - self._turn_s < READ_AHEAD_S else 0
 
@@ -355,7 +366,8 @@ class Worker:
         if isinstance(message, Ready):
             self.info = message.info
             kind = message.info.get("handler_kind")
-            self._shared, self._concurrent = kind in ("generator", "async"), kind == "async"
+            self._shared = kind in ("generator", "async") and not self._lockstep
+            self._concurrent = kind == "async" and not self._lockstep
             self._live(Life.READY)
             self.ready_at_s = time.monotonic()
             if self._recorder is not None:

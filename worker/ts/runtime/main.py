@@ -24,7 +24,7 @@ from ts.runtime.asynchronous import AsyncRunner
 from ts.runtime.blocking import BlockingRunner
 from ts.runtime.child import set_threads
 from ts.runtime.handlers import Loaded, describe_failure, load
-from ts.runtime.jobs import Ledger
+from ts.runtime.jobs import Ledger, SilentLedger
 from ts.runtime.worker import Link, leave
 
 PROGRESS_BYTES = 4096
@@ -33,15 +33,17 @@ RESPONSE_BYTES_MAX = 6_553_500
 LOAD_FAILED_STATUS = 1
 
 
-def run(socket_fd: int, progress_fd: int) -> int:
-    """A worker's life: load, answer until Stop or the socket's end. The process's exit status."""
+def run(socket_fd: int, progress_fd: int, silent: bool = False) -> int:
+    """A worker's life: load, answer until Stop or the socket's end. The process's exit status. `silent`: of several
+    processes that compute together, one whose answers nobody needs."""
     _prepare_process()
     progress = mmap.mmap(progress_fd, PROGRESS_BYTES)
     os.close(progress_fd)  # the map has a descriptor of its own
     link = Link(socket_fd)
     settings = link.wait_for_load().settings
     set_threads(settings.get("threads"))
-    ledger = Ledger(settings.get("credit_bytes") or CREDIT_BYTES, _response_bytes_max(settings))
+    ledger_type = SilentLedger if silent else Ledger
+    ledger = ledger_type(settings.get("credit_bytes") or CREDIT_BYTES, _response_bytes_max(settings))
     link.open(ledger, settings.get("message_bytes_max"))
     loaded = _load(link, settings)
     if loaded is None:
@@ -97,9 +99,9 @@ def _exit_status(error: SystemExit) -> int:
     return 1
 
 
-def live(socket_fd: int, progress_fd: int) -> None:
+def live(socket_fd: int, progress_fd: int, silent: bool = False) -> None:
     """`run`, and the end of the process: threads that the handler left running don't hold it up."""
-    status = run(socket_fd, progress_fd)
+    status = run(socket_fd, progress_fd, silent)
     with contextlib.suppress(Exception):
         atexit._run_exitfuncs()
     leave(status)

@@ -1,0 +1,89 @@
+"""The torchrun section of model-config.yaml and what becomes of it; which devices a worker of several gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ts_frontend.models.settings import ModelSettings, Requested, resolve
+from ts_frontend.workers.devices import CPU, Device, Inventory, Placement
+
+
+class Defaults:
+    default_response_timeout = default_startup_timeout = 120
+    default_workers_per_model = 1
+    job_queue_size = 100
+    max_concurrency = 64
+    service_envelope = None
+
+
+def settings(**config: Any) -> ModelSettings:
+    return resolve(Requested(), config, {}, Defaults())
+
+
+def words(**config: Any) -> list[str]:
+    torchrun = settings(**config).torchrun
+    assert torchrun is not None
+    return list(torchrun.words(Path("/logs")))
+
+
+def test_a_model_without_a_parallel_type_is_one_process() -> None:
+    found = settings(parallelLevel=4, torchrun={"nproc-per-node": 4})
+    assert (found.torchrun, found.parallel_level) == (None, 0)
+
+
+def test_custom_is_one_process_with_several_devices() -> None:
+    found = settings(parallelType="custom", parallelLevel=4)
+    assert (found.torchrun, found.parallel_level) == (None, 4)
+    assert settings(parallelType="custom", parallelLevel=4, torchrun={"nproc-per-node": 2}).parallel_level == 4
+
+
+def test_the_processes_are_torchruns_own_setting_or_else_the_level() -> None:
+    assert "--nproc-per-node 4" in " ".join(words(parallelType="tp", torchrun={"nproc-per-node": 4}))
+    assert "--nproc-per-node 3" in " ".join(words(parallelType="pptp", parallelLevel=3))
+    both = settings(parallelType="tp", parallelLevel=2, torchrun={"nproc-per-node": 4})
+    assert both.parallel_level == 4
+    assert any("parallelLevel is 2" in warning for warning in both.warnings)
+
+
+def test_torchrun_meets_at_a_free_port_unless_told_where() -> None:
+    assert words(parallelType="pp", parallelLevel=2) == [
+        *("--nnodes", "1", "--nproc-per-node", "2", "--max-restarts", "0", "--log-dir", "/logs"),
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--local-addr", "localhost"),
+    ]
+    told = {"rdzv-endpoint": "head:29400", "nnodes": 2, "node-rank": 1, "rdzv-conf": "timeout=5", "monitor-interval": 3}
+    found = words(parallelType="pp", parallelLevel=2, torchrun=told)
+    pairs = dict(zip(found[::2], found[1::2], strict=True))
+    assert pairs["--rdzv-endpoint"] == "head:29400" and pairs["--nnodes"] == "2" and pairs["--node-rank"] == "1"
+    assert pairs["--rdzv-conf"] == "timeout=5" and pairs["--monitor-interval"] == "3"
+    assert "--local-addr" not in pairs
+
+
+def test_what_is_no_number_is_warned_about_and_left_out() -> None:
+    found = settings(parallelType="tp", parallelLevel=2, torchrun={"nnodes": "two", "rdzv-endpoint": 5})
+    assert found.torchrun is not None and found.torchrun.nodes == 1 and not found.torchrun.rdzv_endpoint
+    assert [key for key in ("nnodes", "rdzv-endpoint") if any(key in text for text in found.warnings)] == [
+        "nnodes",
+        "rdzv-endpoint",
+    ]
+
+
+def test_the_environment_of_the_processes() -> None:
+    torchrun = settings(parallelType="tp", torchrun={"OMP_NUMBER_THREADS": 3}).torchrun
+    assert torchrun is not None and torchrun.env == {"OMP_NUM_THREADS": "3", "LOGLEVEL": "INFO"}
+
+
+def test_blocks_of_devices_take_turns_and_are_never_cut() -> None:
+    placement = Placement(Inventory("cuda", 5))
+    model = object()
+    found = [placement.next(model, "", (), 2).group for _ in range(3)]
+    assert found == [(0, 1), (2, 3), (0, 1)]
+    assert placement.next(model, "cpu", (), 2) == CPU
+    assert placement.next(object(), "gpu", (4, 2), 2) == Device("cuda", 4, (4, 2))
+    assert Placement(Inventory()).next(model, "", (), 2) == CPU
+
+
+def test_a_worker_knows_the_first_of_its_devices_as_0() -> None:
+    assert Device("cuda", 4, (4, 5)).seen_id == 0
+    assert Device("cuda", 4).seen_id == 4
+    assert CPU.seen_id is None

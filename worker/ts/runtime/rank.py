@@ -1,0 +1,46 @@
+"""One of the processes that torchrun starts for a worker: `python -m ts.runtime.rank`.
+
+It connects to the socket in the directory that `TORCHRELAY_MEETING` names, says who it is, and gets the progress file;
+from then on it is a worker like any other, only that ranks other than 0 don't answer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+
+from ts.runtime import main as worker
+from ts.runtime.child import die_with
+
+
+def meet(directory: str, secret: str, rank: int) -> tuple[int, int]:
+    """Descriptors of the connected socket and the progress file."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        handle = os.open(directory, os.O_RDONLY)
+        try:
+            # The path itself may be too long for a socket's address.
+            sock.connect(f"/proc/self/fd/{handle}/socket" if sys.platform == "linux" else f"{directory}/socket")
+        finally:
+            os.close(handle)
+        sock.sendall(json.dumps({"secret": secret, "rank": rank, "pid": os.getpid()}).encode())
+        data, fds, _, _ = socket.recv_fds(sock, 1, 1)
+        if not data or not fds:
+            raise ConnectionError("the server doesn't know this process")
+        return sock.detach(), fds[0]
+
+
+def main() -> None:
+    die_with(os.getppid())
+    rank = int(os.environ["LOCAL_RANK"])
+    directory, secret = os.environ.pop("TORCHRELAY_MEETING"), os.environ.pop("TORCHRELAY_MEETING_SECRET")
+    try:
+        fds = meet(directory, secret, rank)
+    except OSError as error:
+        sys.exit(f"rank {rank} can't reach the server: {error}")
+    worker.live(*fds, silent=rank != 0)
+
+
+if __name__ == "__main__":
+    main()

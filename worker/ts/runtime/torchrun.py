@@ -1,0 +1,18 @@
+"""torchrun, in a process that ends with the server: `python -m ts.runtime.torchrun SERVER_PID TORCHRUN'S WORDS…`."""
+
+from __future__ import annotations
+
+import sys
+
+from ts.runtime.child import die_with
+
+
+def main() -> None:
+    die_with(int(sys.argv[1]))
+    from torch.distributed.run import main as run
+
+    run(sys.argv[2:])
+
+
+if __name__ == "__main__":
+    main()
