@@ -1,9 +1,10 @@
-"""Writes frontend/ts_frontend/protos/*_pb2*.py(i) from protos/**/*.proto. `--check` only compares.
+"""Writes *_pb2*.py(i) from protos/**/*.proto: what workers read too (SHARED) under worker/ts/protocol, the rest under
+frontend/ts_frontend/protos. `--check` only compares.
 
 Usage: python ts_scripts/gen_protos.py [--check]        (needs grpcio-tools)
 
 protoc parses the files; the modules are written here. A module adds its file's descriptor to our own pool
-(ts_frontend/protos/pool.py) and takes the classes from there, which works with every protobuf runtime >= 5.28,
+(ts/protocol/pool.py) and takes the classes from there, which works with every protobuf runtime >= 5.28,
 whatever protoc it came with. protos/a/b.proto becomes a_b_pb2; imports of google/protobuf/ are the runtime's own.
 """
 
@@ -27,8 +28,10 @@ from google.protobuf.descriptor_pb2 import (
 
 ROOT = Path(__file__).resolve().parent.parent
 PROTOS = ROOT / "protos"
-OUTPUT = ROOT / "frontend" / "ts_frontend" / "protos"
-PACKAGE = "ts_frontend.protos"
+FRONTEND, WORKER = "ts_frontend.protos", "ts.protocol"
+#: Where each package lies.
+OUTPUTS = {FRONTEND: ROOT / "frontend" / "ts_frontend" / "protos", WORKER: ROOT / "worker" / "ts" / "protocol"}
+SHARED = frozenset({"open_inference.proto", "model_config.proto"})
 RUNTIME = "google/protobuf/"
 BYTES_PER_LINE = 72
 
@@ -75,6 +78,11 @@ def module_of(file_name: str) -> str:
     return file_name.removesuffix(".proto").replace("/", "_") + "_pb2"
 
 
+def package_of(file_name: str) -> str:
+    """The Python package of a file's module."""
+    return WORKER if file_name in SHARED else FRONTEND
+
+
 class Types:
     """Where each message and enum of the set is, and how Python code names it."""
 
@@ -117,10 +125,13 @@ def _runtime_imports(files: Iterable[str]) -> list[str]:
     return [f"from google.protobuf import {name}_pb2" for name in names]
 
 
-def _own_imports(files: Iterable[str], *others: str) -> list[str]:
-    """Import lines for modules of our package, by proto file or (`others`) by name."""
-    names = sorted({*others, *(module_of(name) for name in files if not name.startswith(RUNTIME))})
-    return [f"from {PACKAGE} import {', '.join(names)}"] if names else []
+def _own_imports(files: Iterable[str]) -> list[str]:
+    """Import lines for modules made from our files."""
+    found: dict[str, set[str]] = {}
+    for name in files:
+        if not name.startswith(RUNTIME):
+            found.setdefault(package_of(name), set()).add(module_of(name))
+    return [f"from {package} import {', '.join(sorted(names))}" for package, names in sorted(found.items())]
 
 
 def _head(file: FileDescriptorProto) -> list[str]:
@@ -130,7 +141,8 @@ def _head(file: FileDescriptorProto) -> list[str]:
 def messages_module(file: FileDescriptorProto) -> str:
     """The `_pb2.py` of a file."""
     wrapper = ["from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper"] if file.enum_type else []
-    lines = [*_head(file), *_runtime_imports(file.dependency), *wrapper, "", *_own_imports(file.dependency, "pool"), ""]
+    lines = [*_head(file), *_runtime_imports(file.dependency), *wrapper, "", "from ts.protocol import pool"]
+    lines += [*_own_imports(file.dependency), ""]
     for name in file.dependency:
         if name.startswith(RUNTIME):
             lines.append(f"pool.register({name[len(RUNTIME) :].removesuffix('.proto')}_pb2.DESCRIPTOR.serialized_pb)")
@@ -255,7 +267,7 @@ def services_module(file: FileDescriptorProto, types: Types) -> str:
     """The `_pb2_grpc.py` of a file: client stubs, for `grpc` and `grpc.aio` channels."""
     answers = [types.file(method.output_type) for service in file.service for method in service.method]
     lines = [*_head(file), *_runtime_imports(set(answers)), "", *_own_imports(answers)]
-    lines += [f"from {PACKAGE}.pool import serialize"]
+    lines += ["from ts.protocol.pool import serialize"]
     for service in file.service:
         lines += _stub(file.package, service, types)
     return "\n".join(lines) + "\n"
@@ -272,21 +284,21 @@ def services_stubs(file: FileDescriptorProto) -> str:
     return "\n".join(lines) + "\n"
 
 
-def generate(protos: Path) -> dict[str, str]:
-    """File name -> text of every generated module."""
+def generate(protos: Path) -> dict[str, dict[str, str]]:
+    """Package -> file name -> text of every generated module."""
     files = parse(protos)
     types = Types(files)
-    out = {}
+    found: dict[str, dict[str, str]] = {package: {} for package in OUTPUTS}
     for file in files:
         if file.name.startswith(RUNTIME):
             continue
-        module = module_of(file.name)
+        out, module = found[package_of(file.name)], module_of(file.name)
         out[f"{module}.py"] = messages_module(file)
         out[f"{module}.pyi"] = Stubs(file, types).text()
         if file.service:
             out[f"{module}_grpc.py"] = services_module(file, types)
             out[f"{module}_grpc.pyi"] = services_stubs(file)
-    return out
+    return found
 
 
 def differences(wanted: dict[str, str], output: Path) -> list[str]:
@@ -309,12 +321,15 @@ def write(wanted: dict[str, str], output: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when the modules are outdated")
-    if parser.parse_args().check:
-        problems = differences(generate(PROTOS), OUTPUT)
+    check = parser.parse_args().check
+    wanted = generate(PROTOS)
+    if check:
+        problems = [line for package, output in OUTPUTS.items() for line in differences(wanted[package], output)]
         hint = ["Run: python ts_scripts/gen_protos.py"] if problems else ["The generated modules are current."]
         print("\n".join(problems + hint))
         return 1 if problems else 0
-    write(generate(PROTOS), OUTPUT)
+    for package, output in OUTPUTS.items():
+        write(wanted[package], output)
     return 0
 
 

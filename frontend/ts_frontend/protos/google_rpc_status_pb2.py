@@ -1,7 +1,7 @@
 # Generated from protos/google/rpc/status.proto by ts_scripts/gen_protos.py: change that file, not this one.
 from google.protobuf import any_pb2
 
-from ts_frontend.protos import pool
+from ts.protocol import pool
 
 pool.register(any_pb2.DESCRIPTOR.serialized_pb)
 DESCRIPTOR = pool.register(

@@ -1,6 +1,6 @@
 # Generated from protos/grpc/health/v1/health.proto by ts_scripts/gen_protos.py: change that file, not this one.
 
-from ts_frontend.protos import pool
+from ts.protocol import pool
 
 DESCRIPTOR = pool.register(
     b'\n\x1bgrpc/health/v1/health.proto\x12\x0egrpc.health.v1"%\n\x12HealthCheckRequest\x12\x0f\n\x07s'

@@ -1,7 +1,7 @@
 # Generated from protos/grpc/health/v1/health.proto by ts_scripts/gen_protos.py: change that file, not this one.
 
 from ts_frontend.protos import grpc_health_v1_health_pb2
-from ts_frontend.protos.pool import serialize
+from ts.protocol.pool import serialize
 
 
 class HealthStub:

@@ -1,6 +1,6 @@
 # Generated from protos/grpc/reflection/v1/reflection.proto by ts_scripts/gen_protos.py: change that file, not this one.
 
-from ts_frontend.protos import pool
+from ts.protocol import pool
 
 DESCRIPTOR = pool.register(
     b'\n#grpc/reflection/v1/reflection.proto\x12\x12grpc.reflection.v1"\x85\x02\n\x17ServerRefl'

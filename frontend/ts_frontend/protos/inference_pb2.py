@@ -1,7 +1,8 @@
 # Generated from protos/inference.proto by ts_scripts/gen_protos.py: change that file, not this one.
 from google.protobuf import empty_pb2
 
-from ts_frontend.protos import google_rpc_status_pb2, pool
+from ts.protocol import pool
+from ts_frontend.protos import google_rpc_status_pb2
 
 pool.register(empty_pb2.DESCRIPTOR.serialized_pb)
 DESCRIPTOR = pool.register(

@@ -1,6 +1,6 @@
 # Generated from protos/management.proto by ts_scripts/gen_protos.py: change that file, not this one.
 
-from ts_frontend.protos import pool
+from ts.protocol import pool
 
 DESCRIPTOR = pool.register(
     b'\n\x10management.proto\x12!org.pytorch.serve.grpc.management"!\n\x12ManagementRespo'

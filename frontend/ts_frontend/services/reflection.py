@@ -9,10 +9,10 @@ from typing import Any
 from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.message import DecodeError
 
+from ts.protocol.pool import POOL
 from ts_frontend.errors import Code, InvalidArgument
 from ts_frontend.ingress.call import Call, Method, Shape
 from ts_frontend.protos import grpc_reflection_v1_reflection_pb2, grpc_reflection_v1alpha_reflection_pb2
-from ts_frontend.protos.pool import POOL
 
 _VERSIONS = (grpc_reflection_v1_reflection_pb2, grpc_reflection_v1alpha_reflection_pb2)
 

@@ -6,8 +6,6 @@ made from files that differ a little, can't both be imported there. Ours stay ou
 
 from __future__ import annotations
 
-from typing import cast
-
 from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
@@ -24,7 +22,7 @@ def register(serialized: bytes) -> FileDescriptor:
 
 def message_class(file: FileDescriptor, name: str) -> type[Message]:
     """The class of the top-level message `name` of `file`."""
-    return cast("type[Message]", message_factory.GetMessageClass(file.message_types_by_name[name]))
+    return message_factory.GetMessageClass(file.message_types_by_name[name])
 
 
 def serialize(message: Message) -> bytes:
