@@ -11,7 +11,7 @@ from typing import Any
 from ts.runtime.handlers import Loaded
 from ts.runtime.jobs import Batch
 from ts.runtime.replies import PREDICTION_FAILED
-from ts.runtime.running import Running
+from ts.runtime.running import Running, running_of
 from ts.runtime.worker import Link
 
 _BATCH_ID = struct.Struct("<Q")
@@ -23,7 +23,7 @@ class AsyncRunner:
     def __init__(self, link: Link, loaded: Loaded, progress: mmap, decode: bool) -> None:
         assert loaded.loop is not None
         self._link, self._ledger, self._loop = link, link.ledger, loaded.loop
-        self._entry, self._context = loaded.entry, loaded.context
+        self._entry, self._context, self._loaded = loaded.entry, loaded.context, loaded
         self._progress, self._decode = progress, decode
         self._latest = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -87,7 +87,7 @@ class AsyncRunner:
 
     async def _run(self, batch: Batch) -> None:
         context = self._context.fork()
-        running = Running(batch, context, self._link)
+        running = running_of(batch, context, self._link, self._loaded)
         changed = asyncio.Event()
         task = asyncio.current_task()
 
@@ -117,7 +117,10 @@ class AsyncRunner:
             running.fail(PREDICTION_FAILED)
 
     async def _handle(self, running: Running) -> None:
-        result = self._entry(running.rows(self._decode), running.context)
+        rows = running.rows(self._decode)
+        if not rows:
+            return
+        result = self._entry(rows, running.context)
         if inspect.isawaitable(result):
             result = await result
         if inspect.isasyncgen(result):

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, cast
 from ts.runtime.handlers import Loaded
 from ts.runtime.jobs import Batch
 from ts.runtime.replies import PREDICTION_FAILED
-from ts.runtime.running import Running
+from ts.runtime.running import Running, running_of
 from ts.runtime.worker import Link
 
 QUICK_CALL_S = 0.0002
@@ -33,7 +33,7 @@ class BlockingRunner:
 
     def __init__(self, link: Link, loaded: Loaded, progress: mmap, decode: bool) -> None:
         self._link, self._ledger = link, link.ledger
-        self._entry, self._context = loaded.entry, loaded.context
+        self._entry, self._context, self._loaded = loaded.entry, loaded.context, loaded
         self._forks = loaded.kind == "generator"
         self._progress, self._decode = progress, decode
         self._latest = 0
@@ -62,13 +62,14 @@ class BlockingRunner:
         if not self._ledger.start(batch):
             return
         context = self._context.fork() if self._forks else self._context
-        running = Running(batch, context, self._link)
+        running = running_of(batch, context, self._link, self._loaded)
         self._before_call()
         self._latest = max(self._latest, batch.batch_id)  # a small batch overtakes a large one on the socket
         _BATCH_ID.pack_into(self._progress, 0, self._latest)
         try:
-            result = self._call(self._entry, running.rows(self._decode), context)
-            self._take(running, result)
+            rows = running.rows(self._decode)
+            if rows:
+                self._take(running, self._call(self._entry, rows, context))
         except SystemExit:
             raise
         except BaseException as error:

@@ -26,12 +26,16 @@ class HandlerNotUsable(Exception):
 
 
 class Loaded(NamedTuple):
-    """A handler ready to be called. `kind`: blocking, generator or async; `loop`: the async kind's."""
+    """A handler ready to be called. `kind`: blocking, generator or async; `loop`: the async kind's; `takes`: rows as
+    TorchServe's handlers do, or requests (`ts.tensors.types.InferenceRequest`); `tensors`: the model's name, version
+    and what it declares of its inputs and outputs."""
 
     entry: Entry
     context: Context
     kind: str
     loop: asyncio.AbstractEventLoop | None
+    takes: str = "rows"
+    tensors: dict[str, Any] | None = None
 
 
 def load(settings: Settings) -> Loaded:
@@ -46,7 +50,18 @@ def load(settings: Settings) -> Loaded:
     _finish(initialize(), loop)
     if settings.get("envelope"):
         entry = _enveloped(entry, kind, str(settings["envelope"]))
-    return Loaded(entry, context, kind, loop)
+    return Loaded(entry, context, kind, loop, tensors=declared(settings))
+
+
+def declared(settings: Settings) -> dict[str, Any]:
+    """`name`, `version`, and `inputs` and `outputs` by name, as the model's files declare them."""
+    tensors = settings.get("tensors") or {}
+    return {
+        "name": settings.get("model_name", ""),
+        "version": settings.get("model_version", ""),
+        "inputs": tensors.get("inputs") or {},
+        "outputs": tensors.get("outputs") or {},
+    }
 
 
 def _prepare_paths(settings: Settings) -> None:

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ts.context import Context, RequestCancelled
-from ts.protocol.frames import Chunk, Failed, decode_bytes
+from ts.protocol.frames import Chunk, Failed, Item, decode_bytes
 from ts.runtime import replies, requests
+from ts.runtime.handlers import Loaded
 from ts.runtime.jobs import Batch, Ledger
 from ts.runtime.replies import PREDICTION_FAILED, Failure, Outcome, outcome, outcomes, raised
 from ts.runtime.worker import Link
@@ -28,8 +29,8 @@ class Running:
         self.jobs = batch.jobs
         self.waiter: Any = None
 
-    def rows(self, decode: bool) -> list[dict[str, Any]]:
-        """What the handler gets as data; turns the context to this batch."""
+    def rows(self, decode: bool) -> list[Any]:
+        """What the handler gets as data; turns the context to this batch. Empty when no request could be read."""
         items = [job.item for job in self.jobs if job.item is not None]
         for job in self.jobs:
             job.item = None
@@ -51,7 +52,10 @@ class Running:
     def send(self, ret: Sequence[Any], indices: Sequence[int], message: str, code: int) -> None:
         """One piece per request, now. Raises RequestCancelled; waits for credit (async handlers: `drain`)."""
         self._give(
-            [(index, outcome(ret[index]) if code == 200 else replies.failure(code, message)) for index in indices]
+            [
+                (index, self._outcome(index, ret[index], False) if code == 200 else replies.failure(code, message))
+                for index in indices
+            ]
         )
 
     def send_frames(self, data: bytes) -> None:
@@ -82,16 +86,27 @@ class Running:
 
     # --- how its result becomes answers
 
+    def _outcome(self, index: int, value: Any, last: bool) -> Outcome:
+        """What is sent for one element of a result; `last`: the answer to that request ends with it."""
+        return outcome(value)
+
+    def _outcomes(self, result: Any, last: bool) -> Sequence[Outcome] | Failure:
+        """What is sent for a whole result."""
+        return outcomes(result, len(self.jobs))
+
+    def _head(self, index: int) -> replies.Head:
+        return replies.head(self.context.request_processor[index])
+
     def _piece(self, index: int, value: Outcome, last: bool) -> None:
         job = self.jobs[index]
-        start = replies.PLAIN_HEAD if job.answered else replies.head(self.context.request_processor[index])
+        start = replies.PLAIN_HEAD if job.answered else self._head(index)
         self.ledger.give(job, value, last, *start)
 
     def step(self, value: Any) -> bool:
         """Takes what a generator yielded: an element per request (None: nothing for it). False ends the batch."""
         if not isinstance(value, list) and len(self.jobs) == 1:
             value = [value]
-        pieces = outcomes(value, len(self.jobs))
+        pieces = self._outcomes(value, False)
         if isinstance(pieces, Failure):
             self.fail(pieces)
             return False
@@ -102,7 +117,7 @@ class Running:
 
     def finish(self, result: Any) -> None:
         """The handler has returned `result`."""
-        pieces = outcomes(result, len(self.jobs))
+        pieces = self._outcomes(result, True)
         if isinstance(pieces, Failure):
             self.fail(pieces)
             return
@@ -133,3 +148,17 @@ class Running:
 def _frozen(value: Outcome) -> Outcome:
     """A copy of what the handler may change before it is written."""
     return bytes(value) if isinstance(value, (bytearray, memoryview)) else value
+
+
+def running_of(batch: Batch, context: Context, link: Link, loaded: Loaded) -> Running:
+    """The batch with what reads and writes its requests' forms."""
+    if loaded.takes == "rows" and not any(is_tensor_request(job.item) for job in batch.jobs):
+        return Running(batch, context, link)
+    from ts.runtime.tensor_running import TensorRunning
+
+    return TensorRunning(batch, context, link, loaded)
+
+
+def is_tensor_request(item: Item | None) -> bool:
+    """Whether its one input is marked as a tensor protocol's request (ts/tensors/forms.py)."""
+    return item is not None and bool(item.inputs) and item.inputs[0].content_type[:1] == "\0"

@@ -1,0 +1,112 @@
+"""A batch with tensor requests in it: read before the handler is called, written in the form each of them came in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ts.context import Context
+from ts.protocol.frames import Item
+from ts.runtime import replies, requests
+from ts.runtime.handlers import Loaded
+from ts.runtime.jobs import Batch, Job
+from ts.runtime.replies import NOT_A_LIST, PREDICTION_FAILED, WRONG_LENGTH, Failure, Outcome, failure_of, outcome
+from ts.runtime.running import Running, is_tensor_request
+from ts.runtime.worker import Link
+from ts.tensors import forms, rows
+from ts.tensors.datatypes import BadTensor
+from ts.tensors.forms import Form, Model
+from ts.tensors.types import InferenceRequest, InferenceResponse
+
+BAD_REQUEST = 400
+
+
+class TensorRunning(Running):
+    """Requests of TorchServe's own APIs may be among them."""
+
+    __slots__ = ("_forms", "_model", "_takes")
+
+    def __init__(self, batch: Batch, context: Context, link: Link, loaded: Loaded) -> None:
+        super().__init__(batch, context, link)
+        self._model = Model(**(loaded.tensors or {"name": "", "version": "", "inputs": {}, "outputs": {}}))
+        self._takes = loaded.takes
+        self._forms: list[Form | None] = []
+
+    # --- requests
+
+    def rows(self, decode: bool) -> list[Any]:
+        """Rows, or for handlers that take them InferenceRequests. One that can't be read fails alone."""
+        found: list[tuple[Job, Form | None, Any, dict[str, Any]]] = []
+        for job in self.jobs:
+            item, job.item = job.item, None
+            assert item is not None
+            try:
+                found.append((job, *self._read(item, decode)))
+            except BadTensor as error:
+                self.ledger.give(job, Failure(BAD_REQUEST, str(error)), last=True)
+        self.jobs = self.batch.jobs = [job for job, _, _, _ in found]
+        self._forms = [form for _, form, _, _ in found]
+        self.context.begin(self, self.batch.request_ids(), [headers for _, _, _, headers in found])
+        return [row for _, _, row, _ in found]
+
+    def _read(self, item: Item, decode: bool) -> tuple[Form | None, Any, dict[str, Any]]:
+        if is_tensor_request(item):
+            form = forms.opened(item, self._model)
+            return form, self._taken(form.request), requests.headers(item, ())
+        fields = requests.fields(item)
+        headers = requests.headers(item, fields)
+        if self._takes == "rows":
+            return None, requests.row(fields, decode), headers
+        return None, rows.request_of(fields, dict(item.headers), self._model), headers
+
+    def _taken(self, request: InferenceRequest) -> Any:
+        return rows.row_of(request) if self._takes == "rows" else request
+
+    # --- answers
+
+    def _outcomes(self, result: Any, last: bool) -> Sequence[Outcome] | Failure:
+        if not isinstance(result, list):
+            return NOT_A_LIST
+        if len(result) != len(self.jobs):
+            return WRONG_LENGTH
+        return [self._outcome(index, value, last) for index, value in enumerate(result)]
+
+    def _outcome(self, index: int, value: Any, last: bool) -> Outcome:
+        if isinstance(value, BaseException):
+            return failure_of(value)
+        form = self._forms[index]
+        try:
+            if form is None:
+                return self._plain(value)
+            if self.jobs[index].answered and _is_empty(value):
+                return form.end() if last else b""
+            return form.answer(rows.response_of(value, self._model), last)
+        except BadTensor as error:
+            return Failure(BAD_REQUEST, str(error))
+
+    def _plain(self, value: Any) -> Outcome:
+        """The answer over TorchServe's own APIs: a single text or bytes as it is, anything else as JSON."""
+        if not isinstance(value, InferenceResponse):
+            return outcome(value)
+        outputs = value.outputs
+        if len(outputs) == 1 and outputs[0].datatype == "BYTES" and outputs[0].array.size == 1:
+            return outcome(outputs[0].array.ravel()[0])
+        return outcome({tensor.name: rows.plain_value(tensor) for tensor in outputs})
+
+    def fail(self, failure: Failure) -> None:
+        """A handler that raised is TorchServe's 503; to clients of tensor protocols, which ask again after an
+        UNAVAILABLE, it is what it is: an internal error."""
+        if failure is PREDICTION_FAILED:
+            for job, form in zip(self.jobs, self._forms, strict=False):
+                if form is not None:
+                    self.ledger.give(job, Failure(500, failure.message), last=True)
+        super().fail(failure)
+
+    def _head(self, index: int) -> replies.Head:
+        head, form = super()._head(index), self._forms[index]
+        return head if form is None else head._replace(headers=(*form.headers, *head.headers))
+
+
+def _is_empty(value: Any) -> bool:
+    """The nothing that a handler returns once it has sent all it had to say."""
+    return value is None or (isinstance(value, (str, bytes, bytearray)) and not value)

@@ -1,0 +1,152 @@
+"""The protocol's datatypes: their names, sizes and numpy types, and the checks that need nothing else."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ts.protocol.frames import Buffer
+
+Array = npt.NDArray[Any]
+
+#: Elements of a tensor without bytes (a dimension of 0) may be declared freely; their number still has to be one.
+ELEMENTS_MAX = 1 << 62
+_LENGTH = struct.Struct("<I")
+
+
+class BadTensor(ValueError):
+    """A tensor that can't be what it says; the message names it and the reason. Callers answer 400."""
+
+
+class Datatype(NamedTuple):
+    """`size_bytes` is 0 for BYTES; `dtype` is what arrays of it have (BF16: the 16 bits, as uint16); `field` is where
+    `InferTensorContents` has its elements, "" for none."""
+
+    name: str
+    size_bytes: int
+    dtype: np.dtype[Any]
+    field: str
+
+
+DATATYPES = {
+    name: Datatype(name, size, np.dtype(dtype), f"{field}_contents" if field else "")
+    for name, size, dtype, field in (
+        ("BOOL", 1, "?", "bool"),
+        ("UINT8", 1, "u1", "uint"),
+        ("UINT16", 2, "<u2", "uint"),
+        ("UINT32", 4, "<u4", "uint"),
+        ("UINT64", 8, "<u8", "uint64"),
+        ("INT8", 1, "i1", "int"),
+        ("INT16", 2, "<i2", "int"),
+        ("INT32", 4, "<i4", "int"),
+        ("INT64", 8, "<i8", "int64"),
+        ("FP16", 2, "<f2", ""),
+        ("BF16", 2, "<u2", ""),
+        ("FP32", 4, "<f4", "fp32"),
+        ("FP64", 8, "<f8", "fp64"),
+        ("BYTES", 0, "O", "bytes"),
+    )
+}
+
+_OF_DTYPE = {kind.dtype: name for name, kind in DATATYPES.items() if name not in ("BF16", "BYTES")}
+
+
+def datatype(name: str, label: str) -> Datatype:
+    """The datatype of that name; BadTensor, naming `label` ("input 'x'"), when there is none."""
+    try:
+        return DATATYPES[name]
+    except KeyError:
+        raise BadTensor(f"{label}: unknown datatype {name!r}; one of {', '.join(DATATYPES)}") from None
+
+
+def datatype_of(array: Array) -> str:
+    """What an array of numpy's is called here: strings and objects are BYTES. Raises BadTensor for what has no name."""
+    found = _OF_DTYPE.get(array.dtype.newbyteorder("<") if array.dtype.byteorder == ">" else array.dtype)
+    if found is not None:
+        return found
+    if array.dtype.kind in "OSU":
+        return "BYTES"
+    raise BadTensor(f"an array of numpy's {array.dtype} has no datatype in the Open Inference Protocol")
+
+
+def elements(shape: Sequence[int], label: str) -> int:
+    """How many elements a shape has. BadTensor for negative dimensions and for more than can exist."""
+    for size in shape:
+        if size < 0:
+            raise BadTensor(f"{label}: shape {list(shape)} has a negative dimension")
+    count = math.prod(shape)
+    if count > ELEMENTS_MAX:
+        raise BadTensor(f"{label}: shape {list(shape)} has more elements than can be addressed")
+    return count
+
+
+def decode_raw(kind: Datatype, shape: Sequence[int], data: Buffer, label: str) -> Array:
+    """Little-endian elements as a writable array of `shape`. BadTensor when size and shape don't agree."""
+    count = elements(shape, label)
+    if kind.name == "BYTES":
+        return bytes_array(split_bytes(data, count, label), shape)
+    if len(data) != count * kind.size_bytes:
+        size = count * kind.size_bytes
+        raise BadTensor(f"{label}: {len(data)} bytes of data, but shape {list(shape)} of {kind.name} takes {size}")
+    array = np.frombuffer(data, kind.dtype).reshape(tuple(shape))
+    return array if array.flags.writeable else array.copy()
+
+
+def split_bytes(data: Buffer, count: int, label: str) -> list[bytes]:
+    """The elements of a BYTES tensor, each preceded by its length (u32, little-endian). BadTensor unless they are
+    exactly `count`."""
+    view, found, at, end = memoryview(data), [], 0, len(data)
+    if count * _LENGTH.size > end:
+        raise BadTensor(f"{label}: {end} bytes of data can't hold {count} BYTES elements with their lengths")
+    for index in range(count):
+        start = at + _LENGTH.size
+        size = _LENGTH.unpack_from(view, at)[0] if start <= end else end
+        if start + size > end:
+            raise BadTensor(f"{label}: incomplete data: element {index} of {count} ends after the {end} bytes given")
+        found.append(bytes(view[start : start + size]))
+        at = start + size
+    if at != end:
+        raise BadTensor(f"{label}: {end - at} bytes of data are left over after {count} BYTES elements")
+    return found
+
+
+def join_bytes(values: Iterable[bytes]) -> bytes:
+    """BYTES elements, each preceded by its length."""
+    return b"".join(part for value in values for part in (_LENGTH.pack(len(value)), value))
+
+
+def bytes_array(values: Sequence[bytes], shape: Sequence[int]) -> Array:
+    """An object array of bytes."""
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array.reshape(tuple(shape))
+
+
+def encode_raw(name: str, array: Array) -> bytes:
+    """The elements of an array as `decode_raw` reads them."""
+    if name == "BYTES":
+        return join_bytes(as_bytes(value) for value in array.ravel())
+    return np.ascontiguousarray(array, DATATYPES[name].dtype).tobytes()
+
+
+def as_bytes(value: Any) -> bytes:
+    """An element of a BYTES array: text is UTF-8."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass")
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    return str(value).encode()
+
+
+def check_names(names: Sequence[str]) -> None:
+    """BadTensor when a name is given twice."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise BadTensor(f"input {name!r} is given more than once")
+        seen.add(name)

@@ -1,0 +1,101 @@
+"""How a request came and its answer goes: what the runtime asks of a protocol's form.
+
+The frontend hands a tensor request on as one input whose content type begins with a NUL, which no client can send; the
+rest of it names the form: `\\0grpc`, `\\0json` (registered in `opened`).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from ts.protocol.frames import Buffer, Item
+from ts.tensors.datatypes import BadTensor
+from ts.tensors.types import InferenceRequest, InferenceResponse, Tensor
+
+
+class Model(NamedTuple):
+    """What a form needs to know of the model: `inputs` and `outputs` are what it declares, by name (datatype, shape),
+    empty when it declares nothing."""
+
+    name: str
+    version: str
+    inputs: dict[str, dict[str, Any]]
+    outputs: dict[str, dict[str, Any]]
+
+
+class Form(Protocol):
+    """One request in its protocol's form. Making one raises BadTensor for a request that can't be read."""
+
+    request: InferenceRequest
+    headers: Sequence[tuple[str, str]]
+
+    def answer(self, response: InferenceResponse, last: bool) -> bytes:
+        """A message that carries the response; `last`: the request ends with it. May set `headers` for the first."""
+
+    def end(self) -> bytes:
+        """What ends an answer after its last message: b"" for nothing."""
+
+
+_FORMS = {"grpc": "ts.tensors.grpc_form", "json": "ts.tensors.json_form"}
+
+
+def opened(item: Item, model: Model) -> Form:
+    """The form of a marked item. `\\0NAME;OPTION;…`: the options are the form's own. Raises BadTensor."""
+    name, *options = item.inputs[0].content_type[1:].split(";")
+    module = importlib.import_module(_FORMS[name])
+    form: Form = module.opened(item.inputs[0].data, dict(item.headers), frozenset(options), model)
+    _check_declared(form.request, model)
+    return form
+
+
+def _check_declared(request: InferenceRequest, model: Model) -> None:
+    """BadTensor unless the inputs are those that the model declares."""
+    given = {tensor.name for tensor in request.inputs}
+    for name, declared in model.inputs.items():
+        if name not in given and not declared.get("optional"):
+            raise BadTensor(f"input {name!r} is missing; the model takes: {', '.join(model.inputs)}")
+    for tensor in request.inputs if model.inputs else ():
+        if tensor.name not in model.inputs:
+            raise BadTensor(f"unexpected input {tensor.name!r}; the model takes: {', '.join(model.inputs)}")
+        _check_shape(tensor, model.inputs[tensor.name])
+
+
+def _check_shape(tensor: Tensor, declared: dict[str, Any]) -> None:
+    wanted = declared.get("datatype")
+    if wanted and tensor.datatype != wanted:
+        raise BadTensor(f"input {tensor.name!r} is of {tensor.datatype}; the model takes {wanted}")
+    shape = declared.get("shape")
+    if shape is None:
+        return
+    fits = len(shape) == len(tensor.shape) and all(
+        size in (-1, given) for size, given in zip(shape, tensor.shape, strict=True)
+    )
+    if not fits:
+        raise BadTensor(f"input {tensor.name!r} has shape {list(tensor.shape)}; the model takes {list(shape)}")
+
+
+def completed(response: InferenceResponse, request: InferenceRequest, model: Model) -> InferenceResponse:
+    """The response with name, version and id filled in where the handler left them out, and the outputs the client
+    asked for, in its order. Raises BadTensor for one that isn't there."""
+    response.model_name = response.model_name or model.name
+    response.model_version = response.model_version or model.version
+    response.id = response.id or request.id
+    if request.outputs:
+        response.outputs = _wanted(response, request)
+    return response
+
+
+def _wanted(response: InferenceResponse, request: InferenceRequest) -> list[Tensor]:
+    found = {tensor.name: tensor for tensor in response.outputs}
+    for output in request.outputs:
+        if output.name not in found:
+            names = ", ".join(found) or "none"
+            raise BadTensor(f"unexpected inference output {output.name!r}; the model gave: {names}")
+    return [found[output.name] for output in request.outputs]
+
+
+def payload(data: Buffer) -> bytes:
+    """The request's bytes in the type that parsers take."""
+    return data if isinstance(data, bytes) else bytes(data)

@@ -1,0 +1,250 @@
+"""The protocol's gRPC form: ModelInferRequest in, ModelInferResponse out (protos/open_inference.proto)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from ts.protocol.frames import Buffer
+from ts.protocol.open_inference_pb2 import (
+    InferParameter,
+    InferTensorContents,
+    ModelInferRequest,
+    ModelInferResponse,
+)
+from ts.tensors.datatypes import (
+    DATATYPES,
+    Array,
+    BadTensor,
+    as_bytes,
+    bytes_array,
+    check_names,
+    datatype,
+    decode_raw,
+    elements,
+    encode_raw,
+)
+from ts.tensors.forms import Model, completed, payload
+from ts.tensors.types import InferenceRequest, InferenceResponse, RequestedOutput, Tensor
+
+#: An option of the form: the stream's answers say which is the last one (Triton's).
+FINAL_FLAGS = "final-flags"
+FINAL, EMPTY_FINAL = "triton_final_response", "triton_enable_empty_final_response"
+
+_RAW_ONLY = frozenset(name for name, kind in DATATYPES.items() if not kind.field)
+#: What an input without a datatype is, by the field its elements are in.
+_DATATYPE_OF_FIELD = {
+    "bool_contents": "BOOL",
+    "int_contents": "INT32",
+    "int64_contents": "INT64",
+    "uint_contents": "UINT32",
+    "uint64_contents": "UINT64",
+    "fp32_contents": "FP32",
+    "fp64_contents": "FP64",
+    "bytes_contents": "BYTES",
+}
+_INT64 = range(-(1 << 63), 1 << 63)
+_UINT64 = range(1 << 64)
+_SCALARS = {
+    bool: "bool_param",
+    str: "string_param",
+    float: "double_param",
+}
+
+
+def opened(data: Buffer, headers: dict[str, str], options: frozenset[str], model: Model) -> GrpcForm:
+    return GrpcForm(data, headers, options, model)
+
+
+class GrpcForm:
+    """One ModelInferRequest, and how its answers are written.
+
+    Typed contents are answered typed, raw ones raw. Text as code points (`int_contents` without datatype and shape) is
+    answered so; a single BYTES element that came without its length is answered without it.
+    """
+
+    def __init__(self, data: Buffer, headers: dict[str, str], options: frozenset[str], model: Model) -> None:
+        self._model = model
+        self.headers: Sequence[tuple[str, str]] = ()
+        self._final_flags = FINAL_FLAGS in options
+        self._typed = self._bare = self._code_points = False
+        try:
+            message = ModelInferRequest.FromString(payload(data))
+        except DecodeError as error:
+            raise BadTensor(f"the {len(data)} bytes of the request are not a ModelInferRequest: {error}") from None
+        self.request = InferenceRequest(
+            self._inputs(message),
+            message.id,
+            message.model_name,
+            message.model_version,
+            parameters(message.parameters),
+            [RequestedOutput(output.name, parameters(output.parameters)) for output in message.outputs],
+            headers,
+        )
+
+    # --- the request
+
+    def _inputs(self, message: ModelInferRequest) -> list[Tensor]:
+        raw = list(message.raw_input_contents)
+        if raw and any(_filled(tensor) for tensor in message.inputs):
+            raise BadTensor("contents and raw_input_contents are both filled: a request uses one of them")
+        if raw and len(raw) != len(message.inputs):
+            raise BadTensor(f"{len(raw)} raw_input_contents for {len(message.inputs)} inputs")
+        self._typed = not raw and any(_filled(tensor) for tensor in message.inputs)
+        check_names([tensor.name for tensor in message.inputs])
+        if raw:
+            return [self._raw(tensor, data) for tensor, data in zip(message.inputs, raw, strict=True)]
+        return [self._contents(tensor) for tensor in message.inputs]
+
+    def _raw(self, tensor: ModelInferRequest.InferInputTensor, data: bytes) -> Tensor:
+        label = f"input {tensor.name!r}"
+        kind = datatype(tensor.datatype, label)
+        shape = list(tensor.shape)
+        try:
+            array = decode_raw(kind, shape, data, label)
+        except BadTensor:
+            if kind.name != "BYTES" or elements(shape, label) != 1:
+                raise
+            self._bare = True
+            array = bytes_array([data], shape)
+        return Tensor(tensor.name, kind.name, array, parameters(tensor.parameters))
+
+    def _contents(self, tensor: ModelInferRequest.InferInputTensor) -> Tensor:
+        label = f"input {tensor.name!r}"
+        filled = [field.name for field, _ in tensor.contents.ListFields()]
+        if len(filled) > 1:
+            raise BadTensor(f"{label}: more than one field of contents is filled: {', '.join(filled)}")
+        if not tensor.datatype:
+            return self._without_datatype(tensor, filled, label)
+        kind = datatype(tensor.datatype, label)
+        if not kind.field:
+            raise BadTensor(f"{label}: {kind.name} has no typed contents: send it in raw_input_contents")
+        if filled and filled[0] != kind.field:
+            raise BadTensor(f"{label}: the elements of {kind.name} belong into {kind.field}, not {filled[0]}")
+        values = getattr(tensor.contents, kind.field)
+        shape = list(tensor.shape)
+        if len(values) != elements(shape, label):
+            raise BadTensor(
+                f"{label}: {len(values)} elements in {kind.field}, but shape {shape} takes {elements(shape, label)}"
+            )
+        return Tensor(tensor.name, kind.name, _array(kind.name, values, shape, label), parameters(tensor.parameters))
+
+    def _without_datatype(
+        self, tensor: ModelInferRequest.InferInputTensor, filled: Sequence[str], label: str
+    ) -> Tensor:
+        """The elements say what they are; whole numbers for an input not declared as such are a text's characters."""
+        if not filled:
+            raise BadTensor(f"{label}: neither a datatype nor contents")
+        values = getattr(tensor.contents, filled[0])
+        shape = list(tensor.shape) or [len(values)]
+        if filled[0] == "int_contents" and not tensor.shape and not self._is_declared_numeric(tensor.name):
+            self._code_points = True
+            return Tensor(tensor.name, "BYTES", bytes_array([_text(values, label)], [1]), parameters(tensor.parameters))
+        name = _DATATYPE_OF_FIELD[filled[0]]
+        if len(values) != elements(shape, label):
+            raise BadTensor(f"{label}: {len(values)} elements, but shape {shape} takes {elements(shape, label)}")
+        return Tensor(tensor.name, name, _array(name, values, shape, label), parameters(tensor.parameters))
+
+    def _is_declared_numeric(self, name: str) -> bool:
+        declared = self._model.inputs.get(name)
+        return declared is not None and declared.get("datatype") != "BYTES"
+
+    # --- the answer
+
+    def answer(self, response: InferenceResponse, last: bool) -> bytes:
+        """A serialised ModelInferResponse. Raises BadTensor for an output that was asked for and isn't there."""
+        completed(response, self.request, self._model)
+        message = ModelInferResponse(
+            model_name=response.model_name, model_version=response.model_version, id=response.id
+        )
+        _fill(message.parameters, response.parameters)
+        if self._final_flags:
+            message.parameters[FINAL].bool_param = last
+        raw = not self._typed or any(tensor.datatype in _RAW_ONLY for tensor in response.outputs)
+        for tensor in response.outputs:
+            output = message.outputs.add(name=tensor.name)
+            _fill(output.parameters, tensor.parameters)
+            if self._code_points and tensor.datatype == "BYTES":
+                output.contents.int_contents.extend(_characters(tensor.array))
+                continue
+            output.datatype = tensor.datatype
+            output.shape.extend(tensor.shape)
+            if raw:
+                message.raw_output_contents.append(self._raw_elements(tensor))
+            else:
+                _put(output.contents, tensor)
+        return message.SerializeToString()
+
+    def _raw_elements(self, tensor: Tensor) -> bytes:
+        if self._bare and tensor.datatype == "BYTES" and tensor.array.size == 1:
+            return as_bytes(tensor.array.ravel()[0])
+        return encode_raw(tensor.datatype, tensor.array)
+
+    def end(self) -> bytes:
+        """The empty last answer, for clients that asked for one."""
+        if not self._final_flags or not self.request.parameters.get(EMPTY_FINAL):
+            return b""
+        message = ModelInferResponse(model_name=self._model.name, model_version=self._model.version, id=self.request.id)
+        message.parameters[FINAL].bool_param = True
+        return message.SerializeToString()
+
+
+def _filled(tensor: ModelInferRequest.InferInputTensor) -> bool:
+    """Whether typed elements are there: a field that is present and empty counts as absent (MLServer's clients)."""
+    return bool(tensor.contents.ListFields())
+
+
+def _text(values: Sequence[int], label: str) -> bytes:
+    try:
+        return "".join(map(chr, values)).encode()
+    except (ValueError, OverflowError) as error:
+        raise BadTensor(f"{label}: the numbers without a datatype are no text's code points: {error}") from None
+
+
+def _characters(array: Array) -> list[int]:
+    text = b"".join(as_bytes(value) for value in array.ravel()).decode("utf-8", "replace")
+    return [ord(character) for character in text]
+
+
+def _array(name: str, values: Any, shape: Sequence[int], label: str) -> Array:
+    if name == "BYTES":
+        return bytes_array(list(values), shape)
+    try:
+        return np.array(values, DATATYPES[name].dtype).reshape(tuple(shape))
+    except OverflowError as error:
+        raise BadTensor(f"{label}: an element does not fit {name}: {error}") from None
+
+
+def _put(contents: InferTensorContents, tensor: Tensor) -> None:
+    field = getattr(contents, DATATYPES[tensor.datatype].field)
+    flat = tensor.array.ravel()
+    field.extend([as_bytes(value) for value in flat] if tensor.datatype == "BYTES" else flat.tolist())
+
+
+def parameters(found: Mapping[str, InferParameter]) -> dict[str, Any]:
+    """Parameters by name; one without a value is None."""
+    return {name: _value(parameter) for name, parameter in found.items()}
+
+
+def _value(parameter: InferParameter) -> Any:
+    choice = parameter.WhichOneof("parameter_choice")
+    return getattr(parameter, choice) if choice else None
+
+
+def _fill(found: Any, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        if value is not None:
+            _set(found[name], value)
+
+
+def _set(parameter: InferParameter, value: Any) -> None:
+    field = _SCALARS.get(type(value))
+    if field is None and isinstance(value, int) and not isinstance(value, bool):
+        field = "int64_param" if value in _INT64 else "uint64_param" if value in _UINT64 else None
+    if field is None:
+        field, value = "string_param", json.dumps(value, default=str)
+    setattr(parameter, field, value)

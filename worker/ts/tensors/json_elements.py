@@ -1,0 +1,92 @@
+"""A tensor's elements in JSON: flat or nested numbers, truth values, texts."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ts.tensors.datatypes import Array, BadTensor, Datatype, as_bytes, bytes_array, elements
+from ts.tensors.types import Tensor
+
+
+def from_json(kind: Datatype, shape: Sequence[int], data: Any, parameters: dict[str, Any], label: str) -> Array:
+    """`data`, flat or nested, as an array of `shape`. Raises BadTensor."""
+    flat = _flat(data, label)
+    count = elements(shape, label)
+    if len(flat) != count:
+        raise BadTensor(f"{label}: {len(flat)} elements in data, but shape {list(shape)} takes {count}")
+    if kind.name == "BYTES":
+        return bytes_array([_bytes(value, parameters, label) for value in flat], shape)
+    if kind.name == "BF16":
+        raise BadTensor(f"{label}: BF16 has no form in JSON: send it as binary data")
+    return _numbers(kind, flat, label).reshape(tuple(shape))
+
+
+def _flat(data: Any, label: str) -> list[Any]:
+    if not isinstance(data, list):
+        raise BadTensor(f"{label}: data is a list, not {type(data).__name__}")
+    flat: list[Any] = data
+    while flat and isinstance(flat[0], list):
+        if not all(isinstance(row, list) for row in flat):
+            raise BadTensor(f"{label}: data mixes lists and elements")
+        flat = [value for row in flat for value in row]
+    return flat
+
+
+def _numbers(kind: Datatype, flat: list[Any], label: str) -> Array:
+    wanted: tuple[type, ...] = (bool,) if kind.name == "BOOL" else (int,)
+    if kind.dtype.kind == "f":
+        wanted = (int, float)
+        flat = [math.nan if value is None else value for value in flat]
+    for value in flat:
+        if type(value) not in wanted:
+            raise BadTensor(f"{label}: {value!r} is no {kind.name}")
+    try:
+        array = np.array(flat, kind.dtype)
+    except OverflowError as error:
+        raise BadTensor(f"{label}: an element does not fit {kind.name}: {error}") from None
+    if (
+        kind.dtype.kind in "iu"
+        and flat
+        and (min(flat) < np.iinfo(kind.dtype).min or max(flat) > np.iinfo(kind.dtype).max)
+    ):
+        raise BadTensor(f"{label}: an element does not fit {kind.name}")
+    return array
+
+
+def _bytes(value: Any, parameters: dict[str, Any], label: str) -> bytes:
+    if not isinstance(value, str):
+        raise BadTensor(f"{label}: an element of BYTES is a text, not {value!r}")
+    if parameters.get("content_type") == "base64":
+        try:
+            return base64.b64decode(value, validate=True)
+        except binascii.Error as error:
+            raise BadTensor(f"{label}: {value[:40]!r} is not base64: {error}") from None
+    return value.encode("utf-8", "surrogatepass")
+
+
+def to_json(tensor: Tensor, parameters: dict[str, Any]) -> list[Any]:
+    """The elements, flat; bytes that are no text become base64, which `parameters` then say."""
+    flat = tensor.array.ravel()
+    if tensor.datatype == "BYTES":
+        return _texts([as_bytes(value) for value in flat], parameters)
+    if tensor.datatype == "BF16":
+        flat = (flat.astype("<u4") << 16).view("<f4")
+    values: list[Any] = flat.tolist()
+    if flat.dtype.kind == "f":
+        return [value if math.isfinite(value) else None for value in values]
+    return values
+
+
+def _texts(values: list[bytes], parameters: dict[str, Any]) -> list[Any]:
+    if parameters.get("content_type") != "base64":
+        try:
+            return [value.decode() for value in values]
+        except UnicodeDecodeError:
+            parameters["content_type"] = "base64"
+    return [base64.b64encode(value).decode() for value in values]

@@ -1,0 +1,216 @@
+"""The protocol's HTTP form: JSON, with tensors in binary after it where the client says so."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ts.protocol.frames import Buffer
+from ts.tensors.datatypes import (
+    BadTensor,
+    Datatype,
+    bytes_array,
+    check_names,
+    datatype,
+    decode_raw,
+    encode_raw,
+)
+from ts.tensors.forms import Model, completed, payload
+from ts.tensors.json_elements import from_json, to_json
+from ts.tensors.types import InferenceRequest, InferenceResponse, RequestedOutput, Tensor
+
+#: How many of the body's first bytes are JSON; binary tensors follow.
+LENGTH_HEADER = "inference-header-content-length"
+BINARY_SIZE, BINARY, BINARY_ALL = "binary_data_size", "binary_data", "binary_data_output"
+
+
+def opened(data: Buffer, headers: dict[str, str], options: frozenset[str], model: Model) -> JsonForm:
+    return JsonForm(data, headers, options, model)
+
+
+class JsonForm:
+    """One V2 inference request over HTTP, and how its answers are written."""
+
+    def __init__(self, data: Buffer, headers: dict[str, str], options: frozenset[str], model: Model) -> None:
+        self._model = model
+        self.headers: Sequence[tuple[str, str]] = ()
+        head, self._binary = _split(payload(data), headers)
+        if not head and self._binary:
+            self.request = _raw_request(self._binary, model, headers)
+            return
+        message = _object(head)
+        inputs = _list(message, "inputs")
+        self.request = InferenceRequest(
+            self._inputs(inputs),
+            _text(message, "id"),
+            model.name,
+            model.version,
+            _parameters(message, "the request"),
+            [_requested(output) for output in _list(message, "outputs", required=False)],
+            headers,
+        )
+        if self._binary:
+            raise BadTensor(f"{len(self._binary)} bytes of binary data are left over after the inputs")
+
+    # --- the request
+
+    def _inputs(self, inputs: Sequence[Any]) -> list[Tensor]:
+        for tensor in inputs:
+            if not isinstance(tensor, dict) or not isinstance(tensor.get("name"), str):
+                raise BadTensor("each of the inputs is an object with a name")
+        check_names([tensor["name"] for tensor in inputs])
+        return [self._input(tensor) for tensor in inputs]
+
+    def _input(self, tensor: dict[str, Any]) -> Tensor:
+        name = tensor["name"]
+        label = f"input {name!r}"
+        kind = datatype(_text(tensor, "datatype"), label)
+        shape = _shape(tensor.get("shape"), label)
+        parameters = _parameters(tensor, label)
+        size = parameters.get(BINARY_SIZE)
+        if (size is not None) == ("data" in tensor):
+            raise BadTensor(f"{label}: give either data or the parameter {BINARY_SIZE}")
+        if size is not None:
+            array = decode_raw(kind, shape, self._taken(size, label), label)
+        else:
+            array = from_json(kind, shape, tensor["data"], parameters, label)
+        return Tensor(name, kind.name, array, parameters)
+
+    def _taken(self, size: Any, label: str) -> bytes:
+        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+            raise BadTensor(f"{label}: {BINARY_SIZE} is a number of bytes, not {size!r}")
+        if size > len(self._binary):
+            raise BadTensor(f"{label}: {BINARY_SIZE} is {size}, but only {len(self._binary)} bytes are left")
+        taken, self._binary = self._binary[:size], self._binary[size:]
+        return taken
+
+    # --- the answer
+
+    def answer(self, response: InferenceResponse, last: bool) -> bytes:
+        """JSON, with the outputs that are wanted in binary after it. Raises BadTensor for one that isn't there."""
+        completed(response, self.request, self._model)
+        binary: list[bytes] = []
+        message: dict[str, Any] = {"model_name": response.model_name, "model_version": response.model_version}
+        if response.id:
+            message["id"] = response.id
+        if response.parameters:
+            message["parameters"] = response.parameters
+        wanted = {output.name: output.parameters for output in self.request.outputs}
+        message["outputs"] = [self._output(tensor, wanted.get(tensor.name, {}), binary) for tensor in response.outputs]
+        head = dumped(message)
+        self.headers = (("content-type", "application/json"),)
+        if binary:
+            self.headers = (("content-type", "application/octet-stream"), (LENGTH_HEADER, str(len(head))))
+        return b"".join((head, *binary))
+
+    def _output(self, tensor: Tensor, asked: dict[str, Any], binary: list[bytes]) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "name": tensor.name,
+            "datatype": tensor.datatype,
+            "shape": list(tensor.shape),
+        }
+        parameters = dict(tensor.parameters)
+        if asked.get(BINARY, self.request.parameters.get(BINARY_ALL, False)):
+            data = encode_raw(tensor.datatype, tensor.array)
+            parameters[BINARY_SIZE] = len(data)
+            binary.append(data)
+        else:
+            found["data"] = to_json(tensor, parameters)
+        if parameters:
+            found["parameters"] = parameters
+        return found
+
+    def end(self) -> bytes:
+        return b""
+
+
+def dumped(message: Any) -> bytes:
+    return json.dumps(message, ensure_ascii=False, separators=(",", ":"), default=str).encode("utf-8", "surrogatepass")
+
+
+def _split(data: bytes, headers: dict[str, str]) -> tuple[bytes, bytes]:
+    """The JSON and what follows it."""
+    length = headers.get(LENGTH_HEADER)
+    if length is None:
+        return data, b""
+    if not length.isascii() or not length.isdigit() or int(length) > len(data):
+        raise BadTensor(f"{LENGTH_HEADER} is {length!r}, but the body has {len(data)} bytes")
+    return data[: int(length)], data[int(length) :]
+
+
+def _object(head: bytes) -> dict[str, Any]:
+    try:
+        message = json.loads(head)
+    except (ValueError, RecursionError) as error:
+        raise BadTensor(f"the body is not valid JSON: {error}") from None
+    if not isinstance(message, dict):
+        raise BadTensor(f"the body is a JSON {type(message).__name__}, not an object with inputs")
+    return message
+
+
+def _list(message: dict[str, Any], name: str, required: bool = True) -> list[Any]:
+    found = message.get(name)
+    if found is None and not required:
+        return []
+    if not isinstance(found, list) or (required and not found):
+        raise BadTensor(f"{name} is a list of objects, with at least one" if required else f"{name} is a list")
+    return found
+
+
+def _text(message: dict[str, Any], name: str) -> str:
+    found = message.get(name, "")
+    if found is None:
+        return ""
+    if not isinstance(found, str):
+        raise BadTensor(f"{name} is a text, not {found!r}")
+    return found
+
+
+def _parameters(message: dict[str, Any], label: str) -> dict[str, Any]:
+    found = message.get("parameters")
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise BadTensor(f"{label}: parameters is an object")
+    return found
+
+
+def _requested(output: Any) -> RequestedOutput:
+    if not isinstance(output, dict) or not isinstance(output.get("name"), str):
+        raise BadTensor("each of the outputs is an object with a name")
+    return RequestedOutput(output["name"], _parameters(output, f"output {output['name']!r}"))
+
+
+def _shape(value: Any, label: str) -> list[int]:
+    if not isinstance(value, list) or not all(type(size) is int for size in value):
+        raise BadTensor(f"{label}: shape is a list of whole numbers, not {value!r}")
+    return value
+
+
+def _raw_request(data: bytes, model: Model, headers: dict[str, str]) -> InferenceRequest:
+    """A body without JSON: the one input that the model declares, its one variable dimension found from the size."""
+    if len(model.inputs) != 1:
+        raise BadTensor(
+            f"a body without JSON needs a model that declares one input; {model.name!r} has {len(model.inputs)}"
+        )
+    ((name, declared),) = model.inputs.items()
+    label = f"input {name!r}"
+    kind = datatype(declared.get("datatype", ""), label)
+    if kind.name == "BYTES":
+        array = bytes_array([data], [1 for _ in declared.get("shape", [1])])
+    else:
+        array = decode_raw(kind, _fitted(declared.get("shape", [-1]), len(data), kind), data, label)
+    return InferenceRequest(
+        [Tensor(name, kind.name, array)], "", model.name, model.version, {BINARY_ALL: True}, [], headers
+    )
+
+
+def _fitted(shape: Sequence[int], size_bytes: int, kind: Datatype) -> list[int]:
+    """The shape with its variable dimension found from the size; of two, the first is a batch of one."""
+    found = list(shape)
+    if found.count(-1) > 1 and found[0] == -1:
+        found[0] = 1
+    fixed = math.prod(size for size in found if size > 0) * kind.size_bytes
+    return [size_bytes // fixed if size == -1 and fixed else size for size in found]

@@ -1,0 +1,121 @@
+"""Between tensors and what TorchServe's handlers get and return (docs/open-inference.md has the table)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ts.protocol.frames import Input
+from ts.tensors.datatypes import DATATYPES, BadTensor, bytes_array
+from ts.tensors.forms import Model
+from ts.tensors.types import InferenceRequest, InferenceResponse, Tensor
+
+#: What the answer of a handler is called when the model declares no outputs.
+OUTPUT = "output"
+_BODIES = ("data", "body")
+
+
+class Row(dict[str, Any]):
+    """A request's tensors by name. Handlers look for `data` or `body`: a request with one input has it there too."""
+
+    def __missing__(self, name: str) -> Any:
+        if name in _BODIES and len(self) == 1:
+            return next(iter(self.values()))
+        raise KeyError(name)
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or (name in _BODIES and len(self) == 1)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            return default
+
+
+def row_of(request: InferenceRequest) -> Row:
+    """What a TorchServe handler gets for a tensor request."""
+    return Row({tensor.name: _value(tensor) for tensor in request.inputs})
+
+
+def _value(tensor: Tensor) -> Any:
+    if tensor.datatype != "BYTES":
+        if tensor.datatype == "BF16":
+            return (tensor.array.astype("<u4") << 16).view("<f4").tolist()
+        return tensor.array.tolist()
+    text = tensor.parameters.get("content_type") == "str"
+    flat = [value.decode() if text else bytearray(value) for value in tensor.array.ravel()]
+    return flat[0] if len(flat) == 1 else flat
+
+
+def plain_value(tensor: Tensor) -> Any:
+    """A tensor as JSON has it."""
+    if tensor.datatype == "BYTES":
+        return [value.decode("utf-8", "replace") for value in tensor.array.ravel()]
+    return _value(tensor)
+
+
+def response_of(value: Any, model: Model) -> InferenceResponse:
+    """What a handler returned for one request, as tensors. Raises BadTensor for what can't be one."""
+    if isinstance(value, InferenceResponse):
+        return value
+    names = list(model.outputs)
+    if isinstance(value, dict) and value and (set(value) <= set(names) or all(map(_is_array, value.values()))):
+        return InferenceResponse([_tensor(name, one, model) for name, one in value.items()])
+    return InferenceResponse([_tensor(names[0] if names else OUTPUT, value, model)])
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray) or hasattr(value, "detach")
+
+
+def _tensor(name: str, value: Any, model: Model) -> Tensor:
+    declared = model.outputs.get(name, {}).get("datatype")
+    if isinstance(value, (str, bytes, bytearray, memoryview)) or _is_array(value):
+        return Tensor.of(name, value)
+    if isinstance(value, (bool, int, float)):
+        value = [value]
+    if isinstance(value, list) and declared != "BYTES":
+        found = _numbers(value, declared)
+        if found is not None:
+            return Tensor.of(name, found)
+    if isinstance(value, list) and value and all(isinstance(one, (str, bytes)) for one in value):
+        return Tensor(name, "BYTES", bytes_array([_encoded(one) for one in value], [len(value)]))
+    return Tensor.of(name, _json(value))
+
+
+def _encoded(value: str | bytes) -> bytes:
+    return value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
+
+
+def _numbers(value: list[Any], declared: str | None) -> Any:
+    """The list as an array of numbers, None when it is none (or not rectangular)."""
+    try:
+        array = np.array(value)
+    except ValueError:
+        return None
+    if array.dtype.kind not in "biuf" or not array.size:
+        return None
+    return array if declared is None or declared == "BF16" else array.astype(DATATYPES[declared].dtype)
+
+
+def _json(value: Any) -> str:
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadTensor(f"a result of type {type(value).__name__} can't be sent: {error}") from None
+
+
+def request_of(inputs: Sequence[Input], headers: dict[str, str], model: Model) -> InferenceRequest:
+    """The tensors of a request that came by TorchServe's own APIs, for a model that takes tensors: bytes under the
+    input's name, or under the one that the model declares."""
+    declared = list(model.inputs)
+    tensors = []
+    for name, _, data in inputs:
+        known = declared[0] if len(declared) == 1 and name not in model.inputs else name
+        shape = [1] * max(len(model.inputs.get(known, {}).get("shape") or [1]), 1)
+        tensors.append(Tensor(known, "BYTES", bytes_array([bytes(data)], shape)))
+    return InferenceRequest(tensors, "", model.name, model.version, {}, [], headers)

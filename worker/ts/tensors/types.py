@@ -1,0 +1,81 @@
+"""A tensor request and its answer, as handlers and adapters see them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ts.tensors.datatypes import Array, datatype_of
+
+
+@dataclass(slots=True)
+class Tensor:
+    """`array` has the shape; BYTES are objects of type bytes, BF16 the 16 bits of each element as uint16."""
+
+    name: str
+    datatype: str
+    array: Array
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    @classmethod
+    def of(cls, name: str, value: Any, **parameters: Any) -> Tensor:
+        """A tensor of an array, a torch tensor, nested lists, text or bytes. Raises BadTensor for what is none."""
+        if isinstance(value, (str, bytes, bytearray, memoryview)):
+            array = np.empty(1, dtype=object)
+            array[0] = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else bytes(value)
+            return cls(name, "BYTES", array, parameters)
+        if hasattr(value, "detach"):
+            return _of_torch(name, value, parameters)
+        array = np.asarray(value)
+        return cls(name, datatype_of(array), array, parameters)
+
+
+def _of_torch(name: str, value: Any, parameters: dict[str, Any]) -> Tensor:
+    tensor = value.detach().cpu()
+    if str(tensor.dtype) == "torch.bfloat16":
+        import torch
+
+        return Tensor(name, "BF16", tensor.contiguous().view(torch.int16).numpy().view(np.uint16), parameters)
+    array = tensor.numpy()
+    return Tensor(name, datatype_of(array), array, parameters)
+
+
+@dataclass(slots=True)
+class RequestedOutput:
+    """An output that the client named."""
+
+    name: str
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class InferenceRequest:
+    """`id` is "" when the client gave none; `outputs` is empty when it wants all."""
+
+    inputs: list[Tensor]
+    id: str = ""
+    model_name: str = ""
+    model_version: str = ""
+    parameters: dict[str, Any] = field(default_factory=dict)
+    outputs: list[RequestedOutput] = field(default_factory=list)
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def input(self, name: str) -> Tensor | None:
+        return next((tensor for tensor in self.inputs if tensor.name == name), None)
+
+
+@dataclass(slots=True)
+class InferenceResponse:
+    """What a handler answers; name, version and id left "" are filled in from the model and the request."""
+
+    outputs: list[Tensor]
+    id: str = ""
+    model_name: str = ""
+    model_version: str = ""
+    parameters: dict[str, Any] = field(default_factory=dict)
