@@ -252,6 +252,11 @@ class ServerConfig:
     stream_credit_bytes: int = _own(
         whole(65_536), 262_144, "bytes that a stream may be ahead of its reader; then its handler waits"
     )
+    stream_dialect: str = _own(
+        choice("auto", "triton", "mlserver"),
+        "auto",
+        "whose answers ModelStreamInfer gives; auto: the first request of each stream tells",
+    )
     request_body_timeout_s: float = _own(
         number(0), 120.0, "s that an HTTP client may take to send a request's body; it may pause for at most 60 of them"
     )

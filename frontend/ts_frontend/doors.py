@@ -29,6 +29,8 @@ from ts_frontend.services.http_metrics import MetricsApp
 from ts_frontend.services.inference import InferenceService
 from ts_frontend.services.management import ManagementService
 from ts_frontend.services.metadata import RequestIds
+from ts_frontend.services.open_inference import OpenInferenceService
+from ts_frontend.services.tensor_streams import Dialect
 from ts_frontend.telemetry.access import logged
 from ts_frontend.telemetry.logs import Logs
 from ts_frontend.telemetry.metrics import MetricsRegistry
@@ -78,7 +80,12 @@ class Doors:
 
     def _grpc_listeners(self) -> list[Listener]:
         config = self._config
-        inference = InferenceService(self._administration.registry, self._health).methods()
+        registry = self._administration.registry
+        dialect = Dialect(config.stream_dialect)
+        inference = (
+            *InferenceService(registry, self._health).methods(),
+            *OpenInferenceService(registry, self._health, ts.version.__version__, dialect).methods(),
+        )
         management = ManagementService(self._administration).methods()
         return [
             self._grpc_listener(INFERENCE, config.grpc_inference_address, config.grpc_inference_port, inference),

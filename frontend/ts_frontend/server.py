@@ -42,7 +42,11 @@ log = logging.getLogger(__name__)
 
 STARTED = "Model server started."
 SERVICES = frozenset(
-    {"org.pytorch.serve.grpc.inference.InferenceAPIsService", "org.pytorch.serve.grpc.management.ManagementAPIsService"}
+    {
+        "inference.GRPCInferenceService",
+        "org.pytorch.serve.grpc.inference.InferenceAPIsService",
+        "org.pytorch.serve.grpc.management.ManagementAPIsService",
+    }
 )
 
 

@@ -215,6 +215,12 @@ def write(store: Path) -> Callable[..., str]:
 
 
 @pytest.fixture(scope="session")
+def model_writer() -> Callable[..., str]:
+    """`model_writer(store, name, source, config=, …)`, for tests with a store of their own."""
+    return write_model
+
+
+@pytest.fixture(scope="session")
 def probe_handler() -> Path:
     return ARCHIVES / "probe" / "handler.py"
 

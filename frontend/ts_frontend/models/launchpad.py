@@ -13,6 +13,7 @@ from ts_frontend.errors import InvalidArchive
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.model import Model
 from ts_frontend.models.settings import ModelSettings, Requested
+from ts_frontend.models.signature import Signature, signature_of
 from ts_frontend.telemetry.metrics import MetricsRegistry, ModelMetrics
 from ts_frontend.workers.started import Spec, Team
 from ts_frontend.workers.supervisor import Supervisor
@@ -58,11 +59,12 @@ class Launchpad:
         if not handler:
             raise InvalidArchive(f"Archive of model {name} names no handler, and default_service_handler is not set")
         self._check_devices(name, settings)
+        signature = signature_of(archive.config)
         queue = JobQueue(self._policy(settings))
         metrics = self._metrics.model(name, version)
         pool = self._supervisor.pool(
             f"{name}_{version}",
-            self._plan(name, version, handler, archive, settings, python, metrics),
+            self._plan(name, version, handler, archive, settings, signature, python, metrics),
             queue,
             device_type=settings.device_type,
             device_ids=tuple(settings.device_ids),
@@ -81,6 +83,7 @@ class Launchpad:
             queue,
             pool,
             metrics,
+            signature=signature,
             response_bytes_max=config.max_response_size,
             loaded_at_startup=loaded_at_startup,
         )
@@ -101,13 +104,14 @@ class Launchpad:
         handler: str,
         archive: Archive,
         settings: ModelSettings,
+        signature: Signature,
         python: str,
         metrics: ModelMetrics,
     ) -> Plan:
         config = self._config
         return Plan(
             spec=self._spec(f"{name}_{version}", settings, archive, python),
-            load=self._load(name, version, handler, archive, settings),
+            load=self._load(name, version, handler, archive, settings, signature),
             startup_timeout_s=settings.startup_timeout_s,
             response_timeout_s=settings.response_timeout_s,
             message_bytes_max=max(config.max_request_size, config.max_response_size) * settings.batch_size
@@ -133,7 +137,15 @@ class Launchpad:
         team = Team(torchrun.processes, words, lockstep=settings.parallel_type != "pp")
         return Spec(name, {**self._worker_env, **torchrun.env}, python, str(archive.dir), team)
 
-    def _load(self, name: str, version: str, handler: str, archive: Archive, settings: ModelSettings) -> dict[str, Any]:
+    def _load(
+        self,
+        name: str,
+        version: str,
+        handler: str,
+        archive: Archive,
+        settings: ModelSettings,
+        signature: Signature,
+    ) -> dict[str, Any]:
         config = self._config
         return {
             "model_name": name,
@@ -151,5 +163,6 @@ class Launchpad:
             "message_bytes_max": config.max_request_size * settings.batch_size + MESSAGE_OVERHEAD_BYTES,
             "credit_bytes": config.stream_credit_bytes,
             "python_path": [],
+            "tensors": signature.for_worker(),
             "threads": None,
         }

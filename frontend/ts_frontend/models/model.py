@@ -14,6 +14,7 @@ from ts_frontend.errors import Draining, NoWorker
 from ts_frontend.job import Job, Ledger
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.settings import ModelSettings, Requested
+from ts_frontend.models.signature import Signature
 from ts_frontend.telemetry.metrics import ModelMetrics
 from ts_frontend.workers.pool import Pool
 
@@ -38,6 +39,7 @@ class Model:
         pool: Pool,
         metrics: ModelMetrics,
         *,
+        signature: Signature,
         response_bytes_max: int,
         loaded_at_startup: bool,
     ) -> None:
@@ -49,6 +51,7 @@ class Model:
         self.requested = requested
         self.queue = queue
         self.pool = pool
+        self.signature = signature
         self._metrics = metrics
         self.ledger = Ledger()
         self.minimum = settings.min_workers
@@ -99,6 +102,15 @@ class Model:
         )
         self.queue.put(job)
         return job
+
+    @property
+    def streams(self) -> bool:
+        """True when answers to requests sent one after another may mix: the model says so, or its handler is a
+        generator or async."""
+        return self.signature.decoupled or any(
+            slot.worker is not None and slot.worker.info.get("handler_kind") in ("generator", "async")
+            for slot in self.pool.slots
+        )
 
     @property
     def ready(self) -> bool:

@@ -214,7 +214,7 @@ def _array(name: str, values: Any, shape: Sequence[int], label: str) -> Array:
     if name == "BYTES":
         return bytes_array(list(values), shape)
     try:
-        return np.array(values, DATATYPES[name].dtype).reshape(tuple(shape))
+        return np.array(list(values), DATATYPES[name].dtype).reshape(tuple(shape))
     except OverflowError as error:
         raise BadTensor(f"{label}: an element does not fit {name}: {error}") from None
 

@@ -19,7 +19,10 @@ _BODIES = ("data", "body")
 
 
 class Row(dict[str, Any]):
-    """A request's tensors by name. Handlers look for `data` or `body`: a request with one input has it there too."""
+    """A request's tensors by name. Handlers look for `data` or `body`: a request with one input has it there too.
+    `request` is the whole of it (`ts.tensors.types.InferenceRequest`)."""
+
+    request: InferenceRequest
 
     def __missing__(self, name: str) -> Any:
         if name in _BODIES and len(self) == 1:
@@ -38,7 +41,9 @@ class Row(dict[str, Any]):
 
 def row_of(request: InferenceRequest) -> Row:
     """What a TorchServe handler gets for a tensor request."""
-    return Row({tensor.name: _value(tensor) for tensor in request.inputs})
+    row = Row({tensor.name: _value(tensor) for tensor in request.inputs})
+    row.request = request
+    return row
 
 
 def _value(tensor: Tensor) -> Any:

@@ -1,0 +1,101 @@
+"""What a model declares of its tensors: for metadata, and for the checks of its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ts_frontend.errors import InvalidArgument
+
+KEY = "openInference"
+#: The datatypes of the Open Inference Protocol, and Triton's BF16.
+DATATYPES = frozenset(
+    {
+        *("BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64"),
+        *("FP16", "BF16", "FP32", "FP64", "BYTES"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One input or output. `shape`: -1 for any size."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    optional: bool = False
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """`platform` is "" when nothing says one; `decoupled`: a request may have any number of answers, at any time."""
+
+    platform: str = ""
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    decoupled: bool = False
+
+    @property
+    def declared(self) -> bool:
+        """Whether the model says anything of its tensors."""
+        return bool(self.inputs or self.outputs)
+
+    def for_worker(self) -> dict[str, Any]:
+        """What the worker checks requests against."""
+        return {
+            "inputs": {spec.name: _for_worker(spec) for spec in self.inputs},
+            "outputs": {spec.name: _for_worker(spec) for spec in self.outputs},
+        }
+
+
+def _for_worker(spec: TensorSpec) -> dict[str, Any]:
+    return {"datatype": spec.datatype, "shape": list(spec.shape), "optional": spec.optional}
+
+
+def signature_of(config: Mapping[str, Any]) -> Signature:
+    """What a model-config.yaml says under `openInference`. InvalidArgument, naming the key, for anything else."""
+    found = config.get(KEY)
+    if found is None:
+        return Signature()
+    if not isinstance(found, dict):
+        raise InvalidArgument(f"{KEY} in the model's configuration is a mapping, not {found!r}")
+    unknown = set(found) - {"platform", "inputs", "outputs", "decoupled"}
+    if unknown:
+        raise InvalidArgument(
+            f"{KEY} in the model's configuration has unknown keys: {', '.join(sorted(map(str, unknown)))}"
+        )
+    return Signature(
+        str(found.get("platform") or ""),
+        specs_of(found.get("inputs"), f"{KEY}.inputs"),
+        specs_of(found.get("outputs"), f"{KEY}.outputs"),
+        bool(found.get("decoupled", False)),
+    )
+
+
+def specs_of(value: Any, label: str) -> tuple[TensorSpec, ...]:
+    """A list of `{name, datatype, shape, optional?, parameters?}`. Raises InvalidArgument, naming `label`."""
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise InvalidArgument(f"{label} is a list, not {value!r}")
+    found = tuple(_spec(one, f"{label}[{index}]") for index, one in enumerate(value))
+    names = [spec.name for spec in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidArgument(f"{label} has the name {name!r} twice")
+    return found
+
+
+def _spec(value: Any, label: str) -> TensorSpec:
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
+        raise InvalidArgument(f"{label} is a mapping with a name, a datatype and a shape, not {value!r}")
+    datatype, shape = value.get("datatype"), value.get("shape", [-1])
+    if datatype not in DATATYPES:
+        raise InvalidArgument(f"{label}: unknown datatype {datatype!r}; one of {', '.join(sorted(DATATYPES))}")
+    if not isinstance(shape, list) or not all(type(size) is int and size >= -1 for size in shape):
+        raise InvalidArgument(f"{label}: shape is a list of sizes, -1 for any, not {shape!r}")
+    parameters = value.get("parameters") or {}
+    return TensorSpec(value["name"], datatype, tuple(shape), bool(value.get("optional", False)), parameters)

@@ -1,0 +1,203 @@
+"""The door `GRPCInferenceService`: the Open Inference Protocol for the clients of Triton, KServe, MLServer, Dynamo, MAX
+and aiSSEMBLE (protos/open_inference.proto, docs/open-inference.md).
+
+The messages of a request and of its answers pass through as bytes: the worker reads and writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from ts.protocol import open_inference_pb2 as pb
+from ts.protocol.frames import Input
+from ts_frontend.errors import InvalidArgument, Unimplemented
+from ts_frontend.ingress.call import Call, Method, Shape
+from ts_frontend.models.signature import TensorSpec
+from ts_frontend.services import tensor_models
+from ts_frontend.services.metadata import RequestIds, request_headers
+from ts_frontend.services.tensor_models import Answer, Health, Models, Served
+from ts_frontend.services.tensor_streams import Dialect, converse
+
+SERVICE = "inference.GRPCInferenceService"
+#: The same service under the names that other servers gave it.
+ALIASES = ("inference.GrpcInferenceService", "org.pytorch.serve.grpc.openinference.GRPCInferenceService")
+
+M = TypeVar("M", bound=Message)
+
+
+def message(kind: type[M], data: bytes) -> M:
+    """The message in `data`. InvalidArgument, naming its type, for anything else."""
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise InvalidArgument(
+            f"The {len(data)} bytes of the request are not a {kind.DESCRIPTOR.name}: {error}"
+        ) from None
+
+
+class OpenInferenceService:
+    """Health, metadata and inference; the repository's methods are in `repository.py`."""
+
+    def __init__(self, models: Models, health: Health, version: str, dialect: Dialect) -> None:
+        self._models = models
+        self._health = health
+        self._version = version
+        self._dialect = dialect
+        self._ids = RequestIds()
+
+    def methods(self) -> tuple[Method, ...]:
+        unary = {
+            "ServerLive": self.server_live,
+            "ServerReady": self.server_ready,
+            "ModelReady": self.model_ready,
+            "ServerMetadata": self.server_metadata,
+            "ModelMetadata": self.model_metadata,
+            "ModelInfer": self.model_infer,
+        }
+        return (
+            *(
+                Method(f"/{service}/{name}", Shape.UNARY, run)
+                for service in (SERVICE, *ALIASES)
+                for name, run in unary.items()
+            ),
+            Method(f"/{SERVICE}/ModelStreamInfer", Shape.BIDI, self.model_stream_infer),
+            Method(f"/{SERVICE}/ModelInferStream", Shape.SERVER_STREAM, self.model_infer_stream),
+        )
+
+    # --- health and metadata
+
+    async def server_live(self, call: Call, data: bytes) -> bytes:
+        return pb.ServerLiveResponse(live=True).SerializeToString()
+
+    async def server_ready(self, call: Call, data: bytes) -> bytes:
+        return pb.ServerReadyResponse(ready=self._health.healthy).SerializeToString()
+
+    async def model_ready(self, call: Call, data: bytes) -> bytes:
+        request = message(pb.ModelReadyRequest, data)
+        ready = tensor_models.is_ready(self._models, request.name, request.version)
+        return pb.ModelReadyResponse(ready=ready).SerializeToString()
+
+    async def server_metadata(self, call: Call, data: bytes) -> bytes:
+        return pb.ServerMetadataResponse(
+            name=tensor_models.SERVER_NAME, version=self._version, extensions=tensor_models.EXTENSIONS
+        ).SerializeToString()
+
+    async def model_metadata(self, call: Call, data: bytes) -> bytes:
+        request = message(pb.ModelMetadataRequest, data)
+        model = tensor_models.find(self._models, request.name, request.version)
+        signature = model.signature
+        return pb.ModelMetadataResponse(
+            name=model.name,
+            versions=[one.version for one in self._models.versions(model.name)],
+            platform=signature.platform,
+            inputs=map(_tensor_metadata, signature.inputs),
+            outputs=map(_tensor_metadata, signature.outputs),
+        ).SerializeToString()
+
+    # --- inference
+
+    def _submit(self, call: Call, data: bytes, request: pb.ModelInferRequest, form: str) -> Answer:
+        if not request.model_name:
+            raise InvalidArgument("model_name is empty: name the model to ask")
+        model = tensor_models.find(self._models, request.model_name, request.model_version)
+        return self._start(call, model, data, bool(request.model_version), form)
+
+    def _start(self, call: Call, model: Served, data: bytes, version_named: bool, form: str) -> Answer:
+        headers, request_id = request_headers(call.metadata)
+        return model.submit(
+            [Input("", f"\0{form}", data)],
+            headers=headers,
+            deadline_s=call.deadline_s,
+            request_id=request_id or self._ids.next(),
+            stream=True,
+            version_named=version_named,
+        )
+
+    async def model_infer(self, call: Call, data: bytes) -> bytes:
+        """One ModelInferRequest -> one ModelInferResponse; the texts of a streamed answer are joined."""
+        request = message(pb.ModelInferRequest, data)
+        answer = self._submit(call, data, request, "grpc")
+        found: list[bytes] = []
+        try:
+            async for pieces in answer.chunks():
+                found.extend(bytes(piece) for piece in pieces if len(piece))
+        finally:
+            answer.cancel()
+        return found[0] if len(found) == 1 else _joined(found)
+
+    async def model_infer_stream(self, call: Call, data: bytes) -> AsyncIterator[Sequence[bytes]]:
+        """One ModelInferRequest -> a ModelInferResponse for every piece the handler sends (MAX)."""
+        answer = self._submit(call, data, message(pb.ModelInferRequest, data), "grpc")
+        try:
+            async for pieces in answer.chunks():
+                yield [bytes(piece) for piece in pieces if len(piece)]
+        finally:
+            answer.cancel()
+
+    def model_stream_infer(self, call: Call, requests: AsyncIterator[bytes]) -> AsyncIterator[Sequence[bytes]]:
+        """ModelInferRequests -> the answers of each, in the dialect of the stream (`tensor_streams.py`)."""
+
+        def start(data: bytes, request: pb.ModelInferRequest, form: str) -> Answer:
+            return self._submit(call, data, request, form)
+
+        def interleaves(request: pb.ModelInferRequest) -> bool:
+            return tensor_models.find(self._models, request.model_name, request.model_version).streams
+
+        return converse(call, requests, self._dialect, start, interleaves)
+
+
+def _tensor_metadata(spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadata:
+    found = pb.ModelMetadataResponse.TensorMetadata(name=spec.name, datatype=spec.datatype, shape=spec.shape)
+    for name, value in spec.parameters.items():
+        set_parameter(found.parameters[name], value)
+    return found
+
+
+def set_parameter(parameter: Any, value: Any) -> None:
+    """A parameter's value; what has no field of its own is text."""
+    if isinstance(value, bool):
+        parameter.bool_param = value
+    elif isinstance(value, int):
+        parameter.int64_param = value
+    elif isinstance(value, float):
+        parameter.double_param = value
+    else:
+        parameter.string_param = str(value)
+
+
+def _joined(pieces: Sequence[bytes]) -> bytes:
+    """Several answers as one, when each is one text: their texts joined. Unimplemented for any other."""
+    found = [pb.ModelInferResponse.FromString(piece) for piece in pieces]
+    if not found:
+        raise Unimplemented("The model sent no answer: ask it by ModelStreamInfer")
+    for response in found:
+        if [output.datatype for output in response.outputs] not in (["BYTES"], [""]):
+            raise Unimplemented(
+                f"The model sent {len(found)} answers, ModelInfer takes one: ask it by ModelStreamInfer"
+            )
+    last = found[-1]
+    if last.raw_output_contents:
+        bare = all(_is_bare(response) for response in found)
+        texts = [response.raw_output_contents[0][0 if bare else 4 :] for response in found]
+        joined = b"".join(texts)
+        last.raw_output_contents[0] = joined if bare else len(joined).to_bytes(4, "little") + joined
+        return last.SerializeToString()
+    contents = last.outputs[0].contents
+    texts = [b"".join(response.outputs[0].contents.bytes_contents) for response in found]
+    points = [number for response in found for number in response.outputs[0].contents.int_contents]
+    contents.ClearField("bytes_contents")
+    contents.ClearField("int_contents")
+    if points:
+        contents.int_contents.extend(points)
+    else:
+        contents.bytes_contents.append(b"".join(texts))
+    return last.SerializeToString()
+
+
+def _is_bare(response: pb.ModelInferResponse) -> bool:
+    """Whether its one element came without its length before it."""
+    data = response.raw_output_contents[0]
+    return len(data) < 4 or int.from_bytes(data[:4], "little") != len(data) - 4

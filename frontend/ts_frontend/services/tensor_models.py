@@ -1,0 +1,98 @@
+"""What the doors of the Open Inference Protocol ask of the served models, whatever their transport."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from ts.protocol.frames import Buffer, Input, Pairs
+from ts_frontend.errors import ModelNotFound, ModelVersionNotFound
+from ts_frontend.models.signature import Signature
+
+#: Clients of MAX ask for version 0 and mean whichever is served.
+ANY_VERSION = "0"
+SERVER_NAME = "torchrelay"
+EXTENSIONS = ("model_repository", "binary_tensor_data", "parameters")
+
+
+class Answer(Protocol):
+    """A request on its way (`ts_frontend.job.Job`)."""
+
+    status: int
+    headers: Pairs
+
+    @property
+    def done(self) -> bool: ...
+    def chunks(self) -> AsyncIterator[list[Buffer]]: ...
+    def cancel(self) -> None: ...
+
+
+class Served(Protocol):
+    """A model version (`ts_frontend.models.model.Model`)."""
+
+    name: str
+    version: str
+
+    @property
+    def ready(self) -> bool: ...
+    @property
+    def signature(self) -> Signature: ...
+    @property
+    def streams(self) -> bool: ...
+    def submit(
+        self,
+        inputs: Sequence[Input],
+        *,
+        headers: Pairs = (),
+        deadline_s: float = math.inf,
+        request_id: str | None = None,
+        stream: bool,
+        version_named: bool = False,
+    ) -> Answer: ...
+
+
+class Models(Protocol):
+    """Where models are found by name (`ts_frontend.models.registry.Registry`)."""
+
+    def find(self, name: str, version: str | None = None) -> Served: ...
+    def versions(self, name: str) -> Sequence[Served]: ...
+    def defaults(self) -> Sequence[Served]: ...
+
+
+class Health(Protocol):
+    """Whether the server can serve (`ts_frontend.health.Health`)."""
+
+    @property
+    def healthy(self) -> bool: ...
+
+
+def find(models: Models, name: str, version: str) -> Served:
+    """The model version that a client means. Raises ModelNotFound, ModelVersionNotFound."""
+    if version != ANY_VERSION:
+        return models.find(name, version or None)
+    try:
+        return models.find(name, version)
+    except ModelVersionNotFound:
+        return models.find(name)
+
+
+def is_ready(models: Models, name: str, version: str) -> bool:
+    """False for what isn't there, too."""
+    try:
+        return find(models, name, version).ready
+    except (ModelNotFound, ModelVersionNotFound):
+        return False
+
+
+def index(models: Models, only_ready: bool) -> list[dict[str, str]]:
+    """Every version of every model: name, version, state, reason."""
+    found = []
+    for name in sorted(model.name for model in models.defaults()):
+        for model in models.versions(name):
+            if model.ready:
+                found.append({"name": name, "version": model.version, "state": "READY", "reason": ""})
+            elif not only_ready:
+                reason = "no worker is ready"
+                found.append({"name": name, "version": model.version, "state": "UNAVAILABLE", "reason": reason})
+    return found

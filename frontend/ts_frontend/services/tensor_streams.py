@@ -1,0 +1,197 @@
+"""ModelStreamInfer: requests as the client sends them, answers as they are ready, in one of two dialects.
+
+`triton` wraps every answer in a ModelStreamInferResponse and reports failures in band; `mlserver` sends plain
+ModelInferResponses and ends the stream with the status of the first failure. A stream's first request decides
+(docs/open-inference.md has the rules).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from enum import Enum
+from typing import TypeAlias
+
+from google.protobuf.message import DecodeError
+
+from ts.protocol import open_inference_pb2 as pb
+from ts_frontend.errors import InvalidArgument, ServeError
+from ts_frontend.ingress.call import Call
+from ts_frontend.services.tensor_models import Answer
+
+#: Requests of one stream that have been read and not answered; the client's next ones wait in its connection.
+REQUESTS_MAX = 64
+#: Groups of answers of one stream that wait to be written; handlers that stream wait for room.
+ANSWERS_MAX = 64
+DIALECT_KEY, STATUS_KEY, EMPTY_FINAL = "oip-stream-dialect", "triton_grpc_error", "triton_enable_empty_final_response"
+
+
+class Dialect(Enum):
+    AUTO = "auto"
+    TRITON = "triton"
+    MLSERVER = "mlserver"
+
+
+Start: TypeAlias = "Callable[[bytes, pb.ModelInferRequest, str], Answer]"
+Interleaves: TypeAlias = "Callable[[pb.ModelInferRequest], bool]"
+_FORMS = {Dialect.TRITON: "grpc;final-flags", Dialect.MLSERVER: "grpc"}
+
+
+def dialect_of(call: Call, request: pb.ModelInferRequest, configured: Dialect) -> Dialect:
+    """What a stream speaks, by its metadata, the setting, or its first request. InvalidArgument for unknown words."""
+    asked = call.value(DIALECT_KEY)
+    if asked is not None:
+        if asked not in (Dialect.TRITON.value, Dialect.MLSERVER.value):
+            raise InvalidArgument(f"{DIALECT_KEY} is triton or mlserver, not {asked!r}")
+        return Dialect(asked)
+    if configured is not Dialect.AUTO:
+        return configured
+    if call.value(STATUS_KEY) is not None or EMPTY_FINAL in request.parameters:
+        return Dialect.TRITON
+    typed = any(tensor.HasField("contents") for tensor in request.inputs)
+    return Dialect.MLSERVER if typed or _has_bare_bytes(request) else Dialect.TRITON
+
+
+def _has_bare_bytes(request: pb.ModelInferRequest) -> bool:
+    """Whether a BYTES input's raw content is no sequence of elements with their lengths (Dynamo's sample clients)."""
+    for tensor, data in zip(request.inputs, request.raw_input_contents, strict=False):
+        if tensor.datatype == "BYTES" and not _is_prefixed(data):
+            return True
+    return False
+
+
+def _is_prefixed(data: bytes) -> bool:
+    at = 0
+    while at + 4 <= len(data):
+        at += 4 + int.from_bytes(data[at : at + 4], "little")
+    return at == len(data)
+
+
+def _field(number: int, data: bytes) -> bytes:
+    """A length-delimited field of a message."""
+    prefix, size = bytearray((number << 3 | 2,)), len(data)
+    while size > 127:
+        prefix.append(size & 127 | 128)
+        size >>= 7
+    prefix.append(size)
+    return bytes(prefix) + data
+
+
+def _wrapped(response: bytes) -> bytes:
+    return _field(2, response)
+
+
+def _failed(error: ServeError, request_id: str) -> bytes:
+    return pb.ModelStreamInferResponse(
+        error_message=error.message, infer_response=pb.ModelInferResponse(id=request_id)
+    ).SerializeToString()
+
+
+class _Conversation:
+    """The state of one stream."""
+
+    def __init__(self, call: Call, configured: Dialect, start: Start, interleaves: Interleaves) -> None:
+        self._call, self._configured = call, configured
+        self._start, self._interleaves = start, interleaves
+        self._dialect = Dialect.AUTO
+        self._room = asyncio.Semaphore(REQUESTS_MAX)
+        self._space = asyncio.Semaphore(ANSWERS_MAX)
+        self._last: asyncio.Task[None] | None = None
+        self._running: set[asyncio.Task[None]] = set()
+        self._answers: asyncio.Queue[list[bytes] | None] = asyncio.Queue()
+        self._error: ServeError | None = None
+
+    async def read(self, requests: AsyncIterator[bytes]) -> None:
+        """Starts every request and waits for their ends."""
+        try:
+            async for data in requests:
+                await self._room.acquire()
+                await self._take(data)
+                if self._error is not None:
+                    return
+            if self._running:
+                await asyncio.wait(self._running)
+        except ServeError as error:
+            self._error = self._error or error
+        finally:
+            for task in self._running:
+                task.cancel()
+            self._answers.put_nowait(None)
+
+    async def ready(self) -> list[bytes] | None:
+        """The answers that are ready; None after the last. Raises the ServeError that ends the stream."""
+        answers = await self._answers.get()
+        if answers is None:
+            if self._error is not None:
+                raise self._error
+            return None
+        self._space.release()
+        return answers
+
+    async def _answer(self, answers: list[bytes]) -> None:
+        await self._space.acquire()
+        self._answers.put_nowait(answers)
+
+    async def _take(self, data: bytes) -> None:
+        try:
+            request = pb.ModelInferRequest.FromString(data)
+        except DecodeError as error:
+            raise InvalidArgument(f"The {len(data)} bytes of a request are not a ModelInferRequest: {error}") from None
+        if self._dialect is Dialect.AUTO:
+            self._dialect = dialect_of(self._call, request, self._configured)
+        answer: Answer | ServeError
+        interleaves = False
+        try:
+            interleaves = self._interleaves(request)
+            answer = self._start(data, request, _FORMS[self._dialect])
+        except ServeError as error:
+            answer = error
+        task = asyncio.create_task(self._run(answer, request.id, None if interleaves else self._last))
+        self._last = task
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._room.release()
+        self._running.discard(task)
+
+    async def _run(self, answer: Answer | ServeError, request_id: str, before: asyncio.Task[None] | None) -> None:
+        try:
+            if before is not None:
+                await asyncio.wait({before})
+            await self._drain(answer)
+        except ServeError as error:
+            await self._fail(error, request_id)
+        finally:
+            if not isinstance(answer, ServeError):
+                answer.cancel()
+
+    async def _drain(self, answer: Answer | ServeError) -> None:
+        if isinstance(answer, ServeError):
+            raise answer
+        async for pieces in answer.chunks():
+            found = [bytes(piece) for piece in pieces if len(piece)]
+            if found:
+                await self._answer([_wrapped(one) for one in found] if self._dialect is Dialect.TRITON else found)
+
+    async def _fail(self, error: ServeError, request_id: str) -> None:
+        """In band, or as the end of the stream."""
+        if self._dialect is Dialect.TRITON and self._call.value(STATUS_KEY) != "true":
+            await self._answer([_failed(error, request_id)])
+        elif self._error is None:
+            self._error = error
+            self._answers.put_nowait(None)
+
+
+async def converse(
+    call: Call, requests: AsyncIterator[bytes], configured: Dialect, start: Start, interleaves: Interleaves
+) -> AsyncGenerator[Sequence[bytes], None]:
+    """The answers to `requests`. Leaving early cancels what is running."""
+    conversation = _Conversation(call, configured, start, interleaves)
+    reader = asyncio.create_task(conversation.read(requests))
+    try:
+        while (answers := await conversation.ready()) is not None:
+            yield answers
+        await reader
+    finally:
+        reader.cancel()

@@ -1,0 +1,93 @@
+"""One server for the clients of the Open Inference Protocol, with models that take every kind of tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
+
+ECHO = """
+import numpy as np
+
+def handle(data, context):
+    return None if data is None else [{name: np.array(value) for name, value in row.items()} for row in data]
+"""
+SUM = """
+import numpy as np
+
+class Handler:
+    def initialize(self, context):
+        pass
+
+    def handle(self, data, context):
+        return [{"sum": np.array(row["a"], "f4") + np.array(row["b"], "f4")} for row in data]
+"""
+SUM_CONFIG = """
+openInference:
+  platform: python
+  inputs:
+    - {name: a, datatype: FP32, shape: [-1]}
+    - {name: b, datatype: FP32, shape: [-1], parameters: {content_type: np}}
+  outputs:
+    - {name: sum, datatype: FP32, shape: [-1]}
+"""
+UPPER = """
+def handle(data, context):
+    return None if data is None else [bytes(*row.values()).decode().upper() for row in data]
+"""
+WORDS = """
+def handle(data, context):
+    for word in () if data is None else bytes(data[0]["data"]).decode().split():
+        yield [word + " "]
+"""
+RAISES = """
+def handle(data, context):
+    if data is not None:
+        raise ValueError("no")
+"""
+#: Answers with the tensor it got, through the runtime's own types: every datatype comes back as it was.
+SAME = """
+from ts.tensors.types import InferenceResponse
+
+def handle(data, context):
+    return None if data is None else [InferenceResponse(row.request.inputs) for row in data]
+"""
+MODELS = {
+    "echo": (ECHO, ""),
+    "sum": (SUM, SUM_CONFIG),
+    "upper": (UPPER, ""),
+    "words": (WORDS, ""),
+    "raises": (RAISES, ""),
+    "same": (SAME, ""),
+}
+
+
+@pytest.fixture(scope="module")
+def served(
+    tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any], model_writer: Callable[..., str]
+) -> Iterator[Any]:
+    """A running server with all of them."""
+    directory: Path = tmp_path_factory.mktemp("open_inference")
+    store = directory / "store"
+    store.mkdir()
+    for name, (source, config) in MODELS.items():
+        model_writer(store, name, source, config=config)
+    server = serving(directory, store, {}, ["--ncs"])
+    try:
+        server.wait_started()
+        for name in MODELS:
+            server.register(name)
+        yield server
+    finally:
+        server.terminate()
+
+
+@pytest.fixture
+def stub(served: Any) -> Iterator[GRPCInferenceServiceStub]:
+    with grpc.insecure_channel(served.inference) as channel:
+        yield GRPCInferenceServiceStub(channel)
