@@ -113,10 +113,9 @@ class ServerConfig:
     ts_open_inference_protocol: bool = _row(
         OPEN_INFERENCE,
         False,
-        "KServe v2 (Open Inference) APIs; `oip` or `true` turns them on",
+        "`oip` or `true`: POST /v2/models/MODEL/infer reads tensors for every model; else for those that declare them",
         env="TS_OPEN_INFERENCE_PROTOCOL",
         env_always=True,
-        effect="later",
     )
     cors_allowed_origin: str | None = _row(TEXT, None, "Access-Control-Allow-Origin of REST answers")
     cors_allowed_methods: str | None = _row(TEXT, None, "Access-Control-Allow-Methods")

@@ -26,6 +26,7 @@ from ts_frontend.services.http_description import HttpDescription, Operation
 from ts_frontend.services.http_inference import HttpInference
 from ts_frontend.services.http_management import HttpManagement
 from ts_frontend.services.http_metrics import MetricsApp
+from ts_frontend.services.http_open_inference import HttpOpenInference
 from ts_frontend.services.inference import InferenceService
 from ts_frontend.services.management import ManagementService
 from ts_frontend.services.metadata import RequestIds
@@ -119,9 +120,12 @@ class Doors:
             return [model.name for model in registry if model.loaded_at_startup]
 
         inference = HttpInference(registry, self._health, loaded_at_startup)
+        tensors = HttpOpenInference(
+            registry, self._health, ts.version.__version__, always=config.ts_open_inference_protocol
+        )
         management = HttpManagement(self._administration, registry, config.cors_allowed_origin)
         apis = {
-            HTTP_INFERENCE: Api(config.inference_address, INFERENCE_API, (inference.route,)),
+            HTTP_INFERENCE: Api(config.inference_address, INFERENCE_API, (tensors.route, inference.route)),
             HTTP_MANAGEMENT: Api(config.management_address, MANAGEMENT_API, (management.route,)),
         }
         if config.enable_metrics_api:

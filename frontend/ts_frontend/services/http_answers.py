@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 from urllib.parse import parse_qsl
 
 from ts_frontend.errors import InvalidArgument
@@ -15,6 +16,24 @@ PARAMETERS_MAX = 256
 def json_answer(status: int, value: object) -> HttpAnswer:
     body = json.dumps(value, indent=2, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
     return HttpAnswer(status, (JSON,), body)
+
+
+def compact_json(status: int, value: object) -> HttpAnswer:
+    """JSON as other servers than TorchServe write it."""
+    return HttpAnswer(status, (JSON,), json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+
+
+def json_object(body: bytes) -> dict[str, Any]:
+    """The object in a body, {} for an empty one. InvalidArgument for anything else."""
+    if not body.strip():
+        return {}
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"The body is not valid JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise InvalidArgument(f"The body is a JSON {type(found).__name__}, not an object")
+    return found
 
 
 def query_pairs(request: HttpRequest) -> list[tuple[str, str]]:

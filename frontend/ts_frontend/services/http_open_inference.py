@@ -1,0 +1,184 @@
+"""The door of the Open Inference Protocol over HTTP: `/v2` (docs/open-inference.md).
+
+Bodies pass through as bytes: the worker reads and writes them. Errors are `{"error": text}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeAlias
+
+from ts.protocol.frames import Buffer, Input
+from ts_frontend.errors import ModelNotFound, ServeError, Unimplemented
+from ts_frontend.ingress.http import MethodNotAllowed
+from ts_frontend.ingress.http_call import Header, HttpAnswer, HttpRequest, Serve
+from ts_frontend.models.signature import TensorSpec
+from ts_frontend.services import tensor_models
+from ts_frontend.services.http_answers import compact_json, json_object
+from ts_frontend.services.tensor_models import Answer, Health, Models, Served
+
+EVENTS: Header = (b"content-type", b"text/event-stream; charset=utf-8")
+
+Act: TypeAlias = "Callable[[HttpRequest, Served], Awaitable[HttpAnswer]]"
+
+
+class HttpOpenInference:
+    """`always`: also `/v2/models/M/infer` of models that declare no tensors; TorchServe hands their body to the handler
+    as it is."""
+
+    def __init__(self, models: Models, health: Health, version: str, always: bool) -> None:
+        self._models = models
+        self._health = health
+        self._version = version
+        self._always = always
+        self._of_model: dict[tuple[str, ...], tuple[str, Act]] = {
+            (): ("GET", self._metadata),
+            ("ready",): ("GET", self._ready),
+            ("infer",): ("POST", self._infer),
+            ("infer_stream",): ("POST", self._infer_stream),
+        }
+
+    def route(self, request: HttpRequest) -> Serve | None:
+        segments = request.segments
+        if not segments or segments[0] != "v2":
+            return None
+        match segments[1:]:
+            case []:
+                return self._served("GET", self._server)
+            case ["health", "live"]:
+                return self._served("GET", self._live)
+            case ["health", "ready"]:
+                return self._served("GET", self._server_ready)
+            case ["models"]:
+                return self._served("GET", self._list)
+            case ["models", name, "versions", version, *rest] if tuple(rest) in self._of_model:
+                return self._model(name, version, tuple(rest))
+            case ["models", name, *rest] if tuple(rest) in self._of_model and not self._is_torchserves(name, rest):
+                return self._model(name, "", tuple(rest))
+            case ["repository", "index"] | ["repository", _, "index"]:
+                return self._served("POST", self._index)
+        return None
+
+    def _is_torchserves(self, name: str, rest: list[str]) -> bool:
+        """Whether a request goes to the handler as TorchServe would hand it on."""
+        if rest != ["infer"] or self._always:
+            return False
+        try:
+            return not self._models.find(name).signature.declared
+        except ModelNotFound:
+            return False
+
+    # --- answers and errors
+
+    def _served(self, method: str, serve: Serve) -> Serve:
+        async def run(request: HttpRequest) -> HttpAnswer:
+            try:
+                if request.method != method and not (method == "GET" and request.method == "HEAD"):
+                    raise MethodNotAllowed
+                return await serve(request)
+            except ServeError as error:
+                return refusal(error)
+
+        return run
+
+    def _model(self, name: str, version: str, rest: tuple[str, ...]) -> Serve:
+        method, act = self._of_model[rest]
+
+        async def serve(request: HttpRequest) -> HttpAnswer:
+            return await act(request, tensor_models.find(self._models, name, version))
+
+        return self._served(method, serve)
+
+    # --- health and metadata
+
+    async def _server(self, request: HttpRequest) -> HttpAnswer:
+        name, extensions = tensor_models.SERVER_NAME, list(tensor_models.EXTENSIONS)
+        return compact_json(200, {"name": name, "version": self._version, "extensions": extensions})
+
+    async def _live(self, request: HttpRequest) -> HttpAnswer:
+        return compact_json(200, {"live": True})
+
+    async def _server_ready(self, request: HttpRequest) -> HttpAnswer:
+        """KServe's clients read `ready`, the protocol's text says `live`."""
+        ready = self._health.healthy
+        return compact_json(200 if ready else 503, {"ready": ready, "live": ready})
+
+    async def _list(self, request: HttpRequest) -> HttpAnswer:
+        return compact_json(200, {"models": sorted(model.name for model in self._models.defaults())})
+
+    async def _ready(self, request: HttpRequest, model: Served) -> HttpAnswer:
+        return compact_json(200 if model.ready else 503, {"name": model.name, "ready": model.ready})
+
+    async def _metadata(self, request: HttpRequest, model: Served) -> HttpAnswer:
+        signature = model.signature
+        found = {
+            "name": model.name,
+            "versions": [one.version for one in self._models.versions(model.name)],
+            "platform": signature.platform,
+            "inputs": [tensor_metadata(spec) for spec in signature.inputs],
+            "outputs": [tensor_metadata(spec) for spec in signature.outputs],
+        }
+        return compact_json(200, found)
+
+    async def _index(self, request: HttpRequest) -> HttpAnswer:
+        asked = json_object(await request.body())
+        found = tensor_models.index(self._models, only_ready=asked.get("ready") is True)
+        return compact_json(200, found)
+
+    # --- inference
+
+    def _submit(self, request: HttpRequest, model: Served, body: bytes) -> Answer:
+        answer = model.submit(
+            [Input("", "\0json", body)],
+            headers=[(key.decode("latin-1"), value.decode("latin-1")) for key, value in request.headers],
+            request_id=request.request_id,
+            stream=True,
+            version_named="versions" in request.segments,
+        )
+        request.when_gone(answer.cancel)
+        return answer
+
+    async def _infer(self, request: HttpRequest, model: Served) -> HttpAnswer:
+        answer = self._submit(request, model, await request.body())
+        found: list[Buffer] = []
+        async for pieces in answer.chunks():
+            found.extend(piece for piece in pieces if len(piece))
+        if len(found) != 1:
+            raise Unimplemented(f"The model sent {len(found)} answers where infer has one: use infer_stream")
+        return HttpAnswer(200, [(name.encode(), value.encode("latin-1")) for name, value in answer.headers], found[0])
+
+    async def _infer_stream(self, request: HttpRequest, model: Served) -> HttpAnswer:
+        """An event for each answer; a failure before the first has its status, a later one is an event."""
+        answer = self._submit(request, model, await request.body())
+        pieces = answer.chunks()
+        first = await anext(pieces)
+        return HttpAnswer(200, (EVENTS,), _events(first, pieces))
+
+
+async def _events(first: list[Buffer], rest: AsyncIterator[list[Buffer]]) -> AsyncIterator[list[bytes]]:
+    try:
+        yield [event(piece) for piece in first if len(piece)]
+        async for pieces in rest:
+            yield [event(piece) for piece in pieces if len(piece)]
+    except ServeError as error:
+        yield [event(refusal(error).body)]  # type: ignore[arg-type]
+    finally:
+        await rest.aclose()  # type: ignore[attr-defined]
+
+
+def event(data: Buffer) -> bytes:
+    """A server-sent event."""
+    return b"data: " + bytes(data) + b"\n\n"
+
+
+def refusal(error: ServeError) -> HttpAnswer:
+    """The protocol's form of an error."""
+    status = error.http_status
+    return compact_json(status if 400 <= status < 600 else 500, {"error": error.message})
+
+
+def tensor_metadata(spec: TensorSpec) -> dict[str, Any]:
+    found: dict[str, Any] = {"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)}
+    if spec.parameters:
+        found["parameters"] = dict(spec.parameters)
+    return found

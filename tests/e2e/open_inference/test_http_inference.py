@@ -1,0 +1,211 @@
+"""/v2 over HTTP with TorchServe handlers behind it: health, metadata, JSON and binary tensors, events, bad tensors."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+GUARD_S = 60
+
+
+@pytest.fixture
+def http(served: Any) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=served.http, timeout=GUARD_S) as client:
+        yield client
+
+
+def tensor(datatype: str, shape: list[int], data: Any = None, name: str = "x", **parameters: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {"name": name, "datatype": datatype, "shape": shape}
+    if data is not None:
+        found["data"] = data
+    if parameters:
+        found["parameters"] = parameters
+    return found
+
+
+def infer(
+    http: httpx.Client, model: str, *inputs: dict[str, Any], path: str = "versions/1.0/", **more: Any
+) -> httpx.Response:
+    return http.post(f"/v2/models/{model}/{path}infer", json={"inputs": inputs, **more})
+
+
+# --- health and metadata
+
+
+def test_health(http: httpx.Client) -> None:
+    assert http.get("/v2/health/live").json() == {"live": True}
+    assert http.get("/v2/health/ready").json() == {"ready": True, "live": True}
+    assert http.get("/v2/models/sum/ready").json() == {"name": "sum", "ready": True}
+    assert http.get("/v2/models/sum/versions/1.0/ready").status_code == 200
+    missing = http.get("/v2/models/nobody/ready")
+    assert missing.status_code == 404 and "nobody" in missing.json()["error"]
+
+
+def test_metadata(http: httpx.Client) -> None:
+    assert http.get("/v2").json()["name"] == "torchrelay" == http.get("/v2/").json()["name"]
+    assert set(http.get("/v2/models").json()["models"]) >= {"sum", "same"}
+    assert http.get("/v2/models/sum").json() == {
+        "name": "sum",
+        "versions": ["1.0"],
+        "platform": "python",
+        "inputs": [
+            {"name": "a", "datatype": "FP32", "shape": [-1]},
+            {"name": "b", "datatype": "FP32", "shape": [-1], "parameters": {"content_type": "np"}},
+        ],
+        "outputs": [{"name": "sum", "datatype": "FP32", "shape": [-1]}],
+    }
+    assert {"name": "sum", "version": "1.0", "state": "READY", "reason": ""} in http.post("/v2/repository/index").json()
+
+
+def test_other_methods_are_refused(http: httpx.Client) -> None:
+    for method, path in (("POST", "/v2"), ("GET", "/v2/models/sum/versions/1.0/infer"), ("DELETE", "/v2/health/live")):
+        answer = http.request(method, path)
+        assert answer.status_code == 405 and "not allowed" in answer.json()["error"]
+
+
+# --- tensors
+
+
+@pytest.mark.parametrize(
+    ("datatype", "values"),
+    [
+        ("BOOL", [True, False]),
+        ("UINT8", [0, 255]),
+        ("UINT64", [0, 2**64 - 1]),
+        ("INT64", [-(2**63), 2**63 - 1]),
+        ("FP16", [0.5, -2.0]),
+        ("FP32", [0.5, -1.25]),
+        ("FP64", [0.1, None]),
+        ("BYTES", ["ä", ""]),
+    ],
+)
+def test_json_tensors_come_back_as_they_were(http: httpx.Client, datatype: str, values: list[Any]) -> None:
+    answer = infer(http, "same", tensor(datatype, [2], values), id="7")
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json() == {
+        "model_name": "same",
+        "model_version": "1.0",
+        "id": "7",
+        "outputs": [{"name": "x", "datatype": datatype, "shape": [2], "data": values}],
+    }
+
+
+def test_nested_data_and_declared_models(http: httpx.Client) -> None:
+    """A model that declares its tensors is asked without a version, too."""
+    answer = infer(http, "same", tensor("INT32", [2, 2], [[1, 2], [3, 4]]))
+    assert answer.json()["outputs"][0] == {"name": "x", "datatype": "INT32", "shape": [2, 2], "data": [1, 2, 3, 4]}
+    answer = infer(http, "sum", tensor("FP32", [1], [1], "a"), tensor("FP32", [1], [2], "b"), path="")
+    assert answer.json()["outputs"][0]["data"] == [3.0]
+
+
+def test_bytes_that_are_no_text_travel_as_base64(http: httpx.Client) -> None:
+    answer = infer(http, "same", tensor("BYTES", [1], ["/wA="], content_type="base64"))
+    output = answer.json()["outputs"][0]
+    assert output["data"] == ["/wA="] and output["parameters"] == {"content_type": "base64"}
+
+
+def test_binary_tensors_both_ways(http: httpx.Client) -> None:
+    data = np.array([1, 2, 3], "<f4").tobytes()
+    text = struct.pack("<I", 2) + b"ab"
+    head = json.dumps(
+        {
+            "inputs": [
+                tensor("FP32", [3], None, "x", binary_data_size=len(data)),
+                tensor("BYTES", [1], None, "y", binary_data_size=len(text)),
+            ],
+            "outputs": [{"name": "y"}, {"name": "x", "parameters": {"binary_data": False}}],
+            "parameters": {"binary_data_output": True},
+        }
+    ).encode()
+    headers = {"Inference-Header-Content-Length": str(len(head))}
+    answer = http.post("/v2/models/same/versions/1.0/infer", content=head + data + text, headers=headers)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "application/octet-stream"
+    size = int(answer.headers["inference-header-content-length"])
+    y, x = json.loads(answer.content[:size])["outputs"]
+    assert y["parameters"]["binary_data_size"] == len(text) and answer.content[size:] == text
+    assert x["data"] == [1.0, 2.0, 3.0]
+
+
+def test_torchserves_way_without_a_declaration(http: httpx.Client) -> None:
+    """As TorchServe does, a model that declares nothing gets the body of /v2/models/M/infer as it is."""
+    answer = http.post("/v2/models/upper/infer", content=b"abc")
+    assert (answer.status_code, answer.text) == (200, "ABC")
+
+
+# --- events
+
+
+def test_events_of_a_stream(http: httpx.Client) -> None:
+    body = {"inputs": [tensor("BYTES", [1], ["a b"])]}
+    with http.stream("POST", "/v2/models/words/versions/1.0/infer_stream", json=body) as answer:
+        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+        events = answer.read().decode().split("\n\n")
+    assert events.pop() == ""
+    found = [json.loads(event.removeprefix("data: ")) for event in events]
+    assert [one["outputs"][0]["data"] for one in found] == [["a "], ["b "]]
+
+
+def test_an_error_before_the_first_event_has_its_status(http: httpx.Client) -> None:
+    answer = http.post("/v2/models/words/versions/1.0/infer_stream", json={"inputs": [tensor("FP33", [1], [1])]})
+    assert answer.status_code == 400 and "FP33" in answer.json()["error"]
+
+
+# --- what can't be
+
+
+BAD = {
+    "not JSON": (b"{", ["not valid JSON"]),
+    "no object": (b"[]", ["object"]),
+    "no inputs": (b"{}", ["inputs"]),
+    "input without a name": (b'{"inputs": [{}]}', ["name"]),
+    "too few elements": (tensor("FP32", [2], [1]), ["'x'", "1 elements"]),
+    "negative dimension": (tensor("FP32", [-1], [1]), ["'x'", "negative"]),
+    "huge shape": (tensor("FP32", [2**40, 2**40], [1]), ["'x'", "more elements"]),
+    "unknown datatype": (tensor("FLOAT", [1], [1]), ["'x'", "FLOAT"]),
+    "text for a number": (tensor("FP32", [1], ["1"]), ["'x'", "FP32"]),
+    "number too large": (tensor("INT8", [1], [300]), ["'x'", "INT8"]),
+    "number for a truth value": (tensor("BOOL", [1], [1]), ["'x'", "BOOL"]),
+    "ragged": (tensor("FP32", [3], [[1, 2], 3]), ["'x'", "mixes"]),
+    "no data": (tensor("FP32", [1]), ["'x'", "data"]),
+    "data and binary": (tensor("FP32", [1], [1], binary_data_size=4), ["'x'", "either"]),
+    "binary that isn't there": (tensor("FP32", [1], None, binary_data_size=4), ["'x'", "0 bytes"]),
+    "shape that is no list": ({"name": "x", "datatype": "FP32", "shape": "1", "data": [1]}, ["'x'", "shape"]),
+    "no base64": (tensor("BYTES", [1], ["!"], content_type="base64"), ["'x'", "base64"]),
+    "deep nesting": (
+        b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": ' + b"[" * 100_000,
+        ["JSON"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_tensors_name_tensor_and_reason(http: httpx.Client, case: str) -> None:
+    body, words = BAD[case]
+    content = body if isinstance(body, bytes) else json.dumps({"inputs": [body]}).encode()
+    answer = http.post("/v2/models/same/versions/1.0/infer", content=content)
+    assert answer.status_code == 400, answer.text
+    assert all(word in answer.json()["error"] for word in words), answer.text
+
+
+def test_wrong_length_of_the_json_part(http: httpx.Client) -> None:
+    for length in ("x", "-1", "1000"):
+        answer = http.post(
+            "/v2/models/same/versions/1.0/infer", content=b"{}", headers={"Inference-Header-Content-Length": length}
+        )
+        assert answer.status_code == 400 and length in answer.json()["error"]
+
+
+def test_unknown_model_version_and_a_handler_that_raises(http: httpx.Client) -> None:
+    one = tensor("FP32", [1], [1])
+    assert infer(http, "nobody", one).status_code == 404
+    assert infer(http, "same", one, path="versions/9/").status_code == 404
+    answer = infer(http, "raises", one)
+    assert answer.status_code == 500 and answer.json() == {"error": "Prediction failed"}
