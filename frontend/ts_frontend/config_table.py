@@ -256,6 +256,9 @@ class ServerConfig:
         "auto",
         "whose answers ModelStreamInfer gives; auto: the first request of each stream tells",
     )
+    request_head_timeout_s: float = _own(
+        number(0), 10.0, "s that an HTTP client may pause while it sends a request's line and headers"
+    )
     request_body_timeout_s: float = _own(
         number(0), 120.0, "s that an HTTP client may take to send a request's body; it may pause for at most 60 of them"
     )

@@ -15,7 +15,7 @@ from ts_frontend.health import Health
 from ts_frontend.ingress.call import Limits, Listener, Method, Tls, routes
 from ts_frontend.ingress.engine import Engine, make_engine, serves_http
 from ts_frontend.ingress.http import Cors, HttpApp
-from ts_frontend.ingress.http_call import Route
+from ts_frontend.ingress.http_call import BodyLimits, Route
 from ts_frontend.models.administration import Administration
 from ts_frontend.services import health as health_service
 from ts_frontend.services import reflection
@@ -144,10 +144,12 @@ class Doors:
             RequestIds().next,
             log=self._http_answered,
             cors=Cors(config.cors_allowed_origin, config.cors_allowed_methods, config.cors_allowed_headers),
-            body_s_max=config.request_body_timeout_s,
+            limits=BodyLimits(config.max_request_size, config.request_body_timeout_s),
         )
         tls = self._tls() if address.tls else None
-        limits = Limits(config.max_request_size, config.max_response_size)
+        limits = Limits(
+            config.max_request_size, config.max_response_size, head_pause_s_max=config.request_head_timeout_s
+        )
         return Listener(name, address.host, address.port, {}, limits, tls, app, address.path)
 
     def _http_answered(self, peer: str, request: str, status: int, duration_ms: float) -> None:

@@ -82,10 +82,6 @@ def another(status: int, kind: str, text: str) -> Callable[[Exchange], None]:
     return change
 
 
-def closing(recorded: Exchange) -> None:
-    recorded.answer_headers["connection"] = "close"
-
-
 def refused_by_the_engine(recorded: Exchange) -> None:
     recorded.status, recorded.answer_headers, recorded.answer = 400, {"connection": "close"}, b""
 
@@ -102,7 +98,7 @@ DEVIATIONS = {
     "070": Deviation("the reason is said", message("Worker died. It ended with exit code 3.")),
     "072": Deviation("the reason is said", message("")),
     "111": Deviation("the reason is said", message("")),
-    "121": Deviation("the connection is closed, and says so", closing),
+    "121": Deviation("the answer says what is too large", another(413, "TooLargeException", "")),
     "142": Deviation("a full queue isn't called a missing worker", message("")),
     "241": Deviation("it is answered, where TorchServe lets it hang", another(503, "ServiceUnavailableException", "")),
     "244": Deviation("the reason is said", message("")),

@@ -100,6 +100,7 @@ def test_workers_yaml_then_models_then_call(yaml: Any, models: Any, requested: A
     [
         ({"minWorkers": 3, "maxWorkers": 2}, 5, "less than minWorkers"),
         ({"minWorkers": 0}, 1, "counts as 1"),
+        ({"minWorkers": 1025}, 5, "at most 1024 workers"),
         ({"maxWorkers": 2}, 5, "only together"),
         ({"minWorkers": "two"}, 5, "'two'"),
     ],
@@ -208,6 +209,7 @@ def test_handler_and_runtime_of_the_call_replace_the_manifests() -> None:
         ({"batch_size": 0}, "batch_size"),
         ({"max_batch_delay_ms": -1}, "max_batch_delay"),
         ({"initial_workers": -1}, "initial_workers"),
+        ({"initial_workers": 1025}, "from 0 to 1024"),
         ({"response_timeout_s": 0}, "response_timeout"),
         ({"startup_timeout_s": 2**31}, "startup_timeout"),
         ({"batch_size": True}, "batch_size"),

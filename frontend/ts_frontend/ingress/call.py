@@ -78,12 +78,14 @@ def routes(*methods: Method) -> dict[str, Method]:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a listener accepts. Sizes in bytes, times in seconds; `math.inf` for no limit."""
+    """What a listener accepts. Sizes in bytes, times in seconds; `math.inf` for no limit. `head_pause_s_max`: how long
+    a client may pause while it sends a request's head."""
 
     request_bytes_max: int = 6_553_500
     response_bytes_max: int = 6_553_500
     connection_age_s_max: float = math.inf
     connection_age_grace_s: float = math.inf
+    head_pause_s_max: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,9 @@ HEADER_BYTES_MAX = 64 * 1024
 STALL_S_MAX = 600.0
 HTTP_IDLE_S_MAX = 120.0
 HTTP_BODY_IDLE_S_MAX = 60.0
-HTTP_BODY_BYTES_EXTRA = 64 * 1024
+#: h2corn refuses larger bodies by itself; the application, whose refusal says why, must see its limit passed first.
+#: So many bytes may be on their way to it: HTTP/2's window.
+HTTP_BODY_BYTES_EXTRA = 8 * 1024 * 1024 + 64 * 1024
 
 
 class H2cornEngine:
@@ -125,7 +127,8 @@ def server_config(listener: Listener) -> h2corn.Config:
         h2_max_header_list_size=HEADER_BYTES_MAX,
         h2_max_header_block_size=HEADER_BYTES_MAX,
         limit_request_head_size=HEADER_BYTES_MAX,
-        max_request_body_size=listener.limits.request_bytes_max + (HTTP_BODY_BYTES_EXTRA if grpc else 0),
+        max_request_body_size=listener.limits.request_bytes_max + HTTP_BODY_BYTES_EXTRA,
+        timeout_request_header=listener.limits.head_pause_s_max,
         timeout_request_body_idle=HTTP_BODY_IDLE_S_MAX,
         # gRPC's idle connections stay open, as clients expect; sockets.py finds those whose peer is dead.
         timeout_keep_alive=0 if listener.http_app is None else HTTP_IDLE_S_MAX,

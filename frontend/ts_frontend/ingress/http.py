@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -10,11 +11,14 @@ from dataclasses import dataclass
 from ts_frontend.errors import Code, ServeError
 from ts_frontend.ingress.application import NOT_FOUND, error_body, not_found
 from ts_frontend.ingress.asgi import Receive, Scope, Send
-from ts_frontend.ingress.http_call import Body, ClientGone, Header, HttpAnswer, HttpRequest, Route
+from ts_frontend.ingress.http_call import Body, BodyLimits, ClientGone, Header, HttpAnswer, HttpRequest, Route
 
 logger = logging.getLogger(__name__)
 
 JSON: Header = (b"content-type", b"application/json")
+REQUEST_ID = b"x-request-id"
+REQUEST_ID_BYTES_MAX = 128
+_ID = re.compile(rb"[\x21-\x7e]{1,%d}" % REQUEST_ID_BYTES_MAX)
 CLOSE: Header = (b"connection", b"close")
 #: Before the headers that every answer ends with; a handler can't set any of these.
 NO_CACHE: tuple[Header, ...] = (
@@ -70,20 +74,20 @@ class HttpApp:
     """The ASGI application of an HTTP listener. `routes` are asked in turn; `log` None: no access log."""
 
     def __init__(
-        self, routes: Sequence[Route], ids: Callable[[], str], *, log: Log | None, cors: Cors, body_s_max: float
+        self, routes: Sequence[Route], ids: Callable[[], str], *, log: Log | None, cors: Cors, limits: BodyLimits
     ) -> None:
         self._routes = routes
         self._ids = ids
         self._log = log
         self._fixed = (*NO_CACHE, *cors.answer_headers())
-        self._body_s_max = body_s_max
+        self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await not_found(scope, receive, send)
             return
         begun_s = time.perf_counter()
-        request = HttpRequest(scope, receive, self._ids(), self._body_s_max)
+        request = HttpRequest(scope, receive, self._request_id(scope["headers"]), self._limits)
         status = CLIENT_LEFT
         try:
             answer = await self._answer(request)
@@ -95,6 +99,13 @@ class HttpApp:
             request.close()
             if self._log is not None:
                 self._log(*_line(scope), status, (time.perf_counter() - begun_s) * 1000)
+
+    def _request_id(self, headers: Sequence[Header]) -> str:
+        """The client's, if it sent one that can be one, else a new one."""
+        for name, value in headers:
+            if name == REQUEST_ID and _ID.fullmatch(value):
+                return value.decode()
+        return self._ids()
 
     async def _answer(self, request: HttpRequest) -> HttpAnswer:
         try:
@@ -108,12 +119,12 @@ class HttpApp:
         except ClientGone:
             raise
         except Exception:
-            logger.exception("%s %s failed", request.method, request.path)
+            logger.exception("%s %r failed (request id %s)", request.method, request.path, request.request_id)
             return HttpAnswer(500, (JSON,), error_body(500, "InternalServerException", UNEXPECTED))
 
     async def _send(self, request: HttpRequest, answer: HttpAnswer, send: Send, http_version: str) -> None:
         status, own, body = answer
-        headers = [*own, (b"x-request-id", request.request_id.encode()), *self._fixed]
+        headers = [*own, (REQUEST_ID, request.request_id.encode()), *self._fixed]
         if status >= 400 and http_version[0] == "1":
             headers.append(CLOSE)
         if isinstance(body, (bytes, bytearray, memoryview)):

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
-from ts_frontend.errors import Code, ServeError
-from ts_frontend.ingress.asgi import Receive, Scope
+from ts_frontend.errors import Code, MessageTooLarge, ServeError
+from ts_frontend.ingress.asgi import Event, Receive, Scope
 
 Header: TypeAlias = "tuple[bytes, bytes]"
 Body: TypeAlias = "bytes | bytearray | memoryview"
@@ -26,6 +26,13 @@ class SlowSender(ServeError):
     code, http_status, type_name = Code.DEADLINE_EXCEEDED, 408, "RequestTimeoutException"
 
 
+class BodyLimits(NamedTuple):
+    """What a request's body may be: `bytes_max` in size, `s_max` until all of it is here."""
+
+    bytes_max: int
+    s_max: float
+
+
 class HttpAnswer(NamedTuple):
     """An answer; names of `headers` are lower case. `body`: all of it, or lists of pieces that are ready together."""
 
@@ -38,11 +45,11 @@ class HttpRequest:
     """One request. `path` is percent-decoded, `segments` are its parts; names in `headers` are lower case."""
 
     __slots__ = (
-        *("_receive", "_timer", "_watcher", "body_s_max", "headers", "method", "path", "query", "request_id"),
+        *("_receive", "_timer", "_watcher", "headers", "limits", "method", "path", "query", "request_id"),
         *("segments", "tail"),
     )
 
-    def __init__(self, scope: Scope, receive: Receive, request_id: str, body_s_max: float) -> None:
+    def __init__(self, scope: Scope, receive: Receive, request_id: str, limits: BodyLimits) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.query: bytes = scope["query_string"]
@@ -50,7 +57,7 @@ class HttpRequest:
         self.segments = self.path.rstrip("/").split("/")[1:]
         self.tail = ""
         self.request_id = request_id
-        self.body_s_max = body_s_max
+        self.limits = limits
         self._receive = receive
         self._timer: asyncio.TimerHandle | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -64,27 +71,44 @@ class HttpRequest:
         return found.decode("latin-1")
 
     async def body(self) -> bytes:
-        """The whole body. Raises ClientGone, SlowSender."""
-        event = await self._receive()
-        if event["type"] != "http.request":
-            raise ClientGone
-        data: bytes = event.get("body") or b""
-        if not event.get("more_body"):
+        """The whole body. Raises ClientGone, MessageTooLarge, SlowSender."""
+        first = self._receive()
+        # h2corn gives a future only for what isn't here yet: the usual body needs no clock.
+        event = None if asyncio.isfuture(first) else await first
+        if event is not None and event["type"] == "http.request" and not event.get("more_body"):
+            data: bytes = event.get("body") or b""
+            self._check_size(len(data))
             return data
+        self._check_size(self._announced())
         try:
-            return await asyncio.wait_for(self._rest(data), self.body_s_max)
+            return await asyncio.wait_for(self._pieces(event, first), self.limits.s_max)
         except (asyncio.TimeoutError, TimeoutError):  # one and the same from Python 3.11 on
-            raise SlowSender(f"The request's body did not come within {self.body_s_max:g} s") from None
+            raise SlowSender(f"The request's body did not come within {self.limits.s_max:g} s") from None
 
-    async def _rest(self, first: bytes) -> bytes:
-        pieces = [first]
+    async def _pieces(self, event: Event | None, following: Awaitable[Event]) -> bytes:
+        """The body from `event` on, which `following` brings where it isn't here yet."""
+        pieces: list[bytes] = []
+        size = 0
         while True:
-            event = await self._receive()
+            event = await following if event is None else event
             if event["type"] != "http.request":
                 raise ClientGone
             pieces.append(event.get("body") or b"")
+            size += len(pieces[-1])
+            self._check_size(size)
             if not event.get("more_body"):
                 return b"".join(pieces)
+            event, following = None, self._receive()
+
+    def _announced(self) -> int:
+        """The body's size as its header says it, 0 where it doesn't: bytes that are here count anyway."""
+        text = self.header(b"content-length")
+        return int(text) if text.isdecimal() else 0
+
+    def _check_size(self, size: int) -> None:
+        limit = self.limits.bytes_max
+        if size > limit:
+            raise MessageTooLarge(f"Request of at least {size} bytes is over max_request_size of {limit} bytes")
 
     def when_gone(self, act: Callable[[], None]) -> None:
         """Calls `act` should the client leave before the answer has ended. The body must have been read."""
@@ -101,11 +125,17 @@ class HttpRequest:
         act()
 
     def close(self) -> None:
-        """The answer has ended, one way or another."""
+        """The answer has ended, one way or another. What may still come of the body is the engine's to discard: it
+        goes on reading only when nobody can ask for it any more, and an error's traceback may keep this alive."""
+        self._receive = _closed
         if self._timer is not None:
             self._timer.cancel()
             if self._watcher is not None:
                 self._watcher.cancel()
+
+
+async def _closed() -> Event:
+    return {"type": "http.disconnect"}
 
 
 Serve: TypeAlias = Callable[[HttpRequest], Awaitable[HttpAnswer]]

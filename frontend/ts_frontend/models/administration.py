@@ -27,7 +27,7 @@ from ts_frontend.models.environment import Environment, Environments
 from ts_frontend.models.launchpad import Launchpad
 from ts_frontend.models.model import Model
 from ts_frontend.models.registry import Registry
-from ts_frontend.models.settings import ModelSettings, Requested, model_name_for
+from ts_frontend.models.settings import WORKERS_MAX, ModelSettings, Requested, check_range, model_name_for
 from ts_frontend.models.store import Fetched, Store
 from ts_frontend.workers.supervisor import Supervisor
 from ts_frontend.workers.worker import StartFailed
@@ -232,6 +232,7 @@ class Administration:
             raise InvalidArgument(f"min_worker cannot be negative: {min_worker}")
         if maximum < min_worker:
             raise InvalidArgument("max_worker cannot be less than min_worker.")
+        check_range("max_worker" if max_worker is not None else "min_worker", maximum, 0, WORKERS_MAX)
         model = self.registry.find(name, version)
         model.minimum, model.maximum = min_worker, maximum
         work = self._scale(model, min_worker, None if timeout < 0 else float(timeout))

@@ -16,6 +16,8 @@ from ts_frontend.errors import InvalidArgument
 from ts_frontend.models.sources import INT_MAX, Source, first
 from ts_frontend.models.torchrun import Torchrun
 
+#: Workers of one model version that can be asked for: each is a process, and a typing error shall not be a fork bomb.
+WORKERS_MAX = 1024
 _NAME_CHARS_MAX = 255
 _SUFFIXES = (".tar.gz", ".tgz", ".mar", ".model", ".zip", ".tar")
 _RUNTIMES = ("python", "python3")
@@ -63,11 +65,11 @@ class Requested:
     startup_timeout_s: int | None = None
 
     def __post_init__(self) -> None:
-        _check_range("batch_size", self.batch_size, 1)
-        _check_range("max_batch_delay", self.max_batch_delay_ms, 0)
-        _check_range("initial_workers", self.initial_workers, 0)
-        _check_range("response_timeout", self.response_timeout_s, 1)
-        _check_range("startup_timeout", self.startup_timeout_s, 1)
+        check_range("batch_size", self.batch_size, 1)
+        check_range("max_batch_delay", self.max_batch_delay_ms, 0)
+        check_range("initial_workers", self.initial_workers, 0, WORKERS_MAX)
+        check_range("response_timeout", self.response_timeout_s, 1)
+        check_range("startup_timeout", self.startup_timeout_s, 1)
         if self.runtime and self.runtime not in _RUNTIMES:
             why = " (the C++ backend is not part of this server)" if self.runtime == "LSP" else ""
             raise InvalidArgument(f"Invalid RuntimeType value: {self.runtime}{why}")
@@ -178,13 +180,14 @@ def _check_name(what: str, name: str) -> None:
         )
 
 
-def _check_range(name: str, value: int | None, least: int) -> None:
+def check_range(name: str, value: int | None, least: int, most: int = INT_MAX) -> None:
+    """InvalidArgument for what isn't a whole number from `least` to `most`; None is unset."""
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidArgument(f"{name} must be a whole number, not {value!r}")
-    if not least <= value <= INT_MAX:
-        raise InvalidArgument(f"{name} must be from {least} to {INT_MAX}, not {value}")
+    if not least <= value <= most:
+        raise InvalidArgument(f"{name} must be from {least} to {most}, not {value}")
 
 
 def _is_unset(value: object) -> bool:
@@ -213,6 +216,9 @@ def _worker_range(source: Source) -> tuple[int, int] | None:
     if least < 1:
         source.warn("minWorkers", "counts as 1")
         least = 1
+    if least > WORKERS_MAX:
+        source.warn("minWorkers", f"ignored, a model has at most {WORKERS_MAX} workers")
+        return None
     if most is None:
         return least, least
     if most < least:

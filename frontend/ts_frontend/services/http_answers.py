@@ -37,9 +37,13 @@ def json_object(body: bytes) -> dict[str, Any]:
 
 
 def query_pairs(request: HttpRequest) -> list[tuple[str, str]]:
-    """All parameters of the query, in their order. InvalidArgument when there are too many."""
+    """All parameters of the query, in their order. InvalidArgument when there are too many, or they aren't UTF-8."""
     try:
-        return parse_qsl(request.query.decode("latin-1"), keep_blank_values=True, max_num_fields=PARAMETERS_MAX)
+        return parse_qsl(
+            request.query.decode("latin-1"), keep_blank_values=True, max_num_fields=PARAMETERS_MAX, errors="strict"
+        )
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"The query is not UTF-8: {error.reason} in {error.object[:80]!r}") from error
     except ValueError as error:
         raise InvalidArgument(f"The query has more than {PARAMETERS_MAX} parameters") from error
 

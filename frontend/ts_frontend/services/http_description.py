@@ -84,7 +84,8 @@ class HttpDescription:
         return json_answer(200, document("TorchServe APIs", self._version, self._operations))
 
     async def _of_model(self, request: HttpRequest) -> HttpAnswer:
-        name = request.segments[2 if request.segments[0] in ("v1", "v2") else 1].partition(":")[0]
+        first, *rest = request.segments
+        name = rest[1].rpartition(":")[0] or rest[1] if first in ("v1", "v2") else rest[0]
         if not name:
             raise ModelNotFound(name)
         self._models.find(name)

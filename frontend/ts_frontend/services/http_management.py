@@ -203,6 +203,6 @@ def _json_parameters(body: bytes) -> Parameters:
 def _text(name: str, value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, (str, int)):
+    if isinstance(value, int) or (isinstance(value, str) and value.isprintable()):
         return str(value)
     raise InvalidArgument(f"Parameter {name} must be a text, a whole number, true or false")

@@ -1,6 +1,6 @@
 """HTML forms as HTTP bodies: `application/x-www-form-urlencoded` and `multipart/form-data` (RFC 7578). No I/O.
 
-Lenient, as what reads forms is: a part without a name, or without a blank line after its headers, is left out.
+Lenient, as what reads forms is: a part without a name is left out.
 """
 
 from __future__ import annotations
@@ -40,15 +40,27 @@ def is_form(content_type: str) -> bool:
 
 def check(content_type: str, body: bytes) -> None:
     """MalformedForm when `parts` couldn't read all of it: a few searches, whatever the size."""
-    if not content_type.lower().startswith(MULTIPART):
-        if body.count(b"&") >= PARTS_MAX:
-            raise MalformedForm(f"The form has more than {PARTS_MAX} fields")
-        return
-    delimiter = _delimiter(content_type)
-    if body.rfind(delimiter + b"--") < 0:
-        raise MalformedForm(f"The multipart body does not end with its closing boundary {(delimiter + b'--')!r}")
-    if body.count(delimiter) > PARTS_MAX + 1:
-        raise MalformedForm(f"The multipart body has more than {PARTS_MAX} parts")
+    if content_type.lower().startswith(MULTIPART):
+        _check_multipart(_delimiter(content_type), body)
+    elif body.count(b"&") >= PARTS_MAX:
+        raise MalformedForm(f"The form has more than {PARTS_MAX} fields")
+
+
+def _check_multipart(delimiter: bytes, body: bytes) -> None:
+    line = b"\r\n" + delimiter
+    end = -2 if body.startswith(delimiter) else body.find(line)
+    for number in range(1, PARTS_MAX + 2):
+        begin = end + len(line)
+        if end != -1 and body.startswith(b"--", begin):
+            return
+        end = body.find(line, begin) if end != -1 else -1
+        if end < 0:
+            raise MalformedForm(f"The multipart body does not end with its closing boundary {delimiter + b'--'!r}")
+        if body.find(b"\r\n\r\n", begin, min(end, begin + PART_HEAD_BYTES_MAX)) < 0:
+            raise MalformedForm(
+                f"Part {number} of the multipart body has no headers, or more than {PART_HEAD_BYTES_MAX} bytes of them"
+            )
+    raise MalformedForm(f"The multipart body has more than {PARTS_MAX} parts")
 
 
 def parts(content_type: str, body: bytes) -> list[Part]:

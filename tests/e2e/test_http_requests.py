@@ -1,0 +1,653 @@
+"""Requests that no honest client sends: each is refused by name, and nothing else is lost.
+
+Each test may break what it likes; afterwards the server must answer a prediction, and none may hang.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import re
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import ConnectionTerminated, DataReceived, ResponseReceived, StreamEnded, StreamReset
+
+GUARD_S = 60
+LIMIT_BYTES = 1_000_000
+#: Less than this of a body of 300 MB may have been taken, sockets' buffers included.
+TAKEN_BYTES_MAX = 32_000_000
+MEMORY_BYTES_MAX = 40_000_000
+POST = b"POST /predictions/probe HTTP/1.1\r\nHost: x\r\n"
+GET = b"GET /ping HTTP/1.1\r\nHost: x\r\n"
+JSON = b"Content-Type: application/json\r\n"
+HANDLER = """
+def handle(data, context):
+    if data is not None:
+        return [{name: str(value) for name, value in row.items()} for row in data]
+"""
+
+
+@pytest.fixture(scope="module")
+def server(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    directory = tmp_path_factory.mktemp("requests")
+    model = directory / "store" / "probe"
+    (model / "MAR-INF").mkdir(parents=True)
+    (model / "handler.py").write_text(HANDLER)
+    manifest = {"runtime": "python", "model": {"modelName": "probe", "handler": "handler.py", "modelVersion": "1.0"}}
+    (model / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
+    (directory / "outside.mar").write_text("not for the server")
+    settings = {"max_request_size": LIMIT_BYTES, "request_body_timeout_s": 1, "request_head_timeout_s": 1}
+    server = serving(directory, directory / "store", settings, ["--ncs"])
+    try:
+        server.wait_started().register("probe")
+        yield server
+    finally:
+        server.terminate()
+
+
+@pytest.fixture(autouse=True)
+def still_healthy(server: Any) -> Iterator[None]:
+    yield
+    assert good(server)
+    assert "failed unexpectedly" not in server.log
+    assert "Traceback" not in server.log
+
+
+def good(server: Any) -> bool:
+    """Whether a prediction on a connection of its own is answered."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port("http_inference"), timeout=GUARD_S)
+    connection.request("POST", "/predictions/probe", b"x")
+    response = connection.getresponse()
+    answer = response.status, response.read()
+    connection.close()
+    return answer == (200, b'{\n  "body": "bytearray(b\'x\')"\n}')
+
+
+@contextlib.contextmanager
+def connected(server: Any, api: str = "http_inference") -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", server.port(api)), timeout=GUARD_S) as one:
+        yield one
+
+
+def until_closed(one: socket.socket) -> bytes:
+    found = b""
+    with contextlib.suppress(ConnectionError):
+        while piece := one.recv(65_536):
+            found += piece
+    return found
+
+
+def exchange(server: Any, data: bytes, api: str = "http_inference", *, ends: bool = False) -> bytes:
+    """What comes back for these bytes until the server closes; meanwhile another client is served.
+
+    `ends`: this side closes first, after its bytes."""
+    with connected(server, api) as one:
+        with contextlib.suppress(ConnectionError):
+            one.sendall(data)
+            if ends:
+                one.shutdown(socket.SHUT_WR)
+        assert good(server)
+        return until_closed(one)
+
+
+def head_of(answer: bytes) -> tuple[int, dict[str, str]]:
+    """Status and headers of the first answer."""
+    line, *rest = answer.partition(b"\r\n\r\n")[0].decode("latin-1").split("\r\n")
+    return int(line.split()[1]), dict(header.lower().split(": ", 1) for header in rest)
+
+
+def status(answer: bytes) -> int:
+    return head_of(answer)[0]
+
+
+def ask(server: Any, method: str, target: str, body: bytes = b"", api: str = "http_inference", **headers: str) -> Any:
+    """Status and JSON of a call whose target goes out as it is."""
+    lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
+    length = f"Content-Length: {len(body)}\r\n" if body else ""
+    request = f"{method} {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{lines}{length}\r\n".encode("latin-1")
+    with connected(server, api) as one:
+        one.sendall(request + body)
+        answer = until_closed(one)
+    return status(answer), json.loads(answer.partition(b"\r\n\r\n")[2] or b"null")
+
+
+def manage(server: Any, method: str, target: str, body: bytes = b"", **headers: str) -> Any:
+    return ask(server, method, target, body, "http_management", **headers)
+
+
+# --- too large
+
+
+def memory_bytes(server: Any) -> int:
+    return int(psutil.Process(server.process.pid).memory_info().rss)
+
+
+def push(one: socket.socket, head: bytes, piece: bytes) -> int:
+    """Bytes of a body of 300 MB that could be sent until the server closed."""
+    sent = 0
+    with contextlib.suppress(ConnectionError):
+        one.sendall(head)
+        while sent < 300_000_000:
+            one.sendall(piece)
+            sent += len(piece)
+    return sent
+
+
+@pytest.mark.parametrize("form", ["content-length", "chunked"])
+def test_a_body_over_the_limit_is_refused_before_it_is_buffered(server: Any, form: str) -> None:
+    before = memory_bytes(server)
+    size = b"Content-Length: 300000000\r\n\r\n" if form == "content-length" else b"Transfer-Encoding: chunked\r\n\r\n"
+    piece = b"x" * 65_536 if form == "content-length" else b"10000\r\n" + b"x" * 65_536 + b"\r\n"
+    with connected(server) as one:
+        assert push(one, POST + size, piece) < TAKEN_BYTES_MAX
+        assert good(server)
+        answer = until_closed(one)
+    assert not answer or status(answer) == 413  # a system may drop what a client that still sends hasn't read
+    assert memory_bytes(server) - before < MEMORY_BYTES_MAX
+
+
+def test_a_body_that_says_it_is_over_the_limit_is_refused_unread(server: Any) -> None:
+    answer = exchange(server, POST + b"Expect: 100-continue\r\nContent-Length: 300000000\r\n\r\n")
+    assert status(answer) == 413
+    assert b"100 Continue" not in answer
+
+
+def test_the_refusal_names_the_limit(server: Any) -> None:
+    for body in (
+        b"Content-Length: %d\r\n\r\n" % (LIMIT_BYTES + 1),
+        b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % 1_000_001,
+    ):
+        answer = exchange(server, POST + body + b"x" * (LIMIT_BYTES + 1) + b"\r\n0\r\n\r\n")
+        found, headers = head_of(answer)
+        error = json.loads(answer.partition(b"\r\n\r\n")[2])
+        assert (found, headers["connection"], error["code"], error["type"]) == (413, "close", 413, "TooLargeException")
+        assert re.fullmatch(
+            r"Request of at least \d+ bytes is over max_request_size of 1000000 bytes", error["message"]
+        )
+
+
+def test_a_body_at_the_limit_is_taken(server: Any) -> None:
+    answer = exchange(server, POST + b"Connection: close\r\nContent-Length: 1000000\r\n\r\n" + bytes(LIMIT_BYTES))
+    assert status(answer) == 200
+
+
+# --- slow and unfinished
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"Content-Length: 10\r\n\r\n",
+        b"Content-Length: 10\r\n\r\nabc",
+        b"Transfer-Encoding: chunked\r\n\r\n",
+        b"Transfer-Encoding: chunked\r\n\r\n5\r\nabc",
+        b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n",
+    ],
+)
+def test_a_body_that_does_not_come_in_time_is_given_up(server: Any, body: bytes) -> None:
+    answer = exchange(server, POST + body)
+    assert status(answer) == 408
+    assert json.loads(answer.partition(b"\r\n\r\n")[2]) == {
+        "code": 408,
+        "type": "RequestTimeoutException",
+        "message": "The request's body did not come within 1 s",
+    }
+
+
+@pytest.mark.parametrize("head", [b"", b"GET /ping HT", b"GET /ping HTTP/1.1\r\nHost: x\r\nX-More: "])
+def test_a_head_that_stops_is_given_up(server: Any, head: bytes) -> None:
+    assert exchange(server, head) == b""
+
+
+@pytest.mark.parametrize("body", [b"Content-Length: 10\r\n\r\nabc", b"Transfer-Encoding: chunked\r\n\r\n5\r\nab"])
+def test_half_a_body_and_gone(server: Any, body: bytes) -> None:
+    assert b" 200 " not in exchange(server, POST + body, ends=True)
+
+
+# --- heads
+
+
+@pytest.mark.parametrize(
+    ("head", "expected"),
+    [
+        (GET + b"".join(b"X-%d: a\r\n" % number for number in range(101)), 431),
+        (GET + b"X: " + b"a" * 40_000 + b"\r\n", 431),
+        (GET + b"".join(b"X-%d: " % number + b"a" * 7_000 + b"\r\n" for number in range(12)), 431),
+        (b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n", 414),
+    ],
+    ids=["many", "one long", "many long", "long target"],
+)
+def test_heads_have_limits(server: Any, head: bytes, expected: int) -> None:
+    assert status(exchange(server, head + b"\r\n")) == expected
+
+
+def test_an_endless_head_ends(server: Any) -> None:
+    before = memory_bytes(server)
+    with connected(server) as one:
+        assert push(one, b"GET /ping HTTP/1.1\r\n", b"X: " + b"y" * 1000 + b"\r\n") < TAKEN_BYTES_MAX
+        assert status(until_closed(one) or b"HTTP/1.1 431 ") == 431
+    assert memory_bytes(server) - before < MEMORY_BYTES_MAX
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        POST + b"Content-Length: 3\r\nContent-Length: 5\r\n\r\nabcde",
+        POST + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + GET + b"\r\n",
+        POST + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+        POST + b"Transfer-Encoding: chunked, chunked\r\n\r\n0\r\n\r\n",
+        POST + b"Content-Length: -3\r\n\r\n",
+        POST + b"Content-Length: +3\r\n\r\nabc",
+        POST + b"Content-Length: 99999999999999999999999\r\n\r\nabc",
+        b"GET /ping HTTP/1.1\r\n\r\n",
+        b"GET /ping HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        b"GET /ping HTTP/1.1\r\nHost : x\r\n\r\n",
+        GET + b"X: a\r\n b\r\n\r\n",
+        GET + b"X: a\0b\r\n\r\n",
+        GET + b"X\xff: a\r\n\r\n",
+        b"GET /predictions/\xff\xfe HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /predictions/a\0b HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /predictions/%zz HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /predictions/a% HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET ping HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET http://elsewhere/ping HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /ping HTTP/1.0\r\nHost: x\r\n\r\n",
+        b"GET /ping HTTP/3.9\r\nHost: x\r\n\r\n",
+    ],
+)
+def test_a_malformed_head_is_refused_and_the_connection_ends(server: Any, head: bytes) -> None:
+    """Two readings of one request would let a request hide in another's body: neither is taken."""
+    answer = exchange(server, head)
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert 400 <= status(answer) < 600
+    assert head_of(answer)[1]["connection"] == "close"
+
+
+@pytest.mark.parametrize("data", [b"hello\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"\0" * 5000])
+def test_what_is_not_http_at_all(server: Any, data: bytes) -> None:
+    assert b" 200 " not in exchange(server, data)
+
+
+@pytest.mark.parametrize("size", [b"zz", b"ffffffffffffffffffff", b"-1", b"3;" + b"a" * 100_000, b"5\n"])
+def test_malformed_chunks(server: Any, size: bytes) -> None:
+    assert b" 200 " not in exchange(
+        server, POST + b"Transfer-Encoding: chunked\r\n\r\n" + size + b"\r\nabc\r\n0\r\n\r\n"
+    )
+
+
+def test_a_header_that_is_not_utf_8_reaches_the_handler_as_bytes_do_in_http(server: Any) -> None:
+    assert status(exchange(server, GET + b"X-Odd: \xff\xfe\r\nConnection: close\r\n\r\n")) == 200
+
+
+# --- connections
+
+
+def test_pipelined_requests_are_answered_in_order(server: Any) -> None:
+    first = POST + b"Content-Length: 1\r\n\r\n1"
+    last = POST + b"Connection: close\r\nContent-Length: 1\r\n\r\n3"
+    answers = exchange(server, first + GET + b"\r\n" + last)
+    assert re.findall(rb"bytearray\(b'(\d)'\)|\"status\": \"(\w+)\"", answers) == [
+        (b"1", b""),
+        (b"", b"Healthy"),
+        (b"3", b""),
+    ]
+
+
+def test_an_error_ends_its_connection_as_it_says(server: Any) -> None:
+    answers = exchange(server, b"GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n" + GET + b"\r\n")
+    assert (status(answers), head_of(answers)[1]["connection"]) == (404, "close")
+    assert answers.count(b"HTTP/1.1 ") == 1
+
+
+def test_a_connection_lives_on_after_an_answer_that_did_not_need_the_body(server: Any) -> None:
+    first = b"PUT /models/probe?min_worker=1 HTTP/1.1\r\nHost: x\r\nContent-Length: 400000\r\n\r\n" + b"x" * 400_000
+    last = b"GET /models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    answers = exchange(server, first + last, "http_management")
+    assert answers.count(b"HTTP/1.1 ") == 2
+    assert b'"modelName": "probe"' in answers
+
+
+def test_a_client_that_waits_for_100_continue_gets_it(server: Any) -> None:
+    with connected(server) as one:
+        one.sendall(POST + b"Connection: close\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\n")
+        assert one.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        one.sendall(b"x")
+        assert status(until_closed(one)) == 200
+
+
+@pytest.mark.parametrize("target", ["/ping", "/predictions/probe", "/nothing"])
+def test_head_is_answered_like_get_without_the_body(server: Any, target: str) -> None:
+    def answer(method: str) -> tuple[bytes, dict[str, str]]:
+        found = exchange(server, f"{method} {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        headers = head_of(found)[1]
+        del headers["x-request-id"]
+        return found.partition(b"\r\n\r\n")[2], headers
+
+    body, headers = answer("GET")
+    assert answer("HEAD") == (b"", headers)
+    assert int(headers["content-length"]) == len(body)
+
+
+# --- what is asked for
+
+NOT_FOUND = (404, "ResourceNotFoundException", "Requested resource is not found, please refer to API document.")
+
+
+def refused(answer: Any) -> tuple[int, str, str]:
+    found, error = answer
+    assert found == error["code"]
+    return found, error["type"], error["message"]
+
+
+@pytest.mark.parametrize(
+    "target", ["/nothing", "/predictions", "/predictions/", "//ping", "/predictions//", "/%2e%2e/ping"]
+)
+def test_unknown_paths(server: Any, target: str) -> None:
+    assert refused(ask(server, "GET", target)) == NOT_FOUND
+    assert refused(manage(server, "GET", target)) == NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    ("segment", "name"),
+    [
+        *[
+            ("..", ".."),
+            ("%2e%2e", ".."),
+            ("%2e%2e%2fprobe", ".."),
+            ("nope", "nope"),
+            ("%00", "\0"),
+            ("probe%00", "probe\0"),
+        ],
+        *[("%ff", "%ff"), ("%0d%0aX:%20y", "\r\nX: y"), ("%F0%9F%98%80", "😀"), ("a" * 3000, "a" * 3000)],
+    ],
+)
+def test_unknown_models(server: Any, segment: str, name: str) -> None:
+    expected = (404, "ModelNotFoundException", f"Model not found: {name}")
+    assert refused(ask(server, "POST", f"/predictions/{segment}", b"x")) == expected
+    assert refused(ask(server, "POST", f"/explanations/{segment}", b"x")) == expected
+    assert refused(ask(server, "OPTIONS", f"/predictions/{segment}")) == expected
+    assert refused(manage(server, "GET", f"/models/{segment}")) == expected
+    assert refused(manage(server, "PUT", f"/models/{segment}?min_worker=1")) == expected
+    assert refused(manage(server, "DELETE", f"/models/{segment}")) == expected
+
+
+@pytest.mark.parametrize("version", ["2.0", "..", "%2e%2e", "%00", "%ff"])
+def test_unknown_versions(server: Any, version: str) -> None:
+    for answer in (
+        ask(server, "POST", f"/predictions/probe/{version}", b"x"),
+        manage(server, "PUT", f"/models/probe/{version}?min_worker=1"),
+        manage(server, "DELETE", f"/models/probe/{version}"),
+        manage(server, "PUT", f"/models/probe/{version}/set-default"),
+    ):
+        found, kind, message = refused(answer)
+        assert (found, kind) == (404, "ModelVersionNotFoundException")
+        assert "does not exist for model" in message
+
+
+@pytest.mark.parametrize("method", ["PATCH", "POST", "TRACE", "WHATEVER"])
+def test_unknown_methods(server: Any, method: str) -> None:
+    assert refused(manage(server, method, "/models/probe"))[:2] == (405, "MethodNotAllowedException")
+    assert refused(ask(server, method, "/"))[:2] == (405, "MethodNotAllowedException")
+
+
+@pytest.mark.parametrize(
+    ("url", "found"),
+    [
+        *[
+            ("../outside.mar", 404),
+            ("%2e%2e/outside.mar", 404),
+            ("..%2foutside.mar", 404),
+            ("%252e%252e%252foutside.mar", 404),
+        ],
+        *[
+            ("probe/../../outside.mar", 404),
+            ("/etc/passwd", 404),
+            ("file:///etc/passwd", 404),
+            ("http://127.0.0.1:1/x.mar", 404),
+        ],
+        *[
+            ("", 404),
+            ("nope.mar", 404),
+            ("x%00.mar", 400),
+            ("%ff.mar", 400),
+            ("gopher://x/y.mar", 400),
+            ("a" * 5000, 400),
+        ],
+    ],
+)
+def test_urls_that_are_not_archives_of_the_store(server: Any, url: str, found: int) -> None:
+    assert refused(manage(server, "POST", f"/models?url={url}&model_name=new"))[0] == found
+    assert manage(server, "GET", "/models")[1] == {"models": [{"modelName": "probe", "modelUrl": "probe"}]}
+
+
+@pytest.mark.parametrize(
+    ("query", "word"),
+    [
+        *[
+            ("", "url is required"),
+            ("url=probe&model_name=../x", "model_name"),
+            ("url=probe&model_name=a%2fb", "model_name"),
+        ],
+        *[("url=probe&model_name=%00", "model_name"), ("url=probe&model_name=%ff", "UTF-8")],
+        *[("url=probe&initial_workers=x", "initial_workers"), ("url=probe&initial_workers=-1", "initial_workers")],
+        *[("url=probe&initial_workers=99999999999", "initial_workers"), ("url=probe&initial_workers=1025", "1024")],
+        *[("url=probe&batch_size=0", "batch_size"), ("url=probe&batch_size=1e9", "batch_size")],
+        *[("url=probe&response_timeout=0", "response_timeout"), ("url=probe&runtime=java", "RuntimeType")],
+        ("&".join(["a=b"] * 300), "256 parameters"),
+    ],
+)
+def test_parameters_that_cannot_be_meant(server: Any, query: str, word: str) -> None:
+    found, kind, message = refused(manage(server, "POST", f"/models?{query}"))
+    assert (found, kind) == (400, "BadRequestException")
+    assert word in message
+
+
+@pytest.mark.parametrize(
+    ("query", "word"),
+    [("min_worker=x", "min_worker"), ("min_worker=-1", "min_worker"), ("min_worker=99999999999", "min_worker")]
+    + [("min_worker=1025", "1024"), ("min_worker=1&max_worker=99999999999", "max_worker"), ("min_worker=%ff", "UTF-8")],
+)
+def test_worker_counts_that_cannot_be_meant(server: Any, query: str, word: str) -> None:
+    found, kind, message = refused(manage(server, "PUT", f"/models/probe?{query}"))
+    assert (found, kind) == (400, "BadRequestException")
+    assert word in message
+
+
+@pytest.mark.parametrize(
+    ("body", "word"),
+    [
+        *[
+            (b"", "not JSON"),
+            (b"{", "not JSON"),
+            (b"\xff\xfe", "not JSON"),
+            (b"[" * 100_000, "not JSON"),
+            (b"[]", "object"),
+        ],
+        *[(b"null", "object"), (b'{"url": ["x"]}', "url"), (b'{"url": NaN}', "url"), (b'{"url": "\\ud800"}', "url")],
+        *[
+            (b'{"url": "a\\u0000b"}', "url"),
+            (b'{"url": "probe", "initial_workers": 1.5}', "initial_workers"),
+            (b"{}", "url"),
+        ],
+        (b'{"url": "probe", "batch_size": 1' + b"0" * 5000 + b"}", ""),
+    ],
+)
+def test_register_bodies_that_are_not_what_they_should_be(server: Any, body: bytes, word: str) -> None:
+    found, kind, message = refused(manage(server, "POST", "/models", body, Content_Type="application/json"))
+    assert (found, kind) == (400, "BadRequestException")
+    assert word in message
+
+
+def test_json_that_is_not_json_is_the_handlers_to_judge(server: Any) -> None:
+    for body in (b"{", b"\xff", b"[" * 50_000):
+        found, answer = ask(server, "POST", "/predictions/probe", body, Content_Type="application/json")
+        assert (found, answer) == (200, {"body": str(bytearray(body))})
+
+
+MULTIPART = "multipart/form-data; boundary=B"
+PART = b'--B\r\nContent-Disposition: form-data; name="data"\r\n\r\n1\r\n'
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "word"),
+    [
+        ("multipart/form-data", PART + b"--B--", "boundary"),
+        (MULTIPART, b"", "closing boundary"),
+        (MULTIPART, PART, "closing boundary"),
+        (MULTIPART, b"nothing of the kind", "closing boundary"),
+        (MULTIPART, b"--B\r\nno headers\r\n--B--", "Part 1"),
+        (MULTIPART, PART + b"--B\r\nX: " + b"a" * 20_000 + b"\r\n\r\n1\r\n--B--", "Part 2"),
+        (MULTIPART, PART * 5000 + b"--B--", "4096 parts"),
+        ("application/x-www-form-urlencoded", b"&".join([b"a=b"] * 5000), "4096 fields"),
+    ],
+)
+def test_malformed_forms(server: Any, content_type: str, body: bytes, word: str) -> None:
+    found, kind, message = refused(ask(server, "POST", "/predictions/probe", body, Content_Type=content_type))
+    assert (found, kind) == (400, "BadRequestException")
+    assert word in message
+
+
+def test_a_form_with_odd_parts_keeps_the_good_ones(server: Any) -> None:
+    odd = b"--B\r\nContent-Disposition: form-data\r\n\r\nwithout a name\r\n"
+    found, answer = ask(server, "POST", "/predictions/probe", odd + PART + b"--B--\r\n", Content_Type=MULTIPART)
+    assert (found, answer) == (200, {"data": "bytearray(b'1')"})
+
+
+# --- HTTP/2
+
+Pairs = list[tuple[bytes, bytes]]
+GET2: Pairs = [(b":method", b"GET"), (b":scheme", b"http"), (b":authority", b"x"), (b":path", b"/ping")]
+POST2: Pairs = [(b":method", b"POST"), *GET2[1:3], (b":path", b"/predictions/probe")]
+
+
+class Talk:
+    """One HTTP/2 connection whose client checks nothing. `status`, `body`, `reset`: what came back for stream 1."""
+
+    def __init__(self, one: socket.socket) -> None:
+        self._socket = one
+        checks = {"validate_outbound_headers": False, "normalize_outbound_headers": False, "header_encoding": None}
+        self.h2 = H2Connection(H2Configuration(client_side=True, **checks))  # type: ignore[arg-type]
+        self.h2.initiate_connection()
+        self.status, self.body, self.reset, self.ended = 0, b"", False, False
+        self.flush()
+
+    def flush(self) -> None:
+        with contextlib.suppress(ConnectionError):
+            self._socket.sendall(self.h2.data_to_send())
+
+    def send(self, headers: Pairs, body: bytes, *, end: bool) -> Talk:
+        """Sends as much as is taken, until the stream has ended or `end` is False and all is sent."""
+        self.h2.send_headers(1, headers, end_stream=end and not body)
+        sent = 0
+        while sent < len(body) and not self.ended:
+            size = min(self.h2.local_flow_control_window(1), self.h2.max_outbound_frame_size, len(body) - sent)
+            if size > 0:
+                self.h2.send_data(1, body[sent : sent + size], end_stream=end and sent + size == len(body))
+                sent += size
+            else:
+                self.read()
+            self.flush()
+        self.flush()
+        return self
+
+    def read(self) -> None:
+        data = self._socket.recv(65_536)
+        self.ended |= not data
+        for event in self.h2.receive_data(data):
+            if isinstance(event, ResponseReceived):
+                self.status = int(dict(event.headers)[b":status"])
+            elif isinstance(event, DataReceived):
+                self.body += event.data
+            elif isinstance(event, (StreamReset, ConnectionTerminated)):
+                self.reset = self.ended = True
+            elif isinstance(event, StreamEnded):
+                self.ended = True
+        self.flush()
+
+    def finish(self) -> Talk:
+        while not self.ended:
+            self.read()
+        return self
+
+
+def talk(server: Any, headers: Pairs, body: bytes = b"", *, end: bool = True) -> Talk:
+    with connected(server) as one:
+        found = Talk(one).send(headers, body, end=end)
+        assert good(server)
+        return found.finish()
+
+
+def test_http_2_is_answered(server: Any) -> None:
+    assert talk(server, POST2, b"x").body == b'{\n  "body": "bytearray(b\'x\')"\n}'
+    assert talk(server, [(b":method", b"HEAD"), *GET2[1:]]).status == 200
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_http_2_refuses_a_body_over_the_limit(server: Any, announced: bool) -> None:
+    before = memory_bytes(server)
+    more = [(b"content-length", b"100000000")] if announced else []
+    found = talk(server, POST2 + more, bytes(100_000_000))
+    assert found.status == 413
+    assert memory_bytes(server) - before < MEMORY_BYTES_MAX
+
+
+def test_http_2_gives_up_a_body_that_does_not_come(server: Any) -> None:
+    found = talk(server, POST2, b"abc", end=False)
+    assert (found.status, json.loads(found.body)["type"]) == (408, "RequestTimeoutException")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        GET2[1:],
+        [*GET2, (b":path", b"/models")],
+        [*GET2, (b"X-Upper", b"a")],
+        [*GET2, (b"connection", b"close")],
+        [*GET2, (b"transfer-encoding", b"chunked")],
+        [*GET2, (b"x", b"a\0b")],
+        [*GET2, (b"content-length", b"3"), (b"content-length", b"5")],
+        [*GET2[:3], (b":path", b"/predictions/\xff")],
+        [*GET2[:3], (b":path", b"/predictions/%zz")],
+        [*GET2[:3], (b":path", b"")],
+        [*GET2, *[(b"x-%d" % number, b"a") for number in range(200)]],
+        [*GET2, *[(b"x-%d" % number, b"a" * 16_000) for number in range(10)]],
+    ],
+)
+def test_http_2_refuses_malformed_heads(server: Any, headers: Pairs) -> None:
+    found = talk(server, headers)
+    assert found.reset or found.status in (400, 431)
+
+
+def test_http_2_refuses_a_body_of_another_length_than_announced(server: Any) -> None:
+    assert talk(server, [*POST2, (b"content-length", b"5")], b"abc").reset
+
+
+def test_an_endless_http_2_head_ends(server: Any) -> None:
+    """CONTINUATION frames without end: each small, none the last."""
+
+    def frame(kind: int, payload: bytes) -> bytes:
+        return len(payload).to_bytes(3, "big") + bytes([kind, 0, 0, 0, 0, 1]) + payload
+
+    before = memory_bytes(server)
+    with connected(server) as one:
+        preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0" + frame(1, b"\x82")
+        push(one, preface, frame(9, b"\x00\x01x\x7f\x00" + b"a" * 127) * 100)
+        assert b"exceeds" in until_closed(one)
+    assert memory_bytes(server) - before < MEMORY_BYTES_MAX
+
+
+def test_streams_that_are_reset_at_once_end_their_connection(server: Any) -> None:
+    with connected(server) as one:
+        found = Talk(one)
+        for number in range(2000):
+            found.h2.send_headers(1 + 2 * number, POST2)
+            found.h2.reset_stream(1 + 2 * number)
+            found.flush()
+        assert good(server)
