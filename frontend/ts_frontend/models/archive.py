@@ -18,6 +18,7 @@ import yaml
 
 from ts_frontend.errors import ArchiveNotFound, ServeError
 from ts_frontend.models.extraction import ExtractLimits, extract, refusal, safe_parts
+from ts_frontend.models.signature import Signature
 
 __all__ = ["Archive", "ExtractLimits", "open_archive"]
 
@@ -30,7 +31,9 @@ _RUNTIMES = ("python", "python3")
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """An opened archive. File names are relative to `dir`; `manifest` and `config` are {} where there is none."""
+    """An opened archive. File names are relative to `dir`; `manifest` and `config` are {} where there is none.
+    `adapter` names what runs a handler written for another server (`ts.compat.NAME`), which gets `adapter_settings`;
+    `signature` is what the files declare of its tensors beside `config`."""
 
     dir: Path
     owned: bool
@@ -44,6 +47,9 @@ class Archive:
     config_file: str | None = None
     config: dict[str, Any] = field(default_factory=dict)
     runtime: str = "python"
+    adapter: str = ""
+    adapter_settings: dict[str, Any] = field(default_factory=dict)
+    signature: Signature | None = None
 
     def remove(self) -> None:
         """Deletes the unpacked copy; a directory that was only linked stays. Blocking, never fails."""

@@ -59,7 +59,7 @@ class Launchpad:
         if not handler:
             raise InvalidArchive(f"Archive of model {name} names no handler, and default_service_handler is not set")
         self._check_devices(name, settings)
-        signature = signature_of(archive.config)
+        signature = archive.signature or signature_of(archive.config)
         queue = JobQueue(self._policy(settings))
         metrics = self._metrics.model(name, version)
         pool = self._supervisor.pool(
@@ -164,5 +164,7 @@ class Launchpad:
             "credit_bytes": config.stream_credit_bytes,
             "python_path": [],
             "tensors": signature.for_worker(),
+            "adapter": archive.adapter,
+            "adapter_settings": archive.adapter_settings,
             "threads": None,
         }

@@ -14,7 +14,7 @@ from ts_frontend.errors import Draining, NoWorker
 from ts_frontend.job import Job, Ledger
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.settings import ModelSettings, Requested
-from ts_frontend.models.signature import Signature
+from ts_frontend.models.signature import Signature, signature_from
 from ts_frontend.telemetry.metrics import ModelMetrics
 from ts_frontend.workers.pool import Pool
 
@@ -51,7 +51,7 @@ class Model:
         self.requested = requested
         self.queue = queue
         self.pool = pool
-        self.signature = signature
+        self._signature = signature
         self._metrics = metrics
         self.ledger = Ledger()
         self.minimum = settings.min_workers
@@ -102,6 +102,15 @@ class Model:
         )
         self.queue.put(job)
         return job
+
+    @property
+    def signature(self) -> Signature:
+        """What its files declare of its tensors; where they say nothing, what its handler said when it was loaded."""
+        if not self._signature.declared:
+            for slot in self.pool.slots:
+                if slot.worker is not None and slot.worker.info.get("signature"):
+                    return signature_from(slot.worker.info["signature"])
+        return self._signature
 
     @property
     def streams(self) -> bool:

@@ -67,6 +67,11 @@ def signature_of(config: Mapping[str, Any]) -> Signature:
         raise InvalidArgument(
             f"{KEY} in the model's configuration has unknown keys: {', '.join(sorted(map(str, unknown)))}"
         )
+    return signature_from(found)
+
+
+def signature_from(found: Mapping[str, Any]) -> Signature:
+    """A signature from its parts. Raises InvalidArgument."""
     return Signature(
         str(found.get("platform") or ""),
         specs_of(found.get("inputs"), f"{KEY}.inputs"),

@@ -9,12 +9,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeAlias
 
 from ts.protocol.frames import Buffer, Input
-from ts_frontend.errors import ModelNotFound, ServeError, Unimplemented
+from ts_frontend.errors import ModelNotFound, ServeError
 from ts_frontend.ingress.http import MethodNotAllowed
 from ts_frontend.ingress.http_call import Header, HttpAnswer, HttpRequest, Serve
 from ts_frontend.models.signature import TensorSpec
 from ts_frontend.services import tensor_models
 from ts_frontend.services.http_answers import compact_json, json_object
+from ts_frontend.services.tensor_joining import joined_generate, joined_json
 from ts_frontend.services.tensor_models import Answer, Health, Models, Served
 
 EVENTS: Header = (b"content-type", b"text/event-stream; charset=utf-8")
@@ -36,6 +37,8 @@ class HttpOpenInference:
             ("ready",): ("GET", self._ready),
             ("infer",): ("POST", self._infer),
             ("infer_stream",): ("POST", self._infer_stream),
+            ("generate",): ("POST", self._generate),
+            ("generate_stream",): ("POST", self._generate_stream),
         }
 
     def route(self, request: HttpRequest) -> Serve | None:
@@ -127,9 +130,9 @@ class HttpOpenInference:
 
     # --- inference
 
-    def _submit(self, request: HttpRequest, model: Served, body: bytes) -> Answer:
+    def _submit(self, request: HttpRequest, model: Served, body: bytes, form: str) -> Answer:
         answer = model.submit(
-            [Input("", "\0json", body)],
+            [Input("", f"\0{form}", body)],
             headers=[(key.decode("latin-1"), value.decode("latin-1")) for key, value in request.headers],
             request_id=request.request_id,
             stream=True,
@@ -139,17 +142,26 @@ class HttpOpenInference:
         return answer
 
     async def _infer(self, request: HttpRequest, model: Served) -> HttpAnswer:
-        answer = self._submit(request, model, await request.body())
+        return await self._one(self._submit(request, model, await request.body(), "json"), joined_json)
+
+    async def _infer_stream(self, request: HttpRequest, model: Served) -> HttpAnswer:
+        return await self._events(self._submit(request, model, await request.body(), "json;stream"))
+
+    async def _generate(self, request: HttpRequest, model: Served) -> HttpAnswer:
+        return await self._one(self._submit(request, model, await request.body(), "generate"), joined_generate)
+
+    async def _generate_stream(self, request: HttpRequest, model: Served) -> HttpAnswer:
+        return await self._events(self._submit(request, model, await request.body(), "generate;stream"))
+
+    async def _one(self, answer: Answer, join: Callable[[list[Buffer]], bytes]) -> HttpAnswer:
         found: list[Buffer] = []
         async for pieces in answer.chunks():
             found.extend(piece for piece in pieces if len(piece))
-        if len(found) != 1:
-            raise Unimplemented(f"The model sent {len(found)} answers where infer has one: use infer_stream")
-        return HttpAnswer(200, [(name.encode(), value.encode("latin-1")) for name, value in answer.headers], found[0])
+        body = found[0] if len(found) == 1 else join(found)
+        return HttpAnswer(200, [(name.encode(), value.encode("latin-1")) for name, value in answer.headers], body)
 
-    async def _infer_stream(self, request: HttpRequest, model: Served) -> HttpAnswer:
+    async def _events(self, answer: Answer) -> HttpAnswer:
         """An event for each answer; a failure before the first has its status, a later one is an event."""
-        answer = self._submit(request, model, await request.body())
         pieces = answer.chunks()
         first = await anext(pieces)
         return HttpAnswer(200, (EVENTS,), _events(first, pieces))

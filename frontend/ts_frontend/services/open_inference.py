@@ -13,11 +13,12 @@ from google.protobuf.message import DecodeError, Message
 
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.frames import Input
-from ts_frontend.errors import InvalidArgument, Unimplemented
+from ts_frontend.errors import InvalidArgument
 from ts_frontend.ingress.call import Call, Method, Shape
 from ts_frontend.models.signature import TensorSpec
 from ts_frontend.services import tensor_models
 from ts_frontend.services.metadata import RequestIds, request_headers
+from ts_frontend.services.tensor_joining import joined_messages
 from ts_frontend.services.tensor_models import Answer, Health, Models, Served
 from ts_frontend.services.tensor_streams import Dialect, converse
 
@@ -126,11 +127,11 @@ class OpenInferenceService:
                 found.extend(bytes(piece) for piece in pieces if len(piece))
         finally:
             answer.cancel()
-        return found[0] if len(found) == 1 else _joined(found)
+        return found[0] if len(found) == 1 else joined_messages(found)
 
     async def model_infer_stream(self, call: Call, data: bytes) -> AsyncIterator[Sequence[bytes]]:
         """One ModelInferRequest -> a ModelInferResponse for every piece the handler sends (MAX)."""
-        answer = self._submit(call, data, message(pb.ModelInferRequest, data), "grpc")
+        answer = self._submit(call, data, message(pb.ModelInferRequest, data), "grpc;stream")
         try:
             async for pieces in answer.chunks():
                 yield [bytes(piece) for piece in pieces if len(piece)]
@@ -166,38 +167,3 @@ def set_parameter(parameter: Any, value: Any) -> None:
         parameter.double_param = value
     else:
         parameter.string_param = str(value)
-
-
-def _joined(pieces: Sequence[bytes]) -> bytes:
-    """Several answers as one, when each is one text: their texts joined. Unimplemented for any other."""
-    found = [pb.ModelInferResponse.FromString(piece) for piece in pieces]
-    if not found:
-        raise Unimplemented("The model sent no answer: ask it by ModelStreamInfer")
-    for response in found:
-        if [output.datatype for output in response.outputs] not in (["BYTES"], [""]):
-            raise Unimplemented(
-                f"The model sent {len(found)} answers, ModelInfer takes one: ask it by ModelStreamInfer"
-            )
-    last = found[-1]
-    if last.raw_output_contents:
-        bare = all(_is_bare(response) for response in found)
-        texts = [response.raw_output_contents[0][0 if bare else 4 :] for response in found]
-        joined = b"".join(texts)
-        last.raw_output_contents[0] = joined if bare else len(joined).to_bytes(4, "little") + joined
-        return last.SerializeToString()
-    contents = last.outputs[0].contents
-    texts = [b"".join(response.outputs[0].contents.bytes_contents) for response in found]
-    points = [number for response in found for number in response.outputs[0].contents.int_contents]
-    contents.ClearField("bytes_contents")
-    contents.ClearField("int_contents")
-    if points:
-        contents.int_contents.extend(points)
-    else:
-        contents.bytes_contents.append(b"".join(texts))
-    return last.SerializeToString()
-
-
-def _is_bare(response: pb.ModelInferResponse) -> bool:
-    """Whether its one element came without its length before it."""
-    data = response.raw_output_contents[0]
-    return len(data) < 4 or int.from_bytes(data[:4], "little") != len(data) - 4

@@ -34,7 +34,7 @@ class Dialect(Enum):
 
 Start: TypeAlias = "Callable[[bytes, pb.ModelInferRequest, str], Answer]"
 Interleaves: TypeAlias = "Callable[[pb.ModelInferRequest], bool]"
-_FORMS = {Dialect.TRITON: "grpc;final-flags", Dialect.MLSERVER: "grpc"}
+_FORMS = {Dialect.TRITON: "grpc;stream;final-flags", Dialect.MLSERVER: "grpc;stream"}
 
 
 def dialect_of(call: Call, request: pb.ModelInferRequest, configured: Dialect) -> Dialect:

@@ -158,6 +158,35 @@ def test_an_error_before_the_first_event_has_its_status(http: httpx.Client) -> N
     assert answer.status_code == 400 and "FP33" in answer.json()["error"]
 
 
+def test_generate(http: httpx.Client) -> None:
+    answer = http.post(
+        "/v2/models/upper/generate", json={"text_input": "ab", "parameters": {"max_tokens": 3}, "id": "7"}
+    )
+    assert answer.json() == {"id": "7", "model_name": "upper", "model_version": "1.0", "text_output": "AB"}
+    answer = http.post("/v2/models/words/versions/1.0/generate", json={"text_input": "a b", "max_tokens": 3})
+    assert answer.json()["text_output"] == "a b "
+    answer = http.post("/v2/models/sum/generate", json={"a": [1, 2], "b": [3, 4]})
+    assert answer.json()["sum"] == [4.0, 6.0]
+
+
+def test_generate_stream(http: httpx.Client) -> None:
+    answer = http.post("/v2/models/words/generate_stream", json={"text_input": "a b"})
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    found = [json.loads(event.removeprefix("data: ")) for event in answer.text.split("\n\n")[:-1]]
+    assert [one["text_output"] for one in found] == ["a ", "b "]
+
+
+def test_generate_takes_v2_requests_too(http: httpx.Client) -> None:
+    """As MLServer's does: an answer in the same form, the texts of a stream joined."""
+    answer = http.post("/v2/models/words/generate", json={"inputs": [tensor("BYTES", [1], ["a b"])]})
+    assert answer.json()["outputs"][0]["data"] == ["a b "]
+
+
+def test_generate_without_an_input_names_what_is_taken(http: httpx.Client) -> None:
+    answer = http.post("/v2/models/sum/generate", json={"c": 1})
+    assert answer.status_code == 400 and "a, b" in answer.json()["error"]
+
+
 # --- what can't be
 
 

@@ -28,7 +28,8 @@ class HandlerNotUsable(Exception):
 class Loaded(NamedTuple):
     """A handler ready to be called. `kind`: blocking, generator or async; `loop`: the async kind's; `takes`: rows as
     TorchServe's handlers do, or requests (`ts.tensors.types.InferenceRequest`); `tensors`: the model's name, version
-    and what it declares of its inputs and outputs."""
+    and what it declares of its inputs and outputs; `signature`: what the handler itself says of them, for metadata
+    (`platform`, lists `inputs` and `outputs` of name, datatype, shape)."""
 
     entry: Entry
     context: Context
@@ -36,10 +37,15 @@ class Loaded(NamedTuple):
     loop: asyncio.AbstractEventLoop | None
     takes: str = "rows"
     tensors: dict[str, Any] | None = None
+    signature: dict[str, Any] | None = None
 
 
 def load(settings: Settings) -> Loaded:
-    """Imports and initialises the handler; whatever it raises passes through."""
+    """Imports and initialises the handler, by its adapter if it is written for another server; whatever it raises
+    passes through."""
+    if settings.get("adapter"):
+        adapted: Loaded = importlib.import_module(f"ts.compat.{settings['adapter']}").load(settings)
+        return adapted
     context = _context(settings)  # before the user's modules can stand in front of others
     _prepare_paths(settings)
     module_name, _, function_name = str(settings.get("handler") or "").partition(":")

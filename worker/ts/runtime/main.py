@@ -86,7 +86,10 @@ def _load(link: Link, settings: dict[str, Any]) -> Loaded | None:
     gc.collect()
     gc.freeze()  # the model stays as long as the process
     load_s = time.monotonic() - begun_s
-    link.announce(Ready({"pid": os.getpid(), "handler_kind": loaded.kind, "load_s": round(load_s, 6)}))
+    info: dict[str, Any] = {"pid": os.getpid(), "handler_kind": loaded.kind, "load_s": round(load_s, 6)}
+    if loaded.signature is not None:
+        info["signature"] = loaded.signature
+    link.announce(Ready(info))
     return loaded
 
 

@@ -1,7 +1,7 @@
 """How a request came and its answer goes: what the runtime asks of a protocol's form.
 
 The frontend hands a tensor request on as one input whose content type begins with a NUL, which no client can send; the
-rest of it names the form: `\\0grpc`, `\\0json` (registered in `opened`).
+rest of it names the form and its options: `\\0grpc`, `\\0json;stream`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,13 @@ class Form(Protocol):
         """What ends an answer after its last message: b"" for nothing."""
 
 
-_FORMS = {"grpc": "ts.tensors.grpc_form", "json": "ts.tensors.json_form"}
+#: An option of every form: the client takes any number of answers.
+STREAM = "stream"
+_FORMS = {
+    "generate": "ts.tensors.generate_form",
+    "grpc": "ts.tensors.grpc_form",
+    "json": "ts.tensors.json_form",
+}
 
 
 def opened(item: Item, model: Model) -> Form:
@@ -46,6 +52,7 @@ def opened(item: Item, model: Model) -> Form:
     name, *options = item.inputs[0].content_type[1:].split(";")
     module = importlib.import_module(_FORMS[name])
     form: Form = module.opened(item.inputs[0].data, dict(item.headers), frozenset(options), model)
+    form.request.stream = STREAM in options
     _check_declared(form.request, model)
     return form
 

@@ -40,7 +40,7 @@ class JsonForm:
         if not head and self._binary:
             self.request = _raw_request(self._binary, model, headers)
             return
-        message = _object(head)
+        message = json_object(head)
         inputs = _list(message, "inputs")
         self.request = InferenceRequest(
             self._inputs(inputs),
@@ -140,7 +140,7 @@ def _split(data: bytes, headers: dict[str, str]) -> tuple[bytes, bytes]:
     return data[: int(length)], data[int(length) :]
 
 
-def _object(head: bytes) -> dict[str, Any]:
+def json_object(head: bytes) -> dict[str, Any]:
     try:
         message = json.loads(head)
     except (ValueError, RecursionError) as error:

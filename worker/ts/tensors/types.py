@@ -56,7 +56,8 @@ class RequestedOutput:
 
 @dataclass(slots=True)
 class InferenceRequest:
-    """`id` is "" when the client gave none; `outputs` is empty when it wants all."""
+    """`id` is "" when the client gave none; `outputs` is empty when it wants all; `stream`: it takes any number of
+    answers."""
 
     inputs: list[Tensor]
     id: str = ""
@@ -65,6 +66,7 @@ class InferenceRequest:
     parameters: dict[str, Any] = field(default_factory=dict)
     outputs: list[RequestedOutput] = field(default_factory=list)
     headers: dict[str, str] = field(default_factory=dict)
+    stream: bool = False
 
     def input(self, name: str) -> Tensor | None:
         return next((tensor for tensor in self.inputs if tensor.name == name), None)

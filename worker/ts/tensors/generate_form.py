@@ -1,0 +1,87 @@
+"""The body of `generate`: a flat JSON object, text in and text out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ts.protocol.frames import Buffer
+from ts.tensors.datatypes import BadTensor, datatype
+from ts.tensors.forms import Form, Model, completed, payload
+from ts.tensors.json_elements import from_json, to_json
+from ts.tensors.json_form import JsonForm, dumped, json_object
+from ts.tensors.rows import OUTPUT
+from ts.tensors.types import InferenceRequest, InferenceResponse, Tensor
+
+TEXT_INPUT, TEXT_OUTPUT = "text_input", "text_output"
+PARAMETERS, ID = "parameters", "id"
+_DATATYPES = {bool: "BOOL", int: "INT64", float: "FP64", str: "BYTES"}
+
+
+def opened(data: Buffer, headers: dict[str, str], options: frozenset[str], model: Model) -> Form:
+    """A body with a list `inputs` is a V2 inference request (MLServer's `generate`)."""
+    message = json_object(payload(data))
+    if isinstance(message.get("inputs"), list):
+        return JsonForm(data, headers, options, model)
+    return GenerateForm(message, headers, model)
+
+
+class GenerateForm:
+    """Keys that name an input of the model (without a declaration: `text_input` and lists) are tensors, the others
+    parameters. The answer has each output under its name, a single element as such."""
+
+    def __init__(self, message: dict[str, Any], headers: dict[str, str], model: Model) -> None:
+        self._model = model
+        self.headers: Sequence[tuple[str, str]] = (("content-type", "application/json"),)
+        nested = message.pop(PARAMETERS, None) or {}
+        if not isinstance(nested, dict):
+            raise BadTensor(f"{PARAMETERS} is an object, not {nested!r}")
+        request_id = message.pop(ID, "")
+        inputs = {name: message.pop(name) for name in list(message) if self._is_input(name, message[name])}
+        if not inputs:
+            names = ", ".join(model.inputs) or TEXT_INPUT
+            raise BadTensor(f"the body names no input of the model; it takes: {names}")
+        tensors = [self._tensor(name, value) for name, value in inputs.items()]
+        self.request = InferenceRequest(
+            tensors, str(request_id or ""), model.name, model.version, {**nested, **message}, [], headers
+        )
+
+    def _is_input(self, name: str, value: Any) -> bool:
+        return name in self._model.inputs if self._model.inputs else name == TEXT_INPUT or isinstance(value, list)
+
+    def _tensor(self, name: str, value: Any) -> Tensor:
+        label = f"input {name!r}"
+        flat = value if isinstance(value, list) else [value]
+        declared = self._model.inputs.get(name, {})
+        known = declared.get("datatype") or _DATATYPES.get(type(flat[0]) if flat else str)
+        if known is None:
+            raise BadTensor(f"{label}: {flat[0]!r} is no text, number or truth value")
+        kind = datatype(known, label)
+        return Tensor(name, kind.name, from_json(kind, _fitted(declared.get("shape"), len(flat)), flat, {}, label))
+
+    def answer(self, response: InferenceResponse, last: bool) -> bytes:
+        completed(response, self.request, self._model)
+        message: dict[str, Any] = {ID: response.id} if response.id else {}
+        message |= {"model_name": response.model_name, "model_version": response.model_version}
+        for tensor in response.outputs:
+            values = to_json(tensor, dict(tensor.parameters))
+            message[self._name(tensor.name)] = values[0] if len(values) == 1 else values
+        return dumped(message | response.parameters)
+
+    def _name(self, name: str) -> str:
+        """An output that nobody named is the text."""
+        return TEXT_OUTPUT if name == OUTPUT and OUTPUT not in self._model.outputs else name
+
+    def end(self) -> bytes:
+        return b""
+
+
+def _fitted(shape: Sequence[int] | None, count: int) -> list[int]:
+    """The declared shape with its last variable dimension taking the elements, and the others 1."""
+    if not shape:
+        return [count]
+    found = list(shape)
+    for index in range(len(found) - 1, -1, -1):
+        if found[index] == -1:
+            found[index], count = count, 1
+    return found
