@@ -27,6 +27,7 @@ from ts_frontend.services.http_inference import HttpInference
 from ts_frontend.services.http_management import HttpManagement
 from ts_frontend.services.http_metrics import MetricsApp
 from ts_frontend.services.http_open_inference import HttpOpenInference
+from ts_frontend.services.http_openai import HttpOpenAI
 from ts_frontend.services.inference import InferenceService
 from ts_frontend.services.management import ManagementService
 from ts_frontend.services.metadata import RequestIds
@@ -125,7 +126,9 @@ class Doors:
         )
         management = HttpManagement(self._administration, registry, config.cors_allowed_origin)
         apis = {
-            HTTP_INFERENCE: Api(config.inference_address, INFERENCE_API, (tensors.route, inference.route)),
+            HTTP_INFERENCE: Api(
+                config.inference_address, INFERENCE_API, (tensors.route, HttpOpenAI(registry).route, inference.route)
+            ),
             HTTP_MANAGEMENT: Api(config.management_address, MANAGEMENT_API, (management.route,)),
         }
         if config.enable_metrics_api:

@@ -57,7 +57,20 @@ from ts.tensors.types import InferenceResponse
 def handle(data, context):
     return None if data is None else [InferenceResponse(row.request.inputs) for row in data]
 """
+#: Says how many tokens it read and wrote, and why it stopped.
+COUNTED = """
+from ts.tensors.types import InferenceResponse, Tensor
+
+def answer(row):
+    words, wanted = bytes(row["data"]).decode().split(), row.request.parameters["max_tokens"]
+    said = {"prompt_tokens": len(words), "completion_tokens": wanted, "finish_reason": "length"}
+    return InferenceResponse([Tensor.of("text", " ".join(words[:wanted]))], parameters=said)
+
+def handle(data, context):
+    return None if data is None else [answer(row) for row in data]
+"""
 MODELS = {
+    "counted": (COUNTED, ""),
     "echo": (ECHO, ""),
     "sum": (SUM, SUM_CONFIG),
     "upper": (UPPER, ""),

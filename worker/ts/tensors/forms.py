@@ -44,6 +44,7 @@ _FORMS = {
     "generate": "ts.tensors.generate_form",
     "grpc": "ts.tensors.grpc_form",
     "json": "ts.tensors.json_form",
+    "openai": "ts.tensors.openai_form",
 }
 
 

@@ -1,0 +1,103 @@
+"""The bodies of OpenAI's completions and chat completions: a text for the model, and texts back.
+
+Answers are small JSON objects (`text`, and what the model said of it: `finish_reason`, `prompt_tokens`,
+`completion_tokens`), which the frontend puts into OpenAI's form.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from ts.protocol.frames import Buffer
+from ts.tensors.datatypes import BadTensor, as_bytes, bytes_array
+from ts.tensors.forms import Model, completed, payload
+from ts.tensors.generate_form import TEXT_INPUT
+from ts.tensors.json_form import dumped, json_object
+from ts.tensors.types import InferenceRequest, InferenceResponse, Tensor
+
+#: An option of the form: the body has `messages`, not a `prompt`.
+CHAT = "chat"
+#: What a model may say of its answer, as parameters of its response.
+SAID = ("finish_reason", "prompt_tokens", "completion_tokens")
+_NOT_PARAMETERS = frozenset({"model", "prompt", "messages", "stream", "stream_options", "n", "user"})
+
+
+def opened(data: Buffer, headers: dict[str, str], options: frozenset[str], model: Model) -> OpenAIForm:
+    return OpenAIForm(json_object(payload(data)), CHAT in options, headers, model)
+
+
+class OpenAIForm:
+    """The model's one text input (`text_input` without a declaration) is the prompt, or the conversation: a line for
+    each message, `role: content`, and `assistant:`. A handler with a template of its own finds the messages, as JSON,
+    in the parameter `messages`. The body's other keys (`max_tokens`, `temperature`, `stop`, …) are parameters."""
+
+    def __init__(self, message: dict[str, Any], chat: bool, headers: dict[str, str], model: Model) -> None:
+        self._model = model
+        self.headers: Sequence[tuple[str, str]] = ()
+        parameters = {name: value for name, value in message.items() if name not in _NOT_PARAMETERS}
+        if chat:
+            messages = _messages(message.get("messages"))
+            parameters["messages"] = json.dumps(messages, ensure_ascii=False)
+            text = _conversation(messages)
+        else:
+            text = _prompt(message.get("prompt"))
+        self.request = InferenceRequest([self._input(text)], "", model.name, model.version, parameters, headers=headers)
+
+    def _input(self, text: str) -> Tensor:
+        texts = [name for name, one in self._model.inputs.items() if one.get("datatype") == "BYTES"]
+        if self._model.inputs and len(texts) != 1:
+            raise BadTensor(f"model {self._model.name!r} has {len(texts)} text inputs; a completion needs one")
+        name = texts[0] if texts else TEXT_INPUT
+        rank = len(self._model.inputs.get(name, {}).get("shape") or [1])
+        return Tensor(name, "BYTES", bytes_array([text.encode("utf-8", "surrogatepass")], [1] * rank))
+
+    def answer(self, response: InferenceResponse, last: bool) -> bytes:
+        completed(response, self.request, self._model)
+        texts = [tensor for tensor in response.outputs if tensor.datatype == "BYTES"]
+        if not texts:
+            raise BadTensor(f"model {self._model.name!r} answered without a text")
+        text = b"".join(as_bytes(value) for value in texts[0].array.ravel()).decode("utf-8", "replace")
+        said = {name: response.parameters[name] for name in SAID if name in response.parameters}
+        for tensor in response.outputs:
+            if tensor.name in SAID and tensor.array.size == 1:
+                value = tensor.array.ravel()[0]
+                said[tensor.name] = as_bytes(value).decode() if tensor.datatype == "BYTES" else int(value)
+        return dumped({"text": text} | said)
+
+    def end(self) -> bytes:
+        return b""
+
+
+def _prompt(value: Any) -> str:
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if not isinstance(value, str):
+        raise BadTensor(f"prompt is one text, not {json.dumps(value)[:80]}")
+    return value
+
+
+def _messages(value: Any) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not value:
+        raise BadTensor("messages is a list of objects with role and content, with at least one")
+    for one in value:
+        if not isinstance(one, dict) or not isinstance(one.get("role"), str):
+            raise BadTensor(f"each of the messages is an object with role and content, not {json.dumps(one)[:80]}")
+    return value
+
+
+def _conversation(messages: Sequence[dict[str, Any]]) -> str:
+    lines = [f"{one['role']}: {_content(one.get('content'))}" for one in messages]
+    return "\n".join([*lines, "assistant:"])
+
+
+def _content(value: Any) -> str:
+    """A message's text; of parts the texts."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    if isinstance(value, list):
+        parts = [one.get("text") if isinstance(one, dict) and one.get("type") == "text" else None for one in value]
+        if all(isinstance(part, str) for part in parts):
+            return "".join(map(str, parts))
+    raise BadTensor(f"content is a text, or a list of parts of type text, not {json.dumps(value)[:80]}")
