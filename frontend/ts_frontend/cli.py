@@ -15,7 +15,9 @@ from typing import Any
 
 from ts.version import __version__
 from ts_frontend import launch
+from ts_frontend.authorization.key_file import NAME as KEY_FILE
 from ts_frontend.config import ConfigError, Explained, Option, ServerConfig, explain, load_config
+from ts_frontend.config_checks import who_may
 from ts_frontend.config_docs import settings_table
 from ts_frontend.errors import ServeError
 from ts_frontend.pid_file import AlreadyRunning, claimed, pid_path, remove_orphan, running_server
@@ -237,6 +239,9 @@ def _background(arguments: argparse.Namespace, words: Sequence[str], program: Pr
     if not config.console_log:  # else the server has printed it there itself
         print(launch.STARTED)
     print("\n".join(launch.listening_lines(listening)))
+    print("\n".join(f"  {sentence}" for sentence in who_may(config)))
+    if config.token_authorization and Path(KEY_FILE).is_file():
+        print(f"  The server's keys are in {Path.cwd() / KEY_FILE}")
     print(f"  logs in {config.log_location.absolute()}; stop it with: torchserve --stop", flush=True)
     return 0
 

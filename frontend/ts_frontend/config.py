@@ -181,7 +181,8 @@ def _found_snapshot(strong: Sequence[_Layer], found: _Findings) -> _Layer:
     if newest is None:
         return nothing
     source = f"snapshot {newest.path.name}"
-    values = {k: _Value(v, source) for k, v in newest.settings.items() if k in SETTINGS and SETTINGS[k].restored}
+    kept = {key for key, setting in SETTINGS.items() if setting.restored and not setting.secret}
+    values = {key: _Value(text, source) for key, text in newest.settings.items() if key in kept}
     return _Layer(source, values, newest.snapshot)
 
 
@@ -317,9 +318,12 @@ def _shown(config: ServerConfig, setting: Setting) -> str:
 
 
 def worker_environment(config: ServerConfig) -> dict[str, str]:
-    """The environment that worker processes get: this one's, less `blacklist_env_vars`, and what TorchServe adds."""
+    """The environment that worker processes get: this one's, less secrets and `blacklist_env_vars`, and what TorchServe
+    adds."""
     hidden = re.compile(config.blacklist_env_vars or r"(?!)")
-    passed = {name: value for name, value in (config.environment or os.environ).items() if not hidden.fullmatch(name)}
+    secret = {setting.env for setting in SETTINGS.values() if setting.secret}
+    environ = config.environment or os.environ
+    passed = {name: environ[name] for name in environ if name not in secret and not hidden.fullmatch(name)}
     return passed | {
         "TS_DECODE_INPUT_REQUEST": as_text(config.decode_input_request),
         "TS_IPEX_ENABLE": "false",

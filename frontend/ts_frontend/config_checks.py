@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ts_frontend.config_table import ServerConfig
 
@@ -14,21 +14,8 @@ _CONVERT = (
 
 def problems(config: ServerConfig) -> Iterator[str]:
     """One line for each thing that keeps a server with these settings from starting."""
-    yield from _tokens(config)
     yield from _tls(config)
     yield from _ports(config)
-
-
-def _tokens(config: ServerConfig) -> Iterator[str]:
-    outside = config.outside_addresses()
-    if not outside or config.disable_token_authorization:
-        return
-    where = ", ".join(f"{key} {shown(config, key)}" for key in outside)
-    yield (
-        f"{where}: other machines can reach it, and this version has no token authorization. "
-        "Use a loopback address such as 127.0.0.1, or allow everyone who can reach it with "
-        "disable_token_authorization=true (--disable-token-auth)"
-    )
 
 
 def _tls(config: ServerConfig) -> Iterator[str]:
@@ -59,6 +46,31 @@ def _ports(config: ServerConfig) -> Iterator[str]:
         other = taken.setdefault((host, port), key)
         if other != key:
             yield f"{key} {shown(config, key)}: port {port} of {host} is already that of {other}"
+
+
+# --- who may do what
+
+
+def who_may(config: ServerConfig) -> tuple[str, str]:
+    """Two sentences for the start: whether keys are asked for and whether models can be registered, and why."""
+    tokens = "on" if config.token_authorization else "off"
+    models = "on" if config.model_api_enabled else "off (--enable-model-api turns it on)"
+    return (
+        f"Token authorization is {tokens}: {_why(config, 'disable_token_authorization', config.given_keys())}.",
+        f"Registering and unregistering while the server runs is {models}: {_why(config, 'enable_model_api')}.",
+    )
+
+
+def _why(config: ServerConfig, key: str, given: Sequence[str] = ()) -> str:
+    """What decided it: the setting `key`, else keys that were `given`, else who can reach the server."""
+    if getattr(config, key) is not None:
+        return f"{key}={str(getattr(config, key)).lower()} ({config.sources.get(key, 'default')})"
+    if given:
+        return f"keys are given by {', '.join(given)}"
+    outside = config.outside_addresses()
+    if not outside:
+        return "every inference and management address is a loopback address"
+    return f"other machines can reach {', '.join(f'{one}={getattr(config, one)}' for one in outside)}"
 
 
 def shown(config: ServerConfig, key: str) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ts_frontend.addresses import parse_address, parse_host
+from ts_frontend.authorization.keys import BadKeys, key_of
 from ts_frontend.errors import InvalidArgument
 
 #: Settings of models by name, version and TorchServe's key: {"m": {"1.0": {"minWorkers": 1}}}.
@@ -105,6 +106,17 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
+def _keys(text: str) -> tuple[str, ...]:
+    """Keys of calls; what is wrong is said without them."""
+    found = _words(text)
+    for number, word in enumerate(found, 1):
+        try:
+            key_of(f"key {number}", word)
+        except BadKeys as error:
+            raise ValueError(str(error)) from None
+    return found
+
+
 def _patterns(text: str) -> tuple[str, ...]:
     return tuple(_pattern(word) for word in _words(text))
 
@@ -157,6 +169,7 @@ PATH = Kind("path", _path)
 PATTERN = Kind("regular expression", _pattern)
 PATTERNS = Kind("comma list of regular expressions", _patterns)
 WORDS = Kind("comma list", _words)
+KEYS = Kind("comma list", _keys)
 MODELS = Kind("JSON", _models)
 HOST = Kind("IP address", parse_host)
 PORT = whole(0, 65535)

@@ -19,6 +19,7 @@ from ts_frontend.addresses import Address, is_loopback
 from ts_frontend.config_kinds import (
     BOOLEAN,
     HOST,
+    KEYS,
     MODELS,
     OPEN_INFERENCE,
     PATH,
@@ -69,10 +70,11 @@ class Note:
 def _row(kind: Kind, default: object, doc: str, **more: Any) -> Any:
     """A dataclass field that carries its row; a callable makes the default. `more` are further columns of Setting."""
     metadata = {"kind": kind, "doc": doc, **more}
+    shown = not more.get("secret", False)
     return (
         field(default_factory=default, metadata=metadata)
         if callable(default)
-        else field(default=default, metadata=metadata)
+        else field(default=default, metadata=metadata, repr=shown)
     )
 
 
@@ -192,16 +194,15 @@ class ServerConfig:
     disable_token_authorization: bool | None = _row(
         BOOLEAN,
         None,
-        "true: no tokens, also when an address can be reached from other machines; "
-        "not set: none while every address is loopback, else the server doesn't start",
+        "true: no tokens, also when an address can be reached from other machines; false: tokens in any case; "
+        "not set: none while every inference and management address is loopback and no key is given",
         restored=False,
     )
     token_expiration_min: float = _row(
         number(0),
         60.0,
-        "minutes that a token counts",
+        "minutes that a key made by the server counts",
         env="TS_TOKEN_EXPIRATION_TIME_MIN",
-        effect="later",
         restored=False,
     )
     enable_model_api: bool | None = _row(
@@ -261,6 +262,26 @@ class ServerConfig:
     )
     request_body_timeout_s: float = _own(
         number(0), 120.0, "s that an HTTP client may take to send a request's body; it may pause for at most 60 of them"
+    )
+    token_path: Path | None = _own(
+        PATH,
+        None,
+        "keys from outside: a JSON file in the form of key_file.json, or a directory with files `inference`, "
+        "`management`, `API` (a mounted secret); read again as it changes",
+        restored=False,
+    )
+    inference_token: tuple[str, ...] = _own(
+        KEYS, (), "keys of the inference API; best set in the environment", secret=True, restored=False
+    )
+    management_token: tuple[str, ...] = _own(
+        KEYS, (), "keys of the management API; best set in the environment", secret=True, restored=False
+    )
+    api_token: tuple[str, ...] = _own(
+        KEYS, (), "keys of the call that makes new keys (`/token`)", secret=True, restored=False
+    )
+    token_reload_interval_s: float = _own(number(0.1), 5.0, "s between two looks at `token_path`")
+    token_overlap_s: float = _own(
+        number(), 0.0, "s that a key still counts after `/token` has made a new one; 0: none, as TorchServe"
     )
     drain_timeout_s: float = _own(number(), 30.0, "s that accepted requests have to end when the server stops")
     worker_kill_grace_s: float = _own(
@@ -328,6 +349,18 @@ class ServerConfig:
     @property
     def environments_path(self) -> Path:
         return self.environments_dir or self.temp_dir / f"torchrelay-environments-{os.geteuid()}"
+
+    @property
+    def token_authorization(self) -> bool:
+        """Does a call need a key? When nobody said: where others can reach the server, or keys were given."""
+        if self.disable_token_authorization is not None:
+            return not self.disable_token_authorization
+        return not self.loopback_only or bool(self.given_keys())
+
+    def given_keys(self) -> tuple[str, ...]:
+        """The settings that bring keys from outside."""
+        keys = ("token_path", "inference_token", "management_token", "api_token")
+        return tuple(key for key in keys if getattr(self, key))
 
     @property
     def snapshot_dir(self) -> Path:

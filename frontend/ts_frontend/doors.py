@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import ts.version
 from ts_frontend.addresses import Address
+from ts_frontend.authorization.authorization import Authorization
+from ts_frontend.authorization.keys import Kind
 from ts_frontend.config import ServerConfig
 from ts_frontend.health import Health
 from ts_frontend.ingress.call import Limits, Listener, Method, Tls, routes
@@ -19,6 +21,7 @@ from ts_frontend.ingress.http_call import BodyLimits, Route
 from ts_frontend.models.administration import Administration
 from ts_frontend.services import health as health_service
 from ts_frontend.services import reflection
+from ts_frontend.services.grpc_token import guarded
 from ts_frontend.services.http_description import INFERENCE as INFERENCE_API
 from ts_frontend.services.http_description import MANAGEMENT as MANAGEMENT_API
 from ts_frontend.services.http_description import METRICS as METRICS_API
@@ -28,6 +31,7 @@ from ts_frontend.services.http_management import HttpManagement
 from ts_frontend.services.http_metrics import MetricsApp
 from ts_frontend.services.http_open_inference import HttpOpenInference
 from ts_frontend.services.http_openai import HttpOpenAI
+from ts_frontend.services.http_token import HttpGuard
 from ts_frontend.services.inference import InferenceService
 from ts_frontend.services.management import ManagementService
 from ts_frontend.services.metadata import RequestIds
@@ -52,17 +56,35 @@ class Api(NamedTuple):
     routes: Sequence[Route]
 
 
+#: Whose keys the listeners ask for, where keys are asked for.
+KINDS = {
+    INFERENCE: Kind.INFERENCE,
+    HTTP_INFERENCE: Kind.INFERENCE,
+    MANAGEMENT: Kind.MANAGEMENT,
+    HTTP_MANAGEMENT: Kind.MANAGEMENT,
+}
+
+
 class Doors:
     """The listeners of one server. `engine` serves them; `warnings`: what is not served, and why."""
 
     def __init__(
-        self, config: ServerConfig, administration: Administration, health: Health, logs: Logs, metrics: MetricsRegistry
+        self,
+        config: ServerConfig,
+        administration: Administration,
+        health: Health,
+        logs: Logs,
+        metrics: MetricsRegistry,
+        authorization: Authorization | None,
     ) -> None:
         self._config = config
+        self._authorization = authorization
         self._administration = administration
         self._health = health
         self._logs = logs
         self._metrics = metrics
+        cors = config.cors_allowed_origin is not None
+        self._guard = None if authorization is None else HttpGuard(authorization, cors=cors)
         self._http = self._http_apis() if serves_http() else {}
         self.warnings = [] if self._http else [NO_HTTP]
         for warning in self.warnings:
@@ -97,10 +119,14 @@ class Doors:
     def _grpc_listener(self, name: str, host: str, port: int, methods: tuple[Method, ...]) -> Listener:
         """A listener with these methods, health and reflection."""
         config = self._config
-        own = (*(logged(method, self._logs) for method in methods), *health_service.methods(self._health))
+        asked = (logged(self._guarded(method, KINDS[name]), self._logs) for method in methods)
+        own = (*asked, *health_service.methods(self._health))
         tls = self._tls() if config.enable_grpc_ssl else None
         limits = Limits(config.max_request_size, config.max_response_size, *self._ages(name))
         return Listener(name, host, port, routes(*own, *reflection.methods(own)), limits, tls)
+
+    def _guarded(self, method: Method, kind: Kind) -> Method:
+        return method if self._authorization is None else guarded(method, self._authorization, kind)
 
     def _ages(self, name: str) -> tuple[float, float]:
         """How old a connection of that listener may become, and its grace after that, in seconds."""
@@ -124,7 +150,9 @@ class Doors:
         tensors = HttpOpenInference(
             registry, self._health, ts.version.__version__, always=config.ts_open_inference_protocol
         )
-        management = HttpManagement(self._administration, registry, config.cors_allowed_origin)
+        management = HttpManagement(
+            self._administration, registry, config.cors_allowed_origin, model_api=config.model_api_enabled
+        )
         apis = {
             HTTP_INFERENCE: Api(
                 config.inference_address, INFERENCE_API, (tensors.route, HttpOpenAI(registry).route, inference.route)
@@ -134,16 +162,16 @@ class Doors:
         if config.enable_metrics_api:
             metrics = MetricsApp(self._metrics)
             apis[HTTP_METRICS] = Api(config.metrics_address, METRICS_API, (metrics.route,))
-        return _sharing(apis)
+        return _sharing(apis if self._guard is None else _asking_for_keys(apis, self._guard))
 
     def _http_listeners(self) -> list[Listener]:
-        return [self._http_listener(names[0], api) for names, api in self._http.items()]
+        return [self._http_listener(names, api) for names, api in self._http.items()]
 
-    def _http_listener(self, name: str, api: Api) -> Listener:
+    def _http_listener(self, names: Sequence[str], api: Api) -> Listener:
         config, address = self._config, api.address
         description = HttpDescription(api.operations, self._administration.registry, ts.version.__version__)
         app = HttpApp(
-            [description.route, *api.routes],
+            self._with_keys(names, description.route, api.routes),
             RequestIds().next,
             log=self._http_answered,
             cors=Cors(config.cors_allowed_origin, config.cors_allowed_methods, config.cors_allowed_headers),
@@ -153,7 +181,14 @@ class Doors:
         limits = Limits(
             config.max_request_size, config.max_response_size, head_pause_s_max=config.request_head_timeout_s
         )
-        return Listener(name, address.host, address.port, {}, limits, tls, app, address.path)
+        return Listener(names[0], address.host, address.port, {}, limits, tls, app, address.path)
+
+    def _with_keys(self, names: Sequence[str], description: Route, found: Sequence[Route]) -> list[Route]:
+        """The routes of a listener; for what no single API answers, any key of its APIs will do."""
+        kinds = [KINDS[name] for name in names if name in KINDS]
+        if self._guard is None or not kinds:
+            return [description, *found]
+        return [self._guard.guarded(description, *kinds), *found, self._guard.last(*kinds)]
 
     def _http_answered(self, peer: str, request: str, status: int, duration_ms: float) -> None:
         self._metrics.http_answered(status)
@@ -170,4 +205,13 @@ def _sharing(apis: Mapping[str, Api]) -> dict[tuple[str, ...], Api]:
         )
         together = found.pop(names, Api(address, (), ()))
         found[(*names, name)] = Api(address, (*together.operations, *api.operations), (*together.routes, *api.routes))
+    return found
+
+
+def _asking_for_keys(apis: Mapping[str, Api], guard: HttpGuard) -> dict[str, Api]:
+    """The same, each API for those who have its key, and with the call that makes new keys; metrics are everyone's."""
+    found = {}
+    for name, api in apis.items():
+        asking = [guard.guarded(route, KINDS[name]) for route in api.routes] if name in KINDS else api.routes
+        found[name] = api._replace(routes=(*asking, guard.token_route) if name == HTTP_MANAGEMENT else asking)
     return found

@@ -21,6 +21,7 @@ from typing import IO, Any, TextIO
 
 import psutil
 
+from ts_frontend.authorization.key_file import remove_left_behind
 from ts_frontend.config import ServerConfig
 from ts_frontend.errors import ServeError
 from ts_frontend.pid_file import pid_path, remove_orphan, running_server
@@ -243,6 +244,7 @@ def stop(timeout_s: float) -> str:
     except psutil.AccessDenied:
         raise LaunchFailed(f"Process {process.pid} is another user's and can't be stopped.") from None
     remove_orphan(path)
+    remove_left_behind(Path.cwd())
     return "TorchServe has stopped."
 
 

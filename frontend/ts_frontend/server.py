@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
 import logging
@@ -10,11 +11,13 @@ import os
 import platform
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
 import ts.version
+from ts_frontend import config_checks
+from ts_frontend.authorization.authorization import Authorization, open_authorization
 from ts_frontend.config import ServerConfig, snapshot_settings, worker_environment
 from ts_frontend.doors import Doors
 from ts_frontend.errors import ServeError
@@ -32,7 +35,7 @@ from ts_frontend.models.snapshot import Kind, SnapshotFiles
 from ts_frontend.models.startup import load_at_startup
 from ts_frontend.models.store import Store
 from ts_frontend.telemetry.logs import Logs, setup_logs
-from ts_frontend.telemetry.metrics_served import served_families
+from ts_frontend.telemetry.metrics_served import refused_calls, served_families
 from ts_frontend.telemetry.metrics_setup import open_metrics, system_metrics
 from ts_frontend.telemetry.model_log import ModelLog
 from ts_frontend.work_dir import work_dir
@@ -71,11 +74,11 @@ class Server:
         Raises OSError (an address is taken), RestoreFailed, ValueError with what was wrong when it can't start.
         """
         config = self.config
-        with work_dir(config.temp_dir) as directory:
+        with work_dir(config.temp_dir) as directory, self._authorized() as authorization:
             supervisor = await self._supervisor(directory)
             try:
                 await supervisor.start()
-                await self._serve(supervisor, directory, on_ready, progress)
+                await self._serve(supervisor, directory, authorization, on_ready, progress)
             finally:
                 await supervisor.close()
 
@@ -97,6 +100,7 @@ class Server:
         self,
         supervisor: Supervisor,
         work_dir: Path,
+        authorization: Authorization | None,
         on_ready: Callable[[dict[str, str], list[str]], None],
         progress: Callable[[str], None],
     ) -> None:
@@ -113,15 +117,19 @@ class Server:
         self._metrics.gather(lambda: served_families(models, host))
         failures = await load_at_startup(config, administration, store, supervisor.placement.inventory.count, progress)
         health = Health(administration, SERVICES)
-        doors = Doors(config, administration, health, self._logs, self._metrics)
+        doors = Doors(config, administration, health, self._logs, self._metrics, authorization)
         await doors.engine.start()
         recorder.attach(administration)
         await recorder.write(Kind.STARTUP)
-        sampling = self._sample_system(supervisor, models)
+        tasks = [self._sample_system(supervisor, models)]
+        if authorization is not None:
+            tasks.append(asyncio.create_task(authorization.watch(config.token_reload_interval_s)))
+            self._metrics.gather(lambda: [refused_calls(authorization.refusals.counts, host)])
         _settle()
         on_ready(doors.addresses(), [*failures, *doors.warnings])
         await self._until_stopped(doors.engine)
-        sampling.cancel()
+        for task in tasks:
+            task.cancel()
         log.info("Draining: what was accepted is answered within %g s.", config.drain_timeout_s)
         health.drain()
         await doors.engine.drain(config.drain_timeout_s)
@@ -138,6 +146,22 @@ class Server:
             ended.result()
             raise RuntimeError("The listeners ended without being asked to")
         ended.cancel()
+
+    @contextlib.contextmanager
+    def _authorized(self) -> Iterator[Authorization | None]:
+        """The keys that calls need, as long as the block runs; None when they need none. The log says which and why."""
+        config = self.config
+        authorization = open_authorization(config, Path.cwd())
+        tokens, model_api = config_checks.who_may(config)
+        log.log(logging.INFO if authorization or config.loopback_only else logging.WARNING, "%s", tokens)
+        if authorization is not None and authorization.made_in is not None:
+            log.info("Keys are in %s", authorization.made_in)
+        log.info("%s", model_api)
+        try:
+            yield authorization
+        finally:
+            if authorization is not None:
+                authorization.close()
 
     # --- parts
 

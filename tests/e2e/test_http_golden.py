@@ -329,7 +329,8 @@ def test_the_answer_is_that_of_torchserve(played: dict[str, Exchange], name: str
 
 def test_every_recording_is_replayed() -> None:
     there = {path.name[:3] for path in GOLDEN.glob("*.txt")}
-    assert there == {*MAIN, "140", "142", "143", "190", "191"}
+    elsewhere = {"test_tokens.py": {"150", "151", "152", "153", "154", "155", "156", "157", "158", "160", "350", "352"}}
+    assert there == {*MAIN, "140", "142", "143", "190", "191"}.union(*elsewhere.values())
 
 
 def test_the_reasons_of_what_differs_are_given() -> None:

@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 from ts_frontend.addresses import Address, parse_address, parse_host
-from ts_frontend.config import ConfigError, Option, ServerConfig, load_config
+from ts_frontend.config import (
+    ConfigError,
+    Option,
+    ServerConfig,
+    explain,
+    load_config,
+    snapshot_settings,
+    worker_environment,
+)
+from ts_frontend.config_checks import who_may
 from ts_frontend.config_docs import settings_table
 from ts_frontend.config_table import INTERNAL, NO_EFFECT, SETTINGS
 
@@ -155,14 +164,46 @@ OUTSIDE = [
 
 
 @pytest.mark.parametrize("settings", OUTSIDE)
-def test_an_outside_address_needs_an_explicit_word(settings: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match="disable_token_authorization"):
-        loaded(**settings)
-    with pytest.raises(ConfigError, match="disable_token_authorization"):
-        loaded(**settings, disable_token_authorization="false")
-    config = loaded(**settings, disable_token_authorization="true")
-    assert not config.loopback_only
+def test_an_outside_address_turns_tokens_on(settings: dict[str, str]) -> None:
+    config = loaded(**settings)
+    assert config.token_authorization
     assert not config.model_api_enabled
+    tokens, models = who_may(config)
+    assert tokens.startswith("Token authorization is on: other machines can reach ")
+    assert next(iter(settings)) in tokens and next(iter(settings)) in models
+
+
+def test_tokens_are_off_on_loopback_unless_told_or_given() -> None:
+    assert not loaded().token_authorization
+    assert "is off: every inference and management address is a loopback" in who_may(loaded())[0]
+    assert loaded(disable_token_authorization="false").token_authorization
+    given = loaded(inference_token="eight-or-more")
+    assert given.token_authorization
+    assert who_may(given)[0].endswith("on: keys are given by inference_token.")
+
+
+@pytest.mark.parametrize("settings", OUTSIDE)
+def test_tokens_are_off_by_name_only(settings: dict[str, str]) -> None:
+    config = loaded(**settings, disable_token_authorization="true", token_path="x")
+    assert not config.token_authorization
+    assert "is off: disable_token_authorization=true (" in who_may(config)[0]
+
+
+def test_keys_are_never_shown() -> None:
+    config = loaded(management_token="secret-one,secret-two", inference_token="secret-three")
+    assert config.management_token == ("secret-one", "secret-two")
+    assert "secret-" not in repr(config) + str(explain(config)) + str(snapshot_settings(config))
+    with pytest.raises(ConfigError) as caught:
+        loaded(management_token="secret-one,secret two", api_token="short")
+    assert "secret" not in str(caught.value) and "short" not in str(caught.value).replace("shorter", "")
+    assert "management_token = *** " in str(caught.value)
+
+
+def test_workers_do_not_get_the_keys() -> None:
+    config = load_config([], None, {"TS_INFERENCE_TOKEN": "secret-one", "OTHER": "1"})
+    passed = worker_environment(config)
+    assert config.inference_token == ("secret-one",)
+    assert "OTHER" in passed and "TS_INFERENCE_TOKEN" not in passed
 
 
 def test_the_model_api_follows_the_addresses_unless_told() -> None:

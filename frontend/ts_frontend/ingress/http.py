@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ts_frontend.errors import Code, ServeError
 from ts_frontend.ingress.application import NOT_FOUND, error_body, not_found
 from ts_frontend.ingress.asgi import Receive, Scope, Send
-from ts_frontend.ingress.http_call import Body, BodyLimits, ClientGone, Header, HttpAnswer, HttpRequest, Route
+from ts_frontend.ingress.http_call import Body, BodyLimits, ClientGone, Header, HttpAnswer, HttpRequest, Route, peer_of
 
 logger = logging.getLogger(__name__)
 
@@ -162,9 +162,8 @@ def _bytes(body: Body) -> bytes | bytearray:
 
 def _line(scope: Scope) -> tuple[str, str]:
     """Who asked, and the request line, for the access log."""
-    client, version = scope.get("client"), scope["http_version"]
+    version = scope["http_version"]
     target = scope["raw_path"].decode("latin-1")
     if scope["query_string"]:
         target += "?" + scope["query_string"].decode("latin-1")
-    peer = f"{client[0]}:{client[1]}" if client else ""
-    return peer, f"{scope['method']} {target} HTTP/{VERSIONS.get(version, version)}"
+    return peer_of(scope), f"{scope['method']} {target} HTTP/{VERSIONS.get(version, version)}"

@@ -41,18 +41,23 @@ class HttpAnswer(NamedTuple):
     body: Body | AsyncIterator[Sequence[Body]]
 
 
+def peer_of(scope: Scope) -> str:
+    client = scope.get("client")
+    return f"{client[0]}:{client[1]}" if client else ""
+
+
 class HttpRequest:
     """One request. `path` is percent-decoded, `segments` are its parts; names in `headers` are lower case."""
 
     __slots__ = (
-        *("_receive", "_timer", "_watcher", "headers", "limits", "method", "path", "query", "request_id"),
+        *("_receive", "_scope", "_timer", "_watcher", "headers", "limits", "method", "path", "request_id"),
         *("segments", "tail"),
     )
 
     def __init__(self, scope: Scope, receive: Receive, request_id: str, limits: BodyLimits) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
-        self.query: bytes = scope["query_string"]
+        self._scope = scope
         self.headers: Sequence[Header] = scope["headers"]
         self.segments = self.path.rstrip("/").split("/")[1:]
         self.tail = ""
@@ -61,6 +66,17 @@ class HttpRequest:
         self._receive = receive
         self._timer: asyncio.TimerHandle | None = None
         self._watcher: asyncio.Task[None] | None = None
+
+    @property
+    def query(self) -> bytes:
+        """What stands behind `?`, as it was sent."""
+        query: bytes = self._scope["query_string"]
+        return query
+
+    @property
+    def peer(self) -> str:
+        """HOST:PORT of the client, "" for one of a Unix socket."""
+        return peer_of(self._scope)
 
     def header(self, name: bytes) -> str:
         """The last value of a header, "" without it."""

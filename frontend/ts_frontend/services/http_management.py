@@ -67,17 +67,23 @@ class ForeignOrigin(ServeError):
 
 
 class HttpManagement:
-    """`allowed_origin`: the one whose pages may manage models ("*": all), None for none but the server's own."""
+    """`allowed_origin`: the one whose pages may manage models ("*": all), None for none but the server's own.
+    `model_api` False: there are no methods to register and unregister."""
 
-    def __init__(self, administration: Administration, models: Models, allowed_origin: str | None) -> None:
+    def __init__(
+        self, administration: Administration, models: Models, allowed_origin: str | None, *, model_api: bool = True
+    ) -> None:
         self._administration = administration
         self._models = models
         self._allowed_origin = allowed_origin
+        self._switched_off = () if model_api else (self._register, self._unregister)
 
     def route(self, request: HttpRequest) -> Serve | None:
         serve = self._find(request.method, request.segments)
         if serve is not None:
             self._check_origin(request)
+            if serve in self._switched_off:
+                raise MethodNotAllowed
         return serve
 
     def _find(self, method: str, segments: list[str]) -> Serve | None:

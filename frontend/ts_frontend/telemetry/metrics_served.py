@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from ts_frontend.job import FINAL, State
 from ts_frontend.models.model import Model
@@ -26,6 +26,15 @@ def served_families(models: Iterable[Model], host: str) -> list[Family]:
             if state in FINAL:
                 ended.samples[(*labels, state.value)] = Counter(model.ledger.counts[state])
     return [queued, running, ended, ready]
+
+
+def refused_calls(counts: Mapping[str, int], host: str) -> Family:
+    """Calls without a good key, by the API that they were for."""
+    definition = Definition("ts_refused_calls_total", Kind.COUNTER, "Count", ("api", "hostname"))
+    family = Family(definition, "Calls refused because of their key")
+    for api, count in counts.items():
+        family.samples[(api, host)] = Counter(count)
+    return family
 
 
 def _family(name: str, kind: Kind, sentence: str, *more: str) -> Family:

@@ -1,0 +1,184 @@
+"""Who may call what: the keys that count now, those that the server made and those from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ts_frontend.authorization.key_file import KeyFile
+from ts_frontend.authorization.keys import BadKeys, Key, Keys, Kind, bearer, joined, key_file_text, opens, why_refused
+from ts_frontend.authorization.refusals import Refusals
+from ts_frontend.authorization.sources import read_keys
+from ts_frontend.config import ConfigError, ServerConfig
+from ts_frontend.errors import InvalidArgument, PermissionDenied
+
+log = logging.getLogger(__name__)
+
+#: TorchServe's sentences; its token API has one of its own.
+REFUSED = "Token Authorization failed. Token either incorrect, expired, or not provided correctly"
+NOT_RENEWED = "Token Authentication failed. Token either incorrect, expired, or not provided correctly"
+
+
+def new_secret() -> bytes:
+    """As TorchServe makes them: 48 random bits in 8 characters."""
+    return base64.urlsafe_b64encode(secrets.token_bytes(6))
+
+
+class Authorization:
+    """The keys of a running server. `outside` reads those from outside, None without any; kinds that it doesn't have
+    are made here and written to `file`, None where nothing needs to be made."""
+
+    def __init__(
+        self,
+        outside: Callable[[], Keys] | None,
+        file: KeyFile,
+        *,
+        life_s: float,
+        overlap_s: float,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.refusals = Refusals()
+        self._read, self._file = outside, file
+        self._life_s, self._overlap_s, self._clock = life_s, overlap_s, clock
+        self._outside: Keys = outside() if outside is not None else {}
+        self._problem = ""
+        self._renewing = asyncio.Lock()
+        self._made: Keys = self._first_keys()
+        self._keys: Keys = {}
+        self._use()
+        if self._made:
+            file.write(key_file_text(self._made))
+
+    def _first_keys(self) -> Keys:
+        """Keys of the kinds that nobody gave; without any there is nothing to renew, and no key for that."""
+        kinds = [kind for kind in (Kind.MANAGEMENT, Kind.INFERENCE) if kind not in self._outside]
+        made = {kind: (self._new_key(),) for kind in kinds}
+        if made and Kind.API not in self._outside:
+            made[Kind.API] = (Key(new_secret()),)
+        return made
+
+    def _new_key(self) -> Key:
+        return Key(new_secret(), self._clock() + int(self._life_s))
+
+    def _use(self) -> None:
+        self._keys = joined(self._outside, self._made)
+
+    @property
+    def made_in(self) -> Path | None:
+        """Where the keys are that were made here; None when all came from outside."""
+        return self._file.path if self._made else None
+
+    # --- requests
+
+    def check(self, kind: Kind, values: Sequence[bytes], peer: str) -> None:
+        """Returns for a call with a good key. `values`: those of all its `Authorization` headers.
+
+        :raises PermissionDenied: it hasn't one.
+        """
+        if not self.opens(kind, values):
+            self.refuse(kind, values, peer)
+
+    def opens(self, kind: Kind, values: Sequence[bytes]) -> bool:
+        presented = bearer(values)
+        return presented is not None and opens(self._keys.get(kind, ()), presented, self._clock())
+
+    def refuse(self, kind: Kind, values: Sequence[bytes], peer: str, message: str = REFUSED) -> None:
+        """Counts and logs a refusal. :raises PermissionDenied: always."""
+        why = why_refused(self._keys, kind, values, self._clock())
+        line = self.refusals.line("token" if kind is Kind.API else kind.value, peer, why, time.monotonic())
+        if line is not None:
+            log.warning("%s", line)
+        raise PermissionDenied(message)
+
+    # --- new keys
+
+    async def renew(self, kind: Kind) -> None:
+        """Makes a new key in the place of the one that was made before, which counts for `overlap_s` more at most.
+
+        :raises InvalidArgument: its keys come from outside. :raises KeyFileError: the file can't be written.
+        """
+        if kind not in self._made:
+            raise InvalidArgument(
+                f"The {kind.value} key was given to the server (token_path, or {kind.value}_token): exchange it there"
+            )
+        async with self._renewing:
+            newest, *_ = self._made[kind]
+            old = Key(newest.secret, min(newest.expires_s, self._clock() + self._overlap_s))
+            made = {**self._made, kind: (self._new_key(), old)}
+            await asyncio.to_thread(self._file.write, key_file_text(made))
+            self._made = made
+            self._use()
+        log.info("A new %s key is in %s", kind.value, self._file.path)
+
+    async def watch(self, interval_s: float) -> None:
+        """Takes over keys from outside as they change, until it is cancelled."""
+        while self._read is not None:
+            await asyncio.sleep(interval_s)
+            await self.reload()
+
+    async def reload(self) -> None:
+        """Looks at the keys from outside. What can't be used leaves those that count, and is told once."""
+        assert self._read is not None
+        try:
+            found = await asyncio.to_thread(self._read)
+            missing = [kind.value for kind in self._outside if kind not in found]
+            if missing:
+                raise BadKeys(f"no key of kind {' and '.join(missing)} is there any more")
+        except BadKeys as error:
+            if str(error) != self._problem:
+                self._problem = str(error)
+                log.warning("The keys stay as they were: %s", error)
+            return
+        if self._problem or found != self._outside:
+            self._problem = ""
+            log.info("Keys were read again: %s", ", ".join(f"{len(ones)} {kind.value}" for kind, ones in found.items()))
+        if found != self._outside:
+            self._outside = found
+            self._use()
+
+    def close(self) -> None:
+        self._file.remove()
+
+
+def open_authorization(config: ServerConfig, directory: Path) -> Authorization | None:
+    """The keys of a server that was started in `directory`; None when it asks for none.
+
+    :raises ConfigError: keys from outside can't be used. :raises KeyFileError: key_file.json can't be written.
+    """
+    if not config.token_authorization:
+        return None
+    file = KeyFile(directory)
+    if config.token_path is not None and os.path.abspath(config.token_path) == os.path.abspath(file.path):
+        raise ConfigError(
+            f"token_path = {config.token_path}: the server writes keys of its own to a file of that name there, and "
+            "`torchserve --stop` deletes it. Use another name"
+        )
+    try:
+        return Authorization(
+            _outside(config),
+            file,
+            life_s=config.token_expiration_min * 60,
+            overlap_s=config.token_overlap_s,
+        )
+    except BadKeys as error:
+        raise ConfigError(f"token_path: {error}") from None
+
+
+def _outside(config: ServerConfig) -> Callable[[], Keys] | None:
+    """What reads the keys from outside; those of the settings are the same each time."""
+    given = {
+        Kind.MANAGEMENT: config.management_token,
+        Kind.INFERENCE: config.inference_token,
+        Kind.API: config.api_token,
+    }
+    fixed = {kind: tuple(Key(text.encode()) for text in texts) for kind, texts in given.items() if texts}
+    path = config.token_path
+    if path is not None:
+        return lambda: joined(read_keys(path), fixed)
+    return (lambda: fixed) if fixed else None

@@ -1,0 +1,66 @@
+"""Keys over gRPC: metadata `authorization: Bearer KEY`, looked at before a method runs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+from ts_frontend.authorization.keys import Kind
+from ts_frontend.errors import ServeError
+from ts_frontend.ingress.call import Call, Method, Shape
+
+#: Methods that probes call, by their last name; grpc.health.v1 and reflection aren't guarded at all.
+HEALTH_METHODS = frozenset({"Ping", "ServerLive", "ServerReady", "ModelReady"})
+
+
+class Authorization(Protocol):
+    """The keys (`ts_frontend.authorization.authorization.Authorization`)."""
+
+    def check(self, kind: Kind, values: Sequence[bytes], peer: str) -> None: ...
+
+
+def guarded(method: Method, authorization: Authorization, kind: Kind) -> Method:
+    """The method, for those who have a key of that kind; a health method as it is."""
+    if method.path.rpartition("/")[2] in HEALTH_METHODS:
+        return method
+    run: Any = method.run
+
+    def check(call: Call) -> None:
+        authorization.check(kind, presented(call), call.peer)
+
+    return Method(method.path, method.shape, (_unary if method.shape is Shape.UNARY else _streaming)(run, check))
+
+
+def presented(call: Call) -> list[bytes]:
+    """The values of `authorization`; what isn't ASCII is no key, in whichever way it was decoded."""
+    found = [value for name, value in call.metadata if name == "authorization"]
+    return [value.encode() if isinstance(value, str) and value.isascii() else b"" for value in found]
+
+
+Check = Callable[[Call], None]
+
+
+def _unary(run: Callable[[Call, bytes], Awaitable[bytes]], check: Check) -> Callable[[Call, bytes], Awaitable[bytes]]:
+    def unary(call: Call, data: bytes) -> Awaitable[bytes]:
+        check(call)
+        return run(call, data)
+
+    return unary
+
+
+def _streaming(run: Callable[[Call, Any], AsyncIterator[Sequence[bytes]]], check: Check) -> Any:
+    """What is allowed streams as ever: nothing stands between the method and its messages."""
+
+    def streaming(call: Call, data: Any) -> AsyncIterator[Sequence[bytes]]:
+        try:
+            check(call)
+        except ServeError as error:
+            return _refused(error)
+        return run(call, data)
+
+    return streaming
+
+
+async def _refused(error: ServeError) -> AsyncIterator[Sequence[bytes]]:
+    raise error
+    yield ()  # makes it a stream

@@ -1,0 +1,109 @@
+"""Keys over HTTP: a guard before the routes of an API, and the call that makes new keys (docs/security.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ts_frontend.authorization.authorization import NOT_RENEWED
+from ts_frontend.authorization.keys import Kind
+from ts_frontend.errors import ServeError
+from ts_frontend.ingress.http import JSON
+from ts_frontend.ingress.http_call import HttpAnswer, HttpRequest, Route, Serve
+from ts_frontend.services.http_answers import Parameters, query_pairs
+
+#: What /token renews, by the word for it.
+_RENEWED = {"management": Kind.MANAGEMENT, "inference": Kind.INFERENCE}
+
+
+class Authorization(Protocol):
+    """The keys (`ts_frontend.authorization.authorization.Authorization`)."""
+
+    def opens(self, kind: Kind, values: Sequence[bytes]) -> bool: ...
+    def refuse(self, kind: Kind, values: Sequence[bytes], peer: str, message: str = ...) -> None: ...
+    async def renew(self, kind: Kind) -> None: ...
+
+
+class HttpGuard:
+    """Asks for keys, before anything of a request's body is read. `cors`: pages of another origin may call, and their
+    browsers ask first, without a key."""
+
+    def __init__(self, authorization: Authorization, *, cors: bool) -> None:
+        self._authorization = authorization
+        self._cors = cors
+
+    def guarded(self, route: Route, *kinds: Kind) -> Route:
+        """The route, for those who have a key of one of the kinds. Health and the API description are everyone's."""
+
+        def find(request: HttpRequest) -> Serve | None:
+            try:
+                serve = route(request)
+            except ServeError:
+                self._check(request, kinds)
+                raise
+            if serve is None or is_open(request):
+                return serve
+            if self._cors and _is_preflight(request):
+                return _allow
+            self._check(request, kinds)
+            return serve
+
+        return find
+
+    def last(self, *kinds: Kind) -> Route:
+        """Asked when no route knows the path: without any key of the listener nobody learns that there is none."""
+
+        def find(request: HttpRequest) -> Serve | None:
+            self._check(request, kinds)
+            return None
+
+        return find
+
+    def _check(self, request: HttpRequest, kinds: Sequence[Kind]) -> None:
+        values = presented(request)
+        for kind in kinds:
+            if self._authorization.opens(kind, values):
+                return
+        self._authorization.refuse(kinds[0], values, request.peer)
+
+    # --- /token
+
+    def token_route(self, request: HttpRequest) -> Serve | None:
+        return self._token if request.segments == ["token"] else None
+
+    async def _token(self, request: HttpRequest) -> HttpAnswer:
+        """/token?type=management, or inference: a new key, found in key_file.json."""
+        values = presented(request)
+        word = Parameters(query_pairs(request)).text("type") or ""
+        kind = _RENEWED.get(word)
+        if kind is None or not self._authorization.opens(Kind.API, values):
+            self._authorization.refuse(Kind.API, values, request.peer, NOT_RENEWED)
+        else:
+            await self._authorization.renew(kind)
+        return HttpAnswer(200, (JSON,), b"\n")
+
+
+def presented(request: HttpRequest) -> list[bytes]:
+    """The values of the request's Authorization headers."""
+    return [value for name, value in request.headers if name == b"authorization"]
+
+
+def is_open(request: HttpRequest) -> bool:
+    """Is it for everyone? Probes have no keys, and the description tells nothing about what is served."""
+    match request.segments:
+        case ["ping"] | ["api-description"] | ["v2", "health", "live" | "ready"]:
+            return True
+        case ["v2", "models", _, "ready"] | ["v2", "models", _, "versions", _, "ready"]:
+            return True
+        case ["v1", "models", name]:
+            return request.method == "GET" and ":" not in name
+    return request.method == "OPTIONS" and not any(request.segments)
+
+
+def _is_preflight(request: HttpRequest) -> bool:
+    return request.method == "OPTIONS" and bool(request.header(b"access-control-request-method"))
+
+
+async def _allow(request: HttpRequest) -> HttpAnswer:
+    """What a browser wants to hear before it sends a key; the headers that say it are those of every answer."""
+    return HttpAnswer(200, (), b"")
