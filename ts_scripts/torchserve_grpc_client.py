@@ -50,6 +50,10 @@ def prediction_request(options: argparse.Namespace) -> Any:
     return stubs("inference_pb2").PredictionsRequest(model_name=options.name, input={"data": data})
 
 
+def metadata(options: argparse.Namespace) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {options.auth_token}"),) if options.auth_token else ()
+
+
 def register(channel: Any, options: argparse.Namespace) -> Iterator[bytes]:
     request = stubs("management_pb2").RegisterModelRequest(
         url=options.url or MODEL_ZOO.format(name=options.name),
@@ -57,22 +61,27 @@ def register(channel: Any, options: argparse.Namespace) -> Iterator[bytes]:
         initial_workers=options.workers,
         synchronous=True,
     )
-    answer = management_stub(channel).RegisterModel(request, timeout=options.timeout or REGISTER_S_MAX)
+    answer = management_stub(channel).RegisterModel(
+        request, timeout=options.timeout or REGISTER_S_MAX, metadata=metadata(options)
+    )
     yield answer.msg.encode()
 
 
 def unregister(channel: Any, options: argparse.Namespace) -> Iterator[bytes]:
     request = stubs("management_pb2").UnregisterModelRequest(model_name=options.name)
-    yield management_stub(channel).UnregisterModel(request, timeout=options.timeout or CALL_S_MAX).msg.encode()
+    stub, timeout_s = management_stub(channel), options.timeout or CALL_S_MAX
+    yield stub.UnregisterModel(request, timeout=timeout_s, metadata=metadata(options)).msg.encode()
 
 
 def infer(channel: Any, options: argparse.Namespace) -> Iterator[bytes]:
     request = prediction_request(options)
-    yield inference_stub(channel).Predictions(request, timeout=options.timeout or CALL_S_MAX).prediction
+    stub, timeout_s = inference_stub(channel), options.timeout or CALL_S_MAX
+    yield stub.Predictions(request, timeout=timeout_s, metadata=metadata(options)).prediction
 
 
 def infer_stream(channel: Any, options: argparse.Namespace) -> Iterator[bytes]:
-    answers = inference_stub(channel).StreamPredictions(prediction_request(options), timeout=options.timeout)
+    request = prediction_request(options)
+    answers = inference_stub(channel).StreamPredictions(request, timeout=options.timeout, metadata=metadata(options))
     try:
         for answer in answers:
             yield answer.prediction
@@ -92,6 +101,7 @@ def parser() -> argparse.ArgumentParser:
         one.add_argument("name", help="the model's name")
         one.add_argument("--host", default="localhost", help="[%(default)s]")
         one.add_argument("--port", type=int, default=port, help="[%(default)s]")
+        one.add_argument("--auth-token", metavar="KEY", help="key of the API, where the server asks for one")
         one.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after this time")
         one.set_defaults(run=run)
         return one

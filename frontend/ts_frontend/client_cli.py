@@ -15,6 +15,7 @@ import click
 
 from ts_frontend.client import text
 from ts_frontend.client.connection import CallFailed, Client, Target
+from ts_frontend.client.keys import NoKeys, find_keys
 from ts_frontend.client.registering import register as register_model
 from ts_frontend.client.registering import versions
 from ts_frontend.client.waiting import WorkersFailed, wait_for_workers
@@ -46,6 +47,13 @@ _SERVER_OPTIONS = (
     ),
     click.option(
         "--token", envvar="TORCHSERVE_TOKEN", show_envvar=True, help="Key of the service, where it asks for one."
+    ),
+    click.option(
+        "--key-file",
+        envvar="TORCHSERVE_KEY_FILE",
+        type=click.Path(exists=True, path_type=Path),
+        show_envvar=True,
+        help="The server's keys.  [default: key_file.json here, for a server on this machine]",
     ),
     click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs."),
 )
@@ -82,9 +90,14 @@ def command(body: Callable[..., None]) -> Callable[..., None]:
         timeout_s: float | None,
         ca_file: Path | None,
         token: str | None,
+        key_file: Path | None,
         **kwargs: Any,
     ) -> None:
-        _run(body, Target(host, inference_port, management_port, timeout_s, ca_file, token), **kwargs)
+        try:
+            keys = find_keys(token, key_file, host)
+        except NoKeys as error:
+            raise click.UsageError(str(error)) from None
+        _run(body, Target(host, inference_port, management_port, timeout_s, ca_file, keys), **kwargs)
 
     wrapped: Callable[..., None] = update_wrapper(run, body)
     for option in reversed(_SERVER_OPTIONS):

@@ -12,6 +12,8 @@ from typing import Any
 import grpc
 from google.protobuf import empty_pb2
 
+from ts_frontend.authorization.keys import Kind
+from ts_frontend.client.keys import ClientKeys
 from ts_frontend.protos import inference_pb2, inference_pb2_grpc, management_pb2, management_pb2_grpc
 
 PING_TIMEOUT_S = 10.0
@@ -19,6 +21,9 @@ LIST_LIMIT = 100
 
 #: What gRPC says when nobody listens, as opposed to a server that answers UNAVAILABLE.
 _UNREACHED = ("failed to connect", "connection refused", "dns resolution failed", "name resolution", "no route to host")
+
+#: How a server begins what it says to a call without a good key; TorchServe does, too.
+_TOKEN_REFUSED = "Token Auth"
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", -1),
@@ -44,7 +49,7 @@ class Target:
     management_port: int = 7071
     timeout_s: float | None = None
     ca_file: Path | None = None
-    token: str | None = None
+    keys: ClientKeys = ClientKeys()
 
     def address(self, port: int) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -74,7 +79,7 @@ class Client:
         self._management_channel = self._channel(self._management_address)
         self._inference = inference_pb2_grpc.InferenceAPIsServiceStub(self._inference_channel)
         self._management = management_pb2_grpc.ManagementAPIsServiceStub(self._management_channel)
-        self._metadata = (("authorization", f"Bearer {target.token}"),) if target.token else ()
+        self._metadata = {kind: target.keys.metadata(kind) for kind in (Kind.INFERENCE, Kind.MANAGEMENT)}
 
     def __enter__(self) -> Client:
         return self
@@ -91,37 +96,43 @@ class Client:
         credentials = grpc.ssl_channel_credentials(self._target.ca_file.read_bytes())
         return grpc.secure_channel(address, credentials, options=_OPTIONS)
 
-    def _ask(self, method: Callable[..., Any], request: Any, address: str, timeout_s: float | None = None) -> Any:
+    def _ask(self, method: Callable[..., Any], request: Any, kind: Kind, timeout_s: float | None = None) -> Any:
         try:
-            return method(request, timeout=timeout_s or self._target.timeout_s, metadata=self._metadata)
+            return method(request, timeout=timeout_s or self._target.timeout_s, metadata=self._metadata[kind])
         except grpc.RpcError as error:
-            raise _failure(error, address) from None
+            raise self._failed(error, kind) from None
+
+    def _failed(self, error: Any, kind: Kind) -> CallFailed:
+        failure = _failure(error, self._inference_address if kind is Kind.INFERENCE else self._management_address)
+        if failure.code == "PERMISSION_DENIED" and _TOKEN_REFUSED in failure.message:
+            return CallFailed(failure.code, f"{failure.message}\n{self._target.keys.advice(kind)}")
+        return failure
 
     def _manage(self, method: Callable[..., Any], request: Any) -> str:
-        return str(self._ask(method, request, self._management_address).msg)
+        return str(self._ask(method, request, Kind.MANAGEMENT).msg)
 
     # --- inference
 
     def ping(self) -> dict[str, Any]:
         """{"status": "Healthy"} or another word."""
         timeout_s = self._target.timeout_s or PING_TIMEOUT_S
-        answer = self._ask(self._inference.Ping, empty_pb2.Empty(), self._inference_address, timeout_s)
+        answer = self._ask(self._inference.Ping, empty_pb2.Empty(), Kind.INFERENCE, timeout_s)
         health: dict[str, Any] = json.loads(answer.health)
         return health
 
     def predict(self, name: str, version: str, inputs: Mapping[str, bytes]) -> bytes:
         request = inference_pb2.PredictionsRequest(model_name=name, model_version=version, input=inputs)
-        return bytes(self._ask(self._inference.Predictions, request, self._inference_address).prediction)
+        return bytes(self._ask(self._inference.Predictions, request, Kind.INFERENCE).prediction)
 
     def stream(self, name: str, version: str, inputs: Mapping[str, bytes]) -> Iterator[bytes]:
         """The pieces as they come. Closing the iterator, or Ctrl-C, cancels the request."""
         request = inference_pb2.PredictionsRequest(model_name=name, model_version=version, input=inputs)
-        call = self._ask(self._inference.StreamPredictions, request, self._inference_address)
+        call = self._ask(self._inference.StreamPredictions, request, Kind.INFERENCE)
         try:
             for piece in call:
                 yield piece.prediction
         except grpc.RpcError as error:
-            raise _failure(error, self._inference_address) from None
+            raise self._failed(error, Kind.INFERENCE) from None
         finally:
             call.cancel()
 
