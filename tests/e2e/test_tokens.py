@@ -17,6 +17,8 @@ import grpc
 import pytest
 from google.protobuf import empty_pb2
 
+from ts.protocol import open_inference_pb2 as open_inference
+from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from ts_frontend.protos.grpc_health_v1_health_pb2 import HealthCheckRequest
 from ts_frontend.protos.grpc_health_v1_health_pb2_grpc import HealthStub
 from ts_frontend.protos.grpc_reflection_v1_reflection_pb2 import ServerReflectionRequest
@@ -362,6 +364,28 @@ def test_health_and_descriptions_need_no_key(server: Any, inference: Any) -> Non
             asked = iter([ServerReflectionRequest(list_services="")])
             names = next(ServerReflectionStub(channel).ServerReflectionInfo(asked, timeout=GUARD_S))
             assert len(names.list_services_response.service) > 2
+
+
+def test_open_inference(server: Any) -> None:
+    """Readiness without a key, everything else with one, over both."""
+    for target in (
+        "/v2/health/live",
+        "/v2/health/ready",
+        "/v2/models/probe/ready",
+        "/v2/models/probe/versions/1.0/ready",
+    ):
+        assert ask(server, "GET", target, api="http_inference").status == 200
+    for target in ("/v2", "/v2/models", model, f"{model}/infer", "/v2/repository/index"):
+        assert ask(server, "POST", target, api="http_inference").status == 400
+        assert ask(server, "GET", target, key(server, "management"), api="http_inference").status == 400
+    with grpc.insecure_channel(server.inference) as channel:
+        stub = GRPCInferenceServiceStub(channel)
+        assert stub.ServerLive(open_inference.ServerLiveRequest(), timeout=GUARD_S).live
+        assert stub.ServerReady(open_inference.ServerReadyRequest(), timeout=GUARD_S).ready
+        assert stub.ModelReady(open_inference.ModelReadyRequest(name="probe"), timeout=GUARD_S).ready
+        refused(lambda: stub.ModelMetadata(open_inference.ModelMetadataRequest(name="probe"), timeout=GUARD_S))
+        refused(lambda: stub.ModelInfer(open_inference.ModelInferRequest(model_name="probe"), timeout=GUARD_S))
+        refused(lambda: list(stub.ModelStreamInfer(iter([open_inference.ModelInferRequest()]), timeout=GUARD_S)))
 
 
 def test_the_description_of_a_model_needs_a_key(server: Any) -> None:
