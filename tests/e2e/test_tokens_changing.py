@@ -101,7 +101,9 @@ def mounted(request: pytest.FixtureRequest, serving: Any, tmp_path_factory: pyte
     }
     one = serving(directory, fill(directory), settings, ["--ncs", "--models", "probe"])
     try:
-        yield one.wait_started()
+        one.wait_started()
+        until(lambda: status(one, "inference", "/predictions/probe", FIRST["inference"]) == 200)
+        yield one
     finally:
         one.terminate()
 
@@ -306,6 +308,7 @@ def test_the_commands_find_and_send_the_key(start: Any, tmp_path: Path) -> None:
     elsewhere.mkdir()
     keys = keys_of(tmp_path)
     assert "probe" in torchserve(tmp_path, "list", **here).stdout
+    until(lambda: status(server, "inference", "/v2/models/probe/ready") == 200)
     assert torchserve(tmp_path, "predict", "probe", "--input", "data={}", **here).stdout.strip() == "ok"
     assert "probe" in torchserve(elsewhere, "list", "--token", keys["management"], **here).stdout
     assert "probe" in torchserve(elsewhere, "list", **here, TORCHSERVE_TOKEN=keys["management"]).stdout
@@ -343,6 +346,7 @@ def test_keys_are_in_no_file_of_the_server(start: Any, tmp_path: Path) -> None:
     for secret in ("given-inference", "wrong-secret"):
         status(server, "inference", "/predictions/probe", secret)
         status(server, "management", "/models", secret)
+    until(lambda: status(server, "inference", "/v2/models/probe/ready") == 200)
     worker = json.loads(answer(server, "management", "/models/probe", "given-management")[2])[0]["workers"][0]["pid"]
     environ = Path(f"/proc/{worker}/environ").read_bytes()
     server.terminate()
