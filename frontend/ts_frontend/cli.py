@@ -90,10 +90,10 @@ class _Parser(argparse.ArgumentParser):
         return super().format_help()
 
 
-def _parser(prog: str = "torchserve") -> argparse.ArgumentParser:
+def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
-        prog=prog,
-        description="Serve PyTorch models over gRPC. Without --stop or --version, starts a server.",
+        prog="torchserve",
+        description="Serve PyTorch models over gRPC and HTTP. Without --stop or --version, starts a server.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_actions(parser)
@@ -298,10 +298,17 @@ def _client() -> Any:
 
 
 def _show_config(words: Sequence[str]) -> int:
-    parser = _parser("torchserve config")
+    parser = argparse.ArgumentParser(
+        prog="torchserve config",
+        description="Show every setting as a server started with these flags would have it, and where each value comes "
+        "from. Nothing is started.",
+    )
     parser.add_argument("--json", action="store_true", help="as JSON, with the documentation of each setting")
     parser.add_argument("--changed", action="store_true", help="only what is not the default")
     parser.add_argument("--markdown", action="store_true", help="the table of docs/configuration.md")
+    parser.add_argument("--start", "--foreground", action="store_true", help=argparse.SUPPRESS)
+    _add_settings(parser.add_argument_group("flags of torchserve --start, whose effect is shown"))
+    _add_accepted(parser.add_argument_group("accepted for TorchServe's sake"))
     arguments = parser.parse_args(words)
     if arguments.markdown:
         print(settings_table())

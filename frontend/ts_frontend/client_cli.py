@@ -132,10 +132,9 @@ def ping(client: Client, as_json: bool) -> None:
 @command
 def list_command(client: Client, as_json: bool) -> None:
     """List the registered models, all versions."""
-    if as_json:
-        _print({"models": list(client.models())}, "", True)
-    else:
-        click.echo(text.overview(versions(client)))
+    found = list(versions(client))
+    listed = [{**description, "defaultVersion": default} for description, default in found]
+    _print({"models": listed}, text.overview(found), as_json)
 
 
 @commands.command()

@@ -226,3 +226,41 @@ def test_a_foreign_package_where_the_server_starts_is_not_taken_for_ours(shell: 
         [sys.executable, "-c", done.stdout, "--version"], cwd=shell.place, capture_output=True, text=True, check=False
     )
     assert (version.returncode, version.stdout) == (0, "TorchServe Version is 0.12.0\n")
+
+
+def test_the_pid_file_is_what_torchserves_tools_read(shell: Shell) -> None:
+    shell.start("ready")
+    text = shell.pid_file.read_text()
+    assert text.isdigit() and psutil.Process(int(text)).is_running()
+
+
+def test_stop_with_foreground_waits_as_it_always_does(shell: Shell) -> None:
+    shell.start("ready")
+    server = shell.server()
+    assert shell.run("--stop", "--foreground").returncode == 0
+    assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
+
+
+def test_the_server_keeps_writing_to_the_output_of_its_start(shell: Shell) -> None:
+    """Scripts read it until `Model server started.`, and go on reading what the server logs."""
+    command = [sys.executable, str(STAND_IN), "--start", "--model-store", "store", "--models", "ready"]
+    with subprocess.Popen(
+        command, cwd=shell.place, env=shell.environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as start:
+        assert start.stdout is not None
+        assert any(line == "Model server started.\n" for line in start.stdout)
+        assert start.wait(HANG_S) == 0
+        shell.run("--stop")
+        assert "drained\n" in start.stdout.readlines()
+
+
+@pytest.mark.parametrize("flag", ["--plugins-path", "--ppath"])
+def test_what_is_accepted_for_torchserves_sake_does_no_harm(shell: Shell, flag: str) -> None:
+    assert shell.start("ready", flag, "jars").returncode == 0
+
+
+def test_ts_config_of_the_environment_wins(shell: Shell) -> None:
+    (shell.place / "flag.properties").write_text("load_models=die\n")
+    (shell.place / "named.properties").write_text("load_models=ready\n")
+    words = ("--start", "--model-store", "store", "--ts-config", "flag.properties")
+    assert shell.run(*words, TS_CONFIG_FILE="named.properties").returncode == 0

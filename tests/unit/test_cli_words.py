@@ -62,6 +62,17 @@ def test_help_names_flags_and_commands(capsys: pytest.CaptureFixture[str]) -> No
     assert "--ready-fd" not in text
 
 
+def test_the_help_of_config_is_about_config(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["config", "--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert text.startswith("usage: torchserve config ")
+    assert "Show every setting" in text and "--changed" in text and "--model-store" in text
+    for word in ("starts a server", "--stop", "--foreground", "commands (torchserve COMMAND"):
+        assert word not in text
+
+
 def test_config_shows_values_and_sources(capsys: pytest.CaptureFixture[str]) -> None:
     Path("config.properties").write_text("job_queue_size=5\nvmargs=-X\n")
     assert cli.main(["config", "--model-store", "s"]) == 0

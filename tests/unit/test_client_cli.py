@@ -180,7 +180,15 @@ def test_list(run: Run, small: SmallServer) -> None:
     assert lines[0].split() == ["MODEL", "VERSION", "DEFAULT", "WORKERS", "WAITING", "URL"]
     assert lines[1].split() == ["m", "1.0", "yes", "1", "of", "1", "ready", "4", "m.mar"]
     assert lines[1].index("m.mar") == lines[2].index("other.mar") == lines[0].index("URL")
-    assert [model["modelName"] for model in json.loads(run("list", "--json").output)["models"]] == ["m", "other"]
+    listed = json.loads(run("list", "--json").output)["models"]
+    assert [(one["modelName"], one["modelVersion"], one["defaultVersion"]) for one in listed] == [
+        ("m", "1.0", True),
+        ("other", "1.0", True),
+    ]
+    assert [(len(one["workers"]), one["jobQueueStatus"]["pendingRequests"], one["modelUrl"]) for one in listed] == [
+        (1, 4, "m.mar"),
+        (2, 4, "other.mar"),
+    ], "what the table has, and more"
     small.models.clear()
     assert run("list").output == "No model is registered.\n"
 
