@@ -22,6 +22,12 @@ __all__ = ["ConfigError", "Explained", "Option", "ServerConfig", "explain", "loa
 
 _VARIABLE = re.compile(r"\$\$([A-Za-z_][A-Za-z0-9_]*)\$\$")
 _DEFAULT_FILE = Path("config.properties")
+#: Variables with TorchServe's prefix that are no setting's: this server's, its workers' and TorchServe's own.
+OTHER_VARIABLES = frozenset(
+    {"TS_CONFIG_FILE", "TS_REQUEST_SEQUENCE_ID", "TS_REQUEST_SEQUENCE_START", "TS_REQUEST_SEQUENCE_END"}
+    | {"TS_IPEX_ENABLE", "TS_IPEX_GPU_ENABLE", "TS_BENCHMARK"}
+    | {f"TS_{key.upper()}" for key in (*NO_EFFECT, *INTERNAL)}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +102,7 @@ def _command_line(options: Sequence[Option], found: _Findings) -> _Layer:
 
 def _environment(environ: Mapping[str, str], command_line: _Layer, file: _Layer, found: _Findings) -> _Layer:
     """Our own variables always count, those of TorchServe's settings with enable_envvars_config=true."""
+    _note_misspelt(environ, found)
     present = {s.key: _Value(environ[s.env], f"environment {s.env}") for s in SETTINGS.values() if s.env in environ}
     always = _Layer("environment", {key: value for key, value in present.items() if SETTINGS[key].env_always})
     if not _on([command_line, always, file], "enable_envvars_config"):
@@ -107,6 +114,14 @@ def _environment(environ: Mapping[str, str], command_line: _Layer, file: _Layer,
         del present["allowed_urls"]
         found.warn("TS_ALLOWED_URLS in the environment: not read, the config file has no use_env_allowed_urls=true")
     return replace(always, values=present)
+
+
+def _note_misspelt(environ: Mapping[str, str], found: _Findings) -> None:
+    """Variables that are one or two letters away from one that would count."""
+    known = {s.env for s in SETTINGS.values() if s.env.startswith("TS_")} | OTHER_VARIABLES
+    for name in sorted(environ):
+        if name.startswith("TS_") and name not in known and (meant := nearest(name, known, 0.9)):
+            found.warn(f"{name} in the environment: there is no such setting{meant}")
 
 
 def _file(ts_config: Path | None, environ: Mapping[str, str], found: _Findings) -> _Layer:

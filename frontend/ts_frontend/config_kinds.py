@@ -175,8 +175,8 @@ HOST = Kind("IP address", parse_host)
 PORT = whole(0, 65535)
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, known: Iterable[str], likeness: float = 0.6) -> str:
     """`; did you mean X?` for the known word most like this one, or nothing."""
     by_lower = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=likeness)
     return f"; did you mean {by_lower[close[0]]}?" if close else ""

@@ -236,7 +236,9 @@ class ServerConfig:
     enable_envvars_config: bool = _row(
         BOOLEAN, False, "true: `TS_` variables of TorchServe's settings count", env_always=True, restored=False
     )
-    debug: bool = _row(BOOLEAN, False, "one worker per model, no timeouts", effect="later")
+    debug: bool = _row(
+        BOOLEAN, False, "true: one worker per model, no timeouts of workers; for stepping through a handler"
+    )
 
     # Our own
     grpc_engine: str = _own(

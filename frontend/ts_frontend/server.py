@@ -12,6 +12,7 @@ import platform
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,10 @@ class Server:
         )
         for warning in settings.warnings:
             log.warning("Model %s %s: %s", name, version, warning)
+        if self.config.debug:
+            settings = replace(
+                settings, min_workers=min(1, settings.min_workers), max_workers=min(1, settings.max_workers)
+            )
         return settings
 
 

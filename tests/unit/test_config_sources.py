@@ -83,6 +83,19 @@ def test_torchserves_variables_need_the_switch_and_ours_do_not() -> None:
     assert load_config(environ=environ).job_queue_size == 4
 
 
+def test_a_variable_that_is_nearly_one_of_ours_is_warned_about() -> None:
+    environ = {"TS_JOB_QUEU_SIZE": "4", "TS_DRAIN_TIMEOUTS_S": "9"}
+    text = notes(load_config(environ=environ))
+    assert "TS_JOB_QUEU_SIZE in the environment: there is no such setting; did you mean TS_JOB_QUEUE_SIZE?" in text
+    assert "did you mean TS_DRAIN_TIMEOUT_S?" in text
+
+
+def test_other_programs_variables_are_left_alone() -> None:
+    environ = dict.fromkeys(("TS_NODE_PROJECT", "TS_STATE_DIR", "TS_IPEX_ENABLE", "TS_CONFIG", "TS_VMARGS"), "1")
+    environ |= {"TS_REQUEST_SEQUENCE_ID": "id", "TS_NUMBER_OF_NETTY_THREADS": "4", "TORCHSERVE_HOST": "h"}
+    assert "no such setting" not in notes(load_config(environ=environ))
+
+
 def test_the_environment_may_not_widen_allowed_urls_by_itself() -> None:
     environ = {"TS_ALLOWED_URLS": ".*", "TS_USE_ENV_ALLOWED_URLS": "true"}
     write_file("enable_envvars_config=true")
@@ -122,7 +135,7 @@ def test_variables_in_values() -> None:
 
 
 def test_unknown_keys_name_the_nearest_and_jvm_keys_say_why() -> None:
-    write_file("job_que_size=1\nvmargs=-Xmx1g\nabsolutely_else=1\npython=/p\ndebug=true")
+    write_file("job_que_size=1\nvmargs=-Xmx1g\nabsolutely_else=1\npython=/p\nkeystore_type=JKS")
     config = load_config(environ={})
     warnings = [note.text for note in config.notes if note.level == logging.WARNING]
     assert warnings == [
@@ -130,7 +143,7 @@ def test_unknown_keys_name_the_nearest_and_jvm_keys_say_why() -> None:
         "absolutely_else (config.properties:3): there is no such setting",
     ]
     assert "vmargs (config.properties:2) is for the Java virtual machine" in notes(config)
-    assert "debug (config.properties:5): accepted" in notes(config)
+    assert "keystore_type (config.properties:5): accepted" in notes(config)
     assert "python" not in notes(config)
 
 

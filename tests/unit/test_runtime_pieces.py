@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 import time
 
 import pytest
@@ -276,3 +278,50 @@ def test_frames_of_the_old_wire_call():
 
 def test_cancelled_passes_a_handlers_except_exception():
     assert not issubclass(RequestCancelled, Exception)
+
+
+# --- when a model can't be loaded
+
+
+def failure_of(tmp_path, text):
+    (tmp_path / "broken_handler.py").write_text(text)
+    settings = {"model_dir": str(tmp_path), "handler": "broken_handler.py", "model_name": "m"}
+    before, path, modules = os.getcwd(), list(sys.path), set(sys.modules)
+    try:
+        handlers.load(settings)
+    except Exception as error:
+        return handlers.describe_failure(error)
+    finally:
+        os.chdir(before)
+        sys.path[:] = path
+        for name in set(sys.modules) - modules:
+            del sys.modules[name]
+    raise AssertionError("it could be loaded")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import nothing_of_this_name\n",
+        "def handle(data, context):\n    raise KeyError('weights')\n",
+        "try:\n    import nothing_of_this_name\nexcept ImportError as error:\n    raise ValueError('no') from error\n",
+    ],
+)
+def test_a_failed_loads_traceback_begins_at_the_handler(tmp_path, text):
+    lines = failure_of(tmp_path, text)["traceback"].splitlines()
+    frames = [line for line in lines if line.startswith("  File ") and __file__ not in line]
+    assert frames and all("broken_handler.py" in line for line in frames), lines
+    assert lines[0] == "Traceback (most recent call last):"
+
+
+def test_a_handler_that_is_not_there_needs_no_traceback(tmp_path):
+    settings = {"model_dir": str(tmp_path), "handler": "nowhere.py", "model_name": "m"}
+    with pytest.raises(handlers.HandlerNotUsable) as failure:
+        before, path = os.getcwd(), list(sys.path)
+        try:
+            handlers.load(settings)
+        finally:
+            os.chdir(before)
+            sys.path[:] = path
+    lines = handlers.describe_failure(failure.value)["traceback"].splitlines()
+    assert not [line for line in lines if line.startswith("  File ") and __file__ not in line]

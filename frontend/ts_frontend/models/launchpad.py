@@ -21,6 +21,8 @@ from ts_frontend.workers.worker import Plan
 
 #: Beside the payload, a message to a worker holds names, headers and ids.
 MESSAGE_OVERHEAD_BYTES = 1 << 20
+#: Who steps through a handler takes the time it takes.
+DEBUG_TIMEOUT_S = 1e8
 
 
 class Launchpad:
@@ -112,8 +114,9 @@ class Launchpad:
         return Plan(
             spec=self._spec(f"{name}_{version}", settings, archive, python),
             load=self._load(name, version, handler, archive, settings, signature),
-            startup_timeout_s=settings.startup_timeout_s,
-            response_timeout_s=settings.response_timeout_s,
+            startup_timeout_s=DEBUG_TIMEOUT_S if config.debug else settings.startup_timeout_s,
+            response_timeout_s=DEBUG_TIMEOUT_S if config.debug else settings.response_timeout_s,
+            workers_max=1 if config.debug else None,
             message_bytes_max=max(config.max_request_size, config.max_response_size) * settings.batch_size
             + MESSAGE_OVERHEAD_BYTES,
             max_concurrency=settings.max_concurrency,

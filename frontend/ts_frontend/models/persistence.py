@@ -32,6 +32,7 @@ class Recorder:
         self._administration: Administration | None = None
         self._pending = False
         self._task: asyncio.Task[None] | None = None
+        self._writing = asyncio.Lock()
 
     def attach(self, administration: Administration) -> None:
         """From now on, what `administration` serves is written; before, changes are those of the start."""
@@ -50,14 +51,18 @@ class Recorder:
             await self.write(Kind.SNAPSHOT)
 
     async def write(self, kind: Kind) -> None:
-        """Writes now. A disk that can't be written is logged: it must not take the server down."""
-        if self._files is None or self._administration is None:
+        """Writes now, after what is being written. A disk that can't be written is logged: it must not take the server
+        down."""
+        if self._files is None:
             return
-        states = states_of(self._administration)
-        try:
-            await asyncio.to_thread(self._files.write, kind, states, self._settings)
-        except OSError as error:
-            log.error("Snapshot could not be written to %s: %s", self._files.directory, error)
+        async with self._writing:
+            if self._administration is None:
+                return
+            states = states_of(self._administration)
+            try:
+                await asyncio.to_thread(self._files.write, kind, states, self._settings)
+            except OSError as error:
+                log.error("Snapshot could not be written to %s: %s", self._files.directory, error)
 
     async def close(self) -> None:
         """Finishes what is pending and writes the snapshot of the shutdown; what ends after that is not remembered."""

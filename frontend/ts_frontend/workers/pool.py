@@ -165,6 +165,9 @@ class Pool:
         Raises StartFailed with the first failure; workers that failed go on trying. `drain_s`: how long a surplus
         worker may take to finish (None: as long as it needs, 0: not at all; its requests then run elsewhere).
         """
+        if self.plan.workers_max is not None and count > self.plan.workers_max:
+            log.warning("%s gets %s worker, not %s: debug is on", self.name, self.plan.workers_max, count)
+            count = self.plan.workers_max
         self._clear_given_up()
         surplus = self.slots[count:]
         del self.slots[count:]

@@ -47,7 +47,7 @@ class Supervisor:
         self.placement = Placement(inventory)
         self._exec = ExecLauncher()
         self._torchrun = TorchrunLauncher(work_dir, self._exec)
-        self._fork = ForkLauncher(env) if fork else None
+        self._fork = ForkLauncher(env, self._exec) if fork else None
         self.launcher: Launcher = self._fork or self._exec
         self._ids = itertools.count(first_worker_id)
         self._distribution_id = first_distribution_id

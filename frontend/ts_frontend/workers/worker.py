@@ -102,6 +102,7 @@ class Plan:
     startup_timeout_s: float
     response_timeout_s: float
     message_bytes_max: int
+    workers_max: int | None = None
     max_concurrency: int = 64
     neighbour_grace_s: float = 5.0
     recorder: Recorder | None = None

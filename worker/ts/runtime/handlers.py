@@ -8,7 +8,6 @@ import importlib.util
 import inspect
 import os
 import sys
-import traceback
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -16,6 +15,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from ts.context import Context
+from ts.runtime.failures import user_traceback
 
 Settings = dict[str, Any]
 Entry = Callable[[Any, Context], Any]
@@ -249,7 +249,7 @@ def _enveloped(entry: Entry, kind: str, name: str) -> Entry:
 
 def describe_failure(error: BaseException) -> dict[str, Any]:
     """What LoadFailed carries: `code`, `message` and the end of the traceback."""
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    text = user_traceback(error)
     if isinstance(error, MemoryError) or "CUDA" in str(error):
         code, message = 507, f"System out of memory: {type(error).__name__}: {error}"
     elif isinstance(error, SystemExit):

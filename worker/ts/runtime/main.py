@@ -16,13 +16,13 @@ import os
 import signal
 import sys
 import time
-import traceback
 from typing import Any
 
 from ts.protocol.frames import LoadFailed, Ready
 from ts.runtime.asynchronous import AsyncRunner
 from ts.runtime.blocking import BlockingRunner
 from ts.runtime.child import set_threads
+from ts.runtime.failures import user_traceback
 from ts.runtime.handlers import Loaded, describe_failure, load
 from ts.runtime.jobs import Ledger, SilentLedger
 from ts.runtime.worker import Link, leave
@@ -77,7 +77,8 @@ def _load(link: Link, settings: dict[str, Any]) -> Loaded | None:
     try:
         loaded = load(settings)
     except BaseException as error:
-        traceback.print_exception(type(error), error, error.__traceback__)
+        sys.stderr.write(user_traceback(error))
+        sys.stderr.flush()
         link.announce(LoadFailed(describe_failure(error)))
         link.drain()
         return None

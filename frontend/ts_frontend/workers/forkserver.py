@@ -1,0 +1,237 @@
+"""The frontend's side of one forkserver: a process that has imported torch once and forks workers on request."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import logging
+import socket
+import struct
+import subprocess
+from collections.abc import Mapping
+from typing import Any
+
+from ts_frontend.workers.exits import Exit
+from ts_frontend.workers.process import LaunchFailed, resolve, start_forkserver
+from ts_frontend.workers.started import Ends, LineSink, Process, Spec, adopt
+
+log = logging.getLogger(__name__)
+
+_LENGTH = struct.Struct("<I")
+REPLY_BYTES_MAX = 1 << 20
+EXIT_STATUS_S_MAX = 2.0
+CLOSE_S_MAX = 2.0
+
+
+class ForkserverLost(Exception):
+    """It has ended, or was ended; the message says how."""
+
+
+class Forkserver:
+    """One forkserver from its start to its end. Nothing of it outlives it: another has another of these."""
+
+    def __init__(self, control: socket.socket, child: subprocess.Popen[bytes]) -> None:
+        self._control = control
+        self._child = child
+        self._ids = itertools.count(1)
+        self._answers: dict[int, asyncio.Future[int]] = {}
+        self._processes: dict[int, Process] = {}
+        self._early: dict[int, Exit] = {}
+        self._sending = asyncio.Lock()
+        self._room: asyncio.Future[None] | None = None
+        self._closing = False
+        #: It may be asked for more workers.
+        self.usable = True
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.ready.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+        self.reader = asyncio.create_task(self._read())
+
+    @staticmethod
+    async def start(env: Mapping[str, str]) -> Forkserver:
+        """A new one, which is `ready` when it has imported torch."""
+        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        control.setblocking(False)
+        try:
+            child = await asyncio.to_thread(start_forkserver, theirs.fileno(), env)
+        except BaseException:
+            control.close()
+            raise
+        finally:
+            theirs.close()
+        return Forkserver(control, child)
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    async def fork(self, spec: Spec, ends: Ends) -> int:
+        """The pid of a new worker. Raises ForkserverLost; LaunchFailed when it couldn't fork."""
+        number = next(self._ids)
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._answers[number] = answer
+        body = json.dumps({"op": "fork", "id": number, "env": dict(spec.env)}).encode()
+        try:
+            await self._send(_LENGTH.pack(len(body)) + body, ends.worker_fds())
+            return await answer
+        finally:
+            del self._answers[number]
+
+    def adopt(self, pid: int, spec: Spec, ends: Ends, sink: LineSink) -> Process:
+        """The worker that it forked."""
+        process = adopt(pid, spec, ends, sink)
+        self._processes[pid] = process
+        if pid in self._early:
+            self._ended(pid, self._early.pop(pid))
+        elif process.pidfd is not None:
+            self._watch(process)
+        return process
+
+    async def _send(self, data: bytes, fds: list[int]) -> None:
+        """Whole, or never again: after a part of a request nothing else could be understood."""
+        async with self._sending:
+            view = memoryview(data)
+            try:
+                while len(view):
+                    size = await self._send_some(view, fds)
+                    view, fds = view[size:], []
+            except BaseException:
+                if len(view) < len(data):
+                    self.set_aside()
+                raise
+
+    async def _send_some(self, view: memoryview, fds: list[int]) -> int:
+        while self.usable:
+            try:
+                return socket.send_fds(self._control, [view], fds) if fds else self._control.send(view)
+            except BlockingIOError:
+                await self._writable()
+            except OSError as error:
+                raise ForkserverLost(f"the forkserver has ended: {error}") from error
+        raise ForkserverLost("the forkserver was set aside")
+
+    async def _writable(self) -> None:
+        """Until it takes more, or is asked nothing more."""
+        loop = asyncio.get_running_loop()
+        self._room = loop.create_future()
+        loop.add_writer(self._control, resolve, self._room)
+        try:
+            await self._room
+        finally:
+            loop.remove_writer(self._control)
+
+    # --- replies
+
+    async def _read(self) -> None:
+        loop = asyncio.get_running_loop()
+        data = b""
+        reason = "it closed its socket"
+        try:
+            while piece := await loop.sock_recv(self._control, 65536):
+                data = self._take(data + piece)
+        except (OSError, ValueError, KeyError) as error:
+            reason = str(error)
+        self._stop_sending()
+        async with self._sending:
+            self._control.close()
+        code = await asyncio.to_thread(self._child.wait)
+        self._lost(f"the forkserver has ended ({Exit(code).describe()}): {reason}")
+
+    def _take(self, data: bytes) -> bytes:
+        """Handles the whole replies in `data`; what is left of it."""
+        while len(data) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(data)
+            if length > REPLY_BYTES_MAX:
+                raise ValueError(f"reply of {length} bytes")
+            if len(data) < _LENGTH.size + length:
+                break
+            self._handle(json.loads(data[_LENGTH.size : _LENGTH.size + length]))
+            data = data[_LENGTH.size + length :]
+        return data
+
+    def _handle(self, reply: dict[str, Any]) -> None:
+        op = reply["op"]
+        if op == "ready":
+            resolve(self.ready)
+        elif op == "exit":
+            self._ended(reply["pid"], Exit.of_wait_status(reply["status"]))
+        elif (answer := self._answers.get(reply["id"])) is not None and not answer.done():
+            if op == "forked":
+                self._early.pop(reply["pid"], None)  # of an earlier process with that number
+                answer.set_result(reply["pid"])
+            else:
+                answer.set_exception(LaunchFailed(f"fork failed: {reply.get('error')}"))
+
+    def _ended(self, pid: int, how: Exit) -> None:
+        process = self._processes.pop(pid, None)
+        if process is None:
+            self._early[pid] = how
+            return
+        self._unwatch(process)
+        process.ended(how)
+        self._end_if_unused()
+
+    def _lost(self, reason: str) -> None:
+        if not self._closing:
+            log.error("%s; the next worker starts a new one", reason)
+        error = ForkserverLost(reason)
+        if not self.ready.done():
+            self.ready.set_exception(error)
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(error)
+
+    # --- a pidfd tells that a process ended even when the forkserver can't
+
+    def _watch(self, process: Process) -> None:
+        assert process.pidfd is not None
+        asyncio.get_running_loop().add_reader(process.pidfd, self._pidfd_ready, process)
+
+    def _unwatch(self, process: Process) -> None:
+        if process.pidfd is not None:
+            asyncio.get_running_loop().remove_reader(process.pidfd)
+
+    def _pidfd_ready(self, process: Process) -> None:
+        self._unwatch(process)
+        wait_s = EXIT_STATUS_S_MAX if self.usable else 0.0
+        asyncio.get_running_loop().call_later(wait_s, self._unknown, process)
+
+    def _unknown(self, process: Process) -> None:
+        if self._processes.get(process.pid) is process:
+            del self._processes[process.pid]
+            process.ended(Exit(None))
+            self._end_if_unused()
+
+    # --- its end
+
+    def set_aside(self) -> None:
+        """It is asked nothing more. Its workers would die with it, so it ends with the last of them."""
+        self._stop_sending()
+        self._end_if_unused()
+
+    def _stop_sending(self) -> None:
+        self.usable = False
+        if self._room is not None:
+            resolve(self._room)
+
+    def _end_if_unused(self) -> None:
+        if not self.usable and not self._closing and not self._processes:
+            self._closing = True
+            self._child.kill()
+
+    async def close(self) -> None:
+        """Ends it, and makes it if it doesn't."""
+        self._closing = True
+        self._stop_sending()
+        if not self.reader.done():
+            self._shut_down()
+            done, _ = await asyncio.wait({self.reader}, timeout=CLOSE_S_MAX)
+            if not done:
+                self._child.kill()
+                await asyncio.wait({self.reader})
+
+    def _shut_down(self) -> None:
+        try:
+            self._control.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # it has closed it already, and is ending
