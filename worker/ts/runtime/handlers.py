@@ -46,7 +46,7 @@ def load(settings: Settings) -> Loaded:
     if settings.get("adapter"):
         adapted: Loaded = importlib.import_module(f"ts.compat.{settings['adapter']}").load(settings)
         return adapted
-    context = _context(settings)  # before the user's modules can stand in front of others
+    context = context_of(settings)  # before the user's modules can stand in front of others
     _prepare_paths(settings)
     module_name, _, function_name = str(settings.get("handler") or "").partition(":")
     module = _import(module_name, settings)
@@ -78,7 +78,8 @@ def _prepare_paths(settings: Settings) -> None:
     os.chdir(model_dir)
 
 
-def _context(settings: Settings) -> Context:
+def context_of(settings: Settings) -> Context:
+    """The context that the handler of a model with these settings gets."""
     context = Context(
         settings.get("model_name", ""),
         settings["model_dir"],

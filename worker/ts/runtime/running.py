@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from asyncio import CancelledError
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ts.context import Context, RequestCancelled
 from ts.protocol.frames import Chunk, Failed, Item, decode_bytes
@@ -16,6 +16,12 @@ from ts.runtime.replies import PREDICTION_FAILED, Failure, Outcome, outcome, out
 from ts.runtime.worker import Link
 
 HELD_BYTES_MAX = 64 * 1024 * 1024
+
+
+class Ended(NamedTuple):
+    """As an element of what a generator yields: this request ends, with `value` as its last piece (None: without)."""
+
+    value: Any
 
 
 class Running:
@@ -112,7 +118,7 @@ class Running:
             return False
         for index, piece in enumerate(pieces):
             if value[index] is not None:
-                self._piece(index, _frozen(piece), last=False)
+                self._piece(index, _frozen(piece), last=type(value[index]) is Ended)
         return not all(job.over for job in self.jobs)
 
     def finish(self, result: Any) -> None:

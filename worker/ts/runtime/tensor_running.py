@@ -11,7 +11,7 @@ from ts.runtime import replies, requests
 from ts.runtime.handlers import Loaded
 from ts.runtime.jobs import Batch, Job
 from ts.runtime.replies import NOT_A_LIST, PREDICTION_FAILED, WRONG_LENGTH, Failure, Outcome, failure_of, outcome
-from ts.runtime.running import Running, is_tensor_request
+from ts.runtime.running import Ended, Running, is_tensor_request
 from ts.runtime.worker import Link
 from ts.tensors import forms, rows
 from ts.tensors.datatypes import BadTensor
@@ -72,6 +72,10 @@ class TensorRunning(Running):
         return [self._outcome(index, value, last) for index, value in enumerate(result)]
 
     def _outcome(self, index: int, value: Any, last: bool) -> Outcome:
+        if type(value) is Ended:
+            value, last = value.value, True
+            if value is None:
+                return self._end(index)
         if isinstance(value, BaseException):
             return failure_of(value)
         form = self._forms[index]
@@ -83,6 +87,11 @@ class TensorRunning(Running):
             return form.answer(rows.response_of(value, self._model), last)
         except BadTensor as error:
             return Failure(BAD_REQUEST, str(error))
+
+    def _end(self, index: int) -> bytes:
+        """What a request ends with that has had its answers."""
+        form = self._forms[index]
+        return b"" if form is None else form.end()
 
     def _plain(self, value: Any) -> Outcome:
         """The answer over TorchServe's own APIs: a single text or bytes as it is, anything else as JSON."""

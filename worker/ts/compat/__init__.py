@@ -1,0 +1,17 @@
+"""Handlers written for other servers: an adapter each (`load(settings)`), and in `shims` the modules they import.
+
+`shims` is last on a worker's path, so that an installed package of the same name wins.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+SHIMS = str(Path(__file__).with_name("shims"))
+
+
+def add_shims() -> None:
+    """Makes the shims importable."""
+    if SHIMS not in sys.path:
+        sys.path.append(SHIMS)

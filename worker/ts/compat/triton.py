@@ -1,0 +1,205 @@
+"""Runs the `TritonPythonModel` of an unchanged Triton model repository (docs/triton.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import inspect
+import json
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from ts.compat import add_shims
+from ts.compat.triton_backend.errors import TritonModelException, as_failure
+from ts.compat.triton_backend.messages import InferenceRequest, InferenceResponse, InferenceResponseSender
+from ts.compat.triton_backend.model_config import ModelConfig, is_decoupled, signature_of
+from ts.context import Context
+from ts.runtime.handlers import HandlerNotUsable, Loaded, Settings, context_of, declared
+from ts.runtime.running import Ended
+from ts.tensors import types
+
+CLASS = "TritonPythonModel"
+
+
+def load(settings: Settings) -> Loaded:
+    """`adapter_settings`: `config` (config.pbtxt as a dict), the paths `model_file` and `model_repository`, and
+    `auto_complete`, whether the model may add to the configuration."""
+    adapted = settings["adapter_settings"]
+    model_class = _import(Path(adapted["model_file"]))
+    config = _completed(model_class, adapted)
+    context = context_of(settings)
+    model = model_class()
+    decoupled = is_decoupled(config)
+    served = Served(model, config, adapted, settings)
+    asynchronous = decoupled or inspect.iscoroutinefunction(getattr(model, "execute", None))
+    served.initialize(asynchronous)
+    signature = signature_of(config)
+    tensors = declared(settings | {"tensors": _by_name(signature)})
+    entry: Any = served.decoupled if decoupled else served.answers_async if asynchronous else served.answers
+    kind = "async" if asynchronous else "blocking"
+    loop = asyncio.new_event_loop() if asynchronous else None
+    return Loaded(entry, context, kind, loop, "requests", tensors, signature)
+
+
+def _by_name(signature: dict[str, Any]) -> dict[str, Any]:
+    return {key: {one["name"]: one for one in signature[key]} for key in ("inputs", "outputs")}
+
+
+def _import(file: Path) -> Any:
+    """The model's class. Its version's directory and its model's are on the path."""
+    add_shims()
+    sys.path[:0] = [str(file.parent), str(file.parent.parent)]
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if spec is None or spec.loader is None or not file.is_file():
+        raise HandlerNotUsable(f"there is no {file}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[file.stem] = module
+    spec.loader.exec_module(module)
+    found = getattr(module, CLASS, None)
+    if not inspect.isclass(found):
+        raise HandlerNotUsable(f"{file.name} has no class {CLASS}")
+    if not callable(getattr(found, "execute", None)):
+        raise HandlerNotUsable(f"class {CLASS} of {file.name} has no method execute(requests)")
+    return found
+
+
+def _completed(model_class: Any, adapted: dict[str, Any]) -> dict[str, Any]:
+    """The configuration, with what the model adds."""
+    config: dict[str, Any] = adapted["config"]
+    complete = getattr(model_class, "auto_complete_config", None)
+    if complete is None or not adapted.get("auto_complete", True):
+        return config
+    found = complete(ModelConfig(config))
+    if not isinstance(found, ModelConfig):
+        raise HandlerNotUsable(f"auto_complete_config returned {type(found).__name__}, not the ModelConfig it got")
+    return found.as_dict()
+
+
+class Served:
+    """The model object, and how batches reach it."""
+
+    def __init__(self, model: Any, config: dict[str, Any], adapted: dict[str, Any], settings: Settings) -> None:
+        self._model, self._config = model, config
+        self._adapted, self._settings = adapted, settings
+        self._outputs = [one["name"] for one in config.get("output") or ()]
+        self._thread: ThreadPoolExecutor | None = None
+
+    def initialize(self, own_thread: bool) -> None:
+        """Calls `initialize`. With `own_thread` the model has one thread for all its blocking calls."""
+        initialize = getattr(self._model, "initialize", None)
+        if own_thread:
+            self._thread = ThreadPoolExecutor(1, "triton-model")
+        if initialize is None:
+            return
+        if self._thread is None:
+            initialize(self._arguments())
+        else:
+            self._thread.submit(initialize, self._arguments()).result()
+
+    def _arguments(self) -> dict[str, str]:
+        settings, gpu = self._settings, self._settings.get("gpu_id")
+        name = str(settings.get("model_name", ""))
+        return {
+            "model_config": json.dumps(self._config),
+            "model_instance_kind": "CPU" if gpu is None else "GPU",
+            "model_instance_name": f"{name}_0_{settings.get('worker_id', 0)}",
+            "model_instance_device_id": str(gpu or 0),
+            "model_repository": str(self._adapted.get("model_repository", "")),
+            "model_version": str(settings.get("model_version", "")),
+            "model_name": name,
+        }
+
+    def _requests(self, data: Sequence[types.InferenceRequest], context: Context) -> list[InferenceRequest]:
+        return [
+            InferenceRequest.of(one, self._outputs, lambda index=index: context.is_cancelled(index))  # type: ignore[misc]
+            for index, one in enumerate(data)
+        ]
+
+    # --- one response for each request
+
+    def answers(self, data: Sequence[types.InferenceRequest], context: Context) -> list[Any]:
+        try:
+            return _answers(self._model.execute(self._requests(data, context)), len(data))
+        except TritonModelException as error:
+            raise as_failure(error) from error
+
+    async def answers_async(self, data: Sequence[types.InferenceRequest], context: Context) -> list[Any]:
+        try:
+            return _answers(await self._model.execute(self._requests(data, context)), len(data))
+        except TritonModelException as error:
+            raise as_failure(error) from error
+
+    # --- any number of responses
+
+    async def decoupled(self, data: Sequence[types.InferenceRequest], context: Context) -> AsyncIterator[list[Any]]:
+        """What the senders are given, as it comes."""
+        requests, loop = self._requests(data, context), asyncio.get_running_loop()
+        sent: asyncio.Queue[tuple[int, InferenceResponse | None, bool]] = asyncio.Queue()
+        open_requests = set(range(len(requests)))
+        for index, request in enumerate(requests):
+            request._sender = InferenceResponseSender(_sending(loop, sent, index), request.is_cancelled)
+        running = asyncio.ensure_future(self._execute(requests))
+        while open_requests:
+            index, response, final = await _next(sent, running)
+            if index not in open_requests:
+                continue
+            if final:
+                open_requests.discard(index)
+            piece = None if response is None else _answer(response)
+            values: list[Any] = [None] * len(requests)
+            values[index] = Ended(piece) if final else piece
+            yield values
+        await running
+
+    async def _execute(self, requests: list[InferenceRequest]) -> None:
+        try:
+            if inspect.iscoroutinefunction(self._model.execute):
+                found = await self._model.execute(requests)
+            else:
+                assert self._thread is not None
+                found = await asyncio.get_running_loop().run_in_executor(self._thread, self._model.execute, requests)
+        except TritonModelException as error:
+            raise as_failure(error) from error
+        if found is not None:
+            raise TritonModelException("execute of a decoupled model returns None and sends responses by the senders")
+
+
+def _sending(loop: asyncio.AbstractEventLoop, sent: asyncio.Queue[Any], index: int) -> Callable[..., None]:
+    def send(response: InferenceResponse | None, final: bool) -> None:
+        loop.call_soon_threadsafe(sent.put_nowait, (index, response, final))
+
+    return send
+
+
+async def _next(sent: asyncio.Queue[Any], running: asyncio.Future[None]) -> tuple[int, InferenceResponse | None, bool]:
+    """The next response; raises what `execute` raised. A model may go on sending after it returned."""
+    getting = asyncio.ensure_future(sent.get())
+    try:
+        while not getting.done():
+            waiting = {getting} if running.done() else {getting, running}
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if running.done() and not getting.done() and running.exception() is not None:
+                running.result()
+        found: tuple[int, InferenceResponse | None, bool] = getting.result()
+        return found
+    finally:
+        getting.cancel()
+
+
+def _answers(found: Any, count: int) -> list[Any]:
+    if not isinstance(found, (list, tuple)) or len(found) != count:
+        size = len(found) if isinstance(found, (list, tuple)) else type(found).__name__
+        raise TritonModelException(
+            f"execute returns a list of one InferenceResponse for each of {count} requests: {size}"
+        )
+    return [_answer(one) for one in found]
+
+
+def _answer(response: Any) -> Any:
+    """A response for the runtime; one with an error fails its request alone."""
+    if not isinstance(response, InferenceResponse):
+        return as_failure(f"execute gave {type(response).__name__} instead of an InferenceResponse")
+    return as_failure(response.error()) if response.has_error() else response.neutral()

@@ -1,0 +1,44 @@
+"""How a Triton Python model says that something failed."""
+
+from __future__ import annotations
+
+from ts.utils.util import PredictionException
+
+
+class TritonError:
+    """An error as part of a response. `code` is one of the numbers below."""
+
+    UNKNOWN, INTERNAL, NOT_FOUND, INVALID_ARG, UNAVAILABLE, UNSUPPORTED, ALREADY_EXISTS, CANCELLED = range(8)
+
+    def __init__(self, message: str, code: int = INTERNAL) -> None:
+        self._message, self._code = str(message), code
+
+    def message(self) -> str:
+        return self._message
+
+    def code(self) -> int:
+        return self._code
+
+    def __str__(self) -> str:
+        return self._message
+
+
+class TritonModelException(Exception):
+    """Raised by a model in initialize, execute or finalize."""
+
+
+_HTTP = {
+    TritonError.NOT_FOUND: 404,
+    TritonError.INVALID_ARG: 400,
+    TritonError.UNAVAILABLE: 503,
+    TritonError.UNSUPPORTED: 501,
+    TritonError.ALREADY_EXISTS: 409,
+    TritonError.CANCELLED: 499,
+}
+
+
+def as_failure(error: object) -> PredictionException:
+    """What the runtime makes an error of: the HTTP status for its code, and its text."""
+    if isinstance(error, TritonError):
+        return PredictionException(error.message(), _HTTP.get(error.code(), 500))
+    return PredictionException(str(error) or type(error).__name__, 500)

@@ -1,0 +1,235 @@
+"""Requests, responses and tensors as a Triton Python model sees them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ts.compat.triton_backend.datatypes import NUMBERS
+from ts.compat.triton_backend.errors import TritonError, TritonModelException
+from ts.tensors import types
+from ts.tensors.datatypes import Array, BadTensor, bytes_array, datatype_of
+
+TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_START, TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 1, 2
+TRITONSERVER_REQUEST_RELEASE_ALL, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 1, 2
+
+#: Request parameters that have a method of their own, and those that say how the request came.
+_OWN = frozenset({"sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "binary_data_output"})
+
+
+class Tensor:
+    """A named array. BYTES are object arrays of bytes; BF16 has no numpy form, only DLPack's."""
+
+    def __init__(self, name: str, numpy_array: Array) -> None:
+        if not isinstance(numpy_array, np.ndarray):
+            raise TritonModelException(f"tensor {name!r}: a numpy array is needed, not {type(numpy_array).__name__}")
+        if numpy_array.dtype.kind in "SU":
+            flat = [v.encode() if isinstance(v, str) else v for v in numpy_array.ravel().tolist()]
+            numpy_array = bytes_array(flat, numpy_array.shape)
+        try:
+            datatype = datatype_of(numpy_array)
+        except BadTensor as error:
+            raise TritonModelException(f"tensor {name!r}: {error}") from None
+        self._tensor = types.Tensor(name, datatype, numpy_array)
+
+    @classmethod
+    def wrapping(cls, tensor: types.Tensor) -> Tensor:
+        found = cls.__new__(cls)
+        found._tensor = tensor
+        return found
+
+    def name(self) -> str:
+        return self._tensor.name
+
+    def triton_dtype(self) -> int:
+        return NUMBERS[self._tensor.datatype]
+
+    def shape(self) -> list[int]:
+        return list(self._tensor.shape)
+
+    def as_numpy(self) -> Array:
+        if self._tensor.datatype == "BF16":
+            raise TritonModelException(f"tensor {self.name()!r}: BF16 has no numpy type, use to_dlpack()")
+        return self._tensor.array
+
+    def is_cpu(self) -> bool:
+        return True
+
+    def _torch(self) -> Any:
+        import torch
+
+        if self._tensor.datatype == "BYTES":
+            raise TritonModelException(f"tensor {self.name()!r}: BYTES have no DLPack form")
+        tensor = torch.from_numpy(np.ascontiguousarray(self._tensor.array))
+        return tensor.view(torch.bfloat16) if self._tensor.datatype == "BF16" else tensor
+
+    def to_dlpack(self) -> Any:
+        return self.__dlpack__()
+
+    def __dlpack__(self, *, stream: Any = None) -> Any:
+        return self._torch().__dlpack__()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0  # the CPU
+
+    @staticmethod
+    def from_dlpack(name: str, tensor: Any) -> Tensor:
+        """From anything with `__dlpack__`, or a capsule; what lies on a device is copied to the CPU."""
+        import torch
+        from torch.utils import dlpack
+
+        found = tensor if isinstance(tensor, torch.Tensor) else dlpack.from_dlpack(tensor)
+        return Tensor.wrapping(types.Tensor.of(name, found))
+
+
+class InferenceResponse:
+    """The outputs for one request, or why there are none."""
+
+    def __init__(
+        self,
+        output_tensors: Sequence[Tensor] = (),
+        error: TritonError | str | None = None,
+        parameters: str | dict[str, Any] | None = None,
+    ) -> None:
+        self._output_tensors = list(output_tensors)
+        self._error = TritonError(error) if isinstance(error, str) else error
+        self._parameters = parameters if isinstance(parameters, dict) else json.loads(parameters or "{}")
+
+    def output_tensors(self) -> list[Tensor]:
+        return self._output_tensors
+
+    def has_error(self) -> bool:
+        return self._error is not None
+
+    def error(self) -> TritonError | None:
+        return self._error
+
+    def parameters(self) -> str:
+        return json.dumps(self._parameters)
+
+    def neutral(self) -> types.InferenceResponse:
+        """The response as the runtime takes it."""
+        outputs = [tensor._tensor for tensor in self._output_tensors]
+        return types.InferenceResponse(outputs, parameters=dict(self._parameters))
+
+
+class InferenceResponseSender:
+    """Where a decoupled model sends the responses to one request, from whatever thread."""
+
+    def __init__(
+        self, send: Callable[[InferenceResponse | None, bool], None], is_cancelled: Callable[[], bool]
+    ) -> None:
+        self._send, self._is_cancelled = send, is_cancelled
+        self._closed = False
+
+    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        if self._closed:
+            raise TritonModelException("the response sender has been closed: the final flag was sent before")
+        if response is None and not flags:
+            raise TritonModelException("a response sender is given a response, the final flag, or both")
+        final = bool(flags & TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        self._closed = final
+        self._send(response, final)
+
+    def is_cancelled(self) -> bool:
+        return self._is_cancelled()
+
+
+class InferenceRequest:
+    """One request. What the server gives to `execute` also has a response sender."""
+
+    def __init__(
+        self,
+        request_id: str = "",
+        correlation_id: int | str = 0,
+        inputs: Sequence[Tensor] = (),
+        requested_output_names: Sequence[str] = (),
+        model_name: str = "",
+        model_version: int = -1,
+        flags: int = 0,
+        timeout: int = 0,
+        preferred_memory: Any = None,
+        trace: Any = None,
+        parameters: str | dict[str, Any] | None = None,
+    ) -> None:
+        self._inputs = list(inputs)
+        self._request_id, self._correlation_id = request_id, correlation_id
+        self._requested, self._flags, self._timeout = list(requested_output_names), flags, timeout
+        self._parameters = parameters if isinstance(parameters, str) else json.dumps(parameters or {}, default=str)
+        self._sender: InferenceResponseSender | None = None
+        self._is_cancelled: Callable[[], bool] = lambda: False
+        self.model_name, self.model_version = model_name, model_version
+
+    @classmethod
+    def of(
+        cls, request: types.InferenceRequest, outputs: Sequence[str], is_cancelled: Callable[[], bool]
+    ) -> InferenceRequest:
+        """The server's request; `outputs` are those that the model declares."""
+        given = request.parameters
+        flags = TRITONSERVER_REQUEST_FLAG_SEQUENCE_START * bool(given.get("sequence_start"))
+        flags |= TRITONSERVER_REQUEST_FLAG_SEQUENCE_END * bool(given.get("sequence_end"))
+        found = cls(
+            request.id,
+            given.get("sequence_id") or 0,
+            [Tensor.wrapping(tensor) for tensor in request.inputs],
+            [output.name for output in request.outputs] or list(outputs),
+            request.model_name,
+            flags=flags,
+            timeout=int(given.get("timeout") or 0),
+            parameters={name: value for name, value in given.items() if name not in _OWN},
+        )
+        found._is_cancelled = is_cancelled
+        return found
+
+    def inputs(self) -> list[Tensor]:
+        return self._inputs
+
+    def request_id(self) -> str:
+        return self._request_id
+
+    def correlation_id(self) -> int | str:
+        return self._correlation_id
+
+    def flags(self) -> int:
+        return self._flags
+
+    def set_flags(self, flags: int) -> None:
+        self._flags = flags
+
+    def timeout(self) -> int:
+        return self._timeout
+
+    def parameters(self) -> str:
+        return self._parameters
+
+    def requested_output_names(self) -> list[str]:
+        return self._requested
+
+    def trace(self) -> InferenceTrace:
+        return InferenceTrace()
+
+    def is_cancelled(self) -> bool:
+        return self._is_cancelled()
+
+    def get_response_sender(self) -> InferenceResponseSender:
+        if self._sender is None:
+            raise TritonModelException("only requests to a decoupled model have a response sender")
+        return self._sender
+
+    def set_release_flags(self, flags: int) -> None:
+        if flags != TRITONSERVER_REQUEST_RELEASE_ALL:
+            raise TritonModelException("rescheduling requests is not supported by this server")
+
+    def exec(self, decoupled: bool = False) -> Any:
+        raise TritonModelException("calls from a model to other models are not supported by this server")
+
+    async_exec = exec
+
+
+class InferenceTrace:
+    def get_context(self) -> str | None:
+        return None
