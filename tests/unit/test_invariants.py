@@ -48,14 +48,14 @@ def imported(tree: ast.Module) -> Iterator[str]:
 
 
 def eager(tree: ast.Module) -> ast.Module:
-    """The statements that run when the module is imported: no function bodies, no `if TYPE_CHECKING:`."""
-    kept = []
+    """The statements that run when the module is imported: no bodies of functions or methods, no `if TYPE_CHECKING:`."""
+    kept: list[ast.stmt] = []
     for node in tree.body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             continue
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             continue
-        kept.append(node)
+        kept += eager(ast.Module(body=node.body, type_ignores=[])).body if isinstance(node, ast.ClassDef) else [node]
     return ast.Module(body=kept, type_ignores=[])
 
 
