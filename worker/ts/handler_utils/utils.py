@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,17 +24,16 @@ def send_intermediate_predict_response(
     context._running().send(ret, list(req_id_map), message, code)
 
 
-def import_class(module_name: str, class_name: str | None = None, module_prefix: str | None = None) -> type:
-    """The class `class_name` of a module; without a name its only class. ImportError, AttributeError, ValueError."""
-    name = f"{module_prefix}.{module_name}" if module_prefix else module_name
-    module = importlib.import_module(name)
-    if class_name is not None:
-        found = getattr(module, class_name)
-        if not isinstance(found, type):
-            raise ValueError(f"{class_name} of {name} is no class")
-        return found
-    classes = [one for _, one in inspect.getmembers(module, inspect.isclass) if one.__module__ == module.__name__]
-    if len(classes) != 1:
-        names = ", ".join(one.__name__ for one in classes) or "none"
-        raise ValueError(f"expected one class in {name}, found {len(classes)}: {names}")
-    return classes[0]
+def import_class(class_name: str, module_prefix: str | None = None) -> type:
+    """The class of a dotted name such as "transformers.LlamaForCausalLM"; `module_prefix` goes before it.
+
+    Raises ImportError when the name has no module, or the module no such name.
+    """
+    module_name, _, name = f"{module_prefix or ''}.{class_name}".strip(".").rpartition(".")
+    if not class_name or not module_name:
+        raise ImportError(f"a class is named with its module, as in module.Class, not {class_name!r}")
+    try:
+        found: type = getattr(importlib.import_module(module_name), name)
+    except AttributeError as error:
+        raise ImportError(f"there is no {name} in {module_name}") from error
+    return found

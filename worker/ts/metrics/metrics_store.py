@@ -102,4 +102,6 @@ class MetricsStore:
 
     def _request_id(self, idx: int | None) -> str:
         ids = self.request_ids or {}
+        if not isinstance(ids, Mapping):  # contexts made for tests have one id here
+            return str(ids)
         return ",".join(ids.values()) if idx is None else ids.get(idx, "")

@@ -21,7 +21,7 @@ Settings = dict[str, Any]
 Entry = Callable[[Any, Context], Any]
 
 
-class HandlerNotUsable(Exception):
+class HandlerNotUsable(ValueError):
     """The handler can't be found or has no entry point; the message says why."""
 
 
@@ -48,14 +48,12 @@ def load(settings: Settings) -> Loaded:
         return adapted
     context = context_of(settings)  # before the user's modules can stand in front of others
     _prepare_paths(settings)
-    module_name, _, function_name = str(settings.get("handler") or "").partition(":")
-    module = _import(module_name, settings)
-    entry, initialize = _entry_point(module, function_name or "handle", context)
+    entry, initialize = entry_point_of(str(settings.get("handler") or ""), settings["model_dir"])
     kind = kind_of(entry)
     loop = asyncio.new_event_loop() if kind == "async" else None
-    _finish(initialize(), loop)
+    _finish(initialize(context), loop)
     if settings.get("envelope"):
-        entry = _enveloped(entry, kind, str(settings["envelope"]))
+        entry = enveloped(entry, str(settings["envelope"]))
     return Loaded(entry, context, kind, loop, tensors=declared(settings))
 
 
@@ -68,6 +66,15 @@ def declared(settings: Settings) -> dict[str, Any]:
         "inputs": tensors.get("inputs") or {},
         "outputs": tensors.get("outputs") or {},
     }
+
+
+def entry_point_of(handler: str, model_dir: str) -> tuple[Entry, Callable[[Context], Any]]:
+    """The callable for batches of the handler `[dir/]name[.py][:function]`, and the call that initialises it.
+
+    Raises HandlerNotUsable, and what the module raises when it is imported.
+    """
+    module_name, _, function_name = handler.partition(":")
+    return _entry_point(_import(module_name, model_dir), function_name or "handle")
 
 
 def _prepare_paths(settings: Settings) -> None:
@@ -120,12 +127,12 @@ def _metrics(settings: Settings) -> Any:
 # --- the module
 
 
-def _import(handler: str, settings: Settings) -> ModuleType:
+def _import(handler: str, model_dir: str) -> ModuleType:
     """The module of `[dir/]name[.py]`: the archive's own, else one on the path, else a built-in handler."""
     name = os.path.basename(handler).removesuffix(".py")
     if not name:
         raise HandlerNotUsable("the archive names no handler: give one to the archiver or when registering")
-    own = Path(settings["model_dir"], f"{name}.py")
+    own = Path(model_dir, f"{name}.py")
     if name in sys.modules and own.is_file() and not _is_at(sys.modules[name], own):
         return _import_file(f"ts_handler_{name}", own)
     if importlib.util.find_spec(name) is not None:
@@ -134,7 +141,7 @@ def _import(handler: str, settings: Settings) -> ModuleType:
     if _exists(builtin):
         return importlib.import_module(builtin)
     raise HandlerNotUsable(
-        f"handler {handler!r} not found: there is no {name}.py in {settings['model_dir']} or on the Python path, "
+        f"handler {handler!r} not found: there is no {name}.py in {model_dir} or on the Python path, "
         f"and no built-in handler of that name"
     )
 
@@ -164,19 +171,18 @@ def _import_file(name: str, path: Path) -> ModuleType:
 # --- the entry point
 
 
-def _entry_point(module: ModuleType, name: str, context: Context) -> tuple[Entry, Callable[[], Any]]:
+def _entry_point(module: ModuleType, name: str) -> tuple[Entry, Callable[[Context], Any]]:
     """The callable for batches, and the call that initialises it."""
     found = getattr(module, name, None)
     if found is None:
         found = _only_class(module, name)
     if not inspect.isclass(found):
         function: Entry = found
-        return function, lambda: function(None, context)
+        return function, lambda context: function(None, context)
     handler = found()
     if not callable(getattr(handler, "handle", None)):
         raise HandlerNotUsable(f"class {found.__name__} of {module.__name__} has no method handle(data, context)")
-    initialize = getattr(handler, "initialize", None)
-    return _Handle(handler), (lambda: initialize(context)) if initialize is not None else (lambda: None)
+    return _Handle(handler), getattr(handler, "initialize", lambda context: None)
 
 
 class _Handle:
@@ -193,6 +199,8 @@ class _Handle:
 
 def _only_class(module: ModuleType, function_name: str) -> type:
     own = [one for one in vars(module).values() if inspect.isclass(one) and one.__module__ == module.__name__]
+    if len(own) > 1:  # helper classes may stand beside it
+        own = [one for one in own if callable(getattr(one, "handle", None))] or own
     if len(own) == 1:
         return own[0]
     names = ", ".join(one.__name__ for one in own) or "none"
@@ -231,8 +239,9 @@ async def _first(generator: Any) -> None:
     await generator.aclose()
 
 
-def _enveloped(entry: Entry, kind: str, name: str) -> Entry:
-    """The entry point inside a request envelope (`body`, `json`, `kserve`, `kservev2`)."""
+def enveloped(entry: Entry, name: str) -> Entry:
+    """The entry point inside a request envelope (`body`, `json`, `kserve`, `kservev2`). Raises HandlerNotUsable."""
+    kind = kind_of(entry)
     if kind != "blocking":
         raise HandlerNotUsable(f"service_envelope {name} needs a handler that returns its result, not a {kind} one")
     full_name = f"ts.torch_handler.request_envelope.{name}"

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PROFILE_DIR = "/tmp/pytorch_profiler"
+PROFILER_AVAILABLE = True
 
 
 class BaseHandler:
@@ -175,8 +176,7 @@ class BaseHandler:
     def explain_handle(self, data_preprocess: Any, raw_data: Any) -> Any:
         """Why the model answers as it does: `get_insights(preprocessed, input, target)`, which a subclass has."""
         row = raw_data[0]
-        target = row.get("target") if isinstance(row, dict) else None
-        self.target = target or 0
+        self.target = _target(row.get("target") if isinstance(row, dict) else None)
         return self.get_insights(data_preprocess, row_value(row), self.target)
 
     def get_insights(self, data_preprocess: Any, inputs: Any, target: Any) -> Any:
@@ -190,3 +190,10 @@ class BaseHandler:
     def get_device(self) -> Any:
         """The device of the model."""
         return self.device
+
+
+def _target(value: Any) -> Any:
+    """The class that an explanation is for: what the request says, as a number when it is the text of one; 0 without."""
+    if isinstance(value, bytes | bytearray):
+        value = value.decode("utf-8", "replace")
+    return int(value) if isinstance(value, str) and value.strip().isdecimal() else value or 0

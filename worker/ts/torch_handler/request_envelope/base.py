@@ -82,7 +82,8 @@ class BaseEnvelope(ABC):
 
     def _try(self, row: Any, idx: int, answers: list[Any], context: Any) -> tuple[list[Any], Any] | None:
         try:
-            return self.open(row_value(row))
+            value = row_value(row)
+            return self.open(row if value is None else value)
         except PredictionException as error:
             if len(answers) == 1:
                 raise

@@ -13,7 +13,7 @@ from ts.utils.util import PredictionException
 
 
 class JSONEnvelope(BaseEnvelope):
-    """The instances of all requests become one list of inputs; `{"b64": text}` is bytes."""
+    """The instances of all requests become one list of inputs; `{"b64": text}`, an instance or a member of one, is bytes."""
 
     def open(self, value: Any) -> tuple[list[Any], None]:
         return [_instance(one) for one in list_in(json_object(value), "instances")], None
@@ -23,7 +23,13 @@ class JSONEnvelope(BaseEnvelope):
 
 
 def _instance(value: Any) -> Any:
-    if not isinstance(value, dict) or "b64" not in value:
+    if isinstance(value, dict) and value.keys() != {"b64"}:
+        return {name: _bytes(member) for name, member in value.items()}
+    return _bytes(value)
+
+
+def _bytes(value: Any) -> Any:
+    if not isinstance(value, dict) or value.keys() != {"b64"}:
         return value
     try:
         return base64.b64decode(value["b64"], validate=True)

@@ -1,0 +1,73 @@
+"""The options of the server and of a worker, as objects of argparse: for scripts that read the same command lines."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from types import MappingProxyType
+
+_FLAGS = MappingProxyType(
+    {
+        "--start": "start the server",
+        "--stop": "stop the server that runs",
+        "--foreground": "don't go to the background",
+        "--enable-model-api": "allow registering and unregistering while it runs",
+    }
+)
+_TEXTS = MappingProxyType(
+    {
+        "--ts-config": "configuration file",
+        "--model-store": "directory of model archives",
+        "--workflow-store": "directory of workflow archives",
+        "--log-config": "logging configuration",
+        "--cpp-log-config": "has no effect",
+    }
+)
+
+
+class ArgParser:
+    """Makes the parsers."""
+
+    @staticmethod
+    def ts_parser() -> argparse.ArgumentParser:
+        """The options of `torchserve` that are TorchServe's; the command itself has more."""
+        parser = argparse.ArgumentParser(prog="torchserve", description="Torchserve")
+        what = parser.add_mutually_exclusive_group()
+        what.add_argument("-v", "--version", action="store_true", help="show the version")
+        for name in ("--start", "--stop"):
+            what.add_argument(name, action="store_true", help=_FLAGS[name])
+        for name in ("--foreground",):
+            parser.add_argument(name, action="store_true", help=_FLAGS[name])
+        for name, text in _TEXTS.items():
+            parser.add_argument(name, help=text)
+        parser.add_argument("--models", nargs="+", metavar="[NAME=]LOCATION", help="models to load")
+        parser.add_argument(
+            "--no-config-snapshots", "--ncs", action="store_true", help="neither read nor write snapshots"
+        )
+        parser.add_argument("--plugins-path", "--ppath", help="has no effect")
+        parser.add_argument(
+            "--disable-token-auth", "--dt", action="store_true", dest="token_auth", help="ask no tokens"
+        )
+        parser.add_argument(
+            "--enable-model-api", action="store_true", dest="model_mode", help=_FLAGS["--enable-model-api"]
+        )
+        return parser
+
+    @staticmethod
+    def model_service_worker_args() -> argparse.ArgumentParser:
+        """The options of `python -m ts.model_service_worker`."""
+        parser = argparse.ArgumentParser(prog="model-server-worker", description="Model Server Worker")
+        parser.add_argument("--sock-type", required=True, choices=["unix", "tcp"], help="what to listen on")
+        parser.add_argument("--sock-name", help="path of the socket; unix")
+        parser.add_argument("--host", help="address; tcp")
+        parser.add_argument("--port", help="port; tcp")
+        parser.add_argument("--metrics-config", help="metrics file")
+        parser.add_argument(
+            "--async", action="store_true", dest="async_comm", help="accepted; handlers say it themselves"
+        )
+        return parser
+
+    @staticmethod
+    def extract_args(args: Sequence[str] | None = None) -> argparse.Namespace:
+        """What `torchserve` was called with; None: this process's arguments."""
+        return ArgParser.ts_parser().parse_args(args or None)

@@ -1,0 +1,49 @@
+"""A model in DeepSpeed's inference engine, as model-config.yaml says. Needs `deepspeed` when it is called."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ts.handler_utils.missing import needed
+
+if TYPE_CHECKING:
+    from ts.context import Context
+
+
+def create_checkpoints_json(model_path: str | Path, checkpoints_json: str | Path) -> None:
+    """Writes DeepSpeed's list of the weight files (.bin, .pt) below `model_path`."""
+    files = [str(path) for path in sorted(Path(model_path).rglob("*")) if path.suffix in {".bin", ".pt"}]
+    content = {"type": "ds_model", "checkpoints": files, "version": 1.0}
+    Path(checkpoints_json).write_text(json.dumps(content))
+
+
+def get_ds_engine(model: Any, ctx: Context) -> Any:
+    """`deepspeed.init_inference` of `model` with `deepspeed: {config: FILE, checkpoint: FILE}` and
+    `handler: {model_path: DIR}` of model-config.yaml; files are relative to the model's folder.
+
+    Raises ValueError for what is missing there, PackageMissing.
+    """
+    section, handler = ctx.model_yaml_config.get("deepspeed"), ctx.model_yaml_config.get("handler")
+    if not isinstance(section, dict):
+        raise ValueError(f"model {ctx.model_name}: model-config.yaml has no section deepspeed")
+    if not isinstance(handler, dict) or "model_path" not in handler:
+        raise ValueError(f"model {ctx.model_name}: model-config.yaml has no handler: {{model_path: …}}")
+    folder = Path(ctx.system_properties["model_dir"])
+    config = _config(folder, section, ctx.model_name)
+    checkpoint = None
+    if "checkpoint" in section:
+        checkpoint = str(folder / section["checkpoint"])
+        create_checkpoints_json(handler["model_path"], checkpoint)
+    engine = needed("deepspeed", "deepspeed", "get_ds_engine")
+    return engine.init_inference(model, config=config, base_dir=handler["model_path"], checkpoint=checkpoint)
+
+
+def _config(folder: Path, section: dict[str, Any], model_name: str) -> str | None:
+    if "config" not in section:
+        return None
+    path = folder / section["config"]
+    if not path.exists():
+        raise ValueError(f"model {model_name}: DeepSpeed's configuration {path} isn't there")
+    return str(path)

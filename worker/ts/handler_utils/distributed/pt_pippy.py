@@ -1,0 +1,85 @@
+"""A model cut in stages by PiPPy, one per process that torchrun started. Needs `pippy` when it is called."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ts.handler_utils.missing import needed
+
+if TYPE_CHECKING:
+    from ts.context import Context
+
+_PACKAGE = "torchpippy"
+
+
+def _section(ctx: Context, name: str, *keys: str) -> dict[str, Any]:
+    """A section of model-config.yaml that has these keys. Raises ValueError."""
+    section = ctx.model_yaml_config.get(name)
+    missing = list(keys) if not isinstance(section, dict) else [key for key in keys if key not in section]
+    if missing or not isinstance(section, dict):
+        raise ValueError(f"model {ctx.model_name}: {name} of model-config.yaml has no {', '.join(missing) or 'keys'}")
+    return section
+
+
+def initialize_rpc_workers(local_rank: int, world_size: int, ctx: Context) -> None:
+    """Joins the RPC group of torchrun's processes, as `pippy: {rpc_timeout, num_worker_threads}` says; blocks until
+    all are there. Each process gets the GPU of its rank, where there are GPUs."""
+    section = _section(ctx, "pippy", "rpc_timeout", "num_worker_threads")
+    rpc = torch.distributed.rpc
+    options = rpc.TensorPipeRpcBackendOptions(
+        num_worker_threads=section["num_worker_threads"], rpc_timeout=section["rpc_timeout"]
+    )
+    gpus = torch.cuda.device_count()
+    for rank in range(world_size if gpus else 0):
+        options.set_device_map(f"worker{rank}", {local_rank % gpus: rank % gpus})
+    rpc.init_rpc(f"worker{local_rank}", rank=local_rank, world_size=world_size, rpc_backend_options=options)
+
+
+def get_pipeline_driver(model: Any, world_size: int, ctx: Context) -> Any:
+    """What runs `model` in `world_size` stages, as `pippy: {input_names, model_type, chunks}` and
+    `handler: {model_path, index_filename}` say. `model_type: HF`: the model itself, its `forward` replaced.
+
+    Raises ValueError, PackageMissing.
+    """
+    section = _section(ctx, "pippy", "input_names", "model_type")
+    handler = _section(ctx, "handler", "model_path")
+    pippy = needed("pippy", _PACKAGE, "get_pipeline_driver")
+    from_hf = section["model_type"] == "HF"
+    adapter = needed("pippy.hf", _PACKAGE, "get_pipeline_driver") if from_hf else None
+    driver, _ = pippy.all_compile(
+        model.eval(),
+        num_ranks=world_size,
+        num_chunks=section.get("chunks", 1),
+        schedule="FillDrain",
+        split_policy=pippy.split_into_equal_size(world_size),
+        tracer=adapter.PiPPyHFTracer() if adapter is not None else None,
+        concrete_args=_fixed_arguments(model, section["input_names"], from_hf),
+        index_filename=_index_file(handler),
+        checkpoint_prefix=None,
+    )
+    if adapter is None:
+        return driver
+    adapter.inject_pipeline_forward(model, driver)
+    return model
+
+
+def _fixed_arguments(model: Any, input_names: list[str], from_hf: bool) -> dict[str, Any]:
+    parameters = inspect.signature(model.forward).parameters.values()
+    fixed = {one.name: one.default for one in parameters if one.name not in input_names}
+    if from_hf and "bloom" in str(type(model)).lower():
+        fixed.setdefault("deprecated_arguments", {})
+    return fixed
+
+
+def _index_file(handler: dict[str, Any]) -> str | None:
+    name = handler.get("index_filename")
+    if name is None:
+        return None
+    path = os.path.join(str(handler["model_path"]), str(name))
+    if not os.path.exists(path):
+        raise ValueError(f"index file {path} isn't there")
+    return path

@@ -1,0 +1,21 @@
+"""Packages that only some handlers need, imported when they do."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+class PackageMissing(ImportError):
+    """A handler needs a package that isn't installed; the message names it and says how to get it."""
+
+
+def needed(module: str, package: str, what: str) -> Any:
+    """The module, for `what`. Raises PackageMissing naming `package` when it, or something it needs, isn't there."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise PackageMissing(
+            f"{what} needs the package {package}, which can't be imported ({error}): add it to the archive's "
+            "requirements file, or pip install it where the server runs"
+        ) from error

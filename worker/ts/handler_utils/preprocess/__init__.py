@@ -1,0 +1,1 @@
+"""Preprocessing by other packages."""

@@ -1,0 +1,20 @@
+"""Where TorchServe's DALI preprocessing was."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from ts.context import Context
+
+
+class DaliNotSupported(NotImplementedError):
+    """This server has no DALI preprocessing; the message says what to use."""
+
+
+def get_dali_pipeline(context: Context | Any) -> NoReturn:
+    """Raises DaliNotSupported."""
+    raise DaliNotSupported(
+        "preprocessing with NVIDIA DALI isn't part of this server: use the handler image_classifier (Pillow, torch), "
+        "or a handler of your own that builds its pipeline with nvidia.dali in `initialize` and runs it in `preprocess`"
+    )

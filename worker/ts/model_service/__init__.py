@@ -1,0 +1,1 @@
+"""Handlers as they were written before handlers were classes with `initialize` and `handle`."""

@@ -1,0 +1,20 @@
+"""Where TorchServe's handler with DALI preprocessing was."""
+
+from __future__ import annotations
+
+from abc import ABC
+from typing import TYPE_CHECKING
+
+from ts.handler_utils.preprocess.dali import get_dali_pipeline
+from ts.torch_handler.base_handler import BaseHandler
+
+if TYPE_CHECKING:
+    from ts.context import Context
+
+
+class DALIHandler(BaseHandler, ABC):
+    """Doesn't load: the error says what to use."""
+
+    def initialize(self, context: Context) -> None:
+        """Raises ts.handler_utils.preprocess.dali.DaliNotSupported."""
+        get_dali_pipeline(context)

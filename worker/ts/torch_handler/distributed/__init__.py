@@ -1,0 +1,1 @@
+"""Handlers to derive from for models that are spread over several processes."""

@@ -1,0 +1,26 @@
+"""Where TorchServe's handler for TensorRT-LLM engines was."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from ts.context import Context
+
+
+class TensorRtLlmNotSupported(NotImplementedError):
+    """This server has no handler for TensorRT-LLM; the message says what to use."""
+
+
+class TRTLLMHandler:
+    """Doesn't load: the error says what to use."""
+
+    def initialize(self, context: Context) -> NoReturn:
+        """Raises TensorRtLlmNotSupported."""
+        raise TensorRtLlmNotSupported(
+            "a handler for TensorRT-LLM isn't part of this server: use the handler vllm_handler, or one of your own "
+            "that builds a tensorrt_llm engine in `initialize` (async handlers serve many requests on one worker)"
+        )
+
+    def handle(self, data: Any, context: Context) -> NoReturn:
+        self.initialize(context)
