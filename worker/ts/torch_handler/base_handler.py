@@ -193,7 +193,7 @@ class BaseHandler:
 
 
 def _target(value: Any) -> Any:
-    """The class that an explanation is for: what the request says, as a number when it is the text of one; 0 without."""
+    """The class that an explanation is for: what the request says (digits as a number), 0 without."""
     if isinstance(value, bytes | bytearray):
         value = value.decode("utf-8", "replace")
     return int(value) if isinstance(value, str) and value.strip().isdecimal() else value or 0

@@ -13,7 +13,7 @@ from ts.utils.util import PredictionException
 
 
 class JSONEnvelope(BaseEnvelope):
-    """The instances of all requests become one list of inputs; `{"b64": text}`, an instance or a member of one, is bytes."""
+    """The instances of all requests become one list of inputs. `{"b64": text}`, as an instance or in one, is bytes."""
 
     def open(self, value: Any) -> tuple[list[Any], None]:
         return [_instance(one) for one in list_in(json_object(value), "instances")], None
