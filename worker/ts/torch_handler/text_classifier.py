@@ -59,7 +59,8 @@ class TextClassifier(TextHandler):
         return map_class_to_label(torch.softmax(data, dim=1).tolist(), self.mapping)
 
     def get_insights(self, data_preprocess: Any, inputs: Any, target: Any = 0) -> Any:
-        """For the first text its tokens, and how much each speaks for class `target`."""
+        """For the first text its tokens, and how much each speaks for class `target`: one number for all when the layer
+        is an EmbeddingBag, which mixes them."""
         ids, offsets = data_preprocess
         attributions = self.lig.attribute(ids, additional_forward_args=(offsets,), target=target)
         words = ngrams(plain(self.input_text or "").split(), self.ngrams)
