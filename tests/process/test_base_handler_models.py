@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
 
@@ -17,7 +18,7 @@ from ts.handler_utils.micro_batching import MicroBatching
 from ts.metrics.metric_cache import MetricCache
 from ts.torch_handler import compilation
 from ts.torch_handler.base_handler import BaseHandler
-from ts.torch_handler.model_files import ModelFileError, model_class
+from ts.torch_handler.model_files import ModelFileError, load_onnx, model_class
 
 MODEL = """
 from dataclasses import dataclass
@@ -155,7 +156,10 @@ def test_pickled_objects_load_when_the_archive_is_trusted(files: Path) -> None:
         ({"serializedFile": "program.onnx"}, "needs ONNX Runtime"),
     ],
 )
-def test_what_cannot_be_loaded_says_why(files: Path, tmp_path: Path, model: dict[str, str], message: str) -> None:
+def test_what_cannot_be_loaded_says_why(
+    files: Path, tmp_path: Path, model: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
     for name in ("tiny_net.py", "net.pt"):
         shutil.copy(files / name, tmp_path)
     (tmp_path / "program.onnx").write_bytes(b"")
@@ -212,24 +216,63 @@ class InferenceSession:
         self.providers = providers
 
     def get_inputs(self):
-        return [type("Input", (), {"name": "x"})]
+        return [type("Input", (), {"name": "x", "type": "tensor(float)"})]
 
     def run(self, outputs, feeds):
         return [numpy.asarray(feeds["x"]) * 2]
 """
 
 
-def test_onnx_runs_in_onnx_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against a stand-in package: a session with the same three calls."""
+@pytest.fixture
+def fake_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The package with a session that has the same three calls."""
     (tmp_path / "onnxruntime.py").write_text(FAKE_RUNTIME)
     (tmp_path / "net.onnx").write_bytes(b"")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "onnxruntime", raising=False)
-    handler = loaded(tmp_path, serializedFile="net.onnx")
-    assert handler.handle([[1.0, 2.0]], handler.context) == [[2.0, 4.0]]
-    assert handler.model.providers == ["CPUExecutionProvider"]
-    assert handler.model.run(None, {"x": [3.0]})[0].tolist() == [6.0]
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    monkeypatch.delitem(sys.modules, "onnxruntime")
+    yield tmp_path
     sys.modules.pop("onnxruntime")
+
+
+@pytest.mark.parametrize(
+    ("device", "cuda", "providers"),
+    [
+        ("cpu", True, ["CPUExecutionProvider"]),
+        ("cuda:1", True, [("CUDAExecutionProvider", {"device_id": 1}), "CPUExecutionProvider"]),
+        ("cuda", True, [("CUDAExecutionProvider", {"device_id": 0}), "CPUExecutionProvider"]),
+        ("cuda:1", False, ["CPUExecutionProvider"]),
+    ],
+)
+def test_onnx_runs_on_the_workers_device(fake_runtime: Path, device: str, cuda: bool, providers: list[Any]) -> None:
+    """Against a stand-in package: machines with GPUs are rare in tests."""
+    known = ["CUDAExecutionProvider"] if cuda else []
+    source = f"{FAKE_RUNTIME}\n\ndef get_available_providers():\n    return {known}\n"
+    (fake_runtime / "onnxruntime.py").write_text(source)
+    model = load_onnx(fake_runtime / "net.onnx", torch.device(device))
+    assert model.providers == providers
+    assert model(torch.tensor([1.0])).tolist() == [2.0]
+    assert model.run(None, {"x": [3.0]})[0].tolist() == [6.0]
+
+
+def test_onnx_runs_in_onnx_runtime(tmp_path: Path) -> None:
+    """The real one: x times weights plus bias; whole numbers are made the floats that the model declares."""
+    make = onnx.helper
+    graph = make.make_graph(
+        [make.make_node("Gemm", ["x", "w", "b"], ["y"])],
+        "linear",
+        [make.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", 2])],
+        [make.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["n", 1])],
+        [
+            make.make_tensor("w", onnx.TensorProto.FLOAT, [2, 1], [10.0, 1.0]),
+            make.make_tensor("b", onnx.TensorProto.FLOAT, [1], [0.5]),
+        ],
+    )
+    model = make.make_model(graph, opset_imports=[make.make_opsetid("", 17)], ir_version=9)
+    onnx.save(model, tmp_path / "net.onnx")
+    handler = loaded(tmp_path, serializedFile="net.onnx")
+    assert handler.handle([[1.0, 2.0], [3.0, 4.0]], handler.context) == [[12.5], [34.5]]
+    assert handler.handle([{"body": [1, 2]}], handler.context) == [[12.5]]
 
 
 # --- torch.compile

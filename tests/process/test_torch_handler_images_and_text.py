@@ -313,7 +313,8 @@ def test_explanations_of_images(tmp_path: Path) -> None:
     assert (insight[0][0][0], insight[1][0][0]) == (17.0, 15.0)
 
 
-def test_explanations_need_captum(tmp_path: Path) -> None:
+def test_explanations_need_captum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "captum", None)
     handler = ready(OwnSteps(), tmp_path, MEANS)
     with pytest.raises(PredictionException, match="need the package captum"):
         answer(handler, [{"data": file_of((255, 0, 0))}], explain="True")

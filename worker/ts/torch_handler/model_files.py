@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 import pickle
 import sys
 import warnings
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import torch
 
 from ts.utils.util import list_classes_from_module
+
+logger = logging.getLogger(__name__)
 
 TRUST = "If you trust this archive, set `handler: {weights_only: false}` in its model-config.yaml"
 
@@ -125,18 +129,36 @@ def load_shared_library(path: str | Path, device: torch.device) -> Any:
     return torch._export.aot_load(str(_existing(path, "serialized file")), device.type)
 
 
+#: Element types of ONNX by the names that ONNX Runtime has for them.
+_ONNX_TYPES: Mapping[str, torch.dtype] = MappingProxyType(
+    {
+        "tensor(float)": torch.float32,
+        "tensor(double)": torch.float64,
+        "tensor(float16)": torch.float16,
+        "tensor(int64)": torch.int64,
+        "tensor(int32)": torch.int32,
+        "tensor(int8)": torch.int8,
+        "tensor(uint8)": torch.uint8,
+        "tensor(bool)": torch.bool,
+    }
+)
+
+
 class OnnxModel:
     """An ONNX Runtime session that is called like a model: tensors in, a tensor (or a list of them) out.
 
-    Everything else is the session's (`run`, `get_inputs`, …).
+    Inputs are given in the types that the model declares. Everything else is the session's (`run`, `get_inputs`, …).
     """
 
     def __init__(self, session: Any) -> None:
         self.session = session
-        self._names = [one.name for one in session.get_inputs()]
+        self._inputs = {one.name: _ONNX_TYPES.get(one.type) for one in session.get_inputs()}
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
-        feeds = {name: tensor.cpu().numpy() for name, tensor in zip(self._names, tensors, strict=True)}
+        feeds = {
+            name: tensor.detach().to("cpu", dtype).numpy()
+            for (name, dtype), tensor in zip(self._inputs.items(), tensors, strict=True)
+        }
         outputs = [torch.as_tensor(output) for output in self.session.run(None, feeds)]
         return outputs[0] if len(outputs) == 1 else outputs
 
@@ -152,7 +174,14 @@ def load_onnx(path: str | Path, device: torch.device) -> OnnxModel:
     except ImportError as error:
         message = f"{path.name} needs ONNX Runtime: add `onnxruntime` to the archive's requirements or pip install it"
         raise ModelFileError(message) from error
-    providers: list[Any] = ["CPUExecutionProvider"]
-    if device.type == "cuda":
-        providers.insert(0, ("CUDAExecutionProvider", {"device_id": device.index or 0}))
-    return OnnxModel(runtime.InferenceSession(str(path), providers=providers))
+    return OnnxModel(runtime.InferenceSession(str(path), providers=_providers(runtime, device)))
+
+
+def _providers(runtime: Any, device: torch.device) -> list[Any]:
+    """What runs an ONNX model, the best first: on the worker's GPU where this build of ONNX Runtime can."""
+    if device.type != "cuda":
+        return ["CPUExecutionProvider"]
+    if "CUDAExecutionProvider" not in runtime.get_available_providers():
+        logger.warning("this ONNX Runtime has no CUDA: the model runs on the CPU. Install onnxruntime-gpu instead")
+        return ["CPUExecutionProvider"]
+    return [("CUDAExecutionProvider", {"device_id": device.index or 0}), "CPUExecutionProvider"]
