@@ -6,10 +6,17 @@ import ipaddress
 import re
 from dataclasses import dataclass
 
-_URL = re.compile(r"(?P<scheme>https?)://(?P<host>\[[0-9a-fA-F:.%]+\]|[^:/\[\]\s]+)(:(?P<port>\d+))?/?", re.IGNORECASE)
+_URL = re.compile(
+    r"(?P<scheme>https?)://(?P<host>\[[0-9a-fA-F:.]+(?:%[\w.-]+)?\]|[^:/\[\]\s]+)(:(?P<port>\d+))?/?", re.IGNORECASE
+)
 
 #: Ports of an address that names none: (http, https), by API.
 DEFAULT_PORTS = {"inference": (80, 443), "management": (8081, 8444), "metrics": (8082, 8445)}
+
+
+#: Bytes of a Unix socket's path: sun_path has 108 with its final NUL (unix(7)).
+UNIX_PATH_BYTES_MAX = 107
+UNIX = "unix:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +39,8 @@ class Address:
 
     def __str__(self) -> str:
         if self.scheme == "unix":
-            return f"unix:{self.path}"
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.scheme}://{host}:{self.port}"
+            return f"{UNIX}{self.path}"
+        return f"{self.scheme}://{bracketed(self.host)}:{self.port}"
 
 
 def parse_address(text: str, api: str) -> Address:
@@ -43,8 +49,8 @@ def parse_address(text: str, api: str) -> Address:
     :raises ValueError: not an address; says what is allowed.
     """
     text = text.strip()
-    if text.startswith("unix:/"):
-        return Address("unix", path=text[len("unix:") :])
+    if text.lower().startswith(UNIX):
+        return Address("unix", path=_unix_path(text))
     match = _URL.fullmatch(text)
     if not match:
         raise ValueError("allowed are http://HOST[:PORT], https://HOST[:PORT] and unix:/PATH")
@@ -55,23 +61,48 @@ def parse_address(text: str, api: str) -> Address:
     return Address(scheme, match["host"].strip("[]"), port)
 
 
+def _unix_path(text: str) -> str:
+    """The path of `unix:/path`, also written `unix:///path`. :raises ValueError: relative, or too long."""
+    path = text[len(UNIX) :]
+    if not path.startswith("/") or path.endswith("/") or "\0" in path:
+        raise ValueError("a Unix socket has an absolute path: unix:/PATH")
+    path = "/" + path.lstrip("/")
+    length = len(path.encode())
+    if length > UNIX_PATH_BYTES_MAX:
+        raise ValueError(f"the path has {length} bytes; the system allows a Unix socket {UNIX_PATH_BYTES_MAX}")
+    return path
+
+
+def bracketed(host: str) -> str:
+    """As it stands before a port: IPv6 addresses in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
+def unix_path(host: str) -> str:
+    """The path of a host that `parse_host` made of `unix:/PATH`; "" for other hosts."""
+    return host[len(UNIX) :] if host.startswith(UNIX) else ""
+
+
 def parse_host(text: str) -> str:
-    """An IP address (or `localhost`), as the gRPC listeners take it.
+    """An IP address (or `localhost`) or `unix:/PATH`, as the gRPC listeners take it.
 
     :raises ValueError: anything else.
     """
+    if text.strip().lower().startswith(UNIX):
+        return UNIX + _unix_path(text.strip())
     host = text.strip().strip("[]")
     if host.lower() == "localhost":
         return "127.0.0.1"
     try:
         return str(ipaddress.ip_address(host))
     except ValueError:
-        raise ValueError("allowed is an IP address such as 127.0.0.1, 0.0.0.0 or ::1") from None
+        raise ValueError("allowed are an IP address such as 127.0.0.1, 0.0.0.0 or ::1, and unix:/PATH") from None
 
 
 def is_loopback(host: str) -> bool:
-    """True for `localhost` and loopback IP addresses; a name that isn't an address counts as reachable from outside."""
-    if host.lower() == "localhost":
+    """True for `localhost`, loopback IP addresses and Unix sockets. Other names than addresses count as reachable from
+    outside."""
+    if host.lower() == "localhost" or unix_path(host):
         return True
     try:
         return ipaddress.ip_address(host.partition("%")[0]).is_loopback

@@ -17,7 +17,7 @@ from ts.version import __version__
 from ts_frontend import launch
 from ts_frontend.authorization.key_file import NAME as KEY_FILE
 from ts_frontend.config import ConfigError, Explained, Option, ServerConfig, explain, load_config
-from ts_frontend.config_checks import who_may
+from ts_frontend.config_checks import secured, who_may
 from ts_frontend.config_docs import settings_table
 from ts_frontend.errors import ServeError
 from ts_frontend.pid_file import AlreadyRunning, claimed, pid_path, remove_orphan, running_server
@@ -260,8 +260,10 @@ def _startable(arguments: argparse.Namespace) -> ServerConfig:
         raise ConfigError("Missing mandatory parameter --model-store")
     for key in ("model_store", "workflow_store"):
         _check_place(config, key, "directory", getattr(config, key))
-    for key in ("log_config", "certificate_file", "private_key_file", "metrics_config"):
+    for key in ("log_config", "certificate_file", "private_key_file", "client_ca_file", "metrics_config"):
         _check_place(config, key, "file", getattr(config, key))
+    if any(secured(config)):
+        import_module("ts_frontend.tls").check_certificates(config)
     if not config.temp_dir.is_dir():
         raise ConfigError(f"Invalid temp directory: {config.temp_dir}, please check TEMP environment variable.")
     if arguments.cpp_log_config and not Path(arguments.cpp_log_config).is_file():

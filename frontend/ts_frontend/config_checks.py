@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 
+from ts_frontend.addresses import Address, unix_path
 from ts_frontend.config_table import ServerConfig
 
-_CONVERT = (
-    "Java key stores aren't read. Convert it: openssl pkcs12 -in KEYSTORE -nokeys -out cert.pem; "
-    "openssl pkcs12 -in KEYSTORE -nocerts -nodes -out key.pem; then set certificate_file and private_key_file"
+_SELF_SIGNED = (
+    "A pair of files for trying it out: openssl req -x509 -newkey rsa:2048 -nodes -days 365 -subj /CN=localhost "
+    "-addext subjectAltName=DNS:localhost,IP:127.0.0.1 -keyout key.pem -out cert.pem"
 )
 
 
@@ -20,32 +22,75 @@ def problems(config: ServerConfig) -> Iterator[str]:
 
 def _tls(config: ServerConfig) -> Iterator[str]:
     certificate, key = config.certificate_file, config.private_key_file
-    if config.keystore:
-        yield f"keystore {shown(config, 'keystore')}: {_CONVERT}"
+    needing = list(secured(config))
     if (certificate is None) != (key is None):
         yield "certificate_file and private_key_file: one is set without the other; both are needed"
-    elif config.enable_grpc_ssl and not certificate:
-        yield f"enable_grpc_ssl {shown(config, 'enable_grpc_ssl')}: it needs certificate_file and private_key_file"
-    for name in ("inference_address", "management_address"):
-        if getattr(config, name).tls and not certificate:
-            yield f"{name} {shown(config, name)}: https needs certificate_file and private_key_file"
+    elif certificate is None:
+        for name in needing:
+            how = _convert(config) if config.keystore else _SELF_SIGNED
+            yield f"{name} {shown(config, name)}: TLS needs certificate_file and private_key_file. {how}"
+    if config.client_ca_file is not None and not needing:
+        yield (
+            f"client_ca_file {shown(config, 'client_ca_file')}: no address asks clients for certificates, as none uses "
+            "TLS. Use https:// addresses or enable_grpc_ssl=true"
+        )
+
+
+def secured(config: ServerConfig) -> Iterator[str]:
+    """The settings that ask for TLS."""
+    if config.enable_grpc_ssl:
+        yield "enable_grpc_ssl"
+    for name in ("inference_address", "management_address", "metrics_address"):
+        if getattr(config, name).tls and (name != "metrics_address" or config.enable_metrics_api):
+            yield name
+
+
+def _convert(config: ServerConfig) -> str:
+    """How the key store becomes PEM files."""
+    store = shlex.quote(str(config.keystore))
+    first = ""
+    if (config.keystore_type or "PKCS12").upper() not in ("PKCS12", "P12", "PFX"):
+        first = (
+            f"keytool -importkeystore -srckeystore {store} -srcstoretype {shlex.quote(str(config.keystore_type))} "
+            "-destkeystore keystore.p12 -deststoretype PKCS12 && "
+        )
+        store = "keystore.p12"
+    return (
+        f"The key store isn't read. Convert it, with its password: {first}"
+        f"openssl pkcs12 -in {store} -nokeys -out cert.pem && openssl pkcs12 -in {store} -nocerts -nodes -out key.pem; "
+        "then set certificate_file=cert.pem and private_key_file=key.pem"
+    )
 
 
 def _ports(config: ServerConfig) -> Iterator[str]:
+    """Addresses that two settings claim; HTTP APIs may share one."""
     taken: dict[tuple[str, int], str] = {}
-    places = [
-        ("grpc_inference_port", config.grpc_inference_address, config.grpc_inference_port),
-        ("grpc_management_port", config.grpc_management_address, config.grpc_management_port),
-        ("inference_address", config.inference_address.host, config.inference_address.port),
-    ]
-    if config.management_address != config.inference_address:
-        places.append(("management_address", config.management_address.host, config.management_address.port))
-    for key, host, port in places:
-        if port == 0:
+    for key, host, port in _grpc_places(config):
+        if port or unix_path(host):
+            yield from _claim(config, taken, key, (unix_path(host), 0) if unix_path(host) else (host, port))
+    shared: set[Address] = set()
+    for key in ("inference_address", "management_address", "metrics_address"):
+        address: Address = getattr(config, key)
+        if key == "metrics_address" and not config.enable_metrics_api or address in shared:
             continue
-        other = taken.setdefault((host, port), key)
-        if other != key:
-            yield f"{key} {shown(config, key)}: port {port} of {host} is already that of {other}"
+        shared.add(address)
+        if address.port or address.path:
+            yield from _claim(config, taken, key, (address.path or address.host, address.port))
+
+
+def _grpc_places(config: ServerConfig) -> Iterator[tuple[str, str, int]]:
+    """(setting that differs between the two, host, port)"""
+    for api in ("inference", "management"):
+        host = getattr(config, f"grpc_{api}_address")
+        key = f"grpc_{api}_address" if unix_path(host) else f"grpc_{api}_port"
+        yield key, host, getattr(config, f"grpc_{api}_port")
+
+
+def _claim(config: ServerConfig, taken: dict[tuple[str, int], str], key: str, place: tuple[str, int]) -> Iterator[str]:
+    other = taken.setdefault(place, key)
+    if other != key:
+        what = f"port {place[1]} of {place[0]}" if place[1] else f"unix:{place[0]}"
+        yield f"{key} {shown(config, key)}: {what} is already that of {other}"
 
 
 # --- who may do what

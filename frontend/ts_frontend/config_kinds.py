@@ -89,6 +89,13 @@ def _boolean(text: str) -> bool:
     return text.lower() in _TRUE
 
 
+def _mode(text: str) -> str:
+    """Permissions as chmod takes them: three octal digits."""
+    if not re.fullmatch(r"0?[0-7]{3}", text):
+        raise ValueError("allowed are three octal digits, such as 600 or 660")
+    return text[-3:]
+
+
 def _open_inference(text: str) -> bool:
     """`oip` (TorchServe's word in the environment) or true; TorchServe takes every other text for off."""
     return text.lower() == "oip" or text.lower() in _TRUE
@@ -171,7 +178,8 @@ PATTERNS = Kind("comma list of regular expressions", _patterns)
 WORDS = Kind("comma list", _words)
 KEYS = Kind("comma list", _keys)
 MODELS = Kind("JSON", _models)
-HOST = Kind("IP address", parse_host)
+MODE = Kind("octal permissions", _mode)
+HOST = Kind("IP address or `unix:/PATH`", parse_host)
 PORT = whole(0, 65535)
 
 

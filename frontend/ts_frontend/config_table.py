@@ -20,6 +20,7 @@ from ts_frontend.config_kinds import (
     BOOLEAN,
     HOST,
     KEYS,
+    MODE,
     MODELS,
     OPEN_INFERENCE,
     PATH,
@@ -92,7 +93,11 @@ class ServerConfig:
     came from; `notes` is for the log; `snapshot` holds the models to restore; `environment` is the process's."""
 
     # Addresses
-    inference_address: Address = _row(address("inference"), Address("http", "127.0.0.1", 8080), "REST inference API")
+    inference_address: Address = _row(
+        address("inference"),
+        Address("http", "127.0.0.1", 8080),
+        "REST inference API: `http://HOST:PORT`, `https://HOST:PORT` or `unix:/PATH`, as the two below",
+    )
     management_address: Address = _row(
         address("management"),
         Address("http", "127.0.0.1", 8081),
@@ -211,10 +216,16 @@ class ServerConfig:
         "register and unregister while the server runs; not set: allowed while every address is loopback",
         restored=False,
     )
-    enable_grpc_ssl: bool = _row(BOOLEAN, False, "TLS on the gRPC ports, with the two files below")
-    certificate_file: Path | None = _row(PATH, None, "PEM certificate chain")
-    private_key_file: Path | None = _row(PATH, None, "PEM private key")
-    keystore: Path | None = _row(PATH, None, "Java key store: not read; the refusal says how to convert it")
+    enable_grpc_ssl: bool = _row(
+        BOOLEAN, False, "TLS on the gRPC ports; needs `certificate_file` and `private_key_file`"
+    )
+    certificate_file: Path | None = _row(
+        PATH, None, "PEM: the server's certificate, then those between it and its authority"
+    )
+    private_key_file: Path | None = _row(PATH, None, "PEM: its key, PKCS8 or PKCS1, without a passphrase")
+    keystore: Path | None = _row(
+        PATH, None, "Java key store: not read; where TLS needs it, the refusal says how to convert it"
+    )
     keystore_pass: str | None = _row(TEXT, None, "of the Java key store", effect="none", secret=True)
     keystore_type: str | None = _row(TEXT, None, "of the Java key store", effect="none")
 
@@ -261,6 +272,18 @@ class ServerConfig:
     )
     request_head_timeout_s: float = _own(
         number(0), 10.0, "s that an HTTP client may pause while it sends a request's line and headers"
+    )
+    client_ca_file: Path | None = _own(
+        PATH,
+        None,
+        "PEM certificates of authorities: TLS addresses then refuse clients without a certificate of theirs (mTLS)",
+        restored=False,
+    )
+    certificate_check_s: float = _own(
+        number(0), 30.0, "s between two looks for new certificate files, which new connections then get; 0: never"
+    )
+    unix_socket_mode: str = _own(
+        MODE, "600", "permissions of `unix:` addresses: 600 lets the server's user connect, 660 its group, too"
     )
     request_body_timeout_s: float = _own(
         number(0), 120.0, "s that an HTTP client may take to send a request's body; it may pause for at most 60 of them"

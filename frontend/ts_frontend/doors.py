@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import ts.version
-from ts_frontend.addresses import Address
+from ts_frontend.addresses import Address, bracketed, unix_path
 from ts_frontend.authorization.authorization import Authorization
 from ts_frontend.authorization.keys import Kind
 from ts_frontend.config import ServerConfig
 from ts_frontend.health import Health
-from ts_frontend.ingress.call import Limits, Listener, Method, Tls, routes
+from ts_frontend.ingress.call import Limits, Listener, Method, routes
 from ts_frontend.ingress.engine import Engine, make_engine, serves_http
 from ts_frontend.ingress.http import Cors, HttpApp
 from ts_frontend.ingress.http_call import BodyLimits, Route
@@ -40,6 +40,7 @@ from ts_frontend.services.tensor_streams import Dialect
 from ts_frontend.telemetry.access import logged
 from ts_frontend.telemetry.logs import Logs
 from ts_frontend.telemetry.metrics import MetricsRegistry
+from ts_frontend.tls import certificate_files
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +86,9 @@ class Doors:
         self._metrics = metrics
         cors = config.cors_allowed_origin is not None
         self._guard = None if authorization is None else HttpGuard(authorization, cors=cors)
+        self._tls = certificate_files(config)
+        if config.certificate_file and self._tls is None:
+            log.warning("certificate_file is set, but no address uses TLS: write https:// or enable_grpc_ssl=true")
         self._http = self._http_apis() if serves_http() else {}
         self.warnings = [] if self._http else [NO_HTTP]
         for warning in self.warnings:
@@ -95,10 +99,16 @@ class Doors:
         """What listens where, by the name of the API."""
         config = self._config
         hosts = {INFERENCE: config.grpc_inference_address, MANAGEMENT: config.grpc_management_address}
-        found = {name: f"{host}:{self.engine.port(name)}" for name, host in hosts.items()}
+        found = {name: self._grpc_address(name, host) for name, host in hosts.items()}
         for names, api in self._http.items():
             found |= dict.fromkeys(names, str(replace(api.address, port=self.engine.port(names[0]))))
         return found
+
+    def _grpc_address(self, name: str, host: str) -> str:
+        """As gRPC clients take it."""
+        if unix_path(host):
+            return host
+        return f"{bracketed(host)}:{self.engine.port(name)}{' (TLS)' if self._config.enable_grpc_ssl else ''}"
 
     # --- gRPC
 
@@ -121,9 +131,11 @@ class Doors:
         config = self._config
         asked = (logged(self._guarded(method, KINDS[name]), self._logs) for method in methods)
         own = (*asked, *health_service.methods(self._health))
-        tls = self._tls() if config.enable_grpc_ssl else None
+        path = unix_path(host)
+        tls = self._tls if config.enable_grpc_ssl and not path else None
         limits = Limits(config.max_request_size, config.max_response_size, *self._ages(name))
-        return Listener(name, host, port, routes(*own, *reflection.methods(own)), limits, tls)
+        table = routes(*own, *reflection.methods(own))
+        return Listener(name, host, port, table, limits, tls, path=path, path_mode=self._path_mode)
 
     def _guarded(self, method: Method, kind: Kind) -> Method:
         return method if self._authorization is None else guarded(method, self._authorization, kind)
@@ -134,8 +146,9 @@ class Doors:
         grace_ms = getattr(self._config, f"{name}_max_connection_age_grace_ms")
         return tuple(math.inf if value is None else value / 1000 for value in (age_ms, grace_ms))  # type: ignore[return-value]
 
-    def _tls(self) -> Tls:
-        return Tls(str(self._config.certificate_file), str(self._config.private_key_file))
+    @property
+    def _path_mode(self) -> int:
+        return int(self._config.unix_socket_mode, 8)
 
     # --- HTTP
 
@@ -177,11 +190,11 @@ class Doors:
             cors=Cors(config.cors_allowed_origin, config.cors_allowed_methods, config.cors_allowed_headers),
             limits=BodyLimits(config.max_request_size, config.request_body_timeout_s),
         )
-        tls = self._tls() if address.tls else None
+        tls = self._tls if address.tls else None
         limits = Limits(
             config.max_request_size, config.max_response_size, head_pause_s_max=config.request_head_timeout_s
         )
-        return Listener(names[0], address.host, address.port, {}, limits, tls, app, address.path)
+        return Listener(names[0], address.host, address.port, {}, limits, tls, app, address.path, self._path_mode)
 
     def _with_keys(self, names: Sequence[str], description: Route, found: Sequence[Route]) -> list[Route]:
         """The routes of a listener; for what no single API answers, any key of its APIs will do."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ts_frontend.addresses import Address, parse_address, parse_host
+from ts_frontend.addresses import Address, is_loopback, parse_address, parse_host
 from ts_frontend.config import (
     ConfigError,
     Option,
@@ -125,6 +125,9 @@ def test_all_errors_come_at_once() -> None:
         ("http://example.org/", "metrics", Address("http", "example.org", 8082)),
         ("HTTP://[::1]:0", "inference", Address("http", "::1", 0)),
         ("unix:/tmp/a", "inference", Address("unix", path="/tmp/a")),
+        ("unix:///tmp/a", "metrics", Address("unix", path="/tmp/a")),
+        ("UNIX:/" + "x" * 106, "management", Address("unix", path="/" + "x" * 106)),
+        ("https://[fe80::1%eth0]:8443", "inference", Address("https", "fe80::1%eth0", 8443)),
     ],
 )
 def test_addresses(text: str, api: str, address: Address) -> None:
@@ -144,6 +147,11 @@ def test_addresses(text: str, api: str, address: Address) -> None:
         ("http://[::]", False),
         ("http://localhost.example.org", False),
         ("http://10.0.0.1", False),
+        ("https://[::1]:8443", True),
+        ("https://[fe80::1%eth0]", False),
+        ("http://0", False),
+        ("http://LocalHost", True),
+        ("http://[::ffff:10.0.0.1]", False),
     ],
 )
 def test_loopback(text: str, loopback: bool) -> None:
@@ -153,6 +161,19 @@ def test_loopback(text: str, loopback: bool) -> None:
 def test_grpc_hosts() -> None:
     assert parse_host("localhost") == "127.0.0.1"
     assert parse_host(" ::1 ") == "::1"
+    assert parse_host("[::]") == "::"
+    assert parse_host("unix:/run/grpc.sock") == "unix:/run/grpc.sock"
+    assert is_loopback(parse_host("unix:/run/grpc.sock"))
+
+
+@pytest.mark.parametrize(
+    "text", ["unix:relative.sock", "unix:/", "unix:/tmp/", "unix:", "unix:/a\0b", "unix:/" + "x" * 107]
+)
+def test_paths_that_no_unix_socket_has(text: str) -> None:
+    with pytest.raises(ValueError, match="absolute path|has 108 bytes"):
+        parse_address(text, "inference")
+    with pytest.raises(ValueError, match="absolute path|has 108 bytes"):
+        parse_host(text)
 
 
 OUTSIDE = [
@@ -220,9 +241,23 @@ def test_the_metrics_address_may_be_outside() -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"keystore": "k.p12"}, "openssl pkcs12"),
+        ({"keystore": "k.p12", "enable_grpc_ssl": "true"}, "openssl pkcs12 -in k.p12 -nokeys"),
+        ({"keystore": "k p", "metrics_address": "https://[::1]"}, "openssl pkcs12 -in 'k p' -nokeys"),
+        (
+            {"keystore": "k.jks", "keystore_type": "JKS", "management_address": "https://localhost"},
+            "keytool -importkeystore -srckeystore k.jks -srcstoretype JKS",
+        ),
+        ({"inference_address": "https://localhost"}, "inference_address.*openssl req -x509"),
+        ({"metrics_address": "https://localhost"}, "metrics_address.*TLS needs certificate_file"),
+        ({"client_ca_file": "ca.pem"}, "no address asks clients"),
+        ({"client_ca_file": "ca.pem", "certificate_file": "c", "private_key_file": "k"}, "no address asks clients"),
+        ({"inference_address": "unix:/a", "grpc_inference_address": "unix:/a"}, "unix:/a is already that of"),
+        ({"grpc_management_address": "unix:/a", "grpc_inference_address": "unix:/a"}, "unix:/a is already that of"),
+        ({"metrics_address": "http://127.0.0.1:7070"}, "already that of grpc_inference_port"),
+        ({"metrics_address": "https://127.0.0.1:8080", "certificate_file": "c", "private_key_file": "k"}, "port 8080"),
+        ({"unix_socket_mode": "888"}, "three octal digits"),
         ({"certificate_file": "c.pem"}, "without the other"),
-        ({"enable_grpc_ssl": "true"}, "needs certificate_file"),
+        ({"enable_grpc_ssl": "true"}, "TLS needs certificate_file"),
         ({"grpc_management_port": "7070"}, "already that of grpc_inference_port"),
         ({"management_address": "http://127.0.0.1:7071"}, "already that of grpc_management_port"),
     ],
@@ -230,6 +265,22 @@ def test_the_metrics_address_may_be_outside() -> None:
 def test_settings_that_do_not_go_together(settings: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         loaded(**settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"keystore": "k.p12"},
+        {"keystore": "k.p12", "enable_grpc_ssl": "true", "certificate_file": "c", "private_key_file": "k"},
+        {"metrics_address": "https://localhost", "enable_metrics_api": "false"},
+        {"metrics_address": "http://127.0.0.1:8081"},
+        {"inference_address": "unix:/a", "management_address": "unix:/a", "metrics_address": "unix:/a"},
+        {"grpc_inference_address": "unix:/a", "grpc_management_address": "unix:/b", "grpc_management_port": "7070"},
+        {"unix_socket_mode": "0660"},
+    ],
+)
+def test_settings_that_go_together(settings: dict[str, str]) -> None:
+    assert loaded(**settings).loopback_only
 
 
 def test_one_address_may_serve_inference_and_management() -> None:

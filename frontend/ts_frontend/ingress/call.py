@@ -90,18 +90,20 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """PEM files; `client_ca_file` asks clients for certificates signed by it (mTLS)."""
+    """PEM files; `client_ca_file` asks clients for certificates signed by it (mTLS). `check_s`: seconds between two
+    looks for new files; 0: none."""
 
     certificate_file: str
     key_file: str
     client_ca_file: str | None = None
+    check_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Listener:
     """One address and what answers there. `port` 0 takes a free one (`Engine.port` tells); `path` is a Unix socket's,
-    instead of host and port. `http_app` answers what isn't gRPC (without one: 404); with it and without `routes` there
-    is no gRPC. Only the h2corn engine serves an `http_app` or a `path`."""
+    instead of host and port, and `path_mode` who may connect to it. `http_app` answers what isn't gRPC (without one:
+    404); with it and without `routes` there is no gRPC. Only the h2corn engine serves an `http_app`."""
 
     name: str
     host: str
@@ -111,3 +113,4 @@ class Listener:
     tls: Tls | None = None
     http_app: AsgiApp | None = None
     path: str = ""
+    path_mode: int = 0o600

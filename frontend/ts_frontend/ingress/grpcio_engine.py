@@ -6,11 +6,12 @@ It is the reference for our own gRPC layer, and what serves where h2corn doesn't
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
+import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import grpc
@@ -18,10 +19,11 @@ import grpc.aio
 
 from ts_frontend.errors import Code, ServeError
 from ts_frontend.ingress.call import Bidi, Call, Limits, Listener, Method, Routes, ServerStream, Shape, Tls, Unary
+from ts_frontend.ingress.certificates import CertificateFiles, Pem
 from ts_frontend.ingress.exchange import UNEXPECTED
 from ts_frontend.ingress.grpc_headers import bounded
 from ts_frontend.ingress.grpc_protocol import too_large
-from ts_frontend.ingress.sockets import ListenFailed
+from ts_frontend.ingress.sockets import ListenFailed, path_claimed
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +42,7 @@ class GrpcioEngine:
         self._listeners = tuple(listeners)
         self._servers: list[grpc.aio.Server] = []
         self._ports: dict[str, int] = {}
+        self._following: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         try:
@@ -53,13 +56,19 @@ class GrpcioEngine:
         server = grpc.aio.server(options=server_options(listener.limits))
         server.add_generic_rpc_handlers((BytesHandler(listener.routes, listener.limits),))
         self._servers.append(server)
-        self._ports[listener.name] = _bind(server, listener)
+        certificate = Certificate(listener.name, listener.tls) if listener.tls else None
+        self._ports[listener.name] = _bind(server, listener, certificate)
         await server.start()
+        if certificate is not None and certificate.tls.check_s:
+            self._following.append(asyncio.create_task(certificate.files.follow(certificate.renew)))
 
     def port(self, name: str) -> int:
         return self._ports[name]
 
     async def drain(self, grace_s: float) -> None:
+        for task in self._following:
+            task.cancel()
+        await asyncio.gather(*self._following, return_exceptions=True)
         await asyncio.gather(*(server.stop(grace_s) for server in self._servers))
 
     async def wait(self) -> None:
@@ -67,15 +76,34 @@ class GrpcioEngine:
         await asyncio.shield(asyncio.gather(*(server.wait_for_termination() for server in self._servers)))
 
 
-def _bind(server: grpc.aio.Server, listener: Listener) -> int:
+def _bind(server: grpc.aio.Server, listener: Listener, certificate: Certificate | None) -> int:
+    """The port; 0 for a Unix socket, whose file grpcio deletes when it stops listening."""
+    if listener.path:
+        with path_claimed(listener), _umask(0o777 & ~listener.path_mode):
+            _add_port(server, listener, f"unix:{listener.path}", certificate)
+        return 0
     host = listener.host.strip("[]")
     address = f"[{host}]:{listener.port}" if ":" in host else f"{host}:{listener.port}"
+    return _add_port(server, listener, address, certificate)
+
+
+def _add_port(server: grpc.aio.Server, listener: Listener, address: str, certificate: Certificate | None) -> int:
     try:
-        if listener.tls is None:
+        if certificate is None:
             return int(server.add_insecure_port(address))
-        return int(server.add_secure_port(address, server_credentials(listener.tls)))
+        return int(server.add_secure_port(address, certificate.credentials()))
     except RuntimeError as error:
         raise ListenFailed(listener, str(error)) from error
+
+
+@contextlib.contextmanager
+def _umask(mask: int) -> Iterator[None]:
+    """grpcio makes the file; changing its mode afterwards would be late."""
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def server_options(limits: Limits) -> list[tuple[str, int]]:
@@ -94,18 +122,31 @@ def server_options(limits: Limits) -> list[tuple[str, int]]:
     return options
 
 
-def server_credentials(tls: Tls) -> grpc.ServerCredentials:
-    """Raises ValueError, naming the file that can't be read."""
-    pair = (_read_pem(tls.key_file), _read_pem(tls.certificate_file))
-    client_ca = None if tls.client_ca_file is None else _read_pem(tls.client_ca_file)
-    return grpc.ssl_server_credentials([pair], client_ca, client_ca is not None)
+class Certificate:
+    """A listener's certificate as grpcio wants it. Handshakes ask for it in grpcio's threads."""
+
+    def __init__(self, name: str, tls: Tls) -> None:
+        self.tls = tls
+        self.files = CertificateFiles(name, tls)
+        self._renewed: grpc.ServerCertificateConfiguration | None = None
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """Raises CertificateRefused."""
+        first = _configuration(self.files.read())
+        return grpc.dynamic_ssl_server_credentials(first, self._fetch, self.tls.client_ca_file is not None)
+
+    async def renew(self, pem: Pem) -> None:
+        """The next handshakes use it."""
+        self._renewed = _configuration(pem)
+
+    def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
+        """None: the same as before."""
+        renewed, self._renewed = self._renewed, None
+        return renewed
 
 
-def _read_pem(path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}") from error
+def _configuration(pem: Pem) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(pem.key, pem.certificate)], pem.client_ca)
 
 
 class BytesHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no types

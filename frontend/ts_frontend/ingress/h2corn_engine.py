@@ -11,14 +11,16 @@ import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import h2corn
 from h2corn._lib import prepare_tls
-from h2corn._server import load_tls_material
+from h2corn._server import TlsMaterial
 
 from ts_frontend.ingress.application import LINGER_S, application
 from ts_frontend.ingress.call import Listener
-from ts_frontend.ingress.sockets import listen
+from ts_frontend.ingress.certificates import CertificateFiles, CertificateRefused, Pem
+from ts_frontend.ingress.sockets import Listening, listen
 
 logger = logging.getLogger(__name__)
 
@@ -64,51 +66,119 @@ class H2cornEngine:
 
 
 class ListenerServer:
-    """One listener's socket, application and h2corn server."""
+    """One listener: its sockets, and the servers on them: the one that takes connections, and those before it, whose
+    certificate was renewed, until their connections have ended."""
 
     def __init__(self, listener: Listener) -> None:
         if math.isfinite(listener.limits.connection_age_s_max):
             logger.warning("%s: h2corn has no maximal connection age; use the grpcio engine for it", listener.name)
         self._listener = listener
-        self._application = application(listener)
-        self._server: h2corn.Server | None = None
-        self._serving: asyncio.Task[None] | None = None
-        self.port = 0
+        self._listening: Listening | None = None
+        self._serving: Serving | None = None
+        self._retired: dict[Serving, asyncio.Task[None]] = {}
+        self._following: asyncio.Task[None] | None = None
+
+    @property
+    def port(self) -> int:
+        return 0 if self._listening is None else self._listening.port
 
     async def start(self) -> None:
-        """Binds and serves. Raises ListenFailed (OSError), or ValueError for TLS files that can't be used."""
-        config = server_config(self._listener)
-        tls = prepare_tls(config, load_tls_material(config))
-        sockets = listen(self._listener)
-        self.port = 0 if self._listener.path else sockets[0].getsockname()[1]
-        self._server = h2corn.Server(self._application, config)
-        descriptors = [one.detach() for one in sockets]
-        self._serving = asyncio.create_task(self._server._serve_worker_fds(descriptors, prepared_tls=tls))
-        await self._server.wait_started()
+        """Binds and serves. Raises ListenFailed (OSError), or CertificateRefused for TLS files that can't be used."""
+        tls = self._listener.tls
+        files = CertificateFiles(self._listener.name, tls) if tls else None
+        prepared = prepare(self._listener, files.read() if files else None)
+        self._listening = listen(self._listener)
+        self._serving = await self._serve(prepared)
+        if files is not None and tls is not None and tls.check_s:
+            self._following = asyncio.create_task(files.follow(self._renew))
+
+    async def _serve(self, prepared: Prepared) -> Serving:
+        assert self._listening is not None
+        serving = Serving(self._listener, self._listening.descriptors(), prepared)
+        try:
+            await serving.server.wait_started()
+        except BaseException:
+            await serving.drain(0)
+            raise
+        return serving
+
+    async def _renew(self, pem: Pem) -> None:
+        """New connections get the new certificate; clients of the old ones are asked to close theirs."""
+        serving = await self._serve(prepare(self._listener, pem))
+        former, self._serving = self._serving, serving
+        if former is not None:
+            self._retired[former] = task = asyncio.create_task(former.drain(GRACE_S_MAX))
+            task.add_done_callback(lambda _: self._retired.pop(former, None))
 
     async def drain(self, grace_s: float) -> None:
-        if self._server is None or self._serving is None:
-            return
+        await self._stop_following()
+        if self._listening is not None:
+            self._listening.close()
+        retired = dict(self._retired)
+        for task in retired.values():
+            task.cancel()
+        await asyncio.gather(*retired.values(), return_exceptions=True)
+        servings = [*retired, *([self._serving] if self._serving else [])]
+        await asyncio.gather(*(serving.drain(grace_s) for serving in servings))
+
+    async def _stop_following(self) -> None:
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
+
+    async def wait(self) -> None:
+        serving = None
+        while serving is not self._serving:
+            serving = self._serving
+            if serving is not None:
+                await asyncio.shield(serving.task)
+
+
+class Serving:
+    """An h2corn server on one listener's sockets, with one certificate."""
+
+    def __init__(self, listener: Listener, descriptors: list[int], prepared: Prepared) -> None:
+        self._name = listener.name
+        self._application = application(listener)
+        self.server = h2corn.Server(self._application, prepared.config)
+        serving = self.server._serve_worker_fds(descriptors, prepared_tls=prepared.tls)
+        self.task: asyncio.Task[None] = asyncio.create_task(serving)
+
+    async def drain(self, grace_s: float) -> None:
         self._application.drain()
         # Answers that were sent just before are on their way, too.
         lingering_s = min(LINGER_S, grace_s)
         await asyncio.sleep(lingering_s)
-        self._server.shutdown()
-        await asyncio.wait([self._serving], timeout=grace_s - lingering_s)
-        if not self._serving.done():
+        self.server.shutdown()
+        await asyncio.wait([self.task], timeout=grace_s - lingering_s)
+        if not self.task.done():
             count = self._application.abort()
             if count:
-                logger.warning(
-                    "%s: %d calls did not end in %g s and were cancelled", self._listener.name, count, grace_s
-                )
-            await asyncio.wait([self._serving], timeout=SETTLE_S)
-        if not self._serving.done():
-            self._serving.cancel()
-        await asyncio.gather(self._serving, return_exceptions=True)
+                logger.warning("%s: %d calls did not end in %g s and were cancelled", self._name, count, grace_s)
+            await asyncio.wait([self.task], timeout=SETTLE_S)
+        if not self.task.done():
+            self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
 
-    async def wait(self) -> None:
-        if self._serving is not None:
-            await asyncio.shield(self._serving)
+
+class Prepared(NamedTuple):
+    """h2corn's settings, and the certificate in its form."""
+
+    config: h2corn.Config
+    tls: Any
+
+
+def prepare(listener: Listener, pem: Pem | None) -> Prepared:
+    """:raises CertificateRefused: h2corn can't use what OpenSSL can."""
+    config = server_config(listener)
+    if pem is None:
+        return Prepared(config, prepare_tls(config, None))
+    try:
+        return Prepared(config, prepare_tls(config, TlsMaterial(pem.certificate, pem.key, pem.client_ca)))
+    except (OSError, ValueError) as error:
+        assert listener.tls is not None
+        files = f"certificate_file {listener.tls.certificate_file} and private_key_file {listener.tls.key_file}"
+        raise CertificateRefused(f"{files}: {error}") from None
 
 
 def server_config(listener: Listener) -> h2corn.Config:
@@ -118,6 +188,7 @@ def server_config(listener: Listener) -> h2corn.Config:
     grpc = bool(listener.routes) or listener.http_app is None
     return h2corn.Config(
         grpc=grpc,
+        bind=(f"unix:{listener.path}" if listener.path else "127.0.0.1:0",),  # says only of what kind our sockets are
         runtime_threads=1,  # the loop is the bottleneck; a second I/O thread costs a quarter more CPU per request
         lifespan="off",
         access_log=False,

@@ -11,7 +11,17 @@ from dataclasses import dataclass
 from ts_frontend.errors import Code, ServeError
 from ts_frontend.ingress.application import NOT_FOUND, error_body, not_found
 from ts_frontend.ingress.asgi import Receive, Scope, Send
-from ts_frontend.ingress.http_call import Body, BodyLimits, ClientGone, Header, HttpAnswer, HttpRequest, Route, peer_of
+from ts_frontend.ingress.http_call import (
+    Body,
+    BodyLimits,
+    ClientGone,
+    Header,
+    HttpAnswer,
+    HttpRequest,
+    Route,
+    Serve,
+    peer_of,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +67,12 @@ class Cors:
     methods: str | None = None
     headers: str | None = None
 
+    def preflight(self, request: HttpRequest) -> Serve | None:
+        """The route of what browsers ask before they send a request of another origin's page. The headers that every
+        answer has are the answer."""
+        asks = request.method == "OPTIONS" and request.header(b"access-control-request-method")
+        return _allowed if asks and request.header(b"origin") else None
+
     def answer_headers(self) -> tuple[Header, ...]:
         values = {"origin": self.origin, "methods": self.methods, "headers": self.headers}
         return tuple(
@@ -64,6 +80,10 @@ class Cors:
             for name, value in values.items()
             if value
         )
+
+
+async def _allowed(request: HttpRequest) -> HttpAnswer:
+    return HttpAnswer(200, (), b"")
 
 
 def error_answer(error: ServeError) -> HttpAnswer:
@@ -76,9 +96,9 @@ class HttpApp:
     def __init__(
         self, routes: Sequence[Route], ids: Callable[[], str], *, log: Log | None, cors: Cors, limits: BodyLimits
     ) -> None:
-        self._routes = routes
         self._ids = ids
         self._log = log
+        self._routes = [cors.preflight, *routes] if cors.origin else routes
         self._fixed = (*NO_CACHE, *cors.answer_headers())
         self._limits = limits
 

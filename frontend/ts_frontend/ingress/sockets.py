@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import os
 import socket
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from ts_frontend.ingress.call import Listener
@@ -13,6 +17,7 @@ from ts_frontend.ingress.call import Listener
 KEEPALIVE_IDLE_S = 60
 KEEPALIVE_EVERY_S = 15
 CONNECTIONS_PENDING_MAX = 1024
+LOCK_S_MAX = 1.0
 
 #: An address family that this machine resolves but doesn't have, usually IPv6 of `localhost`.
 _NO_SUCH_FAMILY = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
@@ -26,13 +31,51 @@ class ListenFailed(OSError):
         super().__init__(f"{listener.name}: cannot listen on {where}: {reason}")
 
 
-def listen(listener: Listener) -> list[socket.socket]:
-    """Non-blocking listening sockets, one for each address of the host, all on one port.
+class Listening:
+    """The sockets of one listener, all on one port, and their end."""
+
+    def __init__(self, sockets: list[socket.socket], path: str = "") -> None:
+        self._sockets = sockets
+        self._path = path
+        self._file = _identity(path) if path else None
+
+    @property
+    def port(self) -> int:
+        """0 for a Unix socket."""
+        return 0 if self._path else int(self._sockets[0].getsockname()[1])
+
+    def descriptors(self) -> list[int]:
+        """Duplicates for an engine, which closes them. While ours are open, too, no connection is refused between two
+        engines."""
+        return [os.dup(one.fileno()) for one in self._sockets]
+
+    def close(self) -> None:
+        """Closes our own sockets; engines listen on theirs until they are told otherwise.
+
+        A Unix socket's file goes first: as long as somebody listens on it nobody else takes its name, so it is ours.
+        """
+        if self._file is not None and self._file == _identity(self._path):
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
+        self._file = None
+        for one in self._sockets:
+            one.close()
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    with contextlib.suppress(OSError):
+        status = os.lstat(path)
+        return status.st_dev, status.st_ino
+    return None
+
+
+def listen(listener: Listener) -> Listening:
+    """Non-blocking listening sockets: one for each address of the host, or one at a path.
 
     Raises ListenFailed.
     """
     if listener.path:
-        return [_listen_at(listener)]
+        return _listen_at(listener)
     host = listener.host.strip("[]") or None
     with contextlib.ExitStack() as opened:
         sockets: list[socket.socket] = []
@@ -47,25 +90,69 @@ def listen(listener: Listener) -> list[socket.socket]:
         if not sockets:
             raise ListenFailed(listener, "no address of that name is of this machine")
         opened.pop_all()
-        return sockets
+        return Listening(sockets)
 
 
-def _listen_at(listener: Listener) -> socket.socket:
-    """A Unix socket; one that a server left behind makes room, one that a server listens on doesn't."""
-    path = Path(listener.path)
+def _listen_at(listener: Listener) -> Listening:
     one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        if path.is_socket() and one.connect_ex(str(path)) == errno.ECONNREFUSED:
-            path.unlink()
-            one.close()
-            one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        one.setblocking(False)
-        one.bind(str(path))
-        one.listen(CONNECTIONS_PENDING_MAX)
+        with path_claimed(listener):
+            one.setblocking(False)
+            one.bind(listener.path)
+            os.chmod(listener.path, listener.path_mode)  # before `listen`: until then nobody can connect
+            one.listen(CONNECTIONS_PENDING_MAX)
+            return Listening([one], listener.path)
     except OSError as error:
         one.close()
+        if isinstance(error, ListenFailed):
+            raise
         raise ListenFailed(listener, error.strerror or str(error)) from error
-    return one
+
+
+@contextlib.contextmanager
+def path_claimed(listener: Listener) -> Iterator[None]:
+    """Makes room at the listener's path: a socket on which nobody listens any more is deleted; anything else stays, and
+    is an error. Two servers that start at once don't delete each other's: they take turns by a lock on the directory.
+
+    Raises ListenFailed.
+    """
+    path = Path(listener.path)
+    try:
+        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise ListenFailed(listener, f"{path.parent}: {error.strerror}") from error
+    try:
+        _lock(directory)
+        _make_room(listener, path)
+        yield
+    finally:
+        os.close(directory)
+
+
+def _lock(directory: int) -> None:
+    """Waits LOCK_S_MAX; who holds the lock for longer isn't a server that starts, and doesn't matter."""
+    end_s = time.monotonic() + LOCK_S_MAX
+    while time.monotonic() < end_s:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(0.01)
+
+
+def _make_room(listener: Listener, path: Path) -> None:
+    if not os.path.lexists(path):
+        return
+    if not path.is_socket() or path.is_symlink():
+        raise ListenFailed(listener, "something that isn't a socket has this name; delete it, or take another name")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        number = probe.connect_ex(str(path))
+    if number == errno.ECONNREFUSED:
+        path.unlink()
+    elif number in (0, errno.EAGAIN):  # EAGAIN: so many are waiting there that we couldn't
+        raise ListenFailed(listener, "another server listens there")
+    else:
+        raise ListenFailed(listener, os.strerror(number))
 
 
 def _with_port(address: tuple[object, ...], sockets: list[socket.socket]) -> tuple[object, ...]:

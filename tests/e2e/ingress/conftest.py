@@ -138,10 +138,11 @@ class Client:
         port: int,
         *,
         host: str = "127.0.0.1",
+        address: str = "",
         credentials: grpc.ChannelCredentials | None = None,
         options: tuple[tuple[str, Any], ...] = (),
     ) -> None:
-        target, settings = f"{host}:{port}", [*CHANNEL_OPTIONS, *options]
+        target, settings = address or f"{host}:{port}", [*CHANNEL_OPTIONS, *options]
         if credentials is None:
             self.channel = grpc.insecure_channel(target, options=settings)
         else:

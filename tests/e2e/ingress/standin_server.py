@@ -1,8 +1,8 @@
 """An engine with stand-in services, in a process of its own.
 
-argv[1]: JSON {"kind", "listeners": [{"name", "host", "port", "limits", "tls", "http"}]}. Prints one JSON line:
-{"ports"} when it listens, or {"error"}. A line with seconds on stdin drains; then {"begun", "ended"} (calls of
-Slow) is printed and the process ends.
+argv[1]: JSON {"kind", "listeners": [{"name", "host", "port", "limits", "tls", "http", "path", "path_mode"}]}.
+Prints one JSON line: {"ports"} when it listens, or {"error"}. A line with seconds on stdin drains; then {"begun",
+"ended"} (calls of Slow) is printed and the process ends.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 import ts_frontend.protos.inference_pb2  # noqa: F401  # reflection tells of what has been imported
 from ts_frontend import errors
+from ts_frontend.errors import ServeError
 from ts_frontend.ingress.asgi import Receive, Scope, Send
 from ts_frontend.ingress.call import Call, Limits, Listener, Method, Shape, Tls, routes
 from ts_frontend.ingress.engine import make_engine
@@ -174,7 +175,9 @@ def build_listener(asked: dict[str, Any], table: dict[str, Method]) -> Listener:
     tls = Tls(**asked["tls"]) if asked.get("tls") else None
     limits = Limits(**asked.get("limits", {}))
     http_app = answer_http if asked.get("http") else None
-    return Listener(asked["name"], asked.get("host", "127.0.0.1"), asked.get("port", 0), table, limits, tls, http_app)
+    address = asked.get("host", "127.0.0.1"), asked.get("port", 0)
+    path = {key: asked[key] for key in ("path", "path_mode") if key in asked}
+    return Listener(asked["name"], *address, table, limits, tls, http_app, **path)
 
 
 async def answer_http(scope: Scope, receive: Receive, send: Send) -> None:
@@ -196,7 +199,7 @@ async def main() -> None:
     engine = make_engine(asked["kind"], [build_listener(listener, table) for listener in asked["listeners"]])
     try:
         await engine.start()
-    except (OSError, ValueError) as error:
+    except (OSError, ServeError, ValueError) as error:
         say(error=str(error))
         return
     say(ports={listener["name"]: engine.port(listener["name"]) for listener in asked["listeners"]})

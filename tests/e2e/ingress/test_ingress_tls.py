@@ -1,12 +1,20 @@
-"""TLS and client certificates, with certificates made here."""
+"""TLS, client certificates and renewed certificates, with certificates made here."""
 
 from __future__ import annotations
 
+import contextlib
+import queue
+import shutil
+import socket
+import ssl
 import subprocess
+import time
 from pathlib import Path
 
 import grpc
 import pytest
+
+GUARD_S = 60
 
 
 def openssl(folder: Path, *arguments: str) -> None:
@@ -63,3 +71,151 @@ def test_client_certificates(run_server, connect, certificates):
 def test_files_that_are_missing(start_server, certificates):
     files = {**server_files(certificates), "key_file": "/no/such.key"}
     assert "/no/such.key" in start_server({"name": "tls", "tls": files})["error"]
+
+
+# --- what is spoken
+
+
+def handshake(port: int, *words: str) -> str:
+    """What `openssl s_client` says of a connection."""
+    command = ["openssl", "s_client", "-connect", f"127.0.0.1:{port}", *words]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=GUARD_S)
+    return (done.stdout + done.stderr).decode(errors="replace")
+
+
+def test_versions(run_server, certificates):
+    """TLS 1.0 and 1.1 are offered by a client without any scruples, and refused."""
+    old = ("-cipher", "ALL:@SECLEVEL=0", "-alpn", "h2")
+    with run_server({"name": "tls", "tls": server_files(certificates)}) as server:
+        for version, spoken in (("tls1", False), ("tls1_1", False), ("tls1_2", True), ("tls1_3", True)):
+            said = handshake(server.port, f"-{version}", *old)
+            assert ("Protocol: TLSv1" in said.replace("New, TLSv1", "Protocol: TLSv1")) is spoken, said
+            assert ("ALPN protocol: h2" in said) is spoken
+
+
+@pytest.mark.parametrize("form", ["pkcs1", "pkcs8"])
+def test_forms_of_an_rsa_key(run_server, connect, certificates, tmp_path, form):
+    openssl(tmp_path, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=rsa", "-days", "2",
+            "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", "pkcs8", "-out", "crt")  # fmt: skip
+    openssl(tmp_path, "rsa", "-in", "pkcs8", "-traditional", "-out", "pkcs1")
+    assert b"BEGIN RSA PRIVATE KEY" in (tmp_path / "pkcs1").read_bytes()
+    files = {"certificate_file": str(tmp_path / "crt"), "key_file": str(tmp_path / form)}
+    trusted = grpc.ssl_channel_credentials((tmp_path / "crt").read_bytes())
+    with run_server({"name": "tls", "tls": files}) as server:
+        assert connect(server, credentials=trusted).unary("Unary", b"x") == b"x"
+
+
+def test_certificates_of_another_authority(run_server, connect, certificates, tmp_path):
+    openssl(tmp_path, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=client", "-days", "2",
+            "-keyout", "key", "-out", "crt")  # fmt: skip
+    foreign = (tmp_path / "key").read_bytes(), (tmp_path / "crt").read_bytes()
+    with run_server({"name": "mtls", "tls": server_files(certificates, client_ca_file="ca.crt")}) as server:
+        stranger = grpc.ssl_channel_credentials((certificates / "ca.crt").read_bytes(), *foreign)
+        with pytest.raises(grpc.RpcError) as caught:
+            connect(server, credentials=stranger).unary("Unary", b"x", timeout=10)
+        assert caught.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
+def test_pairs_that_are_none(start_server, certificates):
+    files = {**server_files(certificates), "key_file": str(certificates / "client.key")}
+    assert "client.key: isn't the key of certificate_file" in start_server({"name": "tls", "tls": files})["error"]
+
+
+# --- renewal
+
+
+def presented(port: int) -> bytes:
+    """The certificate that a new connection gets, DER."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    with socket.create_connection(("127.0.0.1", port), GUARD_S) as link, context.wrap_socket(link) as secured:
+        found = secured.getpeercert(binary_form=True)
+        assert found
+        return found
+
+
+def until_presented(port: int, certificate: Path) -> None:
+    wanted, end_s = ssl.PEM_cert_to_DER_cert(certificate.read_text()), time.monotonic() + GUARD_S
+    while presented(port) != wanted:
+        assert time.monotonic() < end_s, "the new certificate never came"
+
+
+def renew(certificates: Path, folder: Path, name: str) -> None:
+    for end in ("crt", "key"):
+        shutil.copy(certificates / f"{name}.{end}", folder / "new")
+        (folder / "new").rename(folder / f"server.{end}")
+
+
+def test_a_renewed_certificate_loses_no_call(run_server, connect, certificates, tmp_path):
+    """A stream that runs, an idle connection and calls that go on all live through several renewals."""
+    renew(certificates, tmp_path, "server")
+    files = {"certificate_file": str(tmp_path / "server.crt"), "key_file": str(tmp_path / "server.key")}
+    trusted = grpc.ssl_channel_credentials((certificates / "ca.crt").read_bytes())
+    with run_server({"name": "tls", "tls": {**files, "check_s": 0.05}}) as server, contextlib.ExitStack() as ends:
+        stream, answered = connect(server, credentials=trusted), 0
+        talk = ends.enter_context(contextlib.closing(Talk()))
+        echoes = stream.bidi("Bidi", talk.requests())
+        assert talk.say(b"before", echoes) == b"before"
+        calling = connect(server, credentials=trusted)
+        for name in ("client", "server", "client"):
+            renew(certificates, tmp_path, name)
+            wanted = ssl.PEM_cert_to_DER_cert((certificates / f"{name}.crt").read_text())
+            end_s = time.monotonic() + GUARD_S
+            while presented(server.port) != wanted:
+                assert calling.unary("Unary", b"x") == b"x"
+                answered += 1
+                assert time.monotonic() < end_s, "the new certificate never came"
+            assert calling.unary("Unary", b"y") == b"y"
+            assert talk.say(name.encode(), echoes) == name.encode()
+        assert answered
+        talk.close()
+        assert list(echoes) == []
+
+
+class Talk:
+    """The requests of a stream, one at a time."""
+
+    def __init__(self) -> None:
+        self._words: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+
+    def requests(self):
+        return iter(self._words.get, None)
+
+    def say(self, word: bytes, answers) -> bytes:
+        """The answer, which comes twice."""
+        self._words.put(word)
+        first, second = next(answers), next(answers)
+        assert first == second
+        return first
+
+    def close(self) -> None:
+        self._words.put(None)
+
+
+def test_a_bad_renewal_changes_nothing(run_server, connect, certificates, tmp_path):
+    renew(certificates, tmp_path, "server")
+    files = {"certificate_file": str(tmp_path / "server.crt"), "key_file": str(tmp_path / "server.key")}
+    with run_server({"name": "tls", "tls": {**files, "check_s": 0.05}}) as server:
+        shutil.copy(certificates / "client.key", tmp_path / "server.key")  # the certificate isn't there yet
+        for _ in range(10):
+            assert presented(server.port) == ssl.PEM_cert_to_DER_cert((certificates / "server.crt").read_text())
+        shutil.copy(certificates / "client.crt", tmp_path / "server.crt")
+        until_presented(server.port, certificates / "client.crt")
+
+
+def test_a_drain_after_a_renewal_waits_for_old_connections(run_server, connect, certificates, tmp_path):
+    renew(certificates, tmp_path, "server")
+    files = {"certificate_file": str(tmp_path / "server.crt"), "key_file": str(tmp_path / "server.key")}
+    trusted = grpc.ssl_channel_credentials((certificates / "ca.crt").read_bytes())
+    with run_server({"name": "tls", "tls": {**files, "check_s": 0.05}}) as server, contextlib.ExitStack() as ends:
+        talk = ends.enter_context(contextlib.closing(Talk()))
+        echoes = connect(server, credentials=trusted).bidi("Bidi", talk.requests())
+        assert talk.say(b"1", echoes) == b"1"
+        renew(certificates, tmp_path, "client")
+        until_presented(server.port, certificates / "client.crt")
+        server.drain(GUARD_S)
+        assert talk.say(b"2", echoes) == b"2"
+        talk.close()
+        assert list(echoes) == []
+        assert server.end()[1] == 0
