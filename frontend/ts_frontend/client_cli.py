@@ -23,6 +23,7 @@ from ts_frontend.client.waiting import WorkersFailed, wait_for_workers
 DEFAULT_INPUT = "data"
 INTERRUPTED_STATUS = 130
 
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _SERVER_OPTIONS = (
     click.option("--host", envvar="TORCHSERVE_HOST", default="127.0.0.1", show_default=True, show_envvar=True),
     click.option(
@@ -41,9 +42,20 @@ _SERVER_OPTIONS = (
     click.option(
         "--ca-file",
         envvar="TORCHSERVE_CA_FILE",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        type=_FILE,
         show_envvar=True,
         help="PEM file of the authority that signed the server's certificate; speaks TLS.",
+    ),
+    click.option(
+        "--cert",
+        "certificate_file",
+        envvar="TORCHSERVE_CERT",
+        type=_FILE,
+        show_envvar=True,
+        help="PEM file of your own certificate, where the server asks for one; with --ca-file and --cert-key.",
+    ),
+    click.option(
+        "--key", "key_file", envvar="TORCHSERVE_KEY", type=_FILE, show_envvar=True, help="PEM file of its key."
     ),
     click.option(
         "--token", envvar="TORCHSERVE_TOKEN", show_envvar=True, help="Key of the service, where it asks for one."
@@ -89,15 +101,23 @@ def command(body: Callable[..., None]) -> Callable[..., None]:
         management_port: int,
         timeout_s: float | None,
         ca_file: Path | None,
+        certificate_file: Path | None,
+        certificate_key_file: Path | None,
         token: str | None,
         key_file: Path | None,
         **kwargs: Any,
     ) -> None:
+        if (certificate_file is None) != (certificate_key_file is None):
+            raise click.UsageError("--cert and --cert-key go together")
+        if certificate_file is not None and ca_file is None:
+            raise click.UsageError("--cert and --cert-key need --ca-file: without it there is no TLS")
         try:
             keys = find_keys(token, key_file, host)
         except NoKeys as error:
             raise click.UsageError(str(error)) from None
-        _run(body, Target(host, inference_port, management_port, timeout_s, ca_file, keys), **kwargs)
+        ports = inference_port, management_port
+        certificate = certificate_file, certificate_key_file
+        _run(body, Target(host, *ports, timeout_s, ca_file, keys, *certificate), **kwargs)
 
     wrapped: Callable[..., None] = update_wrapper(run, body)
     for option in reversed(_SERVER_OPTIONS):

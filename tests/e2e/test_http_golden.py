@@ -11,6 +11,8 @@ import io
 import json
 import re
 import shlex
+import ssl
+import subprocess
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
@@ -82,6 +84,11 @@ def another(status: int, kind: str, text: str) -> Callable[[Exchange], None]:
     return change
 
 
+def preflight(recorded: Exchange) -> None:
+    recorded.status, recorded.answer = 200, b""
+    del recorded.answer_headers["content-type"], recorded.answer_headers["connection"]
+
+
 def refused_by_the_engine(recorded: Exchange) -> None:
     recorded.status, recorded.answer_headers, recorded.answer = 400, {"connection": "close"}, b""
 
@@ -100,6 +107,9 @@ DEVIATIONS = {
     "111": Deviation("the reason is said", message("")),
     "121": Deviation("the answer says what is too large", another(413, "TooLargeException", "")),
     "142": Deviation("a full queue isn't called a missing worker", message("")),
+    "191": Deviation(
+        "a browser's preflight is allowed, so that the page sees the answer to its own request", preflight
+    ),
     "241": Deviation("it is answered, where TorchServe lets it hang", another(503, "ServiceUnavailableException", "")),
     "244": Deviation("the reason is said", message("")),
     "246": Deviation("HTTP/1.0 isn't spoken: h2corn refuses it", refused_by_the_engine),
@@ -159,8 +169,15 @@ def _add_body(found: Exchange, option: str, value: str) -> None:
 def perform(server: Any, name: str) -> Exchange:
     """The recorded call, made to `server`."""
     made = recorded(name)
-    ports = {8080: server.port("http_inference"), 8081: server.port("http_management")}
+    ports = {
+        8080: server.port("http_inference"),
+        8081: server.port("http_management"),
+        8443: server.port("http_inference"),
+    }
     connection = http.client.HTTPConnection("127.0.0.1", ports[made.port], timeout=GUARD_S)
+    if made.port == 8443:  # recorded with curl -k
+        unverified = ssl._create_unverified_context()
+        connection = http.client.HTTPSConnection("127.0.0.1", ports[8443], timeout=GUARD_S, context=unverified)
     if name == "246":
         connection._http_vsn, connection._http_vsn_str = 10, "HTTP/1.0"  # type: ignore[attr-defined]
     connection.putrequest(made.method, made.target, skip_accept_encoding=True)
@@ -330,7 +347,7 @@ def test_the_answer_is_that_of_torchserve(played: dict[str, Exchange], name: str
 def test_every_recording_is_replayed() -> None:
     there = {path.name[:3] for path in GOLDEN.glob("*.txt")}
     elsewhere = {"test_tokens.py": {"150", "151", "152", "153", "154", "155", "156", "157", "158", "160", "350", "352"}}
-    assert there == {*MAIN, "140", "142", "143", "190", "191"}.union(*elsewhere.values())
+    assert there == {*MAIN, "140", "142", "143", "190", "191", "210"}.union(*elsewhere.values())
 
 
 def test_the_reasons_of_what_differs_are_given() -> None:
@@ -368,3 +385,10 @@ def test_cors(start: Any) -> None:
         for header, value in recorded(name).answer_headers.items():
             if header.startswith("access-control"):
                 assert made.answer_headers[header] == value
+
+
+def test_https(start: Any, tmp_path: Path) -> None:
+    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 20 -subj /CN=localhost -keyout key.pem -out cert.pem"
+    subprocess.run(command.split(), cwd=tmp_path, check=True, capture_output=True)
+    files = {"certificate_file": tmp_path / "cert.pem", "private_key_file": tmp_path / "key.pem"}
+    check("210", perform(start(inference_address="https://127.0.0.1:0", **files), "210"))

@@ -42,7 +42,8 @@ class CallFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where the server is and how to speak to it. `ca_file`: PEM, for TLS; `timeout_s`: of one call, None for none."""
+    """Where the server is and how to speak to it. `timeout_s`: of one call, None for none. PEM files: `ca_file`, for
+    TLS; `certificate_file` and `certificate_key_file`, the client's own, for servers that ask for one."""
 
     host: str = "127.0.0.1"
     inference_port: int = 7070
@@ -50,6 +51,8 @@ class Target:
     timeout_s: float | None = None
     ca_file: Path | None = None
     keys: ClientKeys = ClientKeys()
+    certificate_file: Path | None = None
+    certificate_key_file: Path | None = None
 
     def address(self, port: int) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -62,7 +65,8 @@ def _failure(error: Any, address: str) -> CallFailed:
         text = (
             f"No server answers at {address} ({details}).\n"
             "Is it running? Start one with: torchserve --start --model-store DIRECTORY --models all\n"
-            "Is it elsewhere? Say where with --host, --inference-port and --management-port."
+            "Is it elsewhere? Say where with --host, --inference-port and --management-port.\n"
+            "Does it speak TLS? Name its authority's certificate with --ca-file; if it asks for yours, --cert."
         )
         return CallFailed(code, text)
     return CallFailed(code, f"{code}: {details or 'the server gave no reason'}")
@@ -91,10 +95,12 @@ class Client:
         self._management_channel.close()
 
     def _channel(self, address: str) -> Any:
-        if self._target.ca_file is None:
+        target = self._target
+        if target.ca_file is None:
             return grpc.insecure_channel(address, options=_OPTIONS)
-        credentials = grpc.ssl_channel_credentials(self._target.ca_file.read_bytes())
-        return grpc.secure_channel(address, credentials, options=_OPTIONS)
+        files = (target.ca_file, target.certificate_key_file, target.certificate_file)
+        pem = [file.read_bytes() if file else None for file in files]
+        return grpc.secure_channel(address, grpc.ssl_channel_credentials(*pem), options=_OPTIONS)
 
     def _ask(self, method: Callable[..., Any], request: Any, kind: Kind, timeout_s: float | None = None) -> Any:
         try:
