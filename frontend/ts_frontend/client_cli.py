@@ -55,7 +55,12 @@ _SERVER_OPTIONS = (
         help="PEM file of your own certificate, where the server asks for one; with --ca-file and --cert-key.",
     ),
     click.option(
-        "--key", "key_file", envvar="TORCHSERVE_KEY", type=_FILE, show_envvar=True, help="PEM file of its key."
+        "--cert-key",
+        "certificate_key_file",
+        envvar="TORCHSERVE_CERT_KEY",
+        type=_FILE,
+        show_envvar=True,
+        help="PEM file of its key.",
     ),
     click.option(
         "--token", envvar="TORCHSERVE_TOKEN", show_envvar=True, help="Key of the service, where it asks for one."
