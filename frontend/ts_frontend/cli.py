@@ -208,6 +208,9 @@ def _launcher(arguments: argparse.Namespace, words: Sequence[str], program: Prog
     if arguments.stop:
         print(launch.stop(120 if arguments.timeout is None else arguments.timeout))
         return 0
+    if not arguments.foreground and os.getpid() == 1:
+        print("This is process 1, with which its container ends: serving in the foreground.", file=sys.stderr)
+        arguments.foreground = True
     if arguments.foreground:
         return _foreground(arguments, program)
     return _background(arguments, words, program)

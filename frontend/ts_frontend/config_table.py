@@ -29,6 +29,7 @@ from ts_frontend.config_kinds import (
     PORT,
     TEXT,
     WORDS,
+    ConfigError,
     Kind,
     ModelEntries,
     address,
@@ -84,7 +85,10 @@ def _own(kind: Kind, default: object, doc: str, **more: Any) -> Any:
 
 
 def _system_temp_dir() -> Path:
-    return Path(gettempdir())
+    try:
+        return Path(gettempdir())
+    except FileNotFoundError as error:
+        raise ConfigError(f"{error.strerror}. Set TMPDIR to a directory that can be written.") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,11 @@ class AlreadyRunning(PidFileError):
 
 
 def pid_path() -> Path:
-    return Path(tempfile.gettempdir()) / ".model_server.pid"
+    """Where it is. Raises PidFileError when there is no directory that can be written."""
+    try:
+        return Path(tempfile.gettempdir()) / ".model_server.pid"
+    except FileNotFoundError as error:
+        raise PidFileError(f"{error.strerror}. Set TMPDIR to a directory that can be written.") from None
 
 
 def running_server(path: Path) -> psutil.Process | None:

@@ -251,10 +251,13 @@ def main(config: ServerConfig, report_ready_fd: int | None = None) -> int:
     `{"ready": false, "error": text}`, and is closed.
     """
     report = _Report(report_ready_fd)
+    if os.getpid() == 1:  # whose signals count only when they are handled
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
     try:
         logs = setup_logs(config)
     except (OSError, ServeError, ValueError) as error:
-        report.failed(f"Logs can't be opened: {error}")
+        where = " Set LOG_LOCATION to a directory that can be written." if isinstance(error, OSError) else ""
+        report.failed(f"Logs can't be opened: {error}.{where}")
         return 1
     try:
         _run_loop(_run(config, logs, report))

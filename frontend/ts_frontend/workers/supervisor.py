@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from ts_frontend.batching.job_queue import JobQueue
 from ts_frontend.workers.backoff import Backoff
 from ts_frontend.workers.devices import Device, Inventory, Placement
 from ts_frontend.workers.forking import ForkLauncher
+from ts_frontend.workers.orphans import reap_orphans
 from ts_frontend.workers.pool import Pool, Staff
 from ts_frontend.workers.process import ExecLauncher, Launcher, tool_output
 from ts_frontend.workers.started import LineSink
@@ -53,13 +55,15 @@ class Supervisor:
         self._distribution_id = first_distribution_id
         self._on_line = on_line
         self._pools: set[Pool] = set()
-        self._clock: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Starts the forkserver (before any listener exists) and the clock."""
         if self._fork is not None:
             await self._fork.start()
-        self._clock = asyncio.create_task(self._tick())
+        self._tasks.append(asyncio.create_task(self._tick()))
+        if os.getpid() == 1:
+            self._tasks.append(asyncio.create_task(reap_orphans()))
 
     def next_worker_id(self) -> int:
         return next(self._ids)
@@ -131,9 +135,10 @@ class Supervisor:
     async def close(self) -> None:
         """Ends what is left; the pools' workers get no more time."""
         await asyncio.gather(*(pool.close(0.0) for pool in list(self._pools)))
-        if self._clock is not None:
-            self._clock.cancel()
-            await asyncio.wait({self._clock})
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
         if self._fork is not None:
             await self._fork.close()
         await self._exec.close()

@@ -1,0 +1,171 @@
+"""The server as process 1 of a container: its own process ids, a read-only root with one writable directory, a user
+without an account. Needs root, to make such a place with unshare and setpriv."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+GUARD_S = 60
+ENTER = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
+USER = "12345"
+#: Reading is allowed everywhere, so that the tests may lie in directories of root's; writing isn't.
+SETPRIV = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--no-new-privs"]
+SETPRIV += ["--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search"]
+PREPARE = """
+mount --make-rprivate /
+mount -t tmpfs -o mode=0755 tmpfs "$1"
+cp -r "$2" "$1/store"
+chown -R 12345:12345 "$1"
+mount -o remount,ro,bind /
+awk '$2 != "/" {print $2}' /proc/mounts | grep -v -e '^/proc' -e '^/sys' -e '^/dev' -e "^$1\\$" | while read place; do
+    mount -o remount,ro,bind "$place" 2>/dev/null || true
+done
+shift 2
+exec "$@"
+"""
+
+LEAVING = """
+import json
+import os
+import subprocess
+
+LATE = "import os, time; os.setsid(); os.fork() and os._exit(0); time.sleep(1)"
+
+def handle(data, context):
+    if data is None:
+        return None
+    if data[0]["body"] == "leave":
+        subprocess.run(["python3", "-c", LATE], check=True)  # its child's parent is process 1 now
+    where = {"uid": os.getuid()}
+    try:
+        open("/written", "w").close()
+        where["root"] = "writable"
+    except OSError as error:
+        where["root"] = error.strerror
+    return [json.dumps(where)] * len(data)
+"""
+
+
+def possible() -> bool:
+    try:
+        tried = [*ENTER, *SETPRIV, "true"]
+        return os.getuid() == 0 and subprocess.run(tried, capture_output=True, timeout=GUARD_S).returncode == 0
+    except OSError:
+        return False
+
+
+pytestmark = pytest.mark.skipif(not possible(), reason="needs root and util-linux: unshare, setpriv")
+
+
+class Container:
+    """A command as process 1, with `directory` as the only place it can write to."""
+
+    def __init__(self, directory: Path, store: Path, *words: str, **environ: str) -> None:
+        (directory / "writable").mkdir()
+        self.output = (directory / "output").open("w+")
+        ports = [f"--set=grpc_{api}_port=0" for api in ("inference", "management")]
+        ports += [f"--set={api}_address=http://127.0.0.1:0" for api in ("inference", "management", "metrics")]
+        program = [sys.executable, "-c", "from ts_frontend.cli import main; import sys; sys.exit(main())"]
+        writable = str(directory / "writable")
+        environ = {name: value.format(writable=writable) for name, value in environ.items()}
+        env = [f"{name}={value}" for name, value in environ.items()]
+        env += [f"PATH={os.environ['PATH']}", f"PYTHONPATH={os.pathsep.join(filter(None, sys.path))}", "HOME=/nowhere"]
+        serve = [*program, *words, "--model-store", f"{writable}/store", "--set=number_of_gpu=0", *ports]
+        inside = ["bash", "-ec", PREPARE, "prepare", writable, str(store), *SETPRIV, "env", "-i", *env, *serve]
+        self.process = subprocess.Popen(
+            [*ENTER, *inside], cwd="/", stdout=self.output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+    def said(self) -> str:
+        return Path(self.output.name).read_text()
+
+    def wait_for(self, text: str) -> str:
+        """What was said, once that has `text`; the end of the process is waited for no longer."""
+        for _ in range(GUARD_S * 20):
+            if text in self.said() or self.process.poll() is not None:
+                break
+            try:
+                self.process.wait(0.05)
+            except subprocess.TimeoutExpired:
+                continue
+        assert text in self.said(), self.said()
+        return self.said()
+
+    def port(self, api: str) -> str:
+        return self.wait_for(f"{api} ").split(f"{api} ")[-1].split()[0]
+
+    def first(self) -> psutil.Process:
+        """Process 1 of it."""
+        (first,) = psutil.Process(self.process.pid).children()
+        return first
+
+    def ask(self, model: str, value: object) -> dict[str, object]:
+        url = f"{self.port('http_inference ')}/predictions/{model}"
+        request = urllib.request.Request(url, json.dumps(value).encode(), {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=GUARD_S) as answer:
+            return dict(json.loads(answer.read()))
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(GUARD_S)
+        self.output.close()
+
+
+@pytest.fixture
+def containers() -> Iterator[list[Container]]:
+    made: list[Container] = []
+    yield made
+    for container in made:
+        container.close()
+
+
+WRITABLE = {"TMPDIR": "{writable}", "LOG_LOCATION": "{writable}/logs"}
+
+
+@pytest.mark.parametrize("flag", ["--foreground", "--start"])
+def test_a_server_as_process_1(tmp_path, store, write, containers, flag):
+    """`--start` alone would end the container with its launcher: it serves in the foreground there."""
+    write("leaving", LEAVING)
+    words = (flag, "--models", "leaving", "--set=default_workers_per_model=1")
+    container = Container(tmp_path, store, *words, **WRITABLE)
+    containers.append(container)
+    container.wait_for("Worker 9000 of leaving_1.0 is ready")
+    assert ("serving in the foreground" in container.said()) == (flag == "--start")
+    first = container.first()
+    own = set(first.children())
+    told = container.ask("leaving", "leave" if flag == "--foreground" else "stay")
+    assert (told["uid"], told["root"]) == (int(USER), "Read-only file system")
+    if flag == "--foreground":
+        adopted = set(first.children()) - own
+        assert adopted, "process 1 is the parent of who has lost its own"
+        _, alive = psutil.wait_procs(adopted, timeout=GUARD_S)
+        assert not alive, "it is waited for"
+    first.send_signal(signal.SIGTERM)
+    assert container.process.wait(GUARD_S) == 0
+    assert "Draining" in container.said()
+
+
+@pytest.mark.parametrize(
+    ("environ", "advice"),
+    [
+        ({}, "No usable temporary directory found"),
+        ({}, "Set TMPDIR to a directory that can be written"),
+        ({"TMPDIR": "{writable}"}, "Set LOG_LOCATION to a directory that can be written"),
+    ],
+)
+def test_without_a_place_to_write_to_the_reason_says_what_to_set(tmp_path, store, containers, environ, advice):
+    container = Container(tmp_path, store, "--foreground", **environ)
+    containers.append(container)
+    assert container.process.wait(GUARD_S) == 1
+    assert advice in container.said() and "Traceback" not in container.said()
