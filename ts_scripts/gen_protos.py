@@ -11,6 +11,7 @@ whatever protoc it came with. protos/a/b.proto becomes a_b_pb2; imports of googl
 from __future__ import annotations
 
 import argparse
+import keyword
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -160,6 +161,11 @@ def _is_repeated(field: FieldDescriptorProto) -> bool:
     return field.label == FieldDescriptorProto.LABEL_REPEATED
 
 
+def _nameable(message: DescriptorProto) -> list[FieldDescriptorProto]:
+    """The fields that Python code can name: not those called as a keyword is."""
+    return [field for field in message.field if not keyword.iskeyword(field.name)]
+
+
 class Stubs:
     """The `_pb2.pyi` of a file."""
 
@@ -204,7 +210,7 @@ class Stubs:
         for nested in message.nested_type:
             if not nested.options.map_entry:
                 yield from self._message(nested, inner)
-        for field in message.field:
+        for field in _nameable(message):
             yield f"{inner}{field.name}: {self._read(field)}"
         yield from self._init(message, inner)
 
@@ -215,7 +221,7 @@ class Stubs:
         yield f"{indent}def __init__("
         yield f"{indent}    self,"
         yield f"{indent}    *,"
-        for field in message.field:
+        for field in _nameable(message):
             yield f"{indent}    {field.name}: {self._write(field)} | None = ...,"
         yield f"{indent}) -> None: ..."
 

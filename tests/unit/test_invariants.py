@@ -48,7 +48,7 @@ def imported(tree: ast.Module) -> Iterator[str]:
 
 
 def eager(tree: ast.Module) -> ast.Module:
-    """The statements that run when the module is imported: no bodies of functions or methods, no `if TYPE_CHECKING:`."""
+    """The statements that run when the module is imported: no bodies of functions and methods, no TYPE_CHECKING."""
     kept: list[ast.stmt] = []
     for node in tree.body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):

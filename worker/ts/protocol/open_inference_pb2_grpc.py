@@ -10,12 +10,22 @@ class GRPCInferenceServiceStub:
     ModelReady_PATH = "/inference.GRPCInferenceService/ModelReady"
     ServerMetadata_PATH = "/inference.GRPCInferenceService/ServerMetadata"
     ModelMetadata_PATH = "/inference.GRPCInferenceService/ModelMetadata"
+    ModelConfig_PATH = "/inference.GRPCInferenceService/ModelConfig"
+    ModelStatistics_PATH = "/inference.GRPCInferenceService/ModelStatistics"
     ModelInfer_PATH = "/inference.GRPCInferenceService/ModelInfer"
     ModelStreamInfer_PATH = "/inference.GRPCInferenceService/ModelStreamInfer"
     ModelInferStream_PATH = "/inference.GRPCInferenceService/ModelInferStream"
     RepositoryIndex_PATH = "/inference.GRPCInferenceService/RepositoryIndex"
     RepositoryModelLoad_PATH = "/inference.GRPCInferenceService/RepositoryModelLoad"
     RepositoryModelUnload_PATH = "/inference.GRPCInferenceService/RepositoryModelUnload"
+    SystemSharedMemoryStatus_PATH = "/inference.GRPCInferenceService/SystemSharedMemoryStatus"
+    SystemSharedMemoryRegister_PATH = "/inference.GRPCInferenceService/SystemSharedMemoryRegister"
+    SystemSharedMemoryUnregister_PATH = "/inference.GRPCInferenceService/SystemSharedMemoryUnregister"
+    CudaSharedMemoryStatus_PATH = "/inference.GRPCInferenceService/CudaSharedMemoryStatus"
+    CudaSharedMemoryRegister_PATH = "/inference.GRPCInferenceService/CudaSharedMemoryRegister"
+    CudaSharedMemoryUnregister_PATH = "/inference.GRPCInferenceService/CudaSharedMemoryUnregister"
+    TraceSetting_PATH = "/inference.GRPCInferenceService/TraceSetting"
+    LogSettings_PATH = "/inference.GRPCInferenceService/LogSettings"
 
     def __init__(self, channel):
         self.ServerLive = channel.unary_unary(
@@ -42,6 +52,16 @@ class GRPCInferenceServiceStub:
             self.ModelMetadata_PATH,
             request_serializer=serialize,
             response_deserializer=open_inference_pb2.ModelMetadataResponse.FromString,
+        )
+        self.ModelConfig = channel.unary_unary(
+            self.ModelConfig_PATH,
+            request_serializer=serialize,
+            response_deserializer=open_inference_pb2.ModelConfigResponse.FromString,
+        )
+        self.ModelStatistics = channel.unary_unary(
+            self.ModelStatistics_PATH,
+            request_serializer=serialize,
+            response_deserializer=open_inference_pb2.ModelStatisticsResponse.FromString,
         )
         self.ModelInfer = channel.unary_unary(
             self.ModelInfer_PATH,
@@ -72,4 +92,44 @@ class GRPCInferenceServiceStub:
             self.RepositoryModelUnload_PATH,
             request_serializer=serialize,
             response_deserializer=open_inference_pb2.RepositoryModelUnloadResponse.FromString,
+        )
+        self.SystemSharedMemoryStatus = channel.unary_unary(
+            self.SystemSharedMemoryStatus_PATH,
+            request_serializer=serialize,
+            response_deserializer=open_inference_pb2.SystemSharedMemoryStatusResponse.FromString,
+        )
+        self.SystemSharedMemoryRegister = channel.unary_unary(
+            self.SystemSharedMemoryRegister_PATH,
+            request_serializer=serialize,
+            response_deserializer=open_inference_pb2.SystemSharedMemoryRegisterResponse.FromString,
+        )
+        self.SystemSharedMemoryUnregister = channel.unary_unary(
+            self.SystemSharedMemoryUnregister_PATH,
+            request_serializer=serialize,
+            response_deserializer=open_inference_pb2.SystemSharedMemoryUnregisterResponse.FromString,
+        )
+        self.CudaSharedMemoryStatus = channel.unary_unary(
+            self.CudaSharedMemoryStatus_PATH,
+            request_serializer=serialize,
+            response_deserializer=open_inference_pb2.CudaSharedMemoryStatusResponse.FromString,
+        )
+        self.CudaSharedMemoryRegister = channel.unary_unary(
+            self.CudaSharedMemoryRegister_PATH,
+            request_serializer=serialize,
+            response_deserializer=open_inference_pb2.CudaSharedMemoryRegisterResponse.FromString,
+        )
+        self.CudaSharedMemoryUnregister = channel.unary_unary(
+            self.CudaSharedMemoryUnregister_PATH,
+            request_serializer=serialize,
+            response_deserializer=open_inference_pb2.CudaSharedMemoryUnregisterResponse.FromString,
+        )
+        self.TraceSetting = channel.unary_unary(
+            self.TraceSetting_PATH,
+            request_serializer=serialize,
+            response_deserializer=open_inference_pb2.TraceSettingResponse.FromString,
+        )
+        self.LogSettings = channel.unary_unary(
+            self.LogSettings_PATH,
+            request_serializer=serialize,
+            response_deserializer=open_inference_pb2.LogSettingsResponse.FromString,
         )
