@@ -15,8 +15,8 @@ from ts_frontend.job import Job, State
 class Taker(Protocol):
     """A worker, as the queue sees it."""
 
-    def room(self) -> int:
-        """How eager it is: 2 when idle, 1 when it would read ahead, 0 when it can't take a batch."""
+    def room(self) -> float:
+        """How eager it is: 2 when idle, less when it would take more beside what it has, 0 when it can't."""
 
     def take(self, jobs: list[Job]) -> None:
         """Runs these jobs as one batch."""
@@ -125,7 +125,7 @@ class JobQueue:
 
     def _pick(self) -> Taker | None:
         """An idle worker, by turns; else one that reads ahead."""
-        best, best_room = None, 0
+        best, best_room = None, 0.0
         takers = self._takers
         count = len(takers)
         for offset in range(count):

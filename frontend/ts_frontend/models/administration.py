@@ -29,8 +29,8 @@ from ts_frontend.models.model import Model
 from ts_frontend.models.registry import Registry
 from ts_frontend.models.settings import WORKERS_MAX, ModelSettings, Requested, check_range, model_name_for
 from ts_frontend.models.store import Fetched, Store
+from ts_frontend.workers.life import StartFailed
 from ts_frontend.workers.supervisor import Supervisor
-from ts_frontend.workers.worker import StartFailed
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from ts_frontend.models.model import Model
 from ts_frontend.models.settings import ModelSettings, Requested
 from ts_frontend.models.signature import Signature, signature_of
 from ts_frontend.telemetry.metrics import MetricsRegistry, ModelMetrics
+from ts_frontend.workers.plan import Plan
 from ts_frontend.workers.started import Spec, Team
 from ts_frontend.workers.supervisor import Supervisor
-from ts_frontend.workers.worker import Plan
 
 #: Beside the payload, a message to a worker holds names, headers and ids.
 MESSAGE_OVERHEAD_BYTES = 1 << 20

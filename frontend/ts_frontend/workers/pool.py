@@ -14,9 +14,11 @@ from ts_frontend.batching.job_queue import JobQueue
 from ts_frontend.errors import NoWorker
 from ts_frontend.workers.backoff import Backoff
 from ts_frontend.workers.devices import Device
+from ts_frontend.workers.life import Life, StartFailed, unattended_future
+from ts_frontend.workers.plan import Plan
 from ts_frontend.workers.process import Launcher
 from ts_frontend.workers.started import LineSink
-from ts_frontend.workers.worker import Life, Plan, StartFailed, Worker, unattended_future
+from ts_frontend.workers.worker import Worker
 
 log = logging.getLogger(__name__)
 

@@ -17,11 +17,11 @@ from ts_frontend.workers.backoff import Backoff
 from ts_frontend.workers.devices import Device, Inventory, Placement
 from ts_frontend.workers.forking import ForkLauncher
 from ts_frontend.workers.orphans import reap_orphans
+from ts_frontend.workers.plan import Plan
 from ts_frontend.workers.pool import Pool, Staff
 from ts_frontend.workers.process import ExecLauncher, Launcher, tool_output
 from ts_frontend.workers.started import LineSink
 from ts_frontend.workers.torchrun import TorchrunLauncher
-from ts_frontend.workers.worker import Plan
 
 log = logging.getLogger(__name__)
 

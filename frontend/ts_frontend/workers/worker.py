@@ -3,119 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 from ts.protocol.frames import Cancel, Chunk, Credit, Failed, Load, LoadFailed, Message, Predict, Ready, Stop
-from ts_frontend.errors import DeadlineExceeded, Draining, HandlerFailed
+from ts_frontend.errors import DeadlineExceeded, Draining, HandlerFailed, InvalidArgument
 from ts_frontend.job import Job, State
 from ts_frontend.workers.connection import Connection
 from ts_frontend.workers.devices import Device
 from ts_frontend.workers.exits import Exit
+from ts_frontend.workers.life import NEXT_LIFE, Life, StartFailed, unattended_future
+from ts_frontend.workers.plan import Plan, Work
 from ts_frontend.workers.process import Launcher
 from ts_frontend.workers.ranks import Ranks
-from ts_frontend.workers.started import NONE_STARTED, LineSink, Process, Spec
+from ts_frontend.workers.running import Alone, Batch, Running
+from ts_frontend.workers.started import NONE_STARTED, LineSink, Process
 
-#: Read-ahead: batches that take longer are never waited behind; quicker ones are sent until they fill this time.
-READ_AHEAD_S = 0.004
-READ_AHEAD_BATCHES_MAX = 16
-#: A stream whose reader has taken nothing for so long computes nothing, and doesn't count as running...
-STALLED_S = 0.1
-#: ... until there are so many times `max_concurrency` on one worker.
-STALLED_FACTOR_MAX = 8
 STOP_S_MAX = 5.0
 EXIT_STATUS_S_MAX = 3.0
-
-_batch_ids = itertools.count(1).__next__
-
-
-def _look_at(done: asyncio.Future[None]) -> None:
-    if not done.cancelled():
-        done.exception()
-
-
-def unattended_future() -> asyncio.Future[None]:
-    """A future whose exception needn't be looked at: whoever waited for it may have left."""
-    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    future.add_done_callback(_look_at)
-    return future
-
-
-class Life(Enum):
-    """Where a worker is in its life. BUSY is READY with something running, told apart by `Worker.status`."""
-
-    STARTING = "starting"
-    LOADING = "loading"
-    READY = "ready"
-    DRAINING = "draining"
-    STOPPED = "stopped"
-    FAILED = "failed"
-
-
-NEXT_LIFE: dict[Life, frozenset[Life]] = {
-    Life.STARTING: frozenset({Life.LOADING, Life.FAILED, Life.STOPPED}),
-    Life.LOADING: frozenset({Life.READY, Life.FAILED, Life.STOPPED}),
-    Life.READY: frozenset({Life.DRAINING, Life.FAILED, Life.STOPPED}),
-    Life.DRAINING: frozenset({Life.STOPPED, Life.FAILED}),
-    Life.STOPPED: frozenset(),
-    Life.FAILED: frozenset(),
-}
-
-
-class StartFailed(Exception):
-    """The process didn't start or didn't load its model. `code`: HTTP status; `tail`: its last lines."""
-
-    def __init__(self, message: str, code: int = 500, tail: list[str] | None = None) -> None:
-        super().__init__(message)
-        self.message, self.code, self.tail = message, code, tail or []
-
-
-class Work(Protocol):
-    """Where a worker's batches come from and where unfinished ones go back to."""
-
-    def put_back(self, jobs: list[Job]) -> None: ...
-
-    def wake(self) -> None: ...
-
-
-class Recorder(Protocol):
-    """Who measures batches."""
-
-    def answered(self, jobs: Sequence[Job], waited_s: float, worked_s: float, now_s: float) -> None:
-        """A batch is complete: it was on its way or behind another for `waited_s`, then on the worker."""
-
-    def loaded(self, worker_id: int, seconds: float) -> None:
-        """A worker has loaded its model, so long after it was created."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Plan:
-    """What to start and how to treat it; the same for every worker of a model version."""
-
-    spec: Spec
-    load: Mapping[str, Any]
-    startup_timeout_s: float
-    response_timeout_s: float
-    message_bytes_max: int
-    workers_max: int | None = None
-    max_concurrency: int = 64
-    neighbour_grace_s: float = 5.0
-    recorder: Recorder | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Batch:
-    id: int
-    jobs: list[Job]
-    left: int
-    active_s: float
-    taken_s: float
-    open: set[int] = field(default_factory=set)
 
 
 class Worker:
@@ -131,23 +37,15 @@ class Worker:
         self.ready_at_s = math.inf
         self._recorder = plan.recorder
         self._created_s = time.monotonic()
-        self._finished_s = 0.0
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.process: Process | None = None
         self._plan = plan
         self._work = work
         self._connection: Connection | Ranks | None = None
         self._loaded: asyncio.Future[None] = unattended_future()
-        self._jobs: dict[int, tuple[Job, _Batch]] = {}
-        self._batches: dict[int, _Batch] = {}
-        self._shared = False  # its requests go on by turns, or side by side
-        self._concurrent = False  # side by side: one that hangs doesn't hold up the others
-        self._stalled = 0
         #: Processes that compute together get one batch at a time.
         self._lockstep = plan.spec.team is not None and plan.spec.team.lockstep
-        self._ahead_max = 0 if self._lockstep else READ_AHEAD_BATCHES_MAX
-        self._mean_s = 1.0
-        self._turn_s = 0.0
+        self._running = Running(Alone()) if self._lockstep else Running()
         self._idle: asyncio.Future[None] | None = None
         self._hung_at_s: float | None = None
         self._death_note = ""
@@ -165,7 +63,7 @@ class Worker:
 
     @property
     def busy(self) -> bool:
-        return bool(self._batches)
+        return bool(self._running.batches)
 
     @property
     def status(self) -> str:
@@ -225,7 +123,7 @@ class Worker:
     async def drain(self, timeout_s: float | None) -> bool:
         """Waits until everything on it is answered (None: for ever); False when time was up."""
         self.retire()
-        if not self._batches:
+        if not self._running.batches:
             return True
         if self._idle is None:
             self._idle = asyncio.get_running_loop().create_future()
@@ -251,52 +149,52 @@ class Worker:
 
     def _give_back(self) -> None:
         back: list[Job] = []
-        for batch in self._batches.values():
-            for job in self._open_jobs(batch):
-                if job.received_bytes:
-                    job.fail(Draining("Worker was stopped while it streamed this answer"))
-                else:
-                    back.append(job)
+        for job in self._running.open_jobs():
+            if job.received_bytes:
+                job.fail(Draining("Worker was stopped while it streamed this answer"))
+            else:
+                back.append(job)
         self._forget_all()
         self._work.put_back(back)
 
     def _forget_all(self) -> None:
-        self._jobs.clear()
-        self._batches.clear()
+        self._running.clear()
         self._became_idle()
-
-    def _open_jobs(self, batch: _Batch) -> list[Job]:
-        return [job for job in batch.jobs if job.id in batch.open and not job.done]
 
     # --- as the queue's taker
 
-    def room(self) -> int:
+    def room(self) -> float:
+        """2 when idle; less than that when it would take more beside what it has; 0 when it can't."""
         if self.life is not Life.READY or self._hung_at_s is not None:
             return 0
-        count = len(self._batches)
-        if not count:
-            return 2
-        if self._shared:
-            limit = self._plan.max_concurrency
-            return 1 if count - self._stalled < limit and count < limit * STALLED_FACTOR_MAX else 0
-        if count > self._ahead_max or count * self._mean_s >= READ_AHEAD_S:
-            return 0
-        return 1 if time.monotonic() - self._turn_s < READ_AHEAD_S else 0
+        return self._running.room()
+
+    def holds(self, job: Job) -> bool:
+        """True while the process has something to do for the job, also when nobody waits for it any more."""
+        return job.id in self._running.jobs
 
     def take(self, jobs: list[Job]) -> None:
-        now_s = time.monotonic()
-        batch_id = _batch_ids()
-        batch = _Batch(batch_id, jobs, len(jobs), now_s, now_s, {job.id for job in jobs})
-        if not self._batches:
-            self._turn_s = now_s
-        self._batches[batch_id] = batch
+        running = self._running
         for job in jobs:
             job.owner = self
-            job.sent_at_s = now_s
-            job.move(State.SENT)
-            self._jobs[job.id] = job, batch
+        batch = running.begin(jobs, time.monotonic())
         assert self._connection is not None
-        self._connection.push(Predict(batch_id, [job.item() for job in jobs]))
+        try:
+            self._connection.push(Predict(batch.id, [job.item() for job in jobs]))
+        except ValueError as error:
+            running.withdraw(batch)
+            self._refuse(jobs, error)
+
+    def _refuse(self, jobs: list[Job], error: ValueError) -> None:
+        """A batch fits no message: what is at fault fails, the others run one by one."""
+        if len(jobs) == 1:
+            jobs[0].fail(InvalidArgument(f"The request can't be passed to a worker: {error}"))
+            self._work.wake()
+        else:
+            for job in jobs:
+                job.move(State.QUEUED)
+            for job in jobs:
+                self.take([job])
 
     def flush(self) -> None:
         if self._connection is not None:
@@ -305,20 +203,20 @@ class Worker:
     # --- as a job's owner
 
     def release(self, job: Job) -> None:
-        if self._connection is not None and job.id in self._jobs:
+        if self._connection is not None and job.id in self._running.jobs:
             self._connection.push(Cancel(job.id))
 
     def grant(self, job: Job, size_bytes: int) -> None:
-        entry = self._jobs.get(job.id)
+        entry = self._running.jobs.get(job.id)
         if entry is not None and self._connection is not None:
-            entry[1].active_s = self._turn_s = time.monotonic()
+            self._running.active(entry[1])
             self._connection.push(Credit(job.id, size_bytes))
 
     # --- what the process says
 
     def _received(self, messages: list[Message]) -> None:
         finished = False
-        jobs = self._jobs
+        jobs = self._running.jobs
         for message in messages:
             if isinstance(message, Chunk):
                 entry = jobs.get(message.job_id)
@@ -327,7 +225,7 @@ class Worker:
                     if message.last:
                         finished |= self._finish(message.job_id, entry[1])
                     else:
-                        self._turn_s = entry[1].active_s = time.monotonic()
+                        self._running.active(entry[1])
             elif isinstance(message, Failed):
                 entry = jobs.get(message.job_id)
                 if entry is not None:
@@ -338,24 +236,17 @@ class Worker:
         if finished:
             self._work.wake()
 
-    def _finish(self, job_id: int, batch: _Batch) -> bool:
+    def _finish(self, job_id: int, batch: Batch) -> bool:
         """One answer is complete; True when that ends its batch."""
-        del self._jobs[job_id]
-        batch.open.discard(job_id)
-        batch.left -= 1
-        if batch.left:
+        running = self._running
+        if not running.finish(job_id, batch):
             return False
-        del self._batches[batch.id]
         now_s = time.monotonic()
-        self._mean_s += 0.2 * (min(now_s - self._turn_s, 1.0) - self._mean_s)
-        self._turn_s = now_s
+        waited_s, worked_s = running.measure(batch, now_s)
         self.answered_batches += 1
         if self._recorder is not None:
-            # What was sent ahead waits on the socket until the batch before it is finished.
-            waited_s = 0.0 if self._shared else max(self._finished_s - batch.taken_s, 0.0)
-            self._recorder.answered(batch.jobs, waited_s, now_s - batch.taken_s - waited_s, now_s)
-            self._finished_s = now_s
-        if not self._batches:
+            self._recorder.answered(batch.jobs, waited_s, worked_s, now_s)
+        if not running.batches:
             self._became_idle()
         return True
 
@@ -366,9 +257,8 @@ class Worker:
     def _control(self, message: Message) -> None:
         if isinstance(message, Ready):
             self.info = message.info
-            kind = message.info.get("handler_kind")
-            self._shared = kind in ("generator", "async") and not self._lockstep
-            self._concurrent = kind == "async" and not self._lockstep
+            if not self._lockstep:
+                self._running.settle_manner(str(message.info.get("handler_kind")), self._plan.max_concurrency)
             self._live(Life.READY)
             self.ready_at_s = time.monotonic()
             if self._recorder is not None:
@@ -389,7 +279,7 @@ class Worker:
         """The socket has ended: the worker is dead for us, whatever its process does."""
         if self.life in (Life.STOPPED, Life.FAILED):
             return
-        expected = self.life is Life.DRAINING and not self._batches
+        expected = self.life is Life.DRAINING and not self._running.batches
         self._live(Life.STOPPED if expected else Life.FAILED)
         asyncio.get_running_loop().create_task(self._settle(reason))
 
@@ -397,11 +287,12 @@ class Worker:
         """Jobs whose handler call had not begun go back to the queue."""
         assert self.process is not None
         started = self.process.last_started_batch()
-        unstarted = [batch for batch in self._batches.values() if started == NONE_STARTED or batch.id > started]
+        batches = self._running.batches
+        unstarted = [batch for batch in batches.values() if started == NONE_STARTED or batch.id > started]
         back: list[Job] = []
         for batch in unstarted:
-            back += self._open_jobs(batch)
-            del self._batches[batch.id]
+            back += batch.open_jobs()
+            del batches[batch.id]
         if back:
             self._work.put_back(back)
 
@@ -418,9 +309,8 @@ class Worker:
         process.release()
         note = self._death_note or how.sentence()
         out_of_memory = how.by_sigkill and not self._death_note
-        for batch in self._batches.values():
-            for job in self._open_jobs(batch):
-                job.fail(HandlerFailed(507 if out_of_memory else 500, f"Worker died. {note}."))
+        for job in list(self._running.open_jobs()):
+            job.fail(HandlerFailed(507 if out_of_memory else 500, f"Worker died. {note}."))
         self._forget_all()
         if not self._loaded.done():
             self._loaded.set_exception(StartFailed(f"Worker process ended while loading: {note}", 500, self.tail()))
@@ -432,15 +322,15 @@ class Worker:
         """Called a few times per second: ends what has hung, lets go of streams nobody reads."""
         if self.life not in (Life.READY, Life.DRAINING):
             return
-        if self._shared:
-            self._count_stalled(now_s)
-        limit_s = self._plan.response_timeout_s
-        for job, batch in list(self._jobs.values()):
+        running, limit_s = self._running, self._plan.response_timeout_s
+        if running.shared and running.count_stalled(now_s):
+            self._work.wake()
+        for job, batch in list(running.jobs.values()):
             if not job.done and job.unread_since(now_s) > limit_s:
                 job.fail(DeadlineExceeded(f"The stream's reader has taken nothing for {limit_s:g} s"))
                 self.release(job)
-                batch.active_s = self._turn_s = now_s
-        if not self._overdue(now_s, limit_s):
+                batch.active_s = running.turn_s = now_s
+        if not running.overdue(now_s, limit_s):
             self._not_hung()
         elif self._ready_to_kill(now_s):
             self.kill(f"It gave no answer for {limit_s:g} s (responseTimeout)")
@@ -451,32 +341,9 @@ class Worker:
             self._hung_at_s = None
             self._work.wake()
 
-    def _count_stalled(self, now_s: float) -> None:
-        before = self._stalled
-        self._stalled = sum(
-            all(job.unread_since(now_s) > STALLED_S for job in self._open_jobs(batch))
-            for batch in self._batches.values()
-        )
-        if self._stalled > before:
-            self._work.wake()
-
-    def _overdue(self, now_s: float, limit_s: float) -> bool:
-        """Whether something has run for too long without a sign of life. Waiting behind another request isn't running,
-        and waiting for the reader of a stream isn't hanging."""
-        batches = self._batches.values()
-        if self._concurrent:
-            return any(now_s - batch.active_s > limit_s and not self._unread(batch, now_s) for batch in batches)
-        if not batches or now_s - self._turn_s <= limit_s:
-            return False
-        unread = [self._unread(batch, now_s) for batch in batches]
-        return not (all(unread) if self._shared else any(unread))
-
-    def _unread(self, batch: _Batch, now_s: float) -> bool:
-        return any(job.unread_since(now_s) > 0 for job in self._open_jobs(batch))
-
     def _ready_to_kill(self, now_s: float) -> bool:
         """Neighbours of a hung request are given a moment to end, where they can run beside it."""
         if self._hung_at_s is None:
             self._hung_at_s = now_s
-        alone = not self._concurrent or len(self._batches) == 1
+        alone = not self._running.concurrent or len(self._running.batches) == 1
         return alone or now_s - self._hung_at_s > self._plan.neighbour_grace_s
