@@ -182,21 +182,19 @@ class ServerConfig:
     initial_distribution_port: int = _row(PORT, 29500, "number of the first worker of models with a `parallelType`")
     blacklist_env_vars: str | None = _row(PATTERN, None, "variables whose whole name matches aren't passed to workers")
     ts_header_key_sequence_id: str = _row(
-        TEXT, "ts_request_sequence_id", "header that names a sequence", env="TS_HEADER_KEY_SEQUENCE_ID", effect="later"
+        TEXT, "ts_request_sequence_id", "header that names a sequence", env="TS_HEADER_KEY_SEQUENCE_ID"
     )
     ts_header_key_sequence_start: str = _row(
         TEXT,
         "ts_request_sequence_start",
         "header of a sequence's first request",
         env="TS_HEADER_KEY_SEQUENCE_START",
-        effect="later",
     )
     ts_header_key_sequence_end: str = _row(
         TEXT,
         "ts_request_sequence_end",
         "header of a sequence's last request",
         env="TS_HEADER_KEY_SEQUENCE_END",
-        effect="later",
     )
 
     # Security

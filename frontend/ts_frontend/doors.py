@@ -12,6 +12,7 @@ import ts.version
 from ts_frontend.addresses import Address, bracketed, unix_path
 from ts_frontend.authorization.authorization import Authorization
 from ts_frontend.authorization.keys import Kind
+from ts_frontend.batching.sequence_jobs import keys_of
 from ts_frontend.config import ServerConfig
 from ts_frontend.health import Health
 from ts_frontend.ingress.call import Limits, Listener, Method, routes
@@ -117,7 +118,7 @@ class Doors:
         registry = self._administration.registry
         dialect = Dialect(config.stream_dialect)
         inference = (
-            *InferenceService(registry, self._health).methods(),
+            *InferenceService(registry, self._health, keys_of(config)).methods(),
             *OpenInferenceService(registry, self._health, ts.version.__version__, dialect).methods(),
         )
         management = ManagementService(self._administration).methods()

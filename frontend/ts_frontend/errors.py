@@ -107,6 +107,12 @@ class QueueFull(ServeError):
     code, http_status, type_name = Code.RESOURCE_EXHAUSTED, 503, "ServiceUnavailableException"
 
 
+class SequenceOver(ServeError):
+    """The sequence has ended with the state that its requests need: start it again."""
+
+    code, http_status, type_name = Code.ABORTED, 503, "ServiceUnavailableException"
+
+
 class Draining(ServeError):
     """The server or the model is going away and takes nothing new."""
 

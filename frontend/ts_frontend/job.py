@@ -123,6 +123,9 @@ _ids = itertools.count(1).__next__
 class Job:
     """One request. Its door awaits `result()` or iterates `chunks()`; its worker calls `deliver` and `fail`."""
 
+    #: The sequence it belongs to, "" for none.
+    sequence_id: str = ""
+
     __slots__ = (
         "_chunks",
         "_error",

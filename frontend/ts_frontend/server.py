@@ -133,6 +133,8 @@ class Server:
             task.cancel()
         log.info("Draining: what was accepted is answered within %g s.", config.drain_timeout_s)
         health.drain()
+        for model in administration.registry:
+            model.give_up_waiting("was to end with the server")
         await doors.engine.drain(config.drain_timeout_s)
         await recorder.close()
         await administration.close(config.drain_timeout_s)

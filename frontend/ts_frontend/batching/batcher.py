@@ -14,6 +14,7 @@ class Waiting(Protocol):
     id: int
     size_bytes: int
     queued_at_s: float
+    deadline_s: float
     alone: bool
 
 

@@ -15,6 +15,8 @@ from ts_frontend.job import Job, State
 class Taker(Protocol):
     """A worker, as the queue sees it."""
 
+    def __hash__(self) -> int: ...
+
     def room(self) -> float:
         """How eager it is: 2 when idle, less when it would take more beside what it has, 0 when it can't."""
 
@@ -24,45 +26,38 @@ class Taker(Protocol):
     def flush(self) -> None:
         """Writes what has been taken."""
 
+    def holds(self, job: Job) -> bool:
+        """Whether it has something to do for the job, also when nobody waits for it any more."""
 
-class JobQueue:
-    """Jobs in, batches out to whichever worker is free. Work-conserving: nothing waits while a worker is idle,
-    except for a delay that the model's user asked for."""
 
-    def __init__(self, policy: Policy) -> None:
-        self._batcher = Batcher(policy)
+class Store(Protocol):
+    """What every queue asks of the module that decides for it."""
+
+    def __len__(self) -> int: ...
+
+    def waiting(self) -> list[Waiting]: ...
+
+
+class WorkQueue:
+    """What all queues have: workers, a wish to look for work soon, and ends for jobs that wait too long."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
         self._takers: list[Taker] = []
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
-        self._turn = 0
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def __len__(self) -> int:
-        return len(self._batcher)
-
-    @property
-    def policy(self) -> Policy:
-        return self._batcher.policy
+        return len(self._store)
 
     def put(self, job: Job) -> None:
         """Accepts a job or raises QueueFull; it is then in state QUEUED."""
-        try:
-            self._batcher.add(job, time.monotonic())
-        except Full as full:
-            raise QueueFull(str(full)) from None
-        job.owner = self
-        job.move(State.QUEUED)
-        if not self._scheduled:
-            self.wake()
+        raise NotImplementedError
 
     def put_back(self, jobs: list[Job]) -> None:
         """Jobs that a worker had but never started go to the head of the queue."""
-        back = [job for job in jobs if not job.done]
-        for job in back:
-            job.move(State.QUEUED)
-            job.owner = self
-        self._batcher.restore(cast("list[Waiting]", back))
-        self.wake()
+        raise NotImplementedError
 
     def attach(self, taker: Taker) -> None:
         self._takers.append(taker)
@@ -80,13 +75,105 @@ class JobQueue:
                 self._loop = asyncio.get_running_loop()
             self._loop.call_soon(self._dispatch)
 
+    def _dispatch(self) -> None:
+        raise NotImplementedError
+
+    def _wake_in(self, delay_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self.wake)
+
     # --- as a job's owner
 
     def release(self, job: Job) -> None:
-        self._batcher.remove(job)
+        raise NotImplementedError
 
     def grant(self, job: Job, size_bytes: int) -> None:
         """A job that waits has no stream yet."""
+
+    # --- ending what waits
+
+    def waiting(self) -> list[Job]:
+        return cast("list[Job]", self._store.waiting())
+
+    def expire(self, now_s: float) -> None:
+        """Ends what waits and whose deadline has passed: it makes room, and its caller knows."""
+        for job in [job for job in self.waiting() if job.deadline_s <= now_s]:
+            self.release(job)
+            _expire(job, now_s)
+
+    def fail_all(self, error: ServeError) -> int:
+        """Ends every waiting job with `error`; how many there were."""
+        return self.fail_older(error, -math.inf)
+
+    def fail_older(self, error: ServeError, age_s: float) -> int:
+        """Ends every job that has waited longer than `age_s` seconds with `error`; how many there were."""
+        now_s = time.monotonic()
+        old = [job for job in self.waiting() if now_s - job.queued_at_s > age_s]
+        for job in old:
+            self.release(job)
+            job.fail(error)
+        return len(old)
+
+
+def _expire(job: Job, now_s: float) -> None:
+    waited_ms = (now_s - job.queued_at_s) * 1000
+    job.expire(DeadlineExceeded(f"Deadline passed after {waited_ms:.0f} ms in the queue; the request never ran"))
+
+
+def without_expired(batch: list[Job], now_s: float) -> list[Job]:
+    """A batch without those whose deadline has passed: expired work is never sent."""
+    expired = [job for job in batch if job.deadline_s <= now_s]
+    if not expired:
+        return batch
+    for job in expired:
+        _expire(job, now_s)
+    return [job for job in batch if not job.done]
+
+
+class JobQueue(WorkQueue):
+    """Jobs in, batches out to whichever worker is free. Work-conserving: nothing waits while a worker is idle,
+    except for a delay that the model's user asked for."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._batcher = Batcher(policy)
+        super().__init__(self._batcher)
+        self._turn = 0
+
+    @property
+    def policy(self) -> Policy:
+        return self._batcher.policy
+
+    def put(self, job: Job) -> None:
+        try:
+            self._batcher.add(job, time.monotonic())
+        except Full:
+            self._put_after_all(job)
+        job.owner = self
+        job.move(State.QUEUED)
+        if not self._scheduled:
+            self.wake()
+
+    def _put_after_all(self, job: Job) -> None:
+        """What an idle worker takes by the end of this turn, or has expired, needs no room."""
+        now_s = time.monotonic()
+        self.expire(now_s)
+        self._dispatch()
+        try:
+            self._batcher.add(job, now_s)
+        except Full as full:
+            raise QueueFull(str(full)) from None
+
+    def put_back(self, jobs: list[Job]) -> None:
+        back = [job for job in jobs if not job.done]
+        for job in back:
+            job.move(State.QUEUED)
+            job.owner = self
+        self._batcher.restore(cast("list[Waiting]", back))
+        self.wake()
+
+    def release(self, job: Job) -> None:
+        self._batcher.remove(job)
 
     # --- deciding
 
@@ -103,28 +190,15 @@ class JobQueue:
             if due_s > 0:
                 self._wake_in(due_s)
                 break
-            jobs = self._alive(now_s)
+            jobs = without_expired(cast("list[Job]", batcher.take()), now_s)
             if jobs:
                 taker.take(jobs)
                 touched.add(taker)
         for taker in touched:
             taker.flush()
 
-    def _alive(self, now_s: float) -> list[Job]:
-        """The next batch without those whose deadline has passed: expired work is never sent."""
-        batch = cast("list[Job]", self._batcher.take())
-        expired = [job for job in batch if job.deadline_s <= now_s]
-        if not expired:
-            return batch
-        for job in expired:
-            waited_ms = (now_s - job.queued_at_s) * 1000
-            job.expire(
-                DeadlineExceeded(f"Deadline passed after {waited_ms:.0f} ms in the queue; the request never ran")
-            )
-        return [job for job in batch if not job.done]
-
     def _pick(self) -> Taker | None:
-        """An idle worker, by turns; else one that reads ahead."""
+        """An idle worker, by turns; else the one that takes most beside what it has."""
         best, best_room = None, 0.0
         takers = self._takers
         count = len(takers)
@@ -138,22 +212,15 @@ class JobQueue:
                     break
         return best
 
-    def _wake_in(self, delay_s: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self.wake)
 
-    # --- ending what waits
+class TicketQueue(JobQueue):
+    """Takes a job only while a worker is idle for it (useJobTicket). `refusal`: what its caller is told otherwise."""
 
-    def fail_all(self, error: ServeError) -> int:
-        """Ends every waiting job with `error`; how many there were."""
-        return self.fail_older(error, -math.inf)
+    def __init__(self, policy: Policy, refusal: str) -> None:
+        super().__init__(policy)
+        self._refusal = refusal
 
-    def fail_older(self, error: ServeError, age_s: float) -> int:
-        """Ends every job that has waited longer than `age_s` seconds with `error`; how many there were."""
-        now_s = time.monotonic()
-        old = [job for job in cast("list[Job]", self._batcher.waiting()) if now_s - job.queued_at_s > age_s]
-        for job in old:
-            self._batcher.remove(job)
-            job.fail(error)
-        return len(old)
+    def put(self, job: Job) -> None:
+        if len(self) >= sum(taker.room() == 2 for taker in self._takers):
+            raise QueueFull(self._refusal)
+        super().put(job)

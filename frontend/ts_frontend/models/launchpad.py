@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from ts_frontend.batching.batcher import Policy
-from ts_frontend.batching.job_queue import JobQueue
+from ts_frontend.batching.job_queue import JobQueue, TicketQueue, WorkQueue
+from ts_frontend.batching.sequence import Limits
+from ts_frontend.batching.sequence_jobs import SequenceJobs, keys_of
+from ts_frontend.batching.sequence_queue import SequenceQueue
 from ts_frontend.changes import Changes
 from ts_frontend.config import ServerConfig
 from ts_frontend.errors import InvalidArchive
+from ts_frontend.job import Job
 from ts_frontend.models.archive import Archive
-from ts_frontend.models.model import Model
+from ts_frontend.models.model import NO_WORKER, Model
 from ts_frontend.models.settings import ModelSettings, Requested
 from ts_frontend.models.signature import Signature, signature_of
 from ts_frontend.telemetry.metrics import MetricsRegistry, ModelMetrics
@@ -62,7 +67,7 @@ class Launchpad:
             raise InvalidArchive(f"Archive of model {name} names no handler, and default_service_handler is not set")
         self._check_devices(name, settings)
         signature = archive.signature or signature_of(archive.config)
-        queue = JobQueue(self._policy(settings))
+        queue = self._queue(name, settings)
         metrics = self._metrics.model(name, version)
         pool = self._supervisor.pool(
             f"{name}_{version}",
@@ -88,12 +93,36 @@ class Launchpad:
             signature=signature,
             response_bytes_max=config.max_response_size,
             loaded_at_startup=loaded_at_startup,
+            new_job=SequenceJobs(queue) if isinstance(queue, SequenceQueue) else Job,
+        )
+
+    def _queue(self, name: str, settings: ModelSettings) -> WorkQueue:
+        """How the model's requests come to its workers."""
+        refusal = NO_WORKER.format(name=name)
+        if settings.stateful:
+            return SequenceQueue(self._limits(settings), keys_of(self._config), refusal)
+        policy = self._policy(settings)
+        return TicketQueue(policy, refusal) if settings.use_job_ticket else JobQueue(policy)
+
+    def _limits(self, settings: ModelSettings) -> Limits:
+        policy = self._policy(settings)
+        return Limits(
+            sequences_max=settings.max_num_sequence,
+            jobs_max=settings.max_sequence_job_queue_size,
+            idle_s=settings.sequence_max_idle_ms / 1000,
+            life_s=settings.sequence_timeout_ms / 1000 or math.inf,
+            batch_size=policy.batch_size,
+            delay_s=policy.delay_s,
+            jobs_alone_max=policy.jobs_max,
+            overlap=settings.continuous_batching,
         )
 
     def _policy(self, settings: ModelSettings) -> Policy:
-        delay_s = settings.max_batch_delay_ms / 1000 if settings.max_batch_delay_set else 0.0
+        """In a continuous batch every request is sent by itself; the worker puts them together."""
+        continuous = settings.continuous_batching
+        delay_s = settings.max_batch_delay_ms / 1000 if settings.max_batch_delay_set and not continuous else 0.0
         return Policy(
-            batch_size=settings.batch_size,
+            batch_size=1 if continuous else settings.batch_size,
             delay_s=delay_s,
             jobs_max=settings.job_queue_size,
             bytes_max=self._config.job_queue_bytes_max,
@@ -119,7 +148,7 @@ class Launchpad:
             workers_max=1 if config.debug else None,
             message_bytes_max=max(config.max_request_size, config.max_response_size) * settings.batch_size
             + MESSAGE_OVERHEAD_BYTES,
-            max_concurrency=settings.max_concurrency,
+            max_concurrency=settings.batch_size if settings.continuous_batching else settings.max_concurrency,
             neighbour_grace_s=config.worker_kill_grace_s,
             recorder=metrics.batches,
         )
@@ -157,6 +186,9 @@ class Launchpad:
             "handler": handler,
             "envelope": settings.envelope,
             "batch_size": settings.batch_size,
+            "continuous": settings.continuous_batching,
+            "asynchronous": settings.async_communication,
+            "header_keys": list(keys_of(config)),
             "limit_max_image_pixels": config.limit_max_image_pixels,
             "decode_input_request": config.decode_input_request,
             "metrics_config": str(config.metrics_config) if config.metrics_config else None,

@@ -6,10 +6,10 @@ import asyncio
 import math
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ts.protocol.frames import Input, Pairs
-from ts_frontend.batching.job_queue import JobQueue
+from ts_frontend.batching.job_queue import WorkQueue
 from ts_frontend.errors import Draining, NoWorker
 from ts_frontend.job import Job, Ledger
 from ts_frontend.models.archive import Archive
@@ -25,7 +25,8 @@ NO_WORKER = (
 
 
 class Model:
-    """One version of one model. `minimum` and `maximum` are the worker counts that were asked for last."""
+    """One version of one model. `minimum` and `maximum` are the worker counts that were asked for last. `new_job`
+    makes its jobs, with the arguments of `Job`."""
 
     def __init__(
         self,
@@ -35,13 +36,14 @@ class Model:
         archive: Archive,
         settings: ModelSettings,
         requested: Requested,
-        queue: JobQueue,
+        queue: WorkQueue,
         pool: Pool,
         metrics: ModelMetrics,
         *,
         signature: Signature,
         response_bytes_max: int,
         loaded_at_startup: bool,
+        new_job: Callable[..., Job] = Job,
     ) -> None:
         self.name = name
         self.version = version
@@ -58,6 +60,7 @@ class Model:
         self.maximum = settings.max_workers
         self.loaded_at_startup = loaded_at_startup
         self._response_bytes_max = response_bytes_max
+        self._new_job = new_job
         self._leaving = False
 
     def __str__(self) -> str:
@@ -89,7 +92,7 @@ class Model:
             raise NoWorker(NO_WORKER.format(name=self.name) + self.pool.refusal())
         if self.settings.client_timeout_ms:
             deadline_s = min(deadline_s, time.monotonic() + self.settings.client_timeout_ms / 1000)
-        job = Job(
+        job = self._new_job(
             self.ledger,
             inputs,
             request_id=request_id or str(uuid.uuid4()),
@@ -134,11 +137,15 @@ class Model:
             return True
         return bool(slots) and not self.pool.ready_count and any(slot.failures for slot in slots)
 
+    def give_up_waiting(self, reason: str) -> None:
+        """Ends what waits for a first worker, when that shall not be waited for."""
+        if not self.pool.ready_count:
+            self.queue.fail_all(Draining(f'Model "{self.name}" {reason} before a worker was ready'))
+
     async def drain(self, timeout_s: float) -> bool:
         """Takes nothing new and waits until all it has accepted is settled; False when time was up."""
         self._leaving = True
-        if not self.pool.ready_count:
-            self.queue.fail_all(Draining(f'Model "{self.name}" was unregistered before a worker was ready'))
+        self.give_up_waiting("was unregistered")
         empty: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.ledger.when_empty(lambda: empty.set_result(None))
         done, _ = await asyncio.wait({empty}, timeout=timeout_s)

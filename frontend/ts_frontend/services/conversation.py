@@ -26,6 +26,7 @@ class Answer(Protocol):
 
     status: int
     headers: Pairs
+    sequence_id: str
 
     async def result(self) -> Buffer: ...
     def chunks(self) -> AsyncIterator[list[Buffer]]: ...
@@ -101,7 +102,8 @@ class _Conversation:
         if before is not None:
             await asyncio.wait({before})
         try:
-            await self._drain(self._start(request), request.sequence_id)
+            answer = self._start(request)
+            await self._drain(answer, request.sequence_id or answer.sequence_id or None)
         except ServeError as error:
             await self._answer([failure_response(error, request.sequence_id)])
         except Exception as error:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
 from ts.protocol.frames import Input, Pairs
+from ts_frontend.batching.sequence_jobs import Keys
 from ts_frontend.errors import InvalidArgument, ServeError
 from ts_frontend.ingress.call import Call, Method, Shape
 from ts_frontend.protos.inference_pb2 import TorchServeHealthResponse
@@ -47,9 +48,10 @@ class Health(Protocol):
 class InferenceService:
     """The four methods, over what is served."""
 
-    def __init__(self, models: Models, health: Health) -> None:
+    def __init__(self, models: Models, health: Health, sequence_keys: Keys | None = None) -> None:
         self._models = models
         self._health = health
+        self._keys = sequence_keys or Keys()
         self._ids = RequestIds()
 
     def methods(self) -> tuple[Method, ...]:
@@ -69,11 +71,14 @@ class InferenceService:
         return TorchServeHealthResponse(health=json.dumps(report, indent=2, ensure_ascii=False)).SerializeToString()
 
     def _submit(self, call: Call, request: Request, stream: bool) -> Answer:
-        name, version, inputs, _ = request
+        name, version, inputs, sequence_id = request
         if not name:
             raise InvalidArgument("Parameter model_name is required.")
         model = self._models.find(name, version or None)
         headers, request_id = request_headers(call.metadata)
+        if sequence_id:
+            named, inputs = self._sequence(sequence_id, inputs)
+            headers = [*headers, *named]
         return model.submit(
             inputs,
             headers=headers,
@@ -82,6 +87,14 @@ class InferenceService:
             stream=stream,
             version_named=bool(version),
         )
+
+    def _sequence(self, sequence_id: str, inputs: list[Input]) -> tuple[Pairs, list[Input]]:
+        """What HTTP clients say in headers: which sequence, and, as inputs of these names, whether it begins or ends.
+        Also the other inputs."""
+        marks = self._keys.start, self._keys.end
+        found = [part for part in inputs if part.name.lower() in marks]
+        named = [(part.name.lower(), str(part.data, "utf-8", "replace")) for part in found]
+        return [(self._keys.id, sequence_id), *named], [part for part in inputs if part not in found]
 
     async def predictions(self, call: Call, data: bytes) -> bytes:
         """One PredictionsRequest -> one PredictionResponse, the pieces of a streamed answer joined."""

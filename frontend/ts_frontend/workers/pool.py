@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from ts_frontend.batching.job_queue import JobQueue
+from ts_frontend.batching.job_queue import WorkQueue
 from ts_frontend.errors import NoWorker
 from ts_frontend.workers.backoff import Backoff
 from ts_frontend.workers.devices import Device
@@ -129,7 +129,7 @@ class Pool:
         self,
         name: str,
         plan: Plan,
-        queue: JobQueue,
+        queue: WorkQueue,
         staff: Staff,
         next_device: Callable[[], Device],
         new_backoff: Callable[[], Backoff],
@@ -180,8 +180,10 @@ class Pool:
         for task in retiring:
             task.add_done_callback(self._retiring.discard)
         self._changed()
+        self._fail_what_waits()
         if retiring:
             await asyncio.wait(retiring)
+            self._fail_what_waits()  # what they gave back
         if new:
             await asyncio.wait([slot.first_try for slot in new])
             for slot in new:
@@ -216,6 +218,11 @@ class Pool:
         self.hopeless = all(slot.gave_up for slot in self.slots)
         self._on_change()
 
+    def _fail_what_waits(self) -> None:
+        """Nobody will take it: it is told so now."""
+        if self.hopeless and not self.slots and len(self.queue):
+            self.queue.fail_all(NoWorker(f"Model {self.name} was scaled to zero workers while the request waited"))
+
     # --- what its slots tell it
 
     def new_worker(self, slot: Slot) -> Worker:
@@ -237,6 +244,8 @@ class Pool:
             self.queue.fail_all(NoWorker(f"No worker of model {self.name} could be kept running: {reason}"))
 
     def tick(self, now_s: float) -> None:
+        if len(self.queue):
+            self.queue.expire(now_s)
         for slot in (*self.slots, *self._leaving):
             if slot.worker is not None:
                 slot.worker.tick(now_s)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ts_frontend.batching.job_queue import JobQueue
+from ts_frontend.batching.job_queue import WorkQueue
 from ts_frontend.workers.backoff import Backoff
 from ts_frontend.workers.devices import Device, Inventory, Placement
 from ts_frontend.workers.forking import ForkLauncher
@@ -81,7 +81,7 @@ class Supervisor:
         self,
         name: str,
         plan: Plan,
-        queue: JobQueue,
+        queue: WorkQueue,
         *,
         device_type: str,
         device_ids: tuple[int, ...],

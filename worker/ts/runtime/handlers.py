@@ -26,10 +26,10 @@ class HandlerNotUsable(ValueError):
 
 
 class Loaded(NamedTuple):
-    """A handler ready to be called. `kind`: blocking, generator or async; `loop`: the async kind's; `takes`: rows as
-    TorchServe's handlers do, or requests (`ts.tensors.types.InferenceRequest`); `tensors`: the model's name, version
-    and what it declares of its inputs and outputs; `signature`: what the handler itself says of them, for metadata
-    (`platform`, lists `inputs` and `outputs` of name, datatype, shape)."""
+    """A handler ready to be called. `kind`: blocking, generator, async or continuous; `loop`: the async kind's;
+    `takes`: rows as TorchServe's handlers do, or requests (`ts.tensors.types.InferenceRequest`); `tensors`: the model's
+    name, version and what it declares of its inputs and outputs; `signature`: what the handler itself says of them, for
+    metadata (`platform`, lists `inputs` and `outputs` of name, datatype, shape)."""
 
     entry: Entry
     context: Context
@@ -49,12 +49,35 @@ def load(settings: Settings) -> Loaded:
     context = context_of(settings)  # before the user's modules can stand in front of others
     _prepare_paths(settings)
     entry, initialize = entry_point_of(str(settings.get("handler") or ""), settings["model_dir"])
-    kind = kind_of(entry)
-    loop = asyncio.new_event_loop() if kind == "async" else None
+    kind = _kind(entry, settings)
+    loop = _new_loop() if kind == "async" else None
     _finish(initialize(context), loop)
     if settings.get("envelope"):
         entry = enveloped(entry, str(settings["envelope"]))
+    if settings.get("continuous"):
+        kind = _continuous(kind)
     return Loaded(entry, context, kind, loop, tensors=declared(settings))
+
+
+def _kind(entry: Entry, settings: Settings) -> str:
+    """With asyncCommunication a handler counts as async that only wraps an async function."""
+    kind = kind_of(entry)
+    return "async" if settings.get("asynchronous") and kind == "blocking" else kind
+
+
+def _continuous(kind: str) -> str:
+    if kind != "blocking":
+        raise HandlerNotUsable(
+            f"continuousBatching calls handle for every step and needs its answers returned, not by a {kind} handler"
+        )
+    return "continuous"
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    """The loop of an async handler, which `initialize` finds as the current one."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    return loop
 
 
 def declared(settings: Settings) -> dict[str, Any]:

@@ -149,9 +149,17 @@ class Ledger:
         return bool(batch.jobs)
 
     def give(
-        self, job: Job, value: Outcome, last: bool, status: int = 200, phrase: str = "", headers: Pairs = ()
+        self,
+        job: Job,
+        value: Outcome,
+        last: bool,
+        status: int = 200,
+        phrase: str = "",
+        headers: Pairs = (),
+        later: Pairs = (),
     ) -> None:
-        """A piece of a request's answer, or its failure: sent now, or held until its reader has credit."""
+        """A piece of a request's answer, or its failure: sent now, or held until its reader has credit. Status, phrase
+        and headers count for the first piece, `later` are headers of those after it."""
         with self.lock:
             if job.over:
                 return
@@ -167,7 +175,7 @@ class Ledger:
                 return
             job.over = last
             if job.answered:
-                status, phrase, headers = 200, "", ()
+                status, phrase, headers = 200, "", later
             job.answered = True
             self._put(job, Chunk(job.job_id, value, last, status, phrase, headers))  # type: ignore[arg-type]
 
@@ -209,7 +217,14 @@ class SilentLedger(Ledger):
     no reader holds it up."""
 
     def give(
-        self, job: Job, value: Outcome, last: bool, status: int = 200, phrase: str = "", headers: Pairs = ()
+        self,
+        job: Job,
+        value: Outcome,
+        last: bool,
+        status: int = 200,
+        phrase: str = "",
+        headers: Pairs = (),
+        later: Pairs = (),
     ) -> None:
         if last or type(value) is Failure:
             super().give(job, value if type(value) is Failure else b"", last)

@@ -22,6 +22,7 @@ from ts.protocol.frames import LoadFailed, Ready
 from ts.runtime.asynchronous import AsyncRunner
 from ts.runtime.blocking import BlockingRunner
 from ts.runtime.child import set_threads
+from ts.runtime.continuous import ContinuousRunner
 from ts.runtime.failures import user_traceback
 from ts.runtime.handlers import Loaded, describe_failure, load
 from ts.runtime.jobs import Ledger, SilentLedger
@@ -31,6 +32,10 @@ PROGRESS_BYTES = 4096
 CREDIT_BYTES = 256 * 1024
 RESPONSE_BYTES_MAX = 6_553_500
 LOAD_FAILED_STATUS = 1
+_RUNNERS: dict[str, type[BlockingRunner | AsyncRunner | ContinuousRunner]] = {
+    "async": AsyncRunner,
+    "continuous": ContinuousRunner,
+}
 
 
 def run(socket_fd: int, progress_fd: int, silent: bool = False) -> int:
@@ -48,7 +53,7 @@ def run(socket_fd: int, progress_fd: int, silent: bool = False) -> int:
     loaded = _load(link, settings)
     if loaded is None:
         return LOAD_FAILED_STATUS
-    runner_type = AsyncRunner if loaded.kind == "async" else BlockingRunner
+    runner_type = _RUNNERS.get(loaded.kind, BlockingRunner)
     status = 0
     try:
         runner_type(link, loaded, progress, bool(settings.get("decode_input_request", True))).run()

@@ -82,7 +82,7 @@ class Running:
         for index, value in pieces:
             if self.jobs[index].held and self.ledger.held_bytes(self.jobs[index]) > HELD_BYTES_MAX:
                 raise BufferError(f"over {HELD_BYTES_MAX} bytes wait for a slow reader: await context.drain()")
-            self._piece(index, _frozen(value), last=False)
+            self._piece(index, frozen(value), last=False)
         if not self.link.may_hold_back():
             self.link.flush()
 
@@ -118,7 +118,7 @@ class Running:
             return False
         for index, piece in enumerate(pieces):
             if value[index] is not None:
-                self._piece(index, _frozen(piece), last=type(value[index]) is Ended)
+                self._piece(index, frozen(piece), last=type(value[index]) is Ended)
         return not all(job.over for job in self.jobs)
 
     def finish(self, result: Any) -> None:
@@ -151,7 +151,7 @@ class Running:
             self.fail(raised(error, [job.request_id for job in self.jobs]))
 
 
-def _frozen(value: Outcome) -> Outcome:
+def frozen(value: Outcome) -> Outcome:
     """A copy of what the handler may change before it is written."""
     return bytes(value) if isinstance(value, (bytearray, memoryview)) else value
 

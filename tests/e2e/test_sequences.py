@@ -1,0 +1,297 @@
+"""Stateful sequences with real workers: order, the worker they stay on, limits, and their ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+
+from ts_frontend.protos.inference_pb2 import PredictionResponse, PredictionsRequest
+from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
+
+GUARD_S = 60
+HANDLER = Path(__file__).parent.parent / "handlers" / "sequence_sums.py"
+ID = "ts_request_sequence_id"
+NO_WORKER = (
+    "has no worker to serve inference request. Please use scale workers API to add workers. If this is a sequence"
+)
+
+CONFIG = """
+sequenceBatching: true
+sequenceMaxIdleMSec: {idle_ms}
+maxNumSequence: {sequences}
+maxSequenceJobQueueSize: {jobs}
+batchSize: {batch}
+minWorkers: {workers}
+responseTimeout: 30
+"""
+
+
+def config(*, idle_ms: int = 60_000, sequences: int = 40, jobs: int = 40, batch: int = 4, workers: int = 1) -> str:
+    return CONFIG.format(idle_ms=idle_ms, sequences=sequences, jobs=jobs, batch=batch, workers=workers)
+
+
+MODELS = {
+    "sums": config(workers=3),
+    "single": config(batch=1),
+    "few": config(sequences=2, jobs=1, batch=1),
+    "brief": config(idle_ms=150, sequences=1),
+    "aging": config(sequences=1) + "sequenceTimeoutMSec: 400\n",
+    "plain": "batchSize: 4\n",
+}
+
+
+@pytest.fixture(scope="module")
+def served(
+    serving: type[Any], model_writer: Callable[..., str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Any]:
+    directory = tmp_path_factory.mktemp("sequences")
+    (directory / "store").mkdir()
+    for name, text in MODELS.items():
+        model_writer(directory / "store", name, HANDLER, config=text)
+    server = serving(directory, directory / "store", {}, ["--ncs"])
+    try:
+        server.wait_started()
+        for name in MODELS:
+            server.register(name)
+        yield server
+    finally:
+        server.terminate()
+
+
+@pytest.fixture
+def client(served: Any) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=served.http, timeout=GUARD_S) as client:
+        yield client
+
+
+class Ask:
+    """Requests of one sequence; `known`: the names its answers had."""
+
+    def __init__(self, client: httpx.Client, model: str, sequence: str = "") -> None:
+        self.client, self.model, self.sequence = client, model, sequence
+
+    def post(self, body: object, **headers: str) -> httpx.Response:
+        named = {ID: self.sequence} if self.sequence else {}
+        return self.client.post(f"/predictions/{self.model}", content=str(body), headers=named | headers)
+
+    def __call__(self, body: object, **headers: str) -> dict[str, Any]:
+        response = self.post(body, **headers)
+        assert response.status_code == 200, response.text
+        return dict(response.json())
+
+
+def test_a_request_without_an_id_begins_a_sequence_whose_id_its_answer_tells(client: httpx.Client) -> None:
+    response = Ask(client, "sums").post(1)
+    sequence = response.headers[ID]
+    assert sequence.startswith("ts-seq-")
+    assert response.json()["start"] == "true"
+    again = Ask(client, "sums", sequence)
+    assert again(2)["numbers"] == [1, 2]
+    assert again("=")["start"] is None
+    again("=", ts_request_sequence_end="true")
+
+
+def test_32_sequences_at_once_keep_their_order_and_their_worker(client: httpx.Client) -> None:
+    def run(number: int) -> tuple[set[int], set[int]]:
+        ask = Ask(client, "sums", f"many-{number}")
+        pids, sizes = set(), set()
+        for value in range(20):
+            answer = ask(value, **({"ts_request_sequence_end": "true"} if value == 19 else {}))
+            assert answer["numbers"] == list(range(value + 1))
+            assert answer["sequence"] == ask.sequence
+            pids.add(answer["pid"])
+            sizes.add(answer["batch"])
+        return pids, sizes
+
+    with ThreadPoolExecutor(32) as pool:
+        results = list(pool.map(run, range(32)))
+    assert all(len(pids) == 1 for pids, _ in results)
+    assert len(set.union(*(pids for pids, _ in results))) == 3  # all three workers have some
+    assert max(max(sizes) for _, sizes in results) > 1  # different sequences share batches
+
+
+def test_requests_of_a_sequence_that_come_together_run_one_by_one_in_order(
+    served: Any, client: httpx.Client, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    with ThreadPoolExecutor(12) as pool:
+        first = pool.submit(Ask(client, "single", "burst"), f"wait:{gate}")
+        wait_for(Path(f"{gate}.begun"))
+        others = []
+        for value in range(10):
+            others.append(pool.submit(Ask(client, "single", "burst"), value))
+            wait_until(lambda: waiting(served, "single") == len(others))
+        gate.touch()
+        assert first.result()["numbers"] == []
+        assert [each.result()["numbers"] for each in others] == [list(range(value + 1)) for value in range(10)]
+
+
+def test_more_sequences_or_requests_than_allowed_are_refused_at_once(
+    served: Any, client: httpx.Client, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    with ThreadPoolExecutor(4) as pool:
+        running = pool.submit(Ask(client, "few", "a"), f"wait:{gate}")
+        wait_for(Path(f"{gate}.begun"))
+        other = pool.submit(Ask(client, "few", "b"), 1)
+        wait_until(lambda: waiting(served, "few") == 1)
+        for sequence, said in (("c", "maxNumSequence"), ("b", "maxSequenceJobQueueSize")):
+            refused = Ask(client, "few", sequence).post(1)
+            assert (refused.status_code, refused.json()["type"]) == (503, "ServiceUnavailableException")
+            assert NO_WORKER in refused.json()["message"]
+            assert said in refused.json()["message"]
+        with grpc.insecure_channel(served.inference) as channel, pytest.raises(grpc.RpcError) as error:
+            InferenceAPIsServiceStub(channel).Predictions(message("few", "c", "1"), timeout=GUARD_S)
+        assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        gate.touch()
+        running.result(), other.result()
+    for sequence in "ab":
+        Ask(client, "few", sequence)("=", ts_request_sequence_end="true")
+    assert Ask(client, "few", "c")(5, ts_request_sequence_end="true")["numbers"] == [5]
+
+
+def test_an_idle_sequence_ends_and_makes_room(client: httpx.Client) -> None:
+    first = Ask(client, "brief", "first")(1)
+    wait_until(lambda: Ask(client, "brief", "second").post("=").status_code == 200)
+    assert first["numbers"] == [1]
+    wait_until(lambda: Ask(client, "brief", "first").post("=").status_code == 200)
+
+
+def test_a_sequence_that_is_too_old_takes_no_more_and_ends(client: httpx.Client) -> None:
+    ask = Ask(client, "aging", "old")
+    ask(1)
+    wait_until(lambda: Ask(client, "aging", "new").post("=").status_code == 200)  # only "old" getting old makes room
+
+
+def test_an_answers_header_ends_sequences(client: httpx.Client) -> None:
+    for sequence in "xy":
+        Ask(client, "few", sequence)(1)
+    assert Ask(client, "few", "z").post(1).status_code == 503
+    Ask(client, "few", "x")("end:x; y")
+    assert Ask(client, "few", "z")(7, ts_request_sequence_end="true")["numbers"] == [7]
+    assert Ask(client, "few", "w")(8, ts_request_sequence_end="true")["numbers"] == [8]
+
+
+def test_when_the_worker_dies_its_sequences_are_over_and_callers_are_told(
+    served: Any, client: httpx.Client, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    bystander = Ask(client, "single", "idle-one")
+    assert bystander(1)["numbers"] == [1]
+    with ThreadPoolExecutor(4) as pool:
+        running = pool.submit(Ask(client, "single", "dying").post, f"wait:{gate}")
+        wait_for(Path(f"{gate}.begun"))
+        behind = pool.submit(Ask(client, "single", "dying").post, 2)
+        wait_until(lambda: waiting(served, "single") == 1)
+        (pid,) = served.worker_pids("single")
+        os.kill(pid, signal.SIGKILL)
+        assert running.result().status_code == 507
+        over = behind.result()
+    assert (over.status_code, over.json()["type"]) == (503, "ServiceUnavailableException")
+    assert over.json()["message"].startswith("Sequence dying is over, the worker that held it has ended")
+    told = bystander.post(2)  # it had nothing running: its next request learns it, once
+    assert (told.status_code, "start it again" in told.json()["message"]) == (503, True)
+    answer = bystander(3, ts_request_sequence_start="true", ts_request_sequence_end="true")
+    assert (answer["numbers"], answer["pid"] != pid) == ([3], True)
+
+
+def test_scaling_down_ends_what_the_surplus_worker_held(served: Any, client: httpx.Client) -> None:
+    asks = [Ask(client, "sums", f"scaled-{number}") for number in range(6)]
+    held = {ask.sequence: ask(1)["pid"] for ask in asks}
+    assert len(set(held.values())) == 3
+    served.scale("sums", 1)
+    (left,) = served.worker_pids("sums")
+    for ask in asks:
+        response = ask.post(2)
+        assert response.status_code == (200 if held[ask.sequence] == left else 503)
+    served.scale("sums", 3)
+    for ask in asks:
+        ask.post("=", ts_request_sequence_end="true")
+
+
+def test_a_cancelled_request_leaves_its_sequence(served: Any, client: httpx.Client, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with ThreadPoolExecutor(2) as pool, grpc.insecure_channel(served.inference) as channel:
+        stub = InferenceAPIsServiceStub(channel)
+        running = pool.submit(Ask(client, "single", "left"), f"wait:{gate}")
+        wait_for(Path(f"{gate}.begun"))
+        given_up = stub.Predictions.future(message("single", "left", "4"), timeout=GUARD_S)
+        wait_until(lambda: waiting(served, "single") == 1)
+        given_up.cancel()
+        wait_until(lambda: waiting(served, "single") == 0)
+        gate.touch()
+        running.result()
+    assert Ask(client, "single", "left")(5, ts_request_sequence_end="true")["numbers"] == [5]
+
+
+def test_grpc_streams_carry_sequences(served: Any) -> None:
+    """The recorded calls 328 to 331, where TorchServe itself ends with UNKNOWN or asks for an id."""
+    with grpc.insecure_channel(served.inference) as channel:
+        stub = InferenceAPIsServiceStub(channel)
+        names = ["s1", "s2", "s1", "s2", "s1"]
+        answers = talk(stub, [message("sums", name, str(n)) for n, name in enumerate(names)])
+        found = {"s1": [], "s2": []}
+        for answer in answers:
+            found[answer.sequence_id].append(json.loads(answer.prediction)["numbers"])
+        assert found == {"s1": [[0], [0, 2], [0, 2, 4]], "s2": [[1], [1, 3]]}
+        (unnamed,) = talk(stub, [message("sums", None, "9")])
+        assert unnamed.sequence_id.startswith("ts-seq-")
+        (ended,) = talk(stub, [message("sums", "s1", "=", ts_request_sequence_end=b"true")])
+        assert json.loads(ended.prediction)["end"] == "true"
+        (anew,) = talk(stub, [message("sums", "s1", "=")])
+        assert json.loads(anew.prediction)["end"] is None
+        # models without sequences, missing models and failing handlers
+        plain = talk(stub, [message("plain", "s1", "1"), message("plain", None, "2")])
+        assert [json.loads(answer.prediction)["numbers"][-1] for answer in plain] == [1, 2]
+        missing, after = talk(stub, [message("nope", "s1", "1"), message("plain", "s2", "1")])
+        first, second = sorted((missing, after), key=lambda answer: answer.HasField("status"), reverse=True)
+        assert (first.status.code, first.status.message) == (5, "Model not found: nope")
+        assert not second.HasField("status")
+        failed, fine = talk(stub, [message("plain", "s3", "fail"), message("plain", "s3", "3")])
+        assert (failed.status.code, failed.status.message) == (14, "Prediction failed")
+        assert json.loads(fine.prediction)["numbers"] == [3]
+
+
+def test_describing_a_model_with_sequences_asks_its_handler_apart(served: Any) -> None:
+    described = httpx.get(f"{served.http_management}/models/few?customized=true", timeout=GUARD_S).json()
+    assert described[0]["stateful"] is True
+    assert described[0]["customizedMetadata"]["ids"] == [""]
+
+
+# --- helpers
+
+
+def message(model: str, sequence: str | None, body: str, **inputs: bytes) -> PredictionsRequest:
+    return PredictionsRequest(model_name=model, sequence_id=sequence, input={"data": body.encode(), **inputs})
+
+
+def talk(stub: InferenceAPIsServiceStub, requests: Sequence[PredictionsRequest]) -> list[PredictionResponse]:
+    return list(stub.StreamPredictions2(iter(requests), timeout=GUARD_S))
+
+
+def waiting(served: Any, model: str) -> int:
+    """Requests in the model's queue, as its description says."""
+    return int(served.describe(model)["jobQueueStatus"]["pendingRequests"])
+
+
+def wait_for(path: Path) -> None:
+    wait_until(path.exists)
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    pause = threading.Event()
+    for _ in range(GUARD_S * 50):
+        if true():
+            return
+        pause.wait(0.02)
+    raise AssertionError("it did not happen")

@@ -1,0 +1,201 @@
+"""Runs handlers of continuous batches: `handle` is called for every step with the requests that are in progress.
+
+A request comes with its inputs to its first step, and with its headers alone to the later ones; what a handler keeps
+of it, it keeps under the request's id. A request is over when its answer says so (`_Step.goes_on`), when it fails, or
+when its caller has left: then it isn't in the next step any more.
+"""
+
+from __future__ import annotations
+
+import inspect
+import struct
+from collections.abc import Sequence
+from mmap import mmap
+from typing import Any
+
+from ts.context import Context, RequestCancelled
+from ts.runtime import replies, requests
+from ts.runtime.handlers import Loaded
+from ts.runtime.jobs import Batch, Job
+from ts.runtime.replies import PREDICTION_FAILED, Failure, Outcome, raised
+from ts.runtime.requests import Headers
+from ts.runtime.running import HELD_BYTES_MAX, Running, frozen, is_tensor_request, running_of
+from ts.runtime.worker import Link
+
+STREAM_NEXT = "ts_stream_next"
+_BATCH_ID = struct.Struct("<Q")
+
+
+class _Active:
+    """A request in progress. `id`: what the handler knows it by, unique among those in progress."""
+
+    __slots__ = ("headers", "id", "inputs", "job")
+
+    def __init__(self, job: Job, request_id: str) -> None:
+        assert job.item is not None
+        self.job, self.id = job, request_id
+        self.inputs = requests.fields(job.item)
+        self.headers = requests.headers(job.item, self.inputs)
+        job.item = None
+
+    def row(self, decode: bool) -> tuple[dict[str, Any], Headers]:
+        """What the handler gets of it in this step; from then on it is its headers alone."""
+        inputs, headers = self.inputs, self.headers
+        if inputs:
+            self.inputs = ()
+            self.headers = Headers(headers)
+            for part in inputs:
+                self.headers.pop(part.name, None)
+        return requests.row(inputs, decode), headers
+
+
+class _Jobs(Batch):
+    """The requests of one step. A slow reader holds up nobody: what waits for it is kept, up to a limit."""
+
+    __slots__ = ()
+
+    @property
+    def stalled(self) -> bool:
+        return False
+
+
+class _Step(Running):
+    """One call of the handler, and how its result is told apart into last and other pieces."""
+
+    __slots__ = ("_end_key", "_ids")
+
+    def __init__(self, active: Sequence[_Active], context: Context, link: Link) -> None:
+        batch = _Jobs(0)
+        batch.jobs = [one.job for one in active]
+        super().__init__(batch, context, link)
+        self._ids = {index: one.id for index, one in enumerate(active)}
+        self._end_key = context.header_key_sequence_end.lower()
+
+    def begin(self, active: Sequence[_Active], decode: bool) -> list[Any]:
+        rows = [one.row(decode) for one in active]
+        self.context.begin(self, self._ids, [headers for _, headers in rows])
+        return [row for row, _ in rows]
+
+    def _give(self, pieces: Sequence[tuple[int, Outcome]]) -> None:
+        if self.batch.cancelled:
+            raise RequestCancelled
+        for index, value in pieces:
+            self._piece(index, frozen(value), last=False)
+        self.link.flush()
+
+    def finish(self, result: Any) -> None:
+        pieces = self._outcomes(result, True)
+        if isinstance(pieces, Failure):
+            self.fail(pieces)
+            return
+        for index, piece in enumerate(pieces):
+            last = True
+            if not isinstance(piece, Failure):
+                try:
+                    last = not self.goes_on(index, result[index])
+                except Exception as error:
+                    piece = raised(error, [self._ids[index]])
+            self._piece(index, frozen(piece), last)
+
+    def goes_on(self, index: int, value: Any) -> bool:
+        """Whether the request is in the next step too: its stopping criterion says False, or, without criteria, its
+        answer has the header `ts_stream_next` with `true`."""
+        criteria = self.context.stopping_criteria
+        if criteria:
+            stop = criteria[index](value)
+            return stop is not None and not stop
+        headers = self.context.request_processor[index].get_response_headers()
+        return str(headers.get(STREAM_NEXT, "")).lower() == "true"
+
+    def _piece(self, index: int, value: Outcome, last: bool) -> None:
+        job = self.jobs[index]
+        if not last and job.held and self.ledger.held_bytes(job) > HELD_BYTES_MAX:
+            value = Failure(503, f"Over {HELD_BYTES_MAX} bytes of this stream wait for its reader")
+        head = self._head(index)
+        headers = tuple(pair for pair in head.headers if pair[0] != STREAM_NEXT)
+        end = tuple(pair for pair in headers if pair[0].lower() == self._end_key)
+        self.ledger.give(job, value, last, head.status, head.phrase, headers, end)
+
+
+class ContinuousRunner:
+    """The main loop of a worker whose model has continuousBatching."""
+
+    def __init__(self, link: Link, loaded: Loaded, progress: mmap, decode: bool) -> None:
+        self._link, self._ledger = link, link.ledger
+        self._loaded, self._context = loaded, loaded.context
+        self._limit = max(1, int(loaded.context.system_properties["batch_size"]))
+        self._progress, self._decode = progress, decode
+        self._latest = 0
+        self._active: list[_Active] = []
+
+    def run(self) -> None:
+        """Until the frontend says Stop and everything is answered. SystemExit of a handler passes through."""
+        link, ledger = self._link, self._ledger
+        while True:
+            self._admit()
+            if self._active:
+                self._step()
+                link.flush()
+                link.receive(wait=False)
+            elif ledger.stopping and not ledger.jobs:
+                return
+            else:
+                if ledger.outbox:
+                    link.flush()
+                link.receive(wait=True)
+
+    def _admit(self) -> None:
+        """Takes new requests in as far as there is room; lets go of those whose callers have left."""
+        for one in self._active:
+            if one.job.cancelled:
+                self._ledger.give(one.job, replies.CANCELLED, last=True)
+        self._active = [one for one in self._active if not one.job.over]
+        queue = self._ledger.queue
+        while queue and len(self._active) < self._limit:
+            batch = queue.popleft()
+            if not self._ledger.start(batch):
+                continue
+            self._latest = max(self._latest, batch.batch_id)  # a small batch overtakes a large one on the socket
+            _BATCH_ID.pack_into(self._progress, 0, self._latest)
+            if any(_is_single(job) for job in batch.jobs):
+                self._call_once(batch)
+            else:
+                self._active += [_Active(job, self._unused_id(job)) for job in batch.jobs]
+
+    def _unused_id(self, job: Job) -> str:
+        """Two clients may have chosen one id; what a handler keeps of their requests must not mix."""
+        used = any(one.id == job.request_id for one in self._active)
+        return f"{job.request_id}#{job.job_id}" if used else job.request_id
+
+    def _step(self) -> None:
+        active = self._active
+        step = _Step(active, self._context, self._link)
+        self._run(step, step.begin(active, self._decode))
+
+    def _call_once(self, batch: Batch) -> None:
+        """Describe calls and tensor requests have a call of their own, whose result is their whole answer."""
+        running = running_of(batch, self._context, self._link, self._loaded)
+        rows = running.rows(self._decode)
+        if rows:
+            self._run(running, rows)
+
+    def _run(self, running: Running, rows: list[Any]) -> None:
+        link = self._link
+        link.enter()
+        try:
+            result = self._loaded.entry(rows, self._context)
+            if inspect.isgenerator(result) or inspect.isawaitable(result) or inspect.isasyncgen(result):
+                raise TypeError("with continuousBatching handle returns the answers of one step, it doesn't yield")
+            running.finish(result)
+        except SystemExit:
+            raise
+        except BaseException as error:
+            running.failed(error)
+            running.fail(PREDICTION_FAILED)
+        finally:
+            link.leave()
+
+
+def _is_single(job: Job) -> bool:
+    item = job.item
+    return is_tensor_request(item) or (item is not None and ("describe", "True") in item.headers)
