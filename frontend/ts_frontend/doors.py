@@ -85,8 +85,7 @@ class Doors:
         self._health = health
         self._logs = logs
         self._metrics = metrics
-        cors = config.cors_allowed_origin is not None
-        self._guard = None if authorization is None else HttpGuard(authorization, cors=cors)
+        self._guard = None if authorization is None else HttpGuard(authorization)
         self._tls = certificate_files(config)
         if config.certificate_file and self._tls is None:
             log.warning("certificate_file is set, but no address uses TLS: write https:// or enable_grpc_ssl=true")

@@ -264,6 +264,29 @@ def test_the_model_api_is_off_whatever_is_asked(server: Any, method_and_target: 
     assert ask(server, method, target).status == 400
 
 
+def test_a_handler_does_not_see_the_key(server: Any, inference: Any) -> None:
+    with_more = [*metadata(server, "inference"), ("x-more", "seen")]
+    asked = PredictionsRequest(model_name="probe", input={"data": b'{"op": "headers"}'})
+    answers = [inference.Predictions(asked, metadata=with_more, timeout=GUARD_S).prediction.decode()]
+    target = "/models/probe/invoke?data=%7B%22op%22%3A%22headers%22%7D"
+    answers.append(
+        ask(server, "GET", target, key(server, "inference"), api="http_inference", x_more="seen").body.decode()
+    )
+    for answer in answers:
+        assert "seen" in answer
+        assert "uthorization" not in answer and keys_of(server)["inference"] not in answer
+
+
+def test_refused_calls_are_in_the_access_log(server: Any, inference: Any) -> None:
+    """Unary and streams, gRPC's code 7; status 400 over HTTP."""
+    refused(lambda: inference.Predictions(REQUEST, timeout=GUARD_S))
+    refused(lambda: list(inference.StreamPredictions(REQUEST, timeout=GUARD_S)))
+    ask(server, "GET", "/predictions/logged", api="http_inference")
+    for method in ("Predictions", "StreamPredictions"):
+        server.wait_for_log(f'InferenceAPIsService/{method} HTTP/2.0" 7 ')
+    server.wait_for_log('"GET /predictions/logged HTTP/1.1" 400 ')
+
+
 # --- no good key
 
 

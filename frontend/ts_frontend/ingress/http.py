@@ -20,7 +20,6 @@ from ts_frontend.ingress.http_call import (
     HttpRequest,
     Route,
     Serve,
-    peer_of,
 )
 
 logger = logging.getLogger(__name__)
@@ -182,8 +181,9 @@ def _bytes(body: Body) -> bytes | bytearray:
 
 def _line(scope: Scope) -> tuple[str, str]:
     """Who asked, and the request line, for the access log."""
-    version = scope["http_version"]
+    client, version = scope.get("client"), scope["http_version"]
     target = scope["raw_path"].decode("latin-1")
     if scope["query_string"]:
         target += "?" + scope["query_string"].decode("latin-1")
-    return peer_of(scope), f"{scope['method']} {target} HTTP/{VERSIONS.get(version, version)}"
+    peer = f"{client[0]}:{client[1]}" if client else ""
+    return peer, f"{scope['method']} {target} HTTP/{VERSIONS.get(version, version)}"

@@ -41,11 +41,6 @@ class HttpAnswer(NamedTuple):
     body: Body | AsyncIterator[Sequence[Body]]
 
 
-def peer_of(scope: Scope) -> str:
-    client = scope.get("client")
-    return f"{client[0]}:{client[1]}" if client else ""
-
-
 class HttpRequest:
     """One request. `path` is percent-decoded, `segments` are its parts; names in `headers` are lower case."""
 
@@ -76,7 +71,8 @@ class HttpRequest:
     @property
     def peer(self) -> str:
         """HOST:PORT of the client, "" for one of a Unix socket."""
-        return peer_of(self._scope)
+        client = self._scope.get("client")
+        return f"{client[0]}:{client[1]}" if client else ""
 
     def header(self, name: bytes) -> str:
         """The last value of a header, "" without it."""

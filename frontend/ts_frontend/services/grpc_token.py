@@ -9,6 +9,7 @@ from ts_frontend.authorization.keys import Kind
 from ts_frontend.errors import ServeError
 from ts_frontend.ingress.call import Call, Method, Shape
 
+AUTHORIZATION = "authorization"
 #: Methods that probes call, by their last name; grpc.health.v1 and reflection aren't guarded at all.
 HEALTH_METHODS = frozenset({"Ping", "ServerLive", "ServerReady", "ModelReady"})
 
@@ -27,13 +28,15 @@ def guarded(method: Method, authorization: Authorization, kind: Kind) -> Method:
 
     def check(call: Call) -> None:
         authorization.check(kind, presented(call), call.peer)
+        # Handlers get the metadata, and have no use for the server's key.
+        call.metadata = [entry for entry in call.metadata if entry[0] != AUTHORIZATION]
 
     return Method(method.path, method.shape, (_unary if method.shape is Shape.UNARY else _streaming)(run, check))
 
 
 def presented(call: Call) -> list[bytes]:
     """The values of `authorization`; what isn't ASCII is no key, in whichever way it was decoded."""
-    found = [value for name, value in call.metadata if name == "authorization"]
+    found = [value for name, value in call.metadata if name == AUTHORIZATION]
     return [value.encode() if isinstance(value, str) and value.isascii() else b"" for value in found]
 
 

@@ -12,6 +12,7 @@ from ts_frontend.ingress.http import JSON
 from ts_frontend.ingress.http_call import HttpAnswer, HttpRequest, Route, Serve
 from ts_frontend.services.http_answers import Parameters, query_pairs
 
+AUTHORIZATION = b"authorization"
 #: What /token renews, by the word for it.
 _RENEWED = {"management": Kind.MANAGEMENT, "inference": Kind.INFERENCE}
 
@@ -25,12 +26,10 @@ class Authorization(Protocol):
 
 
 class HttpGuard:
-    """Asks for keys, before anything of a request's body is read. `cors`: pages of another origin may call, and their
-    browsers ask first, without a key."""
+    """Asks for keys, before anything of a request's body is read."""
 
-    def __init__(self, authorization: Authorization, *, cors: bool) -> None:
+    def __init__(self, authorization: Authorization) -> None:
         self._authorization = authorization
-        self._cors = cors
 
     def guarded(self, route: Route, *kinds: Kind) -> Route:
         """The route, for those who have a key of one of the kinds. Health and the API description are everyone's."""
@@ -43,8 +42,6 @@ class HttpGuard:
                 raise
             if serve is None or is_open(request):
                 return serve
-            if self._cors and _is_preflight(request):
-                return _allow
             self._check(request, kinds)
             return serve
 
@@ -60,9 +57,11 @@ class HttpGuard:
         return find
 
     def _check(self, request: HttpRequest, kinds: Sequence[Kind]) -> None:
+        """Returns when a key is good; handlers don't get to see it."""
         values = presented(request)
         for kind in kinds:
             if self._authorization.opens(kind, values):
+                request.headers = [pair for pair in request.headers if pair[0] != AUTHORIZATION]
                 return
         self._authorization.refuse(kinds[0], values, request.peer)
 
@@ -85,7 +84,7 @@ class HttpGuard:
 
 def presented(request: HttpRequest) -> list[bytes]:
     """The values of the request's Authorization headers."""
-    return [value for name, value in request.headers if name == b"authorization"]
+    return [value for name, value in request.headers if name == AUTHORIZATION]
 
 
 def is_open(request: HttpRequest) -> bool:
@@ -98,12 +97,3 @@ def is_open(request: HttpRequest) -> bool:
         case ["v1", "models", name]:
             return request.method == "GET" and ":" not in name
     return request.method == "OPTIONS" and not any(request.segments)
-
-
-def _is_preflight(request: HttpRequest) -> bool:
-    return request.method == "OPTIONS" and bool(request.header(b"access-control-request-method"))
-
-
-async def _allow(request: HttpRequest) -> HttpAnswer:
-    """What a browser wants to hear before it sends a key; the headers that say it are those of every answer."""
-    return HttpAnswer(200, (), b"")
