@@ -1,0 +1,168 @@
+"""config.pbtxt: read, checked, completed, and as the JSON that clients and models get. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from google.protobuf import text_format
+from google.protobuf.message import Message
+
+from ts.protocol.model_config_pb2 import ModelConfig
+from ts.protocol.pool import POOL
+from ts_frontend.errors import InvalidArgument
+from ts_frontend.models.signature import Signature, TensorSpec
+
+#: The backends that are served, and the file that each looks for in a version's directory.
+MODEL_FILES = {"python": "model.py", "pytorch": "model.pt", "onnxruntime": "model.onnx"}
+_BACKENDS_OF_PLATFORMS = {"pytorch_libtorch": "pytorch", "onnxruntime_onnx": "onnxruntime"}
+_PLATFORMS = {backend: platform for platform, backend in _BACKENDS_OF_PLATFORMS.items()}
+_GROUP_KIND_GPU, _GROUP_KIND_CPU = 1, 2
+
+
+def parse(text: str, source: str) -> ModelConfig:
+    """The configuration in the text of a config.pbtxt. InvalidArgument, naming `source`, line and column."""
+    try:
+        config: ModelConfig = text_format.Parse(text, ModelConfig(), descriptor_pool=POOL)
+    except text_format.ParseError as error:
+        raise InvalidArgument(f"{source}: {error}") from None
+    return config
+
+
+def checked(config: ModelConfig, name: str, source: str) -> ModelConfig:
+    """The configuration of the model in the directory `name`. InvalidArgument for what can't be served."""
+    if config.name and config.name != name:
+        raise InvalidArgument(f"{source}: name is {config.name!r}, but the model's directory is {name!r}")
+    if config.max_batch_size < 0:
+        raise InvalidArgument(f"{source}: max_batch_size is {config.max_batch_size}, it can't be negative")
+    if config.HasField("ensemble_scheduling"):
+        raise InvalidArgument(f"{source}: ensembles are not served; a workflow does the same (docs/workflows.md)")
+    for kind, tensors in (("input", config.input), ("output", config.output)):
+        _check_tensors(kind, tensors, source)
+    backend_of(config, source)
+    return config
+
+
+def _check_tensors(kind: str, tensors: Iterable[Any], source: str) -> None:
+    seen: set[str] = set()
+    for tensor in tensors:
+        if not tensor.name or tensor.name in seen:
+            raise InvalidArgument(f"{source}: {kind} {tensor.name!r} is given twice or has no name")
+        seen.add(tensor.name)
+        if not tensor.data_type:
+            raise InvalidArgument(f"{source}: {kind} {tensor.name!r} has no data_type")
+        if not tensor.dims:
+            raise InvalidArgument(f"{source}: {kind} {tensor.name!r} has no dims")
+        for size in tensor.dims:
+            if size < -1 or size == 0:
+                raise InvalidArgument(f"{source}: {kind} {tensor.name!r}: a dimension is -1 or at least 1, not {size}")
+
+
+def backend_of(config: ModelConfig, source: str) -> str:
+    """Which backend runs the model, "" when nothing says it. InvalidArgument for one that isn't there."""
+    found = config.backend or _BACKENDS_OF_PLATFORMS.get(config.platform, config.platform)
+    if found and found not in MODEL_FILES:
+        raise InvalidArgument(f"{source}: backend {found!r} is not served; one of {', '.join(MODEL_FILES)}")
+    return found
+
+
+def completed(config: ModelConfig, name: str, backend: str) -> ModelConfig:
+    """The configuration with what follows from its directory."""
+    full = ModelConfig()
+    full.CopyFrom(config)
+    full.name, full.backend = name, backend
+    full.platform = full.platform or _PLATFORMS.get(backend, "")
+    full.default_model_filename = full.default_model_filename or MODEL_FILES[backend]
+    if not full.version_policy.WhichOneof("policy_choice"):
+        full.version_policy.latest.num_versions = 1
+    if not full.instance_group:
+        full.instance_group.add(name=name, count=1)
+    return full
+
+
+def chosen(config: ModelConfig, versions: list[int]) -> list[int]:
+    """The versions that the policy asks for, of those that are there, in ascending order."""
+    policy = config.version_policy
+    choice = policy.WhichOneof("policy_choice")
+    if choice == "all":
+        return sorted(versions)
+    if choice == "specific":
+        return sorted(set(policy.specific.versions) & set(versions))
+    return sorted(versions)[-(policy.latest.num_versions or 1) :]
+
+
+def signature(config: ModelConfig) -> Signature:
+    """What metadata says: with a leading -1 for the batch, when the model takes batches."""
+    batch = (-1,) if config.max_batch_size else ()
+    return Signature(
+        config.platform or config.backend,
+        tuple(_spec(one, batch, one.optional) for one in config.input),
+        tuple(_spec(one, batch, False) for one in config.output),
+        config.model_transaction_policy.decoupled,
+    )
+
+
+def _spec(tensor: Any, batch: tuple[int, ...], optional: bool) -> TensorSpec:
+    return TensorSpec(tensor.name, datatype(tensor.data_type), (*batch, *tensor.dims), optional)
+
+
+def datatype(number: int) -> str:
+    """13 -> `BYTES`, 11 -> `FP32`."""
+    name = ModelConfig.DESCRIPTOR.file.enum_types_by_name["DataType"].values_by_number[number].name
+    return "BYTES" if name == "TYPE_STRING" else name.removeprefix("TYPE_")
+
+
+def worker_settings(config: ModelConfig, gpus: int) -> dict[str, Any]:
+    """The scheduling of a config.pbtxt in the words of a model-config.yaml; `gpus`: how many there are.
+
+    A batch is a number of requests here, whatever their own batch dimensions are.
+    """
+    found: dict[str, Any] = {"batchSize": 1}
+    if config.HasField("dynamic_batching"):
+        dynamic = config.dynamic_batching
+        found["batchSize"] = max(config.max_batch_size, 1)
+        if dynamic.max_queue_delay_microseconds:
+            found["maxBatchDelay"] = max(round(dynamic.max_queue_delay_microseconds / 1000), 1)
+        if dynamic.default_queue_policy.max_queue_size:
+            found["jobQueueSize"] = dynamic.default_queue_policy.max_queue_size
+    return found | _placement(config, gpus)
+
+
+def _placement(config: ModelConfig, gpus: int) -> dict[str, Any]:
+    """Instances as workers: those of a GPU group count for each of its GPUs."""
+    count, on_gpu = 0, False
+    ids: list[int] = []
+    for group in config.instance_group:
+        if group.passive:
+            continue
+        wants_gpu = group.kind == _GROUP_KIND_GPU or (group.kind != _GROUP_KIND_CPU and gpus > 0)
+        each = list(group.gpus) or list(range(gpus)) if wants_gpu else []
+        count += max(group.count, 1) * max(len(each), 1)
+        ids += [one for one in each if one not in ids]
+        on_gpu |= bool(each)
+    found: dict[str, Any] = {"minWorkers": max(count, 1), "maxWorkers": max(count, 1)}
+    found["deviceType"] = "gpu" if on_gpu else "cpu"
+    return found | ({"deviceIds": ids} if on_gpu and ids else {})
+
+
+def as_json(message: Message) -> dict[str, Any]:
+    """A message as Triton writes it: its proto's names, enums by name, numbers as numbers, unset scalars too."""
+    found: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        entry = field.message_type
+        if entry is not None and entry.GetOptions().map_entry:
+            found[field.name] = {str(key): _json(entry.fields_by_name["value"], one) for key, one in value.items()}
+        elif hasattr(value, "__len__") and not isinstance(value, str):
+            found[field.name] = [_json(field, one) for one in value]
+        elif not field.has_presence or message.HasField(field.name):
+            found[field.name] = _json(field, value)
+    return found
+
+
+def _json(field: Any, value: Any) -> Any:
+    if field.message_type is not None:
+        return as_json(value)
+    if field.enum_type is not None:
+        return field.enum_type.values_by_number[value].name
+    return value

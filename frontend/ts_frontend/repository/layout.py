@@ -1,0 +1,135 @@
+"""A model's directory in a Triton repository: which versions it has, and what each is as an archive. Blocking."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ts.protocol.model_config_pb2 import ModelConfig
+from ts_frontend.errors import InvalidArgument, ModelNotFound
+from ts_frontend.models.archive import Archive
+from ts_frontend.repository import config as configs
+
+CONFIG_FILE = "config.pbtxt"
+CONFIG_BYTES_MAX = 4 << 20
+_VERSION = re.compile(r"[1-9][0-9]*")
+_NAME = re.compile(r"[^/\\\0]+")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDirectory:
+    """A model as it lies there. `versions` are those that its policy asks for; `stamp` changes when its files do."""
+
+    name: str
+    path: Path
+    config: ModelConfig
+    backend: str
+    versions: tuple[int, ...]
+    stamp: tuple[tuple[str, int, int], ...]
+
+    def archive(self, version: int, gpus: int) -> Archive:
+        """One version, ready to be registered. `gpus`: how many there are to place workers on."""
+        config, directory = self.config, self.path / str(version)
+        return Archive(
+            dir=directory,
+            owned=False,
+            name=self.name,
+            version=str(version),
+            manifest={"model": {"modelName": self.name, "modelVersion": str(version)}},
+            handler=config.default_model_filename,
+            config=configs.worker_settings(config, gpus),
+            adapter="triton",
+            adapter_settings=self._adapter_settings(directory),
+            signature=configs.signature(config),
+        )
+
+    def _adapter_settings(self, directory: Path) -> dict[str, Any]:
+        return {
+            "backend": self.backend,
+            "config": configs.as_json(self.config),
+            "model_file": str(directory / self.config.default_model_filename),
+            "model_repository": str(self.path.parent),
+        }
+
+
+def names(repository: Path) -> list[str]:
+    """The models of a repository: its directories, hidden ones left out."""
+    return sorted(one.name for one in repository.iterdir() if one.is_dir() and not one.name.startswith("."))
+
+
+def find(repositories: Sequence[Path], name: str) -> Path:
+    """Where the model lies. ModelNotFound; InvalidArgument when several repositories have it, or for a bad name."""
+    if not _NAME.fullmatch(name) or name in (".", ".."):
+        raise InvalidArgument(f"{name!r} is no name of a model")
+    found = [path / name for path in repositories if (path / name).is_dir()]
+    if not found:
+        raise ModelNotFound(name)
+    if len(found) > 1:
+        raise InvalidArgument(f"model {name!r} is in several repositories: {', '.join(map(str, found))}")
+    return found[0]
+
+
+def read(path: Path, config_text: str | None = None) -> ModelDirectory:
+    """The model in the directory `path`; `config_text` instead of its config.pbtxt. InvalidArgument, naming the file
+    and what is wrong."""
+    name, source = path.name, f"{path.name}/{CONFIG_FILE}"
+    text = _text(path / CONFIG_FILE) if config_text is None else config_text
+    config = configs.checked(configs.parse(text, source), name, source)
+    versions = _versions(path)
+    if not versions:
+        raise InvalidArgument(f"model {name!r} has no version: there is no directory with a number in {path}")
+    wanted = configs.chosen(config, versions)
+    if not wanted:
+        have = ", ".join(map(str, versions))
+        raise InvalidArgument(f"model {name!r}: its version_policy takes none of the versions that are there: {have}")
+    backend = configs.backend_of(config, source) or _backend(path / str(wanted[-1]))
+    full = configs.completed(config, name, backend)
+    for version in wanted:
+        _check_file(path / str(version), full.default_model_filename)
+    return ModelDirectory(name, path, full, backend, tuple(wanted), stamp(path))
+
+
+def _text(file: Path) -> str:
+    """ "" when there is no such file: the model's own directory says enough."""
+    try:
+        if file.stat().st_size > CONFIG_BYTES_MAX:
+            raise InvalidArgument(f"{file} is larger than {CONFIG_BYTES_MAX} bytes")
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"{file} can't be read: {error}") from None
+
+
+def _versions(path: Path) -> list[int]:
+    return sorted(int(one.name) for one in path.iterdir() if one.is_dir() and _VERSION.fullmatch(one.name))
+
+
+def _backend(directory: Path) -> str:
+    """By the model's file, when the configuration doesn't say it."""
+    for backend, file in configs.MODEL_FILES.items():
+        if (directory / file).is_file():
+            return backend
+    files = ", ".join(configs.MODEL_FILES.values())
+    raise InvalidArgument(f"{directory} has none of {files}, and the configuration names no backend")
+
+
+def _check_file(directory: Path, name: str) -> None:
+    file = directory / name
+    if not file.exists():
+        raise InvalidArgument(f"there is no {name} in {directory}")
+    if not file.resolve().is_relative_to(directory.parent.resolve()):
+        raise InvalidArgument(f"{file} leads out of the model's directory")
+
+
+def stamp(path: Path) -> tuple[tuple[str, int, int], ...]:
+    """Names, sizes and times of all files."""
+    found = []
+    for one in sorted(path.rglob("*")):
+        if one.is_file() and "__pycache__" not in one.parts:
+            status = one.stat()
+            found.append((str(one.relative_to(path)), status.st_size, status.st_mtime_ns))
+    return tuple(found)

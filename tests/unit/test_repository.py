@@ -1,0 +1,140 @@
+"""Triton's model repositories: config.pbtxt, versions, and what they become."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ts_frontend.errors import InvalidArgument, ModelNotFound
+from ts_frontend.models.signature import TensorSpec
+from ts_frontend.repository import config as configs
+from ts_frontend.repository import layout
+
+CONFIG = """
+# a comment
+name: "llm_model"
+backend: 'python'
+max_batch_size: 8
+input [ { name: "text_input" data_type: TYPE_STRING dims: [ -1 ] } ]
+output: { name: "text_output", data_type: TYPE_STRING, dims: -1 }
+dynamic_batching { max_queue_delay_microseconds: 5000 default_queue_policy { max_queue_size: 7 } }
+instance_group [ { kind: KIND_CPU count: 2 } ]
+parameters { key: "k" value { string_value: "v" } }
+"""
+
+
+def model(
+    tmp_path: Path, config: str | None = CONFIG, versions: tuple[str, ...] = ("1",), name: str = "llm_model"
+) -> Path:
+    path = tmp_path / name
+    for version in versions:
+        (path / version).mkdir(parents=True)
+        (path / version / "model.py").write_text("")
+    if config is not None:
+        (path / "config.pbtxt").write_text(config)
+    return path
+
+
+def test_a_configuration_becomes_an_archive(tmp_path: Path) -> None:
+    found = layout.read(model(tmp_path))
+    assert (found.name, found.backend, found.versions) == ("llm_model", "python", (1,))
+    archive = found.archive(1, gpus=0)
+    assert (archive.name, archive.version, archive.adapter) == ("llm_model", "1", "triton")
+    assert archive.config == {
+        "batchSize": 8,
+        "maxBatchDelay": 5,
+        "jobQueueSize": 7,
+        "minWorkers": 2,
+        "maxWorkers": 2,
+        "deviceType": "cpu",
+    }
+    assert archive.signature is not None
+    assert archive.signature.inputs == (TensorSpec("text_input", "BYTES", (-1, -1)),)
+    config = archive.adapter_settings["config"]
+    assert config["parameters"] == {"k": {"string_value": "v"}} and config["input"][0]["dims"] == [-1]
+    assert config["version_policy"] == {"latest": {"num_versions": 1}}
+
+
+def test_a_model_without_a_configuration_is_known_by_its_file(tmp_path: Path) -> None:
+    found = layout.read(model(tmp_path, None))
+    assert found.backend == "python" and found.archive(1, 0).config["batchSize"] == 1
+
+
+@pytest.mark.parametrize(
+    ("policy", "versions"),
+    [
+        ("", (10,)),
+        ("version_policy { latest { num_versions: 2 } }", (2, 10)),
+        ("version_policy: { all {} }", (1, 2, 10)),
+        ("version_policy: { specific: { versions: [1, 3] } }", (1,)),
+    ],
+)
+def test_version_policies(tmp_path: Path, policy: str, versions: tuple[int, ...]) -> None:
+    path = model(tmp_path, policy, ("1", "2", "10", "007", "x", "0"))
+    assert layout.read(path).versions == versions
+
+
+@pytest.mark.parametrize(
+    ("groups", "gpus", "expected"),
+    [
+        ("", 0, (1, "cpu", None)),
+        ("", 2, (2, "gpu", [0, 1])),
+        ("instance_group { kind: KIND_GPU count: 2 gpus: [1] }", 2, (2, "gpu", [1])),
+        ("instance_group { kind: KIND_CPU count: 3 }", 2, (3, "cpu", None)),
+        ("instance_group { kind: KIND_GPU gpus: 0 } instance_group { kind: KIND_GPU gpus: 1 }", 2, (2, "gpu", [0, 1])),
+    ],
+)
+def test_instances_are_workers(groups: str, gpus: int, expected: tuple[int, str, list[int] | None]) -> None:
+    config = configs.completed(configs.parse(groups, "x"), "m", "python")
+    found = configs.worker_settings(config, gpus)
+    assert (found["minWorkers"], found["deviceType"], found.get("deviceIds")) == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ("max_batch: 3", ["config.pbtxt", "1:1", "max_batch"]),
+        ('name: "other"', ["other", "llm_model"]),
+        ("max_batch_size: -1", ["max_batch_size", "-1"]),
+        ('backend: "tensorrt"', ["tensorrt", "python, pytorch"]),
+        ('input { name: "x" dims: 1 }', ["'x'", "data_type"]),
+        ('input { name: "x" data_type: TYPE_FP32 }', ["'x'", "dims"]),
+        ('input { name: "x" data_type: TYPE_FP32 dims: 0 }', ["'x'", "0"]),
+        (
+            'input [{name: "x" data_type: TYPE_FP32 dims: 1}, {name: "x" data_type: TYPE_FP32 dims: 1}]',
+            ["'x'", "twice"],
+        ),
+        ("ensemble_scheduling {}", ["workflow"]),
+        ('default_model_filename: "other.py"', ["other.py"]),
+        ('default_model_filename: "../../../x.py"', ["x.py"]),
+        ("version_policy { specific { versions: 9 } }", ["version_policy", "1"]),
+    ],
+)
+def test_what_cannot_be_served_is_named(tmp_path: Path, config: str, words: list[str]) -> None:
+    (tmp_path.parent / "x.py").write_text("")
+    with pytest.raises(InvalidArgument) as caught:
+        layout.read(model(tmp_path, config))
+    assert all(word in caught.value.message for word in words), caught.value.message
+
+
+def test_names_and_places(tmp_path: Path) -> None:
+    first, second = tmp_path / "a", tmp_path / "b"
+    model(first), model(second), model(second, name="other")
+    (first / ".git").mkdir()
+    assert layout.names(first) == ["llm_model"]
+    assert layout.find([first, second], "other") == second / "other"
+    with pytest.raises(InvalidArgument, match="several repositories"):
+        layout.find([first, second], "llm_model")
+    with pytest.raises(ModelNotFound):
+        layout.find([first], "nobody")
+    for name in ("..", "a/b", ""):
+        with pytest.raises(InvalidArgument):
+            layout.find([first], name)
+
+
+def test_the_stamp_changes_with_the_files(tmp_path: Path) -> None:
+    path = model(tmp_path)
+    before = layout.stamp(path)
+    (path / "1" / "model.py").write_text("x = 1\n")
+    assert layout.stamp(path) != before
