@@ -321,7 +321,7 @@ async def _run(config: ServerConfig, logs: Logs, report: _Report) -> None:
     def on_ready(listening: dict[str, str], failures: list[str]) -> None:
         for name, address in listening.items():
             log.info("%s listens on %s", name, address)
-        print(STARTED, flush=True)
+        print(f"{STARTED}\n", end="", flush=True)  # in one piece: the log's thread writes there too
         report.ready(listening, failures)
 
     await server.run(on_ready, report.progress)

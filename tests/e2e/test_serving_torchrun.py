@@ -106,6 +106,8 @@ def test_ranks_are_separate_processes_below_torchrun(team):
     assert one != two
     assert parent == same_parent == team.worker_pids("together")[0]
     assert "ts.runtime.torchrun" in psutil.Process(parent).cmdline()
+    (worker,) = team.describe("together")["workers"]
+    assert worker["memoryUsage"] > sum(psutil.Process(pid).memory_info().rss for pid in (one, parent)), "of all of them"
 
 
 def test_ranks_get_the_environment_that_torchrun_and_the_model_set(team):

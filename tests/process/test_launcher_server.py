@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,6 +91,23 @@ def test_a_taken_port_is_the_reason(place: Place) -> None:
 def _made(directory: Path) -> Path:
     directory.mkdir()
     return directory
+
+
+def test_all_loads_every_archive_and_nothing_hidden(place: Place) -> None:
+    """And logs go where the environment says, all five files from the start on."""
+    store = _made(place.directory / "store")
+    for name in ("one.mar", "two.model", "not_an_archive.txt"):
+        (store / name).write_bytes((STORE / "hello_stream.mar").read_bytes())
+    _made(store / ".hidden")
+    place.environ |= {"LOG_LOCATION": "elsewhere", "METRICS_LOCATION": "numbers"}
+    started = place.start("--models", "ALL", "--model-store", str(store), "--set=default_workers_per_model=1", "--ncs")
+    assert started.returncode == 0, started.stderr
+    log = (place.directory / "elsewhere" / "ts_log.log").read_text()
+    assert sorted(re.findall(r"Model (\S+) \S+ added", log)) == ["hello_stream"] and "two.model" in started.stderr
+    logs = ["access_log.log", "model_log.log", "ts_log.log"]
+    assert sorted(path.name for path in (place.directory / "elsewhere").glob("*.log") if path.name in logs) == logs
+    metrics = {path.name for path in (place.directory / "numbers").iterdir()}
+    assert {"model_metrics.log", "ts_metrics.log"} <= metrics
 
 
 def test_a_model_that_cannot_be_loaded_is_told_at_the_terminal(place: Place) -> None:

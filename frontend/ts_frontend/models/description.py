@@ -68,7 +68,7 @@ def _worker(slot: Slot) -> dict[str, Any]:
         "id": str(slot.id),
         "startTime": _local_time(worker.started_at),
         "status": worker.status,
-        "memoryUsage": _resident_bytes(worker.pid),
+        "memoryUsage": sum(map(_resident_bytes, worker.pids)),
         "pid": worker.pid,
         "gpu": slot.device.is_gpu,
         "gpuUsage": GPU_USAGE_UNKNOWN if slot.device.gpu_id is None else f"gpuId::{slot.device.gpu_id}",

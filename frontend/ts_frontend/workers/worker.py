@@ -62,6 +62,13 @@ class Worker:
         return self.process.pid if self.process is not None else 0
 
     @property
+    def pids(self) -> list[int]:
+        """All processes that it is known to consist of."""
+        if self.process is None:
+            return []
+        return [self.process.pid, *(self.process.meeting.pids if self.process.meeting is not None else ())]
+
+    @property
     def busy(self) -> bool:
         return bool(self._running.batches)
 
