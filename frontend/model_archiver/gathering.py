@@ -14,7 +14,6 @@ from model_archiver.model_archiver_config import ModelArchiverConfig
 from model_archiver.model_archiver_error import MissingFile, ModelArchiverError
 
 _log = logging.getLogger(__name__)
-_RESERVED = "MAR-INF"
 _CACHE = "__pycache__"
 _PATTERN_CHARS = frozenset("*?[")
 
@@ -34,15 +33,17 @@ BUILT_IN_HANDLERS = frozenset(
 
 
 class Contents:
-    """The files of an archive by their names in it ('/' between directories)."""
+    """The files of an archive by their names in it ('/' between directories). `reserved`: the directory that's for its
+    manifest."""
 
-    def __init__(self) -> None:
+    def __init__(self, reserved: str) -> None:
         self.files: dict[str, Path] = {}
+        self._reserved = reserved
 
     def add(self, name: str, path: Path) -> None:
         """Raises ModelArchiverError when another file has the name already, in any case, unless it's the same."""
-        if name.split("/")[0].upper() == _RESERVED:
-            raise ModelArchiverError(f"{path}: {_RESERVED} in an archive is for its manifest")
+        if name.split("/")[0].upper() == self._reserved:
+            raise ModelArchiverError(f"{path}: {self._reserved} in an archive is for its manifest")
         other = self.files.get(name)
         if other is not None and not filecmp.cmp(other, path, shallow=False):
             raise ModelArchiverError(
@@ -51,27 +52,32 @@ class Contents:
             )
         self.files.setdefault(name, path)
 
+    def add_extra(self, extra_files: str | Sequence[str] | None, leave_out: Path, *, preserve: bool) -> None:
+        """What --extra-files names. `leave_out`: the archive that's being made, should it lie among them."""
+        for path in extra_paths(extra_files):
+            for name, file in _placed(path, preserve):
+                if not _within(file, leave_out):
+                    self.add(name, file)
+
 
 def gather(config: ModelArchiverConfig, leave_out: Path) -> dict[str, Path]:
     """All files of the archive. `leave_out`: the archive that's being made, should it lie among them.
 
     Raises ModelArchiverError, MissingFile.
     """
-    contents = Contents()
+    contents = Contents("MAR-INF")
     for option in ("serialized_file", "model_file", "requirements_file", "config_file"):
         if value := getattr(config, option):
-            path = _existing(Path(value), "--" + option.replace("_", "-"))
+            path = existing(Path(value), "--" + option.replace("_", "-"))
             contents.add(path.name, path)
     if handler := handler_file(config):
         contents.add(handler.name, handler)
-    for path in extra_paths(config.extra_files):
-        for name, file in _placed(path, config.preserve_structure):
-            if not _within(file, leave_out):
-                contents.add(name, file)
+    contents.add_extra(config.extra_files, leave_out, preserve=config.preserve_structure)
     return contents.files
 
 
-def _existing(path: Path, option: str) -> Path:
+def existing(path: Path, option: str) -> Path:
+    """The file an option names. Raises MissingFile."""
     if not path.is_file():
         raise MissingFile(f"{option}: {path} is {'a directory' if path.is_dir() else 'not there'}")
     return path
@@ -92,7 +98,7 @@ def handler_file(config: ModelArchiverConfig) -> Path | None:
         return None
     if config.runtime == "LSP":
         return Path(file) if Path(file).is_file() else None
-    return _existing(Path(file if file.endswith(".py") else f"{file}.py"), "--handler")
+    return existing(Path(file if file.endswith(".py") else f"{file}.py"), "--handler")
 
 
 def extra_paths(extra_files: str | Sequence[str] | None) -> Iterator[Path]:

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ class ModelArchiver:
             raise ModelArchiverError(f"{target} is already there. Use --force (-f) to replace it.")
         target.parent.mkdir(parents=True, exist_ok=True)
         files = gather(config, target)
-        stamp = _stamp()
+        stamp = Stamp.now()
         manifest = json.dumps(manifest_of(config, stamp), indent=2) + "\n"
         pack(
             {**files, "MAR-INF/MANIFEST.json": manifest.encode()},
@@ -71,16 +70,6 @@ def archive_path(config: ModelArchiverConfig) -> Path:
     return Path(config.export_path) / f"{config.model_name}{suffix}"
 
 
-def _stamp() -> Stamp:
-    """Now, or SOURCE_DATE_EPOCH (reproducible-builds.org/specs/source-date-epoch): seconds since 1970."""
-    text = os.environ.get("SOURCE_DATE_EPOCH")
-    try:
-        epoch_s = int(time.time()) if text is None else int(text)
-        return Stamp(epoch_s, time.gmtime(epoch_s)[:6])
-    except (ValueError, OverflowError, OSError):
-        raise ModelArchiverError(f"SOURCE_DATE_EPOCH is {text!r}, but must be seconds since 1970") from None
-
-
 def manifest_of(config: ModelArchiverConfig, stamp: Stamp) -> dict[str, Any]:
     """What stands in MAR-INF/MANIFEST.json. Files have their names in the archive: all lie at its root."""
     file, function = split_handler(str(config.handler))
@@ -94,9 +83,8 @@ def manifest_of(config: ModelArchiverConfig, stamp: Stamp) -> dict[str, Any]:
         "requirementsFile": _base_name(config.requirements_file),
         "configFile": _base_name(config.config_file),
     }
-    year, month, day, hour, minute, second = stamp.moment
     return {
-        "createdOn": f"{day:02d}/{month:02d}/{year:04d} {hour:02d}:{minute:02d}:{second:02d}",
+        "createdOn": str(stamp),
         "runtime": config.runtime,
         "model": {key: value for key, value in model.items() if value is not None},
         "archiverVersion": __version__,

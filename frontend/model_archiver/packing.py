@@ -9,11 +9,14 @@ import shutil
 import stat
 import tarfile
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
+
+from model_archiver.model_archiver_error import ModelArchiverError
 
 _COPY_BYTES = 1 << 20
 _ZIP_EARLIEST = (1980, 1, 1, 0, 0, 0)
@@ -30,6 +33,24 @@ class Stamp:
     def __init__(self, epoch_s: int, moment: Moment) -> None:
         self.epoch_s = epoch_s
         self.moment = moment
+
+    @classmethod
+    def now(cls) -> Stamp:
+        """Now, or SOURCE_DATE_EPOCH (reproducible-builds.org/specs/source-date-epoch): seconds since 1970.
+
+        Raises ModelArchiverError.
+        """
+        text = os.environ.get("SOURCE_DATE_EPOCH")
+        try:
+            epoch_s = int(time.time()) if text is None else int(text)
+            return cls(epoch_s, time.gmtime(epoch_s)[:6])
+        except (ValueError, OverflowError, OSError):
+            raise ModelArchiverError(f"SOURCE_DATE_EPOCH is {text!r}, but must be seconds since 1970") from None
+
+    def __str__(self) -> str:
+        """As `createdOn` of a manifest."""
+        year, month, day, hour, minute, second = self.moment
+        return f"{day:02d}/{month:02d}/{year:04d} {hour:02d}:{minute:02d}:{second:02d}"
 
 
 def write_zip(members: Members, file: IO[bytes], stamp: Stamp, compression: int) -> None:

@@ -163,7 +163,7 @@ def _add_settings(group: argparse._ArgumentGroup) -> None:
 
 def _add_accepted(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--workflow-store", metavar="DIR", help="directory of workflow archives: a later version reads it"
+        "--workflow-store", metavar="DIR", help="directory of workflow archives (default: the model store)"
     )
     group.add_argument("--plugins-path", "--ppath", metavar="DIR", help="Java plugins: no effect")
     group.add_argument("--cpp-log-config", metavar="FILE", help="logging of C++ workers: no effect")

@@ -135,7 +135,7 @@ class ServerConfig:
     # Models
     model_store: Path | None = _row(PATH, None, "directory of the archives; needed to start")
     workflow_store: Path | None = _row(
-        PATH, None, "directory of workflow archives; not set: `model_store`", effect="later", restored=False
+        PATH, None, "directory of workflow archives; not set: `model_store`", restored=False
     )
     load_models: tuple[str, ...] = _row(
         WORDS,

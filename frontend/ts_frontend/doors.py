@@ -33,6 +33,7 @@ from ts_frontend.services.http_metrics import MetricsApp
 from ts_frontend.services.http_open_inference import HttpOpenInference
 from ts_frontend.services.http_openai import HttpOpenAI
 from ts_frontend.services.http_token import HttpGuard
+from ts_frontend.services.http_workflows import HttpWorkflows
 from ts_frontend.services.inference import InferenceService
 from ts_frontend.services.management import ManagementService
 from ts_frontend.services.metadata import RequestIds
@@ -42,6 +43,7 @@ from ts_frontend.telemetry.access import logged
 from ts_frontend.telemetry.logs import Logs
 from ts_frontend.telemetry.metrics import MetricsRegistry
 from ts_frontend.tls import certificate_files
+from ts_frontend.workflows.administration import WorkflowAdministration
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +76,7 @@ class Doors:
         self,
         config: ServerConfig,
         administration: Administration,
+        workflows: WorkflowAdministration,
         health: Health,
         logs: Logs,
         metrics: MetricsRegistry,
@@ -82,6 +85,7 @@ class Doors:
         self._config = config
         self._authorization = authorization
         self._administration = administration
+        self._workflows = workflows
         self._health = health
         self._logs = logs
         self._metrics = metrics
@@ -166,11 +170,11 @@ class Doors:
         management = HttpManagement(
             self._administration, registry, config.cors_allowed_origin, model_api=config.model_api_enabled
         )
+        workflows = HttpWorkflows(self._workflows, config.cors_allowed_origin, model_api=config.model_api_enabled)
+        predicting = (tensors.route, HttpOpenAI(registry).route, inference.route, workflows.predicting)
         apis = {
-            HTTP_INFERENCE: Api(
-                config.inference_address, INFERENCE_API, (tensors.route, HttpOpenAI(registry).route, inference.route)
-            ),
-            HTTP_MANAGEMENT: Api(config.management_address, MANAGEMENT_API, (management.route,)),
+            HTTP_INFERENCE: Api(config.inference_address, INFERENCE_API, predicting),
+            HTTP_MANAGEMENT: Api(config.management_address, MANAGEMENT_API, (management.route, workflows.managing)),
         }
         if config.enable_metrics_api:
             metrics = MetricsApp(self._metrics)

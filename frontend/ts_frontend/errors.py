@@ -97,6 +97,35 @@ class DefaultVersionInUse(ServeError):
         super().__init__(f"Cannot remove default version for model {name}")
 
 
+class WorkflowNotFound(ServeError):
+    """No workflow of that name, or no archive at that URL."""
+
+    code, http_status, type_name = Code.NOT_FOUND, 404, "WorkflowNotFoundException"
+
+
+class WorkflowExists(ServeError):
+    code, http_status, type_name = Code.ALREADY_EXISTS, 409, "ConflictStatusException"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"Workflow {name} is already registered.")
+
+
+class InvalidWorkflow(ServeError):
+    """The workflow's archive or specification can't be used."""
+
+    code, http_status, type_name = Code.INVALID_ARGUMENT, 400, "InvalidWorkflowException"
+
+
+class InvalidGraph(InvalidWorkflow):
+    type_name = "InvalidDAGException"
+
+
+class WorkflowFailed(ServeError):
+    """Nodes of the workflow couldn't be registered, or couldn't be removed in time."""
+
+    type_name = "WorkflowException"
+
+
 class NoWorker(ServeError):
     """The model has no worker that could ever take the request."""
 

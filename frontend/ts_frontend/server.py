@@ -32,7 +32,7 @@ from ts_frontend.models.launchpad import Launchpad
 from ts_frontend.models.persistence import Recorder, RestoreFailed
 from ts_frontend.models.registry import Registry
 from ts_frontend.models.settings import ModelSettings, Requested, resolve
-from ts_frontend.models.snapshot import Kind, SnapshotFiles
+from ts_frontend.models.snapshot import Kind, Snapshot, SnapshotFiles
 from ts_frontend.models.startup import load_at_startup
 from ts_frontend.models.store import Store
 from ts_frontend.telemetry.logs import Logs, setup_logs
@@ -41,6 +41,8 @@ from ts_frontend.telemetry.metrics_setup import open_metrics, system_metrics
 from ts_frontend.telemetry.model_log import ModelLog
 from ts_frontend.work_dir import work_dir
 from ts_frontend.workers.supervisor import Supervisor, find_accelerators
+from ts_frontend.workflows.administration import WorkflowAdministration
+from ts_frontend.workflows.persistence import restore_workflows, states_of
 
 log = logging.getLogger(__name__)
 
@@ -114,13 +116,19 @@ class Server:
         )
         recorder = self._recorder()
         administration = self._administration(supervisor, store, work_dir, recorder)
+        workflows = self._workflows(administration, store, work_dir, recorder)
         models, host = administration.registry, self._metrics.host
         self._metrics.gather(lambda: served_families(models, host))
-        failures = await load_at_startup(config, administration, store, supervisor.placement.inventory.count, progress)
+        gpus = supervisor.placement.inventory.count
+
+        async def restore(snapshot: Snapshot) -> None:
+            await restore_workflows(snapshot.workflows, workflows)
+
+        failures = await load_at_startup(config, administration, store, restore, gpus, progress)
         health = Health(administration, SERVICES)
-        doors = Doors(config, administration, health, self._logs, self._metrics, authorization)
+        doors = Doors(config, administration, workflows, health, self._logs, self._metrics, authorization)
         await doors.engine.start()
-        recorder.attach(administration)
+        recorder.attach(administration, lambda: states_of(workflows))
         await recorder.write(Kind.STARTUP)
         tasks = [self._sample_system(supervisor, models)]
         if authorization is not None:
@@ -198,11 +206,7 @@ class Server:
             self._settings,
             self._environments(),
             work_dir=work_dir,
-            extract_limits=ExtractLimits(
-                bytes_max=config.extract_bytes_max,
-                files_max=config.extract_files_max,
-                ratio_max=config.extract_ratio_max,
-            ),
+            extract_limits=self._extract_limits(),
             model_api=config.model_api_enabled,
             unregister_timeout_s=config.unregister_model_timeout,
             on_change=recorder.changed,
@@ -212,6 +216,34 @@ class Server:
         config = self.config
         store = EnvironmentStore(config.environments_path, config.environments_kept_max)
         return Environments(store, install=config.install_py_dep_per_model, timeout_s=config.install_timeout_s)
+
+    def _workflows(
+        self, administration: Administration, store: Store, work_dir: Path, recorder: Recorder
+    ) -> WorkflowAdministration:
+        config = self.config
+        wars = Store(
+            config.workflow_store,
+            config.allowed_urls,
+            download_bytes_max=config.download_bytes_max,
+            download_timeout_s=config.download_timeout_s,
+            missing="Workflow not found in workflow store",
+            place="workflow store",
+        )
+        return WorkflowAdministration(
+            administration,
+            store,
+            wars,
+            work_dir=work_dir,
+            extract_limits=self._extract_limits(),
+            unregister_timeout_s=config.unregister_model_timeout,
+            on_change=recorder.changed,
+        )
+
+    def _extract_limits(self) -> ExtractLimits:
+        config = self.config
+        return ExtractLimits(
+            bytes_max=config.extract_bytes_max, files_max=config.extract_files_max, ratio_max=config.extract_ratio_max
+        )
 
     def _settings(self, requested: Requested, archive: Archive, name: str, version: str) -> ModelSettings:
         entry = self.config.models.get(name, {}).get(version, {})

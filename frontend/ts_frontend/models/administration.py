@@ -112,7 +112,7 @@ class Administration:
             response_timeout_s=response_timeout,
             startup_timeout_s=startup_timeout,
         )
-        return await self._detached(self._register(url, requested, synchronous))
+        return await self.detached(self._register(url, requested, synchronous))
 
     async def _register(self, url: str, requested: Requested, synchronous: bool) -> Outcome:
         model = await self.add(url, requested, loaded_at_startup=False)
@@ -140,13 +140,19 @@ class Administration:
         """The same for an archive that is at hand."""
         try:
             archive = await asyncio.to_thread(open_archive, fetched.path, self._work_dir, self._extract_limits)
-            try:
-                model = await self._model(fetched, archive, requested, loaded_at_startup)
-            except BaseException:
-                await asyncio.to_thread(archive.remove)
-                raise
+            return await self.add_opened(fetched, archive, requested, loaded_at_startup=loaded_at_startup)
         except BaseException:
             await asyncio.to_thread(self._store.discard, fetched)
+            raise
+
+    async def add_opened(
+        self, fetched: Fetched, archive: Archive, requested: Requested, *, loaded_at_startup: bool
+    ) -> Model:
+        """The same for one that is unpacked; a failure removes what was."""
+        try:
+            model = await self._model(fetched, archive, requested, loaded_at_startup)
+        except BaseException:
+            await asyncio.to_thread(archive.remove)
             raise
         self._fetched[model] = fetched
         log.info("Model %s added.", model)
@@ -202,16 +208,21 @@ class Administration:
             raise ModelApiDisabled
         model = self.registry.remove(name, version)
         self._on_change()
-        return await self._detached(self._unregister(model))
+        return await self.detached(self._unregister(model))
 
     async def _unregister(self, model: Model) -> Outcome:
-        in_time = await model.drain(self._unregister_timeout_s)
+        if not await self.retire(model, self._unregister_timeout_s):
+            raise UnregisterTimeout(model.name)
+        return Outcome(200, f'Model "{model.name}" unregistered')
+
+    async def retire(self, model: Model, drain_s: float) -> bool:
+        """Takes a version out, default or not, and ends it; False when not all it had accepted was answered in time."""
+        self.registry.discard(model)
+        in_time = await model.drain(drain_s)
         model.fail_rest(f'Model "{model.name}" version {model.version} was unregistered')
         await self._release(model)
         log.info("Model %s unregistered.", model)
-        if not in_time:
-            raise UnregisterTimeout(model.name)
-        return Outcome(200, f'Model "{model.name}" unregistered')
+        return in_time
 
     # --- scale, default
 
@@ -239,7 +250,7 @@ class Administration:
         if not synchronous:
             self.background(work)
             return Outcome(202, PROCESSING)
-        await self._detached(work)
+        await self.detached(work)
         suffix = f", version: {version}" if version else ""
         return Outcome(200, f"Workers scaled to {min_worker} for model: {name}{suffix}")
 
@@ -263,10 +274,10 @@ class Administration:
     # --- list, describe, health
 
     def list_models(self, limit: int = LIST_LIMIT_MAX, next_page_token: int = 0) -> dict[str, Any]:
-        """One page of default versions, as TorchServe lists them."""
+        """One page of default versions, as TorchServe lists them: not the functions of workflows, which have no URL."""
         limit = LIST_LIMIT_MAX if limit < 0 or limit > LIST_LIMIT_MAX else limit
         first = max(0, next_page_token)
-        models = self.registry.defaults()
+        models = [model for model in self.registry.defaults() if model.url]
         page = models[first : first + limit]
         out: dict[str, Any] = {}
         if first + limit <= len(models):
@@ -317,7 +328,7 @@ class Administration:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _detached(self, work: Awaitable[T]) -> T:
+    async def detached(self, work: Awaitable[T]) -> T:
         """Waits for `work`, which goes on when the caller leaves."""
         task = self._task(work)
         try:

@@ -5,7 +5,6 @@ Layout as in TorchServe 0.12: everything at the root, `MAR-INF/MANIFEST.json` be
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import secrets
@@ -17,14 +16,14 @@ from typing import Any
 import yaml
 
 from ts_frontend.errors import ArchiveNotFound, ServeError
-from ts_frontend.models.extraction import ExtractLimits, extract, refusal, safe_parts
+from ts_frontend.models.extraction import ExtractLimits, extract, refusal
+from ts_frontend.models.manifest import file_name, member, read_manifest, read_text, text
 from ts_frontend.models.signature import Signature
 
 __all__ = ["Archive", "ExtractLimits", "open_archive"]
 
 _log = logging.getLogger(__name__)
 _MANIFEST = Path("MAR-INF", "MANIFEST.json")
-_TEXT_BYTES_MAX = 1 << 20
 _YAML_NODES_MAX = 100_000
 _RUNTIMES = ("python", "python3")
 
@@ -67,7 +66,7 @@ def open_archive(path: Path, work_dir: Path, limits: ExtractLimits = ExtractLimi
         return _describe(path, _root_of(path.resolve()), owned=False)
     if not path.is_file():
         raise ArchiveNotFound(f"Model not found at: {path}")
-    target = _unpack(path, work_dir / "models", limits)
+    target = unpack(path, work_dir / "models", limits)
     try:
         return _describe(path, target, owned=True)
     except BaseException:
@@ -75,16 +74,17 @@ def open_archive(path: Path, work_dir: Path, limits: ExtractLimits = ExtractLimi
         raise
 
 
-def _unpack(path: Path, models_dir: Path, limits: ExtractLimits) -> Path:
+def unpack(path: Path, directory: Path, limits: ExtractLimits) -> Path:
+    """The files of an archive, unpacked to `directory/<32 hex>`. Blocking. Raises InvalidArchive, ServeError (disk)."""
     name = secrets.token_hex(16)
-    target, partial = models_dir / name, models_dir / f".partial-{name}"
+    target, partial = directory / name, directory / f".partial-{name}"
     try:
-        models_dir.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
         partial.mkdir(mode=0o700)
         extract(path, partial, limits)
         os.rename(_root_of(partial), target)
     except OSError as error:
-        raise ServeError(f"Could not unpack {path} to {models_dir}: {error.strerror or error}") from error
+        raise ServeError(f"Could not unpack {path} to {directory}: {error.strerror or error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return target
@@ -100,70 +100,25 @@ def _root_of(directory: Path) -> Path:
 
 def _describe(path: Path, directory: Path, *, owned: bool) -> Archive:
     """Reads what the files in `directory` say; `path` is the archive's name in errors."""
-    manifest = _read_manifest(path, directory / _MANIFEST)
-    model = _member(path, manifest, "model")
-    config_file = _file_name(path, model, "configFile")
+    manifest = read_manifest(path, directory / _MANIFEST)
+    if not manifest:
+        _log.warning("%s has no %s: name, version and handler are defaults", path.name, _MANIFEST)
+    model = member(path, manifest, "model", _MANIFEST)
+    config_file = file_name(path, model, "configFile", _MANIFEST)
     return Archive(
         dir=directory,
         owned=owned,
-        name=_text(path, model, "modelName"),
+        name=text(path, model, "modelName", _MANIFEST),
         version=_version(path, model),
         manifest=manifest,
-        handler=_text(path, model, "handler"),
-        model_file=_file_name(path, model, "modelFile"),
-        serialized_file=_file_name(path, model, "serializedFile"),
-        requirements_file=_file_name(path, model, "requirementsFile"),
+        handler=text(path, model, "handler", _MANIFEST),
+        model_file=file_name(path, model, "modelFile", _MANIFEST),
+        serialized_file=file_name(path, model, "serializedFile", _MANIFEST),
+        requirements_file=file_name(path, model, "requirementsFile", _MANIFEST),
         config_file=config_file,
-        config=_read_config(path, directory / config_file) if config_file else {},
+        config=read_config(path, directory / config_file) if config_file else {},
         runtime=_runtime(path, manifest),
     )
-
-
-def _read_manifest(path: Path, file: Path) -> dict[str, Any]:
-    text = _read_text(path, file)
-    if text is None:
-        _log.warning("%s has no %s: name, version and handler are defaults", path.name, _MANIFEST)
-        return {}
-    try:
-        manifest = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise refusal(path, f"not JSON: {error}", str(_MANIFEST)) from error
-    if not isinstance(manifest, dict):
-        raise refusal(path, "must be a JSON object", str(_MANIFEST))
-    return manifest
-
-
-def _read_text(path: Path, file: Path) -> str | None:
-    """A small text file (UTF-8, byte order mark allowed), None if it isn't there."""
-    try:
-        with file.open("rb") as source:
-            data = source.read(_TEXT_BYTES_MAX + 1)
-        if len(data) > _TEXT_BYTES_MAX:
-            raise refusal(path, f"larger than {_TEXT_BYTES_MAX} bytes", file.name)
-        return data.decode("utf-8-sig")
-    except FileNotFoundError:
-        return None
-    except UnicodeDecodeError as error:
-        raise refusal(path, f"not UTF-8: {error}", file.name) from error
-    except OSError as error:
-        raise refusal(path, f"can't be read: {error.strerror}", file.name) from error
-
-
-def _member(path: Path, manifest: dict[str, Any], key: str) -> dict[str, Any]:
-    value = manifest.get(key)
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise refusal(path, f"{key!r} must be an object, not {value!r}", str(_MANIFEST))
-    return value
-
-
-def _text(path: Path, values: dict[str, Any], key: str) -> str | None:
-    """A text of the manifest; absent, null and "" are None."""
-    value = values.get(key)
-    if value is not None and not isinstance(value, str):
-        raise refusal(path, f"{key!r} must be a text, not {value!r}", str(_MANIFEST))
-    return value or None
 
 
 def _version(path: Path, model: dict[str, Any]) -> str:
@@ -171,17 +126,11 @@ def _version(path: Path, model: dict[str, Any]) -> str:
     value = model.get("modelVersion")
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
-    return _text(path, model, "modelVersion") or "1.0"
-
-
-def _file_name(path: Path, model: dict[str, Any], key: str) -> str | None:
-    """A file the manifest names: it must lie inside the archive. A missing one is the handler's business."""
-    name = _text(path, model, key)
-    return "/".join(safe_parts(path, name)) or None if name else None
+    return text(path, model, "modelVersion", _MANIFEST) or "1.0"
 
 
 def _runtime(path: Path, manifest: dict[str, Any]) -> str:
-    runtime = _text(path, manifest, "runtime") or "python"
+    runtime = text(path, manifest, "runtime", _MANIFEST) or "python"
     if runtime == "LSP":
         raise refusal(path, "made for TorchServe's C++ backend (runtime LSP), which this server doesn't have")
     if runtime not in _RUNTIMES:
@@ -189,13 +138,14 @@ def _runtime(path: Path, manifest: dict[str, Any]) -> str:
     return runtime
 
 
-def _read_config(path: Path, file: Path) -> dict[str, Any]:
-    text = _read_text(path, file)
-    if text is None:
+def read_config(path: Path, file: Path) -> dict[str, Any]:
+    """The mapping in a YAML file of an archive, {} when it isn't there. Raises InvalidArchive."""
+    content = read_text(path, file)
+    if content is None:
         _log.warning("%s: its manifest names the configuration %s, which isn't there", path.name, file.name)
         return {}
     try:
-        return parse_config(text)
+        return parse_config(content)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise refusal(path, f"not usable as YAML: {error}", file.name) from error
 

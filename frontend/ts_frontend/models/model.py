@@ -25,8 +25,8 @@ NO_WORKER = (
 
 
 class Model:
-    """One version of one model. `minimum` and `maximum` are the worker counts that were asked for last. `new_job`
-    makes its jobs, with the arguments of `Job`."""
+    """One version of one model. `minimum` and `maximum` are the worker counts that were asked for last, `workflow` the
+    one it is a node of, "" for none. `new_job` makes its jobs, with the arguments of `Job`."""
 
     def __init__(
         self,
@@ -58,6 +58,7 @@ class Model:
         self.ledger = Ledger()
         self.minimum = settings.min_workers
         self.maximum = settings.max_workers
+        self.workflow = ""
         self.loaded_at_startup = loaded_at_startup
         self._response_bytes_max = response_bytes_max
         self._new_job = new_job

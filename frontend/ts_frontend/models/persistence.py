@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 
 from ts_frontend.errors import ServeError
 from ts_frontend.models.administration import Administration
 from ts_frontend.models.registry import Registry
 from ts_frontend.models.settings import Requested
-from ts_frontend.models.snapshot import Kind, Snapshot, SnapshotFiles, VersionState
+from ts_frontend.models.snapshot import Kind, Snapshot, SnapshotFiles, VersionState, WorkflowState
 from ts_frontend.models.store import Store
 
 log = logging.getLogger(__name__)
@@ -30,13 +30,16 @@ class Recorder:
         self._files = files
         self._settings = settings
         self._administration: Administration | None = None
+        self._workflows: Callable[[], Mapping[str, WorkflowState]] = dict
         self._pending = False
         self._task: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
 
-    def attach(self, administration: Administration) -> None:
-        """From now on, what `administration` serves is written; before, changes are those of the start."""
+    def attach(self, administration: Administration, workflows: Callable[[], Mapping[str, WorkflowState]]) -> None:
+        """From now on, what `administration` serves is written, and the `workflows`; before, changes are those of the
+        start."""
         self._administration = administration
+        self._workflows = workflows
 
     def changed(self) -> None:
         if self._files is None or self._administration is None:
@@ -59,8 +62,9 @@ class Recorder:
             if self._administration is None:
                 return
             states = states_of(self._administration)
+            workflows = self._workflows()
             try:
-                await asyncio.to_thread(self._files.write, kind, states, self._settings)
+                await asyncio.to_thread(self._files.write, kind, states, self._settings, workflows=workflows)
             except OSError as error:
                 log.error("Snapshot could not be written to %s: %s", self._files.directory, error)
 
@@ -73,10 +77,12 @@ class Recorder:
 
 
 def states_of(administration: Administration) -> States:
-    """All models as a snapshot holds them."""
+    """All models as a snapshot holds them; those of workflows come back with their workflows."""
     registry: Registry = administration.registry
     states: dict[str, dict[str, VersionState]] = {}
     for model in registry:
+        if model.workflow:
+            continue
         settings = model.settings
         states.setdefault(model.name, {})[model.version] = VersionState(
             archive=administration.fetched(model).path.name,

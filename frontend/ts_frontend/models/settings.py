@@ -157,8 +157,8 @@ def model_name_for(requested: Requested, archive: Named, path: Path) -> str:
     Raises InvalidArgument: a name or version that no URL and no log line could carry.
     """
     name = requested.model_name or archive.name or _name_of_file(path)
-    _check_name("model_name" if requested.model_name else "modelName of the archive", name)
-    _check_name("modelVersion of the archive", archive.version)
+    check_name("model_name" if requested.model_name else "modelName of the archive", name)
+    check_name("modelVersion of the archive", archive.version)
     return name
 
 
@@ -171,7 +171,8 @@ def _name_of_file(path: Path) -> str:
     return re.sub(r"\W", "_", name, flags=re.ASCII)
 
 
-def _check_name(what: str, name: str) -> None:
+def check_name(what: str, name: str) -> None:
+    """InvalidArgument for a name that no URL and no log line could carry."""
     if not name or len(name) > _NAME_CHARS_MAX:
         raise InvalidArgument(f"{what} must have 1 to {_NAME_CHARS_MAX} characters, not {len(name)}")
     if name in (".", "..") or not name.isprintable() or set("/\\") & set(name):

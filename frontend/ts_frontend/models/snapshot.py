@@ -12,7 +12,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from enum import Enum
 from pathlib import Path
@@ -59,17 +59,39 @@ class VersionState:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeState:
+    """The model of a workflow's node: its file name in the model store, and its worker counts."""
+
+    archive: str
+    min_workers: int
+    max_workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowState:
+    """A workflow: its file name in the workflow store (`archive`), where it came from (`url`), what the register call
+    asked for (None: unset), and its nodes by the names of their models."""
+
+    archive: str
+    url: str
+    response_timeout_s: int | None = None
+    startup_timeout_s: int | None = None
+    nodes: Mapping[str, NodeState] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All models by name and version. `created_ms`: milliseconds since 1970."""
+    """All models by name and version, and all workflows. `created_ms`: milliseconds since 1970."""
 
     name: str = ""
     created_ms: int = 0
     models: Mapping[str, Mapping[str, VersionState]] = field(default_factory=dict)
+    workflows: Mapping[str, WorkflowState] = field(default_factory=dict)
 
 
 def encode(snapshot: Snapshot, settings: Mapping[str, str], when: datetime) -> str:
     """The text of a snapshot file. `model_snapshot` comes last: a file that was cut off has none that can be read."""
-    tree = {
+    tree: dict[str, Any] = {
         "name": snapshot.name,
         "modelCount": len(snapshot.models),
         "created": snapshot.created_ms,
@@ -78,6 +100,8 @@ def encode(snapshot: Snapshot, settings: Mapping[str, str], when: datetime) -> s
             for name, versions in snapshot.models.items()
         },
     }
+    if snapshot.workflows:
+        tree["torchrelay"] = {"workflows": {name: asdict(state) for name, state in snapshot.workflows.items()}}
     pairs = [pair for pair in settings.items() if pair[0] != _MODELS_KEY]
     pairs.append((_MODELS_KEY, json.dumps(tree, indent=2)))
     return properties.render(pairs, ("Saving snapshot", when.strftime("%a %b %d %H:%M:%S %Y")))
@@ -108,7 +132,9 @@ def decode_models(text: str) -> Snapshot:
             str(name): {str(version): _version_state(entry) for version, entry in versions.items()}
             for name, versions in tree["models"].items()
         }
-        return Snapshot(str(tree.get("name", "")), int(tree.get("created", 0)), models)
+        found = tree.get("torchrelay", {}).get("workflows", {})
+        workflows = {str(name): _workflow_state(entry) for name, entry in found.items()}
+        return Snapshot(str(tree.get("name", "")), int(tree.get("created", 0)), models, workflows)
     except KeyError as error:
         raise SnapshotError(f"{_MODELS_KEY} has no {error}") from None
     except (ValueError, TypeError, AttributeError) as error:
@@ -154,6 +180,11 @@ def _version_state(tree: Mapping[str, Any]) -> VersionState:
     )
 
 
+def _workflow_state(tree: Mapping[str, Any]) -> WorkflowState:
+    nodes = {name: NodeState(**entry) for name, entry in tree["nodes"].items()}
+    return WorkflowState(**{**tree, "nodes": nodes})
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """A snapshot file that could be read."""
@@ -195,6 +226,7 @@ class SnapshotFiles:
         models: Mapping[str, Mapping[str, VersionState]],
         settings: Mapping[str, str],
         now: datetime | None = None,
+        workflows: Mapping[str, WorkflowState] | None = None,
     ) -> Path:
         """Write one file whole or not at all, then delete the oldest ones over `kept_max`.
 
@@ -204,7 +236,7 @@ class SnapshotFiles:
         now = now or datetime.now()
         names = self.names()
         name = f"{_stamp_after(names, now)}-{kind.value}.cfg"
-        snapshot = Snapshot(name, round(now.timestamp() * 1000), models)
+        snapshot = Snapshot(name, round(now.timestamp() * 1000), models, workflows or {})
         _write_atomically(self.directory / name, encode(snapshot, settings, now).encode())
         self._delete(names[: max(0, len(names) + 1 - self.kept_max)])
         return self.directory / name

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from ts_frontend.config import ServerConfig
 from ts_frontend.errors import ServeError
 from ts_frontend.models.administration import Administration
 from ts_frontend.models.persistence import restore
 from ts_frontend.models.settings import Requested
+from ts_frontend.models.snapshot import Snapshot
 from ts_frontend.models.store import Store
 
 log = logging.getLogger(__name__)
 
 
 async def load_at_startup(
-    config: ServerConfig, administration: Administration, store: Store, gpus: int, progress: Callable[[str], None]
+    config: ServerConfig,
+    administration: Administration,
+    store: Store,
+    restore_workflows: Callable[[Snapshot], Awaitable[None]],
+    gpus: int,
+    progress: Callable[[str], None],
 ) -> list[str]:
     """Registers everything; workers start in the background. A named model that can't be loaded is logged, as in
     TorchServe, and told in the result; one of the snapshot that can't be raises RestoreFailed. `progress` is told what
@@ -33,6 +39,7 @@ async def load_at_startup(
             log.error("%s", failures[-1])
     if config.snapshot is not None:
         progress("loading the models of the last run")
+        await restore_workflows(config.snapshot)
         await restore(config.snapshot, administration, store)
     for model in administration.registry:
         administration.background(administration.start_workers(model))

@@ -43,6 +43,7 @@ class Fetched:
 class Store:
     """`model_store`: the directory, None without one. `allowed_urls`: regular expressions, each must match a whole URL,
     in any case; None: only the model zoo. Beside that, what lies inside the store is always allowed.
+    `missing`, `place`: how errors begin that say what isn't there, and what they call the store.
 
     Raises InvalidArgument for an expression that isn't one.
     """
@@ -54,11 +55,14 @@ class Store:
         *,
         download_bytes_max: int = BYTES_MAX,
         download_timeout_s: float = TIMEOUT_S,
+        missing: str = "Model not found at",
+        place: str = "model store",
     ) -> None:
         self._root = model_store.resolve() if model_store is not None else None
         self._explicit = allowed_urls is not None
         self._allowed = tuple(_pattern(text) for text in ([_ZOO] if allowed_urls is None else allowed_urls))
         self._limits = DownloadLimits(download_bytes_max, download_timeout_s)
+        self._missing, self._place = missing, place
 
     async def fetch(self, url: str) -> Fetched:
         """The archive at `url`, copied into the store if it comes from elsewhere.
@@ -113,7 +117,7 @@ class Store:
         try:
             return self._fetch(url, stop)
         except OSError as error:
-            raise ArchiveNotFound(f"Model not found at: {url} ({error.strerror or error})") from error
+            raise ArchiveNotFound(f"{self._missing}: {url} ({error.strerror or error})") from error
 
     def _fetch(self, url: str, stop: Stop) -> Fetched:
         pin = _PIN.search(url)
@@ -131,14 +135,14 @@ class Store:
     def _inside(self, url: str, plain: str, pin: re.Match[str] | None) -> Path:
         """A name in the store, or an absolute path: inside it, or elsewhere if its file:// URL is allowed."""
         if self._root is None:
-            raise ArchiveNotFound(f"Model not found at: {url} (there is no model store)")
+            raise ArchiveNotFound(f"{self._missing}: {url} (there is no {self._place})")
         path = self._root / plain
         absolute = Path(plain).is_absolute()
         if not absolute and any(part.startswith(".") for part in Path(plain).parts):
-            raise ArchiveNotFound(f"Model not found at: {url} (hidden files are no models)")
+            raise ArchiveNotFound(f"{self._missing}: {url} (hidden files are no models)")
         if not self._lies_inside(path):
             if not absolute:
-                raise ArchiveNotFound(f"Model not found at: {url} (it doesn't lie inside the model store)")
+                raise ArchiveNotFound(f"{self._missing}: {url} (it doesn't lie inside the {self._place})")
             self._allow(path.as_uri(), shown=url)
         return self._used_in_place(url, path, pin)
 
@@ -152,7 +156,7 @@ class Store:
 
     def _used_in_place(self, url: str, path: Path, pin: re.Match[str] | None) -> Path:
         if not path.is_file() and not path.is_dir():
-            raise ArchiveNotFound(f"Model not found at: {url}")
+            raise ArchiveNotFound(f"{self._missing}: {url}")
         if pin is not None:
             if path.is_dir():
                 raise InvalidArgument(f"{url}: a directory has no SHA-256; leave #sha256= out")
@@ -163,7 +167,7 @@ class Store:
         """Downloads into the store, under the URL's last path segment."""
         self._allow(url)
         if self._root is None:
-            raise failure(url, "there is no model store to put it into")
+            raise failure(url, f"there is no {self._place} to put it into")
         target = self._root / _file_name(url)
         if os.path.lexists(target):
             raise exists(target)
@@ -183,7 +187,7 @@ class Store:
         setting = (
             "allowed_urls"
             if self._explicit
-            else "allowed_urls (not set: only files of the model store, and the model zoo)"
+            else f"allowed_urls (not set: only files of the {self._place}, and the model zoo)"
         )
         raise ArchiveNotFound(f"Given URL {shown or url} does not match any allowed URL(s); setting: {setting}")
 

@@ -11,7 +11,7 @@ from ts_frontend.errors import ModelNotFound
 from ts_frontend.ingress.http_call import HttpAnswer, HttpRequest, Serve
 from ts_frontend.services.http_answers import json_answer
 
-MODEL, VERSION = "model_name", "model_version"
+MODEL, VERSION, WORKFLOW = "model_name", "model_version", "workflow_name"
 
 
 class Operation(NamedTuple):
@@ -32,11 +32,13 @@ INFERENCE = (
     Operation("/explanations/{model_name}", "post", "Explain with the default version"),
     Operation("/v1/models/{model_name}:predict", "post", "Predict, KServe v1"),
     Operation("/v2/models/{model_name}/infer", "post", "Predict, KServe v2"),
+    Operation("/wfpredict/{workflow_name}", "post", "Predict with a workflow"),
 )
 _REGISTER = (
     *("url", "model_name", "handler", "runtime", "batch_size", "max_batch_delay", "initial_workers", "synchronous"),
     *("response_timeout", "startup_timeout"),
 )
+_REGISTER_WORKFLOW = ("url", "workflow_name", "response_timeout", "startup_timeout")
 _SCALE = ("min_worker", "max_worker", "synchronous")
 MANAGEMENT = (
     Operation("/models", "get", "List models", ("limit", "next_page_token")),
@@ -49,6 +51,10 @@ MANAGEMENT = (
     Operation("/models/{model_name}/{model_version}", "delete", "Unregister a version"),
     Operation("/models/{model_name}/{model_version}/set-default", "put", "Make a version the default"),
     Operation("/v1/models/{model_name}", "get", "Whether a model is ready, KServe v1"),
+    Operation("/workflows", "get", "List workflows", ("limit", "next_page_token")),
+    Operation("/workflows", "post", "Register a workflow", _REGISTER_WORKFLOW),
+    Operation("/workflows/{workflow_name}", "get", "Describe a workflow"),
+    Operation("/workflows/{workflow_name}", "delete", "Unregister a workflow"),
 )
 METRICS = (Operation("/metrics", "get", "Metrics, as Prometheus reads them", ("name[]",)),)
 
@@ -108,7 +114,7 @@ def document(title: str, version: str, operations: Sequence[Operation]) -> dict[
 def _path_parameters(path: str) -> list[dict[str, Any]]:
     return [
         {"in": "path", "name": name, "required": True, "schema": {"type": "string"}}
-        for name in (MODEL, VERSION)
+        for name in (MODEL, VERSION, WORKFLOW)
         if f"{{{name}}}" in path
     ]
 

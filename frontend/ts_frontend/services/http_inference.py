@@ -183,7 +183,7 @@ class HttpInference:
             headers.append((key.decode("latin-1"), text))
         headers += more
         if content_type and forms.is_form(content_type):
-            _check_form(content_type, body)
+            check_form(content_type, body)
         job = model.submit(
             [*inputs, Input("body", content_type, body)],
             headers=headers,
@@ -205,7 +205,7 @@ async def _answer(job: Answer) -> HttpAnswer:
     if job.status < 200:
         job.cancel()
         raise HandlerFailed(500, f"The handler set status {job.status}, which can't end an answer")
-    headers = _handler_headers(job.headers) if job.headers else ()
+    headers = handler_headers(job.headers) if job.headers else ()
     if job.done and len(first) == 1:
         return HttpAnswer(job.status, headers, first[0])
     return HttpAnswer(job.status, headers, _all(first, pieces))
@@ -220,7 +220,7 @@ async def _all(first: list[Buffer], rest: AsyncIterator[list[Buffer]]) -> AsyncI
         await rest.aclose()  # type: ignore[attr-defined]
 
 
-def _handler_headers(pairs: Pairs) -> list[Header]:
+def handler_headers(pairs: Pairs) -> list[Header]:
     """What a handler set; what HTTP can't carry, and what is the server's to say, is left out."""
     return [
         (name.lower().encode(), value.encode("latin-1"))
@@ -233,7 +233,7 @@ def _query_inputs(request: HttpRequest) -> list[Input]:
     return [Input(name, "", value.encode()) for name, value in query_pairs(request)]
 
 
-def _check_form(content_type: str, body: bytes) -> None:
+def check_form(content_type: str, body: bytes) -> None:
     try:
         forms.check(content_type, body)
     except forms.MalformedForm as error:
@@ -244,6 +244,6 @@ def _form_field(request: HttpRequest, body: bytes, name: str) -> str | None:
     content_type = request.header(b"content-type")
     if not forms.is_form(content_type):
         return None
-    _check_form(content_type, body)
+    check_form(content_type, body)
     found = [part.data for part in forms.parts(content_type, body) if part.name == name]
     return found[-1].decode("utf-8", "replace") or None if found else None

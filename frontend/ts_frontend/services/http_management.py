@@ -81,7 +81,7 @@ class HttpManagement:
     def route(self, request: HttpRequest) -> Serve | None:
         serve = self._find(request.method, request.segments)
         if serve is not None:
-            self._check_origin(request)
+            check_origin(request, self._allowed_origin)
             if serve in self._switched_off:
                 raise MethodNotAllowed
         return serve
@@ -108,27 +108,15 @@ class HttpManagement:
                 raise MethodNotAllowed
         return None
 
-    def _check_origin(self, request: HttpRequest) -> None:
-        origin = request.header(b"origin")
-        if not origin or self._allowed_origin in ("*", origin):
-            return
-        if urlsplit(origin).netloc.lower() != request.header(b"host").lower():
-            raise ForeignOrigin(
-                f"Pages of {origin[:200]} may not manage models; cors_allowed_origin names the origin that may"
-            )
-
     # --- calls
 
     async def _list(self, request: HttpRequest) -> HttpAnswer:
         parameters = Parameters(query_pairs(request))
-        limit = _integer_or(parameters, "limit", LIST_LIMIT)
-        token = _integer_or(parameters, "next_page_token", 0)
+        limit, token = page_asked(parameters)
         return json_answer(200, self._administration.list_models(limit=limit, next_page_token=token))
 
     async def _register(self, request: HttpRequest) -> HttpAnswer:
-        parameters = Parameters(query_pairs(request))
-        if request.header(b"content-type").partition(";")[0].strip().lower() == "application/json":
-            parameters = _json_parameters(await request.body())
+        parameters = await register_parameters(request)
         outcome = await self._administration.register(
             parameters.required("url"),
             model_name=parameters.text("model_name"),
@@ -174,6 +162,17 @@ class HttpManagement:
         return json_answer(200, {"name": name, "ready": self._models.find(name).ready})
 
 
+def check_origin(request: HttpRequest, allowed_origin: str | None) -> None:
+    """ForeignOrigin for a page of another origin than the server's own and `allowed_origin` ("*": all)."""
+    origin = request.header(b"origin")
+    if not origin or allowed_origin in ("*", origin):
+        return
+    if urlsplit(origin).netloc.lower() != request.header(b"host").lower():
+        raise ForeignOrigin(
+            f"Pages of {origin[:200]} may not manage models; cors_allowed_origin names the origin that may"
+        )
+
+
 def _outcome(outcome: Outcome) -> HttpAnswer:
     return json_answer(outcome.http_status, {"status": outcome.status})
 
@@ -186,6 +185,11 @@ def _model(request: HttpRequest) -> tuple[str, str | None]:
     return name, version[0] if version else None
 
 
+def page_asked(parameters: Parameters) -> tuple[int, int]:
+    """`limit` and `next_page_token`."""
+    return _integer_or(parameters, "limit", LIST_LIMIT), _integer_or(parameters, "next_page_token", 0)
+
+
 def _integer_or(parameters: Parameters, name: str, default: int) -> int:
     """Paging forgives what isn't a number, as TorchServe does."""
     try:
@@ -193,6 +197,13 @@ def _integer_or(parameters: Parameters, name: str, default: int) -> int:
     except InvalidArgument:
         return default
     return default if value is None else value
+
+
+async def register_parameters(request: HttpRequest) -> Parameters:
+    """Those of the query, or of a JSON body."""
+    if request.header(b"content-type").partition(";")[0].strip().lower() == "application/json":
+        return _json_parameters(await request.body())
+    return Parameters(query_pairs(request))
 
 
 def _json_parameters(body: bytes) -> Parameters:

@@ -1,0 +1,101 @@
+"""`torch-workflow-archiver`. `generate_workflow_archive` and `package_workflow` are TorchServe's names."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from model_archiver.gathering import Contents, existing
+from model_archiver.model_archiver_error import ModelArchiverError
+from model_archiver.packing import Stamp, pack
+from ts.version import __version__
+from workflow_archiver.arg_parser import ArgParser
+from workflow_archiver.workflow_archiver_error import WorkflowArchiverError
+
+__all__ = ["ArgParser", "WorkflowArchiverError", "generate_workflow_archive", "make_archive", "package_workflow"]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_\-.]*")
+
+
+def generate_workflow_archive() -> None:
+    """The console command. What's wrong is one line on stderr and exit status 1."""
+    package_workflow(ArgParser.workflow_archiver_args_parser().parse_args())
+
+
+def package_workflow(args: Any, manifest: str | None = None) -> None:
+    """Makes the archive that `args` asks for (attributes named as the options). `manifest`: text in place of the one
+    that would be made. Exits with status 1 when it can't be made."""
+    logging.basicConfig(format="%(levelname)s - %(message)s")
+    try:
+        path = make_archive(
+            args.workflow_name,
+            args.spec_file,
+            handler=getattr(args, "handler", None),
+            extra_files=getattr(args, "extra_files", None),
+            export_path=getattr(args, "export_path", None),
+            force=bool(getattr(args, "force", False)),
+            manifest=manifest,
+        )
+    except (WorkflowArchiverError, OSError) as error:
+        sys.exit(f"torch-workflow-archiver: {error}")
+    print(f"Wrote {path}")
+
+
+def make_archive(
+    workflow_name: str,
+    spec_file: str,
+    *,
+    handler: str | None = None,
+    extra_files: str | None = None,
+    export_path: str | None = None,
+    force: bool = False,
+    manifest: str | None = None,
+) -> Path:
+    """Writes `<export_path>/<workflow_name>.war`, and says where. Raises WorkflowArchiverError, OSError."""
+    directory = Path(export_path or os.getcwd())
+    target = directory / f"{workflow_name}.war"
+    _check(workflow_name, directory, target, force)
+    try:
+        stamp = Stamp.now()
+        contents = Contents("WAR-INF")
+        contents.add(Path(spec_file).name, existing(Path(spec_file), "--spec-file"))
+        if handler:
+            contents.add(Path(handler).name, existing(Path(handler), "--handler"))
+        contents.add_extra(extra_files, target, preserve=False)
+    except ModelArchiverError as error:
+        raise WorkflowArchiverError(str(error)) from error
+    text = manifest or manifest_of(workflow_name, spec_file, handler, stamp)
+    pack({**contents.files, "WAR-INF/MANIFEST.json": text.encode()}, target, "default", stamp, workflow_name)
+    return target
+
+
+def _check(workflow_name: str, directory: Path, target: Path, force: bool) -> None:
+    if not _NAME.fullmatch(workflow_name):
+        raise WorkflowArchiverError(
+            f"--workflow-name {workflow_name!r} is not allowed: letters, digits, '_', '-' and '.', "
+            "and the first a letter or a digit"
+        )
+    if not directory.is_dir():
+        raise WorkflowArchiverError(f"--export-path: {directory} is not a directory")
+    if target.is_dir():
+        raise WorkflowArchiverError(f"{target} is a directory")
+    if os.path.lexists(target) and not force:
+        raise WorkflowArchiverError(f"{target} is already there. Use --force (-f) to replace it.")
+
+
+def manifest_of(workflow_name: str, spec_file: str, handler: str | None, stamp: Stamp) -> str:
+    """What stands in WAR-INF/MANIFEST.json. Files have their names in the archive: all lie at its root."""
+    workflow = {"workflowName": workflow_name, "specFile": Path(spec_file).name}
+    if handler:
+        workflow["handler"] = Path(handler).name
+    manifest = {"createdOn": str(stamp), "workflow": workflow, "archiverVersion": __version__}
+    return json.dumps(manifest, indent=2) + "\n"
+
+
+if __name__ == "__main__":
+    generate_workflow_archive()
