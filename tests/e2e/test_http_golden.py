@@ -112,6 +112,7 @@ DEVIATIONS = {
     ),
     "241": Deviation("it is answered, where TorchServe lets it hang", another(503, "ServiceUnavailableException", "")),
     "244": Deviation("the reason is said", message("")),
+    "259": Deviation("what is no image is the request's fault", another(400, "InternalServerException", "")),
     "246": Deviation("HTTP/1.0 isn't spoken: h2corn refuses it", refused_by_the_engine),
 }
 
@@ -346,7 +347,10 @@ def test_the_answer_is_that_of_torchserve(played: dict[str, Exchange], name: str
 
 def test_every_recording_is_replayed() -> None:
     there = {path.name[:3] for path in GOLDEN.glob("*.txt")}
-    elsewhere = {"test_tokens.py": {"150", "151", "152", "153", "154", "155", "156", "157", "158", "160", "350", "352"}}
+    elsewhere = {
+        "test_tokens.py": {"150", "151", "152", "153", "154", "155", "156", "157", "158", "160", "350", "352"},
+        "test_workflows_served.py": {"108", "250", "251", "253", "256", "258", "259", "260", "261", "262"},
+    }
     assert there == {*MAIN, "140", "142", "143", "190", "191", "210"}.union(*elsewhere.values())
 
 

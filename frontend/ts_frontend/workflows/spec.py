@@ -64,10 +64,11 @@ def parse_spec(tree: Mapping[str, Any], *, has_handler: bool) -> Spec:
     models = models or {}
     shared = {key: value for key, value in models.items() if key in SETTINGS}
     own = {_name(key): _model(key, value) for key, value in models.items() if key not in SETTINGS}
+    defaults = _settled("", None, {}, shared)
     edges = {_name(key): _children(key, value) for key, value in dag.items()}
     graph = make_graph(edges)
     nodes = {name: _node(name, own.get(name), shared, has_handler) for name in graph.children}
-    return Spec(_settled("", None, {}, shared), nodes, graph, _java_text(edges), tuple(_warnings(own, nodes)))
+    return Spec(defaults, nodes, graph, _java_text(edges), tuple(_warnings(own, nodes)))
 
 
 def _name(key: object) -> str:

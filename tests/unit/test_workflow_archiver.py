@@ -1,0 +1,128 @@
+"""torch-workflow-archiver: every option, what is refused, and the real command."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ts_frontend.errors import InvalidWorkflow
+from ts_frontend.models.extraction import ExtractLimits
+from ts_frontend.workflows.archive import open_workflow
+from workflow_archiver.workflow_packaging import WorkflowArchiverError, make_archive, package_workflow
+
+SPEC = "models: {m: {url: m.mar}}\ndag: {pre: [m]}\n"
+
+
+@pytest.fixture
+def src(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with a workflow's files."""
+    files = {
+        "flow/spec.yaml": SPEC,
+        "flow/functions.py": "def pre(data, context): return data",
+        "extra/one.txt": "1",
+        "extra/deep/two.txt": "2",
+        "other/one.txt": "another",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
+    return tmp_path
+
+
+def names(path: Path) -> list[str]:
+    return sorted(zipfile.ZipFile(path).namelist())
+
+
+def manifest(path: Path) -> dict[str, object]:
+    return dict(json.loads(zipfile.ZipFile(path).read("WAR-INF/MANIFEST.json")))
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    code = "from workflow_archiver.workflow_packaging import generate_workflow_archive as main; main()"
+    return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60)
+
+
+def test_what_is_packed_can_be_served(src: Path) -> None:
+    path = make_archive("w", "flow/spec.yaml", handler="flow/functions.py", extra_files="extra")
+    assert path == src / "w.war"
+    assert names(path) == ["WAR-INF/MANIFEST.json", "deep/two.txt", "functions.py", "one.txt", "spec.yaml"]
+    said = manifest(path)
+    assert said["workflow"] == {"workflowName": "w", "specFile": "spec.yaml", "handler": "functions.py"}
+    assert set(said) == {"createdOn", "workflow", "archiverVersion"}
+    opened = open_workflow(path, src / "work", ExtractLimits())
+    assert (opened.name, opened.handler, list(opened.spec.nodes)) == ("w", "functions.py", ["pre", "m"])
+    assert (opened.dir / "deep/two.txt").read_text() == "2"
+    opened.remove()
+    assert not opened.dir.exists()
+
+
+def test_without_a_handler(src: Path) -> None:
+    path = make_archive("w", "flow/spec.yaml")
+    assert manifest(path)["workflow"] == {"workflowName": "w", "specFile": "spec.yaml"}
+    with pytest.raises(InvalidWorkflow, match=r"spec.yaml of w.war: node pre is not in models"):
+        open_workflow(path, src / "work", ExtractLimits())
+    assert not list((src / "work/workflows").iterdir())
+
+
+def test_the_same_files_give_the_same_bytes(src: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    (src / "out").mkdir()
+    first, second = (make_archive("w", "flow/spec.yaml", extra_files="extra", export_path=to) for to in (".", "out"))
+    assert first.read_bytes() == second.read_bytes()
+    assert manifest(first)["createdOn"] == "14/11/2023 22:13:20"
+
+
+def test_an_archive_that_is_there_is_replaced_only_when_forced(src: Path) -> None:
+    make_archive("w", "flow/spec.yaml")
+    with pytest.raises(WorkflowArchiverError, match="--force"):
+        make_archive("w", "flow/spec.yaml", handler="flow/functions.py")
+    make_archive("w", "flow/spec.yaml", handler="flow/functions.py", force=True)
+    assert "functions.py" in names(src / "w.war")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"workflow_name": "../w"}, "--workflow-name '../w' is not allowed"),
+        ({"workflow_name": ""}, "--workflow-name '' is not allowed"),
+        ({"spec_file": "none.yaml"}, "--spec-file: none.yaml is not there"),
+        ({"spec_file": "flow"}, "--spec-file: flow is a directory"),
+        ({"handler": "none.py"}, "--handler: none.py is not there"),
+        ({"extra_files": "extra/none.txt"}, "--extra-files: extra/none.txt is not there"),
+        ({"extra_files": "extra,other"}, "would both be one.txt"),
+        ({"export_path": "nowhere"}, "--export-path: nowhere is not a directory"),
+    ],
+)
+def test_what_is_refused(src: Path, options: dict[str, str], message: str) -> None:
+    with pytest.raises(WorkflowArchiverError, match=message):
+        make_archive(**{"workflow_name": "w", "spec_file": "flow/spec.yaml", **options})
+    assert not list(src.glob("*.war")) and not list(src.glob(".archiving*"))
+
+
+def test_the_command(src: Path) -> None:
+    done = run("--workflow-name", "w", "--spec-file", "flow/spec.yaml", "--handler", "flow/functions.py")
+    assert (done.returncode, done.stdout) == (0, f"Wrote {src / 'w.war'}\n"), done.stderr
+    again = run("--workflow-name", "w", "--spec-file", "flow/spec.yaml")
+    assert again.returncode == 1
+    assert (
+        again.stderr == f"torch-workflow-archiver: {src / 'w.war'} is already there. Use --force (-f) to replace it.\n"
+    )
+    assert run("-f", "--workflow-name", "w", "--spec-file", "flow/spec.yaml").returncode == 0
+    unknown = run("--workflow-name", "w")
+    assert unknown.returncode == 2 and "--spec-file" in unknown.stderr
+
+
+def test_torchserves_function_takes_arguments_and_a_manifest(src: Path) -> None:
+    arguments = SimpleNamespace(workflow_name="w", spec_file="flow/spec.yaml", handler=None, export_path=str(src))
+    package_workflow(arguments, manifest='{"workflow": {"workflowName": "mine"}}')
+    assert manifest(src / "w.war") == {"workflow": {"workflowName": "mine"}}
+    with pytest.raises(SystemExit):
+        package_workflow(arguments)

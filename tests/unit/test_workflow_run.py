@@ -1,0 +1,284 @@
+"""One request's way through a graph: order, data, retries, timeouts, and what a failure or a cancel does."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+
+from ts.protocol.frames import Input
+from ts_frontend.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    HandlerFailed,
+    ModelNotFound,
+    NoWorker,
+    QueueFull,
+    ServeError,
+)
+from ts_frontend.workflows.graph import make_graph
+from ts_frontend.workflows.run import NodeFailed, Reply, Run
+from ts_frontend.workflows.spec import Node
+
+GUARD_S = 20
+HEADERS = (("x-a", "1"),)
+
+
+class FakeJob:
+    def __init__(self, answer: Awaitable[bytes], status: int = 200) -> None:
+        self.status, self.headers = status, ()
+        self._task = asyncio.ensure_future(answer)
+        self.cancelled = False
+
+    async def result(self) -> bytes:
+        try:
+            return await asyncio.shield(self._task)
+        except asyncio.CancelledError:
+            if self.cancelled:
+                raise Cancelled("cancelled") from None
+            self.cancel()
+            raise
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        self._task.cancel()
+
+
+class Models:
+    """Models by node; `behave[node]` answers a call, `log` has all of them."""
+
+    def __init__(self, **behave: Callable[..., Awaitable[bytes]]) -> None:
+        self.behave = behave
+        self.log: list[tuple[str, dict[str, bytes], Any, float]] = []
+        self.jobs: list[tuple[str, FakeJob]] = []
+        self.statuses: dict[str, int] = {}
+        self.gone: set[str] = set()
+        self.refusals: dict[str, ServeError] = {}
+
+    def find(self, name: str) -> Any:
+        if name in self.gone:
+            raise ModelNotFound(f"w__{name}")
+        models = self
+
+        class Served:
+            def submit(
+                self, inputs: Sequence[Input], *, headers: Any, deadline_s: float, request_id: str | None
+            ) -> FakeJob:
+                models.log.append((name, {i.name: bytes(i.data) for i in inputs}, (headers, request_id), deadline_s))
+                if name in models.refusals:
+                    raise models.refusals[name]
+                answer = models.behave.get(name, answers(name.upper().encode()))
+                job = FakeJob(answer(), models.statuses.get(name, 200))
+                models.jobs.append((name, job))
+                return job
+
+        return Served()
+
+    def calls(self, name: str) -> int:
+        return sum(entry[0] == name for entry in self.log)
+
+
+def answers(body: bytes) -> Callable[[], Awaitable[bytes]]:
+    async def answer() -> bytes:
+        return body
+
+    return answer
+
+
+def fails(*errors: ServeError) -> Callable[[], Awaitable[bytes]]:
+    """Fails with each of these in turn, then answers."""
+    left = list(errors)
+
+    async def answer() -> bytes:
+        if left:
+            raise left.pop(0)
+        return b"at last"
+
+    return answer
+
+
+async def never() -> bytes:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+def node(name: str, retries: int = 0, timeout_ms: int = 60_000) -> Node:
+    return Node(name, f"{name}.mar", 1, 1, 1, 0, False, retries, timeout_ms)
+
+
+def run(
+    models: Models, edges: dict[str, list[str]], *, retries: int = 0, timeout_ms: int = 60_000, **more: Any
+) -> dict[str, Reply]:
+    graph = make_graph(edges)
+    nodes = {name: node(name, retries, timeout_ms) for name in graph.children}
+
+    async def main() -> dict[str, Reply]:
+        way = Run(graph, nodes, models.find, headers=HEADERS, request_id="r", **more)
+        replies = await asyncio.wait_for(way.leaves([Input("body", "text/plain", b"x")]), GUARD_S)
+        assert len(asyncio.all_tasks()) == 1
+        return replies
+
+    return asyncio.run(main())
+
+
+DIAMOND = {"a": ["b", "c"], "b": ["d"], "c": ["d"]}
+UNEXPECTED = HandlerFailed(503, "Prediction failed")
+
+
+def test_what_each_node_is_given() -> None:
+    models = Models()
+    assert {name: bytes(reply.body) for name, reply in run(models, DIAMOND).items()} == {"d": b"D"}
+    given = {name: inputs for name, inputs, _, _ in models.log}
+    assert given == {"a": {"body": b"x"}, "b": {"body": b"A"}, "c": {"body": b"A"}, "d": {"b": b"B", "c": b"C"}}
+    assert {entry[2] for entry in models.log} == {(HEADERS, "r")}
+
+
+def test_leaves_come_in_the_graphs_order() -> None:
+    released = asyncio.Event()
+
+    async def late() -> bytes:
+        await released.wait()
+        return b"late"
+
+    async def early() -> bytes:
+        released.set()
+        return b"early"
+
+    assert list(run(Models(b=late, c=early), {"a": ["b", "c"]})) == ["b", "c"]
+
+
+def test_a_branch_goes_on_while_the_other_waits() -> None:
+    """c ends only when the node after b has begun."""
+    begun = asyncio.Event()
+
+    async def after_b() -> bytes:
+        begun.set()
+        return b""
+
+    async def waits() -> bytes:
+        await begun.wait()
+        return b""
+
+    assert set(run(Models(e=after_b, c=waits), {"a": ["b", "c"], "b": ["e"]})) == {"e", "c"}
+
+
+def test_a_failure_cancels_the_others_and_starts_no_more() -> None:
+    models = Models(b=fails(UNEXPECTED), c=never)
+    with pytest.raises(NodeFailed, match=r"^Error executing b$") as error:
+        run(models, DIAMOND)
+    assert (error.value.http_status, error.value.type_name) == (500, "InternalServerException")
+    assert [job.cancelled for name, job in models.jobs if name == "c"] == [True]
+    assert not models.calls("d")
+
+
+def test_two_failures_at_once_are_one() -> None:
+    with pytest.raises(NodeFailed, match="Error executing [bc]"):
+        run(Models(b=fails(UNEXPECTED), c=fails(UNEXPECTED)), DIAMOND)
+
+
+def test_a_cancelled_caller_cancels_every_job() -> None:
+    begun = [asyncio.Event(), asyncio.Event()]
+
+    def stuck(number: int) -> Callable[[], Awaitable[bytes]]:
+        async def answer() -> bytes:
+            begun[number].set()
+            return await never()
+
+        return answer
+
+    models = Models(b=stuck(0), c=stuck(1))
+
+    async def main() -> None:
+        graph = make_graph(DIAMOND)
+        way = Run(graph, {name: node(name) for name in "abcd"}, models.find, headers=(), request_id=None)
+        task = asyncio.create_task(way.leaves([]))
+        for event in begun:
+            await event.wait()
+        task.cancel()
+        await asyncio.wait({task})
+        assert task.cancelled() and len(asyncio.all_tasks()) == 1
+
+    asyncio.run(main())
+    assert [job.cancelled for name, job in models.jobs if name in "bc"] == [True, True]
+
+
+@pytest.mark.parametrize("retries", [0, 1, 3])
+def test_a_node_is_tried_again_as_often_as_it_may(retries: int) -> None:
+    models = Models(a=fails(*[UNEXPECTED] * 3))
+    if retries < 3:
+        with pytest.raises(NodeFailed):
+            run(models, {"a": []}, retries=retries)
+    else:
+        assert run(models, {"a": []}, retries=retries)["a"].body == b"at last"
+    assert models.calls("a") == retries + 1
+
+
+@pytest.mark.parametrize("error", [HandlerFailed(404, "no such thing"), HandlerFailed(413, "too large")])
+def test_what_the_request_is_to_blame_for_is_not_tried_again(error: ServeError) -> None:
+    models = Models(a=fails(error))
+    with pytest.raises(NodeFailed, match=f"Error executing a: {error.message}") as failed:
+        run(models, {"a": []}, retries=5)
+    assert failed.value.http_status == error.http_status
+    assert models.calls("a") == 1
+
+
+@pytest.mark.parametrize("error", [NoWorker("none"), QueueFull("full")])
+def test_what_nobody_takes_is_not_offered_again(error: ServeError) -> None:
+    models = Models()
+    models.refusals["a"] = error
+    with pytest.raises(NodeFailed) as failed:
+        run(models, {"a": []}, retries=5)
+    assert (failed.value.http_status, failed.value.code) == (503, error.code)
+    assert models.calls("a") == 1
+
+
+def test_each_attempt_has_its_own_time() -> None:
+    models = Models(a=never)
+    before = time.monotonic()
+    with pytest.raises(NodeFailed, match=r"no answer within 20 ms \(timeout-ms\) \(3 attempts\)") as failed:
+        run(models, {"a": []}, retries=2, timeout_ms=20)
+    assert failed.value.http_status == 504
+    assert time.monotonic() - before >= 0.055
+    deadlines = [entry[3] for entry in models.log]
+    assert deadlines == sorted(deadlines) and len(set(deadlines)) == 3
+    assert all(job.cancelled for _, job in models.jobs)
+
+
+def test_the_deadline_of_all_is_that_of_each_and_ends_the_attempts() -> None:
+    models = Models(b=never)
+    deadline_s = time.monotonic() + 0.05
+    with pytest.raises(NodeFailed) as failed:
+        run(models, {"a": ["b"]}, retries=100, deadline_s=deadline_s)
+    assert failed.value.http_status == 504
+    assert models.calls("b") <= 2
+    assert all(entry[3] <= deadline_s + 0.001 for entry in models.log) and deadline_s < math.inf
+
+
+def test_a_job_that_expired_by_itself_says_why() -> None:
+    with pytest.raises(NodeFailed, match="Error executing a: client is out of time"):
+        run(Models(a=fails(DeadlineExceeded("client is out of time"))), {"a": []})
+
+
+def test_a_model_that_was_unregistered_by_hand() -> None:
+    models = Models()
+    models.gone.add("b")
+    with pytest.raises(NodeFailed, match="Error executing b: Model not found: w__b; it was unregistered") as failed:
+        run(models, {"a": ["b"]}, retries=3)
+    assert failed.value.http_status == 503
+
+
+@pytest.mark.parametrize(("edges", "stops"), [({"a": ["b"]}, True), ({"a": []}, False), ({"c": ["a", "b"]}, True)])
+def test_a_status_of_the_handler(edges: dict[str, list[str]], stops: bool) -> None:
+    """Only the one last node answers the client itself."""
+    models = Models()
+    models.statuses["a"] = 404
+    if stops:
+        with pytest.raises(NodeFailed, match="answered with status 404") as failed:
+            run(models, edges)
+        assert failed.value.http_status == 404
+    else:
+        assert run(models, edges)["a"].status == 404
