@@ -1,0 +1,65 @@
+"""The walk of docs/workflows.md: its commands run, in their order, and print what it says."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+USUAL = {"inference_address": "127.0.0.1:8080", "management_address": "127.0.0.1:8081"}
+
+
+@pytest.fixture
+def walk(root: Path, tmp_path: Path, clean_env: dict[str, str]) -> Iterator[Callable[[str], str]]:
+    """Runs commands in a folder that looks like a checkout, beside other servers."""
+    spec = importlib.util.spec_from_file_location("quickstart", root / "ts_scripts/quickstart.py")
+    quickstart = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(quickstart)
+    ports = quickstart.choose_ports(only_free=True)
+    quickstart.write_config(ports, tmp_path / "ports.properties")
+    env = {**clean_env, "TMPDIR": str(tmp_path), "TS_CONFIG_FILE": str(tmp_path / "ports.properties")}
+    for name in ("model_store", "examples"):
+        shutil.copytree(root / name, tmp_path / name)
+
+    def run(commands: str) -> str:
+        for key, usual in USUAL.items():
+            commands = commands.replace(usual, f"127.0.0.1:{ports[key]}")
+        done = subprocess.run(
+            ["sh", "-euc", commands.replace("curl ", "curl -sS ")],
+            cwd=tmp_path,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, f"{commands}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    yield run
+    subprocess.run(["torchserve", "--stop"], cwd=tmp_path, env=env, capture_output=True, timeout=60)
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the page's commands are curl's")
+def test_the_walk(root: Path, walk: Callable[[str], str]) -> None:
+    page = (root / "docs/workflows.md").read_text()
+    printed, checked = "", 0
+    for language, text in re.findall(r"^```(sh|text)\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
+        if language == "sh":
+            printed = walk(text)
+            continue
+        missing = [line for line in text.splitlines() if line not in printed]
+        assert not missing, f"promised {missing}, printed was:\n{printed}"
+        checked += 1
+    assert checked >= 4
+
+
+def test_the_specification_is_the_examples(root: Path) -> None:
+    page = (root / "docs/workflows.md").read_text()
+    shown = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)[0]
+    assert yaml.safe_load(shown) == yaml.safe_load((root / "examples/workflow/spec.yaml").read_text())
