@@ -35,7 +35,9 @@ class Recorder:
         self._task: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
 
-    def attach(self, administration: Administration, workflows: Callable[[], Mapping[str, WorkflowState]]) -> None:
+    def attach(
+        self, administration: Administration, workflows: Callable[[], Mapping[str, WorkflowState]] = dict
+    ) -> None:
         """From now on, what `administration` serves is written, and the `workflows`; before, changes are those of the
         start."""
         self._administration = administration
