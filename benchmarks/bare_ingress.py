@@ -1,6 +1,6 @@
 """Our ingress without anything behind it: the floor under what the server costs.
 
-Usage: python benchmarks/bare_ingress.py PORT [--engine h2corn|grpcio] [--pieces N]
+Usage: python benchmarks/bare_ingress.py PORT [--engine h2corn|grpcio] [--pieces N] [--http]
 
 `Predictions` echoes its request; `StreamPredictions` answers N small pieces, one by one. Ends with SIGTERM or SIGINT.
 """
@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import uvloop
 
+from ts_frontend.ingress.asgi import Receive, Scope, Send
 from ts_frontend.ingress.call import Call, Listener, Method, Shape, routes
 from ts_frontend.ingress.engine import make_engine
 from ts_frontend.protos.inference_pb2 import PredictionResponse
@@ -39,11 +40,24 @@ def methods(pieces: int) -> tuple[Method, ...]:
     )
 
 
-async def serve(port: int, kind: str, pieces: int) -> None:
+async def http_echo(scope: Scope, receive: Receive, send: Send) -> None:
+    body = (await receive()).get("body", b"")
+    headers = [(b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def listener(port: int, pieces: int, http: bool) -> Listener:
+    if http:
+        return Listener("bare", "127.0.0.1", port, {}, http_app=http_echo)
+    return Listener("bare", "127.0.0.1", port, routes(*methods(pieces)))
+
+
+async def serve(port: int, kind: str, pieces: int, http: bool) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    engine = make_engine(kind, [Listener("bare", "127.0.0.1", port, routes(*methods(pieces)))])
+    engine = make_engine(kind, [listener(port, pieces, http)])
     await engine.start()
     await stop.wait()
     await engine.drain(DRAIN_S_MAX)
@@ -54,8 +68,9 @@ def main() -> None:
     parser.add_argument("port", type=int)
     parser.add_argument("--engine", default="h2corn", choices=("h2corn", "grpcio"))
     parser.add_argument("--pieces", type=int, default=1)
+    parser.add_argument("--http", action="store_true", help="an HTTP application that echoes, instead of gRPC")
     options = parser.parse_args()
-    uvloop.run(serve(options.port, options.engine, options.pieces))
+    uvloop.run(serve(options.port, options.engine, options.pieces, options.http))
 
 
 if __name__ == "__main__":

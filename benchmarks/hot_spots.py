@@ -1,6 +1,6 @@
 """Shows where the CPU time of the frontend and of the worker goes under load, function by function.
 
-Usage: python benchmarks/hot_spots.py [--clients 64] [--seconds 10] [--streams] [--folded FOLDER]
+Usage: python benchmarks/hot_spots.py [--clients 64] [--seconds 10] [--streams] [--target ours-http] [--folded FOLDER]
 
 Needs py-spy (pip install py-spy), which samples a running process from outside, and the right to trace one's own
 processes (root, or kernel.yama.ptrace_scope=0).
@@ -87,23 +87,27 @@ def record(process: psutil.Process, seconds: float, file: Path) -> None:
 def profile(name: str, served: Served, workload: Workload, options: argparse.Namespace) -> str:
     """One process under load; its report. The other process isn't disturbed meanwhile."""
     process = parts(served.process)[name]
-    url = f"http://127.0.0.1:{served.port}{workload.path}"
     file = options.folded / f"{name}.folded"
     with ThreadPoolExecutor(1) as pool:
         recorded = pool.submit(record, process, options.seconds, file)
-        h2load.run(url, workload.request, options.clients, options.seconds + 1)
+        load(served, workload, options.clients, options.seconds + 1)
         recorded.result()
-    threads = cost(process, url, workload, options)
+    threads = cost(process, served, workload, options)
     folded = file.read_text()
     return (
         f"{thread_report(name, threads)}\n\n{report(folded, threads[0].user_us)}" if folded else f"{name}: no samples"
     )
 
 
-def cost(process: psutil.Process, url: str, workload: Workload, options: argparse.Namespace) -> list[Thread]:
+def load(served: Served, workload: Workload, clients: int, seconds: float) -> h2load.Load:
+    client = served.client
+    return h2load.run(client.url(served.port, workload), client.body(workload), clients, seconds, http1=client.http1)
+
+
+def cost(process: psutil.Process, served: Served, workload: Workload, options: argparse.Namespace) -> list[Thread]:
     """What each thread uses per request, the main thread first, without the sampler, which slows everything down."""
     before = {thread.id: thread for thread in process.threads()}
-    load = h2load.run(url, workload.request, options.clients, options.seconds / 2)
+    done = load(served, workload, options.clients, options.seconds / 2)
     threads = []
     for thread in sorted(process.threads(), key=lambda thread: thread.id != process.pid):
         start = before.get(thread.id)
@@ -111,7 +115,7 @@ def cost(process: psutil.Process, url: str, workload: Workload, options: argpars
         kernel_s = thread.system_time - (start.system_time if start else 0)
         if user_s or kernel_s or thread.id == process.pid:
             name = "main" if thread.id == process.pid else thread_name(process.pid, thread.id)
-            threads.append(Thread(name, user_s / load.requests * 1e6, kernel_s / load.requests * 1e6))
+            threads.append(Thread(name, user_s / done.requests * 1e6, kernel_s / done.requests * 1e6))
     return threads
 
 
@@ -127,7 +131,7 @@ def run(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="bench-") as folder, processes() as started:
         options.folded = options.folded or Path(folder)
         options.folded.mkdir(parents=True, exist_ok=True)
-        served = servers.start("ours", Path(folder), workload, started)
+        served = servers.start(options.target, Path(folder), workload, started)
         for name in parts(served.process):
             print(f"{profile(name, served, workload, options)}\n", flush=True)
 
@@ -135,6 +139,9 @@ def run(options: argparse.Namespace) -> None:
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Show where CPU time goes under load, function by function.")
     parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument(
+        "--target", default="ours", choices=[name for name in servers.STARTS if name.startswith("ours")]
+    )
     parser.add_argument("--seconds", type=float, default=10.0, help="of sampling each process")
     parser.add_argument("--streams", action="store_true", help="streams of 200 small pieces instead of no-op calls")
     parser.add_argument("--folded", type=Path, metavar="FOLDER", help="keep the folded stacks (for flame graphs) there")

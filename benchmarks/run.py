@@ -17,7 +17,7 @@ from pathlib import Path
 
 from measuring import h2load, machine, rounds, servers
 from measuring.processes import ServerFailed, processes
-from measuring.results import as_json, ratio_table, ratios, table
+from measuring.results import FIGURES, as_json, ratio_table, ratios, table
 from measuring.servers import NOTES, STARTS
 from measuring.torchserve_environment import NoTorchServe
 from measuring.workloads import NOOP, PIECES_STREAM, WrongAnswer
@@ -98,12 +98,14 @@ def measure(options: argparse.Namespace) -> None:
             say(f"{target} answers, {time.monotonic() - begun_s:.1f} s after its start")
         rounds.warm_up(running, plan, say)
         rows = rounds.run(running, plan, say)
-    found = ratios(rows, options.targets[0])
+    found = {figure: ratios(rows, options.targets[0], figure) for figure in FIGURES}
     say(f"\n{options.workload.title}; min – median – max of {options.rounds} rounds\n\n{table(rows)}\n")
-    say(ratio_table(found))
+    say("\n\n".join(ratio_table(one) for one in found.values()))
     if options.json:
         told = {"workload": options.workload.name, "machine": about, "versions": versions, "seconds": options.seconds}
-        options.json.write_text(json.dumps({**told, **as_json(rows, found)}, indent=2) + "\n")
+        options.json.write_text(
+            json.dumps({**told, **as_json(rows, [one for these in found.values() for one in these])}, indent=2) + "\n"
+        )
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The load generator: h2load (nghttp2), which is compiled and speaks HTTP/2 alone, so gRPC calls are made for it.
+"""The load generator: h2load (nghttp2), which is compiled and speaks HTTP/2 and HTTP/1.1; gRPC calls are made for it.
 
 It counts answers with HTTP status 200 as successes, and gRPC failures are 200 too: `Load.check` compares the bytes
 of the answers, of which a failed call has none.
@@ -17,6 +17,8 @@ from pathlib import Path
 
 PREFIX_BYTES = 5
 MISSING = "h2load is missing. Install it: apt-get install nghttp2-client, or brew install nghttp2."
+GRPC_WORDS = ("-H", "content-type: application/grpc", "-H", "te: trailers")
+HTTP_WORDS = ("--h1", "-H", "content-type: application/octet-stream")
 #: A server that stops answering holds h2load for so long after its time; then it is ended.
 STUCK_S_MAX = 60.0
 
@@ -75,21 +77,23 @@ def grpc_body(message: bytes) -> bytes:
     return b"\0" + len(message).to_bytes(4, "big") + message
 
 
-def command(url: str, body_file: Path, log_file: Path, clients: int, seconds: float) -> list[str]:
-    """One connection for each client, one request at a time on it."""
+def command(
+    url: str, body_file: Path, log_file: Path, clients: int, seconds: float, *, http1: bool = False
+) -> list[str]:
+    """One connection for each client, one request at a time on it: a gRPC call, or (`http1`) a POST over HTTP/1.1."""
     options = {"-c": str(clients), "-t": "1", "-m": "1", "-D": f"{round(seconds * 1000)}ms", "-d": str(body_file)}
-    headers = ["-H", "content-type: application/grpc", "-H", "te: trailers"]
+    kind = HTTP_WORDS if http1 else GRPC_WORDS
     flat = [word for pair in options.items() for word in pair]
-    return ["h2load", *flat, *headers, f"--log-file={log_file}", url]
+    return ["h2load", *flat, *kind, f"--log-file={log_file}", url]
 
 
-def run(url: str, message: bytes, clients: int, seconds: float) -> Load:
-    """`clients` clients for `seconds` seconds; the answers aren't checked yet."""
+def run(url: str, body: bytes, clients: int, seconds: float, *, http1: bool = False) -> Load:
+    """`clients` clients send `body` for `seconds` seconds; the answers aren't checked yet."""
     with tempfile.TemporaryDirectory(prefix="h2load-") as folder:
         body_file, log_file = Path(folder, "body"), Path(folder, "log")
-        body_file.write_bytes(grpc_body(message))
+        body_file.write_bytes(body)
         before_s = _children_cpu_s()
-        output = _run(command(url, body_file, log_file, clients, seconds), seconds)
+        output = _run(command(url, body_file, log_file, clients, seconds, http1=http1), seconds)
         cpu_s = _children_cpu_s() - before_s
         return parse(output, log_file.read_text() if log_file.exists() else "", seconds, cpu_s)
 

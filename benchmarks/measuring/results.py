@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -47,18 +47,25 @@ def significant(value: float) -> str:
 
 
 class Ratio(NamedTuple):
-    """Requests per second of one target divided by those of another, round by round."""
+    """One figure of a target divided by that of another, round by round."""
 
     clients: int
     above: str
     below: str
     spread: Spread
+    figure: str = "requests/s"
 
 
-def ratios(rows: Sequence[Row], above: str = "ours") -> list[Ratio]:
+FIGURES: Mapping[str, Callable[[Row], float]] = {
+    "requests/s": lambda row: row.requests_per_s,
+    "CPU/request": lambda row: row.cpu_us_per_request,
+}
+
+
+def ratios(rows: Sequence[Row], above: str = "ours", figure: str = "requests/s") -> list[Ratio]:
     """`above` to every other target, for each number of clients. Only rounds with both count."""
     found = []
-    rates = {(row.clients, row.target, row.round): row.requests_per_s for row in rows}
+    rates = {(row.clients, row.target, row.round): FIGURES[figure](row) for row in rows}
     for clients in _distinct(row.clients for row in rows):
         for target in _distinct(row.target for row in rows):
             quotients = [
@@ -67,7 +74,7 @@ def ratios(rows: Sequence[Row], above: str = "ours") -> list[Ratio]:
                 if (count, name) == (clients, target) != (clients, above) and (clients, above, number) in rates
             ]
             if quotients:
-                found.append(Ratio(clients, above, target, Spread.of(quotients)))
+                found.append(Ratio(clients, above, target, Spread.of(quotients), figure))
     return found
 
 
@@ -97,7 +104,8 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def ratio_table(found: Sequence[Ratio]) -> str:
-    lines = [["clients", "requests/s of", "min – median – max"]]
+    """A line for each ratio; all of one figure."""
+    lines = [["clients", f"{found[0].figure if found else 'ratio'} of", "min – median – max"]]
     lines += [[str(one.clients), f"{one.above} / {one.below}", one.spread.text()] for one in found]
     return aligned(lines)
 

@@ -9,7 +9,7 @@ from measuring import h2load
 from measuring.accounts import cpu_s
 from measuring.results import Row, significant
 from measuring.servers import Served
-from measuring.workloads import Workload, answer_bytes, check
+from measuring.workloads import Workload, check
 
 Say = Callable[[str], None]
 
@@ -31,7 +31,7 @@ def warm_up(servers: Sequence[Served], plan: Plan, say: Say) -> None:
         seconds = min(served.warm_up_s, plan.warm_up_s_max)
         if seconds > 0:
             say(f"Warming up {served.name} for {seconds:g} s ...")
-            h2load.run(_url(served, plan.workload), plan.workload.request, max(plan.clients), seconds)
+            _load(served, plan.workload, max(plan.clients), seconds)
 
 
 def run(servers: Sequence[Served], plan: Plan, say: Say) -> list[Row]:
@@ -54,22 +54,23 @@ def _position(servers: Sequence[Served], name: str) -> int:
     return [served.name for served in servers].index(name)
 
 
-def _url(served: Served, workload: Workload) -> str:
-    return f"http://127.0.0.1:{served.port}{workload.path}"
+def _load(served: Served, workload: Workload, clients: int, seconds: float) -> h2load.Load:
+    client = served.client
+    return h2load.run(client.url(served.port, workload), client.body(workload), clients, seconds, http1=client.http1)
 
 
 def measure(served: Served, plan: Plan, number: int, clients: int) -> Row:
     """One load on one server, its answers checked before, by their bytes, and after."""
     workload = plan.workload
-    check(served.name, served.port, workload, served.answer)
+    check(served.name, served.client, served.port, workload, served.answer)
     before_s = cpu_s(served.process)
-    load = h2load.run(_url(served, workload), workload.request, clients, plan.seconds)
+    load = _load(served, workload, clients, plan.seconds)
     used_s = cpu_s(served.process) - before_s
     try:
-        load.check(answer_bytes(served.answer), clients)
+        load.check(served.client.answer_bytes(served.answer), clients)
     except h2load.LoadFailed as error:
         raise h2load.LoadFailed(f"{served.name}, {clients} clients: {error}") from None
-    check(served.name, served.port, workload, served.answer)
+    check(served.name, served.client, served.port, workload, served.answer)
     return Row(
         round=number,
         clients=clients,

@@ -9,12 +9,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import grpc
 import psutil
 
 from measuring import torchserve_environment
 from measuring.processes import Processes, ServerFailed, free_ports
-from measuring.workloads import HANDLERS, Workload, ask, build_archive, check
+from measuring.workloads import (
+    GRPC,
+    HANDLERS,
+    HTTP,
+    HTTP_ANSWER,
+    HTTP_BODY,
+    Client,
+    NoAnswer,
+    Workload,
+    build_archive,
+    check,
+)
 
 READY_S_MAX = 180.0
 FIRST_ANSWER_S_MAX = 5.0
@@ -31,7 +41,8 @@ TORCHSERVE_QUIET = """<?xml version="1.0" encoding="UTF-8"?>
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A running server. `answer`: the messages it answers with. `warm_up_s`: load it needs before it is at its best."""
+    """A running server, asked at `port` as `client` does. `answer`: the messages it answers with. `warm_up_s`: load it
+    needs before it is at its best."""
 
     name: str
     port: int
@@ -39,6 +50,7 @@ class Served:
     process: psutil.Process
     answer: Sequence[bytes]
     warm_up_s: float
+    client: Client = GRPC
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +81,16 @@ class Place:
         return self.processes.start(words, {**self.env(), **(more or {})}, self.folder, self.folder / "console.log")
 
 
-def start_ours(place: Place, engine: str = "auto", more: Sequence[str] = (), quiet: bool = True) -> Served:
+def start_ours(
+    place: Place, engine: str = "auto", more: Sequence[str] = (), quiet: bool = True, http: bool = False
+) -> Served:
     """The real command with its default settings, but for free ports, one worker and no snapshots.
 
-    `quiet`: without access and metric logs, as TorchServe is in this comparison.
+    `quiet`: without access and metric logs, as TorchServe is in this comparison. `http`: it is asked over HTTP.
     """
-    inference, management, *http = free_ports(5)
+    inference, management, *addresses = free_ports(5)
     settings: dict[str, object] = {
-        f"{name}_address": f"http://127.0.0.1:{port}" for name, port in zip(_HTTP, http, strict=True)
+        f"{name}_address": f"http://127.0.0.1:{port}" for name, port in zip(_HTTP, addresses, strict=True)
     }
     settings |= {
         "grpc_inference_port": inference,
@@ -92,25 +106,32 @@ def start_ours(place: Place, engine: str = "auto", more: Sequence[str] = (), qui
     for key, value in settings.items():
         words += ["--set", f"{key}={value}"]
     process = place.run([*words, *more])
-    title = ("ours" if engine == "auto" else f"ours-{engine}") + ("" if quiet else "-logging")
+    title = (
+        ("ours" if engine == "auto" else f"ours-{engine}") + ("-http" if http else "") + ("" if quiet else "-logging")
+    )
+    if http:
+        return Served(title, addresses[0], management, process, HTTP_ANSWER, warm_up_s=3, client=HTTP)
     return Served(title, inference, management, process, place.workload.answer, warm_up_s=3)
 
 
-def start_bare(place: Place, engine: str = "h2corn") -> Served:
+def start_bare(place: Place, engine: str = "h2corn", http: bool = False) -> Served:
     """Our ingress alone, in a process of its own: it echoes the request."""
     (port,) = free_ports(1)
     pieces = len(place.workload.answer)
-    process = place.run([sys.executable, str(BARE_INGRESS), str(port), "--engine", engine, "--pieces", str(pieces)])
+    words = [sys.executable, str(BARE_INGRESS), str(port), "--engine", engine, "--pieces", str(pieces)]
+    process = place.run([*words, "--http"] if http else words)
+    if http:
+        return Served("bare-http", port, 0, process, [HTTP_BODY], warm_up_s=2, client=HTTP)
     title = "bare" if engine == "h2corn" else f"bare-{engine}"
     answer = [place.workload.request] if pieces == 1 else place.workload.answer
     return Served(title, port, 0, process, answer, warm_up_s=2)
 
 
-def start_torchserve(place: Place, quiet: bool = True) -> Served:
+def start_torchserve(place: Place, quiet: bool = True, http: bool = False) -> Served:
     """TorchServe with one worker, without tokens, with its model API. `quiet`: no access and metric logs."""
     bin_folder = torchserve_environment.ensure(print)
-    inference, management, *http = free_ports(5)
-    settings = {f"{name}_address": f"http://127.0.0.1:{port}" for name, port in zip(_HTTP, http, strict=True)}
+    inference, management, *addresses = free_ports(5)
+    settings = {f"{name}_address": f"http://127.0.0.1:{port}" for name, port in zip(_HTTP, addresses, strict=True)}
     settings |= {"grpc_inference_port": str(inference), "grpc_management_port": str(management)}
     settings |= {"default_workers_per_model": "1"}
     words = [str(bin_folder / "torchserve"), "--start", "--foreground", "--ncs", "--disable-token-auth"]
@@ -123,7 +144,9 @@ def start_torchserve(place: Place, quiet: bool = True) -> Served:
         settings["disable_system_metrics"] = "true"
     (place.folder / "config.properties").write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
     process = place.run(words, torchserve_environment.command_environment(bin_folder))
-    title = "torchserve" if quiet else "torchserve-logging"
+    title = "torchserve" + ("-http" if http else "") + ("" if quiet else "-logging")
+    if http:
+        return Served(title, addresses[0], management, process, HTTP_ANSWER, warm_up_s=35, client=HTTP)
     return Served(title, inference, management, process, place.workload.answer, warm_up_s=35)
 
 
@@ -134,6 +157,10 @@ STARTS: Mapping[str, Callable[[Place], Served]] = {
     "bare": start_bare,
     "torchserve": start_torchserve,
     "ours-logging": lambda place: start_ours(place, quiet=False),
+    "ours-http": lambda place: start_ours(place, http=True),
+    "ours-http-logging": lambda place: start_ours(place, http=True, quiet=False),
+    "bare-http": lambda place: start_bare(place, http=True),
+    "torchserve-http": lambda place: start_torchserve(place, http=True),
     "ours-grpcio": lambda place: start_ours(place, "grpcio"),
     "bare-grpcio": lambda place: start_bare(place, "grpcio"),
     "torchserve-logging": lambda place: start_torchserve(place, quiet=False),
@@ -142,6 +169,10 @@ NOTES: Mapping[str, str] = {
     "ours": "torchserve --foreground --ncs, access_log=false, metrics_mode=prometheus (no access and metric log); "
     "else defaults but for free ports and one worker",
     "ours-logging": "the same with its access and metric logs, as by default",
+    "ours-http": "ours, asked over HTTP/1.1 with a body of the same 16 bytes",
+    "ours-http-logging": "the same with its access and metric logs, as by default",
+    "bare-http": "our ingress on h2corn with an HTTP application that echoes, no worker",
+    "torchserve-http": "torchserve, asked over HTTP/1.1",
     "bare": "our ingress on h2corn with a method that echoes, no worker",
     "torchserve": "TorchServe with one worker; --log-config (level warn: no access and metric log) and "
     "disable_system_metrics=true; tokens off, model API on",
@@ -166,10 +197,10 @@ def wait_until_ready(served: Served, workload: Workload, processes: Processes) -
     while True:
         processes.check()
         try:
-            ask(served.port, workload, FIRST_ANSWER_S_MAX)
+            served.client.ask(served.port, workload, FIRST_ANSWER_S_MAX)
             break
-        except grpc.RpcError as error:
+        except NoAnswer as error:
             if time.monotonic() > give_up_s:
                 raise ServerFailed(f"{served.name} hasn't answered within {READY_S_MAX:g} s: {error}") from error
         time.sleep(TRY_AGAIN_S)
-    check(served.name, served.port, workload, served.answer)
+    check(served.name, served.client, served.port, workload, served.answer)

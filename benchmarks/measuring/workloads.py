@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import urllib.request
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import grpc
 
-from measuring.h2load import PREFIX_BYTES
+from measuring.h2load import PREFIX_BYTES, grpc_body
 from ts_frontend.protos.inference_pb2 import PredictionResponse, PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub as Names
 
 HANDLERS = Path(__file__).resolve().parent.parent / "handlers"
 CALL_S_MAX = 30.0
+HTTP_BODY = b"x" * 16
 PIECES = 200
 _ANSWER: bytes = PredictionResponse(prediction=b"ok").SerializeToString()
+HTTP_ANSWER = [b"ok"]
 _TORCH_ANSWER: bytes = PredictionResponse(prediction=b"64.0").SerializeToString()
 
 
@@ -36,11 +40,15 @@ class Workload:
 
     @property
     def request(self) -> bytes:
-        data = {"data": b"x" * 16}
+        data = {"data": HTTP_BODY}
         return bytes(PredictionsRequest(model_name=self.name, input=data).SerializeToString())
 
+    @property
+    def http_path(self) -> str:
+        return f"/predictions/{self.name}"
 
-NOOP = Workload("noop", "no-op Predictions over gRPC", Names.Predictions_PATH, [_ANSWER], (1, 16, 64))
+
+NOOP = Workload("noop", "no-op Predictions (gRPC; `…-http`: HTTP/1.1)", Names.Predictions_PATH, [_ANSWER], (1, 16, 64))
 PIECES_STREAM = Workload(
     "pieces",
     f"StreamPredictions of {PIECES} small pieces over gRPC; a request is a whole stream",
@@ -51,23 +59,75 @@ PIECES_STREAM = Workload(
 WITH_TORCH = Workload("with_torch", "a model that imports torch", Names.Predictions_PATH, [_TORCH_ANSWER], (1,))
 
 
-def answer_bytes(answer: Sequence[bytes]) -> int:
-    """Bytes of response data that these messages are."""
-    return sum(PREFIX_BYTES + len(message) for message in answer)
+class Client(Protocol):
+    """How a server is asked: over gRPC or HTTP."""
+
+    http1: bool
+
+    def url(self, port: int, workload: Workload) -> str: ...
+    def body(self, workload: Workload) -> bytes: ...
+    def ask(self, port: int, workload: Workload, timeout_s: float = CALL_S_MAX) -> list[bytes]:
+        """The messages of one answer. Raises NoAnswer."""
+
+    def answer_bytes(self, answer: Sequence[bytes]) -> int:
+        """Bytes of response data that these messages are."""
 
 
-def ask(port: int, workload: Workload, timeout_s: float = CALL_S_MAX) -> list[bytes]:
-    """The messages of one answer, asked for with grpcio's client. Raises grpc.RpcError."""
-    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        call = channel.unary_stream(workload.path)
-        return list(call(workload.request, timeout=timeout_s, wait_for_ready=True))
+class NoAnswer(Exception):
+    """A server doesn't answer (yet), or with an error."""
 
 
-def check(name: str, port: int, workload: Workload, answer: Sequence[bytes]) -> None:
-    """Raises WrongAnswer unless a real gRPC client gets `answer`, with status OK."""
+class GrpcClient:
+    http1 = False
+
+    def url(self, port: int, workload: Workload) -> str:
+        return f"http://127.0.0.1:{port}{workload.path}"
+
+    def body(self, workload: Workload) -> bytes:
+        return grpc_body(workload.request)
+
+    def ask(self, port: int, workload: Workload, timeout_s: float = CALL_S_MAX) -> list[bytes]:
+        try:
+            with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+                call = channel.unary_stream(workload.path)
+                return list(call(workload.request, timeout=timeout_s, wait_for_ready=True))
+        except grpc.RpcError as error:
+            raise NoAnswer(str(error)) from error
+
+    def answer_bytes(self, answer: Sequence[bytes]) -> int:
+        return sum(PREFIX_BYTES + len(message) for message in answer)
+
+
+class HttpClient:
+    http1 = True
+
+    def url(self, port: int, workload: Workload) -> str:
+        return f"http://127.0.0.1:{port}{workload.http_path}"
+
+    def body(self, workload: Workload) -> bytes:
+        return HTTP_BODY
+
+    def ask(self, port: int, workload: Workload, timeout_s: float = CALL_S_MAX) -> list[bytes]:
+        headers = {"content-type": "application/octet-stream"}
+        request = urllib.request.Request(self.url(port, workload), HTTP_BODY, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+                return [answer.read()]
+        except OSError as error:  # HTTPError and URLError are such
+            raise NoAnswer(str(error)) from error
+
+    def answer_bytes(self, answer: Sequence[bytes]) -> int:
+        return sum(map(len, answer))
+
+
+GRPC, HTTP = GrpcClient(), HttpClient()
+
+
+def check(name: str, client: Client, port: int, workload: Workload, answer: Sequence[bytes]) -> None:
+    """Raises WrongAnswer unless a real client gets `answer`, with status OK."""
     try:
-        got = ask(port, workload)
-    except grpc.RpcError as error:
+        got = client.ask(port, workload)
+    except NoAnswer as error:
         raise WrongAnswer(f"{name} answers with an error: {error}") from error
     if got != list(answer):
         raise WrongAnswer(f"{name} answers {got[:3]} ({len(got)} messages) instead of {list(answer)[:3]}")

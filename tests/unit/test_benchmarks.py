@@ -108,6 +108,21 @@ def test_ratios_are_taken_round_by_round(results: ModuleType) -> None:
     assert (torchserve.below, *torchserve.spread) == ("torchserve", 10.0, 15.0, 20.0)
 
 
+def test_ratios_of_cpu_are_those_of_another_column(results: ModuleType) -> None:
+    (found,) = results.ratios([row(results, 0, name, 1.0) for name in ("ours", "bare")], figure="CPU/request")
+    assert (found.figure, found.spread.median) == ("CPU/request", 1.0)
+    assert "CPU/request of" in results.ratio_table([found])
+
+
+def test_http_is_asked_with_http1_and_its_answers_have_no_prefix(h2load: ModuleType) -> None:
+    from measuring.workloads import GRPC, HTTP, NOOP
+
+    words = h2load.command("u", Path("b"), Path("l"), 1, 1.0, http1=HTTP.http1)
+    assert "--h1" in words and not any("grpc" in word for word in words)
+    assert (HTTP.answer_bytes([b"ok"]), GRPC.answer_bytes([b"ok"])) == (2, 7)
+    assert HTTP.url(5, NOOP) == "http://127.0.0.1:5/predictions/noop"
+
+
 def test_table_has_a_line_for_each_server(results: ModuleType) -> None:
     lines = results.table([row(results, 0, "ours", 12_345.0), row(results, 0, "bare", 99.0)]).splitlines()
     assert [line.split()[:2] for line in lines] == [["clients", "server"], ["64", "ours"], ["64", "bare"]]
