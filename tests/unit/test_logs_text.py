@@ -9,15 +9,15 @@ import logging
 import os
 import re
 from collections.abc import Iterator
-from datetime import date
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from ts_frontend.config import ConfigError, ServerConfig
 from ts_frontend.config_table import Note
-from ts_frontend.telemetry import logs as logs_module
-from ts_frontend.telemetry.log_files import Console, RotatedFile
+from ts_frontend.telemetry import log_writer
+from ts_frontend.telemetry.log_files import Console, RotatedFile, daily
 from ts_frontend.telemetry.logs import Logs, setup_logs
 
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3}"
@@ -130,10 +130,10 @@ def test_the_level_of_the_server(tmp_path: Path) -> None:
 
 
 def test_a_flood_is_cut_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs_module, "RECORDS_WAITING_MAX", 0)
+    monkeypatch.setattr(log_writer, "RECORDS_WAITING_MAX", 0)
     logs = setup_logs(config(tmp_path))
     logging.getLogger("ts_frontend").info("lost")
-    monkeypatch.setattr(logs_module, "RECORDS_WAITING_MAX", 100)
+    monkeypatch.setattr(log_writer, "RECORDS_WAITING_MAX", 100)
     logging.getLogger("ts_frontend").info("kept")
     logs.close()
     text = (tmp_path / "ts_log.log").read_text()
@@ -155,7 +155,8 @@ def record(text: str) -> logging.LogRecord:
 
 
 def test_a_full_file_is_compressed_and_the_newest_stay(tmp_path: Path) -> None:
-    handler = RotatedFile(tmp_path / "ts_log.log", bytes_max=10, kept_max=2, today=lambda: date(2026, 11, 20))
+    path = tmp_path / "ts_log.log"
+    handler = RotatedFile(path, daily(path, bytes_max=10, kept_max=2), now=lambda: datetime(2026, 11, 20))
     for number in range(5):
         handler.emit(record(f"line {number}"))
     handler.close()
@@ -166,8 +167,9 @@ def test_a_full_file_is_compressed_and_the_newest_stay(tmp_path: Path) -> None:
 
 
 def test_a_new_day_is_a_new_file(tmp_path: Path) -> None:
-    days = iter([date(2026, 11, 20)] * 2 + [date(2026, 11, 21)] * 9)
-    handler = RotatedFile(tmp_path / "ts_log.log", today=lambda: next(days))
+    days = iter([datetime(2026, 11, 20)] * 2 + [datetime(2026, 11, 21)] * 9)
+    path = tmp_path / "ts_log.log"
+    handler = RotatedFile(path, daily(path), now=lambda: next(days))
     for text in ("a", "b", "c"):
         handler.emit(record(text))
     handler.close()

@@ -7,10 +7,12 @@ import gzip
 import logging
 import os
 import shutil
+import sys
+import time
 from collections.abc import Callable
-from datetime import date
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 if TYPE_CHECKING:
     TextHandler = logging.StreamHandler[TextIO]
@@ -19,75 +21,190 @@ else:
 
 FILE_BYTES_MAX = 100 << 20
 FILES_KEPT_MAX = 5
+#: How often a file is looked at: somebody may have moved, removed or emptied it.
+LOOK_S = 1.0
+#: After an error (a full disk): when writing or rotating is tried again.
+RETRY_S = 5.0
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
-class RotatedFile(TextHandler):
-    """A file that becomes `NAME.dd-MMM.log.gz` when its day is over or it is larger than `bytes_max`; the newest
-    `kept_max` of those stay. `today` tells the date."""
+def daily_name(path: Path) -> Callable[[datetime, int], Path]:
+    """TorchServe's names: `ts_log.20-Nov.log.gz`; a second one of that day has a number before `.log`."""
+
+    def name(moment: datetime, number: int) -> Path:
+        day = f"{moment.day:02d}-{_MONTHS[moment.month - 1]}"
+        return path.with_name(f"{path.stem}.{day}{f'.{number}' if number else ''}.log.gz")
+
+    return name
+
+
+class Rotation(NamedTuple):
+    """When a file is done and what becomes of it: the next of the names that `name` gives for the time it began and
+    0, 1, …. The newest `kept_max` that `found` matches (a glob in their directory) stay. `by_time`: a name for another
+    time than now means that the file is done."""
+
+    name: Callable[[datetime, int], Path]
+    found: str
+    bytes_max: int = FILE_BYTES_MAX
+    kept_max: int = FILES_KEPT_MAX
+    by_time: bool = True
+
+
+def daily(path: Path, bytes_max: int = FILE_BYTES_MAX, kept_max: int = FILES_KEPT_MAX) -> Rotation:
+    """TorchServe's rotation."""
+    return Rotation(daily_name(path), f"{path.stem}.*.log.gz", bytes_max, kept_max)
+
+
+class RotatedFile(logging.Handler):
+    """A file, without `rotation` one that grows for ever. Lines that can't be written (the disk is full) are counted;
+    their number stands in the file once it can be written again. `now` tells the local time."""
 
     def __init__(
         self,
         path: Path,
-        bytes_max: int = FILE_BYTES_MAX,
-        kept_max: int = FILES_KEPT_MAX,
-        today: Callable[[], date] = date.today,
+        rotation: Rotation | None = None,
+        now: Callable[[], datetime] = datetime.now,
+        append: bool = True,
     ) -> None:
-        self.path, self._bytes_max, self._kept_max, self._today = path, bytes_max, kept_max, today
-        super().__init__(self._open())
+        super().__init__()
+        self.path, self._rotation, self._now = path, rotation, now
+        self._fd = -1
+        self._look_at_s = self._retry_at_s = self._rotate_at_s = 0.0
+        self._lost = 0
+        self._broken_line = False
+        self._open(os.O_APPEND if append else os.O_TRUNC | os.O_APPEND)
 
-    def _open(self) -> TextIO:
-        stream = self.path.open("a", encoding="utf-8", errors="backslashreplace")
-        information = os.fstat(stream.fileno())
+    def _open(self, flags: int = os.O_APPEND) -> None:
+        self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flags, 0o644)
+        information = os.fstat(self._fd)
+        self._place = information.st_dev, information.st_ino
         self._size = information.st_size
-        self._day = date.fromtimestamp(information.st_mtime) if self._size else self._today()
-        return stream
+        self._began = datetime.fromtimestamp(information.st_mtime) if self._size else self._now()
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            line = self.format(record) + self.terminator
-            if self._size and (self._size + len(line) > self._bytes_max or self._today() != self._day):
-                self._rotate()
-            self.stream.write(line)
-            self.stream.flush()
-            self._size += len(line)
+            data = f"{self.format(record)}\n".encode("utf-8", "backslashreplace")
         except Exception:
             self.handleError(record)
+            return
+        now_s = time.monotonic()
+        if now_s < self._retry_at_s:
+            self._lost += data.count(b"\n")
+            return
+        try:
+            self._prepare(now_s, len(data))
+            self._write(data)
+        except OSError as error:
+            self._failed(error, now_s, data.count(b"\n"))
+
+    def _prepare(self, now_s: float, more_bytes: int) -> None:
+        if now_s >= self._look_at_s:
+            self._look_at_s = now_s + LOOK_S
+            self._look()
+        if self._size and now_s >= self._rotate_at_s and self._is_done(more_bytes):
+            self._rotate(now_s)
+        if self._lost or self._broken_line:
+            self._resume()
+
+    def _look(self) -> None:
+        """Opens the file anew when it isn't there any more, and takes its size when somebody emptied it."""
+        try:
+            there = os.stat(self.path)
+        except FileNotFoundError:
+            there = None
+        if there is None or (there.st_dev, there.st_ino) != self._place:
+            os.close(self._fd)
+            self._fd = -1
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._open()
+        else:
+            self._size = there.st_size
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            written = os.write(self._fd, view)
+            self._size += written
+            self._broken_line = written < len(view)
+            view = view[written:]
+
+    def _resume(self) -> None:
+        """Says what is missing; nothing is forgotten unless that is written."""
+        text = f"{self._lost} lines are missing here: they couldn't be written\n" if self._lost else ""
+        self._write(f"{chr(10) if self._broken_line else ''}{text}".encode())
+        self._lost, self._broken_line = 0, False
+
+    def _failed(self, error: OSError, now_s: float, lines: int) -> None:
+        if not self._lost:
+            _complain(f"Log file {self.path} can't be written, its lines are lost until it can: {error}")
+        self._lost += lines
+        self._retry_at_s = now_s + RETRY_S
+        if self._fd < 0:
+            with contextlib.suppress(OSError):
+                self._open()
 
     def close(self) -> None:
-        self.stream.close()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
         super().close()
 
-    def _rotate(self) -> None:
-        self.stream.close()
+    # --- rotation
+
+    def _is_done(self, more_bytes: int) -> bool:
+        rotation = self._rotation
+        if rotation is None:
+            return False
+        if self._size + more_bytes > rotation.bytes_max:
+            return True
+        return rotation.by_time and rotation.name(self._began, 0) != rotation.name(self._now(), 0)
+
+    def _rotate(self, now_s: float) -> None:
+        assert self._rotation is not None
         try:
-            _compress(self.path, self._rotated_path())
-            self._delete_old()
-        finally:
-            self.stream = self._open()
+            _put_away(self.path, self._rotated_path(self._rotation))
+            self._delete_old(self._rotation)
+        except OSError as error:
+            self._rotate_at_s = now_s + RETRY_S
+            _complain(f"Log file {self.path} can't be rotated, it grows: {error}")
+            return
+        os.close(self._fd)
+        self._fd = -1
+        self._open()
 
-    def _rotated_path(self) -> Path:
-        """`ts_log.20-Nov.log.gz`; a second one of that day has a number before `.log`."""
-        day = f"{self._day.day:02d}-{_MONTHS[self._day.month - 1]}"
-        stem, number = self.path.stem, 0
-        while True:
-            path = self.path.with_name(f"{stem}.{day}{f'.{number}' if number else ''}.log.gz")
-            if not path.exists():
-                return path
+    def _rotated_path(self, rotation: Rotation) -> Path:
+        number = 0
+        while (path := rotation.name(self._began, number)).exists():
             number += 1
+        return path
 
-    def _delete_old(self) -> None:
-        rotated = sorted(self.path.parent.glob(f"{self.path.stem}.*.log.gz"), key=lambda path: path.stat().st_mtime_ns)
-        for path in rotated[: -self._kept_max]:
+    def _delete_old(self, rotation: Rotation) -> None:
+        directory = rotation.name(self._began, 0).parent
+        old = [path for path in directory.glob(rotation.found) if path != self.path]
+        for path in sorted(old, key=lambda path: path.stat().st_mtime_ns)[: -rotation.kept_max]:
             with contextlib.suppress(OSError):
                 path.unlink()
 
 
-def _compress(source: Path, target: Path) -> None:
-    """Move `source` into a gzip file; level 1: the log waits meanwhile."""
-    with open(source, "rb") as plain, gzip.open(target, "wb", compresslevel=1) as packed:
-        shutil.copyfileobj(plain, packed, 1 << 20)
+def _put_away(source: Path, target: Path) -> None:
+    """Moves `source`, into a gzip file if `target` is called so (level 1: the log waits meanwhile)."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.suffix != ".gz":
+        source.rename(target)
+        return
+    try:
+        with open(source, "rb") as plain, gzip.open(target, "wb", compresslevel=1) as packed:
+            shutil.copyfileobj(plain, packed, 1 << 20)
+    except OSError:
+        target.unlink(missing_ok=True)
+        raise
     source.unlink()
+
+
+def _complain(text: str) -> None:
+    """Where an administrator may see it: the logs can't say it."""
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)
 
 
 class Console(TextHandler):

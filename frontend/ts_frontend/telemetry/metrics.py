@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from ts_frontend.job import Job, State
 from ts_frontend.telemetry import metrics_events as events
 from ts_frontend.telemetry.metrics_definitions import Definition, Definitions, Kind
-from ts_frontend.telemetry.metrics_events import BATCH, HTTP, EventLog
+from ts_frontend.telemetry.metrics_events import BATCH, EVENTS_MAX, HTTP, EventLog, Tally
 from ts_frontend.telemetry.metrics_record import Record
 from ts_frontend.telemetry.metrics_requests import Batches, CountedRequests, LoggedRequests, Requests
 from ts_frontend.telemetry.metrics_samples import NOTHING, Family, Histogram, Sample
@@ -55,6 +55,7 @@ class MetricsRegistry:
         self._own = {one.name: Family(one, text, _own_histogram) for one, text in _OWN} if self.everything else {}
         self._gathered: list[Callable[[], Iterable[Family]]] = []
         self._http: dict[int, Sample] = {}
+        self._http_tallies: dict[int, Tally] = {}
         self.event_log = EventLog(definitions, listed.keys() - self._exposed, host)
 
     @property
@@ -85,12 +86,19 @@ class MetricsRegistry:
         if self.everything:
             (self._http.get(kind) or self._http_sample(kind)).add(1.0)
         else:
-            name = "Requests2XX" if kind == 2 else _http_name(kind)
-            self.event_log.feed.append((HTTP, name, 0.0, 0.0, time.monotonic(), ()))
+            tally = self._http_tallies.get(kind) or self._http_tally(kind)
+            if len(self.event_log.feed) < EVENTS_MAX:
+                self.event_log.feed.append((HTTP, tally.source, 0.0, 0.0, time.monotonic(), ()))
+            else:
+                tally.now.count += 1
 
     def _http_sample(self, kind: int) -> Sample:
         sample = self._http[kind] = self._sample(_http_name(kind), "Host")
         return sample
+
+    def _http_tally(self, kind: int) -> Tally:
+        tally = self._http_tallies[kind] = self.event_log.tally(HTTP, _http_name(kind))
+        return tally
 
     def _sample(self, name: str, *labels: str) -> Sample:
         family = self._families.get(name)
@@ -108,7 +116,7 @@ class MetricsRegistry:
         )
         if self.everything:
             return counted
-        return LoggedRequests(self.event_log.feed, (name, label), counted if self._exposed else None)
+        return LoggedRequests(self.event_log, (name, label), counted if self._exposed else None)
 
     def _own_sample(self, definition: Definition, name: str, version: str) -> Sample:
         family = self._own.get(definition.name)
@@ -144,7 +152,7 @@ class MetricsRegistry:
         elif self.everything:
             self._families[record.name].sample(values).add(record.value)
         else:
-            logging.getLogger(events.MODEL_LOG).info("%s", record.text(definition, values))
+            self.event_log.record(record, definition, values)
 
     def _detect(self, record: Record) -> Definition | None:
         if not self._auto_detect:
@@ -205,6 +213,7 @@ class _ModelBatches:
         self._registry, self._name, self._version = registry, name, version
         self._everything = registry.everything
         self._feed = registry.event_log.feed
+        self._tally = registry.event_log.tally(BATCH, name)
         self._source = name
         self._samples: tuple[Sample, Sample] | None = None
 
@@ -215,6 +224,10 @@ class _ModelBatches:
             waited, worked = self._samples or self._first()
             waited.add(int(waited_s * 1e3))
             worked.add(int(worked_s * 1e5) / 100)  # round() takes a quarter of a microsecond
+        elif len(self._feed) >= EVENTS_MAX:
+            total = self._tally.now
+            total.count += 1
+            total.last_a, total.last_b = worked_s, waited_s
         else:
             ids = (jobs[0].request_id,) if len(jobs) == 1 else [job.request_id for job in jobs]
             self._feed.append((BATCH, self._source, worked_s, waited_s, now_s, ids))

@@ -1,24 +1,27 @@
-"""What happens to requests, on its way to the metrics logs: the event loop appends small tuples, and the thread that
-writes the logs makes lines of them, a few times a second.
+"""What happens to requests, on its way to the metrics logs: the event loop notes numbers, and the thread that writes
+the logs makes lines of them, a few times a second.
 
-Counters stand in the logs as increments. So under load, from EVENTS_MAX events of a period on, the rest of the period
-is summed to one line for each metric and set of labels: the sums stay exact, and the cost is bounded.
+Counters stand in the logs as increments. So the first EVENTS_MAX events of a period become lines of their own; under
+load the rest of the period is added up where it happens, and becomes one line for each metric and set of labels: the
+sums stay exact, and the cost is bounded.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
+from ts_frontend.telemetry.log_entries import MAIN, printable
 from ts_frontend.telemetry.metrics_definitions import Definition, Definitions
+from ts_frontend.telemetry.metrics_record import Record
 from ts_frontend.telemetry.metrics_text import log_text
 
 EVENTS_MAX = 64
-#: After so many the thread offers the interpreter to the event loop, which it would else wait 5 ms for.
-EVENTS_PER_TURN = 256
-EVENTS_WAITING_MAX = 100_000
+#: Metrics that handlers report and that wait for the writing thread; further ones are counted.
+RECORDS_MAX = 10_000
 
 SERVER_LOG, MODEL_LOG = "TS_METRICS", "MODEL_METRICS"
 REQUESTS, LATENCY, QUEUE_LATENCY = (
@@ -34,8 +37,9 @@ QUEUE_TIME, WORKER_THREAD_TIME, PREDICTION_TIME = "QueueTime", "WorkerThreadTime
 #: BATCH: source: model, a: time on the worker, b: time before that. HTTP: source: metric.
 ACCEPTED, ANSWERED, BATCH, HTTP = range(4)
 
+EventSource: TypeAlias = "str | tuple[str, str]"
 #: (what, source, a, b, `time.monotonic()` seconds, request ids)
-Event: TypeAlias = "tuple[int, str | tuple[str, str], float, float, float, Sequence[str]]"
+Event: TypeAlias = "tuple[int, EventSource, float, float, float, Sequence[str]]"
 Feed: TypeAlias = "deque[Event]"
 
 
@@ -45,92 +49,131 @@ class Line(NamedTuple):
     seconds: float
     message: str
 
+    @property
+    def source(self) -> str:
+        return MAIN
+
+    @property
+    def level(self) -> int:
+        return logging.INFO
+
     def text(self) -> str:
-        return self.message
+        return printable(self.message)
 
     def parts(self) -> dict[str, object]:
         return {"message": self.message}
 
 
-class _Sum:
-    """Events of one kind and source: their number and sums, and the last of them."""
+class Sum:
+    """Events of one kind and source: their number, their sums, and the last of the values. Whoever has an event adds it
+    here; it must look up `Tally.now` each time, and do nothing in between."""
 
-    __slots__ = ("a", "b", "count", "last")
+    __slots__ = ("a", "b", "count", "last_a", "last_b")
 
-    def __init__(self, event: Event) -> None:
-        self.count, self.a, self.b, self.last = 1, event[2], event[3], event
-
-    def add(self, event: Event) -> None:
-        self.count += 1
-        self.a += event[2]
-        self.b += event[3]
-        self.last = event
+    def __init__(self) -> None:
+        self.count = 0
+        self.a = self.b = self.last_a = self.last_b = 0.0
 
 
-def _folded(feed: Feed, count: int) -> Iterable[_Sum]:
-    """The next `count` events, summed."""
-    sums: dict[object, _Sum] = {}
-    for number in range(count):
-        event = feed.popleft()
-        key = event[0], event[1]
-        known = sums.get(key)
-        if known is None:
-            sums[key] = _Sum(event)
-        else:
-            known.add(event)
-        if number % EVENTS_PER_TURN == EVENTS_PER_TURN - 1:
-            time.sleep(0)
-    return sums.values()
+class Tally:
+    """The sum that is being added to, and the one before it: the writing thread takes that one, a period after the
+    event loop has seen it last, so that no lock is needed."""
+
+    __slots__ = ("_before", "now", "source", "what")
+
+    def __init__(self, what: int, source: EventSource) -> None:
+        self.what, self.source = what, source
+        self.now = Sum()
+        self._before: Sum | None = None
+
+    def take(self) -> Sum | None:
+        """What is complete. Nothing is lost when it is called until it has nothing."""
+        complete, self._before = self._before, None
+        if self.now.count:
+            self._before, self.now = self.now, Sum()
+        return complete
 
 
 class EventLog:
     """Makes the lines. `logged`: names of the metrics that go to the logs."""
 
     def __init__(self, definitions: Definitions, logged: Collection[str], host: str) -> None:
-        self.feed: Feed = deque(maxlen=EVENTS_WAITING_MAX)
+        self.feed: Feed = deque()
+        self._tallies: dict[tuple[int, EventSource], Tally] = {}
+        self._records: deque[tuple[Record, Definition, tuple[str, ...]]] = deque()
+        self._dropped = 0
         self._definitions: Mapping[str, Definition] = {
             name: one for name, one in {**definitions.model, **definitions.server}.items() if name in logged
         }
         self._host = host
 
+    def tally(self, what: int, source: EventSource) -> Tally:
+        """Where events are added that the feed has no room for."""
+        return self._tallies.setdefault((what, source), Tally(what, source))
+
+    def record(self, record: Record, definition: Definition, values: tuple[str, ...]) -> None:
+        """One value of a metric that a handler reported."""
+        if len(self._records) < RECORDS_MAX:
+            self._records.append((record, definition, values))
+        else:
+            self._dropped += 1
+
     def portions(self) -> list[tuple[str, list[Line]]]:
-        """What has happened since the last call, as (name of the log, its lines). Called by the writing thread."""
-        feed = self.feed
-        count = len(feed)
-        if not count:
-            return []
-        to_wall_s = time.time() - time.monotonic()
-        single = min(count, EVENTS_MAX)
-        sums = [*(_Sum(feed.popleft()) for _ in range(single)), *_folded(feed, count - single)]
-        found = [entry for one in sums for entry in self._lines(one, one.last[4] + to_wall_s)]
+        """What has happened, as (name of the log, its lines). Called by the writing thread; until there is nothing, at
+        the end."""
+        found: list[tuple[str, Line]] = []
+        wall_s = time.time()
+        to_wall_s = wall_s - time.monotonic()
+        for _ in range(len(self.feed)):
+            what, source, a, b, at_s, ids = self.feed.popleft()
+            values = _values(what, source, 1, a, b, a, b)
+            found += self._lines(values, at_s + to_wall_s, ",".join(ids))
+        for tally in list(self._tallies.values()):
+            one = tally.take()
+            if one is not None:
+                values = _values(tally.what, tally.source, one.count, one.a, one.b, one.last_a, one.last_b)
+                found += self._lines(values, wall_s, "")
+        found += self._recorded(wall_s)
         return [(log, [line for where, line in found if where == log]) for log in (SERVER_LOG, MODEL_LOG)]
 
-    def _lines(self, one: _Sum, seconds: float) -> Iterator[tuple[str, Line]]:
-        for name, value, labels in _values(one):
+    def _recorded(self, wall_s: float) -> Iterator[tuple[str, Line]]:
+        for _ in range(len(self._records)):
+            record, definition, values = self._records.popleft()
+            yield MODEL_LOG, Line(wall_s, record.text(definition, values))
+        if self._dropped:
+            count, self._dropped = self._dropped, 0
+            logging.getLogger(__name__).warning(
+                "%d metrics of handlers were dropped: they came faster than they could be written", count
+            )
+
+    def _lines(
+        self, values: Iterable[tuple[str, float, tuple[str, ...]]], seconds: float, ids: str
+    ) -> Iterator[tuple[str, Line]]:
+        for name, value, labels in values:
             definition = self._definitions.get(name)
             if definition is not None and len(labels) == len(definition.dimensions) - 1:
                 pairs = dict(zip(definition.dimensions, labels, strict=False))
-                log, ids = SERVER_LOG, ""
-                if name == PREDICTION_TIME:
-                    log, ids = MODEL_LOG, ",".join(one.last[5]) if one.count == 1 else ""
-                yield log, Line(seconds, log_text(definition, value, pairs, self._host, seconds, ids))
+                for_model = name == PREDICTION_TIME
+                text = log_text(definition, value, pairs, self._host, seconds, ids if for_model else "")
+                yield MODEL_LOG if for_model else SERVER_LOG, Line(seconds, text)
 
 
-def _values(one: _Sum) -> Iterator[tuple[str, float, tuple[str, ...]]]:
+def _values(
+    what: int, source: EventSource, count: int, a: float, b: float, last_a: float, last_b: float
+) -> Iterator[tuple[str, float, tuple[str, ...]]]:
     """(metric, value, labels without the host): sums for counters, the last value for gauges."""
-    what, source, a, b, _, _ = one.last
     labels = source if isinstance(source, tuple) else (source,)
     if what == ACCEPTED:
-        yield REQUESTS, one.count, labels
+        yield REQUESTS, count, labels
     elif what == HTTP:
-        yield labels[0], one.count, ("Host",)
+        yield labels[0], count, ("Host",)
     elif what == ANSWERED:
-        yield LATENCY, microseconds(one.a), labels
-        yield QUEUE_LATENCY, microseconds(one.b), labels
-        yield QUEUE_TIME, int(b * 1000), ("Host",)
+        yield LATENCY, microseconds(a), labels
+        yield QUEUE_LATENCY, microseconds(b), labels
+        yield QUEUE_TIME, int(last_b * 1000), ("Host",)
     else:
-        yield WORKER_THREAD_TIME, int(b * 1000), ("Host",)
-        yield PREDICTION_TIME, round(a * 1000, 2), (*labels, "Model")
+        yield WORKER_THREAD_TIME, int(last_b * 1000), ("Host",)
+        yield PREDICTION_TIME, round(last_a * 1000, 2), (*labels, "Model")
 
 
 def microseconds(seconds: float) -> float:

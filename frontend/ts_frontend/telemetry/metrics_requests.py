@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ts_frontend.job import Job
-from ts_frontend.telemetry.metrics_events import ACCEPTED, ANSWERED, Feed
+from ts_frontend.telemetry.metrics_events import ACCEPTED, ANSWERED, EVENTS_MAX, EventLog
 from ts_frontend.telemetry.metrics_samples import Sample
 
 
@@ -54,18 +54,30 @@ class CountedRequests:
 class LoggedRequests:
     """Requests for the metrics log, and for `counted` as well."""
 
-    __slots__ = ("_counted", "_feed", "_source")
+    __slots__ = ("_accepted", "_answered", "_counted", "_feed", "_source")
 
-    def __init__(self, feed: Feed, source: tuple[str, str], counted: Requests | None) -> None:
-        self._feed, self._source, self._counted = feed, source, counted
+    def __init__(self, log: EventLog, source: tuple[str, str], counted: Requests | None) -> None:
+        self._feed, self._source, self._counted = log.feed, source, counted
+        self._accepted, self._answered = log.tally(ACCEPTED, source), log.tally(ANSWERED, source)
 
     def accepted(self) -> None:
-        self._feed.append((ACCEPTED, self._source, 0.0, 0.0, time.monotonic(), ()))
+        if len(self._feed) < EVENTS_MAX:
+            self._feed.append((ACCEPTED, self._source, 0.0, 0.0, time.monotonic(), ()))
+        else:
+            self._accepted.now.count += 1
         if self._counted is not None:
             self._counted.accepted()
 
     def answered(self, queued_at_s: float, sent_at_s: float, now_s: float) -> None:
-        self._feed.append((ANSWERED, self._source, now_s - queued_at_s, sent_at_s - queued_at_s, now_s, ()))
+        if len(self._feed) < EVENTS_MAX:
+            self._feed.append((ANSWERED, self._source, now_s - queued_at_s, sent_at_s - queued_at_s, now_s, ()))
+        else:
+            queue_s = sent_at_s - queued_at_s
+            total = self._answered.now
+            total.count += 1
+            total.a += now_s - queued_at_s
+            total.b += queue_s
+            total.last_b = queue_s
         if self._counted is not None:
             self._counted.answered(queued_at_s, sent_at_s, now_s)
 

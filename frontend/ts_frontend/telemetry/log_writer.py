@@ -1,0 +1,178 @@
+"""The thread that writes the logs, so that the event loop never waits for a disk or a reader.
+
+Records come one by one. What there is much of (requests, workers' lines, metrics) doesn't go through `logging`: it is
+collected as plain tuples, and made into text here, many at a time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from queue import Empty, SimpleQueue
+
+from ts_frontend.telemetry.log_entries import Access, AccessFields, Entry, Lines, ModelLine, Source, folded, printable
+
+RECORDS_WAITING_MAX = 100_000
+PERIOD_S = 0.25
+ENTRIES_PER_WRITE = 64
+
+SERVER, ACCESS, MODEL = "ts_frontend", "ACCESS_LOG", "MODEL_LOG"
+
+
+class Deferred(logging.Handler):
+    """Stands in for a logger's handlers: hands each record, complete as text, to the writing thread."""
+
+    def __init__(self, handlers: Sequence[logging.Handler], writer: Writer) -> None:
+        super().__init__()
+        self.targets = tuple(handlers)
+        self._writer = writer
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = record.getMessage()
+        if not message.isprintable():
+            # Lines that the server's own words begin stay lines; what comes from outside is put into them.
+            message = folded(message) if "\n" in message else printable(message)
+        record.msg, record.args = message, None
+        if record.exc_info and not record.exc_text:
+            record.exc_text = logging.Formatter().formatException(record.exc_info)
+        record.exc_info = None
+        self._writer.put(record, self.targets)
+
+
+class Writer:
+    """Writes records at once, requests and metrics each PERIOD_S. Of each at most RECORDS_WAITING_MAX wait: further
+    ones are dropped, and counted in the log."""
+
+    def __init__(self) -> None:
+        self._records: SimpleQueue[tuple[logging.LogRecord, Sequence[logging.Handler]] | None] = SimpleQueue()
+        self._accesses: deque[AccessFields] = deque()
+        self._lines: deque[ModelLine] = deque()
+        self.sources: list[Source] = [self._access_portions]
+        self._dropped = 0
+        self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def put(self, record: logging.LogRecord, handlers: Sequence[logging.Handler]) -> None:
+        if self._records.qsize() < RECORDS_WAITING_MAX:
+            self._records.put((record, handlers))
+        else:
+            self._dropped += 1
+
+    def put_access(self, access: AccessFields) -> None:
+        """The fields of an Access; it is made of them by the writing thread."""
+        if len(self._accesses) < RECORDS_WAITING_MAX:
+            self._accesses.append(access)
+        else:
+            self._dropped += 1
+
+    def put_line(self, line: ModelLine) -> None:
+        """A line of a worker: written before records that come later, with others that came before."""
+        lines = self._lines
+        if len(lines) >= RECORDS_WAITING_MAX:
+            self._dropped += 1
+            return
+        lines.append(line)
+        if len(lines) == 1:
+            self._records.put(_LINES)
+
+    def close(self) -> None:
+        """Write what is waiting and end the thread."""
+        if self._thread.is_alive():
+            self._records.put(None)
+            self._thread.join()
+
+    def _run(self) -> None:
+        due_s = time.monotonic() + PERIOD_S
+        while True:
+            wait_s = due_s - time.monotonic()
+            if wait_s <= 0:
+                self._write_sources()
+                due_s = time.monotonic() + PERIOD_S
+                continue
+            try:
+                item = self._records.get(timeout=wait_s)
+            except Empty:
+                continue
+            if item is _LINES or item is None:
+                self._write_lines()
+            else:
+                write(*item)
+            if self._dropped and self._records.empty():
+                self._write_dropped()
+            if item is None:
+                return self._finish()
+
+    def _finish(self) -> None:
+        """Some sources hold back what they were adding to: they are asked until they have had nothing twice."""
+        while self._write_sources() or self._write_sources():
+            pass
+
+    def _access_portions(self) -> Iterator[tuple[str, list[Access]]]:
+        waiting = self._accesses
+        for left in range(len(waiting), 0, -ENTRIES_PER_WRITE):
+            yield ACCESS, [Access(*waiting.popleft()) for _ in range(min(left, ENTRIES_PER_WRITE))]
+
+    def _write_sources(self) -> bool:
+        """True when there was something to write."""
+        found = False
+        for source in self.sources:
+            for name, entries in source():
+                self._write_entries(logging.getLogger(name), entries)
+                found = found or bool(entries)
+        return found
+
+    def _write_lines(self) -> None:
+        waiting, logger = self._lines, logging.getLogger(MODEL)
+        while waiting:
+            self._write_entries(logger, [waiting.popleft() for _ in range(min(len(waiting), ENTRIES_PER_WRITE))])
+
+    def _write_entries(self, logger: logging.Logger, entries: Sequence[Entry]) -> None:
+        """In portions of one thread and level each."""
+        handlers = targets(logger)
+        for (source, level), same in itertools.groupby(entries, lambda one: (one.source, one.level)):
+            if logger.isEnabledFor(level):
+                _write_same(logger, list(same), source, level, handlers)
+
+    def _write_dropped(self) -> None:
+        count, self._dropped = self._dropped, 0
+        text = f"{count} log records were dropped: they came faster than they could be written"
+        write(logging.LogRecord(SERVER, logging.WARNING, "", 0, text, (), None), targets(logging.getLogger(SERVER)))
+
+
+#: In the queue of records: workers' lines are waiting, too.
+_LINES: tuple[logging.LogRecord, Sequence[logging.Handler]] = (logging.LogRecord("", 0, "", 0, "", (), None), ())
+
+
+def _write_same(
+    logger: logging.Logger, entries: Sequence[Entry], source: str, level: int, handlers: Sequence[logging.Handler]
+) -> None:
+    for start in range(0, len(entries), ENTRIES_PER_WRITE):
+        portion = entries[start : start + ENTRIES_PER_WRITE]
+        lines = Lines(portion)
+        record = logger.makeRecord(logger.name, level, "", 0, "%s", (lines,), None)
+        record.entries, record.entry_lines, record.source = portion, lines, source
+        write(record, handlers)
+        time.sleep(0)  # gives the event loop the interpreter, which it would else wait 5 ms for
+
+
+def write(record: logging.LogRecord, handlers: Iterable[logging.Handler]) -> None:
+    for handler in handlers:
+        if record.levelno >= handler.level:
+            handler.handle(record)
+
+
+def targets(logger: logging.Logger) -> list[logging.Handler]:
+    """The real handlers that a record of this logger reaches."""
+    found: list[logging.Handler] = []
+    at: logging.Logger | None = logger
+    while at is not None:
+        for handler in at.handlers:
+            found += handler.targets if isinstance(handler, Deferred) else [handler]
+        at = at.parent if at.propagate else None
+    return found
