@@ -207,9 +207,9 @@ class Doors:
             return [description, *found]
         return [self._guard.guarded(description, *kinds), *found, self._guard.last(*kinds)]
 
-    def _http_answered(self, peer: str, request: str, status: int, duration_ms: float) -> None:
+    def _http_answered(self, peer: str, request: str, status: int, duration_ms: float, request_id: str) -> None:
         self._metrics.http_answered(status)
-        self._logs.access(peer, request, status, duration_ms)
+        self._logs.access(peer, request, status, duration_ms, request_id)
 
 
 def _sharing(apis: Mapping[str, Api]) -> dict[tuple[str, ...], Api]:

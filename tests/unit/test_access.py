@@ -20,7 +20,7 @@ class Lines:
     def __init__(self) -> None:
         self.lines: list[tuple[str, str, int]] = []
 
-    def access(self, peer: str, request: str, status: int, duration_ms: float) -> None:
+    def access(self, peer: str, request: str, status: int, duration_ms: float, request_id: str) -> None:
         assert duration_ms >= 0
         self.lines.append((peer, request, status))
 

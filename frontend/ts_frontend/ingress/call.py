@@ -22,7 +22,7 @@ Metadata: TypeAlias = "Sequence[tuple[str, str | bytes]]"
 class Call:
     """One RPC. `deadline_s`: `time.monotonic()` seconds, `math.inf` for none. Keys of metadata are lower case;
     values of `-bin` keys are bytes. `initial` and `trailing` are sent with the answer: append to them before
-    the first message, respectively before the method ends."""
+    the first message, respectively before the method ends. `request_id`: "" until the service has given it one."""
 
     path: str
     metadata: Metadata = ()
@@ -30,6 +30,7 @@ class Call:
     peer: str = ""
     initial: list[tuple[str, str | bytes]] = field(default_factory=list)
     trailing: list[tuple[str, str | bytes]] = field(default_factory=list)
+    request_id: str = ""
 
     def value(self, key: str) -> str | bytes | None:
         """The last value of a metadata key, None when the client sent none."""

@@ -40,8 +40,8 @@ CLIENT_LEFT = 499
 VERSIONS = {"2": "2.0"}
 UNEXPECTED = "The server failed unexpectedly; its log says why"
 
-#: peer, request line, status, milliseconds
-Log = Callable[[str, str, int, float], None]
+#: peer, request line, status, milliseconds, request id
+Log = Callable[[str, str, int, float, str], None]
 
 
 class ResourceNotFound(ServeError):
@@ -117,7 +117,7 @@ class HttpApp:
         finally:
             request.close()
             if self._log is not None:
-                self._log(*_line(scope), status, (time.perf_counter() - begun_s) * 1000)
+                self._log(*_line(scope), status, (time.perf_counter() - begun_s) * 1000, request.request_id)
 
     def _request_id(self, headers: Sequence[Header]) -> str:
         """The client's, if it sent one that can be one, else a new one."""

@@ -14,7 +14,7 @@ from ts_frontend.ingress.call import Call, Method, Shape
 from ts_frontend.protos.inference_pb2 import TorchServeHealthResponse
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub as Names
 from ts_frontend.services.conversation import Answer, converse
-from ts_frontend.services.metadata import RequestIds, request_headers, response_metadata
+from ts_frontend.services.metadata import RequestIds, identified, response_metadata
 from ts_frontend.services.predictions import Request, parse, response
 
 
@@ -72,10 +72,10 @@ class InferenceService:
 
     def _submit(self, call: Call, request: Request, stream: bool) -> Answer:
         name, version, inputs, sequence_id = request
+        headers, request_id = identified(call, self._ids)
         if not name:
             raise InvalidArgument("Parameter model_name is required.")
         model = self._models.find(name, version or None)
-        headers, request_id = request_headers(call.metadata)
         if sequence_id:
             named, inputs = self._sequence(sequence_id, inputs)
             headers = [*headers, *named]
@@ -83,7 +83,7 @@ class InferenceService:
             inputs,
             headers=headers,
             deadline_s=call.deadline_s,
-            request_id=request_id or self._ids.next(),
+            request_id=request_id,
             stream=stream,
             version_named=bool(version),
         )

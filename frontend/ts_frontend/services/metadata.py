@@ -7,7 +7,7 @@ import re
 import uuid
 
 from ts.protocol.frames import Pairs
-from ts_frontend.ingress.call import Metadata
+from ts_frontend.ingress.call import Call, Metadata
 
 REQUEST_ID_KEY = "x-request-id"
 STATUS_KEY = "ts-response-status"
@@ -44,6 +44,18 @@ def request_headers(metadata: Metadata) -> tuple[Pairs, str | None]:
         headers.append((key, value))
         if key == REQUEST_ID_KEY and _REQUEST_ID.fullmatch(value):
             request_id = value
+    return headers, request_id
+
+
+def identified(call: Call, ids: RequestIds) -> tuple[Pairs, str]:
+    """`request_headers`, and the request's id: the client's, which its answer then names, or a new one. The first of a
+    call is the call's."""
+    headers, own = request_headers(call.metadata)
+    request_id = own or ids.next()
+    if not call.request_id:
+        call.request_id = request_id
+        if own is not None:
+            call.initial.append((REQUEST_ID_KEY, own))
     return headers, request_id
 
 

@@ -17,7 +17,7 @@ from ts_frontend.errors import InvalidArgument
 from ts_frontend.ingress.call import Call, Method, Shape
 from ts_frontend.models.signature import TensorSpec
 from ts_frontend.services import tensor_models
-from ts_frontend.services.metadata import RequestIds, request_headers
+from ts_frontend.services.metadata import RequestIds, identified
 from ts_frontend.services.tensor_joining import joined_messages
 from ts_frontend.services.tensor_models import Answer, Health, Models, Served
 from ts_frontend.services.tensor_streams import Dialect, converse
@@ -107,12 +107,12 @@ class OpenInferenceService:
         return self._start(call, model, data, bool(request.model_version), form)
 
     def _start(self, call: Call, model: Served, data: bytes, version_named: bool, form: str) -> Answer:
-        headers, request_id = request_headers(call.metadata)
+        headers, request_id = identified(call, self._ids)
         return model.submit(
             [Input("", f"\0{form}", data)],
             headers=headers,
             deadline_s=call.deadline_s,
-            request_id=request_id or self._ids.next(),
+            request_id=request_id,
             stream=True,
             version_named=version_named,
         )

@@ -20,7 +20,7 @@ def logged(method: Method, logs: Logs) -> Method:
     run: Any = method.run
 
     def done(call: Call, begun_s: float, error: BaseException | None) -> None:
-        logs.access(call.peer, words, code_of(call, error), (time.perf_counter() - begun_s) * 1000)
+        logs.access(call.peer, words, code_of(call, error), (time.perf_counter() - begun_s) * 1000, call.request_id)
 
     return Method(method.path, method.shape, (_unary if method.shape is Shape.UNARY else _streaming)(run, done))
 
