@@ -250,3 +250,36 @@ def test_a_rank_that_cannot_load_fails_the_worker_with_its_reason(team, write_to
     with pytest.raises(grpc.RpcError) as failure:
         team.register("failing_team")
     assert "rank one has no weights" in failure.value.details()
+
+
+ENDLESS = """
+import os
+import time
+
+def handle(data, context):
+    print(f"rank {os.environ['LOCAL_RANK']} of endless loads", flush=True)
+    time.sleep(1000)
+"""
+
+
+def test_a_worker_that_is_stopped_while_it_loads_leaves_nothing(team, write_to):
+    write_to(team.store, "endless", ENDLESS, config="parallelType: tp\nparallelLevel: 2\ndeviceType: cpu\n")
+    team.register("endless", synchronous=False)
+    for rank in range(2):
+        team.wait_for_log(f"rank {rank} of endless loads")
+    (worker,) = team.describe("endless")["workers"]
+    pids = [worker["pid"], *(child.pid for child in psutil.Process(worker["pid"]).children(recursive=True))]
+    assert len(pids) >= 3
+    team.unregister("endless")
+    gone(pids)
+    folder = team.directory / "tmp"
+    assert not [path for path in folder.glob("torchrelay-server-*/ranks-*") if path.exists()], "no socket is left"
+
+
+def test_words_that_torchrun_refuses_are_the_reason(team, write_to):
+    config = "parallelType: tp\ndeviceType: cpu\ntorchrun:\n  nproc-per-node: 2\n  rdzv-backend: telepathy\n"
+    write_to(team.store, "refused", ENDLESS, config=config)
+    with pytest.raises(grpc.RpcError) as failure:
+        team.register("refused")
+    assert "ended while loading" in failure.value.details()
+    team.wait_for_log("telepathy")
