@@ -18,8 +18,19 @@ from ts_frontend.config_kinds import BOOLEAN, ConfigError, nearest
 from ts_frontend.config_table import EFFECTS, INTERNAL, NO_EFFECT, SETTINGS, Note, ServerConfig, Setting
 from ts_frontend.models.snapshot import Snapshot, SnapshotError, SnapshotFiles, decode_models
 
-__all__ = ["ConfigError", "Explained", "Option", "ServerConfig", "explain", "load_config", "worker_environment"]
+__all__ = [
+    "ConfigError",
+    "Explained",
+    "Option",
+    "ServerConfig",
+    "explain",
+    "forget_secrets",
+    "load_config",
+    "worker_environment",
+]
 
+#: Variables that only the server, or its commands, should see.
+SECRETS = frozenset({setting.env for setting in SETTINGS.values() if setting.secret} | {"TORCHSERVE_TOKEN"})
 _VARIABLE = re.compile(r"\$\$([A-Za-z_][A-Za-z0-9_]*)\$\$")
 _DEFAULT_FILE = Path("config.properties")
 #: Variables with TorchServe's prefix that are no setting's: this server's, its workers' and TorchServe's own.
@@ -332,13 +343,18 @@ def _shown(config: ServerConfig, setting: Setting) -> str:
     return "***" if setting.secret and value else as_text(value)
 
 
+def forget_secrets() -> None:
+    """Takes what is secret out of this process's environment: what it starts from now on doesn't get it."""
+    for name in SECRETS:
+        os.environ.pop(name, None)
+
+
 def worker_environment(config: ServerConfig) -> dict[str, str]:
     """The environment that worker processes get: this one's, less secrets and `blacklist_env_vars`, and what TorchServe
     adds."""
     hidden = re.compile(config.blacklist_env_vars or r"(?!)")
-    secret = {setting.env for setting in SETTINGS.values() if setting.secret}
     environ = config.environment or os.environ
-    passed = {name: environ[name] for name in environ if name not in secret and not hidden.fullmatch(name)}
+    passed = {name: environ[name] for name in environ if name not in SECRETS and not hidden.fullmatch(name)}
     return passed | {
         "TS_DECODE_INPUT_REQUEST": as_text(config.decode_input_request),
         "TS_IPEX_ENABLE": "false",

@@ -19,7 +19,7 @@ from typing import Any
 import ts.version
 from ts_frontend import config_checks
 from ts_frontend.authorization.authorization import Authorization, open_authorization
-from ts_frontend.config import ServerConfig, snapshot_settings, worker_environment
+from ts_frontend.config import ServerConfig, forget_secrets, snapshot_settings, worker_environment
 from ts_frontend.doors import Doors
 from ts_frontend.errors import ServeError
 from ts_frontend.health import Health
@@ -285,6 +285,7 @@ def main(config: ServerConfig, report_ready_fd: int | None = None) -> int:
     `{"ready": false, "error": text}`, and is closed.
     """
     report = _Report(report_ready_fd)
+    forget_secrets()
     if os.getpid() == 1:  # whose signals count only when they are handled
         signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import fields
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from ts_frontend.config import (
     Option,
     ServerConfig,
     explain,
+    forget_secrets,
     load_config,
     snapshot_settings,
     worker_environment,
@@ -221,10 +223,19 @@ def test_keys_are_never_shown() -> None:
 
 
 def test_workers_do_not_get_the_keys() -> None:
-    config = load_config([], None, {"TS_INFERENCE_TOKEN": "secret-one", "OTHER": "1"})
+    secret = {"TS_INFERENCE_TOKEN": "secret-one", "TS_KEYSTORE_PASS": "secret-two", "TORCHSERVE_TOKEN": "secret-three"}
+    config = load_config([], None, {**secret, "OTHER": "1"})
     passed = worker_environment(config)
     assert config.inference_token == ("secret-one",)
-    assert "OTHER" in passed and "TS_INFERENCE_TOKEN" not in passed
+    assert "OTHER" in passed and not secret.keys() & passed.keys()
+
+
+def test_nor_does_anything_else_that_the_server_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TS_API_TOKEN", "secret-one")
+    config = load_config()
+    forget_secrets()
+    assert config.api_token == ("secret-one",)
+    assert "TS_API_TOKEN" not in os.environ
 
 
 def test_the_model_api_follows_the_addresses_unless_told() -> None:

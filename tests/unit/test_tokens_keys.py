@@ -215,5 +215,5 @@ def test_refusals_are_all_counted_and_some_are_told() -> None:
     assert told[0] == "Refused a call to the inference API from 10.0.0.1:0: it sent no key"
     later = refusals.line("management", "", "it sent no key", PERIOD_S)
     assert later is not None
-    assert later.endswith(f"from an unknown peer: it sent no key ({100 - LINES_MAX} earlier refusals weren't logged)")
+    assert later.endswith(f"from a Unix socket: it sent no key ({100 - LINES_MAX} earlier refusals weren't logged)")
     assert refusals.counts == {"inference": 100, "management": 1}

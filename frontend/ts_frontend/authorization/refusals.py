@@ -28,4 +28,4 @@ class Refusals:
             self._untold += 1
             return None
         self._told += 1
-        return f"Refused a call to the {api} API from {peer or 'an unknown peer'}: {why}{more}"
+        return f"Refused a call to the {api} API from {peer or 'a Unix socket'}: {why}{more}"
