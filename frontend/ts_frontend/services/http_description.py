@@ -1,38 +1,59 @@
 """The API description: `OPTIONS /` and `/api-description` say what a listener answers, `OPTIONS` of a model what it
-takes. OpenAPI 3.0.1, shorter than TorchServe's: the paths and their parameters, without schemas of the answers.
+takes. OpenAPI 3.0.1, shorter than TorchServe's: every path with its parameters, and one form of errors for all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from ts_frontend.errors import ModelNotFound
 from ts_frontend.ingress.http_call import HttpAnswer, HttpRequest, Serve
 from ts_frontend.services.http_answers import json_answer
 
-MODEL, VERSION, WORKFLOW = "model_name", "model_version", "workflow_name"
-
 
 class Operation(NamedTuple):
-    """One method of a path; `query`: its optional parameters."""
+    """One method of a path; `query`: its parameters, all optional but `url`. `id` "": made of method and path. `takes`:
+    the content types of its body, if it has one."""
 
     path: str
     method: str
     summary: str
     query: Sequence[str] = ()
+    id: str = ""
+    takes: Sequence[str] = ()
 
 
+_INPUT = ("application/json", "application/octet-stream", "multipart/form-data")
+_DESCRIPTION = "The OpenAPI description of what is served here"
 INFERENCE = (
-    Operation("/", "options", "This description"),
-    Operation("/api-description", "get", "This description"),
-    Operation("/ping", "get", "Whether the server is healthy"),
-    Operation("/predictions/{model_name}", "post", "Predict with the default version"),
-    Operation("/predictions/{model_name}/{model_version}", "post", "Predict with a version"),
-    Operation("/explanations/{model_name}", "post", "Explain with the default version"),
-    Operation("/v1/models/{model_name}:predict", "post", "Predict, KServe v1"),
-    Operation("/v2/models/{model_name}/infer", "post", "Predict, KServe v2"),
-    Operation("/wfpredict/{workflow_name}", "post", "Predict with a workflow"),
+    Operation("/", "options", _DESCRIPTION, (), "apiDescription"),
+    Operation("/api-description", "get", _DESCRIPTION, (), "api-description"),
+    Operation("/ping", "get", "Whether the server is healthy", (), "ping"),
+    Operation("/predictions/{model_name}", "post", "Predict with the default version", (), "predictions", _INPUT),
+    Operation("/predictions/{model_name}", "options", "The description of a model", (), "describePredictions"),
+    Operation(
+        *("/predictions/{model_name}/{model_version}", "post", "Predict with a version", (), "version_predictions"),
+        _INPUT,
+    ),
+    Operation("/explanations/{model_name}", "post", "Explain with the default version", (), "explanations", _INPUT),
+    Operation(
+        *("/explanations/{model_name}/{model_version}", "post", "Explain with a version", (), "version_explanations"),
+        _INPUT,
+    ),
+    Operation("/v1/models/{model_name}:predict", "post", "Predict, KServe v1", (), "predict_v1", _INPUT),
+    Operation("/v1/models/{model_name}:explain", "post", "Explain, KServe v1", (), "explain_v1", _INPUT),
+    Operation("/v2/models/{model_name}/infer", "post", "Predict, KServe v2", (), "infer_v2", _INPUT),
+    Operation("/v2/models/{model_name}/explain", "post", "Explain, KServe v2", (), "explain_v2", _INPUT),
+    Operation("/invocations", "post", "Predict, as SageMaker asks", ("model_name",), "invocations", _INPUT),
+    Operation(
+        "/models/{model_name}/invoke", "post", "Predict, as SageMaker asks for one of many", (), "invoke", _INPUT
+    ),
+    Operation("/{model_name}/predict", "post", "Predict, as MMS had it", (), "predict", _INPUT),
+    Operation(
+        "/{model_name}/{model_version}/predict", "post", "The same with a version", (), "version_predict", _INPUT
+    ),
 )
 _REGISTER = (
     *("url", "model_name", "handler", "runtime", "batch_size", "max_batch_delay", "initial_workers", "synchronous"),
@@ -40,23 +61,49 @@ _REGISTER = (
 )
 _REGISTER_WORKFLOW = ("url", "workflow_name", "response_timeout", "startup_timeout")
 _SCALE = ("min_worker", "max_worker", "synchronous")
+_MODEL, _VERSION = "/models/{model_name}", "/models/{model_name}/{model_version}"
 MANAGEMENT = (
-    Operation("/models", "get", "List models", ("limit", "next_page_token")),
-    Operation("/models", "post", "Register a model", _REGISTER),
-    Operation("/models/{model_name}", "get", "Describe the default version", ("customized",)),
-    Operation("/models/{model_name}", "put", "Scale the default version's workers", _SCALE),
-    Operation("/models/{model_name}", "delete", "Unregister the default version"),
-    Operation("/models/{model_name}/{model_version}", "get", "Describe a version", ("customized",)),
-    Operation("/models/{model_name}/{model_version}", "put", "Scale a version's workers", _SCALE),
-    Operation("/models/{model_name}/{model_version}", "delete", "Unregister a version"),
-    Operation("/models/{model_name}/{model_version}/set-default", "put", "Make a version the default"),
-    Operation("/v1/models/{model_name}", "get", "Whether a model is ready, KServe v1"),
-    Operation("/workflows", "get", "List workflows", ("limit", "next_page_token")),
-    Operation("/workflows", "post", "Register a workflow", _REGISTER_WORKFLOW),
-    Operation("/workflows/{workflow_name}", "get", "Describe a workflow"),
-    Operation("/workflows/{workflow_name}", "delete", "Unregister a workflow"),
+    Operation("/", "options", _DESCRIPTION, (), "apiDescription"),
+    Operation("/api-description", "get", _DESCRIPTION, (), "api-description"),
+    Operation("/models", "get", "List models", ("limit", "next_page_token"), "listModels"),
+    Operation("/models", "post", "Register a model", _REGISTER, "registerModel", ("application/json",)),
+    Operation(_MODEL, "get", "Describe the default version", ("customized",), "describeModel"),
+    Operation(_MODEL, "put", "Scale the default version's workers", _SCALE, "setAutoScale"),
+    Operation(_MODEL, "delete", "Unregister the default version", (), "unregisterModel"),
+    Operation(_MODEL, "options", "The description of a model", (), "describeManagement"),
+    Operation(_VERSION, "get", "Describe a version, or `all`", ("customized",), "version_describeModel"),
+    Operation(_VERSION, "put", "Scale a version's workers", _SCALE, "version_setAutoScale"),
+    Operation(_VERSION, "delete", "Unregister a version", (), "version_unregisterModel"),
+    Operation(f"{_VERSION}/set-default", "put", "Make a version the default", (), "setDefault"),
+    Operation("/v1/models/{model_name}", "get", "Whether a model is ready, KServe v1", (), "ready_v1"),
+    Operation("/workflows", "get", "List workflows", ("limit", "next_page_token"), "listWorkflows"),
+    Operation("/workflows", "post", "Register a workflow", _REGISTER_WORKFLOW, "registerWorkflow"),
+    Operation("/workflows/{workflow_name}", "get", "Describe a workflow", (), "describeWorkflow"),
+    Operation("/workflows/{workflow_name}", "delete", "Unregister a workflow", (), "unregisterWorkflow"),
 )
-METRICS = (Operation("/metrics", "get", "Metrics, as Prometheus reads them", ("name[]",)),)
+METRICS = (
+    Operation("/", "options", _DESCRIPTION, (), "apiDescription"),
+    Operation("/api-description", "get", _DESCRIPTION, (), "api-description"),
+    Operation("/metrics", "get", "Metrics, as Prometheus reads them", ("name[]",), "metrics"),
+)
+
+_NUMBER, _FLAG, _TEXT = {"type": "integer"}, {"type": "boolean"}, {"type": "string"}
+#: Parameters that aren't texts.
+_SCHEMAS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("batch_size", "max_batch_delay", "initial_workers", "limit", "next_page_token"), _NUMBER),
+    **dict.fromkeys(("response_timeout", "startup_timeout", "min_worker", "max_worker"), _NUMBER),
+    **dict.fromkeys(("synchronous", "customized"), _FLAG),
+    "name[]": {"type": "array", "items": _TEXT},
+}
+_ERROR = {
+    "type": "object",
+    "required": ["code", "type", "message"],
+    "properties": {
+        "code": {"type": "integer", "description": "The HTTP status"},
+        "type": {"type": "string", "description": "The kind of error"},
+        "message": {"type": "string", "description": "What was wrong"},
+    },
+}
 
 
 class Models(Protocol):
@@ -96,28 +143,40 @@ class HttpDescription:
             raise ModelNotFound(name)
         self._models.find(name)
         found = [operation for operation in self._operations if "{model_name}" in operation.path]
-        return json_answer(200, document(f"RESTful API for: {name}", self._version, found))
+        managed = [one for one in found if one.path.startswith(_MODEL) and one.id != "invoke"]
+        if first == "models" and managed:
+            return json_answer(200, document(f"RESTful Management API for: {name}", self._version, managed))
+        rest_of = [operation for operation in found if operation not in managed]
+        return json_answer(200, document(f"RESTful API for: {name}", self._version, rest_of))
 
 
-def document(title: str, version: str, operations: Sequence[Operation]) -> dict[str, Any]:
-    """An OpenAPI document of these operations."""
+def document(title: str, version: str, operations: Iterable[Operation]) -> dict[str, Any]:
+    """An OpenAPI document of these operations; of equal ones (on a shared address) the first counts."""
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
-        paths.setdefault(operation.path, {})[operation.method] = {
-            "description": operation.summary,
-            "parameters": [*_path_parameters(operation.path), *_query_parameters(operation.query)],
-            "responses": {"200": {"description": "OK"}, "default": {"description": "code, type and message, in JSON"}},
-        }
-    return {"openapi": "3.0.1", "info": {"title": title, "version": version}, "paths": paths}
+        paths.setdefault(operation.path, {}).setdefault(operation.method, _described(operation))
+    info = {"title": title, "version": version}
+    return {"openapi": "3.0.1", "info": info, "paths": paths, "components": {"schemas": {"Error": _ERROR}}}
+
+
+def _described(operation: Operation) -> dict[str, Any]:
+    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    found: dict[str, Any] = {
+        "description": operation.summary,
+        "operationId": operation.id or f"{operation.method}{re.sub('[^a-z0-9]+', '_', operation.path)}",
+        "parameters": [*_path_parameters(operation.path), *_query_parameters(operation.query)],
+        "responses": {"200": {"description": "OK"}, "default": {"description": "An error", "content": error}},
+    }
+    if operation.takes:
+        found["requestBody"] = {"content": {name: {} for name in operation.takes}}
+    return found
 
 
 def _path_parameters(path: str) -> list[dict[str, Any]]:
     return [
-        {"in": "path", "name": name, "required": True, "schema": {"type": "string"}}
-        for name in (MODEL, VERSION, WORKFLOW)
-        if f"{{{name}}}" in path
+        {"in": "path", "name": name, "required": True, "schema": _TEXT} for name in re.findall(r"\{([^{}]+)\}", path)
     ]
 
 
 def _query_parameters(names: Sequence[str]) -> list[dict[str, Any]]:
-    return [{"in": "query", "name": name, "required": name == "url", "schema": {"type": "string"}} for name in names]
+    return [{"in": "query", "name": name, "required": False, "schema": _SCHEMAS.get(name, _TEXT)} for name in names]
