@@ -102,6 +102,7 @@ SERVED = {
             ("POST", "/{}/predict"),
             ("POST", "/{}/1.0/predict"),
             ("OPTIONS", "/predictions/{}"),
+            ("POST", "/wfpredict/[]"),
         ],
     ],
     "http_management": [
@@ -118,7 +119,14 @@ SERVED = {
             ("DELETE", "/models/{}/1.0"),
             ("OPTIONS", "/models/{}"),
         ],
-        *[("PUT", "/models/{}/1.0/set-default"), ("GET", "/v1/models/{}")],
+        *[
+            ("PUT", "/models/{}/1.0/set-default"),
+            ("GET", "/v1/models/{}"),
+            ("GET", "/workflows"),
+            ("POST", "/workflows"),
+            ("GET", "/workflows/[]"),
+            ("DELETE", "/workflows/[]"),
+        ],
     ],
     "http_metrics": [("GET", "/metrics")],
 }
@@ -128,7 +136,7 @@ SERVED = {
 def test_all_that_is_served_is_described(shared: Any, api: str) -> None:
     found = {(method.upper(), path) for path, method, _ in operations(ask(shared, api, "OPTIONS", "/")[1])}
     for method, target in SERVED[api]:
-        path = target.replace("{}", "{model_name}").replace("/1.0", "/{model_version}")
+        path = target.replace("{}", "{model_name}").replace("/1.0", "/{model_version}").replace("[]", "{workflow_name}")
         assert (method, path) in found
 
 

@@ -54,6 +54,7 @@ INFERENCE = (
     Operation(
         "/{model_name}/{model_version}/predict", "post", "The same with a version", (), "version_predict", _INPUT
     ),
+    Operation("/wfpredict/{workflow_name}", "post", "Predict with a workflow", (), "wfpredict", _INPUT),
 )
 _REGISTER = (
     *("url", "model_name", "handler", "runtime", "batch_size", "max_batch_delay", "initial_workers", "synchronous"),
