@@ -101,10 +101,15 @@ def entry_point_of(handler: str, model_dir: str) -> tuple[Entry, Callable[[Conte
 
 
 def _prepare_paths(settings: Settings) -> None:
+    """The model's folder comes first for this process's imports, and is known to processes that it starts."""
     model_dir = settings["model_dir"]
-    first = [model_dir, *(path for path in settings.get("python_path") or () if path != model_dir)]
+    folder = os.path.join(model_dir, os.path.dirname(str(settings.get("handler") or "").partition(":")[0])).rstrip("/")
+    more = [path for path in (folder, *(settings.get("python_path") or ())) if path != folder or os.path.isdir(path)]
+    first = list(dict.fromkeys((model_dir, *more)))
     sys.path[:] = first + [path for path in sys.path if path not in first]
     importlib.invalidate_caches()
+    known = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys((*known, *first)))
     os.chdir(model_dir)
 
 
