@@ -38,6 +38,7 @@ from ts_frontend.services.inference import InferenceService
 from ts_frontend.services.management import ManagementService
 from ts_frontend.services.metadata import RequestIds
 from ts_frontend.services.open_inference import OpenInferenceService
+from ts_frontend.services.origins import Origins
 from ts_frontend.services.tensor_streams import Dialect
 from ts_frontend.telemetry.access import logged
 from ts_frontend.telemetry.logs import Logs
@@ -167,10 +168,10 @@ class Doors:
         tensors = HttpOpenInference(
             registry, self._health, ts.version.__version__, always=config.ts_open_inference_protocol
         )
-        management = HttpManagement(
-            self._administration, registry, config.cors_allowed_origin, model_api=config.model_api_enabled
-        )
-        workflows = HttpWorkflows(self._workflows, config.cors_allowed_origin, model_api=config.model_api_enabled)
+        origins = Origins(config.cors_allowed_origin, config.management_address.loopback)
+        model_api = config.model_api_enabled
+        management = HttpManagement(self._administration, registry, origins, model_api=model_api)
+        workflows = HttpWorkflows(self._workflows, origins, model_api=model_api)
         predicting = (tensors.route, HttpOpenAI(registry).route, inference.route, workflows.predicting)
         apis = {
             HTTP_INFERENCE: Api(config.inference_address, INFERENCE_API, predicting),

@@ -206,6 +206,13 @@ def test_http_2_with_curl(secured: Any, pki: Path) -> None:
     command = [curl, "-sS", "--http2", "--cacert", str(pki / "ca.crt"), "-w", " %{http_version}", "-d", "hello"]
     command += ["-H", "Content-Type: application/octet-stream", url]
     assert subprocess.run(command, capture_output=True, timeout=GUARD_S).stdout == b"hello 2"
+    own = f"https://localhost:{secured.port('http_management')}"
+    command = [curl, "-sS", "--http2", "--cacert", str(pki / "ca.crt"), "-o", "-", "-w", " %{http_code}"]
+    for origin, status in ((own, b"200"), ("https://example.org", b"403")):
+        done = subprocess.run(
+            [*command, "-H", f"Origin: {origin}", f"{own}/models"], capture_output=True, timeout=GUARD_S
+        )
+        assert done.stdout.endswith(status)
 
 
 def test_the_commands_speak_tls(secured: Any, pki: Path) -> None:
@@ -390,6 +397,8 @@ def test_unix_sockets(start: Any, store: Path, tmp_path_factory: pytest.TempPath
     connection.close()
     with grpc.insecure_channel(f"unix:{rpc}") as channel:
         assert predict(channel) == b"x"
+    server.wait_for_log('unix "POST /predictions/echo')
+    server.wait_for_log('unix "gRPC org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions')
     assert server.manage("ListModels", ListModelsRequest())  # no token: nobody else reaches it
     if shutil.which("curl"):
         command = ["curl", "-sS", "--unix-socket", str(rest), "http://server/ping"]
@@ -435,3 +444,31 @@ def test_ipv6(start: Callable[..., Any], store: Path, engine: str) -> None:
     assert announced(server.log, "grpc_inference") == f"[::1]:{server.port('grpc_inference')}"
     with grpc.insecure_channel(announced(server.log, "grpc_inference")) as channel:
         assert predict(channel) == b"x"
+
+
+# --- web pages, without a browser
+
+
+@pytest.mark.parametrize(
+    ("origin", "host", "status"),
+    [
+        ("http://localhost:{port}", "localhost:{port}", 200),
+        ("http://127.0.0.1:{port}", "127.0.0.1:{port}", 200),
+        ("http://LOCALHOST:{port}", "localhost:{port}", 200),
+        (None, "localhost:{port}", 200),
+        (None, "any.name", 200),
+        ("http://example.org", "localhost:{port}", 403),
+        ("http://localhost:1", "localhost:{port}", 403),
+        ("null", "localhost:{port}", 403),
+        ("http://[", "localhost:{port}", 403),
+        ("http://example.org:{port}", "example.org:{port}", 403),  # a name that was made to mean this machine
+    ],
+)
+def test_which_pages_may_manage(shared: Any, origin: str | None, host: str, status: int) -> None:
+    port = shared.port("http_management")
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=GUARD_S)
+    headers = {"Host": host.format(port=port)} | ({"Origin": origin.format(port=port)} if origin else {})
+    connection.request("PUT", "/models/probe/1.0/set-default", headers=headers)
+    response = connection.getresponse()
+    assert response.status == status, response.read()
+    connection.close()

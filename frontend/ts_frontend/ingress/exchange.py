@@ -69,7 +69,7 @@ class Exchange:
 
     def __init__(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send, limits: Limits) -> None:
         client = scope.get("client")
-        peer = f"{client[0]}:{client[1]}" if client else ""
+        peer = f"{client[0]}:{client[1]}" if client else "unix"
         self._call = Call(scope["path"], ReceivedMetadata(scope["headers"]), peer=peer)
         self._request = headers
         self._receive = receive

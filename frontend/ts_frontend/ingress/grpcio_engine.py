@@ -234,8 +234,9 @@ def _call(path: str, context: Context) -> Call:
 
 
 def _peer(uri: str) -> str:
-    """ipv4:127.0.0.1:1234 -> 127.0.0.1:1234"""
-    return uri.partition(":")[2].replace("%5B", "[").replace("%5D", "]")
+    """ipv4:127.0.0.1:1234 -> 127.0.0.1:1234; unix: -> unix"""
+    family, _, address = uri.partition(":")
+    return "unix" if family == "unix" else address.replace("%5B", "[").replace("%5D", "]")
 
 
 async def _send_initial(call: Call, context: Context) -> None:

@@ -185,5 +185,5 @@ def _line(scope: Scope) -> tuple[str, str]:
     target = scope["raw_path"].decode("latin-1")
     if scope["query_string"]:
         target += "?" + scope["query_string"].decode("latin-1")
-    peer = f"{client[0]}:{client[1]}" if client else ""
+    peer = f"{client[0]}:{client[1]}" if client else "unix"
     return peer, f"{scope['method']} {target} HTTP/{VERSIONS.get(version, version)}"

@@ -70,9 +70,9 @@ class HttpRequest:
 
     @property
     def peer(self) -> str:
-        """HOST:PORT of the client, "" for one of a Unix socket."""
+        """HOST:PORT of the client, "unix" for one of a Unix socket."""
         client = self._scope.get("client")
-        return f"{client[0]}:{client[1]}" if client else ""
+        return f"{client[0]}:{client[1]}" if client else "unix"
 
     def header(self, name: bytes) -> str:
         """The last value of a header, "" without it."""

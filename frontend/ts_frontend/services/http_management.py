@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
-from ts_frontend.errors import Code, InvalidArgument, ServeError
+from ts_frontend.errors import InvalidArgument
 from ts_frontend.ingress.http import MethodNotAllowed, ResourceNotFound
 from ts_frontend.ingress.http_call import HttpAnswer, HttpRequest, Serve
 from ts_frontend.services.http_answers import Parameters, json_answer, query_pairs
+from ts_frontend.services.origins import Origins
 
 LIST_LIMIT = 100
 
@@ -60,28 +60,21 @@ class Models(Protocol):
     def find(self, name: str, version: str | None = None) -> Served: ...
 
 
-class ForeignOrigin(ServeError):
-    """A page of another origin asks the browser to manage models."""
-
-    code, http_status, type_name = Code.PERMISSION_DENIED, 403, "ForeignOriginException"
-
-
 class HttpManagement:
-    """`allowed_origin`: the one whose pages may manage models ("*": all), None for none but the server's own.
-    `model_api` False: there are no methods to register and unregister."""
+    """`model_api` False: there are no methods to register and unregister."""
 
     def __init__(
-        self, administration: Administration, models: Models, allowed_origin: str | None, *, model_api: bool = True
+        self, administration: Administration, models: Models, origins: Origins, *, model_api: bool = True
     ) -> None:
         self._administration = administration
         self._models = models
-        self._allowed_origin = allowed_origin
+        self._origins = origins
         self._switched_off = () if model_api else (self._register, self._unregister)
 
     def route(self, request: HttpRequest) -> Serve | None:
         serve = self._find(request.method, request.segments)
         if serve is not None:
-            check_origin(request, self._allowed_origin)
+            self._origins.check(request)
             if serve in self._switched_off:
                 raise MethodNotAllowed
         return serve
@@ -160,17 +153,6 @@ class HttpManagement:
     async def _ready(self, request: HttpRequest) -> HttpAnswer:
         name = request.segments[2]
         return json_answer(200, {"name": name, "ready": self._models.find(name).ready})
-
-
-def check_origin(request: HttpRequest, allowed_origin: str | None) -> None:
-    """ForeignOrigin for a page of another origin than the server's own and `allowed_origin` ("*": all)."""
-    origin = request.header(b"origin")
-    if not origin or allowed_origin in ("*", origin):
-        return
-    if urlsplit(origin).netloc.lower() != request.header(b"host").lower():
-        raise ForeignOrigin(
-            f"Pages of {origin[:200]} may not manage models; cors_allowed_origin names the origin that may"
-        )
 
 
 def _outcome(outcome: Outcome) -> HttpAnswer:

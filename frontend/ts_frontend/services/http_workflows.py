@@ -16,7 +16,8 @@ from ts_frontend.ingress.http import JSON, MethodNotAllowed
 from ts_frontend.ingress.http_call import ClientGone, Header, HttpAnswer, HttpRequest, Serve
 from ts_frontend.services.http_answers import Parameters, json_answer, query_pairs
 from ts_frontend.services.http_inference import check_form, handler_headers
-from ts_frontend.services.http_management import check_origin, page_asked, register_parameters
+from ts_frontend.services.http_management import page_asked, register_parameters
+from ts_frontend.services.origins import Origins
 
 #: Answers of several nodes that are larger together are read as JSON outside of the event loop.
 JSON_AT_ONCE_BYTES = 65_536
@@ -64,12 +65,11 @@ class UnusableAnswer(ServeError):
 
 
 class HttpWorkflows:
-    """`allowed_origin`: the one whose pages may manage workflows ("*": all), None for none but the server's own.
-    `model_api` False: there are no methods to register and unregister, as there are none for models."""
+    """`model_api` False: there are no methods to register and unregister, as there are none for models."""
 
-    def __init__(self, workflows: Workflows, allowed_origin: str | None, *, model_api: bool) -> None:
+    def __init__(self, workflows: Workflows, origins: Origins, *, model_api: bool) -> None:
         self._workflows = workflows
-        self._allowed_origin = allowed_origin
+        self._origins = origins
         self._switched_off = () if model_api else (self._register, self._unregister)
 
     def predicting(self, request: HttpRequest) -> Serve | None:
@@ -80,7 +80,7 @@ class HttpWorkflows:
     def managing(self, request: HttpRequest) -> Serve | None:
         serve = self._find(request.method, request.segments)
         if serve is not None:
-            check_origin(request, self._allowed_origin)
+            self._origins.check(request)
             if serve in self._switched_off:
                 raise MethodNotAllowed
         return serve
