@@ -1,4 +1,4 @@
-"""Whose web pages may manage what is served: browsers send requests of any page, also to servers on the reader's machine."""
+"""Whose web pages may manage what is served: browsers send requests of any page, to servers on their machine, too."""
 
 from __future__ import annotations
 
