@@ -330,14 +330,14 @@ OTHERS = {
         ["150", "151", "152", "153", "154", "155", "156", "157", "158", "160", "350", "352"], "test_tokens.py"
     ),
     **dict.fromkeys(["108", "250", "251", "253", "256", "258", "259", "260", "261", "262"], "test_workflows_served.py"),
+    **dict.fromkeys(["232", "233"], "test_scheduling.py"),
+    **dict.fromkeys(["328", "329", "330", "331"], "test_sequences.py"),
 }
 #: Recordings of areas whose tests look at more than one answer: the area.
 AREAS = {
     **dict.fromkeys(("174", "175"), "metrics"),
     **dict.fromkeys(("184", "185", "187", "188", "341", "342", "343", "344"), "Open Inference Protocol"),
     "201": "snapshots",
-    **dict.fromkeys(("232", "233"), "job tickets"),
-    **dict.fromkeys(("328", "329", "330", "331"), "sequences"),
     "400": "command line",
     **dict.fromkeys(("access_log", "console", "console_extra", "model_log", "model_metrics", "ts_log"), "logs"),
     "ts_metrics": "logs",

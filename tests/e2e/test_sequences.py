@@ -255,7 +255,7 @@ def test_grpc_streams_carry_sequences(served: Any) -> None:
         assert [json.loads(answer.prediction)["numbers"][-1] for answer in plain] == [1, 2]
         missing, after = talk(stub, [message("nope", "s1", "1"), message("plain", "s2", "1")])
         first, second = sorted((missing, after), key=lambda answer: answer.HasField("status"), reverse=True)
-        assert (first.status.code, first.status.message) == (5, "Model not found: nope")
+        assert (first.status.code, first.status.message) == (5, "Model not found: nope")  # there with code 13
         assert not second.HasField("status")
         failed, fine = talk(stub, [message("plain", "s3", "fail"), message("plain", "s3", "3")])
         assert (failed.status.code, failed.status.message) == (14, "Prediction failed")

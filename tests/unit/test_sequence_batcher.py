@@ -1,0 +1,303 @@
+"""Sequences, decided purely: order, one worker each, limits, ends. Time is a number."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ts_frontend.batching.batcher import Full
+from ts_frontend.batching.sequence import Limits, Lost
+from ts_frontend.batching.sequences import LOST_MAX, SequenceBatcher
+
+_numbers = iter(range(1, 1 << 60))
+
+
+@dataclass(eq=False)
+class Request:
+    sequence_id: str
+    starts: bool = False
+    ends: bool = False
+    id: int = field(default_factory=lambda: next(_numbers))
+    size_bytes: int = 1
+    queued_at_s: float = 0.0
+    deadline_s: float = math.inf
+    alone: bool = False
+
+
+def batcher(**limits: object) -> SequenceBatcher:
+    return SequenceBatcher(Limits(**{"sequences_max": 8, "jobs_max": 8, "idle_s": 10.0, **limits}))  # type: ignore[arg-type]
+
+
+def put(to: SequenceBatcher, *names: str, now_s: float = 0.0) -> list[Request]:
+    requests = [Request(name) for name in names]
+    for request in requests:
+        to.add(request, now_s)
+    return requests
+
+
+def test_a_sequences_next_goes_only_when_the_one_before_is_settled_and_to_the_same_worker() -> None:
+    to = batcher(batch_size=4)
+    first, second, other = put(to, "a", "a", "b")
+    assert to.take("w1") == [first, other]
+    assert to.take("w1") == to.take("w2") == []
+    to.settled(first, 0.0)
+    assert not to.has_work("w2")
+    assert to.take("w1") == [second]
+
+
+def test_unbound_sequences_are_shared_out_and_older_ones_go_first() -> None:
+    to = batcher(batch_size=4)
+    a, b, c, d = put(to, "a", "b", "c", "d")
+    assert to.take("w1", 2) == [a, b]
+    assert to.take("w2", 1) == [c, d]
+    narrow = batcher(batch_size=1)
+    first, again = put(narrow, "a", "a")
+    assert narrow.take("w") == [first]
+    (new,) = put(narrow, "b")
+    narrow.settled(first, 0.0)
+    assert (narrow.take("w"), narrow.take("w")) == ([new], [again])  # the busy sequence doesn't starve the new one
+
+
+def test_overlap_lets_the_next_join_after_the_first_answer() -> None:
+    to = batcher(overlap=True)
+    first, second, third = put(to, "a", "a", "a")
+    assert to.take("w") == [first]
+    assert to.take("w") == []
+    to.begun(first)
+    assert to.take("w") == [second]
+    to.settled(first, 0.0)
+    assert to.take("w") == []  # the second has not begun
+    to.settled(second, 0.0)
+    assert to.take("w") == [third]
+
+
+def test_limits_say_which_setting_they_are() -> None:
+    to = batcher(sequences_max=1, jobs_max=1)
+    put(to, "a")
+    with pytest.raises(Full, match="maxSequenceJobQueueSize"):
+        put(to, "a")
+    with pytest.raises(Full, match="maxNumSequence"):
+        put(to, "b")
+
+
+def test_idle_sequences_end_and_requests_keep_them_alive() -> None:
+    to = batcher(sequences_max=1)
+    (first,) = put(to, "a")
+    to.take("w")
+    assert to.next_end_s() == math.inf
+    to.settled(first, 5.0)
+    assert to.next_end_s() == 15.0
+    (second,) = put(to, "a", now_s=14.0)
+    to.take("w")
+    to.settled(second, 16.0)
+    to.expire(25.9)
+    assert to.sequences == 1
+    to.expire(26.0)
+    assert (to.sequences, to.sequences_of("w")) == (0, 0)
+
+
+def test_without_an_idle_time_a_sequence_ends_when_nothing_of_it_is_left() -> None:
+    to = batcher(idle_s=0.0)
+    first, second = put(to, "a", "a")
+    to.take("w")
+    to.settled(first, 0.0)
+    assert to.sequences == 1
+    to.take("w")
+    to.settled(second, 0.0)
+    assert to.sequences == 0
+
+
+def test_what_is_too_old_runs_to_its_end_and_takes_no_more() -> None:
+    to = batcher(life_s=5.0)
+    first, second = put(to, "a", "a")
+    to.take("w")
+    with pytest.raises(Full, match="sequenceTimeoutMSec"):
+        put(to, "a", now_s=5.0)
+    to.settled(first, 6.0)
+    assert to.take("w") == [second]
+    to.settled(second, 6.0)
+    assert to.sequences == 0
+
+
+def test_a_last_request_ends_its_sequence_and_an_answer_ends_any() -> None:
+    to = batcher()
+    last = Request("a", ends=True)
+    to.add(last, 0.0)
+    with pytest.raises(Full, match="its last one has come"):
+        put(to, "a")
+    to.take("w")
+    to.settled(last, 0.0)
+    assert to.sequences == 0
+    (running, waiting) = put(to, "b", "b")
+    to.take("w")
+    assert to.end("b", 0.0) == [waiting]
+    assert to.end("nobody", 0.0) == []
+    to.settled(running, 0.0)
+    assert to.sequences == 0
+
+
+def test_when_a_worker_is_lost_its_sequences_are_over_and_each_is_told_once() -> None:
+    to = batcher(batch_size=4)
+    running, waiting, idle, elsewhere = put(to, "a", "a", "b", "c")
+    assert to.take("w", 1) == [running, idle, elsewhere]
+    for done in (idle, elsewhere):
+        to.settled(done, 0.0)
+    assert to.lose("w", 0.0) == [waiting]
+    to.settled(running, 0.0)
+    assert to.sequences == 0
+    (anew,) = put(to, "a")  # its waiting request was told
+    assert to.take("w2") == [anew]
+    with pytest.raises(Lost, match="start it again"):
+        put(to, "b")
+    put(to, "b")
+    to.add(Request("c", starts=True), 0.0)
+
+
+def test_a_first_request_that_never_started_runs_elsewhere_a_later_one_does_not() -> None:
+    to = batcher()
+    (first,) = put(to, "a")
+    assert to.take("w1") == [first]
+    assert to.lose("w1", 0.0) == []
+    assert to.restore([first]) == []
+    assert to.take("w2") == [first]
+    to.settled(first, 0.0)
+    (second,) = put(to, "a")
+    assert to.take("w2") == [second]
+    to.lose("w2", 0.0)
+    assert to.restore([second]) == [second]
+    to.settled(second, 0.0)
+    assert (to.sequences, len(to)) == (0, 0)
+
+
+def test_a_request_of_no_sequence_goes_alone() -> None:
+    to = batcher(batch_size=4, jobs_alone_max=1)
+    (a,) = put(to, "a")
+    (alone,) = put(to, "")
+    with pytest.raises(Full):
+        put(to, "")
+    assert (to.take("w"), to.take("w")) == ([alone], [a])
+    assert to.restore([alone]) == []
+    assert to.remove(alone)
+    assert not to.remove(alone)
+
+
+def test_a_removed_request_leaves_no_sequence_behind() -> None:
+    to = batcher(sequences_max=1)
+    (only,) = put(to, "a")
+    assert to.remove(only, 0.0)
+    assert (to.sequences, len(to)) == (0, 0)
+    assert to.due_s(0.0) == math.inf
+    put(to, "b")
+
+
+def test_a_wished_delay_is_waited_for_company() -> None:
+    to = batcher(batch_size=2, delay_s=1.0)
+    put(to, "a", now_s=5.0)
+    assert to.due_s(5.25) == 0.75
+    put(to, "b", now_s=5.5)
+    assert to.due_s(5.5) == 0.0
+
+
+def test_what_is_remembered_of_lost_sequences_is_bounded() -> None:
+    to = batcher(sequences_max=LOST_MAX + 10, batch_size=LOST_MAX + 10)
+    requests = put(to, *(f"s{number}" for number in range(LOST_MAX + 5)))
+    to.take("w")
+    for request in requests:
+        to.settled(request, 0.0)
+    to.lose("w", 0.0)
+    put(to, "s0")  # forgotten
+    with pytest.raises(Lost):
+        put(to, f"s{LOST_MAX + 4}")
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["add", "take", "settle", "lose", "restore", "end", "remove", "time"]), st.integers(0, 4)
+    ),
+    max_size=80,
+)
+
+
+@given(steps, st.booleans())
+def test_whatever_happens_order_and_worker_hold_and_nothing_is_lost(
+    course: list[tuple[str, int]], overlap: bool
+) -> None:
+    to = batcher(sequences_max=3, jobs_max=3, idle_s=2.0, life_s=20.0, batch_size=2, overlap=overlap)
+    alive = {"w0", "w1"}
+    out: dict[int, tuple[Request, str]] = {}
+    waiting: dict[int, Request] = {}
+    owner: dict[str, str] = {}
+    now_s, fresh = 0.0, 2
+
+    def drop(gone: list[Request]) -> None:
+        for request in gone:
+            del waiting[request.id]
+
+    for step, number in course:
+        worker = sorted(alive)[number % len(alive)]
+        names = [request for request, _ in out.values()]
+        if step == "add":
+            request = Request(f"s{number}", ends=number == 4)
+            try:
+                to.add(request, now_s)
+            except (Full, Lost):
+                continue
+            waiting[request.id] = request
+        elif step == "take":
+            for request in to.take(worker):  # type: ignore[assignment]
+                name = request.sequence_id
+                older = [each for each in waiting.values() if each.sequence_id == name and each.id < request.id]
+                assert not older
+                assert overlap or not any(each.sequence_id == name for each, _ in out.values())
+                if any(each.sequence_id == name for each, _ in out.values()):
+                    assert owner[name] == worker
+                owner[name] = worker
+                out[request.id] = waiting.pop(request.id), worker
+        elif step == "settle" and names:
+            request = names[number % len(names)]
+            to.begun(request)
+            to.settled(request, now_s)
+            del out[request.id]
+        elif step == "lose":
+            drop(to.lose(worker, now_s))  # type: ignore[arg-type]
+            alive = alive - {worker} | {f"w{fresh}"}
+            fresh += 1
+            back = [request for request, held_by in out.values() if held_by == worker][-1:]
+            if back and not overlap:
+                gone = to.restore(back)  # type: ignore[arg-type]
+                del out[back[0].id]
+                for request in gone:
+                    to.settled(request, now_s)
+                if not gone:
+                    waiting[back[0].id] = back[0]
+            for request in [request for request, held_by in out.values() if held_by == worker]:
+                to.settled(request, now_s)
+                del out[request.id]
+        elif step == "end":
+            drop(to.end(f"s{number}", now_s))  # type: ignore[arg-type]
+        elif step == "remove" and waiting:
+            request = list(waiting.values())[number % len(waiting)]
+            assert to.remove(request, now_s)
+            del waiting[request.id]
+        elif step == "time":
+            now_s += number
+            to.expire(now_s)
+        assert len(to) == len(waiting) == len(to.waiting())
+        assert to.sequences <= 3
+    # everything that waits can be served, and then all sequences end
+    for _ in range(200):
+        for request, _ in list(out.values()):
+            to.settled(request, now_s)
+            del out[request.id]
+        for worker in sorted(alive):
+            for request in to.take(worker):  # type: ignore[assignment]
+                out[request.id] = waiting.pop(request.id), worker
+        if not waiting and not out:
+            break
+    assert not waiting
+    to.expire(now_s + 100)
+    assert to.sequences == 0
