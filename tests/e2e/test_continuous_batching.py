@@ -63,10 +63,17 @@ def handle(data, context):
     return answers
 """
 
+DOCUMENTED = re.findall(
+    r"```python\n(class Handler:.*?)```",
+    (Path(__file__).parents[2] / "docs" / "batching.md").read_text(),
+    re.DOTALL,
+)[0]
+
 MODELS: dict[str, tuple[Path | str, str]] = {
     "tokens": (HANDLERS / "token_steps.py", "continuousBatching: true\nbatchSize: 8\nminWorkers: 1\n"),
     "pair": (HANDLERS / "token_steps.py", "continuousBatching: true\nbatchSize: 2\nminWorkers: 1\n"),
     "spread": (HANDLERS / "token_steps.py", "continuousBatching: true\nbatchSize: 8\nminWorkers: 2\n"),
+    "documented": (DOCUMENTED, "continuousBatching: true\nbatchSize: 4\n"),
     "header": (BY_HEADER, "continuousBatching: true\nbatchSize: 4\n"),
     "talks": (
         SEQUENCES,
@@ -208,6 +215,13 @@ def test_an_answers_header_says_whether_it_goes_on(served: Any) -> None:
         answer = client.post("/predictions/header", content="5")
     assert (answer.text, answer.headers["x-kind"]) == ("4 3 2 1 0 ", "counted")
     assert answer.headers.get_list("ts_stream_next") in ([], ["true"])
+
+
+def test_the_handler_of_the_manual(served: Any) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        url = f"{served.http}/predictions/documented"
+        answers = list(pool.map(lambda n: httpx.post(url, content=str(n), timeout=GUARD_S).text, range(1, 9)))
+    assert answers == ["".join(f"{left} left " for left in reversed(range(count))) for count in range(1, 9)]
 
 
 def test_an_exception_fails_the_requests_of_that_step_and_the_worker_goes_on(stub: InferenceAPIsServiceStub) -> None:
