@@ -202,4 +202,5 @@ class Launchpad:
             "adapter": archive.adapter,
             "adapter_settings": archive.adapter_settings,
             "threads": None,
+            "mark_lines": config.log_format == "json",
         }

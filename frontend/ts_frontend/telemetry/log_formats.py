@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from ts_frontend.telemetry.log_entries import MAIN, Entry, Lines, folded, iso_time
+from ts_frontend.telemetry.log_entries import MAIN, Entry, Lines, folded, iso_time, printable
 
 _LEVEL_NAMES = {"WARNING": "WARN", "CRITICAL": "FATAL"}
 
@@ -20,7 +20,7 @@ def level_name(record: logging.LogRecord) -> str:
 def thread_name(record: logging.LogRecord) -> str:
     """`source` of the record (W-9000-model_1.0-stdout) where it names one, else the thread."""
     name = str(getattr(record, "source", None) or record.threadName)
-    return MAIN if name == "MainThread" else name
+    return MAIN if name == "MainThread" else printable(name)
 
 
 class TextFormatter(logging.Formatter):

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import IO, Protocol
 
+from ts.protocol.marks import unmarked
 from ts_frontend.workers.devices import Device
 from ts_frontend.workers.exits import Exit
 from ts_frontend.workers.output import LineReader
@@ -155,7 +156,7 @@ def adopt(pid: int, spec: Spec, ends: Ends, sink: LineSink) -> Process:
     process = Process(pid, spec.name, ends.sock, ends.progress)
 
     def take(stream: str, line: str) -> None:
-        process.tail.append(line[:TAIL_LINE_CHARS_MAX])
+        process.tail.append(unmarked(line)[1][:TAIL_LINE_CHARS_MAX])
         sink(stream, line)
 
     process.readers = [LineReader(ends.stdout, "stdout", take), LineReader(ends.stderr, "stderr", take)]

@@ -117,6 +117,8 @@ class AsyncRunner:
             running.fail(PREDICTION_FAILED)
 
     async def _handle(self, running: Running) -> None:
+        if self._link.on_turn is not None:
+            self._link.on_turn(running.batch)
         rows = running.rows(self._decode)
         if not rows:
             return

@@ -67,6 +67,8 @@ class BlockingRunner:
         self._latest = max(self._latest, batch.batch_id)  # a small batch overtakes a large one on the socket
         _BATCH_ID.pack_into(self._progress, 0, self._latest)
         try:
+            if self._link.on_turn is not None:
+                self._link.on_turn(batch)
             rows = running.rows(self._decode)
             if rows:
                 self._take(running, self._call(self._entry, rows, context))
@@ -132,6 +134,8 @@ class BlockingRunner:
 
     def _step(self, running: Running, generator: _Generator) -> bool:
         """False when the generator has ended."""
+        if self._link.on_turn is not None:
+            self._link.on_turn(running.batch)
         try:
             if running.step(self._call(next, generator)):
                 return True

@@ -26,6 +26,7 @@ from ts.runtime.continuous import ContinuousRunner
 from ts.runtime.failures import user_traceback
 from ts.runtime.handlers import Loaded, describe_failure, load
 from ts.runtime.jobs import Ledger, SilentLedger
+from ts.runtime.output import mark_lines, turn_to
 from ts.runtime.worker import Link, leave
 
 PROGRESS_BYTES = 4096
@@ -50,6 +51,9 @@ def run(socket_fd: int, progress_fd: int, silent: bool = False) -> int:
     ledger_type = SilentLedger if silent else Ledger
     ledger = ledger_type(settings.get("credit_bytes") or CREDIT_BYTES, _response_bytes_max(settings))
     link.open(ledger, settings.get("message_bytes_max"))
+    if settings.get("mark_lines"):
+        mark_lines()
+        link.on_turn = turn_to
     loaded = _load(link, settings)
     if loaded is None:
         return LOAD_FAILED_STATUS

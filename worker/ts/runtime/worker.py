@@ -77,6 +77,7 @@ class Link:
         self.holds_back = False
         self._flushed_s = 0.0
         self.on_backlog: Callable[[], object] = lambda: None
+        self.on_turn: Callable[[Batch], None] | None = None
 
     def fileno(self) -> int:
         return self._sock.fileno()

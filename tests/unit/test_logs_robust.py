@@ -1,0 +1,246 @@
+"""Logs when things go wrong: full disks, files moved by others, floods, and text that wants to be something else."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import logging
+import os
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from ts.protocol.marks import marked, unmarked
+from ts_frontend.config import ServerConfig
+from ts_frontend.telemetry import log_files, log_writer, model_log
+from ts_frontend.telemetry.log_entries import Access, ModelLine, folded, printable
+from ts_frontend.telemetry.log_files import RotatedFile, daily
+from ts_frontend.telemetry.logs import setup_logs
+from ts_frontend.telemetry.metrics import MetricsRegistry
+from ts_frontend.telemetry.metrics_definitions import read_definitions
+from ts_frontend.telemetry.metrics_setup import DEFAULT_FILE
+from ts_frontend.telemetry.model_log import ModelLog
+from ts_frontend.workers.output import LineReader
+
+
+def record(text: str) -> logging.LogRecord:
+    return logging.LogRecord("x", logging.INFO, "", 0, text, (), None)
+
+
+@pytest.fixture
+def looking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are looked at, and tried again after an error, with each line."""
+    monkeypatch.setattr(log_files, "LOOK_S", 0.0)
+    monkeypatch.setattr(log_files, "RETRY_S", 0.0)
+
+
+@pytest.fixture
+def logging_as_before() -> Callable[[], None]:
+    names = ["", "ts_frontend", "ACCESS_LOG", "MODEL_LOG", "TS_METRICS", "MODEL_METRICS"]
+    before = [(one, one.level, one.propagate) for one in map(logging.getLogger, names)]
+    root_handlers = list(logging.getLogger().handlers)
+    yield
+    for logger, level, propagate in before:
+        logger.setLevel(level)
+        logger.propagate = propagate
+    logging.getLogger().handlers[:] = root_handlers
+
+
+# --- files
+
+
+def test_a_file_that_was_moved_away_is_made_anew(tmp_path: Path, looking: None) -> None:
+    path = tmp_path / "a.log"
+    file = RotatedFile(path, daily(path))
+    file.emit(record("one"))
+    path.rename(tmp_path / "a.log.1")
+    file.emit(record("two"))
+    path.unlink()
+    file.emit(record("three"))
+    file.close()
+    assert (path.read_text(), (tmp_path / "a.log.1").read_text()) == ("three\n", "one\n")
+
+
+def test_a_file_that_was_emptied_is_written_from_its_start(tmp_path: Path, looking: None) -> None:
+    path = tmp_path / "a.log"
+    file = RotatedFile(path, daily(path, bytes_max=100))
+    file.emit(record("x" * 90))
+    os.truncate(path, 0)
+    file.emit(record("y" * 90))
+    file.close()
+    assert path.read_text() == "y" * 90 + "\n"
+    assert list(tmp_path.iterdir()) == [path]  # it isn't taken for full
+
+
+def test_a_full_disk_costs_lines_and_says_how_many(
+    tmp_path: Path, looking: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.log"
+    file = RotatedFile(path, daily(path))
+    file.emit(record("before"))
+    real_write, room = os.write, [4]
+
+    def write(fd: int, data: memoryview) -> int:
+        if not room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real_write(fd, data[: room.pop()])
+
+    monkeypatch.setattr(log_files.os, "write", write)
+    for text in ("during", "still"):
+        file.emit(record(text))
+    monkeypatch.setattr(log_files.os, "write", real_write)
+    file.emit(record("after"))
+    file.close()
+    assert path.read_text() == "before\nduri\n2 lines are missing here: they couldn't be written\nafter\n"
+    complaints = capfd.readouterr().err
+    assert complaints.count("a.log can't be written") == 1
+    assert "No space left" in complaints
+
+
+def test_a_rotation_that_fails_leaves_a_file_that_grows(
+    tmp_path: Path, looking: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.log"
+    file = RotatedFile(path, daily(path, bytes_max=5), now=lambda: datetime(2026, 11, 20))
+
+    def copy(source: object, target: object, size: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(log_files.shutil, "copyfileobj", copy)
+    for text in ("one", "two"):
+        file.emit(record(text))
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_text() == "one\ntwo\n"
+    assert "can't be rotated" in capfd.readouterr().err
+    monkeypatch.undo()
+    file.emit(record("three"))
+    file.close()
+    assert path.read_text() == "three\n"
+
+
+# --- text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain ünïcode 東", "plain ünïcode 東"),
+        ("a\tb", "a\tb"),
+        ("a\n2026-11-20 [INFO ] forged", "a\\n2026-11-20 [INFO ] forged"),
+        ("\r\x1b[2J\x00\x85\u2028", "\\r\\x1b[2J\\x00\\x85\\u2028"),
+    ],
+)
+def test_what_moves_a_cursor_is_shown_as_an_escape(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+def test_lines_of_a_message_are_indented() -> None:
+    assert folded("one\ntwo\x07") == "one\n    two\\x07"
+
+
+def test_a_request_cannot_forge_a_line_or_end_its_quotes() -> None:
+    line = Access(0.0, "p:1", 'GET /a" 200 0\nx HTTP/1.1', 404, 1.0).text()
+    assert line == '/p:1 "GET /a%22 200 0\\nx HTTP/1.1" 404 1'
+
+
+def test_names_in_messages_cannot_forge_lines(tmp_path: Path, logging_as_before: None) -> None:
+    logs = setup_logs(ServerConfig(log_location=tmp_path, console_log=False))
+    logging.getLogger("ts_frontend").warning(
+        "Model %s isn't there", "m\n2026-11-20T00:00:00,000 [INFO ] main x - forged"
+    )
+    logs.access("127.0.0.1:1", "GET /\x1b[31m HTTP/1.1", 404, 1.0)
+    logs.model_line("W-9000-m\n_1.0-stdout", "bad\x00\x1b[2Jline")
+    logs.close()
+    lines = {file.stem: file.read_text().splitlines() for file in tmp_path.glob("*.log")}
+    assert all(line.isprintable() for these in lines.values() for line in these)
+    assert lines["ts_log"][1] == f"    {forged}"
+    assert {name: len(these) for name, these in lines.items() if these} == {
+        "ts_log": 2,
+        "access_log": 1,
+        "model_log": 1,
+    }
+
+
+def test_json_escapes_everything(tmp_path: Path, logging_as_before: None) -> None:
+    logs = setup_logs(ServerConfig(log_location=tmp_path, console_log=False, log_format="json"))
+    logs.model_line("W", "a\nb\x1b\udcff", request_id="r1")
+    logs.access("p:1", 'GET /"\n', 200, 1.0, "r2")
+    logging.getLogger("ts_frontend").error("x", extra={"request_id": "r3"})
+    logs.close()
+    found = [json.loads(line) for path in sorted(tmp_path.glob("*.log")) for line in path.read_text().splitlines()]
+    assert [one["request_id"] for one in found] == ["r2", "r1", "r3"]
+
+
+def test_garbage_and_long_lines_of_a_worker_become_lines(tmp_path: Path) -> None:
+    lines: list[str] = []
+
+    async def scenario() -> None:
+        read, write = os.pipe()
+        reader = LineReader(read, "stdout", lambda _, line: lines.append(line))
+        os.write(write, b"\xff\xfe\x00ok\r\n" + b"x" * 50_000)
+        reader.finish()
+        os.close(write)
+
+    asyncio.run(scenario())
+    assert lines == ["\\xff\\xfe\x00ok", "x" * 50_000]
+
+
+# --- floods
+
+
+def flooded(tmp_path: Path, count: int, line: str = "again") -> list[str]:
+    logs = setup_logs(ServerConfig(log_location=tmp_path, console_log=False))
+    log = ModelLog(logs, MetricsRegistry(read_definitions(DEFAULT_FILE), "log", "vm"))
+    for _ in range(count):
+        log.line(9000, "m_1.0", "stdout", line)
+    log.line(9000, "m_1.0", "stderr", "another stream")
+    logs.close()
+    return (tmp_path / "model_log.log").read_text().splitlines()
+
+
+def test_a_handler_that_prints_without_end_is_cut_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logging_as_before: None
+) -> None:
+    monkeypatch.setattr(model_log, "LINES_PER_S_MAX", 3)
+    monkeypatch.setattr(model_log.time, "monotonic", lambda: 1.0)
+    lines = flooded(tmp_path, 10)
+    assert [line.partition(" - ")[2] for line in lines[:4]] == ["again"] * 3 + ["another stream"]
+    assert lines[4].endswith("W-9000-m_1.0-stdout MODEL_LOG - 7 lines were dropped: more than 3 lines or 16777216 "
+                             "characters in a second")  # fmt: skip
+
+
+def test_metrics_among_the_lines_are_not_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logging_as_before: None
+) -> None:
+    monkeypatch.setattr(model_log, "LINES_PER_S_MAX", 0)
+    line = "[METRICS]HandlerTime.ms:1|#ModelName:m,Level:Model|#type:GAUGE|#hostname:vm,17,ID"
+    assert not any("2 lines" in one for one in flooded(tmp_path, 5, line))
+
+
+def test_requests_that_cannot_be_written_in_time_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logging_as_before: None
+) -> None:
+    logs = setup_logs(ServerConfig(log_location=tmp_path, console_log=False))
+    monkeypatch.setattr(log_writer, "RECORDS_WAITING_MAX", 0)
+    logs.access("p:1", "GET / HTTP/1.1", 200, 1.0)
+    logs.model_line("W", "lost")
+    monkeypatch.setattr(log_writer, "RECORDS_WAITING_MAX", 10)
+    logging.getLogger("ts_frontend").info("kept")
+    logs.close()
+    assert "2 log records were dropped" in (tmp_path / "ts_log.log").read_text()
+
+
+# --- requests of lines
+
+
+@pytest.mark.parametrize("line", ["", "plain", "\x1e without an end", "a\x1eb\x1fc"])
+def test_a_line_without_a_mark_stays(line: str) -> None:
+    assert unmarked(line) == ("", line)
+    assert unmarked(marked(line, "r1,r2")) == ("r1,r2", line)
+
+
+def test_a_line_knows_its_request() -> None:
+    assert ModelLine(0.0, "W", logging.INFO, "x", "r1").parts() == {"message": "x", "request_id": "r1"}

@@ -1,0 +1,18 @@
+"""How a line that a handler prints says which requests it belongs to: ids between two control characters before it."""
+
+from __future__ import annotations
+
+BEGIN, END = "\x1e", "\x1f"
+
+
+def marked(line: str, request_ids: str) -> str:
+    """`request_ids`: joined by commas."""
+    return f"{BEGIN}{request_ids}{END}{line}"
+
+
+def unmarked(line: str) -> tuple[str, str]:
+    """The request ids of a line ("" for none), and the line without them."""
+    if not line.startswith(BEGIN):
+        return "", line
+    ids, end, rest = line[1:].partition(END)
+    return (ids, rest) if end else ("", line)
