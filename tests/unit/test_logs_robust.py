@@ -148,15 +148,14 @@ def test_a_request_cannot_forge_a_line_or_end_its_quotes() -> None:
 
 def test_names_in_messages_cannot_forge_lines(tmp_path: Path, logging_as_before: None) -> None:
     logs = setup_logs(ServerConfig(log_location=tmp_path, console_log=False))
-    logging.getLogger("ts_frontend").warning(
-        "Model %s isn't there", "m\n2026-11-20T00:00:00,000 [INFO ] main x - forged"
-    )
+    forged = "2026-11-20T00:00:00,000 [INFO ] main x - forged"
+    logging.getLogger("ts_frontend").warning("Model %s isn't there", f"m\n{forged}")
     logs.access("127.0.0.1:1", "GET /\x1b[31m HTTP/1.1", 404, 1.0)
     logs.model_line("W-9000-m\n_1.0-stdout", "bad\x00\x1b[2Jline")
     logs.close()
     lines = {file.stem: file.read_text().splitlines() for file in tmp_path.glob("*.log")}
     assert all(line.isprintable() for these in lines.values() for line in these)
-    assert lines["ts_log"][1] == f"    {forged}"
+    assert lines["ts_log"][1] == f"    {forged} isn't there"
     assert {name: len(these) for name, these in lines.items() if these} == {
         "ts_log": 2,
         "access_log": 1,
