@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
+from pathlib import Path
 
 import grpc
 import psutil
@@ -234,6 +236,16 @@ def test_in_a_pipeline_only_the_first_rank_is_asked(team, write_to):
     for rank in range(3):
         team.wait_for_log(f"rank {rank} loads")
     team.unregister("pipeline")
+
+
+def test_the_handler_of_the_documentation(team, write_to):
+    page = (Path(__file__).parents[2] / "docs" / "large-models.md").read_text()
+    (handler,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    config = "parallelType: tp\ndeviceType: cpu\ntorchrun:\n  nproc-per-node: 2\n"
+    write_to(team.store, "documented", handler, config=config)
+    team.register("documented")
+    assert json.loads(team.predict("documented", {})) == [1.0, 1.0]
+    team.unregister("documented")
 
 
 FAILING = """
