@@ -260,21 +260,33 @@ def test_a_failing_node_cancels_the_others(client: Client, tmp_path: Path) -> No
     assert client.predict("fan", "x")[0] == 200
 
 
-def test_a_client_who_leaves_cancels_all_of_it(client: Client, tmp_path: Path) -> None:
+def leave_http1(connection: socket.socket, act: str, begun: Callable[[], bool]) -> None:
+    head = f"POST /wfpredict/fan HTTP/1.1\r\nHost: x\r\nX-Act: {act}\r\nContent-Length: 1\r\n\r\nx"
+    connection.sendall(head.encode())
+    wait_until(begun)
+    connection.close()
+
+
+def leave_http2(connection: socket.socket, act: str, begun: Callable[[], bool]) -> None:
+    http2 = h2.connection.H2Connection()
+    http2.initiate_connection()
+    headers = {":method": "POST", ":path": "/wfpredict/fan", ":scheme": "http", ":authority": "x", "x-act": act}
+    http2.send_headers(1, list(headers.items()))
+    http2.send_data(1, b"x", end_stream=True)
+    connection.sendall(http2.data_to_send())
+    wait_until(begun)
+    http2.reset_stream(1, 8)
+    connection.sendall(http2.data_to_send())
+
+
+@pytest.mark.parametrize("leave", [leave_http1, leave_http2])
+def test_a_client_who_leaves_cancels_all_of_it(client: Client, tmp_path: Path, leave: Callable[..., None]) -> None:
     left, right, never = tmp_path / "left", tmp_path / "right", tmp_path / "never"
     act = f"left=wait:{left}|{never}, right=wait:{right}|{never}"
     with socket.create_connection(("127.0.0.1", client.server.port("http_inference")), GUARD_S) as connection:
-        http2 = h2.connection.H2Connection()
-        http2.initiate_connection()
-        headers = {":method": "POST", ":path": "/wfpredict/fan", ":scheme": "http", ":authority": "x", "x-act": act}
-        http2.send_headers(1, list(headers.items()))
-        http2.send_data(1, b"x", end_stream=True)
-        connection.sendall(http2.data_to_send())
-        wait_until(lambda: left.exists() and right.exists())
-        http2.reset_stream(1, 8)
-        connection.sendall(http2.data_to_send())
-        wait_until(lambda: (tmp_path / "left.cancelled").exists())
-    wait_until((tmp_path / "right.cancelled").exists)
+        leave(connection, act, lambda: left.exists() and right.exists())
+        wait_until((tmp_path / "left.cancelled").exists)
+        wait_until((tmp_path / "right.cancelled").exists)
     assert client.predict("fan", "x")[0] == 200
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ts_frontend.errors import Code, ServeError
 from ts_frontend.ingress.application import NOT_FOUND, error_body, not_found
 from ts_frontend.ingress.asgi import Receive, Scope, Send
+from ts_frontend.ingress.departures import Departures
 from ts_frontend.ingress.http_call import (
     Body,
     BodyLimits,
@@ -100,13 +101,14 @@ class HttpApp:
         self._routes = [cors.preflight, *routes] if cors.origin else routes
         self._fixed = (*NO_CACHE, *cors.answer_headers())
         self._limits = limits
+        self._departures = Departures()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await not_found(scope, receive, send)
             return
         begun_s = time.perf_counter()
-        request = HttpRequest(scope, receive, self._request_id(scope["headers"]), self._limits)
+        request = HttpRequest(scope, receive, self._request_id(scope["headers"]), self._limits, self._departures)
         status = CLIENT_LEFT
         try:
             answer = await self._answer(request)

@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 from ts_frontend.errors import Code, MessageTooLarge, ServeError
 from ts_frontend.ingress.asgi import Event, Receive, Scope
+from ts_frontend.ingress.departures import Departures, Watched
 
 Header: TypeAlias = "tuple[bytes, bytes]"
 Body: TypeAlias = "bytes | bytearray | memoryview"
@@ -45,11 +46,25 @@ class HttpRequest:
     """One request. `path` is percent-decoded, `segments` are its parts; names in `headers` are lower case."""
 
     __slots__ = (
-        *("_receive", "_scope", "_timer", "_watcher", "headers", "limits", "method", "path", "request_id"),
+        *(
+            "_departures",
+            "_receive",
+            "_scope",
+            "_timer",
+            "_watched",
+            "_watcher",
+            "headers",
+            "limits",
+            "method",
+            "path",
+            "request_id",
+        ),
         *("segments", "tail"),
     )
 
-    def __init__(self, scope: Scope, receive: Receive, request_id: str, limits: BodyLimits) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, request_id: str, limits: BodyLimits, departures: Departures
+    ) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self._scope = scope
@@ -59,7 +74,9 @@ class HttpRequest:
         self.request_id = request_id
         self.limits = limits
         self._receive = receive
+        self._departures = departures
         self._timer: asyncio.TimerHandle | None = None
+        self._watched: Watched | None = None
         self._watcher: asyncio.Task[None] | None = None
 
     @property
@@ -128,6 +145,9 @@ class HttpRequest:
 
         def watch() -> None:
             self._watcher = loop.create_task(self._wait_gone(act))
+            client, server = self._scope.get("client"), self._scope.get("server")
+            if client and server and server[1] and self._scope["http_version"].startswith("1"):
+                self._watched = self._departures.watch((client[0], client[1]), server[1], act)
 
         self._timer = loop.call_later(WATCH_AFTER_S, watch)
 
@@ -144,6 +164,8 @@ class HttpRequest:
             self._timer.cancel()
             if self._watcher is not None:
                 self._watcher.cancel()
+            if self._watched is not None:
+                self._departures.forget(self._watched)
 
 
 async def _closed() -> Event:

@@ -1,0 +1,50 @@
+"""Clients of HTTP/1.1 that leave: their requests are cancelled, those who stay keep theirs."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+GUARD_S = 60
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="read from Linux's tables of connections")
+
+
+def wait_until(path: Path) -> None:
+    while not path.exists():
+        pass  # the run's own limit ends a wait for ever
+
+
+def ask(server: Any, request: dict[str, object]) -> http.client.HTTPConnection:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port("http_inference"), timeout=GUARD_S)
+    part = 'Content-Disposition: form-data; name="data"; filename="f"\r\nContent-Type: application/octet-stream'
+    body = f"--B\r\n{part}\r\n\r\n{json.dumps(request)}\r\n--B--\r\n"
+    connection.request("POST", "/predictions/probe", body, {"Content-Type": "multipart/form-data; boundary=B"})
+    return connection
+
+
+def test_the_handler_is_cancelled(shared: Any, tmp_path: Path) -> None:
+    begun, left = tmp_path / "begun", tmp_path / "left"
+    connection = ask(shared, {"op": "until_cancelled", "begun": str(begun), "left": str(left)})
+    wait_until(begun)
+    connection.close()
+    wait_until(left)
+
+
+def test_who_waits_gets_the_answer(shared: Any, tmp_path: Path) -> None:
+    """Beside one that has left, and for longer than it takes to notice that."""
+    begun, release = tmp_path / "begun", tmp_path / "release"
+    waiting = ask(shared, {"op": "hold", "begun": str(begun), "release": str(release)})
+    wait_until(begun)
+    leaving = ask(shared, {"op": "work", "ran": str(tmp_path / "ran")})
+    leaving.close()
+    shared.wait_for_log('"POST /predictions/probe HTTP/1.1" 499')
+    release.touch()
+    response = waiting.getresponse()
+    assert (response.status, response.read()) == (200, b"held")
+    waiting.close()
+    assert not (tmp_path / "ran").exists()

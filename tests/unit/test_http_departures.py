@@ -1,0 +1,114 @@
+"""Who has left, read from the kernel's tables of connections."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ts_frontend.ingress.departures import Connection, Departures, read_table
+
+HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+REST = "00000000:00000000 00:00000000 00000000     0        0 1 1 0 20 4 30 10 -1\n"
+GUARD_S = 20
+
+
+def line(local: str, remote: str, state: str) -> str:
+    return f"   0: {local} {remote} {state} {REST}"
+
+
+def test_tables_are_read() -> None:
+    text = (
+        HEAD
+        + line("0100007F:1F90", "00000000:0000", "0A")
+        + line("0100007F:1F90", "0100007F:D431", "01")
+        + line("0500000A:1F90", "0601A8C0:0016", "08")
+        + line("0100007F:1F91", "0100007F:D432", "01")
+        + line("00000000000000000000000001000000:1F90", "00000000000000000000000001000000:D433", "01")
+        + line("0000000000000000FFFF00000100007F:1F90", "0000000000000000FFFF00000100007F:D434", "06")
+    )
+    local = socket.inet_pton(socket.AF_INET, "127.0.0.1")
+    assert dict(read_table(text, {8080})) == {
+        Connection(b"\0\0\0\0", 0, 8080): "0A",
+        Connection(local, 0xD431, 8080): "01",
+        Connection(socket.inet_pton(socket.AF_INET, "192.168.1.6"), 22, 8080): "08",
+        Connection(socket.inet_pton(socket.AF_INET6, "::1"), 0xD433, 8080): "01",
+        Connection(local, 0xD434, 8080): "06",
+    }
+    assert list(read_table(HEAD, {8080})) == []
+
+
+class Table:
+    """A file in place of the kernel's table."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def says(self, *states: str) -> None:
+        fresh = self.path.with_suffix(".new")
+        fresh.write_text(HEAD + "".join(line("0100007F:1F90", "0100007F:D431", state) for state in states))
+        fresh.replace(self.path)
+
+
+async def left(table: Table, *steps: Callable[[], None]) -> bool:
+    """Whether the client counts as gone after these steps, each of which is seen."""
+    departures = Departures((table.path,), look_every_s=0.001)
+    gone = asyncio.Event()
+    assert departures.watch(("127.0.0.1", 0xD431), 8080, gone.set) is not None
+    for step in steps:
+        step()
+        seen = departures._states
+        looked = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        looks = 0
+
+        def look(ports: set[int]) -> dict[Connection, str]:
+            nonlocal looks
+            states = seen(ports)  # noqa: B023 - called in this round only
+            looks += 1
+            if looks == 2:
+                loop.call_soon_threadsafe(looked.set)  # noqa: B023
+            return states
+
+        departures._states = look  # type: ignore[method-assign]
+        waits = [asyncio.ensure_future(looked.wait()), asyncio.ensure_future(gone.wait())]
+        await asyncio.wait_for(asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED), GUARD_S)
+        for wait in waits:
+            wait.cancel()
+        departures._states = seen  # type: ignore[method-assign]
+    return gone.is_set()
+
+
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [
+        ([("01",)], False),
+        ([("01",), ("08",)], True),
+        ([("01",), ()], True),
+        ([()], False),
+        ([("08",)], True),
+    ],
+)
+def test_a_client_has_left_when_its_connection_was_there(
+    states: list[tuple[str, ...]], expected: bool, tmp_path: Path
+) -> None:
+    """What was never there may be rewritten by a proxy."""
+    table = Table(tmp_path / "tcp")
+    table.says("01" if states[0] == ("01",) else "0A")
+    steps = [lambda state=state: table.says(*state) for state in states]  # type: ignore[misc]
+    assert asyncio.run(left(table, *steps)) is expected
+
+
+def test_nobody_looks_when_nobody_is_watched(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        departures = Departures((tmp_path / "none",), look_every_s=0.001)
+        one = departures.watch(("127.0.0.1", 5), 8080, lambda: None)
+        assert one is not None and departures._looking is not None
+        departures.forget(one)
+        await asyncio.wait_for(departures._looking, GUARD_S)
+        assert departures.watch(("a name", 5), 8080, lambda: None) is None
+
+    asyncio.run(scenario())
