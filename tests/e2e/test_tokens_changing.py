@@ -227,7 +227,8 @@ def test_a_secret_that_breaks_leaves_the_keys(first_keys: Any) -> None:
 def test_a_key_expires_and_a_new_one_is_made(start: Any, tmp_path: Path) -> None:
     """The log then says that it expired; the API key doesn't."""
     server = start(disable_token_authorization="false", token_expiration_min=0.05)
-    old = keys_of(tmp_path)
+    assert status(server, "management", "/token?type=management", keys_of(tmp_path)["API"]) == 200
+    old = keys_of(tmp_path)  # made just now: the first one is as old as the start
     assert status(server, "management", "/models", old["management"]) == 200
     until(lambda: status(server, "management", "/models", old["management"]) == 400)
     server.wait_for_log("its key has expired")
