@@ -14,7 +14,7 @@ class SamplingParams:
 
 
 class AsyncEngineArgs:
-    def __init__(self, model, served_model_name=None):
+    def __init__(self, model, served_model_name=None, max_num_seqs=256):
         self.model, self.served_model_name = model, served_model_name
 
 

@@ -1,0 +1,97 @@
+"""Serves one language model with `vllm_handler`: `python -m ts.llm_launcher --model_id NAME` until Ctrl-C.
+
+The model is a directory in the model store, which is deleted at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import shutil
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import yaml
+
+from ts import launcher
+
+
+def parser() -> argparse.ArgumentParser:
+    """TorchServe's options."""
+    made = argparse.ArgumentParser(prog="python -m ts.llm_launcher", description="Serve a language model with vLLM.")
+    made.add_argument("--model_name", default="model", help="what it is called in URLs")
+    made.add_argument("--model_store", default="model_store", help="directory that it is served from")
+    made.add_argument("--model_id", required=True, help="name on the Hugging Face hub, or a directory")
+    made.add_argument("--disable_token_auth", action="store_true", help="ask no tokens")
+    made.add_argument("--vllm_engine.max_num_seqs", type=int, default=256, help="requests at a time")
+    made.add_argument("--vllm_engine.max_model_len", type=int, help="tokens of a prompt and its answer")
+    made.add_argument("--vllm_engine.download_dir", help="where weights are kept")
+    made.add_argument("--startup_timeout", type=int, default=1200, help="seconds that loading may take")
+    made.add_argument("--engine", default="vllm", choices=["vllm"], help="TensorRT-LLM isn't part of this server")
+    return made
+
+
+def model_config(given: argparse.Namespace, gpus: int) -> dict[str, Any]:
+    """The model-config.yaml. `gpus`: over how many the model is spread, 0: it runs on the CPU."""
+    options = vars(given)
+    names = ("max_num_seqs", "max_model_len", "download_dir")
+    engine = {name: options[f"vllm_engine.{name}"] for name in names if options[f"vllm_engine.{name}"] is not None}
+    if gpus > 1:
+        engine["tensor_parallel_size"] = gpus
+    many = {"parallelType": "custom", "parallelLevel": gpus} if gpus > 1 else {}
+    return {
+        "minWorkers": 1,
+        "maxWorkers": 1,
+        "responseTimeout": given.startup_timeout,
+        "startupTimeout": given.startup_timeout,
+        "maxConcurrency": engine["max_num_seqs"],
+        "deviceType": "gpu" if gpus else "cpu",
+        **many,
+        "handler": {"model_path": given.model_id, "vllm_engine_config": engine},
+    }
+
+
+@contextlib.contextmanager
+def model_directory(given: argparse.Namespace, gpus: int) -> Iterator[Path]:
+    """The model in the store, as long as the block runs. Raises FileExistsError when something is there already."""
+    folder = Path(given.model_store, given.model_name)
+    (folder / "MAR-INF").mkdir(parents=True)
+    try:
+        model = {"modelName": given.model_name, "handler": "vllm_handler", "configFile": "model-config.yaml"}
+        (folder / "MAR-INF" / "MANIFEST.json").write_text(json.dumps({"runtime": "python", "model": model}))
+        (folder / "model-config.yaml").write_text(yaml.safe_dump(model_config(given, gpus)))
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Serves until Ctrl-C, SIGTERM or the server's end."""
+    given = parser().parse_args(words)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with model_directory(given, _gpus()), contextlib.suppress(KeyboardInterrupt):
+        try:
+            lines: Queue[str | None] = launcher.start(
+                model_store=given.model_store,
+                no_config_snapshots=True,
+                models=given.model_name,
+                disable_token=given.disable_token_auth,
+            )
+            while lines.get() is not None:
+                pass
+        finally:
+            launcher.stop(wait=False)
+
+
+def _gpus() -> int:
+    import torch
+
+    return int(torch.cuda.device_count()) if torch.cuda.is_available() else 0
+
+
+if __name__ == "__main__":
+    main()
