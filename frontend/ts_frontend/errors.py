@@ -1,7 +1,7 @@
 """What can go wrong, each kind with the statuses callers see.
 
 `code` is the gRPC status code, `http_status` the HTTP one, `type_name` the `type` member of TorchServe's JSON
-error bodies (facts of TorchServe 0.12). The message says what was wrong, with which value, and what to do.
+error bodies (as of TorchServe 0.12). The message says what was wrong, with which value, and what to do.
 """
 
 from __future__ import annotations

@@ -388,6 +388,6 @@ def test_progress_tells_share_or_size_every_few_seconds() -> None:
     assert known.summary(200_000_000, 20.0) == "Downloaded m.mar: 200.0 MB, 20.0 MB/s"
 
 
-def test_kinds_of_errors_have_the_facts_statuses() -> None:
+def test_kinds_of_errors_have_their_statuses() -> None:
     kinds: list[type[ServeError]] = [ArchiveNotFound, ArchiveExists, DownloadFailed]
     assert [kind.http_status for kind in kinds] == [404, 500, 400]

@@ -1,4 +1,4 @@
-"""Finding and loading the user's handler (facts of TorchServe 0.12, with errors that name their cause)."""
+"""Finding and loading the user's handler (as TorchServe 0.12 finds it, with errors that name their cause)."""
 
 from __future__ import annotations
 

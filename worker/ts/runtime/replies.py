@@ -1,4 +1,4 @@
-"""From what a handler returns or raises to what is sent: bytes, or a code and a message (facts of TorchServe 0.12)."""
+"""From what a handler returns or raises to what is sent: bytes, or a code and a message (as in TorchServe 0.12)."""
 
 from __future__ import annotations
 

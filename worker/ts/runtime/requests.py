@@ -1,4 +1,4 @@
-"""From an item of a batch to what a handler gets (facts of TorchServe 0.12: one dict per request)."""
+"""From an item of a batch to what a handler gets (as in TorchServe 0.12: one dict per request)."""
 
 from __future__ import annotations
 
