@@ -49,7 +49,8 @@ def _short(directory: Path, name: str) -> Iterator[str]:
 
 @dataclass(slots=True)
 class Meeting:
-    """The place where the `count` processes of one worker connect. `pids`: those that have."""
+    """The place where the `count` processes of one worker connect. `pids`: those that have; `lost`: the first of them
+    that ended, in words."""
 
     count: int
     lockstep: bool
@@ -57,6 +58,7 @@ class Meeting:
     listener: socket.socket
     secret: str
     pids: list[int] = field(default_factory=list)
+    lost: str = ""
 
     @staticmethod
     def open(parent: Path, count: int, lockstep: bool) -> Meeting:
@@ -122,7 +124,7 @@ class Ranks:
         self._ready: dict[int, Ready] = {}
         self._open: dict[int, set[int]] = {}
         self._waiting: list[Predict] = []
-        self._closed = False
+        self._closed = self._finishing = False
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(meeting.listener, self._welcome)
 
@@ -154,7 +156,7 @@ class Ranks:
         line = Connection(
             guest,
             lambda messages: self._received(rank, messages),
-            lambda reason: self._ended(f"rank {rank} of {self._meeting.count}: {reason}"),
+            lambda reason: self._lost(rank, reason),
             self._message_bytes_max,
         )
         self._lines[rank] = line
@@ -234,6 +236,11 @@ class Ranks:
 
     # --- the end
 
+    def _lost(self, rank: int, reason: str) -> None:
+        if not self._closed and not self._finishing:
+            self._meeting.lost = f"Rank {rank} of {self._meeting.count} ended"
+        self._ended(f"rank {rank} of {self._meeting.count}: {reason}")
+
     def _ended(self, reason: str) -> None:
         if not self._closed:
             self.close()
@@ -241,6 +248,7 @@ class Ranks:
 
     def finish(self, reason: str) -> None:
         """torchrun has ended: reads what the processes had still sent."""
+        self._finishing = True
         for line in list(self._lines.values()):
             line.finish(reason)
         self._ended(reason)

@@ -314,7 +314,8 @@ class Worker:
             how = Exit(None)
         self._put_back_unstarted()
         process.release()
-        note = self._death_note or how.sentence()
+        lost = process.meeting.lost if process.meeting is not None else ""
+        note = self._death_note or lost or how.sentence()
         out_of_memory = how.by_sigkill and not self._death_note
         for job in list(self._running.open_jobs()):
             job.fail(HandlerFailed(507 if out_of_memory else 500, f"Worker died. {note}."))
