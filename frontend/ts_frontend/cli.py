@@ -33,6 +33,10 @@ _OWN_COMMANDS = {
 _SETTING_FLAGS = {
     "model_store": "--model-store",
     "workflow_store": "--workflow-store",
+    "model_repository": "--model-repository",
+    "model_control_mode": "--model-control-mode",
+    "load_model": "--load-model",
+    "repository_poll_secs": "--repository-poll-secs",
     "load_models": "--models",
     "log_config": "--log-config",
     "cpp_log_config": "--cpp-log-config",
@@ -126,6 +130,21 @@ def _add_settings(group: argparse._ArgumentGroup) -> None:
         metavar="MODEL",
         help="what to load: NAME=ARCHIVE, ARCHIVE, or all; ARCHIVE is a file of the store or an allowed URL",
     )
+    group.add_argument(
+        "--model-repository",
+        action="append",
+        metavar="DIR",
+        help="directory of models in Triton's layout, beside or instead of the model store; can be repeated",
+    )
+    group.add_argument(
+        "--model-control-mode",
+        choices=("none", "poll", "explicit"),
+        help="of the model repository: all at start (none), and as files change (poll), or on demand (explicit)",
+    )
+    group.add_argument(
+        "--load-model", action="append", metavar="NAME", help="load at start in explicit mode; *: all; can be repeated"
+    )
+    group.add_argument("--repository-poll-secs", metavar="S", help="seconds between two looks at the files (poll)")
     group.add_argument("--ts-config", metavar="FILE", help="settings: config.properties")
     group.add_argument(
         "--set",
@@ -259,8 +278,10 @@ def _startable(arguments: argparse.Namespace) -> ServerConfig:
     :raises ConfigError: with TorchServe's words where it has some.
     """
     config = load_config(_options(arguments), _ts_config(arguments))
-    if config.model_store is None:
+    if config.model_store is None and not config.model_repository:
         raise ConfigError("Missing mandatory parameter --model-store")
+    for directory in config.model_repository:
+        _check_place(config, "model_repository", "directory", directory)
     for key in ("model_store", "workflow_store"):
         _check_place(config, key, "directory", getattr(config, key))
     for key in ("log_config", "certificate_file", "private_key_file", "client_ca_file", "metrics_config"):

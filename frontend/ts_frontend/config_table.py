@@ -24,6 +24,7 @@ from ts_frontend.config_kinds import (
     MODELS,
     OPEN_INFERENCE,
     PATH,
+    PATHS,
     PATTERN,
     PATTERNS,
     PORT,
@@ -267,6 +268,16 @@ class ServerConfig:
     stream_credit_bytes: int = _own(
         whole(65_536), 262_144, "bytes that a stream may be ahead of its reader; then its handler waits"
     )
+    model_repository: tuple[Path, ...] = _own(
+        PATHS, (), "directories of models in Triton's layout, beside the model store", restored=False
+    )
+    model_control_mode: str = _own(
+        choice("none", "poll", "explicit"),
+        "none",
+        "of model_repository; none: all, at start; poll: and as the files change; explicit: load_model, and by calls",
+    )
+    load_model: tuple[str, ...] = _own(WORDS, (), "models to load at start in explicit mode; `*`: all", restored=False)
+    repository_poll_secs: float = _own(number(0), 15.0, "s between two looks at the files in poll mode")
     stream_dialect: str = _own(
         choice("auto", "triton", "mlserver"),
         "auto",

@@ -20,6 +20,7 @@ from ts_frontend.ingress.engine import Engine, make_engine, serves_http
 from ts_frontend.ingress.http import Cors, HttpApp
 from ts_frontend.ingress.http_call import BodyLimits, Route
 from ts_frontend.models.administration import Administration
+from ts_frontend.repository.repository import Repository
 from ts_frontend.services import health as health_service
 from ts_frontend.services import reflection
 from ts_frontend.services.grpc_token import guarded
@@ -39,6 +40,7 @@ from ts_frontend.services.management import ManagementService
 from ts_frontend.services.metadata import RequestIds
 from ts_frontend.services.open_inference import OpenInferenceService
 from ts_frontend.services.origins import Origins
+from ts_frontend.services.repository import RepositoryService
 from ts_frontend.services.tensor_streams import Dialect
 from ts_frontend.telemetry.access import logged
 from ts_frontend.telemetry.logs import Logs
@@ -54,11 +56,13 @@ NO_HTTP = "The HTTP APIs are not served: they need h2corn, which needs Python 3.
 
 
 class Api(NamedTuple):
-    """What answers at an HTTP address, and what its description says of that."""
+    """What answers at an HTTP address, and what its description says of that. `managing` changes what is served: it
+    needs a management key, wherever it is."""
 
     address: Address
     operations: Sequence[Operation]
     routes: Sequence[Route]
+    managing: Sequence[Route] = ()
 
 
 #: Whose keys the listeners ask for, where keys are asked for.
@@ -78,6 +82,7 @@ class Doors:
         config: ServerConfig,
         administration: Administration,
         workflows: WorkflowAdministration,
+        repository: Repository,
         health: Health,
         logs: Logs,
         metrics: MetricsRegistry,
@@ -87,6 +92,7 @@ class Doors:
         self._authorization = authorization
         self._administration = administration
         self._workflows = workflows
+        self._repository = repository
         self._health = health
         self._logs = logs
         self._metrics = metrics
@@ -121,20 +127,32 @@ class Doors:
         config = self._config
         registry = self._administration.registry
         dialect = Dialect(config.stream_dialect)
+        repository = RepositoryService(self._repository, registry)
         inference = (
+            *repository.methods(),
             *InferenceService(registry, self._health, keys_of(config)).methods(),
             *OpenInferenceService(registry, self._health, ts.version.__version__, dialect).methods(),
         )
         management = ManagementService(self._administration).methods()
         return [
-            self._grpc_listener(INFERENCE, config.grpc_inference_address, config.grpc_inference_port, inference),
-            self._grpc_listener(MANAGEMENT, config.grpc_management_address, config.grpc_management_port, management),
+            self._grpc_listener(
+                INFERENCE,
+                config.grpc_inference_address,
+                config.grpc_inference_port,
+                {Kind.INFERENCE: inference, Kind.MANAGEMENT: repository.managing()},
+            ),
+            self._grpc_listener(
+                MANAGEMENT,
+                config.grpc_management_address,
+                config.grpc_management_port,
+                {Kind.MANAGEMENT: management},
+            ),
         ]
 
-    def _grpc_listener(self, name: str, host: str, port: int, methods: tuple[Method, ...]) -> Listener:
-        """A listener with these methods, health and reflection."""
+    def _grpc_listener(self, name: str, host: str, port: int, methods: Mapping[Kind, Sequence[Method]]) -> Listener:
+        """A listener with these methods, by the key that they need, health and reflection."""
         config = self._config
-        asked = (logged(self._guarded(method, KINDS[name]), self._logs) for method in methods)
+        asked = (logged(self._guarded(method, kind), self._logs) for kind, some in methods.items() for method in some)
         own = (*asked, *health_service.methods(self._health))
         path = unix_path(host)
         tls = self._tls if config.enable_grpc_ssl and not path else None
@@ -166,7 +184,11 @@ class Doors:
 
         inference = HttpInference(registry, self._health, loaded_at_startup)
         tensors = HttpOpenInference(
-            registry, self._health, ts.version.__version__, always=config.ts_open_inference_protocol
+            registry,
+            self._health,
+            self._repository,
+            ts.version.__version__,
+            always=config.ts_open_inference_protocol,
         )
         origins = Origins(config.cors_allowed_origin, config.management_address.loopback)
         model_api = config.model_api_enabled
@@ -174,7 +196,7 @@ class Doors:
         workflows = HttpWorkflows(self._workflows, origins, model_api=model_api)
         predicting = (tensors.route, HttpOpenAI(registry).route, inference.route, workflows.predicting)
         apis = {
-            HTTP_INFERENCE: Api(config.inference_address, INFERENCE_API, predicting),
+            HTTP_INFERENCE: Api(config.inference_address, INFERENCE_API, predicting, (tensors.managing,)),
             HTTP_MANAGEMENT: Api(config.management_address, MANAGEMENT_API, (management.route, workflows.managing)),
         }
         if config.enable_metrics_api:
@@ -189,7 +211,7 @@ class Doors:
         config, address = self._config, api.address
         description = HttpDescription(api.operations, self._administration.registry, ts.version.__version__)
         app = HttpApp(
-            self._with_keys(names, description.route, api.routes),
+            self._with_keys(names, description.route, (*api.managing, *api.routes)),
             RequestIds().next,
             log=self._http_answered,
             cors=Cors(config.cors_allowed_origin, config.cors_allowed_methods, config.cors_allowed_headers),
@@ -222,7 +244,12 @@ def _sharing(apis: Mapping[str, Api]) -> dict[tuple[str, ...], Api]:
             (names for names, one in found.items() if one.address == address and (address.port or address.path)), ()
         )
         together = found.pop(names, Api(address, (), ()))
-        found[(*names, name)] = Api(address, (*together.operations, *api.operations), (*together.routes, *api.routes))
+        found[(*names, name)] = Api(
+            address,
+            (*together.operations, *api.operations),
+            (*together.routes, *api.routes),
+            (*together.managing, *api.managing),
+        )
     return found
 
 
@@ -231,5 +258,7 @@ def _asking_for_keys(apis: Mapping[str, Api], guard: HttpGuard) -> dict[str, Api
     found = {}
     for name, api in apis.items():
         asking = [guard.guarded(route, KINDS[name]) for route in api.routes] if name in KINDS else api.routes
-        found[name] = api._replace(routes=(*asking, guard.token_route) if name == HTTP_MANAGEMENT else asking)
+        managing = [guard.guarded(route, Kind.MANAGEMENT) for route in api.managing]
+        routes = (*asking, guard.token_route) if name == HTTP_MANAGEMENT else tuple(asking)
+        found[name] = api._replace(routes=routes, managing=managing)
     return found

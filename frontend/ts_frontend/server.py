@@ -35,6 +35,7 @@ from ts_frontend.models.settings import ModelSettings, Requested, resolve
 from ts_frontend.models.snapshot import Kind, Snapshot, SnapshotFiles
 from ts_frontend.models.startup import load_at_startup
 from ts_frontend.models.store import Store
+from ts_frontend.repository.repository import Repository
 from ts_frontend.telemetry.logs import Logs, setup_logs
 from ts_frontend.telemetry.metrics_served import refused_calls, served_families
 from ts_frontend.telemetry.metrics_setup import open_metrics, system_metrics
@@ -125,12 +126,16 @@ class Server:
             await restore_workflows(snapshot.workflows, workflows)
 
         failures = await load_at_startup(config, administration, store, restore, gpus, progress)
+        repository = Repository(
+            administration, config.model_repository, config.model_control_mode, config.repository_poll_secs, gpus
+        )
+        failures += await repository.start(config.load_model)
         health = Health(administration, SERVICES)
-        doors = Doors(config, administration, workflows, health, self._logs, self._metrics, authorization)
+        doors = Doors(config, administration, workflows, repository, health, self._logs, self._metrics, authorization)
         await doors.engine.start()
         recorder.attach(administration, lambda: states_of(workflows))
         await recorder.write(Kind.STARTUP)
-        tasks = [self._sample_system(supervisor, models)]
+        tasks = [self._sample_system(supervisor, models), asyncio.create_task(repository.watch())]
         if authorization is not None:
             tasks.append(asyncio.create_task(authorization.watch(config.token_reload_interval_s)))
             self._metrics.gather(lambda: [refused_calls(authorization.refusals.counts, host)])

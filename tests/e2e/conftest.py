@@ -36,7 +36,7 @@ GUARD_S = 60
 class Serving:
     """A running server. `log` is what it has printed so far."""
 
-    def __init__(self, directory: Path, store: Path, settings: dict[str, object], arguments: list[str]) -> None:
+    def __init__(self, directory: Path, store: Path | None, settings: dict[str, object], arguments: list[str]) -> None:
         self.directory = directory
         self.store = store
         self.lines: list[str] = []
@@ -63,7 +63,7 @@ class Serving:
             "--ts-config",
             str(file),
         ]
-        command += ["--model-store", str(store), *arguments]
+        command += [*(["--model-store", str(store)] if store else []), *arguments]
         env = {key: value for key, value in os.environ.items() if not key.startswith("TS_")} | {
             "TMPDIR": str(directory / "tmp")
         }

@@ -226,11 +226,9 @@ def test_services_see_no_frame() -> None:
     """Of the protocol they know the type of an input, and what clients send (forms, messages): nothing of a frame."""
     doors = {path: tree for path, tree in frontend().items() if "/services/" in path}
     types = {f"ts.protocol.frames.{name}" for name in ("Input", "Pairs", "Buffer")}
-    modules = (
-        "ts.protocol.forms",
-        "ts.protocol.pool",
-        "ts.protocol.open_inference_pb2",
-        "ts.protocol.open_inference_pb2_grpc",
+    modules = tuple(
+        f"ts.protocol.{name}"
+        for name in ("forms", "pool", "model_config_pb2", "open_inference_pb2", "open_inference_pb2_grpc")
     )
     allowed = {"ts.protocol", "ts.protocol.frames", *types}
     found = [line.split(": ")[1] for line in breaking(doors, ("ts.protocol",))]

@@ -100,8 +100,7 @@ class Administration:
         synchronous: bool = True,
     ) -> Outcome:
         """Adds a model version. A caller who leaves doesn't stop it: it is added whole or not at all."""
-        if not self._model_api:
-            raise ModelApiDisabled
+        self.check_model_api()
         requested = Requested(
             model_name=model_name,
             handler=handler,
@@ -149,19 +148,67 @@ class Administration:
         self, fetched: Fetched, archive: Archive, requested: Requested, *, loaded_at_startup: bool
     ) -> Model:
         """The same for one that is unpacked; a failure removes what was."""
+        self.registry.check_free(model_name_for(requested, archive, fetched.path), archive.version)
+        model = await self._prepared(fetched, archive, requested, loaded_at_startup)
+        try:
+            self.registry.add(model)
+        except BaseException:
+            await self._release(model)
+            raise
+        log.info("Model %s added.", model)
+        return model
+
+    async def _prepared(
+        self, fetched: Fetched, archive: Archive, requested: Requested, loaded_at_startup: bool
+    ) -> Model:
+        """The model, not yet registered; a failure removes what was unpacked."""
         try:
             model = await self._model(fetched, archive, requested, loaded_at_startup)
         except BaseException:
             await asyncio.to_thread(archive.remove)
             raise
         self._fetched[model] = fetched
-        log.info("Model %s added.", model)
         return model
 
+    async def replace(self, fetched: Fetched, archive: Archive, requested: Requested) -> Model:
+        """Serves what is unpacked, once its workers are ready, in place of what has its name and version. If it can't
+        be started, that goes on. Raises ServeError."""
+        model = await self._prepared(fetched, archive, requested, loaded_at_startup=False)
+        try:
+            await model.pool.scale(model.minimum)
+        except BaseException as error:
+            await self._release(model)
+            if isinstance(error, StartFailed):
+                raise _start_error(model, error) from error
+            raise
+        old = self.registry.put(model)
+        self._on_change()
+        log.info("Model %s %s.", model, "added" if old is None else "replaced")
+        if old is not None:
+            self.background(self.take_out(old))
+        return model
+
+    async def replace_by_url(self, url: str, requested: Requested) -> Model:
+        """The same for an archive of the model store, or from an allowed URL."""
+        fetched = await self._store.fetch(url)
+        try:
+            archive = await asyncio.to_thread(open_archive, fetched.path, self._work_dir, self._extract_limits)
+        except BaseException:
+            await asyncio.to_thread(self._store.discard, fetched)
+            raise
+        return await self.replace(fetched, archive, requested)
+
+    def archives(self) -> list[str]:
+        """What lies in the model store."""
+        return self._store.names()
+
+    def check_model_api(self) -> None:
+        """ModelApiDisabled unless models may be registered and unregistered while the server runs."""
+        if not self._model_api:
+            raise ModelApiDisabled
+
     async def _model(self, fetched: Fetched, archive: Archive, requested: Requested, loaded_at_startup: bool) -> Model:
-        """The model, registered."""
         name = model_name_for(requested, archive, fetched.path)
-        self.registry.check_free(name, archive.version)
         settings = self._resolve(requested, archive, name, archive.version)
         environment = await self._environments.of(name, archive, settings.use_venv)
         try:
@@ -175,7 +222,6 @@ class Administration:
                 python=environment.python,
                 loaded_at_startup=loaded_at_startup,
             )
-            self.registry.add(model)
         except BaseException:
             await self._environments.release(environment)
             raise
@@ -204,8 +250,7 @@ class Administration:
 
     async def unregister(self, name: str, version: str | None = None) -> Outcome:
         """Removes a version; what it has accepted is answered first (up to unregister_model_timeout)."""
-        if not self._model_api:
-            raise ModelApiDisabled
+        self.check_model_api()
         model = self.registry.remove(name, version)
         self._on_change()
         return await self.detached(self._unregister(model))
@@ -214,6 +259,10 @@ class Administration:
         if not await self.retire(model, self._unregister_timeout_s):
             raise UnregisterTimeout(model.name)
         return Outcome(200, f'Model "{model.name}" unregistered')
+
+    async def take_out(self, model: Model) -> bool:
+        """`retire`, with the time that unregistering has."""
+        return await self.retire(model, self._unregister_timeout_s)
 
     async def retire(self, model: Model, drain_s: float) -> bool:
         """Takes a version out, default or not, and ends it; False when not all it had accepted was answered in time."""

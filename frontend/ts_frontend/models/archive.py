@@ -32,7 +32,8 @@ _RUNTIMES = ("python", "python3")
 class Archive:
     """An opened archive. File names are relative to `dir`; `manifest` and `config` are {} where there is none.
     `adapter` names what runs a handler written for another server (`ts.compat.NAME`), which gets `adapter_settings`;
-    `signature` is what the files declare of its tensors beside `config`."""
+    `signature` is what the files declare of its tensors beside `config`;
+    `remembered` is False for what a restart finds again by itself, and no snapshot has."""
 
     dir: Path
     owned: bool
@@ -49,6 +50,7 @@ class Archive:
     adapter: str = ""
     adapter_settings: dict[str, Any] = field(default_factory=dict)
     signature: Signature | None = None
+    remembered: bool = True
 
     def remove(self) -> None:
         """Deletes the unpacked copy; a directory that was only linked stays. Blocking, never fails."""

@@ -7,6 +7,7 @@ import math
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ts.protocol.frames import Input, Pairs
 from ts_frontend.batching.job_queue import WorkQueue
@@ -14,7 +15,7 @@ from ts_frontend.errors import Draining, NoWorker
 from ts_frontend.job import Job, Ledger
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.settings import ModelSettings, Requested
-from ts_frontend.models.signature import Signature, signature_from
+from ts_frontend.models.signature import Signature, made_config, signature_from
 from ts_frontend.telemetry.metrics import ModelMetrics
 from ts_frontend.workers.pool import Pool
 
@@ -124,6 +125,11 @@ class Model:
             slot.worker is not None and slot.worker.info.get("handler_kind") in ("generator", "async")
             for slot in self.pool.slots
         )
+
+    def triton_config(self) -> dict[str, Any]:
+        """Its configuration in the words of config.pbtxt: its own, or what its settings come to."""
+        own: dict[str, Any] | None = self.archive.adapter_settings.get("config")
+        return own if own is not None else made_config(self.name, self.signature, self.settings, self.minimum)
 
     @property
     def ready(self) -> bool:

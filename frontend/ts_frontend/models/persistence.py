@@ -79,11 +79,12 @@ class Recorder:
 
 
 def states_of(administration: Administration) -> States:
-    """All models as a snapshot holds them; those of workflows come back with their workflows."""
+    """All models as a snapshot holds them; those of workflows come back with their workflows, those
+    of model repositories from there."""
     registry: Registry = administration.registry
     states: dict[str, dict[str, VersionState]] = {}
     for model in registry:
-        if model.workflow:
+        if model.workflow or not model.archive.remembered:
             continue
         settings = model.settings
         states.setdefault(model.name, {})[model.version] = VersionState(

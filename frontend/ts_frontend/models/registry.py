@@ -68,6 +68,19 @@ class Registry:
             self._names[model.name] = _Versions(model)
         self.changes.notify()
 
+    def put(self, model: Model) -> Model | None:
+        """Adds a version, or puts it in the place of the one with its name and version, which is returned."""
+        versions = self._names.get(model.name)
+        old = None if versions is None else versions.all.get(model.version)
+        if versions is None or old is None:
+            self.add(model)
+            return None
+        versions.all[model.version] = model
+        if versions.default is old:
+            versions.default = model
+        self.changes.notify()
+        return old
+
     def set_default(self, name: str, version: str) -> Model:
         versions = self._names.get(name)
         if versions is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from ts_frontend.errors import InvalidArgument
 
@@ -104,3 +104,39 @@ def _spec(value: Any, label: str) -> TensorSpec:
         raise InvalidArgument(f"{label}: shape is a list of sizes, -1 for any, not {shape!r}")
     parameters = value.get("parameters") or {}
     return TensorSpec(value["name"], datatype, tuple(shape), bool(value.get("optional", False)), parameters)
+
+
+class _Scheduling(Protocol):
+    """What of a model's settings its configuration says (`ts_frontend.models.settings.ModelSettings`)."""
+
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def device_type(self) -> str: ...
+
+
+def made_config(name: str, signature: Signature, settings: _Scheduling, workers: int) -> dict[str, Any]:
+    """A config.pbtxt's content, as JSON, for a model that has none. Its shapes are whole: max_batch_size is 0."""
+
+    def tensors(specs: tuple[TensorSpec, ...]) -> list[dict[str, Any]]:
+        return [
+            {"name": spec.name, "data_type": _config_type(spec.datatype), "dims": list(spec.shape)} for spec in specs
+        ]
+
+    return {
+        "name": name,
+        "platform": signature.platform,
+        "backend": "python",
+        "max_batch_size": 0,
+        "input": tensors(signature.inputs),
+        "output": tensors(signature.outputs),
+        "instance_group": [
+            {"name": name, "kind": "KIND_GPU" if settings.device_type == "gpu" else "KIND_CPU", "count": workers}
+        ],
+        "parameters": {"batch_size": {"string_value": str(settings.batch_size)}},
+        "model_transaction_policy": {"decoupled": signature.decoupled},
+    }
+
+
+def _config_type(datatype: str) -> str:
+    return "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"

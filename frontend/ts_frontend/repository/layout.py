@@ -44,6 +44,7 @@ class ModelDirectory:
             adapter="triton",
             adapter_settings=self._adapter_settings(directory),
             signature=configs.signature(config),
+            remembered=False,
         )
 
     def _adapter_settings(self, directory: Path) -> dict[str, Any]:

@@ -6,15 +6,18 @@ Bodies pass through as bytes: the worker reads and writes them. Errors are `{"er
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 from ts.protocol.frames import Buffer, Input
-from ts_frontend.errors import ModelNotFound, ServeError
+from ts_frontend.errors import InvalidArgument, ModelNotFound, ServeError
 from ts_frontend.ingress.http import MethodNotAllowed
 from ts_frontend.ingress.http_call import Header, HttpAnswer, HttpRequest, Serve
 from ts_frontend.models.signature import TensorSpec
+from ts_frontend.repository.config import as_json
 from ts_frontend.services import tensor_models
 from ts_frontend.services.http_answers import compact_json, json_object
+from ts_frontend.services.repository import Repository, check_unload_parameters, config_of, load_parameters
 from ts_frontend.services.tensor_joining import joined_generate, joined_json
 from ts_frontend.services.tensor_models import Answer, Health, Models, Served
 
@@ -27,14 +30,16 @@ class HttpOpenInference:
     """`always`: also `/v2/models/M/infer` of models that declare no tensors; TorchServe hands their body to the handler
     as it is."""
 
-    def __init__(self, models: Models, health: Health, version: str, always: bool) -> None:
+    def __init__(self, models: Models, health: Health, repository: Repository, version: str, always: bool) -> None:
         self._models = models
+        self._repository = repository
         self._health = health
         self._version = version
         self._always = always
         self._of_model: dict[tuple[str, ...], tuple[str, Act]] = {
             (): ("GET", self._metadata),
             ("ready",): ("GET", self._ready),
+            ("config",): ("GET", self._config),
             ("infer",): ("POST", self._infer),
             ("infer_stream",): ("POST", self._infer_stream),
             ("generate",): ("POST", self._generate),
@@ -60,6 +65,15 @@ class HttpOpenInference:
                 return self._model(name, "", tuple(rest))
             case ["repository", "index"] | ["repository", _, "index"]:
                 return self._served("POST", self._index)
+        return None
+
+    def managing(self, request: HttpRequest) -> Serve | None:
+        """The calls that change what is served."""
+        match request.segments:
+            case ["v2", "repository", "models", name, "load"] | ["v2", "repository", _, "models", name, "load"]:
+                return self._served("POST", partial(self._load, name))
+            case ["v2", "repository", "models", name, "unload"] | ["v2", "repository", _, "models", name, "unload"]:
+                return self._served("POST", partial(self._unload, name))
         return None
 
     def _is_torchserves(self, name: str, rest: list[str]) -> bool:
@@ -125,8 +139,22 @@ class HttpOpenInference:
 
     async def _index(self, request: HttpRequest) -> HttpAnswer:
         asked = json_object(await request.body())
-        found = tensor_models.index(self._models, only_ready=asked.get("ready") is True)
-        return compact_json(200, found)
+        found = self._repository.index(asked.get("ready") is True)
+        return compact_json(
+            200, [{"name": one.name, "version": one.version, "state": one.state, "reason": one.reason} for one in found]
+        )
+
+    async def _config(self, request: HttpRequest, model: Served) -> HttpAnswer:
+        return compact_json(200, as_json(config_of(self._models, model.name, model.version)))
+
+    async def _load(self, name: str, request: HttpRequest) -> HttpAnswer:
+        await self._repository.load(name, *load_parameters(_parameters(json_object(await request.body()))))
+        return compact_json(200, {"name": name, "load": True})
+
+    async def _unload(self, name: str, request: HttpRequest) -> HttpAnswer:
+        check_unload_parameters(set(_parameters(json_object(await request.body()))))
+        await self._repository.unload(name)
+        return compact_json(200, {"name": name, "unload": True})
 
     # --- inference
 
@@ -176,6 +204,13 @@ async def _events(first: list[Buffer], rest: AsyncIterator[list[Buffer]]) -> Asy
         yield [event(refusal(error).body)]  # type: ignore[arg-type]
     finally:
         await rest.aclose()  # type: ignore[attr-defined]
+
+
+def _parameters(body: dict[str, Any]) -> dict[str, Any]:
+    found = body.get("parameters") or {}
+    if not isinstance(found, dict):
+        raise InvalidArgument(f"parameters is an object, not {found!r}")
+    return found
 
 
 def event(data: Buffer) -> bytes:

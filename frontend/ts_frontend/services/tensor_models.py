@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from ts.protocol.frames import Buffer, Input, Pairs
 from ts_frontend.errors import ModelNotFound, ModelVersionNotFound
@@ -40,6 +40,7 @@ class Served(Protocol):
     def signature(self) -> Signature: ...
     @property
     def streams(self) -> bool: ...
+    def triton_config(self) -> dict[str, Any]: ...
     def submit(
         self,
         inputs: Sequence[Input],
@@ -83,16 +84,3 @@ def is_ready(models: Models, name: str, version: str) -> bool:
         return find(models, name, version).ready
     except (ModelNotFound, ModelVersionNotFound):
         return False
-
-
-def index(models: Models, only_ready: bool) -> list[dict[str, str]]:
-    """Every version of every model: name, version, state, reason."""
-    found = []
-    for name in sorted(model.name for model in models.defaults()):
-        for model in models.versions(name):
-            if model.ready:
-                found.append({"name": name, "version": model.version, "state": "READY", "reason": ""})
-            elif not only_ready:
-                reason = "no worker is ready"
-                found.append({"name": name, "version": model.version, "state": "UNAVAILABLE", "reason": reason})
-    return found

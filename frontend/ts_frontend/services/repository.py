@@ -1,0 +1,148 @@
+"""The Open Inference Protocol's repository methods over gRPC: index, load, unload, and a model's configuration.
+
+KServe's clients put the model's name where Triton's have the repository's; both get the answer that KServe's expect,
+whose fields the others skip.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from google.protobuf import json_format, text_format
+
+from ts.protocol import open_inference_pb2 as pb
+from ts.protocol.model_config_pb2 import ModelConfig
+from ts.protocol.pool import POOL
+from ts_frontend.errors import InvalidArgument
+from ts_frontend.ingress.call import Call, Method, Shape
+from ts_frontend.services.open_inference import SERVICE, message
+from ts_frontend.services.tensor_models import Models, find
+
+#: MLServer's service of its own for the same methods.
+MLSERVER_SERVICE = "inference.model_repository.ModelRepositoryService"
+CONFIG, MODEL_PATH, UNLOAD_DEPENDENTS = "config", "model_path", "unload_dependents"
+
+
+class Entry(Protocol):
+    """A line of the index (`ts_frontend.repository.repository.Entry`)."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def version(self) -> str: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def reason(self) -> str: ...
+
+
+class Repository(Protocol):
+    """What is served and could be (`ts_frontend.repository.repository.Repository`)."""
+
+    async def load(self, name: str, config_text: str | None = None, url: str | None = None) -> None: ...
+    async def unload(self, name: str) -> None: ...
+    def index(self, only_ready: bool) -> Sequence[Entry]: ...
+
+
+class RepositoryService:
+    """`managing` are the methods that change what is served."""
+
+    def __init__(self, repository: Repository, models: Models) -> None:
+        self._repository = repository
+        self._models = models
+
+    def methods(self) -> tuple[Method, ...]:
+        index = tuple(
+            Method(f"/{service}/RepositoryIndex", Shape.UNARY, self.index) for service in (SERVICE, MLSERVER_SERVICE)
+        )
+        return (*index, Method(f"/{SERVICE}/ModelConfig", Shape.UNARY, self.config))
+
+    def managing(self) -> tuple[Method, ...]:
+        return tuple(
+            Method(f"/{service}/{name}", Shape.UNARY, run)
+            for service in (SERVICE, MLSERVER_SERVICE)
+            for name, run in (("RepositoryModelLoad", self.load), ("RepositoryModelUnload", self.unload))
+        )
+
+    async def index(self, call: Call, data: bytes) -> bytes:
+        request = message(pb.RepositoryIndexRequest, data)
+        found = [
+            pb.RepositoryIndexResponse.ModelIndex(
+                name=one.name, version=one.version, state=one.state, reason=one.reason
+            )
+            for one in self._repository.index(request.ready)
+        ]
+        return pb.RepositoryIndexResponse(models=found).SerializeToString()
+
+    async def config(self, call: Call, data: bytes) -> bytes:
+        request = message(pb.ModelConfigRequest, data)
+        found = config_of(self._models, request.name, request.version)
+        return pb.ModelConfigResponse(config=found).SerializeToString()
+
+    async def load(self, call: Call, data: bytes) -> bytes:
+        request = message(pb.RepositoryModelLoadRequest, data)
+        name = _name(request)
+        given = {key: _value(parameter) for key, parameter in request.parameters.items()}
+        await self._repository.load(name, *load_parameters(given))
+        return pb.RepositoryModelLoadResponse(model_name=name, isLoaded=True).SerializeToString()
+
+    async def unload(self, call: Call, data: bytes) -> bytes:
+        request = message(pb.RepositoryModelUnloadRequest, data)
+        name = _name(request)
+        check_unload_parameters(set(request.parameters))
+        await self._repository.unload(name)
+        return pb.RepositoryModelUnloadResponse(model_name=name, isUnloaded=True).SerializeToString()
+
+
+def _name(request: pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest) -> str:
+    """The model's name, from wherever the client puts it."""
+    name = request.model_name or request.repository_name
+    if not name:
+        raise InvalidArgument("model_name is empty: name the model")
+    return name
+
+
+def _value(parameter: pb.ModelRepositoryParameter) -> Any:
+    choice = parameter.WhichOneof("parameter_choice")
+    return getattr(parameter, choice) if choice else None
+
+
+def load_parameters(given: dict[str, Any]) -> tuple[str | None, str | None]:
+    """The configuration to load with, as config.pbtxt has it, and where the model lies; None for what isn't given.
+    InvalidArgument for what isn't understood."""
+    for name in given:
+        if name.startswith("file:"):
+            raise InvalidArgument(f"load parameter {name!r}: models aren't loaded from a request; use {MODEL_PATH}")
+        if name not in (CONFIG, MODEL_PATH):
+            raise InvalidArgument(f"unrecognized load parameter {name!r}; there are {CONFIG} and {MODEL_PATH}")
+        if not isinstance(given[name], str):
+            raise InvalidArgument(f"load parameter {name!r} is a text, not {given[name]!r}")
+    config = given.get(CONFIG)
+    return (None if config is None else _as_text(config)), given.get(MODEL_PATH)
+
+
+def check_unload_parameters(names: set[str]) -> None:
+    """InvalidArgument for what isn't understood."""
+    unknown = names - {UNLOAD_DEPENDENTS}
+    if unknown:
+        raise InvalidArgument(f"unrecognized unload parameter {min(unknown)!r}; there is {UNLOAD_DEPENDENTS}")
+
+
+def _as_text(config: str) -> str:
+    """A configuration in JSON as text format."""
+    try:
+        found = json_format.Parse(config, ModelConfig(), descriptor_pool=POOL)
+    except json_format.ParseError as error:
+        raise InvalidArgument(f"load parameter {CONFIG!r} is no ModelConfig in JSON: {error}") from None
+    return str(text_format.MessageToString(found))
+
+
+def config_of(models: Models, name: str, version: str) -> ModelConfig:
+    """A model's configuration in Triton's words; that of a TorchServe archive is made from its settings."""
+    model = find(models, name, version)
+    config = ModelConfig()
+    text = json.dumps(model.triton_config())
+    json_format.Parse(text, config, descriptor_pool=POOL)
+    return config

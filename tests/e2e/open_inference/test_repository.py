@@ -1,0 +1,211 @@
+"""An unchanged Triton model repository served, in each control mode, beside archives of the model store."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+
+from ts.protocol import open_inference_pb2 as pb
+from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
+
+GUARD_S = 60
+#: As in a seed of this protocol: a text model with a config.pbtxt.
+CONFIG = """
+# A text model
+name: "llm_model"
+backend: "python"
+max_batch_size: 8
+input [ { name: "text_input" data_type: TYPE_STRING dims: [ -1 ] } ]
+output [ { name: "text_output" data_type: TYPE_STRING dims: [ -1 ] } ]
+"""
+MODEL = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.version = args["model_version"]
+
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            text = pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy()
+            out = np.array([[t.decode() + " v" + self.version for t in row] for row in text], dtype=object)
+            responses.append(pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor("text_output", out)]))
+        return responses
+"""
+UPPER = """
+def handle(data, context):
+    return None if data is None else [bytes(*row.values()).decode().upper() for row in data]
+"""
+
+
+def write(repository: Path, name: str = "llm_model", versions: tuple[int, ...] = (1,), config: str = CONFIG) -> Path:
+    for version in versions:
+        (repository / name / str(version)).mkdir(parents=True)
+        (repository / name / str(version) / "model.py").write_text(MODEL)
+    if config:
+        (repository / name / "config.pbtxt").write_text(config)
+    return repository / name
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    path = tmp_path / "model_repository"
+    path.mkdir()
+    write(path)
+    return path
+
+
+@pytest.fixture
+def begin(
+    tmp_path: Path, repository: Path, serving: Callable[..., Any], model_writer: Callable[..., str]
+) -> Iterator[Callable[..., Any]]:
+    """`begin(*arguments)` starts a server on the repository, beside a store with the model `upper`."""
+    store = tmp_path / "store"
+    store.mkdir()
+    model_writer(store, "upper", UPPER)
+    servers: list[Any] = []
+
+    def start(*arguments: str, **settings: object) -> Any:
+        more = ["--ncs", "--model-repository", str(repository), *arguments]
+        servers.append(serving(tmp_path, store, dict(settings), more))
+        return servers[-1].wait_started()
+
+    yield start
+    for server in servers:
+        server.terminate()
+
+
+def ask(served: Any, text: str, version: str = "") -> str:
+    data = text.encode()
+    tensor = pb.ModelInferRequest.InferInputTensor(name="text_input", datatype="BYTES", shape=[1, 1])
+    request = pb.ModelInferRequest(
+        model_name="llm_model",
+        model_version=version,
+        inputs=[tensor],
+        raw_input_contents=[struct.pack("<I", len(data)) + data],
+    )
+    with grpc.insecure_channel(served.inference) as channel:
+        answer = GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=GUARD_S)
+    found: str = answer.raw_output_contents[0][4:].decode()
+    return found
+
+
+def call(served: Any, method: str, request: Any) -> Any:
+    with grpc.insecure_channel(served.inference) as channel:
+        return getattr(GRPCInferenceServiceStub(channel), method)(request, timeout=GUARD_S)
+
+
+def post(served: Any, path: str, **body: Any) -> httpx.Response:
+    return httpx.post(f"{served.http}/v2/repository/{path}", json=body, timeout=GUARD_S)
+
+
+def states(served: Any) -> dict[tuple[str, str], str]:
+    return {(one["name"], one["version"]): one["state"] for one in post(served, "index").json()}
+
+
+def test_everything_is_loaded_at_start(begin: Any) -> None:
+    """Promises 001-17, 001-18."""
+    served = begin()
+    served.register("upper")
+    assert ask(served, "hi") == "hi v1" and served.predict("upper", b"x") == b"X"
+    assert states(served) == {("llm_model", "1"): "READY", ("upper", "1.0"): "READY"}
+    metadata = httpx.get(f"{served.http}/v2/models/llm_model").json()
+    assert metadata["inputs"] == [{"name": "text_input", "datatype": "BYTES", "shape": [-1, -1]}]
+    config = httpx.get(f"{served.http}/v2/models/llm_model/config").json()
+    assert (config["name"], config["backend"], config["max_batch_size"]) == ("llm_model", "python", 8)
+    assert config["input"][0]["data_type"] == "TYPE_STRING" and config["input"][0]["dims"] == [-1]
+    assert call(served, "ModelConfig", pb.ModelConfigRequest(name="llm_model")).config.max_batch_size == 8
+    assert call(served, "ModelConfig", pb.ModelConfigRequest(name="upper")).config.backend == "python"
+    refused = post(served, "models/llm_model/unload")
+    assert refused.status_code == 400 and "--model-control-mode explicit" in refused.json()["error"]
+
+
+def test_a_repository_needs_no_model_store(tmp_path: Path, repository: Path, serving: Callable[..., Any]) -> None:
+    """Nor does what is broken in it stop the rest."""
+    write(repository, "broken", config='name: "other"')
+    server = serving(tmp_path, None, {}, ["--ncs", "--model-repository", str(repository)])
+    try:
+        served = server.wait_started()
+        assert ask(served, "hi") == "hi v1"
+        assert states(served) == {("llm_model", "1"): "READY", ("broken", ""): "UNAVAILABLE"}
+        assert "'other'" in next(one["reason"] for one in post(served, "index").json() if one["name"] == "broken")
+    finally:
+        server.terminate()
+
+
+def test_loading_and_unloading(begin: Any, repository: Path) -> None:
+    """Promises 001-19, 001-20: by all three kinds of clients."""
+    served = begin("--model-control-mode", "explicit")
+    assert states(served) == {("llm_model", ""): ""}
+    answer = call(served, "RepositoryModelLoad", pb.RepositoryModelLoadRequest(repository_name="llm_model"))
+    assert (answer.model_name, answer.isLoaded) == ("llm_model", True)
+    assert ask(served, "a") == "a v1"
+    write(repository, versions=(2,), config="")
+    assert post(served, "models/llm_model/load").json() == {"name": "llm_model", "load": True}
+    assert ask(served, "a") == "a v2"
+    assert states(served) == {("llm_model", "2"): "READY"}
+    both = json.dumps({"version_policy": {"all": {}}, "max_batch_size": 8, "input": [], "output": []})
+    assert post(served, "models/llm_model/load", parameters={"config": both}).status_code == 200
+    assert (ask(served, "a", "1"), ask(served, "a", "2"), ask(served, "a")) == ("a v1", "a v2", "a v2")
+    assert call(served, "RepositoryModelUnload", pb.RepositoryModelUnloadRequest(model_name="llm_model")).isUnloaded
+    with pytest.raises(grpc.RpcError) as caught:
+        ask(served, "a")
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_archives_are_loaded_by_name_and_by_path(begin: Any, tmp_path: Path) -> None:
+    served = begin("--model-control-mode", "explicit")
+    assert post(served, "models/upper/load").status_code == 200
+    assert served.predict("upper", b"x") == b"X"
+    request = pb.RepositoryModelLoadRequest(model_name="second")
+    request.parameters["model_path"].string_param = str(tmp_path / "store" / "upper")
+    call(served, "RepositoryModelLoad", request)
+    assert served.predict("second", b"y") == b"Y"
+    request.parameters["model_path"].string_param = "/etc"
+    with pytest.raises(grpc.RpcError) as caught:
+        call(served, "RepositoryModelLoad", request)
+    assert "allowed_urls" in caught.value.details()
+
+
+def test_a_failed_reload_leaves_the_old_one(begin: Any, repository: Path) -> None:
+    served = begin("--model-control-mode", "explicit", "--load-model", "llm_model")
+    (repository / "llm_model" / "1" / "model.py").write_text("1 / 0")
+    failed = post(served, "models/llm_model/load")
+    assert failed.status_code == 500 and "ZeroDivisionError" in failed.json()["error"]
+    assert ask(served, "a") == "a v1"
+
+
+def test_polling_follows_the_files(begin: Any, repository: Path) -> None:
+    served = begin("--model-control-mode", "poll", "--repository-poll-secs", "0.2")
+    assert ask(served, "a") == "a v1"
+    write(repository, versions=(3,), config="")
+    served.wait_for_log("Model llm_model 3 added")
+    served.wait_for_log("Model llm_model 1 unregistered")
+    assert ask(served, "a") == "a v3"
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "status", "words"),
+    [
+        ("nobody", {}, 404, "nobody"),
+        ("llm_model", {"what": "x"}, 400, "unrecognized load parameter 'what'"),
+        ("llm_model", {"config": "{"}, 400, "JSON"),
+        ("llm_model", {"config": 1}, 400, "config"),
+        ("llm_model", {"file:1/model.py": "x"}, 400, "model_path"),
+        ("%2e%2e", {}, 404, ""),
+    ],
+)
+def test_what_cannot_be_loaded_is_named(begin: Any, name: str, parameters: Any, status: int, words: str) -> None:
+    served = begin("--model-control-mode", "explicit", "--load-model", "*")
+    answer = post(served, f"models/{name}/load", parameters=parameters)
+    assert answer.status_code in (status, 400) and words in answer.text
+    assert ask(served, "a") == "a v1"
