@@ -424,7 +424,7 @@ NO_EFFECT: Mapping[str, str] = MappingProxyType(
     | {
         "vmargs": "is for the Java virtual machine, which this server doesn't have",
         "plugins_path": "names Java plugins, which this server can't load",
-        "async_logging": "isn't needed: logs are always written by a thread of their own",
+        "async_logging": "isn't needed: a thread of their own always writes the logs",
     }
     | dict.fromkeys(
         ("ipex_enable", "ipex_gpu_enable", "cpu_launcher_enable", "cpu_launcher_args"),

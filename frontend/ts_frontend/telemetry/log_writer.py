@@ -133,8 +133,12 @@ class Writer:
             self._write_entries(logger, [waiting.popleft() for _ in range(min(len(waiting), ENTRIES_PER_WRITE))])
 
     def _write_entries(self, logger: logging.Logger, entries: Sequence[Entry]) -> None:
-        """In portions of one thread and level each."""
+        """Lines of workers in portions of one thread and level each; others have one of both."""
         handlers = targets(logger)
+        if logger.name != MODEL:
+            if entries and logger.isEnabledFor(entries[0].level):
+                _write_same(logger, entries, entries[0].source, entries[0].level, handlers)
+            return
         for (source, level), same in itertools.groupby(entries, lambda one: (one.source, one.level)):
             if logger.isEnabledFor(level):
                 _write_same(logger, list(same), source, level, handlers)
