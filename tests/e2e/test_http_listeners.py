@@ -65,6 +65,7 @@ def test_three_equal_addresses_are_one_listener(start: Any) -> None:
     port = free_port()
     names = ("inference_address", "management_address", "metrics_address")
     server = start(**dict.fromkeys(names, f"http://127.0.0.1:{port}"))
+    server.wait_for_log("http_metrics listens on")
     assert {server.port(f"http_{api}") for api in ("inference", "management", "metrics")} == {port}
     assert kinds(port) == {"inference": 200, "management": 200, "metrics": 200}
     assert {"/ping", "/models", "/metrics"} <= ask(port, "GET", "/api-description")[1]["paths"].keys()
@@ -104,6 +105,7 @@ def test_one_port_under_two_names_is_refused(start: Any) -> None:
 
 def test_grpcio_serves_grpc_and_http_goes_on(start: Any) -> None:
     server = start(grpc_engine="grpcio")
+    server.wait_for_log("http_metrics listens on")
     assert ask(server.port("http_management"), "POST", "/models?url=probe&initial_workers=1")[0] == 200
     assert ask(server.port("http_inference"), "POST", "/predictions/probe", b"{}") == (200, "ok")
     assert server.predict("probe", {"op": "echo", "value": "over gRPC"}) == b"over gRPC"
