@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,26 @@ def pytest_configure(config: pytest.Config) -> None:
 def root() -> Path:
     """The repository's root folder."""
     return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def client_python() -> Callable[[str], Path]:
+    """`client_python("triton")`: the interpreter of an environment that `make test-external` makes from
+    tests/clients/triton.txt. Run it with `client_env`. Skips the test when the environment isn't there."""
+
+    def find(name: str) -> Path:
+        python = Path(sys.prefix) / "clients" / name / "bin" / "python"
+        if not (python.parent.parent / "made-from.txt").is_file():
+            pytest.skip(f"the clients of {name} are not installed: make test-external installs them")
+        return python
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def client_env(clean_env: dict[str, str]) -> dict[str, str]:
+    """The environment for another system's client: nothing of ours can be imported."""
+    return {name: value for name, value in clean_env.items() if not name.startswith("PYTHON")}
 
 
 @pytest.fixture(scope="session")

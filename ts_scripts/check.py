@@ -2,7 +2,8 @@
 
 Usage: python ts_scripts/check.py [--external]
 
-With `--external`: installs what the tests marked `external` need and can be had (Node, its packages), and runs those.
+With `--external`: installs what the tests marked `external` need and can be had (Node, its packages, other systems'
+clients), and runs those.
 """
 
 from __future__ import annotations
@@ -47,13 +48,14 @@ def usual_steps() -> list[Step]:
 
 
 def external_steps() -> list[Step]:
-    """Node when it isn't there, the packages of each package.json under tests/, then the tests."""
+    """Node when it isn't there, the packages of each package.json under tests/, clients' environments, the tests."""
     node = [] if npm() else [Step("Node", python("-m", "pip", "install", "--disable-pip-version-check", NODE_PACKAGE))]
     files = [path for path in sorted(ROOT.glob("tests/**/package.json")) if "node_modules" not in path.parts]
     packages = [Step(f"packages of {file.relative_to(ROOT)}", NPM_INSTALL, file.parent) for file in files]
     return [
         *node,
         *packages,
+        Step("clients of other systems", python("ts_scripts/client_environments.py")),
         Step("external tests", python("-m", "pytest", "-m", "external", "--required", "external")),
     ]
 

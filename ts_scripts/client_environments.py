@@ -1,0 +1,54 @@
+"""Makes the virtual environments with other systems' clients that tests marked `external` run: one per file
+tests/clients/NAME.txt (pip's requirements), under `clients/NAME` in this interpreter's environment.
+
+Usage: python ts_scripts/client_environments.py [NAME...]
+
+One that was made from the same words stays as it is. Exits 1, after all the others, when one could not be made.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FILES = ROOT / "tests" / "clients"
+PLACE = Path(sys.prefix) / "clients"
+STAMP = "made-from.txt"
+
+
+def names() -> list[str]:
+    return sorted(path.stem for path in FILES.glob("*.txt"))
+
+
+def is_current(name: str) -> bool:
+    stamp = PLACE / name / STAMP
+    return stamp.is_file() and stamp.read_text() == (FILES / f"{name}.txt").read_text()
+
+
+def make(name: str) -> bool:
+    """False when pip could not install what the file names; it has said why."""
+    folder, file = PLACE / name, FILES / f"{name}.txt"
+    shutil.rmtree(folder, ignore_errors=True)
+    venv.create(folder, with_pip=True, symlinks=True)
+    pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
+    if subprocess.run([*pip, "-r", str(file)]).returncode:
+        return False
+    (folder / STAMP).write_text(file.read_text())
+    return True
+
+
+def main() -> None:
+    wanted = sys.argv[1:] or names()
+    unknown = [name for name in wanted if name not in names()]
+    if unknown:
+        sys.exit(f"no such environment: {', '.join(unknown)}; there are {', '.join(names())}")
+    failed = [name for name in wanted if not is_current(name) and not make(name)]
+    sys.exit(f"not made: {', '.join(failed)}" if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
