@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import json
 import logging
 import os
 import platform
 import signal
 import sys
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from ts_frontend.doors import Doors
 from ts_frontend.errors import ServeError
 from ts_frontend.health import Health
 from ts_frontend.ingress.engine import Engine
+from ts_frontend.last_resort import end_within
 from ts_frontend.models.administration import Administration
 from ts_frontend.models.archive import Archive, ExtractLimits
 from ts_frontend.models.environment import Environments
@@ -35,6 +36,7 @@ from ts_frontend.models.settings import ModelSettings, Requested, resolve
 from ts_frontend.models.snapshot import Kind, Snapshot, SnapshotFiles
 from ts_frontend.models.startup import load_at_startup
 from ts_frontend.models.store import Store
+from ts_frontend.report import Report
 from ts_frontend.repository.repository import Repository
 from ts_frontend.telemetry.logs import Logs, setup_logs
 from ts_frontend.telemetry.metrics_served import refused_calls, served_families
@@ -48,6 +50,8 @@ from ts_frontend.workflows.persistence import restore_workflows, states_of
 log = logging.getLogger(__name__)
 
 STARTED = "Model server started."
+#: Requests may take drain_timeout_s to end, then workers the same; what else a stop does takes less than this.
+STOP_MARGIN_S = 30.0
 SERVICES = frozenset(
     {
         "inference.GRPCInferenceService",
@@ -289,7 +293,7 @@ def main(config: ServerConfig, report_ready_fd: int | None = None) -> int:
     `report_ready_fd` gets one line of JSON: `{"ready": true, "listening": {name: address}, "warnings": [text]}`, or
     `{"ready": false, "error": text}`, and is closed.
     """
-    report = _Report(report_ready_fd)
+    report = Report(report_ready_fd)
     forget_secrets()
     if os.getpid() == 1:  # whose signals count only when they are handled
         signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
@@ -310,37 +314,6 @@ def main(config: ServerConfig, report_ready_fd: int | None = None) -> int:
         logs.close()
 
 
-class _Report:
-    """Tells the launcher, once, how the start went."""
-
-    def __init__(self, fd: int | None) -> None:
-        self._fd = fd
-
-    def progress(self, text: str) -> None:
-        """What the server is doing before it is ready."""
-        if self._fd is not None:
-            self._send(self._fd, {"progress": text})
-
-    def ready(self, listening: dict[str, str], warnings: list[str]) -> None:
-        self._write({"ready": True, "listening": listening, "warnings": warnings})
-
-    def failed(self, error: str) -> None:
-        self._write({"ready": False, "error": error})
-
-    def _write(self, value: dict[str, Any]) -> None:
-        if self._fd is None:
-            return
-        fd, self._fd = self._fd, None
-        self._send(fd, value)
-        os.close(fd)
-
-    def _send(self, fd: int, value: dict[str, Any]) -> None:
-        try:
-            os.write(fd, json.dumps(value).encode() + b"\n")
-        except BrokenPipeError:
-            log.warning("The launcher left before the server was ready")
-
-
 def _run_loop(work: Coroutine[Any, Any, None]) -> None:
     if sys.platform == "win32":
         asyncio.run(work)
@@ -350,11 +323,18 @@ def _run_loop(work: Coroutine[Any, Any, None]) -> None:
         uvloop.run(work)
 
 
-async def _run(config: ServerConfig, logs: Logs, report: _Report) -> None:
+async def _run(config: ServerConfig, logs: Logs, report: Report) -> None:
     server = Server(config, logs)
     loop = asyncio.get_running_loop()
+    stopping: list[threading.Timer] = []
+
+    def stop() -> None:
+        if not stopping:
+            stopping.append(end_within(2 * config.drain_timeout_s + STOP_MARGIN_S))
+        server.stop()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, server.stop)
+        loop.add_signal_handler(number, stop)
 
     def on_ready(listening: dict[str, str], failures: list[str]) -> None:
         for name, address in listening.items():
