@@ -258,6 +258,12 @@ class ServerConfig:
     grpc_engine: str = _own(
         choice("auto", "h2corn", "grpcio"), "auto", "what serves gRPC; auto: h2corn where it is installed, else grpcio"
     )
+    grpc_metrics: bool | None = _own(
+        BOOLEAN,
+        None,
+        "true: `grpc_server_…` metrics in every metrics_mode, and `GET /metrics` on the gRPC ports too; false: none; "
+        "not set: on the metrics API in `prometheus` mode",
+    )
     worker_start: str = _own(
         choice("fork", "exec"),
         "fork",
@@ -383,6 +389,10 @@ class ServerConfig:
     def model_api_enabled(self) -> bool:
         """May models be registered and unregistered while the server runs?"""
         return self.loopback_only if self.enable_model_api is None else self.enable_model_api
+
+    @property
+    def counts_grpc_calls(self) -> bool:
+        return self.metrics_mode == "prometheus" if self.grpc_metrics is None else self.grpc_metrics
 
     @property
     def environments_path(self) -> Path:

@@ -45,6 +45,7 @@ from ts_frontend.services.tensor_streams import Dialect
 from ts_frontend.telemetry.access import logged
 from ts_frontend.telemetry.logs import Logs
 from ts_frontend.telemetry.metrics import MetricsRegistry
+from ts_frontend.telemetry.metrics_grpc import CallMetrics
 from ts_frontend.tls import certificate_files
 from ts_frontend.workflows.administration import WorkflowAdministration
 
@@ -97,6 +98,9 @@ class Doors:
         self._logs = logs
         self._metrics = metrics
         self._guard = None if authorization is None else HttpGuard(authorization)
+        self._calls = CallMetrics() if config.counts_grpc_calls else None
+        if self._calls is not None:
+            metrics.gather(self._calls.families, always=bool(config.grpc_metrics))
         self._tls = certificate_files(config)
         if config.certificate_file and self._tls is None:
             log.warning("certificate_file is set, but no address uses TLS: write https:// or enable_grpc_ssl=true")
@@ -157,8 +161,12 @@ class Doors:
         path = unix_path(host)
         tls = self._tls if config.enable_grpc_ssl and not path else None
         limits = Limits(config.max_request_size, config.max_response_size, *self._ages(name))
-        table = routes(*own, *reflection.methods(own))
-        return Listener(name, host, port, table, limits, tls, path=path, path_mode=self._path_mode)
+        table = routes(*map(self._counted, (*own, *reflection.methods(own))))
+        app = self._http_app([MetricsApp(self._metrics).route]) if config.grpc_metrics else None
+        return Listener(name, host, port, table, limits, tls, app, path, self._path_mode)
+
+    def _counted(self, method: Method) -> Method:
+        return method if self._calls is None else self._calls.counted(method)
 
     def _guarded(self, method: Method, kind: Kind) -> Method:
         return method if self._authorization is None else guarded(method, self._authorization, kind)
@@ -210,18 +218,22 @@ class Doors:
     def _http_listener(self, names: Sequence[str], api: Api) -> Listener:
         config, address = self._config, api.address
         description = HttpDescription(api.operations, self._administration.registry, ts.version.__version__)
-        app = HttpApp(
-            self._with_keys(names, description.route, (*api.managing, *api.routes)),
-            RequestIds().next,
-            log=self._http_answered,
-            cors=Cors(config.cors_allowed_origin, config.cors_allowed_methods, config.cors_allowed_headers),
-            limits=BodyLimits(config.max_request_size, config.request_body_timeout_s),
-        )
+        app = self._http_app(self._with_keys(names, description.route, (*api.managing, *api.routes)))
         tls = self._tls if address.tls else None
         limits = Limits(
             config.max_request_size, config.max_response_size, head_pause_s_max=config.request_head_timeout_s
         )
         return Listener(names[0], address.host, address.port, {}, limits, tls, app, address.path, self._path_mode)
+
+    def _http_app(self, found: Sequence[Route]) -> HttpApp:
+        config = self._config
+        return HttpApp(
+            found,
+            RequestIds().next,
+            log=self._http_answered,
+            cors=Cors(config.cors_allowed_origin, config.cors_allowed_methods, config.cors_allowed_headers),
+            limits=BodyLimits(config.max_request_size, config.request_body_timeout_s),
+        )
 
     def _with_keys(self, names: Sequence[str], description: Route, found: Sequence[Route]) -> list[Route]:
         """The routes of a listener; for what no single API answers, any key of its APIs will do."""

@@ -116,7 +116,7 @@ def test_the_listener_says_what_it_answers(start: Start) -> None:
     server.wait_for_log("http_metrics listens")
     address = f"http://127.0.0.1:{server.port('http_metrics')}"
     with urllib.request.urlopen(urllib.request.Request(f"{address}/", method="OPTIONS"), timeout=GUARD_S) as answer:
-        assert list(json.load(answer)["paths"]) == ["/metrics"]
+        assert list(json.load(answer)["paths"]) == ["/", "/api-description", "/metrics"]
     assert post(f"{address}/predictions/probe") == 404
 
 

@@ -53,6 +53,10 @@ class GrpcioEngine:
             raise
 
     async def _start_listener(self, listener: Listener) -> None:
+        if listener.http_app is not None:
+            logger.warning(
+                "%s: grpcio answers gRPC only; what h2corn answers by HTTP there isn't served", listener.name
+            )
         server = grpc.aio.server(options=server_options(listener.limits))
         server.add_generic_rpc_handlers((BytesHandler(listener.routes, listener.limits),))
         self._servers.append(server)

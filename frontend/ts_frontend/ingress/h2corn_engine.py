@@ -202,7 +202,7 @@ def server_config(listener: Listener) -> h2corn.Config:
         timeout_request_header=listener.limits.head_pause_s_max,
         timeout_request_body_idle=HTTP_BODY_IDLE_S_MAX,
         # gRPC's idle connections stay open, as clients expect; sockets.py finds those whose peer is dead.
-        timeout_keep_alive=0 if listener.http_app is None else HTTP_IDLE_S_MAX,
+        timeout_keep_alive=0 if grpc else HTTP_IDLE_S_MAX,
         h2_timeout_response_stall=STALL_S_MAX,
         h2_timeout_write=STALL_S_MAX,
         timeout_graceful_shutdown=GRACE_S_MAX,

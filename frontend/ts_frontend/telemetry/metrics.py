@@ -54,6 +54,7 @@ class MetricsRegistry:
         self._families = {name: Family(one) for name, one in listed.items() if name in self._exposed}
         self._own = {one.name: Family(one, text, _own_histogram) for one, text in _OWN} if self.everything else {}
         self._gathered: list[Callable[[], Iterable[Family]]] = []
+        self._always: list[Callable[[], Iterable[Family]]] = []
         self._http: dict[int, Sample] = {}
         self._http_tallies: dict[int, Tally] = {}
         self.event_log = EventLog(definitions, listed.keys() - self._exposed, host)
@@ -65,13 +66,14 @@ class MetricsRegistry:
 
     # --- reading
 
-    def gather(self, families: Callable[[], Iterable[Family]]) -> None:
-        """Further families, asked for at each reading; shown in `prometheus` mode only."""
-        self._gathered.append(families)
+    def gather(self, families: Callable[[], Iterable[Family]], *, always: bool = False) -> None:
+        """Further families, asked for at each reading; shown in `prometheus` mode only, or `always`."""
+        (self._always if always else self._gathered).append(families)
 
     def text(self, names: Collection[str] = ()) -> str:
-        """The metrics API's answer; empty in `log` mode. `names`: those families or series only."""
-        more = itertools.chain.from_iterable(one() for one in self._gathered) if self.everything else ()
+        """The metrics API's answer; in `log` mode only what is shown always. `names`: those families or series only."""
+        asked = (*self._gathered, *self._always) if self.everything else self._always
+        more = itertools.chain.from_iterable(one() for one in asked)
         return exposition((*self._families.values(), *self._own.values(), *more), names)
 
     # --- requests
@@ -253,5 +255,8 @@ OWN_NAMES = frozenset(
         "ts_running_requests",
         "ts_ended_requests_total",
         "ts_ready_workers",
+        "ts_refused_calls_total",
+        *(f"grpc_server_{one}_total" for one in ("started", "handled", "msg_received", "msg_sent")),
+        "grpc_server_handling_seconds",
     }
 )
