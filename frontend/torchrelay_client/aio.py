@@ -1,0 +1,281 @@
+"""The client for asyncio: the blocking client's calls, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from torchrelay_client import calls
+from torchrelay_client.answers import Answer, ModelMetadata, ModelState, ServerMetadata
+from torchrelay_client.calls import Call, Data, Request
+from torchrelay_client.connecting import CHANNELS, TIMEOUT_S, TLS, Channels, Options, channel_options, pairs
+from torchrelay_client.errors import Cancelled, failure
+from torchrelay_client.retry import NEVER, USUAL, Retry
+
+T = TypeVar("T")
+
+
+class AsyncClient:
+    """Calls to one server from one event loop. Arguments, answers and errors as those of `Client`; cancelling the task
+    that awaits a call, or reads a stream, cancels the call."""
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        channels: int = CHANNELS,
+        tls: TLS | None = None,
+        token: str = "",
+        timeout_s: float | None = TIMEOUT_S,
+        retry: Retry | None = USUAL,
+        idempotent: bool = False,
+        metadata: Sequence[tuple[str, str]] = (),
+        options: Options = (),
+    ) -> None:
+        settings = channel_options(tls, options)
+        credentials = tls.credentials() if tls else None
+        self._make: Callable[[], Channels[grpc.aio.Channel]] = lambda: Channels(
+            lambda: _channel(target, credentials, settings), channels
+        )
+        self._made: Channels[grpc.aio.Channel] | None = None
+        self._metadata = pairs(token, metadata)
+        self._timeout_s, self._retry, self._idempotent = timeout_s, retry or NEVER, idempotent
+        self._closed = False
+
+    async def close(self) -> None:
+        """Closes the connections; calls that are under way raise Cancelled."""
+        self._closed = True
+        if self._made is not None:
+            await asyncio.gather(*(channel.close() for channel in self._made.all))
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # --- the Open Inference Protocol
+
+    async def live(self, *, timeout_s: float | None = None) -> bool:
+        return await self._run(calls.live(), timeout_s)
+
+    async def ready(self, *, timeout_s: float | None = None) -> bool:
+        return await self._run(calls.ready(), timeout_s)
+
+    async def model_ready(self, model: str, version: str = "", *, timeout_s: float | None = None) -> bool:
+        """False also for a model that isn't there."""
+        return await self._run(calls.model_ready(model, version), timeout_s)
+
+    async def server_metadata(self, *, timeout_s: float | None = None) -> ServerMetadata:
+        return await self._run(calls.about_server(), timeout_s)
+
+    async def model_metadata(self, model: str, version: str = "", *, timeout_s: float | None = None) -> ModelMetadata:
+        """What the model takes and gives. Raises NotFound."""
+        return await self._run(calls.about_model(model, version), timeout_s)
+
+    async def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, Any],
+        *,
+        version: str = "",
+        id: str = "",
+        parameters: Mapping[str, Any] | None = None,
+        outputs: Sequence[str] = (),
+        timeout_s: float | None = None,
+        idempotent: bool | None = None,
+    ) -> Answer:
+        """As `Client.infer`."""
+        request = Request(model, inputs, version, id, parameters or {}, outputs)
+        return await self._run(calls.infer(request), timeout_s, idempotent)
+
+    def stream(
+        self,
+        model: str,
+        inputs: Mapping[str, Any],
+        *,
+        version: str = "",
+        id: str = "",
+        parameters: Mapping[str, Any] | None = None,
+        outputs: Sequence[str] = (),
+        timeout_s: float | None = None,
+        idempotent: bool | None = None,
+    ) -> AsyncAnswers[Answer]:
+        """As `Client.stream`: an async iterator, and an async context."""
+        request = Request(model, inputs, version, id, parameters or {}, outputs)
+        return self._stream(calls.stream(request), timeout_s, idempotent)
+
+    def converse(
+        self, requests: Iterable[Request] | AsyncIterable[Request], *, timeout_s: float | None = None
+    ) -> AsyncAnswers[Answer]:
+        """As `Client.converse`."""
+        return self._stream(calls.converse(_messages(requests)), timeout_s, False)
+
+    # --- the repository
+
+    async def models(self, *, only_ready: bool = False, timeout_s: float | None = None) -> list[ModelState]:
+        return await self._run(calls.models(only_ready), timeout_s)
+
+    async def load(self, model: str, *, path: str = "", config: str = "", timeout_s: float | None = None) -> None:
+        """As `Client.load`."""
+        await self._run(calls.load(model, path, config), timeout_s)
+
+    async def unload(self, model: str, *, timeout_s: float | None = None) -> None:
+        await self._run(calls.unload(model), timeout_s)
+
+    # --- TorchServe's predictions
+
+    async def predict(
+        self,
+        model: str,
+        data: Data,
+        *,
+        version: str = "",
+        timeout_s: float | None = None,
+        idempotent: bool | None = None,
+    ) -> bytes:
+        """As `Client.predict`."""
+        return await self._run(calls.predict(model, data, version), timeout_s, idempotent)
+
+    def predict_stream(
+        self,
+        model: str,
+        data: Data,
+        *,
+        version: str = "",
+        timeout_s: float | None = None,
+        idempotent: bool | None = None,
+    ) -> AsyncAnswers[bytes]:
+        """As `Client.predict_stream`."""
+        return self._stream(calls.predict_stream(model, data, version), timeout_s, idempotent)
+
+    # --- how they are made
+
+    async def _run(self, call: Call[T], timeout_s: float | None, idempotent: bool | None = None) -> T:
+        left_s = self._timeout_s if timeout_s is None else timeout_s
+        answer: T = await self._attempts(call, left_s, idempotent, self._once)
+        return answer
+
+    async def _once(self, call: Call[T], left_s: float | None) -> T:
+        return call.read(await self._begun(call, left_s))
+
+    def _begun(self, call: Call[Any], left_s: float | None) -> Any:
+        if self._closed:
+            raise _closed()
+        if self._made is None:  # with the first call, because grpc binds channels to the running loop
+            self._made = self._make()
+        sent = (*call.metadata, *self._metadata)
+        return self._made.method(call)(call.message, timeout=left_s, metadata=sent)
+
+    async def _attempts(
+        self, call: Call[Any], timeout_s: float | None, idempotent: bool | None, attempt: Callable[..., Any]
+    ) -> Any:
+        """`attempt(call, seconds left)` until it succeeds or may not be repeated."""
+        retry = self._retry if call.safe or (self._idempotent if idempotent is None else idempotent) else NEVER
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        made = 0
+        while True:
+            try:
+                return await attempt(call, None if end is None else end - time.monotonic())
+            except grpc.aio.UsageError:
+                raise _closed() from None
+            except grpc.RpcError as error:
+                made += 1
+                left = None if end is None else end - time.monotonic()
+                pause = retry.pause_s(error.code(), made, left, random.random())
+                if pause is None or self._closed:
+                    raise failure(error, made) from None
+                await asyncio.sleep(pause)
+            except asyncio.CancelledError:
+                if self._closed and not _cancelled():
+                    raise _closed() from None
+                raise
+
+    def _stream(self, call: Call[T], timeout_s: float | None, idempotent: bool | None) -> AsyncAnswers[T]:
+        async def attempts(attempt: Callable[..., Any]) -> Any:
+            return await self._attempts(call, timeout_s, idempotent, attempt)
+
+        return AsyncAnswers(attempts, self._begun, call.read)
+
+
+class AsyncAnswers(AsyncIterator[T]):
+    """The answers of a stream, as they come; as `Answers` of the blocking client, awaited."""
+
+    def __init__(self, attempts: Callable[..., Any], begin: Callable[..., Any], read: Callable[[Any], T]) -> None:
+        self._attempts, self._begin, self._read = attempts, begin, read
+        self._call: Any = None
+        self._ended = False
+
+    async def __anext__(self) -> T:
+        if self._ended:
+            raise StopAsyncIteration
+        try:
+            message = await (self._call.read() if self._call is not None else self._attempts(self._first))
+            if message is grpc.aio.EOF:
+                self._ended = True
+                raise StopAsyncIteration
+            return self._read(message)
+        except grpc.RpcError as error:
+            self._ended = True
+            raise failure(error, 1) from None
+        except asyncio.CancelledError:
+            if not _cancelled():
+                self._ended = True
+                raise Cancelled(grpc.StatusCode.CANCELLED, "the stream was cancelled") from None
+            self.cancel()
+            raise
+        except BaseException:
+            self.cancel()
+            raise
+
+    async def _first(self, call: Call[Any], left_s: float | None) -> Any:
+        self._call = self._begin(call, left_s)
+        return await self._call.read()
+
+    def cancel(self) -> None:
+        """Ends the stream."""
+        self._ended = True
+        if self._call is not None:
+            self._call.cancel()
+
+    async def __aenter__(self) -> AsyncAnswers[T]:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+
+async def _messages(requests: Iterable[Request] | AsyncIterable[Request]) -> AsyncIterator[Any]:
+    if isinstance(requests, AsyncIterable):
+        async for request in requests:
+            yield request.message()
+    else:
+        for request in requests:
+            yield request.message()
+
+
+def _closed() -> Cancelled:
+    return Cancelled(grpc.StatusCode.CANCELLED, "the client is closed")
+
+
+def _cancelled() -> bool:
+    """Whether somebody cancelled the running task, as opposed to the call (Python 3.10 can't say: then yes)."""
+    asked = getattr(asyncio.current_task(), "cancelling", None)
+    return asked is None or bool(asked())
+
+
+def _channel(target: str, credentials: grpc.ChannelCredentials | None, options: Options) -> grpc.aio.Channel:
+    if credentials is None:
+        return grpc.aio.insecure_channel(target, options)
+    return grpc.aio.secure_channel(target, credentials, options)

@@ -1,0 +1,33 @@
+"""The client stub for those whose definition of `ModelStreamInfer` answers with plain ModelInferResponses (Dynamo's
+page, MLServer)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torchrelay_client import grpc_predict_v2_pb2 as pb
+from torchrelay_client.grpc_predict_v2_pb2_grpc import GRPCInferenceServiceStub as Stub
+
+#: Says which of the two the client expects, so that the server need not guess.
+DIALECT = ("oip-stream-dialect", "mlserver")
+
+
+class GRPCInferenceServiceStub(Stub):
+    """As the other; a failure ends the stream with its status."""
+
+    def __init__(self, channel: Any) -> None:
+        super().__init__(channel)
+        path = Stub.ModelStreamInfer_PATH
+        plain = channel.stream_stream(
+            path, request_serializer=_written, response_deserializer=pb.ModelInferResponse.FromString
+        )
+
+        def stream(requests: Any = None, *, metadata: Sequence[tuple[str, str | bytes]] = (), **more: Any) -> Any:
+            return plain(requests, metadata=(*(metadata or ()), DIALECT), **more)
+
+        self.ModelStreamInfer = stream
+
+
+def _written(message: Any) -> bytes:
+    return bytes(message.SerializeToString())
