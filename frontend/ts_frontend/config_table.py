@@ -264,6 +264,13 @@ class ServerConfig:
         "true: `grpc_server_…` metrics in every metrics_mode, and `GET /metrics` on the gRPC ports too; false: none; "
         "not set: on the metrics API in `prometheus` mode",
     )
+    otlp_endpoint: str | None = _own(
+        TEXT,
+        None,
+        "URL of an OpenTelemetry collector that gets a trace of each request (OTLP); not set: "
+        "`OTEL_EXPORTER_OTLP_ENDPOINT`, and without that no traces",
+        restored=False,
+    )
     worker_start: str = _own(
         choice("fork", "exec"),
         "fork",

@@ -15,6 +15,7 @@ from ts_frontend.authorization.keys import Kind
 from ts_frontend.batching.sequence_jobs import keys_of
 from ts_frontend.config import ServerConfig
 from ts_frontend.health import Health
+from ts_frontend.ingress.asgi import AsgiApp
 from ts_frontend.ingress.call import Limits, Listener, Method, routes
 from ts_frontend.ingress.engine import Engine, make_engine, serves_http
 from ts_frontend.ingress.http import Cors, HttpApp
@@ -46,6 +47,7 @@ from ts_frontend.telemetry.access import logged
 from ts_frontend.telemetry.logs import Logs
 from ts_frontend.telemetry.metrics import MetricsRegistry
 from ts_frontend.telemetry.metrics_grpc import CallMetrics
+from ts_frontend.telemetry.tracing import Tracing
 from ts_frontend.tls import certificate_files
 from ts_frontend.workflows.administration import WorkflowAdministration
 
@@ -88,9 +90,11 @@ class Doors:
         logs: Logs,
         metrics: MetricsRegistry,
         authorization: Authorization | None,
+        tracing: Tracing | None = None,
     ) -> None:
         self._config = config
         self._authorization = authorization
+        self._tracing = tracing
         self._administration = administration
         self._workflows = workflows
         self._repository = repository
@@ -156,7 +160,11 @@ class Doors:
     def _grpc_listener(self, name: str, host: str, port: int, methods: Mapping[Kind, Sequence[Method]]) -> Listener:
         """A listener with these methods, by the key that they need, health and reflection."""
         config = self._config
-        asked = (logged(self._guarded(method, kind), self._logs) for kind, some in methods.items() for method in some)
+        asked = (
+            self._traced(logged(self._guarded(method, kind), self._logs))
+            for kind, some in methods.items()
+            for method in some
+        )
         own = (*asked, *health_service.methods(self._health))
         path = unix_path(host)
         tls = self._tls if config.enable_grpc_ssl and not path else None
@@ -164,6 +172,9 @@ class Doors:
         table = routes(*map(self._counted, (*own, *reflection.methods(own))))
         app = self._http_app([MetricsApp(self._metrics).route]) if config.grpc_metrics else None
         return Listener(name, host, port, table, limits, tls, app, path, self._path_mode)
+
+    def _traced(self, method: Method) -> Method:
+        return method if self._tracing is None else self._tracing.method(method)
 
     def _counted(self, method: Method) -> Method:
         return method if self._calls is None else self._calls.counted(method)
@@ -218,7 +229,9 @@ class Doors:
     def _http_listener(self, names: Sequence[str], api: Api) -> Listener:
         config, address = self._config, api.address
         description = HttpDescription(api.operations, self._administration.registry, ts.version.__version__)
-        app = self._http_app(self._with_keys(names, description.route, (*api.managing, *api.routes)))
+        app: AsgiApp = self._http_app(self._with_keys(names, description.route, (*api.managing, *api.routes)))
+        if self._tracing is not None:
+            app = self._tracing.http(app, [operation.path for operation in api.operations])
         tls = self._tls if address.tls else None
         limits = Limits(
             config.max_request_size, config.max_response_size, head_pause_s_max=config.request_head_timeout_s

@@ -42,6 +42,7 @@ from ts_frontend.telemetry.logs import Logs, setup_logs
 from ts_frontend.telemetry.metrics_served import refused_calls, served_families
 from ts_frontend.telemetry.metrics_setup import open_metrics, system_metrics
 from ts_frontend.telemetry.model_log import ModelLog
+from ts_frontend.telemetry.tracing import Tracing, open_tracing
 from ts_frontend.work_dir import work_dir
 from ts_frontend.workers.supervisor import Supervisor, find_accelerators
 from ts_frontend.workflows.administration import WorkflowAdministration
@@ -68,6 +69,7 @@ class Server:
         self.config = config
         self._logs = logs
         self._metrics = open_metrics(config, logs)
+        self._tracing: Tracing | None = None
         self._stop = asyncio.Event()
 
     def stop(self) -> None:
@@ -86,9 +88,12 @@ class Server:
             supervisor = await self._supervisor(directory)
             try:
                 await supervisor.start()
+                self._tracing = open_tracing(config)  # its threads are later than the forkserver
                 await self._serve(supervisor, directory, authorization, on_ready, progress)
             finally:
                 await supervisor.close()
+                if self._tracing is not None:
+                    await self._tracing.close()
 
     async def _supervisor(self, work_dir: Path) -> Supervisor:
         config = self.config
@@ -124,6 +129,8 @@ class Server:
         workflows = self._workflows(administration, store, work_dir, recorder)
         models, host = administration.registry, self._metrics.host
         self._metrics.gather(lambda: served_families(models, host))
+        if self._tracing is not None:
+            self._metrics.gather(self._tracing.families)
         gpus = supervisor.placement.inventory.count
 
         async def restore(snapshot: Snapshot) -> None:
@@ -135,7 +142,17 @@ class Server:
         )
         failures += await repository.start(config.load_model)
         health = Health(administration, SERVICES)
-        doors = Doors(config, administration, workflows, repository, health, self._logs, self._metrics, authorization)
+        doors = Doors(
+            config,
+            administration,
+            workflows,
+            repository,
+            health,
+            self._logs,
+            self._metrics,
+            authorization,
+            self._tracing,
+        )
         await doors.engine.start()
         recorder.attach(administration, lambda: states_of(workflows))
         await recorder.write(Kind.STARTUP)
@@ -206,7 +223,7 @@ class Server:
     ) -> Administration:
         config = self.config
         registry = Registry()
-        launchpad = Launchpad(config, supervisor, worker_env(config), registry.changes, self._metrics)
+        launchpad = Launchpad(config, supervisor, worker_env(config), registry.changes, self._metrics, self._tracing)
         return Administration(
             registry,
             store,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ts_frontend.batching.batcher import Policy
@@ -20,6 +20,7 @@ from ts_frontend.models.model import NO_WORKER, Model
 from ts_frontend.models.settings import ModelSettings, Requested
 from ts_frontend.models.signature import Signature, signature_of
 from ts_frontend.telemetry.metrics import MetricsRegistry, ModelMetrics
+from ts_frontend.telemetry.tracing import Tracing
 from ts_frontend.workers.plan import Plan
 from ts_frontend.workers.started import Spec, Team
 from ts_frontend.workers.supervisor import Supervisor
@@ -40,12 +41,14 @@ class Launchpad:
         worker_env: Mapping[str, str],
         changes: Changes,
         metrics: MetricsRegistry,
+        tracing: Tracing | None = None,
     ) -> None:
         self._config = config
         self._supervisor = supervisor
         self._worker_env = worker_env
         self._changes = changes
         self._metrics = metrics
+        self._tracing = tracing
 
     def model(
         self,
@@ -80,6 +83,8 @@ class Launchpad:
             restart_delay_s_max=self._config.restart_delay_s_max,
             on_change=self._changes.notify,
         )
+        new_job: Callable[..., Job] = SequenceJobs(queue) if isinstance(queue, SequenceQueue) else Job
+        tracing = self._tracing
         return Model(
             name,
             version,
@@ -93,7 +98,8 @@ class Launchpad:
             signature=signature,
             response_bytes_max=config.max_response_size,
             loaded_at_startup=loaded_at_startup,
-            new_job=SequenceJobs(queue) if isinstance(queue, SequenceQueue) else Job,
+            new_job=new_job if tracing is None else tracing.jobs(new_job),
+            ledger=None if tracing is None else tracing.ledger(name, version),
         )
 
     def _queue(self, name: str, settings: ModelSettings) -> WorkQueue:

@@ -27,7 +27,7 @@ NO_WORKER = (
 
 class Model:
     """One version of one model. `minimum` and `maximum` are the worker counts that were asked for last, `workflow` the
-    one it is a node of, "" for none. `new_job` makes its jobs, with the arguments of `Job`."""
+    one it is a node of, "" for none. `new_job` makes its jobs, with the arguments of `Job`, `ledger` owns them."""
 
     def __init__(
         self,
@@ -45,6 +45,7 @@ class Model:
         response_bytes_max: int,
         loaded_at_startup: bool,
         new_job: Callable[..., Job] = Job,
+        ledger: Ledger | None = None,
     ) -> None:
         self.name = name
         self.version = version
@@ -56,7 +57,7 @@ class Model:
         self.pool = pool
         self._signature = signature
         self._metrics = metrics
-        self.ledger = Ledger()
+        self.ledger = ledger or Ledger()
         self.minimum = settings.min_workers
         self.maximum = settings.max_workers
         self.workflow = ""

@@ -1,0 +1,108 @@
+"""Spans of requests: one for each call or HTTP request, that continues the client's trace; below it the time in the
+queue and on a worker. Only imported when traces are on.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from contextvars import ContextVar, Token
+from typing import Any
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from ts.protocol.frames import Pairs
+from ts_frontend.job import FINAL, Job, Ledger, State
+
+MODEL_NAME, MODEL_VERSION, REQUEST_ID = "model.name", "model.version", "request.id"
+_PARENT = "traceparent"
+_PROPAGATOR = TraceContextTextMapPropagator()
+
+
+class Request:
+    """A call or HTTP request that has a span, recorded or not."""
+
+    __slots__ = ("begun_ns", "begun_s", "recording", "span")
+
+    def __init__(
+        self, tracer: Tracer, name: str, parent: str | None, state: str | None, attributes: dict[str, Any]
+    ) -> None:
+        context = Context()
+        if parent is not None:
+            carrier = {_PARENT: parent} if state is None else {_PARENT: parent, "tracestate": state}
+            context = _PROPAGATOR.extract(carrier, context)
+        self.begun_ns, self.begun_s = time.time_ns(), time.monotonic()
+        self.span: Span = tracer.start_span(name, context, SpanKind.SERVER, attributes, start_time=self.begun_ns)
+        self.recording = self.span.is_recording()
+
+    def at_ns(self, monotonic_s: float) -> int:
+        """A time of the server's clock, since 1970."""
+        return self.begun_ns + int((monotonic_s - self.begun_s) * 1e9)
+
+    def end(self, fault: str, attributes: dict[str, Any]) -> None:
+        """`fault`: what went wrong if the server is to blame, else ""."""
+        if not self.recording:
+            return
+        if fault:
+            attributes["error.type"] = fault
+            self.span.set_status(Status(StatusCode.ERROR))
+        self.span.set_attributes(attributes)
+        self.span.end()
+
+    def carried(self, headers: Pairs) -> Pairs:
+        """The headers, with this span as what a handler's own spans continue."""
+        found = self.span.get_span_context()
+        value = f"00-{found.trace_id:032x}-{found.span_id:016x}-{int(found.trace_flags):02x}"
+        return [*(pair for pair in headers if pair[0] != _PARENT), (_PARENT, value)]
+
+
+#: The request that is being answered, in its task and in those made for it.
+current: ContextVar[Request | None] = ContextVar("current", default=None)
+
+
+def leave(token: Token[Request | None]) -> None:
+    with suppress(ValueError):  # a stream that was left is closed in another task
+        current.reset(token)
+
+
+class TracedLedger(Ledger):
+    """A model's jobs; each that ends leaves spans below that of its request."""
+
+    def __init__(self, tracer: Tracer, name: str, version: str) -> None:
+        super().__init__()
+        self._tracer = tracer
+        self._model = {MODEL_NAME: name, MODEL_VERSION: version}
+        self._requests: dict[int, Request] = {}
+
+    def moved(self, job: Job, old: State, new: State) -> None:
+        if old is State.NEW:
+            request = current.get()
+            if request is not None and request.recording:
+                self._requests[job.id] = request
+                request.span.set_attributes({**self._model, REQUEST_ID: job.request_id})
+        if new in FINAL:
+            ended = self._requests.pop(job.id, None)
+            if ended is not None and job.queued_at_s:
+                self._record(ended, job, new)
+        super().moved(job, old, new)
+
+    def _record(self, request: Request, job: Job, state: State) -> None:
+        """The job's way, now that it is known: what a request pays while it runs is one look into a table."""
+        now_s = time.monotonic()
+        about = {**self._model, REQUEST_ID: job.request_id}
+        self._child(request, "queue", job.queued_at_s, job.sent_at_s or now_s, about)
+        if job.sent_at_s:
+            error = state is State.FAILED
+            self._child(request, "inference", job.sent_at_s, now_s, {**about, "outcome": state.value}, error=error)
+
+    def _child(
+        self, request: Request, name: str, from_s: float, to_s: float, attributes: dict[str, str], error: bool = False
+    ) -> None:
+        context = trace.set_span_in_context(request.span, Context())
+        span = self._tracer.start_span(name, context, attributes=attributes, start_time=request.at_ns(from_s))
+        if error:
+            span.set_status(Status(StatusCode.ERROR))
+        span.end(request.at_ns(to_s))

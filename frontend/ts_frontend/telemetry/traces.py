@@ -1,0 +1,50 @@
+"""What makes the spans of a server: implements `ts_frontend.telemetry.tracing.Tracing`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ts.protocol.frames import Input, Pairs
+from ts_frontend.ingress.asgi import AsgiApp
+from ts_frontend.ingress.call import Method
+from ts_frontend.job import Job, Ledger
+from ts_frontend.telemetry import trace_grpc, trace_http
+from ts_frontend.telemetry.metrics_definitions import Definition, Kind
+from ts_frontend.telemetry.metrics_samples import Counter, Family
+from ts_frontend.telemetry.spans import TracedLedger, current
+from ts_frontend.telemetry.trace_export import Export
+
+
+class Traces:
+    """Spans of calls, requests and jobs, sent by `export`."""
+
+    def __init__(self, export: Export) -> None:
+        self._export = export
+        self._tracer = export.tracer
+
+    def method(self, method: Method) -> Method:
+        return trace_grpc.traced(method, self._tracer)
+
+    def http(self, app: AsgiApp, paths: Sequence[str]) -> AsgiApp:
+        return trace_http.traced(app, self._tracer, paths)
+
+    def ledger(self, name: str, version: str) -> Ledger:
+        return TracedLedger(self._tracer, name, version)
+
+    def jobs(self, new_job: Callable[..., Job]) -> Callable[..., Job]:
+        def make(ledger: Ledger, inputs: Sequence[Input], *, headers: Pairs = (), **more: Any) -> Job:
+            request = current.get()
+            return new_job(ledger, inputs, headers=headers if request is None else request.carried(headers), **more)
+
+        return make
+
+    def families(self) -> list[Family]:
+        definition = Definition("ts_trace_spans_total", Kind.COUNTER, "Count", ("outcome",))
+        family = Family(definition, "Spans by what became of them")
+        for outcome, count in self._export.counts().items():
+            family.samples[(outcome,)] = Counter(count)
+        return [family]
+
+    async def close(self) -> None:
+        await self._export.close()
