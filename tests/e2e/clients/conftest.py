@@ -34,8 +34,12 @@ def handle(data, context):
     return None if data is None else [bytes(*row.values()).decode().upper() for row in data]
 """
 WORDS = """
+def text(row):
+    (value,) = row.values()
+    return value if isinstance(value, str) else bytes(value).decode()
+
 def handle(data, context):
-    for word in () if data is None else bytes(*data[0].values()).decode().split():
+    for word in () if data is None else text(data[0]).split():
         if word == "fail":
             raise ValueError("no such word")
         yield [word + " "]
