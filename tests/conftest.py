@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,12 +46,14 @@ def belongs(test: str, wanted: str) -> bool:
 
 
 class Accounting:
-    """Outcomes by test id, reasons of skips, and the verdict at the end."""
+    """Outcomes by test id, reasons of skips, and the verdict at the end. In a run with several processes (pytest-xdist)
+    each tells the first, which has the verdict, what it alone knows."""
 
     def __init__(self, required: list[str]) -> None:
         self.required = required
         self.outcomes: dict[str, str] = {}
         self.reasons: Counter[str] = Counter()
+        self.module_reasons: Counter[str] = Counter()
         self.deselected = 0
 
     def pytest_deselected(self, items: list[pytest.Item]) -> None:
@@ -67,9 +70,23 @@ class Accounting:
         if report.outcome == "skipped" and isinstance(report.longrepr, tuple):
             self.outcomes[report.nodeid] = "skipped"
             self.reasons[report.longrepr[2].removeprefix("Skipped: ")] += 1
+            self.module_reasons[report.longrepr[2].removeprefix("Skipped: ")] += 1
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """A process has ended. Each of them collected everything, so that one of them knows what all left out."""
+        told = getattr(node, "workeroutput", {}).get("accounting")
+        if told:
+            self.deselected = told["deselected"]
+            self.outcomes |= told["modules"]
+            self.reasons |= Counter(told["reasons"])
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if unmet(self.required, self.outcomes) and session.exitstatus == pytest.ExitCode.OK:
+        if hasattr(session.config, "workeroutput"):
+            modules = {test: how for test, how in self.outcomes.items() if "::" not in test}
+            told = {"deselected": self.deselected, "modules": modules, "reasons": dict(self.module_reasons)}
+            session.config.workeroutput["accounting"] = told
+        elif unmet(self.required, self.outcomes) and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

