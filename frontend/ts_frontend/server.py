@@ -39,6 +39,7 @@ from ts_frontend.models.store import Store
 from ts_frontend.report import Report
 from ts_frontend.repository.repository import Repository
 from ts_frontend.telemetry.logs import Logs, setup_logs
+from ts_frontend.telemetry.metrics_other_names import mlserver_families, triton_families
 from ts_frontend.telemetry.metrics_served import refused_calls, served_families
 from ts_frontend.telemetry.metrics_setup import open_metrics, system_metrics
 from ts_frontend.telemetry.model_log import ModelLog
@@ -127,8 +128,9 @@ class Server:
         recorder = self._recorder()
         administration = self._administration(supervisor, store, work_dir, recorder)
         workflows = self._workflows(administration, store, work_dir, recorder)
-        models, host = administration.registry, self._metrics.host
+        models, host, metrics = administration.registry, self._metrics.host, self._metrics
         self._metrics.gather(lambda: served_families(models, host))
+        self._metrics.gather(lambda: [*triton_families(models, metrics), *mlserver_families(models)])
         if self._tracing is not None:
             self._metrics.gather(self._tracing.families)
         gpus = supervisor.placement.inventory.count

@@ -94,6 +94,11 @@ def test_prometheus_mode_shows_everything(start: Start, write: Callable[..., str
         f"ts_ready_workers{{{named}}}": 1,
         f'ts_ended_requests_total{{{named}outcome="answered",}}': 3,
         f"ts_inference_latency_seconds_count{{{named}}}": 3,
+        'nv_inference_request_success{model="measured",version="1.0",}': 3,
+        'nv_inference_request_failure{model="measured",version="1.0",reason="BACKEND",}': 0,
+        'nv_inference_pending_request_count{model="measured",version="1.0",}': 0,
+        'model_infer_request_success_total{model="measured",version="1.0",}': 3,
+        'model_infer_request_failure_total{model="measured",version="1.0",}': 0,
         'Requests4XX{Level="Host",Hostname="vm",}': 1,
         f"ProbeTime{model}": 12.5,
         f"ProbeGeneric{model}": 12,
@@ -101,6 +106,8 @@ def test_prometheus_mode_shows_everything(start: Start, write: Callable[..., str
     }
     assert {key: found.get(key) for key in expected} == expected
     assert found[f"ts_inference_latency_microseconds{{{asked}}}"] > found[f"ts_queue_latency_microseconds{{{asked}}}"]
+    spent_us = found['nv_inference_request_duration_us{model="measured",version="1.0",}']
+    assert spent_us > found['nv_inference_queue_duration_us{model="measured",version="1.0",}'] > 0
     assert found[f"PredictionTime{model}"] > 0
     assert found['WorkerLoadTime{WorkerName="W-9000-measured_1.0",Level="Host",Hostname="vm",}'] > 0
     assert found['Requests2XX{Level="Host",Hostname="vm",}'] >= 2

@@ -76,6 +76,15 @@ class MetricsRegistry:
         more = itertools.chain.from_iterable(one() for one in asked)
         return exposition((*self._families.values(), *self._own.values(), *more), names)
 
+    def sums_s(self, name: str, version: str) -> tuple[float, float]:
+        """Seconds of all answered requests of a model version: from queueing to the answer, and in the queue; 0 where
+        they aren't counted."""
+        whole, queue = (self._own_sample(one, name, version) for one in (OWN_LATENCY, OWN_QUEUE))
+        return (
+            whole.sum if isinstance(whole, Histogram) else 0.0,
+            queue.sum if isinstance(queue, Histogram) else 0.0,
+        )
+
     # --- requests
 
     def model(self, name: str, version: str) -> ModelMetrics:
