@@ -23,6 +23,7 @@ __all__ = [
     "Explained",
     "Option",
     "ServerConfig",
+    "environment",
     "explain",
     "forget_secrets",
     "load_config",
@@ -96,6 +97,11 @@ def load_config(
     if found.errors:
         raise ConfigError("\n".join(found.errors))
     return replace(config, notes=tuple(found.notes))
+
+
+def environment() -> dict[str, str]:
+    """The environment of this process, for settings that aren't in the table."""
+    return dict(os.environ)
 
 
 # --- the layers

@@ -291,6 +291,16 @@ class ServerConfig:
     )
     load_model: tuple[str, ...] = _own(WORDS, (), "models to load at start in explicit mode; `*`: all", restored=False)
     repository_poll_secs: float = _own(number(0), 15.0, "s between two looks at the files in poll mode")
+    kserve_mode: bool = _own(
+        BOOLEAN,
+        False,
+        "the inference address also has what KServe's own servers have there: `GET /` (alive), `/v1/models` and a "
+        "model's readiness",
+    )
+    enable_grpc: bool = _own(BOOLEAN, True, "false: no gRPC listeners")
+    enable_docs_url: bool = _own(
+        BOOLEAN, False, "true: a page about the HTTP APIs at `/docs` and `/v2/docs`, and OpenAPI at `/openapi.json`"
+    )
     stream_dialect: str = _own(
         choice("auto", "triton", "mlserver"),
         "auto",
@@ -370,6 +380,11 @@ class ServerConfig:
     log_level: str = _own(choice("debug", "info", "warning", "error"), "info", "of the server's own messages")
     log_format: str = _own(choice("text", "json"), "text", "text: TorchServe's patterns; json: one object per line")
     access_log: bool = _own(BOOLEAN, True, "one line per request")
+    access_log_format: str | None = _own(
+        TEXT,
+        None,
+        'the line of a request in words of asgi-logger: `%(h)s "%(r)s" %(s)s %(D)s`; not set: TorchServe\'s',
+    )
     console_log: bool = _own(BOOLEAN, True, "the log on standard output too", restored=False)
     ncs: bool = _own(BOOLEAN, False, "true: snapshots are neither read nor written (`--ncs`)", restored=False)
     snapshots_kept_max: int = _own(whole(1), 10, "snapshot files kept; older ones are deleted")

@@ -29,7 +29,9 @@ from ts_frontend.services.http_description import INFERENCE as INFERENCE_API
 from ts_frontend.services.http_description import MANAGEMENT as MANAGEMENT_API
 from ts_frontend.services.http_description import METRICS as METRICS_API
 from ts_frontend.services.http_description import HttpDescription, Operation
+from ts_frontend.services.http_docs import HttpDocs
 from ts_frontend.services.http_inference import HttpInference
+from ts_frontend.services.http_kserve import HttpKServe
 from ts_frontend.services.http_management import HttpManagement
 from ts_frontend.services.http_metrics import MetricsApp
 from ts_frontend.services.http_open_inference import HttpOpenInference
@@ -118,6 +120,8 @@ class Doors:
         """What listens where, by the name of the API."""
         config = self._config
         hosts = {INFERENCE: config.grpc_inference_address, MANAGEMENT: config.grpc_management_address}
+        if not config.enable_grpc:
+            hosts = {}
         found = {name: self._grpc_address(name, host) for name, host in hosts.items()}
         for names, api in self._http.items():
             found |= dict.fromkeys(names, str(replace(api.address, port=self.engine.port(names[0]))))
@@ -133,6 +137,8 @@ class Doors:
 
     def _grpc_listeners(self) -> list[Listener]:
         config = self._config
+        if not config.enable_grpc:
+            return []
         registry = self._administration.registry
         dialect = Dialect(config.stream_dialect)
         repository = RepositoryService(self._repository, registry)
@@ -213,7 +219,13 @@ class Doors:
         model_api = config.model_api_enabled
         management = HttpManagement(self._administration, registry, origins, model_api=model_api)
         workflows = HttpWorkflows(self._workflows, origins, model_api=model_api)
-        predicting = (tensors.route, HttpOpenAI(registry).route, inference.route, workflows.predicting)
+        predicting = (
+            tensors.route,
+            HttpKServe(registry, config.kserve_mode).route,
+            HttpOpenAI(registry).route,
+            inference.route,
+            workflows.predicting,
+        )
         apis = {
             HTTP_INFERENCE: Api(config.inference_address, INFERENCE_API, predicting, (tensors.managing,)),
             HTTP_MANAGEMENT: Api(config.management_address, MANAGEMENT_API, (management.route, workflows.managing)),
@@ -229,7 +241,8 @@ class Doors:
     def _http_listener(self, names: Sequence[str], api: Api) -> Listener:
         config, address = self._config, api.address
         description = HttpDescription(api.operations, self._administration.registry, ts.version.__version__)
-        app: AsgiApp = self._http_app(self._with_keys(names, description.route, (*api.managing, *api.routes)))
+        docs = [HttpDocs(api.operations, ts.version.__version__).route] if config.enable_docs_url else []
+        app: AsgiApp = self._http_app(self._with_keys(names, description.route, (*docs, *api.managing, *api.routes)))
         if self._tracing is not None:
             app = self._tracing.http(app, [operation.path for operation in api.operations])
         tls = self._tls if address.tls else None

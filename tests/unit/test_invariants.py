@@ -203,8 +203,9 @@ STARTERS |= {"asyncio.create_subprocess_exec", "asyncio.create_subprocess_shell"
 
 def test_processes_are_started_in_few_places() -> None:
     """`launch.py` is the command that starts a server in the background; it doesn't run inside one, nor do TorchServe's
-    two modules that run this command."""
+    two modules that run this command, nor what puts the server in the place of a user's program."""
     allowed = (
+        "worker/ts/compat/start.py",
         "worker/ts/launcher.py",
         "worker/ts/model_server.py",
         "frontend/ts_frontend/launch.py",

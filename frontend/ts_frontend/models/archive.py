@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 import shutil
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ __all__ = ["Archive", "ExtractLimits", "open_archive"]
 _log = logging.getLogger(__name__)
 _MANIFEST = Path("MAR-INF", "MANIFEST.json")
 _YAML_NODES_MAX = 100_000
+_ADAPTER = re.compile(r"[a-z_]*")
 _RUNTIMES = ("python", "python3")
 
 
@@ -119,8 +121,18 @@ def _describe(path: Path, directory: Path, *, owned: bool) -> Archive:
         requirements_file=file_name(path, model, "requirementsFile", _MANIFEST),
         config_file=config_file,
         config=read_config(path, directory / config_file) if config_file else {},
+        adapter=_adapter(path, model),
+        adapter_settings=member(path, model, "adapterSettings", _MANIFEST),
         runtime=_runtime(path, manifest),
     )
+
+
+def _adapter(path: Path, model: dict[str, Any]) -> str:
+    """What runs a handler that is written for another server, "" for TorchServe's."""
+    found = text(path, model, "adapter", _MANIFEST) or ""
+    if not _ADAPTER.fullmatch(found):
+        raise refusal(path, f"{found!r} is no name of an adapter")
+    return found
 
 
 def _version(path: Path, model: dict[str, Any]) -> str:

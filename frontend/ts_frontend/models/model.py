@@ -119,6 +119,11 @@ class Model:
         return self._signature
 
     @property
+    def adapter(self) -> str:
+        """What runs its handler when that is written for another server, "" for TorchServe's."""
+        return self.archive.adapter
+
+    @property
     def streams(self) -> bool:
         """True when answers to requests sent one after another may mix: the model says so, or its handler is a
         generator or async."""

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ts_frontend.config_table import ServerConfig
 from ts_frontend.telemetry import log_settings
+from ts_frontend.telemetry.access_format import AccessFormatter
 from ts_frontend.telemetry.log4j2 import read_plan
 from ts_frontend.telemetry.log_entries import ModelLine, Source
 from ts_frontend.telemetry.log_files import Console, RotatedFile, daily
@@ -102,10 +103,20 @@ def _open_files(config: ServerConfig) -> None:
     console = [_with(Console(sys.stdout), full)] if config.console_log else []
     _attach("", [_file(config.log_location, "ts_log.log", full), *console], logging.INFO)
     logging.getLogger(SERVER).setLevel(config.log_level.upper())
-    _attach(ACCESS, [_file(config.log_location, "access_log.log", bare), *console], logging.INFO)
+    _attach(ACCESS, _access_handlers(config, bare, console), logging.INFO)
     _attach(MODEL, [_file(config.log_location, "model_log.log", full), *console], logging.INFO)
     for name in METRICS:
         _attach(name, [_file(metrics_location, f"{name.lower()}.log", bare), *console], logging.INFO)
+
+
+def _access_handlers(
+    config: ServerConfig, bare: logging.Formatter, console: Sequence[logging.Handler]
+) -> list[logging.Handler]:
+    if config.access_log_format is None:
+        return [_file(config.log_location, "access_log.log", bare), *console]
+    own = AccessFormatter(config.access_log_format)
+    shown = [_with(Console(sys.stdout), own)] if console else []
+    return [_file(config.log_location, "access_log.log", own), *shown]
 
 
 def _attach(name: str, handlers: Sequence[logging.Handler], level: int) -> None:

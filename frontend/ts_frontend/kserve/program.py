@@ -1,0 +1,117 @@
+"""The server of a program that starts its own: what `ts.compat.start` puts in the program's place.
+
+Arguments: JSON that tells the program (`kind`, `models`, `options`, `program`, `module`, `argv`, `path`, `directory`,
+`stand_in`), then the program's own arguments.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from ts_frontend import launch
+from ts_frontend.config import Option, ServerConfig, environment, load_config
+from ts_frontend.errors import ServeError
+from ts_frontend.kserve import options, properties_file
+from ts_frontend.kserve.options import Found
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Serves until SIGTERM or SIGINT; the exit code."""
+    told, *argv = sys.argv[1:] if words is None else words
+    program: dict[str, Any] = json.loads(told)
+    try:
+        environ = environment()
+        properties = properties_file.read(environ)
+        found = options.resolve(argv, environ, properties, program["options"])
+        for line in options.notes(found, environ, properties):
+            print(line, file=sys.stderr, flush=True)
+        with tempfile.TemporaryDirectory(prefix="torchrelay-program-", ignore_cleanup_errors=True) as directory:
+            store = Path(directory)
+            write_models(store / "models", program, found)
+            config = load_config(settings(found, program["models"], store, environ))
+            return launch.serve(config, _run, None)
+    except (ServeError, OSError) as error:
+        print(f"The server did not start: {error}", file=sys.stderr)
+        return 1
+
+
+def _run(config: ServerConfig, ready_fd: int | None) -> int:
+    return int(import_module("ts_frontend.server").main(config, ready_fd))
+
+
+def write_models(store: Path, program: Mapping[str, Any], found: Mapping[str, Found]) -> None:
+    """A model's directory for each of the program's models, which names what runs it."""
+    adapted = {key: program[key] for key in ("kind", "program", "module", "argv", "path", "directory")}
+    adapted["latency_logging"] = found["enable_latency_logging"].value
+    adapted["stand_in"] = bool(program.get("stand_in"))
+    for number, name in enumerate(program["models"]):
+        files = store / f"model{number}" / "MAR-INF"
+        files.mkdir(parents=True)
+        model = {"modelName": name, "modelVersion": "1.0", "handler": Path(program["program"]).name}
+        manifest = {"model": model | {"adapter": "program", "adapterSettings": adapted}}
+        (files / "MANIFEST.json").write_text(json.dumps(manifest))
+
+
+def settings(
+    found: Mapping[str, Found], models: Sequence[str], directory: Path, environ: Mapping[str, str]
+) -> list[Option]:
+    """The server's settings for KServe's options: open to the network as KServe's, management only in here."""
+    own = "KServe's defaults"
+    scheme = "https" if found["ssl_certfile"].value else "http"
+    http = f"{scheme}://0.0.0.0:{found['http_port'].value}"
+    pairs = {
+        "inference_address": (http, found["http_port"].source),
+        "metrics_address": (http, found["http_port"].source),
+        "metrics_mode": ("prometheus", own),
+        "management_address": (f"unix:{directory}/management.sock", own),
+        "grpc_management_address": (f"unix:{directory}/grpc-management.sock", own),
+        "grpc_inference_address": ("0.0.0.0", own),
+        "grpc_inference_port": (found["grpc_port"].value, found["grpc_port"].source),
+        "model_store": (directory / "models", own),
+        "load_models": (",".join(f"{name}=model{number}" for number, name in enumerate(models)), own),
+        "default_workers_per_model": (found["workers"].value, found["workers"].source),
+        "ts_open_inference_protocol": ("true", own),
+        "kserve_mode": ("true", own),
+        "ncs": ("true", own),
+        "enable_model_api": ("false", own),
+    }
+    if not _has_keys(environ):
+        pairs["disable_token_authorization"] = ("true", own)
+    if "LOG_LOCATION" not in environ:
+        pairs["log_location"] = (directory / "logs", own)
+    pairs |= {
+        key: (found[name].value, found[name].source) for key, name in _SAME.items() if found[name].value is not None
+    }
+    if scheme == "https":
+        pairs["enable_grpc_ssl"] = ("true", found["ssl_certfile"].source)
+    sizes = [found[f"grpc_max_{way}_message_length"].value for way in ("receive", "send")]
+    for key, size in zip(("max_request_size", "max_response_size"), sizes, strict=True):
+        pairs[key] = (size or KSERVE_MESSAGE_BYTES_MAX, own)
+    return [Option(key, _text(value), source) for key, (value, source) in pairs.items()]
+
+
+#: What KServe's server takes of a gRPC message when nobody says another size.
+KSERVE_MESSAGE_BYTES_MAX = 8_388_608
+_SAME = {
+    "enable_grpc": "enable_grpc",
+    "enable_docs_url": "enable_docs_url",
+    "access_log_format": "access_log_format",
+    "certificate_file": "ssl_certfile",
+    "private_key_file": "ssl_keyfile",
+    "log_config": "log_config_file",
+}
+
+
+def _has_keys(environ: Mapping[str, str]) -> bool:
+    names = ("TS_TOKEN_PATH", "TS_INFERENCE_TOKEN", "TS_DISABLE_TOKEN_AUTHORIZATION")
+    return any(environ.get(name) for name in names)
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,85 @@
+"""KServe's V1 protocol over HTTP (docs/kserve.md).
+
+Models written for other servers are asked with tensors; TorchServe's handlers get the body, by `http_inference.py`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ts.protocol.frames import Input
+from ts_frontend.errors import ModelNotFound, ServeError
+from ts_frontend.ingress.http_call import HttpAnswer, HttpRequest, Serve
+from ts_frontend.services.http_answers import compact_json
+from ts_frontend.services.http_open_inference import refusal
+from ts_frontend.services.tensor_models import Models, Served
+
+#: The adapter of programs; the others have no explanations.
+PROGRAM = "program"
+
+
+class HttpKServe:
+    """`whole`: also the paths that only KServe's own servers have on this port: `/`, `/v1/models` and a model's
+    readiness."""
+
+    def __init__(self, models: Models, whole: bool) -> None:
+        self._models = models
+        self._whole = whole
+
+    def route(self, request: HttpRequest) -> Serve | None:
+        segments = request.segments
+        if segments[:2] == ["v1", "models"] and len(segments) == 3 and request.method == "POST":
+            name, _, verb = segments[2].rpartition(":")
+            return self._asked(name, verb)
+        if not self._whole or request.method not in ("GET", "HEAD"):
+            return None
+        match segments:
+            case [] | [""]:
+                return self._alive
+            case ["v1", "models"]:
+                return self._list
+            case ["v1", "models", name]:
+                return partial(self._ready, name)
+        return None
+
+    def _asked(self, name: str, verb: str) -> Serve | None:
+        try:
+            model = self._models.find(name)
+        except ModelNotFound as error:
+            missing = refusal(error)
+            return partial(_answered, missing) if self._whole and verb in ("predict", "explain") else None
+        adapter = model.adapter
+        if (verb == "predict" and adapter) or (verb == "explain" and adapter == PROGRAM):
+            return partial(self._predict, model, "v1;explain" if verb == "explain" else "v1")
+        return None
+
+    async def _alive(self, request: HttpRequest) -> HttpAnswer:
+        return compact_json(200, {"status": "alive"})
+
+    async def _list(self, request: HttpRequest) -> HttpAnswer:
+        return compact_json(200, {"models": sorted(model.name for model in self._models.defaults())})
+
+    async def _ready(self, name: str, request: HttpRequest) -> HttpAnswer:
+        try:
+            ready = self._models.find(name).ready
+        except ModelNotFound as error:
+            return refusal(error)
+        return compact_json(200 if ready else 503, {"name": name, "ready": ready})
+
+    async def _predict(self, model: Served, form: str, request: HttpRequest) -> HttpAnswer:
+        try:
+            job = model.submit(
+                [Input("", f"\0{form}", await request.body())],
+                headers=[(key.decode("latin-1"), value.decode("latin-1")) for key, value in request.headers],
+                request_id=request.request_id,
+                stream=True,
+            )
+            request.when_gone(job.cancel)
+            body = b"".join([bytes(piece) async for pieces in job.chunks() for piece in pieces])
+        except ServeError as error:
+            return refusal(error)
+        return HttpAnswer(200, [(name.encode(), value.encode("latin-1")) for name, value in job.headers], body)
+
+
+async def _answered(answer: HttpAnswer, request: HttpRequest) -> HttpAnswer:
+    return answer

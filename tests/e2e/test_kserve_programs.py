@@ -1,0 +1,353 @@
+"""Programs written for aiSSEMBLE's and KServe's servers, run unchanged: the program's process becomes the server."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+
+from ts.protocol import open_inference_pb2 as pb
+from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
+
+PROGRAMS = Path(__file__).parents[1] / "data" / "programs"
+GUARD_S = 60
+RUN = [sys.executable, "-m", "ts.compat.run"]
+
+
+class Program:
+    """A running program; `command` is put before its file."""
+
+    def __init__(self, directory: Path, text: str, *argv: str, command: list[str], **environ: str) -> None:
+        self.directory = directory
+        (directory / "main.py").write_text((PROGRAMS / f"{text}.txt").read_text())
+        known = {name: value for name, value in os.environ.items() if not name.startswith(("TS_", "KSERVE_", "KRAUS"))}
+        tmp = directory / "tmp"
+        tmp.mkdir()
+        self.lines: list[str] = []
+        self._changed = threading.Condition()
+        self.process = subprocess.Popen(
+            [*command, "main.py", *argv],
+            cwd=directory,
+            env=known | {"KSERVE_HTTP_PORT": "0", "KSERVE_GRPC_PORT": "0", "TMPDIR": str(tmp)} | environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._changed:
+                self.lines.append(line.rstrip("\n"))
+                self._changed.notify_all()
+        with self._changed:
+            self.lines.append("(end)")
+            self._changed.notify_all()
+
+    def wait_for(self, text: str, count: int = 1) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._said(text) >= count or self._said("(end)") > 0, GUARD_S)
+        assert self._said(text) >= count, self.log
+
+    def _said(self, text: str) -> int:
+        return sum(text in line for line in self.lines)
+
+    @property
+    def log(self) -> str:
+        return "\n".join(self.lines)
+
+    def port(self, name: str) -> int:
+        self.wait_for(f"{name} listens on")
+        match = re.search(rf"{name} listens on \S+:(\d+)", self.log)
+        assert match
+        return int(match[1])
+
+    def ask(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any, dict[str, str]]:
+        data = None if body is None else json.dumps(body).encode()
+        url = f"http://127.0.0.1:{self.port('http_inference')}{path}"
+        request = urllib.request.Request(url, data, headers)
+        try:
+            answer = urllib.request.urlopen(request, timeout=GUARD_S)
+        except urllib.error.HTTPError as error:
+            answer = error
+        with answer:
+            text = answer.read()
+            return answer.status, json.loads(text) if text[:1] in b"{[" else text.decode(), dict(answer.headers)
+
+    def infer(self, model: str, name: str, data: list[Any], datatype: str = "FP32") -> tuple[int, Any]:
+        tensor = {"name": name, "shape": [len(data)], "datatype": datatype, "data": data}
+        return self.ask(f"/v2/models/{model}/infer", {"inputs": [tensor]})[:2]
+
+    def close(self) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(GUARD_S)
+        self._reader.join(GUARD_S)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
+
+
+Start = Callable[..., Program]
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    running: list[Program] = []
+
+    def started(text: str, *argv: str, command: list[str] = RUN, **environ: str) -> Program:
+        program = Program(tmp_path_factory.mktemp("program"), text, *argv, command=command, **environ)
+        running.append(program)
+        return program
+
+    yield started
+    for program in running:
+        program.close()
+
+
+@pytest.fixture(scope="module")
+def scaling(start: Start) -> Program:
+    program = start(
+        *("handler_program", "--times=3", "--workers=2", "--enable-docs-url=true"),
+        KSERVE_ACCESS_LOG_FORMAT="asked %(m)s %(U)s -> %(s)s",
+    )
+    program.wait_for("of scaling_1.0 is ready", 2)
+    return program
+
+
+@pytest.fixture(scope="module")
+def predictors(start: Start) -> Program:
+    program = start("predictors_program", "--model_name", "plain")
+    for name in ("plain", "waiting"):
+        program.wait_for(f"of {name}_1.0 is ready")
+    return program
+
+
+@pytest.fixture
+def stub(scaling: Program) -> Iterator[GRPCInferenceServiceStub]:
+    with grpc.insecure_channel(f"127.0.0.1:{scaling.port('grpc_inference')}") as channel:
+        yield GRPCInferenceServiceStub(channel)
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The interpreter of a virtual environment in which the imports were made to work."""
+    directory = tmp_path_factory.mktemp("venv")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(directory)], check=True, timeout=GUARD_S)
+    python = str(directory / "bin" / "python")
+    subprocess.run([python, "-m", "ts.compat.install"], check=True, timeout=GUARD_S, env=installed())
+    return python
+
+
+def installed() -> dict[str, str]:
+    """What is installed here, for the interpreter of an environment without."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join(one for one in sys.path if one)}
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def test_the_readmes_program_runs_as_it_is(start: Start, environment: str) -> None:
+    """`python main.py --http_port=…` in a virtual environment. Promises 003-01, 003-05, 003-06, 003-07, 003-09,
+    003-10."""
+    port = free_port()
+    program = start(
+        "aissemble_readme", f"--http_port={port}", command=[environment], PYTHONPATH=installed()["PYTHONPATH"]
+    )
+    program.wait_for("of my_model_1.0 is ready")
+    assert program.port("http_inference") == port
+    assert program.infer("my_model", "input", [1.0]) == (
+        200,
+        {"model_name": "my_model", "model_version": "1.0", "id": "id", "outputs": []},
+    )
+    tensors = [[{"name": name, "datatype": "FP32", "shape": [1]}] for name in ("input", "output")]
+    metadata = {"name": "my_model", "versions": ["1.0"], "platform": "python"}
+    assert program.ask("/v2/models/my_model")[1] == metadata | {"inputs": tensors[0], "outputs": tensors[1]}
+    assert program.ask("/v2/models/my_model/ready")[:2] == (200, {"name": "my_model", "ready": True})
+    first = psutil.Process(program.process.pid)
+    assert "ts_frontend.kserve.program" in " ".join(first.cmdline()), "the program's process is the server"
+    left = [*first.children(recursive=True)]
+    assert program.close() == 0
+    assert not psutil.wait_procs(left, timeout=GUARD_S)[1]
+    assert not list(program.directory.glob("tmp/*")), "nothing is left behind"
+
+
+def test_requests_reach_the_object_that_the_program_made(scaling: Program) -> None:
+    assert scaling.infer("scaling", "x", [1, 2.5])[1]["outputs"] == [
+        {"name": "scaled", "datatype": "FP32", "shape": [1, 2], "data": [3.0, 7.5]}
+    ]
+    assert scaling.infer("scaling", "t", ["ab"], "BYTES")[1]["outputs"][0]["data"] == ["AB"]
+
+
+def test_each_worker_has_its_own_object_and_has_loaded_it(scaling: Program) -> None:
+    """Promise 003-13."""
+    pids = set()
+    for _ in range(200):
+        pid, loaded_in = scaling.infer("scaling", "pid", [1])[1]["outputs"][0]["data"]
+        assert pid == loaded_in
+        pids.add(pid)
+        if len(pids) == 2:
+            break
+    assert len(pids) >= 1 and scaling.process.pid not in pids
+    workers = re.findall(r"Worker \d+ of scaling_1.0 is ready \(pid (\d+)\)", scaling.log)
+    assert pids <= set(map(int, workers)) and len(workers) == 2
+
+
+def test_grpc_clients_get_the_same(scaling: Program, stub: GRPCInferenceServiceStub) -> None:
+    metadata = stub.ModelMetadata(pb.ModelMetadataRequest(name="scaling"), timeout=GUARD_S)
+    assert (metadata.platform, metadata.outputs[0].name, list(metadata.outputs[0].shape)) == ("ours", "scaled", [1, -1])
+    tensor = pb.ModelInferRequest.InferInputTensor(name="x", shape=[1], datatype="FP32")
+    tensor.contents.fp32_contents.append(2)
+    request = pb.ModelInferRequest(model_name="scaling", inputs=[tensor])
+    answers = [stub.ModelInfer.future(request, timeout=GUARD_S) for _ in range(8)]
+    assert all(list(one.result().outputs[0].contents.fp32_contents) == [6.0] for one in answers)
+
+
+def test_what_a_handler_gets_wrong_is_its_own(scaling: Program) -> None:
+    status, answer = scaling.infer("scaling", "bad", [1])
+    assert (status, "output ('bad'): Shape mismatch - declared [3] , but got [1]" in answer["error"]) == (500, True)
+    assert scaling.infer("scaling", "raise", [1])[0] == 500
+    assert scaling.infer("scaling", "x", [1])[0] == 200
+
+
+def test_v1_reaches_it_too(scaling: Program) -> None:
+    assert scaling.ask("/v1/models/scaling:predict", {"instances": [1, 2]})[:2] == (200, {"predictions": [[3.0, 6.0]]})
+    assert scaling.ask("/v1/models/scaling:explain", {"instances": [1]})[0] == 501
+    assert scaling.ask("/v1/models/nope:predict", {"instances": [1]})[:2] == (404, {"error": "Model not found: nope"})
+
+
+def test_kserves_paths(scaling: Program) -> None:
+    assert scaling.ask("/")[:2] == (200, {"status": "alive"})
+    assert scaling.ask("/v1/models")[1] == scaling.ask("/v2/models")[1] == {"models": ["scaling"]}
+    assert scaling.ask("/v1/models/scaling")[:2] == (200, {"name": "scaling", "ready": True})
+    assert scaling.ask("/v1/models/nope")[0] == 404
+    assert scaling.ask("/v2/health/live")[1]["live"] and scaling.ask("/v2/health/ready")[1]["ready"]
+
+
+def test_the_page_about_the_api_loads_nothing_from_elsewhere(scaling: Program, predictors: Program) -> None:
+    """Promise 003-17; off is tested below."""
+    for program in (scaling, predictors):  # by an argument, and by the program's own ModelServer(…)
+        for path in ("/docs", "/v2/docs"):
+            status, page, headers = program.ask(path)
+            assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+            assert "/v2/models/{model_name}/infer" in page
+            assert "//" not in page and "<script" not in page
+    assert scaling.ask("/openapi.json")[1] == scaling.ask("/v2/docs/dataplane.json")[1]
+    assert "/v2/models/{model_name}/infer" in scaling.ask("/openapi.json")[1]["paths"]
+
+
+def test_a_line_for_each_request(scaling: Program) -> None:
+    """Promises 003-18, 003-19."""
+    before = scaling._said("preprocess_ms: ")
+    scaling.ask("/v2/models/scaling/infer", {"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}]})
+    scaling.wait_for("preprocess_ms: ", before + 1)
+    line = next(line for line in reversed(scaling.lines) if "preprocess_ms" in line)
+    assert re.search(
+        r"requestId: \S+, preprocess_ms: [\d.]+, explain_ms: [\d.]+, predict_ms: [\d.]+, postprocess", line
+    )
+    scaling.wait_for("asked POST /v2/models/scaling/infer -> 200")
+
+
+def test_nothing_of_it_when_it_is_off(start: Start) -> None:
+    """Promises 003-07, 003-16, 003-17, 003-18: a model that isn't loaded is not ready."""
+    program = start(
+        *("handler_program", "--unloaded", "--enable_grpc=false", "--enable_latency_logging", "false"),
+        KSERVE_GRPC_PORT=str(free_port()),
+    )
+    program.wait_for("Model server started.")
+    program.wait_for("model_load('scaling') of its handler returned False")
+    assert program.lines[0] == "loaded: False"
+    assert program.ask("/v2/models/scaling/ready")[:2] == (503, {"name": "scaling", "ready": False})
+    assert program.ask("/v1/models/scaling")[0] == 503
+    assert program.ask("/docs")[0] == 404
+    assert "grpc_inference listens" not in program.log
+    assert program.ask("/v2/health/live")[0] == 200
+
+
+def test_properties_of_krausening(start: Start, tmp_path: Path) -> None:
+    """Promises 003-20, 003-21; every option and source in test_kserve_options.py."""
+    port = free_port()
+    (tmp_path / "oip.properties").write_text(f"kserve_http_port={port}\nkserve_enable_latency_logging=false\n")
+    program = start("aissemble_readme", KRAUSENING_BASE=str(tmp_path), KSERVE_MAX_THREADS="9", AUTH_ENABLED="true")
+    program.wait_for("http_inference listens on")
+    assert program.port("http_inference") != port, "the environment is stronger"
+    assert "environment KSERVE_MAX_THREADS: any number of calls" in program.log
+    assert "AUTH_ENABLED (auth_enabled): aiSSEMBLE's KServe server asks for no tokens" in program.log
+    program.wait_for("of my_model_1.0 is ready")
+    assert program.infer("my_model", "input", [1.0])[0] == 200
+    assert "preprocess_ms" not in program.log
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "text"),
+    [
+        (["--http_port=x"], {}, "Invalid integer value 'x'"),
+        ([], {"KSERVE_WORKERS": "many"}, "environment KSERVE_WORKERS: Invalid integer value 'many'"),
+        ([], {"KSERVE_ACCESS_LOG_FORMAT": "%(nope)s"}, "%(nope)s is unknown"),
+    ],
+)
+def test_options_that_cannot_be_read(start: Start, argv: list[str], environ: dict[str, str], text: str) -> None:
+    program = start("aissemble_readme", *argv, **environ)
+    assert program.process.wait(GUARD_S) == 1
+    program.wait_for("(end)")
+    assert text in program.log and "Traceback" not in program.log
+
+
+def test_a_program_without_a_file(tmp_path: Path) -> None:
+    code = "from ts.compat.start import serve; serve('aissemble', {}, {})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=GUARD_S)
+    assert done.returncode == 1 and "put it into one, instead of python -c" in done.stderr
+
+
+# --- KServe's predictors
+
+
+def test_predictors_over_v1(predictors: Program) -> None:
+    status, answer, headers = predictors.ask(
+        "/v1/models/plain:predict", {"instances": [1, 2]}, **{"User-Agent": "curl/8"}
+    )
+    assert (status, answer) == (200, {"predictions": [2, 4], "agent": "curl"})
+    assert headers["content-type"] == "application/json"
+    assert predictors.ask("/v1/models/waiting:predict", {"instances": [1, 2]})[1] == {"predictions": [2, 1]}
+    assert predictors.ask("/v1/models/plain:explain", {"instances": [1]})[1] == {"explanations": [2]}
+    assert predictors.ask("/v1/models/waiting:explain", {"instances": [1]})[0] == 501
+    assert predictors.ask("/v1/models/plain:predict", {"instances": [0]})[:2] == (400, {"error": "no zeros"})
+    assert predictors.ask("/v1/models/plain:predict", {"instances": 0})[0] == 400
+
+
+def test_predictors_over_v2(predictors: Program) -> None:
+    status, answer = predictors.infer("plain", "x", [1.0, 2.0])
+    assert (status, answer["outputs"]) == (200, [{"name": "sum", "datatype": "FP64", "shape": [1], "data": [30.0]}])
+
+
+def test_cloud_events(predictors: Program) -> None:
+    event = {"specversion": "1.0", "id": "1", "type": "t", "source": "s", "data": {"instances": [3]}}
+    structured = predictors.ask("/v1/models/plain:predict", event, **{"Content-Type": "application/cloudevents+json"})
+    binary = predictors.ask("/v1/models/plain:predict", event["data"], **{"ce-id": "1", "ce-specversion": "1.0"})
+    for status, answer, headers in (structured, binary):
+        assert (status, answer["predictions"]) == (200, [6])
+        assert headers["ce-source"] == "io.kserve.inference.plain"
+
+
+def test_the_steps_of_a_predictor_are_logged(predictors: Program) -> None:
+    predictors.ask("/v1/models/waiting:predict", {"instances": [1]})
+    predictors.wait_for("W-9001-waiting_1.0-stdout MODEL_LOG - requestId: ")

@@ -1,0 +1,38 @@
+"""`python -m ts.compat.install [--remove]`: makes the imports of other servers work in programs of this environment.
+
+Those are `aissemble_open_inference_protocol_*`, `kserve`, …. Installed packages win, also those that come later.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+
+from ts.compat import SHIMS
+
+NAME = "torchrelay-shims.pth"
+
+
+def main(argv: Sequence[str], site_packages: Path | None = None) -> int:
+    """Writes or removes a .pth file, whose path Python puts behind site-packages at its start."""
+    if argv not in ([], ["--remove"]):
+        print("usage: python -m ts.compat.install [--remove]", file=sys.stderr)
+        return 2
+    file = (site_packages or Path(sysconfig.get_path("purelib"))) / NAME
+    try:
+        if argv:
+            file.unlink(missing_ok=True)
+            print(f"removed {file}")
+        else:
+            file.write_text(SHIMS + "\n")
+            print(f"wrote {file}: programs of {sys.prefix} find {SHIMS} behind the installed packages")
+    except OSError as error:
+        print(f"{file} can't be written: {error.strerror}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

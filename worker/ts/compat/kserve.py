@@ -1,0 +1,127 @@
+"""KServe's predictors: how requests of both protocols reach their steps (docs/kserve.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from ts.compat.kserve_api.messages import array_of
+from ts.compat.latency import Latency
+from ts.context import Context
+from ts.runtime.handlers import HandlerNotUsable, Loaded, Settings, context_of, declared
+from ts.tensors import types
+from ts.tensors.v1_form import V1Request, V1Response
+from ts.utils.util import PredictionException
+
+#: Statuses of KServe's errors, by the names of their types: those of its own package have no number.
+STATUSES = {
+    "InvalidInput": 400,
+    "UnsupportedProtocol": 400,
+    "ModelNotFound": 404,
+    "ModelNotReady": 503,
+    "ServerNotReady": 503,
+    "NotImplementedError": 501,
+}
+
+
+def serving(model: Any, settings: Settings) -> Loaded:
+    if not model.ready:
+        raise HandlerNotUsable(f"load() of {type(model).__name__} {model.name!r} did not make it ready")
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    signature = {
+        "platform": "",
+        "inputs": loop.run_until_complete(_result(model.get_input_types())),
+        "outputs": loop.run_until_complete(_result(model.get_output_types())),
+    }
+    served = Served(model, bool(settings["adapter_settings"].get("latency_logging")))
+    tensors = declared(settings | {"tensors": None})
+    return Loaded(served.answers, context_of(settings), "async", loop, "requests", tensors, signature)
+
+
+async def _result(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
+class Served:
+    """A predictor, and how requests reach it: those of coroutines at the same time, others one after another."""
+
+    def __init__(self, model: Any, latency_logging: bool) -> None:
+        self._model, self._logs = model, latency_logging
+        self._messages: Any = importlib.import_module("kserve.protocol.infer_type")
+        self._taken: Any = cache(_taken)
+
+    async def answers(self, data: Sequence[types.InferenceRequest], context: Context) -> list[Any]:
+        return [await self._answer(request, context.get_request_id(index) or "") for index, request in enumerate(data)]
+
+    async def _answer(self, request: types.InferenceRequest, request_id: str) -> Any:
+        """The answer, or what fails this request alone."""
+        latency = Latency(request_id)
+        try:
+            answer = await self._through(request, latency)
+        except Exception as error:
+            known = [STATUSES[one.__name__] for one in type(error).__mro__ if one.__name__ in STATUSES]
+            if not known:
+                raise
+            return PredictionException(str(getattr(error, "reason", "") or error), known[0])
+        if self._logs:
+            print(latency.line(), flush=True)
+        return answer
+
+    async def _through(self, request: types.InferenceRequest, latency: Latency) -> Any:
+        payload = request.payload if isinstance(request, V1Request) else self._infer_request(request)
+        explain = isinstance(request, V1Request) and request.explain
+        headers, more = request.headers, dict[str, str]()
+        found = await self._step("preprocess", payload, headers)
+        latency.step("preprocess")
+        found = await self._step("explain" if explain else "predict", found, headers, more)
+        latency.step("explain" if explain else "predict")
+        if not explain:
+            found = await self._step("postprocess", found, headers, more)
+            latency.step("postprocess")
+        return self._response(found, request)
+
+    async def _step(self, name: str, *arguments: Any) -> Any:
+        """Calls a step with as many of the arguments as it takes."""
+        return await _result(getattr(self._model, name)(*arguments[: self._taken(type(self._model), name)]))
+
+    def _infer_request(self, request: types.InferenceRequest) -> Any:
+        inputs = [self._input(tensor) for tensor in request.inputs]
+        return self._messages.InferRequest(
+            self._model.name, inputs, request.id or None, parameters=dict(request.parameters)
+        )
+
+    def _input(self, tensor: types.Tensor) -> Any:
+        made = self._messages.InferInput(tensor.name, list(tensor.shape), tensor.datatype, None, tensor.parameters)
+        if tensor.datatype == "BYTES":
+            made.data = tensor.array.ravel().tolist()
+        else:
+            made.set_data_from_numpy(tensor.array, binary_data=False)
+        return made
+
+    def _response(self, found: Any, request: types.InferenceRequest) -> Any:
+        if isinstance(found, tuple):  # with headers, of models made with return_response_headers
+            found = found[0]
+        if isinstance(found, dict) and "outputs" not in found:
+            return V1Response([], payload=found)
+        outputs = found["outputs"] if isinstance(found, dict) else getattr(found, "outputs", None)
+        if outputs is None:
+            raise TypeError(f"{type(self._model).__name__} answered {type(found).__name__}, no dict or InferResponse")
+        return types.InferenceResponse([self._output(one) for one in outputs], request.id)
+
+    def _output(self, output: Any) -> types.Tensor:
+        if isinstance(output, dict):
+            output = self._messages.InferOutput(output["name"], output["shape"], output["datatype"], output["data"])
+        return types.Tensor(output.name, *array_of(output, f"output {output.name!r}"))
+
+
+def _taken(kind: type, name: str) -> int:
+    """How many arguments a method takes, after the object's own."""
+    parameters = list(inspect.signature(getattr(kind, name)).parameters.values())
+    if any(one.kind is one.VAR_POSITIONAL for one in parameters):
+        return 3
+    return sum(one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in parameters) - 1

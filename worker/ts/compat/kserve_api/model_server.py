@@ -1,0 +1,66 @@
+"""KServe's command line, and the server that programs start."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+from ts.compat.kserve_api.model import Model
+from ts.compat.start import serve
+
+
+def _truth(text: str) -> bool:
+    if text.lower() in ("y", "yes", "t", "true", "on", "1"):
+        return True
+    if text.lower() in ("n", "no", "f", "false", "off", "0"):
+        return False
+    raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+
+
+def _parser() -> argparse.ArgumentParser:
+    """For programs whose own parsers take it as a parent; what it says to the server is read there again."""
+    made = argparse.ArgumentParser(add_help=False)
+    for name, kind, default in (
+        ("http_port", int, 8080),
+        ("grpc_port", int, 8081),
+        ("workers", int, 1),
+        ("max_threads", int, 4),
+        ("max_asyncio_workers", int, None),
+        ("enable_grpc", _truth, True),
+        ("enable_docs_url", _truth, False),
+        ("enable_latency_logging", _truth, True),
+        ("access_log_format", str, None),
+        ("model_name", str, "model"),
+        ("predictor_host", str, None),
+        ("protocol", str, "v1"),
+        ("log_config_file", str, None),
+    ):
+        made.add_argument(f"--{name}", type=kind, default=default)
+    return made
+
+
+parser = _parser()
+
+
+def __getattr__(name: str) -> Any:
+    """`args`: the command line's, read when somebody asks; KServe reads it when it is imported."""
+    if name == "args":
+        return parser.parse_known_args()[0]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+class ModelServer:
+    """What is given here counts where the command line says nothing."""
+
+    def __init__(self, **options: Any) -> None:
+        self._options = {name: value for name, value in options.items() if value is not None}
+
+    def start(self, models: Iterable[Model]) -> NoReturn:
+        """This process becomes the server; its workers run the program again, up to here."""
+        by_name = {}
+        for model in models:
+            model.start()
+            by_name[model.name] = model
+        plain = {name: value for name, value in self._options.items() if isinstance(value, (str, int, float, bool))}
+        serve("kserve", by_name, plain)

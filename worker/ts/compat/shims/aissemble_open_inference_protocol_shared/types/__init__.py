@@ -1,0 +1,1 @@
+"""aiSSEMBLE's package of this name, for where that isn't installed (docs/aissemble.md)."""

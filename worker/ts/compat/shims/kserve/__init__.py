@@ -1,0 +1,19 @@
+"""KServe's package of this name, as far as predictors need it, for where that isn't installed (docs/kserve.md)."""
+
+from ts.compat.kserve_api import log as logging
+from ts.compat.kserve_api.log import logger
+from ts.compat.kserve_api.messages import InferInput, InferOutput, InferRequest, InferResponse
+from ts.compat.kserve_api.model import Model, PredictorProtocol
+from ts.compat.kserve_api.model_server import ModelServer
+
+__all__ = [
+    "InferInput",
+    "InferOutput",
+    "InferRequest",
+    "InferResponse",
+    "Model",
+    "ModelServer",
+    "PredictorProtocol",
+    "logger",
+    "logging",
+]

@@ -1,0 +1,1 @@
+"""Messages of the V2 protocol."""

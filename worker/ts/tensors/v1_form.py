@@ -1,0 +1,139 @@
+"""KServe's V1 protocol: `{"instances": […]}` and `{"predictions": […]}`, also as CloudEvents."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ts.protocol.frames import Buffer
+from ts.tensors.datatypes import BadTensor, bytes_array
+from ts.tensors.forms import Form, Model, completed, payload
+from ts.tensors.json_form import dumped
+from ts.tensors.rows import plain_value
+from ts.tensors.types import InferenceRequest, InferenceResponse, Tensor
+
+EXPLAIN = "explain"
+INSTANCES = ("instances", "inputs")
+_STRUCTURED = "application/cloudevents+json"
+
+
+@dataclass(slots=True)
+class V1Request(InferenceRequest):
+    """`payload` is the body as it came; the inherited `inputs` are what tensors it makes."""
+
+    payload: dict[str, Any] = field(default_factory=dict)
+    explain: bool = False
+
+
+@dataclass(slots=True)
+class V1Response(InferenceResponse):
+    """`payload` is the body of the answer."""
+
+    payload: dict[str, Any] = field(default_factory=dict)
+
+
+def opened(data: Buffer, headers: dict[str, str], options: frozenset[str], model: Model) -> Form:
+    return V1Form(payload(data), EXPLAIN in options, headers, model)
+
+
+class V1Form:
+    """Instances that are objects are rows of tensors with their keys' names; all others are one tensor, of the model's
+    only input or `instances`. What makes no array of numbers or texts is a BYTES tensor of JSON."""
+
+    def __init__(self, data: bytes, explain: bool, headers: dict[str, str], model: Model) -> None:
+        self._model = model
+        self._event = any(name.lower() == "ce-id" for name in headers)
+        body = _object(data)
+        if headers.get("content-type", "").startswith(_STRUCTURED):
+            self._event, body = True, _event_data(body)
+        self.headers: Sequence[tuple[str, str]] = (("content-type", "application/json"), *self._event_headers())
+        rows = next((body[name] for name in INSTANCES if isinstance(body.get(name), list)), None)
+        if rows is None:
+            raise BadTensor('Expected "instances" or "inputs" to be a list')
+        self.request: InferenceRequest = V1Request(
+            _tensors(rows, model), "", model.name, model.version, headers=headers, payload=body, explain=explain
+        )
+
+    def _event_headers(self) -> list[tuple[str, str]]:
+        if not self._event:
+            return []
+        source = f"io.kserve.inference.{self._model.name}"
+        names = {
+            "specversion": "1.0",
+            "id": str(uuid.uuid4()),
+            "source": source,
+            "type": "io.kserve.inference.response",
+        }
+        return [(f"ce-{name}", value) for name, value in names.items()]
+
+    def answer(self, response: InferenceResponse, last: bool) -> bytes:
+        if isinstance(response, V1Response):
+            return dumped(response.payload)
+        completed(response, self.request, self._model)
+        return dumped({"predictions": _predictions(response.outputs)})
+
+    def end(self) -> bytes:
+        return b""
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise BadTensor(f"the body is not valid JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise BadTensor('Expected "instances" or "inputs" to be a list')
+    return found
+
+
+def _event_data(event: dict[str, Any]) -> dict[str, Any]:
+    """What a CloudEvent in structured mode carries."""
+    if "data_base64" in event:
+        try:
+            return _object(base64.b64decode(event["data_base64"], validate=True))
+        except (binascii.Error, TypeError) as error:
+            raise BadTensor(f"data_base64 of the CloudEvent is no base64: {error}") from None
+    data = event.get("data")
+    if not isinstance(data, dict):
+        raise BadTensor("the CloudEvent has no object as its data")
+    return data
+
+
+def _tensors(rows: list[Any], model: Model) -> list[Tensor]:
+    if rows and all(isinstance(row, dict) and set(row) == set(rows[0]) for row in rows):
+        return [_tensor(name, [row[name] for row in rows]) for name in rows[0]]
+    return [_tensor(next(iter(model.inputs)) if len(model.inputs) == 1 else INSTANCES[0], rows, model)]
+
+
+def _tensor(name: str, values: list[Any], model: Model | None = None) -> Tensor:
+    if all(isinstance(value, str) for value in values):
+        return Tensor(
+            name, "BYTES", bytes_array([value.encode("utf-8", "surrogatepass") for value in values], [len(values)])
+        )
+    try:
+        array = np.array(values)
+    except ValueError:
+        array = np.empty(0, dtype=object)
+    if array.dtype.kind in "biuf":
+        return Tensor.of(name, array)
+    return Tensor(name, "BYTES", bytes_array([dumped(value) for value in values], [len(values)]))
+
+
+def _predictions(outputs: Sequence[Tensor]) -> Any:
+    """One output's rows; of several an object for each row, or of lists where their numbers of rows differ."""
+    if not outputs:
+        return []
+    values = {tensor.name: plain_value(tensor) for tensor in outputs}
+    if len(values) == 1:
+        return next(iter(values.values()))
+    counts = {len(value) if isinstance(value, list) else -1 for value in values.values()}
+    if len(counts) != 1 or -1 in counts:
+        return values
+    return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
