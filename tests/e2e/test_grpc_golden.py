@@ -16,9 +16,12 @@ from typing import Any
 import grpc
 import pytest
 
+from ts.protocol import open_inference_pb2
+from ts.version import __version__
 from ts_frontend.protos import inference_pb2, management_pb2
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 from ts_frontend.protos.management_pb2_grpc import ManagementAPIsServiceStub
+from ts_frontend.services.tensor_models import EXTENSIONS
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 GUARD_S = 60
@@ -33,6 +36,7 @@ class Stubs:
         self._server = server
         self._inference = InferenceAPIsServiceStub(inference)
         self._management = ManagementAPIsServiceStub(management)
+        self._channel = inference
 
     def predict(self, data: Any, model: str = "probe", version: str = "", **more: Any) -> str:
         return _shown(lambda: self._inference.Predictions(_request(data, model, version), timeout=GUARD_S, **more))
@@ -51,6 +55,16 @@ class Stubs:
     def manage(self, method: str, **fields: Any) -> str:
         request = getattr(management_pb2, f"{method}Request")(**fields)
         return _shown(lambda: getattr(self._management, method)(request, timeout=GUARD_S))
+
+    def open_inference(self, method: str, **fields: Any) -> str:
+        """A method of TorchServe's own service of that name."""
+        request = getattr(open_inference_pb2, f"{method}Request")(**fields)
+        call = self._channel.unary_unary(
+            f"/org.pytorch.serve.grpc.openinference.GRPCInferenceService/{method}",
+            type(request).SerializeToString,
+            getattr(open_inference_pb2, f"{method}Response").FromString,
+        )
+        return _shown(lambda: call(request, timeout=GUARD_S))
 
     def describe(self) -> str:
         assert "registered" in self.manage("RegisterModel", url="describe.mar", initial_workers=1, synchronous=True)
@@ -97,6 +111,10 @@ CALLS: dict[str, Callable[[Stubs], str]] = {
     "334": lambda to: to.manage("ScaleWorker", model_name="nope"),
     "337": lambda to: to.manage("SetDefault", model_name="probe", model_version="9"),
     "338": lambda to: to.describe(),
+    "341": lambda to: to.open_inference("ModelReady", name="describe"),
+    "342": lambda to: to.open_inference("ModelReady", name="nope"),
+    "343": lambda to: to.open_inference("ModelMetadata", name="probe"),
+    "344": lambda to: to.open_inference("ServerMetadata"),
     "345": lambda to: to.manage("UnregisterModel", model_name="probe"),
     "346": lambda to: to.manage("UnregisterModel", model_name="nope"),
 }
@@ -110,6 +128,16 @@ DEVIATIONS = {
     "321": ("INTERNAL (13)", "INVALID_ARGUMENT (3)", "it's the caller's mistake"),
     "322": ("INTERNAL (13)", "NOT_FOUND (5)", "a missing model isn't the server's failure"),
     "323": ("INTERNAL (13)", "NOT_FOUND (5)", "nor is a missing version"),
+    "342": (
+        *("status: NOT_FOUND (5)\ndetails: 'Model not found: nope'", "OK"),
+        "a model that isn't there is not ready, as Triton's and MAX's clients expect",
+    ),
+    "344": (
+        "status: UNIMPLEMENTED (12)\ndetails: 'Method org.pytorch.serve.grpc.openinference.GRPCInferenceService/"
+        "ServerMetadata is unimplemented'",
+        f'OK\nname: "torchrelay"\nversion: "{__version__}"\n' + "\n".join(f'extensions: "{one}"' for one in EXTENSIONS),
+        "all methods are there under this name, too",
+    ),
     "325": (
         *("status: INTERNAL (13)\ndetails: 'Worker died.'", "(end of stream, status OK)"),
         "the worker crashes there after the answer",

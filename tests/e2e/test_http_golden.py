@@ -97,6 +97,13 @@ def plain_rows(recorded: Exchange) -> None:
     del recorded.answer_headers["content-type"], recorded.answer_headers["connection"]
 
 
+def metadata(recorded: Exchange) -> None:
+    recorded.status = 200
+    recorded.answer_headers.pop("connection")
+    found = {"name": "mnist", "versions": ["1.0"], "platform": "", "inputs": [], "outputs": []}
+    recorded.answer = json.dumps(found).encode()
+
+
 def refused_by_the_engine(recorded: Exchange) -> None:
     recorded.status, recorded.answer_headers, recorded.answer = 400, {"connection": "close"}, b""
 
@@ -120,6 +127,9 @@ DEVIATIONS = {
     "191": Deviation(
         "a browser's preflight is allowed, so that the page sees the answer to its own request", preflight
     ),
+    "185": Deviation("KServe's clients read `ready`, the protocol's text says `live`", json_values(live=True)),
+    "187": Deviation("models have metadata, declared or not", metadata),
+    "188": Deviation("versions are served", metadata),
     "241": Deviation("it is answered, where TorchServe lets it hang", another(503, "ServiceUnavailableException", "")),
     "244": Deviation("the reason is said", message("")),
     "259": Deviation("what is no image is the request's fault", another(400, "InternalServerException", "")),
@@ -303,7 +313,7 @@ MAIN = re.findall(
 #: Other files whose calls other tests make: where. A file that is named there must say the number.
 OTHERS = {
     **dict.fromkeys(("140", "142", "143", "171", "172", "173", "180", "181", "182", "183"), "test_http_golden.py"),
-    **dict.fromkeys(("190", "191", "200", "210", "231"), "test_http_golden.py"),
+    **dict.fromkeys(("184", "185", "187", "188", "190", "191", "200", "210", "231"), "test_http_golden.py"),
     **dict.fromkeys(
         [
             "302",
@@ -326,6 +336,7 @@ OTHERS = {
         "test_grpc_golden.py",
     ),
     **dict.fromkeys(["323", "324", "325", "333", "334", "337", "338", "345", "346"], "test_grpc_golden.py"),
+    **dict.fromkeys(["341", "342", "343", "344"], "test_grpc_golden.py"),
     **dict.fromkeys(
         ["150", "151", "152", "153", "154", "155", "156", "157", "158", "160", "350", "352"], "test_tokens.py"
     ),
@@ -336,7 +347,6 @@ OTHERS = {
 #: Recordings of areas whose tests look at more than one answer: the area.
 AREAS = {
     **dict.fromkeys(("174", "175"), "metrics"),
-    **dict.fromkeys(("184", "185", "187", "188", "341", "342", "343", "344"), "Open Inference Protocol"),
     "201": "snapshots",
     "400": "command line",
     **dict.fromkeys(("access_log", "console", "console_extra", "model_log", "model_metrics", "ts_log"), "logs"),
@@ -623,3 +633,12 @@ def test_kserve_v2(start: Any, store: Path) -> None:
     given = {"name": "input-0", "shape": [2], "datatype": "FP32", "data": [1.0, 2.0]}
     body = json.dumps({"id": recorded("183").json()["id"], "inputs": [given]}).encode()
     check("183", perform(server, "183", body))
+
+
+def test_the_open_inference_protocol(start: Any, store: Path) -> None:
+    replace_store(store)
+    write_kserve(store, "1")
+    server = start(ts_open_inference_protocol="true")
+    assert manage(server, "POST", "/models?url=mnist.mar&initial_workers=1")[0] == 200
+    for name in ("184", "185", "187", "188"):
+        check(name, perform(server, name))

@@ -30,17 +30,18 @@ def folder_of(package: str, tops: dict[str, Path]) -> Path:
     return tops[top].joinpath(*rest)
 
 
+#: Modules and packages that only workers import, by their own names: installed as data (setup.cfg, package_data).
+SHIMS = "worker/ts/compat/shims"
+
+
 def test_every_package_of_the_tree_is_listed(setup: configparser.ConfigParser, root: Path) -> None:
     in_tree = {
         ".".join((name, *init.parent.relative_to(folder).parts))
         for name, folder in folders(setup, root).items()
         for init in folder.rglob("__init__.py")
+        if root / SHIMS not in init.parents
     }
     assert sorted(words(setup["options"]["packages"])) == sorted(in_tree)
-
-
-#: Modules that only workers import, by their own names: installed as data (setup.cfg, package_data).
-SHIMS = "worker/ts/compat/shims"
 
 
 def test_folders_with_code_are_packages(setup: configparser.ConfigParser, root: Path) -> None:
@@ -69,6 +70,12 @@ def test_every_data_file_is_listed(setup: configparser.ConfigParser, root: Path)
         if file.is_file() and file.suffix not in {".py", ".pyc"} and "__pycache__" not in file.parts
     }
     assert sorted(map(str, data - listed)) == []
+
+
+def test_every_shim_is_installed(setup: configparser.ConfigParser, root: Path) -> None:
+    patterns = words(setup["options.package_data"]["ts"])
+    listed = {file for pattern in patterns for file in (root / "worker/ts").glob(pattern)}
+    assert sorted(set((root / SHIMS).rglob("*.py")) - listed) == []
 
 
 def test_commands_lead_to_functions(setup: configparser.ConfigParser, root: Path) -> None:
