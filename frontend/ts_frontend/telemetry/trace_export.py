@@ -84,6 +84,10 @@ class Export:
         self._provider.add_span_processor(self._processor)
         self.tracer: Tracer = self._provider.get_tracer(SERVICE, ts.version.__version__)
 
+    def ended(self, span: ReadableSpan) -> None:
+        """Takes a span that no tracer made."""
+        self._processor.on_end(span)
+
     def counts(self) -> dict[str, int]:
         """Spans by what became of them."""
         exporter = self._exporter

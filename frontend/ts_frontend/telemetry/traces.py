@@ -30,7 +30,7 @@ class Traces:
         return trace_http.traced(app, self._tracer, paths)
 
     def ledger(self, name: str, version: str) -> Ledger:
-        return TracedLedger(self._tracer, name, version)
+        return TracedLedger(self._export.ended, name, version)
 
     def jobs(self, new_job: Callable[..., Job]) -> Callable[..., Job]:
         def make(ledger: Ledger, inputs: Sequence[Input], *, headers: Pairs = (), **more: Any) -> Job:
