@@ -254,8 +254,17 @@ def _wait_gone(process: psutil.Process, timeout_s: float) -> None:
         try:
             process.wait(timeout=min(1.0, timeout_s - elapsed_s))
         except psutil.TimeoutExpired:
+            if _is_zombie(process):  # it has ended; its parent, a container's first process maybe, doesn't ask how
+                return status.clear()
             status.show(f"TorchServe: draining … {time.monotonic() - began_s:.0f} s")
         else:
             return status.clear()
     status.clear()
     raise LaunchFailed(f"Stopping TorchServe took too long. Process {process.pid} still runs after {timeout_s:g} s.")
+
+
+def _is_zombie(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

@@ -96,6 +96,15 @@ def test_stop_without_a_server(shell: Shell) -> None:
     assert (stopped.returncode, stopped.stdout) == (0, "TorchServe is not currently running.\n")
 
 
+def test_stop_returns_when_the_server_has_ended_though_nobody_asks_its_exit_code(shell: Shell) -> None:
+    process = shell.foreground("ready")
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "Model server started.\n"
+        stopped = shell.run("--stop")  # this test is the server's parent and hasn't waited for it
+        assert (stopped.returncode, stopped.stdout) == (0, "TorchServe has stopped.\n")
+
+
 def test_no_flag_starts_and_words_work_too(shell: Shell) -> None:
     assert shell.run("--model-store", "store", "--models", "ready").returncode == 0
     assert shell.run("stop").stdout == "TorchServe has stopped.\n"

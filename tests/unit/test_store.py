@@ -66,15 +66,30 @@ def test_what_is_not_there(root: Path, url: str, message: str) -> None:
         fetch(Store(root), url)
 
 
-def test_links_out_of_the_store_are_refused(root: Path) -> None:
+def test_links_in_the_store_are_followed(root: Path) -> None:
     (root / "link.mar").symlink_to(root.parent / "outside.mar")
     (root / "linkdir").symlink_to(root.parent / "outdir")
-    (root / "ring").symlink_to(root / "ring")
-    for name in ("link.mar", "linkdir", "ring", "linkdir/x.mar"):
-        with pytest.raises(ArchiveNotFound, match="Model not found at"):
-            fetch(Store(root, ["file://.*"]), name)
     (root / "alias.mar").symlink_to(root / "m.mar")
-    assert fetch(Store(root), "alias.mar").path == root / "m.mar"
+    store = Store(root)
+    assert fetch(store, "link.mar").path == root.parent / "outside.mar"
+    assert not fetch(store, "link.mar").downloaded
+    assert fetch(store, "linkdir").path == root.parent / "outdir"
+    assert fetch(store, "alias.mar").path == root / "m.mar"
+
+
+def test_links_of_the_store_allow_no_path_beside_it(root: Path) -> None:
+    (root / "link.mar").symlink_to(root.parent / "outside.mar")
+    for url in (str(root.parent / "outside.mar"), (root.parent / "outside.mar").as_uri(), str(root / "link.mar")):
+        with pytest.raises(ArchiveNotFound, match="does not match any allowed"):
+            fetch(Store(root), url)
+
+
+def test_links_that_lead_nowhere(root: Path) -> None:
+    (root / "ring").symlink_to(root / "ring")
+    (root / "gone.mar").symlink_to(root.parent / "not there")
+    for name in ("ring", "gone.mar"):
+        with pytest.raises(ArchiveNotFound, match=f"Model not found at: {name}"):
+            fetch(Store(root), name)
 
 
 @pytest.mark.parametrize(

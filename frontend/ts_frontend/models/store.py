@@ -1,7 +1,7 @@
 """The model store: from the `url` of a register call to a file or directory on this machine.
 
-A name is looked up inside the store and must really lie there; anything else has to be allowed. By default only
-TorchServe's own model zoo is; `allowed_urls` replaces that.
+A name is looked up inside the store: whoever may put a link there may put a model there. Anything else has to be
+allowed. By default only TorchServe's own model zoo is; `allowed_urls` replaces that.
 """
 
 from __future__ import annotations
@@ -133,16 +133,17 @@ class Store:
         return Fetched(self._copied(plain, pin, stop), url, downloaded=True)
 
     def _inside(self, url: str, plain: str, pin: re.Match[str] | None) -> Path:
-        """A name in the store, or an absolute path: inside it, or elsewhere if its file:// URL is allowed."""
+        """A name in the store (a link there leads where its operator wanted), or an absolute path: inside it, or
+        elsewhere if its file:// URL is allowed."""
         if self._root is None:
             raise ArchiveNotFound(f"{self._missing}: {url} (there is no {self._place})")
         path = self._root / plain
         absolute = Path(plain).is_absolute()
         if not absolute and any(part.startswith(".") for part in Path(plain).parts):
             raise ArchiveNotFound(f"{self._missing}: {url} (hidden files are no models)")
-        if not self._lies_inside(path):
-            if not absolute:
-                raise ArchiveNotFound(f"{self._missing}: {url} (it doesn't lie inside the {self._place})")
+        if path == self._root:
+            raise ArchiveNotFound(f"{self._missing}: {url} (it is the {self._place} itself)")
+        if absolute and not self._lies_inside(path):
             self._allow(path.as_uri(), shown=url)
         return self._used_in_place(url, path, pin)
 
