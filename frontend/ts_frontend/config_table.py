@@ -41,7 +41,7 @@ from ts_frontend.config_kinds import (
 from ts_frontend.models.snapshot import Snapshot
 
 #: How `Setting.effect` reads in the documentation and in the note that a start with such a setting logs.
-EFFECTS = {"later": "accepted; a later version reads it", "none": "accepted; has no effect here"}
+EFFECTS = {"none": "accepted; has no effect here"}
 
 
 @dataclass(frozen=True, slots=True)
