@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from enum import Enum
 from typing import Protocol
 
-from ts.protocol.frames import Buffer, Chunk, Failed, Input, Item, Pairs
+from ts.protocol.frames import Buffer, Chunk, Failed, Feed, Input, Item, Pairs
 from ts_frontend.errors import Cancelled, HandlerFailed, MessageTooLarge, ServeError
 
 #: What a chunk costs of a stream's credit beside its bytes; the worker counts the same.
@@ -61,6 +61,9 @@ class Owner(Protocol):
 
     def grant(self, job: Job, size_bytes: int) -> None:
         """The reader of a stream has taken so many bytes."""
+
+    def feed(self, job: Job, feed: Feed) -> None:
+        """A further input of a job that runs."""
 
 
 class Recorder(Protocol):
@@ -270,6 +273,18 @@ class Job:
         """Seconds for which the reader has been busy with pieces, or pieces have been waiting for it; -inf when
         neither is so: the reader waits for more."""
         return now_s - self._unread_s
+
+    def held_up(self, now_s: float) -> float:
+        """Seconds for which its client, not its handler, is who it waits for; below 0 when it isn't."""
+        return now_s - self._unread_s
+
+    def allow(self, size_bytes: int) -> None:
+        """The handler takes so many bytes more of further inputs (`FedJob` has some)."""
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether it can run again from its start: its caller has seen nothing of an answer."""
+        return not self.received_bytes
 
     # --- the door's side
 

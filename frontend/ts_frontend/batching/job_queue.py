@@ -7,6 +7,7 @@ import math
 import time
 from typing import Protocol, cast
 
+from ts.protocol.frames import Feed
 from ts_frontend.batching.batcher import Batcher, Full, Policy, Waiting
 from ts_frontend.errors import DeadlineExceeded, QueueFull, ServeError
 from ts_frontend.job import Job, State
@@ -90,6 +91,9 @@ class WorkQueue:
 
     def grant(self, job: Job, size_bytes: int) -> None:
         """A job that waits has no stream yet."""
+
+    def feed(self, job: Job, feed: Feed) -> None:
+        """Nor a handler that takes further inputs."""
 
     # --- ending what waits
 

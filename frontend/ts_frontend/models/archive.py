@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from ts_frontend.errors import ArchiveNotFound, ServeError
+from ts_frontend.models import mlserver_model
 from ts_frontend.models.extraction import ExtractLimits, extract, refusal
 from ts_frontend.models.manifest import file_name, member, read_manifest, read_text, text
 from ts_frontend.models.signature import Signature
@@ -104,6 +105,8 @@ def _root_of(directory: Path) -> Path:
 
 def _describe(path: Path, directory: Path, *, owned: bool) -> Archive:
     """Reads what the files in `directory` say; `path` is the archive's name in errors."""
+    if mlserver_model.is_one(directory) and not (directory / _MANIFEST).exists():
+        return Archive(dir=directory, owned=owned, **mlserver_model.described(path, directory, owned))
     manifest = read_manifest(path, directory / _MANIFEST)
     if not manifest:
         _log.warning("%s has no %s: name, version and handler are defaults", path.name, _MANIFEST)

@@ -12,6 +12,7 @@ from typing import Any
 from ts.protocol.frames import Input, Pairs
 from ts_frontend.batching.job_queue import WorkQueue
 from ts_frontend.errors import Draining, NoWorker
+from ts_frontend.fed_job import FedJob
 from ts_frontend.job import Job, Ledger
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.settings import ModelSettings, Requested
@@ -65,6 +66,7 @@ class Model:
         self._response_bytes_max = response_bytes_max
         self._new_job = new_job
         self._leaving = False
+        self._takes_streams = False
 
     def __str__(self) -> str:
         return f"{self.name} {self.version}"
@@ -80,11 +82,13 @@ class Model:
         alone: bool = False,
         version_named: bool = False,
         counted: bool = True,
+        new_job: Callable[..., Job] | None = None,
     ) -> Job:
         """Accepts a request; NoWorker, QueueFull or Draining when it can't be.
 
         `deadline_s`: `time.monotonic()` seconds. `alone`: it shares no batch. `version_named`: the caller named this
-        version, instead of meaning the default one. `counted`: it is an inference, for the metrics.
+        version, instead of meaning the default one. `counted`: it is an inference, for the metrics. `new_job`: another
+        kind of job than the model's.
         """
         recorder = self._metrics.requests(version_named) if counted else None
         if recorder is not None:
@@ -95,7 +99,7 @@ class Model:
             raise NoWorker(NO_WORKER.format(name=self.name) + self.pool.refusal())
         if self.settings.client_timeout_ms:
             deadline_s = min(deadline_s, time.monotonic() + self.settings.client_timeout_ms / 1000)
-        job = self._new_job(
+        job = (new_job or self._new_job)(
             self.ledger,
             inputs,
             request_id=request_id or str(uuid.uuid4()),
@@ -117,6 +121,38 @@ class Model:
                 if slot.worker is not None and slot.worker.info.get("signature"):
                     return signature_from(slot.worker.info["signature"])
         return self._signature
+
+    def open_stream(
+        self, inputs: Sequence[Input], *, headers: Pairs, deadline_s: float, request_id: str, version_named: bool
+    ) -> FedJob:
+        """Accepts a request that others follow, into the same call of the handler (`takes_streams`). As `submit`."""
+        job = self.submit(
+            inputs,
+            headers=headers,
+            deadline_s=deadline_s,
+            request_id=request_id,
+            stream=True,
+            alone=True,
+            version_named=version_named,
+            new_job=FedJob,
+        )
+        assert isinstance(job, FedJob)
+        return job
+
+    @property
+    def takes_streams(self) -> bool:
+        """Whether one call of its handler takes the requests of a whole stream: its workers said so when they were
+        ready. Requests of a sequence come one by one."""
+        if not self._takes_streams and not self.settings.stateful:
+            self._takes_streams = any(
+                slot.worker is not None and slot.worker.info.get("takes_streams") for slot in self.pool.slots
+            )
+        return self._takes_streams
+
+    @property
+    def takes_tensors(self) -> bool:
+        """Whether its handler is made for tensor requests: it declares what it takes, or is one of another server's."""
+        return bool(self.archive.adapter) or self.signature.declared
 
     @property
     def adapter(self) -> str:

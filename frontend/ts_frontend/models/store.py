@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import url2pathname
 
 from ts_frontend.errors import ArchiveNotFound, InvalidArgument
+from ts_frontend.models import mlserver_model
 from ts_frontend.models.download import check_file_digest, download, exists
 from ts_frontend.models.remote import BYTES_MAX, TIMEOUT_S, DownloadLimits, Stop, failure
 
@@ -107,11 +108,13 @@ class Store:
             _log.warning("Could not delete %s: %s", fetched.path, error.strerror)
 
     def names(self) -> list[str]:
-        """What ALL stands for: every archive and every directory of the store that isn't hidden, by name."""
+        """What ALL stands for: every archive and every directory of the store that isn't hidden, by name; instead of a
+        directory, those in it that have a model-settings.json."""
         if self._root is None:
             return []
         with os.scandir(self._root) as entries:
-            return sorted(entry.name for entry in entries if _is_archive(entry))
+            names = [entry.name for entry in entries if _is_archive(entry)]
+        return sorted({name for one in names for name in mlserver_model.below(self._root, one) or [one]})
 
     def _fetch_now(self, url: str, stop: Stop) -> Fetched:
         try:

@@ -81,7 +81,7 @@ class HttpOpenInference:
         if rest != ["infer"] or self._always:
             return False
         try:
-            return not self._models.find(name).signature.declared
+            return not self._models.find(name).takes_tensors
         except ModelNotFound:
             return False
 

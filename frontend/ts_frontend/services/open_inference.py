@@ -19,8 +19,8 @@ from ts_frontend.models.signature import TensorSpec
 from ts_frontend.services import tensor_models
 from ts_frontend.services.metadata import RequestIds, identified
 from ts_frontend.services.tensor_joining import joined_messages
-from ts_frontend.services.tensor_models import Answer, Health, Models, Served
-from ts_frontend.services.tensor_streams import Dialect, converse
+from ts_frontend.services.tensor_models import Answer, Health, Models, Served, Stream
+from ts_frontend.services.tensor_streams import FIRST, Dialect, converse
 
 SERVICE = "inference.GRPCInferenceService"
 #: The same service under the names that other servers gave it.
@@ -144,10 +144,25 @@ class OpenInferenceService:
         def start(data: bytes, request: pb.ModelInferRequest, form: str) -> Answer:
             return self._submit(call, data, request, form)
 
+        def begin(data: bytes, request: pb.ModelInferRequest) -> Stream | None:
+            if not request.model_name:
+                return None
+            model = tensor_models.find(self._models, request.model_name, request.model_version)
+            if not model.takes_streams:
+                return None
+            headers, request_id = identified(call, self._ids)
+            return model.open_stream(
+                [Input("", f"\0{FIRST}", data)],
+                headers=headers,
+                deadline_s=call.deadline_s,
+                request_id=request_id,
+                version_named=bool(request.model_version),
+            )
+
         def interleaves(request: pb.ModelInferRequest) -> bool:
             return tensor_models.find(self._models, request.model_name, request.model_version).streams
 
-        return converse(call, requests, self._dialect, start, interleaves)
+        return converse(call, requests, self._dialect, start, interleaves, begin)
 
 
 def _tensor_metadata(spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadata:

@@ -28,6 +28,12 @@ class Answer(Protocol):
     def cancel(self) -> None: ...
 
 
+class Stream(Answer, Protocol):
+    """One that takes further requests (`ts_frontend.fed_job.FedJob`)."""
+
+    async def feed(self, inputs: Sequence[Input], last: bool = False) -> None: ...
+
+
 class Served(Protocol):
     """A model version (`ts_frontend.models.model.Model`)."""
 
@@ -42,6 +48,13 @@ class Served(Protocol):
     def adapter(self) -> str: ...
     @property
     def streams(self) -> bool: ...
+    @property
+    def takes_streams(self) -> bool: ...
+    @property
+    def takes_tensors(self) -> bool: ...
+    def open_stream(
+        self, inputs: Sequence[Input], *, headers: Pairs, deadline_s: float, request_id: str, version_named: bool
+    ) -> Stream: ...
     def triton_config(self) -> dict[str, Any]: ...
     def submit(
         self,

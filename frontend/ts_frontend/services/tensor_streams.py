@@ -2,7 +2,8 @@
 
 `triton` wraps every answer in a ModelStreamInferResponse and reports failures in band; `mlserver` sends plain
 ModelInferResponses and ends the stream with the status of the first failure. A stream's first request decides
-(docs/open-inference.md has the rules).
+(docs/open-inference.md has the rules). In the dialect `mlserver` all requests of a stream go into one call of a handler
+that takes streams.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from typing import TypeAlias
 from google.protobuf.message import DecodeError
 
 from ts.protocol import open_inference_pb2 as pb
+from ts.protocol.frames import Input
 from ts_frontend.errors import InvalidArgument, ServeError
 from ts_frontend.ingress.call import Call
-from ts_frontend.services.tensor_models import Answer
+from ts_frontend.services.tensor_models import Answer, Stream
 
 #: Requests of one stream that have been read and not answered; the client's next ones wait in its connection.
 REQUESTS_MAX = 64
@@ -34,7 +36,11 @@ class Dialect(Enum):
 
 Start: TypeAlias = "Callable[[bytes, pb.ModelInferRequest, str], Answer]"
 Interleaves: TypeAlias = "Callable[[pb.ModelInferRequest], bool]"
+#: Begins a request that the rest of its stream follows; None for handlers that take one at a time.
+Open: TypeAlias = "Callable[[bytes, pb.ModelInferRequest], Stream | None]"
 _FORMS = {Dialect.TRITON: "grpc;stream;final-flags", Dialect.MLSERVER: "grpc;stream"}
+#: The forms of a stream's first request and of those that follow it into the same call.
+FIRST, FOLLOWING = "grpc;stream;more", "grpc;stream"
 
 
 def dialect_of(call: Call, request: pb.ModelInferRequest, configured: Dialect) -> Dialect:
@@ -90,9 +96,10 @@ def _failed(error: ServeError, request_id: str) -> bytes:
 class _Conversation:
     """The state of one stream."""
 
-    def __init__(self, call: Call, configured: Dialect, start: Start, interleaves: Interleaves) -> None:
+    def __init__(self, call: Call, configured: Dialect, start: Start, interleaves: Interleaves, begin: Open) -> None:
         self._call, self._configured = call, configured
-        self._start, self._interleaves = start, interleaves
+        self._start, self._interleaves, self._begin = start, interleaves, begin
+        self._stream: Stream | None = None
         self._dialect = Dialect.AUTO
         self._room = asyncio.Semaphore(REQUESTS_MAX)
         self._space = asyncio.Semaphore(ANSWERS_MAX)
@@ -100,15 +107,17 @@ class _Conversation:
         self._running: set[asyncio.Task[None]] = set()
         self._answers: asyncio.Queue[list[bytes] | None] = asyncio.Queue()
         self._error: ServeError | None = None
+        self.finished = False  # the one call that takes the whole stream has ended, whatever the client still sends
 
     async def read(self, requests: AsyncIterator[bytes]) -> None:
         """Starts every request and waits for their ends."""
         try:
             async for data in requests:
-                await self._room.acquire()
                 await self._take(data)
                 if self._error is not None:
                     return
+            if self._stream is not None:
+                await self._stream.feed((), last=True)
             if self._running:
                 await asyncio.wait(self._running)
         except ServeError as error:
@@ -133,17 +142,23 @@ class _Conversation:
         self._answers.put_nowait(answers)
 
     async def _take(self, data: bytes) -> None:
+        if self._stream is not None:
+            await self._stream.feed([Input("", f"\0{FOLLOWING}", data)])
+            return
+        await self._room.acquire()
         try:
             request = pb.ModelInferRequest.FromString(data)
         except DecodeError as error:
             raise InvalidArgument(f"The {len(data)} bytes of a request are not a ModelInferRequest: {error}") from None
         if self._dialect is Dialect.AUTO:
             self._dialect = dialect_of(self._call, request, self._configured)
+            if self._dialect is Dialect.MLSERVER:
+                self._stream = self._begin(data, request)
         answer: Answer | ServeError
         interleaves = False
         try:
             interleaves = self._interleaves(request)
-            answer = self._start(data, request, _FORMS[self._dialect])
+            answer = self._stream or self._start(data, request, _FORMS[self._dialect])
         except ServeError as error:
             answer = error
         task = asyncio.create_task(self._run(answer, request.id, None if interleaves else self._last))
@@ -165,6 +180,9 @@ class _Conversation:
         finally:
             if not isinstance(answer, ServeError):
                 answer.cancel()
+            if answer is self._stream:
+                self.finished = True
+                self._answers.put_nowait(None)
 
     async def _drain(self, answer: Answer | ServeError) -> None:
         if isinstance(answer, ServeError):
@@ -184,14 +202,20 @@ class _Conversation:
 
 
 async def converse(
-    call: Call, requests: AsyncIterator[bytes], configured: Dialect, start: Start, interleaves: Interleaves
+    call: Call,
+    requests: AsyncIterator[bytes],
+    configured: Dialect,
+    start: Start,
+    interleaves: Interleaves,
+    begin: Open,
 ) -> AsyncGenerator[Sequence[bytes], None]:
     """The answers to `requests`. Leaving early cancels what is running."""
-    conversation = _Conversation(call, configured, start, interleaves)
+    conversation = _Conversation(call, configured, start, interleaves, begin)
     reader = asyncio.create_task(conversation.read(requests))
     try:
         while (answers := await conversation.ready()) is not None:
             yield answers
-        await reader
+        if not conversation.finished:
+            await reader
     finally:
         reader.cancel()

@@ -36,8 +36,8 @@ class Batch:
         return [job for job in self.jobs if job.id in self.open and not job.done]
 
     def unread(self, now_s: float) -> bool:
-        """True when a reader is behind: what waits for it isn't hanging."""
-        return any(job.unread_since(now_s) > 0 for job in self.open_jobs())
+        """True when a client is behind, with reading or with sending: what waits for it isn't hanging."""
+        return any(job.held_up(now_s) > 0 for job in self.open_jobs())
 
 
 class Capacity(Protocol):
@@ -167,7 +167,7 @@ class Running:
         """True when more streams than before have readers that take nothing: there is room again."""
         before = self.stalled
         self.stalled = sum(
-            all(job.unread_since(now_s) > STALLED_S for job in batch.open_jobs()) for batch in self.batches.values()
+            all(job.held_up(now_s) > STALLED_S for job in batch.open_jobs()) for batch in self.batches.values()
         )
         return self.stalled > before
 

@@ -7,7 +7,7 @@ import math
 import time
 from typing import Any
 
-from ts.protocol.frames import Cancel, Chunk, Credit, Failed, Load, LoadFailed, Message, Predict, Ready, Stop
+from ts.protocol.frames import Cancel, Chunk, Credit, Failed, Feed, Load, LoadFailed, Message, Predict, Ready, Stop
 from ts_frontend.errors import DeadlineExceeded, Draining, HandlerFailed, InvalidArgument
 from ts_frontend.job import Job, State
 from ts_frontend.workers.connection import Connection
@@ -157,10 +157,10 @@ class Worker:
     def _give_back(self) -> None:
         back: list[Job] = []
         for job in self._running.open_jobs():
-            if job.received_bytes:
-                job.fail(Draining("Worker was stopped while it streamed this answer"))
-            else:
+            if job.repeatable:
                 back.append(job)
+            else:
+                job.fail(Draining("Worker was stopped while it streamed this answer"))
         self._forget_all()
         self._work.put_back(back)
 
@@ -219,6 +219,12 @@ class Worker:
             self._running.active(entry[1])
             self._connection.push(Credit(job.id, size_bytes))
 
+    def feed(self, job: Job, feed: Feed) -> None:
+        entry = self._running.jobs.get(job.id)
+        if entry is not None and self._connection is not None:
+            self._running.active(entry[1])
+            self._connection.push(feed)
+
     # --- what the process says
 
     def _received(self, messages: list[Message]) -> None:
@@ -272,6 +278,10 @@ class Worker:
                 self._recorder.loaded(self.id, time.monotonic() - self._created_s)
             if not self._loaded.done():
                 self._loaded.set_result(None)
+        elif isinstance(message, Credit):
+            entry = self._running.jobs.get(message.job_id)
+            if entry is not None:
+                entry[0].allow(message.size_bytes)
         elif isinstance(message, LoadFailed):
             info = message.info
             self._death_note = f"Model couldn't be loaded: {info.get('message')}"

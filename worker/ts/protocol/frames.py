@@ -17,6 +17,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 FRAME_BYTES_MAX = 256 * 1024
 JOINED_BYTES_MAX = 16 * 1024
+#: Bytes of further inputs that a worker has and its handler has not taken; each message of them counts as so
+#: many more than its data.
+FEED_BYTES = 256 * 1024
+FEED_COST_BYTES = 64
 HEADER = struct.Struct("<IBBHQ")
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
@@ -32,6 +36,7 @@ _INPUT = struct.Struct("<HHQ")
 _CHUNK = struct.Struct("<BHHH")
 _FAILED = struct.Struct("<H")
 _COUNT = struct.Struct("<I")
+_FEED = struct.Struct("<BH")
 
 
 class FrameError(ValueError):
@@ -75,8 +80,18 @@ class Cancel(NamedTuple):
     job_id: int
 
 
+class Feed(NamedTuple):
+    """Further inputs of a request whose handler takes them one after another; `last`: there won't be more. Sent only to
+    who has given Credit for it, so that it never overtakes its request."""
+
+    job_id: int
+    inputs: Sequence[Input]
+    last: bool
+
+
 class Credit(NamedTuple):
-    """The reader of this stream has taken so many bytes: its handler may send as many more."""
+    """The reader of this stream has taken so many bytes: its sender may send as many more. To a worker: pieces of an
+    answer. From a worker: inputs of the request."""
 
     job_id: int
     size_bytes: int
@@ -117,9 +132,9 @@ class Failed(NamedTuple):
     message: str
 
 
-Message: TypeAlias = "Load | Predict | Cancel | Credit | Stop | Ready | LoadFailed | Chunk | Failed"
+Message: TypeAlias = "Load | Predict | Cancel | Credit | Stop | Ready | LoadFailed | Chunk | Failed | Feed"
 
-LOAD, PREDICT, CANCEL, CREDIT, STOP, READY, LOAD_FAILED, CHUNK, FAILED = range(1, 10)
+LOAD, PREDICT, CANCEL, CREDIT, STOP, READY, LOAD_FAILED, CHUNK, FAILED, FEED = range(1, 11)
 CONTROL_KINDS = frozenset({LOAD, CANCEL, CREDIT, STOP, READY, LOAD_FAILED, FAILED})
 
 
@@ -182,6 +197,14 @@ def _encode_failed(message: Failed) -> tuple[int, int, list[Buffer]]:
     return FAILED, message.job_id, [_FAILED.pack(message.code), message.message.encode()]
 
 
+def _encode_feed(message: Feed) -> tuple[int, int, list[Buffer]]:
+    out: list[Buffer] = [_FEED.pack(message.last, len(message.inputs))]
+    for name, content_type, data in message.inputs:
+        raw_name, raw_type = name.encode(), content_type.encode()
+        out += (_INPUT.pack(len(raw_name), len(raw_type), len(data)), raw_name, raw_type, data)
+    return FEED, message.job_id, out
+
+
 def _encode_object(kind: int, value: dict[str, Any]) -> tuple[int, int, list[Buffer]]:
     return kind, 0, [json.dumps(value).encode()]
 
@@ -196,6 +219,7 @@ _ENCODERS: dict[type, Callable[[Any], tuple[int, int, list[Buffer]]]] = {
     Ready: lambda message: _encode_object(READY, message.info),
     LoadFailed: lambda message: _encode_object(LOAD_FAILED, message.info),
     Stop: lambda _: (STOP, 0, []),
+    Feed: _encode_feed,
 }
 
 
@@ -352,6 +376,16 @@ def _decode_failed(key: int, body: memoryview) -> Message:
     return Failed(key, code, reader.text(len(body) - reader.at))
 
 
+def _decode_feed(key: int, body: memoryview) -> Message:
+    reader = _Reader(body)
+    last, count = reader.unpack(_FEED)
+    inputs = []
+    for _ in range(count):
+        name_size, type_size, size = reader.unpack(_INPUT)
+        inputs.append(Input(reader.text(name_size), reader.text(type_size), reader.take(size)))
+    return Feed(key, inputs, bool(last))
+
+
 def _decode_credit(key: int, body: memoryview) -> Message:
     return Credit(key, _Reader(body).unpack(_U64)[0])
 
@@ -376,6 +410,7 @@ _DECODERS: dict[int, Callable[[int, memoryview], Message]] = {
     LOAD_FAILED: lambda _, body: LoadFailed(_parse_json(body)),
     CHUNK: _decode_chunk,
     FAILED: _decode_failed,
+    FEED: _decode_feed,
 }
 
 

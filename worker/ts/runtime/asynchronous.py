@@ -8,6 +8,7 @@ import struct
 from mmap import mmap
 from typing import Any
 
+from ts.protocol.frames import Feed
 from ts.runtime.handlers import Loaded
 from ts.runtime.jobs import Batch
 from ts.runtime.replies import PREDICTION_FAILED
@@ -115,6 +116,7 @@ class AsyncRunner:
         finally:
             batch.on_change = None
             running.fail(PREDICTION_FAILED)
+            _end_feeds(batch)
 
     async def _handle(self, running: Running) -> None:
         if self._link.on_turn is not None:
@@ -143,6 +145,13 @@ class AsyncRunner:
             running.finish_stream(None)
         finally:
             await generator.aclose()
+
+
+def _end_feeds(batch: Batch) -> None:
+    """Whoever still waits for a request's further inputs waits no longer."""
+    for job in batch.jobs:
+        if job.on_feed is not None:
+            job.on_feed(Feed(job.job_id, (), last=True))
 
 
 async def _stepwise(generator: Any) -> Any:

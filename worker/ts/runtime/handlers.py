@@ -29,7 +29,8 @@ class Loaded(NamedTuple):
     """A handler ready to be called. `kind`: blocking, generator, async or continuous; `loop`: the async kind's;
     `takes`: rows as TorchServe's handlers do, or requests (`ts.tensors.types.InferenceRequest`); `tensors`: the model's
     name, version and what it declares of its inputs and outputs; `signature`: what the handler itself says of them, for
-    metadata (`platform`, lists `inputs` and `outputs` of name, datatype, shape)."""
+    metadata (`platform`, lists `inputs` and `outputs` of name, datatype, shape); `takes_streams`: an async handler that
+    reads the requests `following` one."""
 
     entry: Entry
     context: Context
@@ -38,6 +39,7 @@ class Loaded(NamedTuple):
     takes: str = "rows"
     tensors: dict[str, Any] | None = None
     signature: dict[str, Any] | None = None
+    takes_streams: bool = False
 
 
 def load(settings: Settings) -> Loaded:

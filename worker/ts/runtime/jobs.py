@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from ts.protocol.frames import Cancel, Chunk, Credit, Failed, Item, Message, Pairs, Predict, Stop
+from ts.protocol.frames import Cancel, Chunk, Credit, Failed, Feed, Item, Message, Pairs, Predict, Stop
 from ts.protocol.outbox import Outbox
 from ts.runtime.replies import CANCELLED, EXPIRED, Failure, Outcome, too_large
 
@@ -25,7 +25,7 @@ class Job:
 
     __slots__ = (
         *("answered", "batch", "cancelled", "credit_bytes", "deadline_s", "done", "held", "item", "job_id", "over"),
-        "request_id",
+        *("on_feed", "request_id"),
     )
 
     def __init__(self, item: Item, batch: Batch, credit_bytes: int) -> None:
@@ -34,6 +34,7 @@ class Job:
         self.batch = batch
         self.credit_bytes = credit_bytes
         self.held: deque[Chunk | Failed] | None = None
+        self.on_feed: Callable[[Feed], None] | None = None  # what takes its further inputs
         self.answered = False  # something has been sent
         self.cancelled = False
         self.over = False  # the handler has given the last piece
@@ -87,6 +88,8 @@ class Ledger:
             self._grant(message.job_id, message.size_bytes)
         elif type(message) is Cancel:
             self._cancel(message.job_id)
+        elif type(message) is Feed:
+            self._feed(message)
         elif type(message) is Stop:
             self.stopping = True
 
@@ -112,6 +115,17 @@ class Ledger:
             self.changed.notify_all()
         if job.batch.on_change is not None:
             job.batch.on_change()
+
+    def _feed(self, feed: Feed) -> None:
+        job = self.jobs.get(feed.job_id)
+        if job is not None and job.on_feed is not None:
+            job.on_feed(feed)
+
+    def ask_for(self, job: Job, size_bytes: int) -> None:
+        """Lets the frontend send so many bytes more of the request's inputs."""
+        with self.lock:
+            if not job.done:
+                self.outbox.push(Credit(job.job_id, size_bytes))
 
     def _cancel(self, job_id: int) -> None:
         job = self.jobs.get(job_id)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from ts.context import Context
-from ts.protocol.frames import Item
+from ts.protocol.frames import Feed, Item
 from ts.runtime import replies, requests
+from ts.runtime.feeding import Feeding
 from ts.runtime.handlers import Loaded
 from ts.runtime.jobs import Batch, Job
 from ts.runtime.replies import NOT_A_LIST, PREDICTION_FAILED, WRONG_LENGTH, Failure, Outcome, failure_of, outcome
@@ -17,6 +18,7 @@ from ts.tensors import forms, rows
 from ts.tensors.datatypes import BadTensor
 from ts.tensors.forms import Form, Model
 from ts.tensors.types import InferenceRequest, InferenceResponse
+from ts.utils.util import PredictionException
 
 BAD_REQUEST = 400
 
@@ -52,12 +54,25 @@ class TensorRunning(Running):
     def _read(self, item: Item, decode: bool) -> tuple[Form | None, Any, dict[str, Any]]:
         if is_tensor_request(item):
             form = forms.opened(item, self._model)
+            if forms.is_followed(item):
+                form.request.following = self._following(item)
             return form, self._taken(form.request), requests.headers(item, ())
         fields = requests.fields(item)
         headers = requests.headers(item, fields)
         if self._takes == "rows":
             return None, requests.row(fields, decode), headers
         return None, rows.request_of(fields, dict(item.headers), self._model), headers
+
+    def _following(self, item: Item) -> AsyncIterator[InferenceRequest]:
+        """The requests after this one. One that can't be read ends the stream, unless the handler deals with it."""
+
+        def read(feed: Feed) -> InferenceRequest:
+            try:
+                return forms.opened(item._replace(inputs=feed.inputs), self._model).request
+            except BadTensor as error:
+                raise PredictionException(str(error), BAD_REQUEST) from None
+
+        return Feeding(self.ledger.jobs[item.job_id], self.ledger, self.link.flush, read)
 
     def _taken(self, request: InferenceRequest) -> Any:
         return rows.row_of(request) if self._takes == "rows" else request

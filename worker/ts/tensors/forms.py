@@ -40,6 +40,8 @@ class Form(Protocol):
 
 #: An option of every form: the client takes any number of answers.
 STREAM = "stream"
+#: The last option of a request that others of its stream follow.
+MORE = "more"
 _FORMS = {
     "generate": "ts.tensors.generate_form",
     "grpc": "ts.tensors.grpc_form",
@@ -55,8 +57,13 @@ def opened(item: Item, model: Model) -> Form:
     module = importlib.import_module(_FORMS[name])
     form: Form = module.opened(item.inputs[0].data, dict(item.headers), frozenset(options), model)
     form.request.stream = STREAM in options
+    form.request.texts = name != "grpc"
     _check_declared(form.request, model)
     return form
+
+
+def is_followed(item: Item) -> bool:
+    return item.inputs[0].content_type.endswith(f";{MORE}")
 
 
 def _check_declared(request: InferenceRequest, model: Model) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,7 +58,8 @@ class RequestedOutput:
 @dataclass(slots=True)
 class InferenceRequest:
     """`id` is "" when the client gave none; `outputs` is empty when it wants all; `stream`: it takes any number of
-    answers."""
+    answers; `texts`: it came as JSON, in which the elements of BYTES are strings; `following`: the requests that come
+    after it in its stream, when its handler takes streams."""
 
     inputs: list[Tensor]
     id: str = ""
@@ -67,6 +69,8 @@ class InferenceRequest:
     outputs: list[RequestedOutput] = field(default_factory=list)
     headers: dict[str, str] = field(default_factory=dict)
     stream: bool = False
+    texts: bool = False
+    following: AsyncIterator[InferenceRequest] | None = None
 
     def input(self, name: str) -> Tensor | None:
         return next((tensor for tensor in self.inputs if tensor.name == name), None)

@@ -1,0 +1,110 @@
+"""A folder with a model-settings.json, as MLServer's models have: what it says, as an archive. Blocking."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ts_frontend.errors import InvalidArgument
+from ts_frontend.models.extraction import refusal
+from ts_frontend.models.manifest import read_text
+from ts_frontend.models.signature import Signature, specs_of
+
+FILE = "model-settings.json"
+#: Folders inside the store that are looked at: MLServer's models may lie at any depth.
+DEPTH_MAX = 8
+_MANIFEST = Path("MAR-INF", "MANIFEST.json")
+
+
+def is_one(directory: Path) -> bool:
+    return (directory / FILE).is_file()
+
+
+def below(root: Path, name: str) -> list[str]:
+    """The folders of MLServer's models in `root/name` or its subfolders, by their paths from `root`; none in an
+    archive's folder."""
+    directory = root / name
+    if not directory.is_dir() or (directory / _MANIFEST).exists():
+        return []
+    found = []
+    for folder, folders, files in os.walk(directory):
+        path = Path(folder)
+        depth = len(path.relative_to(directory).parts)
+        folders[:] = [one for one in folders if not one.startswith(".") and depth < DEPTH_MAX]
+        if FILE in files:
+            found.append(str(path.relative_to(root)))
+    return found
+
+
+def described(path: Path, directory: Path, owned: bool) -> dict[str, Any]:
+    """The fields of an `Archive`, but for `dir` and `owned`. Raises InvalidArchive; `path` is its name in errors."""
+    settings = _settings(path, directory)
+    parameters = _mapping(path, settings, "parameters")
+    for key in ("environment_tarball", "environment_path"):
+        if parameters.get(key):
+            raise refusal(path, f"{key} is not supported: list the packages in a requirements.txt and useVenv", FILE)
+    implementation = settings.get("implementation")
+    if not isinstance(implementation, str) or "." not in implementation:
+        raise refusal(
+            path, f"implementation is the path of a class, package.module.Class, not {implementation!r}", FILE
+        )
+    return {
+        "name": str(settings.get("name") or "") or (None if owned else directory.name),
+        "version": str(parameters.get("version") or "1.0"),
+        "manifest": {"runtime": "python", "model": {"handler": implementation}},
+        "handler": implementation,
+        "requirements_file": "requirements.txt" if (directory / "requirements.txt").is_file() else None,
+        "config": _config(path, settings),
+        "adapter": "mlserver_runtime",
+        "adapter_settings": {"model_settings": str(directory / FILE)},
+        "signature": _signature(path, settings),
+    }
+
+
+def _settings(path: Path, directory: Path) -> dict[str, Any]:
+    text = read_text(path, directory / FILE)
+    try:
+        found = json.loads(text or "")
+    except (ValueError, RecursionError) as error:
+        raise refusal(path, f"not valid JSON: {error}", FILE) from error
+    if not isinstance(found, dict):
+        raise refusal(path, f"a JSON object, not {type(found).__name__}", FILE)
+    return found
+
+
+def _mapping(path: Path, settings: Mapping[str, Any], key: str) -> dict[str, Any]:
+    found = settings.get(key) or {}
+    if not isinstance(found, dict):
+        raise refusal(path, f"{key} is an object, not {found!r}", FILE)
+    return found
+
+
+def _config(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """As a model-config.yaml says it. Batches are made when there is both a size and a time, as in MLServer."""
+    found: dict[str, Any] = {}
+    size = _number(path, settings, "max_batch_size")
+    delay_s = _number(path, settings, "max_batch_time")
+    if size > 1 and delay_s > 0:
+        found |= {"batchSize": int(size), "maxBatchDelay": max(1, round(delay_s * 1000))}
+    workers = _number(path, settings, "parallel_workers")
+    if workers:
+        found["minWorkers"] = int(workers)
+    return found
+
+
+def _number(path: Path, settings: Mapping[str, Any], key: str) -> float:
+    found = settings.get(key) or 0
+    if not isinstance(found, (int, float)) or found < 0:
+        raise refusal(path, f"{key} is a number from 0 on, not {found!r}", FILE)
+    return found
+
+
+def _signature(path: Path, settings: Mapping[str, Any]) -> Signature:
+    try:
+        inputs, outputs = (specs_of(settings.get(key), key) for key in ("inputs", "outputs"))
+    except InvalidArgument as error:
+        raise refusal(path, error.message, FILE) from error
+    return Signature(str(settings.get("platform") or ""), inputs, outputs)

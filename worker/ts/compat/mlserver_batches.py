@@ -1,0 +1,71 @@
+"""Several requests as one, joined along their first dimension, and its answer as several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ts.tensors.types import InferenceRequest, InferenceResponse, Tensor
+
+
+def joined(requests: Sequence[InferenceRequest]) -> InferenceRequest | None:
+    """One request with all rows; None when they don't fit together."""
+    first = requests[0]
+    if any(_rows(request) == 0 or _form(request) != _form(first) for request in requests):
+        return None
+    tensors = [
+        Tensor(
+            tensor.name,
+            tensor.datatype,
+            np.concatenate([request.inputs[index].array for request in requests]),
+            _common([request.inputs[index].parameters for request in requests]),
+        )
+        for index, tensor in enumerate(first.inputs)
+    ]
+    return replace(first, inputs=tensors, parameters=_common([request.parameters for request in requests]))
+
+
+def _rows(request: InferenceRequest) -> int:
+    """The first dimension of all its inputs; 0 when they differ."""
+    sizes = {tensor.shape[0] if tensor.shape else 0 for tensor in request.inputs}
+    return sizes.pop() if len(sizes) == 1 else 0
+
+
+def _form(request: InferenceRequest) -> tuple[Any, ...]:
+    tensors = tuple((tensor.name, tensor.datatype, tensor.shape[1:]) for tensor in request.inputs)
+    return tensors, tuple(output.name for output in request.outputs), request.texts
+
+
+def _common(parameters: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What all agree on as it is, other values as the list of all (MLServer's way)."""
+    names = dict.fromkeys(name for one in parameters for name in one)
+    found = {}
+    for name in names:
+        values = [one.get(name) for one in parameters]
+        found[name] = values[0] if all(value == values[0] for value in values) else values
+    return found
+
+
+def split(response: InferenceResponse, requests: Sequence[InferenceRequest]) -> list[InferenceResponse] | None:
+    """The answer to each of the requests; None when an output has another number of rows than they have."""
+    sizes = [_rows(request) for request in requests]
+    total = sum(sizes)
+    if any(not tensor.shape or tensor.shape[0] != total for tensor in response.outputs):
+        return None
+    found, start = [], 0
+    for index, size in enumerate(sizes):
+        outputs = [
+            Tensor(tensor.name, tensor.datatype, tensor.array[start : start + size], dict(tensor.parameters))
+            for tensor in response.outputs
+        ]
+        parameters = {name: _share(value, index, len(sizes)) for name, value in response.parameters.items()}
+        found.append(replace(response, outputs=outputs, id="", parameters=parameters))
+        start += size
+    return found
+
+
+def _share(value: Any, index: int, count: int) -> Any:
+    return value[index] if isinstance(value, list) and len(value) == count else value

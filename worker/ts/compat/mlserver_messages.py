@@ -1,0 +1,130 @@
+"""Between the runtime's tensor requests and `mlserver.types`, those of the real package or of the shim."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ts.tensors import types as neutral
+from ts.tensors.datatypes import DATATYPES, Array, as_bytes, bytes_array
+from ts.utils.util import PredictionException
+
+BASE64 = "base64"
+
+
+class Messages:
+    """`types` is the module `mlserver.types`."""
+
+    def __init__(self, types: Any) -> None:
+        self._types = types
+        self._takes_arrays = hasattr(types.TensorData, "array")  # the shim's
+
+    # --- requests
+
+    def payload(self, request: neutral.InferenceRequest, request_id: str) -> Any:
+        """An `InferenceRequest` with the request's headers in its parameters, as MLServer has it."""
+        types = self._types
+        return types.InferenceRequest(
+            id=request_id,
+            parameters=types.Parameters(**{**request.parameters, "headers": dict(request.headers)}),
+            inputs=[self._input(tensor, request.texts) for tensor in request.inputs],
+            outputs=[
+                types.RequestOutput(name=one.name, parameters=self._parameters(one.parameters))
+                for one in request.outputs
+            ]
+            or None,
+        )
+
+    def _input(self, tensor: neutral.Tensor, texts: bool) -> Any:
+        if tensor.datatype == "BF16":
+            raise PredictionException(f"input {tensor.name!r}: MLServer's runtimes have no datatype BF16", 400)
+        return self._types.RequestInput(
+            name=tensor.name,
+            shape=list(tensor.shape),
+            datatype=tensor.datatype,
+            parameters=self._parameters(tensor.parameters),
+            data=self._types.TensorData(self._elements(tensor, texts)),
+        )
+
+    def _elements(self, tensor: neutral.Tensor, texts: bool) -> Any:
+        """Bytes; `texts`: the client sent JSON, so that a runtime expects its strings."""
+        flat = tensor.array.ravel()
+        if tensor.datatype != "BYTES":
+            return flat if self._takes_arrays else flat.tolist()
+        values = [as_bytes(value) for value in flat]
+        if not texts:
+            return values
+        if tensor.parameters.get("content_type") == BASE64:
+            return [base64.b64encode(value).decode() for value in values]
+        return [value.decode("utf-8", "surrogatepass") for value in values]
+
+    def _parameters(self, values: Mapping[str, Any]) -> Any:
+        return self._types.Parameters(**values) if values else None
+
+    # --- answers
+
+    def response(self, found: Any, texts: bool) -> tuple[neutral.InferenceResponse, dict[str, str]]:
+        """The answer and the headers it asks for. PredictionException for what isn't one."""
+        if not isinstance(found, self._types.InferenceResponse):
+            raise PredictionException(f"the model gave {type(found).__name__} instead of an InferenceResponse", 500)
+        parameters = _plain(found.parameters)
+        headers = parameters.pop("headers", None) or {}
+        outputs = [_tensor(output, texts) for output in found.outputs]
+        response = neutral.InferenceResponse(
+            outputs, found.id or "", found.model_name or "", found.model_version or "", parameters
+        )
+        return response, {str(name): str(value) for name, value in headers.items()}
+
+
+def _plain(parameters: Any) -> dict[str, Any]:
+    """Parameters as a mapping, without what codecs keep in them."""
+    if parameters is None:
+        return {}
+    return {name: value for name, value in parameters.model_dump().items() if name[:1] != "_" and value is not None}
+
+
+def _tensor(output: Any, texts: bool) -> neutral.Tensor:
+    datatype = str(getattr(output.datatype, "value", output.datatype))
+    parameters, shape = _plain(output.parameters), tuple(output.shape)
+    is_base64 = texts and parameters.get("content_type") == BASE64
+    try:
+        array = _bytes(output.data, shape, is_base64) if datatype == "BYTES" else _numbers(output.data, datatype, shape)
+    except (ValueError, TypeError, OverflowError) as error:
+        message = f"the model's output {output.name!r} is no {datatype} of shape {list(shape)}: {error}"
+        raise PredictionException(message, 500) from error
+    return neutral.Tensor(output.name, datatype, array, parameters)
+
+
+def _numbers(data: Any, datatype: str, shape: tuple[int, ...]) -> Array:
+    array = data.array() if hasattr(data, "array") else None
+    return np.asarray(data.root if array is None else array, DATATYPES[datatype].dtype).reshape(shape)
+
+
+def _bytes(data: Any, shape: tuple[int, ...], is_base64: bool) -> Array:
+    """`is_base64`: the elements are base64 already, which the answer's form makes them again."""
+    values = _flat(data.root if isinstance(data.root, (list, tuple)) else [data.root])
+    count = math.prod(shape)
+    if len(values) == 1 and count > 1 and isinstance(values[0], bytes):
+        size = len(values[0]) // count  # an array of bytes of one size, as the real NumpyCodec writes it
+        values = [values[0][at * size : (at + 1) * size].rstrip(b"\0") for at in range(count)]
+    raw = [value.encode("utf-8", "surrogatepass") if isinstance(value, str) else bytes(value) for value in values]
+    return bytes_array([_unpacked(value) for value in raw] if is_base64 else raw, shape)
+
+
+def _flat(values: Any) -> list[Any]:
+    found: list[Any] = []
+    for value in values:
+        found.extend(_flat(value) if isinstance(value, (list, tuple)) else (value,))
+    return found
+
+
+def _unpacked(value: bytes) -> bytes:
+    try:
+        return base64.b64decode(value, validate=True)
+    except binascii.Error:
+        return value

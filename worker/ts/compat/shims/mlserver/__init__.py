@@ -1,0 +1,21 @@
+"""`import mlserver`, as far as inference runtimes need it (docs/mlserver.md). An installed mlserver comes before it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .metrics import log, register
+from .model import MLModel
+from .settings import ModelParameters, ModelSettings, Settings
+
+__version__ = "1.7.1"
+
+
+class MLServer:
+    """The server is the one that runs the model; another can't be started from inside it."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        raise NotImplementedError("mlserver.MLServer needs the package mlserver: install it where this model runs")
+
+
+__all__ = ["MLModel", "MLServer", "ModelParameters", "ModelSettings", "Settings", "__version__", "log", "register"]

@@ -1,0 +1,212 @@
+"""What the types of this package are made of: classes whose annotations are their fields, with the calls that users of
+pydantic know (of version 2, and those of version 1 that old runtimes use)."""
+
+from __future__ import annotations
+
+import copy
+import json
+import types
+import typing
+from enum import Enum
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+_S = TypeVar("_S", bound="Fields")
+_REQUIRED: Any = object()
+_SCALARS = (str, int, float, bool)
+
+
+class ValidationError(ValueError):
+    """A value that doesn't fit its field; the message names the field."""
+
+
+class Fields:
+    """Values are checked and taken over when an object is made: mappings become objects, where the field is one.
+    `keeps_others`: values with other names are kept, not left out. `dumps_unset`: fields that nobody gave are
+    in a dump, too."""
+
+    keeps_others: ClassVar[bool] = False
+    dumps_unset: ClassVar[bool] = False
+    _cached: ClassVar[Any] = None  # `dict` is a method here
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        cls._cached = None
+
+    def __init__(self, **values: Any) -> None:
+        fields = self._fields()
+        self.__dict__["model_fields_set"] = set(values) & set(fields)
+        for name, (hint, default) in fields.items():
+            if name in values:
+                self.__dict__[name] = _taken(hint, values.pop(name), f"{type(self).__name__}.{name}")
+            elif default is _REQUIRED:
+                raise ValidationError(f"{type(self).__name__} needs a value for {name}")
+            else:
+                self.__dict__[name] = copy.deepcopy(default)
+        if self.keeps_others:
+            self.__dict__.update(values)
+            self.model_fields_set.update(values)
+
+    @classmethod
+    def _fields(cls) -> dict[str, tuple[Any, Any]]:
+        """Type and default by name."""
+        if cls._cached is None:
+            hints = typing.get_type_hints(cls)
+            cls._cached = {
+                name: (hint, getattr(cls, name, _REQUIRED))
+                for name, hint in hints.items()
+                if typing.get_origin(hint) is not ClassVar and not name.startswith("_") and name != "model_fields_set"
+            }
+        found: dict[str, tuple[Any, Any]] = cls._cached
+        return found
+
+    model_fields_set: set[str]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        found = self._fields().get(name)
+        own = getattr(type(self), name, None)
+        if isinstance(own, property):
+            own.__set__(self, value)
+            return
+        self.__dict__[name] = value if found is None else _taken(found[0], value, f"{type(self).__name__}.{name}")
+        if not name.startswith("_"):
+            self.model_fields_set.add(name)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self._values() == other._values()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in self._values().items())
+        return f"{type(self).__name__}({shown})"
+
+    def _values(self) -> dict[str, Any]:
+        return {
+            name: value
+            for name, value in self.__dict__.items()
+            if not name.startswith("_") and name != "model_fields_set"
+        }
+
+    # --- as pydantic has it
+
+    def model_dump(
+        self,
+        *,
+        exclude_unset: bool | None = None,
+        exclude_none: bool | None = None,
+        include: Any = None,
+        exclude: Any = None,
+        **_: Any,
+    ) -> dict[str, Any]:
+        unset_too = self.dumps_unset if exclude_unset is None else not exclude_unset
+        none_too = self.dumps_unset if exclude_none is None else not exclude_none
+        found = {}
+        for name, value in self._values().items():
+            skipped = (include is not None and name not in include) or (exclude is not None and name in exclude)
+            if skipped or (value is None and not none_too) or (name not in self.model_fields_set and not unset_too):
+                continue
+            found[name] = _dumped(value, {"exclude_unset": not unset_too, "exclude_none": not none_too})
+        return found
+
+    def model_dump_json(self, *, indent: int | None = None, **options: Any) -> str:
+        separators = None if indent else (",", ":")
+        return json.dumps(self.model_dump(**options), indent=indent, separators=separators, default=_plain)
+
+    @classmethod
+    def model_validate(cls: type[_S], obj: Any, **_: Any) -> _S:
+        if isinstance(obj, cls):
+            return obj
+        if not isinstance(obj, dict):
+            raise ValidationError(f"{cls.__name__} is made of a mapping, not of {type(obj).__name__}")
+        return cls(**obj)
+
+    @classmethod
+    def model_validate_json(cls: type[_S], json_data: str | bytes, **_: Any) -> _S:
+        try:
+            return cls.model_validate(json.loads(json_data))
+        except json.JSONDecodeError as error:
+            raise ValidationError(f"{cls.__name__}: invalid JSON: {error}") from None
+
+    def model_copy(self: _S, *, update: dict[str, Any] | None = None, deep: bool = False) -> _S:
+        found: _S = object.__new__(type(self))
+        found.__dict__.update(copy.deepcopy(self.__dict__) if deep else self.__dict__)
+        found.__dict__["model_fields_set"] = {*self.model_fields_set, *(update or ())}
+        found.__dict__.update(update or {})
+        return found
+
+    @classmethod
+    def model_construct(cls: type[_S], **values: Any) -> _S:
+        return cls(**values)
+
+    # --- as pydantic had it
+
+    def dict(self, **options: Any) -> dict[str, Any]:
+        return self.model_dump(**options)
+
+    def json(self, **options: Any) -> str:
+        return self.model_dump_json(**options)
+
+    def copy(self: _S, **options: Any) -> _S:
+        return self.model_copy(**options)
+
+    @classmethod
+    def parse_obj(cls: type[_S], obj: Any) -> _S:
+        return cls.model_validate(obj)
+
+    @classmethod
+    def parse_raw(cls: type[_S], b: str | bytes, **_: Any) -> _S:
+        return cls.model_validate_json(b)
+
+    @classmethod
+    def parse_file(cls: type[_S], path: Any, **_: Any) -> _S:
+        return cls.model_validate_json(Path(path).read_bytes())
+
+
+def _taken(hint: Any, value: Any, label: str) -> Any:
+    """`value` as the field has it. Raises ValidationError."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Union or origin is types.UnionType:
+        if value is None and type(None) in arguments:
+            return None
+        return _taken(next(one for one in arguments if one is not type(None)), value, label)
+    if origin is list:
+        if not isinstance(value, (list, tuple)):
+            raise ValidationError(f"{label} is a list, not {value!r:.80}")
+        return [_taken(arguments[0], one, f"{label}[{index}]") for index, one in enumerate(value)]
+    if origin is dict or hint is dict:
+        if not isinstance(value, dict):
+            raise ValidationError(f"{label} is a mapping, not {value!r:.80}")
+        return value
+    return _taken_alone(hint, value, label) if isinstance(hint, type) else value
+
+
+def _taken_alone(hint: type, value: Any, label: str) -> Any:
+    if issubclass(hint, Enum):
+        try:
+            return hint(value).value
+        except ValueError:
+            raise ValidationError(f"{label} is one of {', '.join(one.value for one in hint)}, not {value!r}") from None
+    if hasattr(hint, "model_validate"):
+        return hint.model_validate(value)
+    if hint is float and isinstance(value, int):
+        return float(value)
+    if hint in _SCALARS and not isinstance(value, hint):
+        raise ValidationError(f"{label} is of type {hint.__name__}, not {value!r:.80}")
+    return value
+
+
+def _dumped(value: Any, options: dict[str, Any]) -> Any:
+    if hasattr(value, "model_dump"):
+        return value.model_dump(**options)
+    if isinstance(value, list):
+        return [_dumped(one, options) for one in value]
+    if isinstance(value, dict):
+        return {name: _dumped(one, options) for name, one in value.items()}
+    return value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode()
+    return value.tolist() if hasattr(value, "tolist") else str(value)

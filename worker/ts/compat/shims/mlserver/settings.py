@@ -1,0 +1,103 @@
+"""`mlserver.settings`: what model-settings.json and settings.json say."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ._fields import Fields, ValidationError
+from .types import MetadataTensor
+
+
+class ModelParameters(Fields):
+    keeps_others: ClassVar[bool] = True
+    dumps_unset: ClassVar[bool] = True
+    uri: str | None = None
+    version: str | None = None
+    environment_path: str | None = None
+    environment_tarball: str | None = None
+    inference_pool_gid: str | None = None
+    autogenerate_inference_pool_gid: bool = False
+    format: str | None = None
+    content_type: str | None = None
+    extra: dict[str, Any] | None = {}
+
+
+class ModelSettings(Fields):
+    """`implementation` is the class; its text is imported when it is asked for, from the model's folder first."""
+
+    dumps_unset: ClassVar[bool] = True
+    name: str = ""
+    platform: str = ""
+    versions: list[str] = []
+    inputs: list[MetadataTensor] = []
+    outputs: list[MetadataTensor] = []
+    parallel_workers: int | None = None
+    warm_workers: bool = False
+    max_batch_size: int = 0
+    max_batch_time: float = 0.0
+    cache_enabled: bool = False
+    implementation_: str = ""
+    parameters: ModelParameters | None = None
+
+    def __init__(self, **values: Any) -> None:
+        source = values.pop("_source", None)
+        wanted = values.pop("implementation", None) or values.pop("implementation_", None)
+        if wanted is None:
+            raise ValidationError("ModelSettings needs a value for implementation")
+        super().__init__(**values)
+        self.__dict__["_source"] = source
+        self.implementation = wanted
+
+    @classmethod
+    def parse_file(cls, path: Any, **_: Any) -> ModelSettings:
+        found = json.loads(Path(path).read_bytes())
+        return cls(**found, _source=str(path))
+
+    @property
+    def version(self) -> str | None:
+        return self.parameters.version if self.parameters is not None else None
+
+    @property
+    def implementation(self) -> Any:
+        found = self.__dict__.get("_implementation")
+        return _imported(self.implementation_, self.__dict__["_source"]) if found is None else found
+
+    @implementation.setter
+    def implementation(self, value: Any) -> None:
+        is_path = isinstance(value, str)
+        self.__dict__["implementation_"] = value if is_path else f"{value.__module__}.{value.__name__}"
+        self.__dict__["_implementation"] = None if is_path else value
+
+
+def _imported(path: str, source: str | None) -> Any:
+    """What `package.module.Class` names."""
+    module, _, name = path.rpartition(".")
+    if not module:
+        raise ImportError(f"implementation {path!r} is no path of a class: package.module.Class")
+    folder = os.path.dirname(source) if source else None
+    if folder and folder not in sys.path:
+        sys.path.insert(0, folder)
+    found = importlib.import_module(module)
+    try:
+        return getattr(found, name)
+    except AttributeError:
+        raise ImportError(f"implementation {path!r}: module {module} has no {name}") from None
+
+
+class Settings(Fields):
+    keeps_others: ClassVar[bool] = True
+    dumps_unset: ClassVar[bool] = True
+    debug: bool = False
+    parallel_workers: int = 1
+    server_name: str = "mlserver"
+    server_version: str = "1.7.1"
+    extensions: list[str] = []
+    host: str = "0.0.0.0"
+    http_port: int = 8080
+    grpc_port: int = 8081
+    metrics_port: int = 8082
