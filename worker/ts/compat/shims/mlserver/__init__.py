@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from . import errors
 from .metrics import log, register
 from .model import MLModel
 from .settings import ModelParameters, ModelSettings, Settings
@@ -18,4 +19,14 @@ class MLServer:
         raise NotImplementedError("mlserver.MLServer needs the package mlserver: install it where this model runs")
 
 
-__all__ = ["MLModel", "MLServer", "ModelParameters", "ModelSettings", "Settings", "__version__", "log", "register"]
+__all__ = [
+    "MLModel",
+    "MLServer",
+    "ModelParameters",
+    "ModelSettings",
+    "Settings",
+    "__version__",
+    "errors",
+    "log",
+    "register",
+]
