@@ -104,36 +104,46 @@ def everybody(
 class Started:
     """A program that runs."""
 
-    def __init__(self, program: Program, python: Path, server: Any, env: dict[str, str]) -> None:
+    def __init__(
+        self, program: Program, python: Path, server: Any, env: dict[str, str], folder: Path | None = None
+    ) -> None:
         self.program = program
         words = [str(python), str(HERE / "programs" / program.file), server.inference, server.http, *program.arguments]
-        self._process = subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            words, env=env, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
 
     def check(self) -> None:
         """It must end well, with its last word."""
+        out = self.output()
+        assert out.splitlines()[-1:] == [self.program.said], out
+
+    def output(self) -> str:
+        """What it printed; it must end well."""
         out, err = self._process.communicate(timeout=GUARD_S)
         assert self._process.returncode == 0, f"{self.program.file}: {out}{err}"
-        assert out.splitlines()[-1:] == [self.program.said], out
+        return out
 
     def end(self) -> None:
         self._process.kill()
         self._process.communicate()
 
 
+Begin = Callable[..., Started]
+
+
 @pytest.fixture
-def begin(
-    everybody: Any, root: Path, client_python: Any, client_env: dict[str, str]
-) -> Iterator[Callable[[Program], Started]]:
+def begin(everybody: Any, root: Path, client_python: Any, client_env: dict[str, str]) -> Iterator[Begin]:
     """`begin(program)` starts it. The one that imports our stubs beside others finds them, and nothing else of ours."""
 
     running: list[Started] = []
 
-    def start(program: Program) -> Started:
+    def start(program: Program, folder: Path | None = None) -> Started:
         python = client_python(program.environment) if program.environment else Path(sys.executable)
         ours = f"{root / 'frontend'}:{root / 'worker'}"
         needed = not program.environment or "beside" in program.file
         env = {**client_env, "PYTHONPATH": ours} if needed else client_env
-        running.append(Started(program, python, everybody, env))
+        running.append(Started(program, python, everybody, env, folder))
         return running[-1]
 
     yield start
@@ -142,13 +152,32 @@ def begin(
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda one: "-".join((one.file.removesuffix(".py"), *one.arguments)))
-def test_alone(begin: Callable[[Program], Started], program: Program) -> None:
+def test_alone(begin: Begin, program: Program) -> None:
     """Promises 000-01, 000-07, 000-08, 000-11, 000-13, 000-14, 000-15, 000-16, 000-17, 000-18, 000-21, 001-01, 001-02,
     001-03, 001-04, 001-28, 004-08, 004-09, 004-10, 004-11, 004-12, 004-13, 004-14, 004-15, 004-16."""
     begin(program).check()
 
 
-def test_all_at_once(begin: Callable[[Program], Started]) -> None:
+def test_all_at_once(begin: Begin) -> None:
     """Promises 000-23, 001-03."""
     for running in [begin(program) for program in PROGRAMS]:
         running.check()
+
+
+DOCUMENTS = Path(__file__).parents[2] / "data" / "documents"
+
+
+@pytest.mark.parametrize("number", [2, 3, 4, 5])
+def test_document_mlserver(begin: Begin, number: int, tmp_path: Path) -> None:
+    """Promises 004-12, 004-13, 004-14, 004-15, 004-16."""
+    said = "['one ']\n['two ']\n" if number in (3, 5) else "['one two ']\n"
+    arguments = (str(DOCUMENTS / "mlserver"), str(number))
+    assert begin(Program("documents_mlserver.py", "mlserver", arguments), tmp_path).output() == said
+
+
+def test_document_max(begin: Begin, tmp_path: Path) -> None:
+    """Promises 000-13, 000-14, 000-15, 000-16, 000-17."""
+    output = begin(Program("documents_max.py", "grpcurl", (str(DOCUMENTS / "max"), "3")), tmp_path).output()
+    first, done, command, *rest = output.splitlines()
+    assert (first, done, rest[-1]) == ("Response : What is life? ... WHAT IS LIFE?", "Done", "Done")
+    assert command.startswith("Command error ") and "nobody" in output
