@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Callable, Coroutine, Iterator
 
 import psutil
@@ -27,6 +28,12 @@ def command(process: psutil.Process) -> list[str]:
         return process.cmdline()
     except psutil.Error:
         return []
+
+
+def wait_until_execed(pid: int) -> None:
+    """Returns when the process is one that was exec'd in place of a fork; a moment before, it has no command line."""
+    while "ts.runtime.main" not in command(psutil.Process(pid)):
+        time.sleep(0.01)
 
 
 class Started:
@@ -86,7 +93,7 @@ def test_a_wedged_forkserver_is_set_aside_and_ends_with_its_last_worker():
         assert forked(first)
         wedged.suspend()
         second = await started.worker()
-        assert "ts.runtime.main" in command(psutil.Process(second.pid)), "exec'd in place of a fork"
+        await asyncio.to_thread(wait_until_execed, second.pid)
         assert not first.exited.done(), "a worker that serves isn't ended for a start that can't be"
         third = await started.worker()
         assert forked(third) and psutil.Process(third.pid).ppid() != wedged.pid

@@ -314,7 +314,8 @@ def test_explanations_of_images(tmp_path: Path) -> None:
 
 
 def test_explanations_need_captum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "captum", None)
+    for name in ["captum", *(name for name in sys.modules if name.startswith("captum."))]:
+        monkeypatch.setitem(sys.modules, name, None)
     handler = ready(OwnSteps(), tmp_path, MEANS)
     with pytest.raises(PredictionException, match="need the package captum"):
         answer(handler, [{"data": file_of((255, 0, 0))}], explain="True")

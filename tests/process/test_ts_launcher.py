@@ -41,8 +41,7 @@ def test_a_server_is_started_asked_and_stopped(place: Path, capfd: pytest.Captur
     said = capfd.readouterr().out
     assert "TorchServe is not currently running." in said, "it stops what runs before"
     assert "\nModel server started.\n" in said
-    log = (place / "logs" / "ts_log.log").read_text()
-    url = "http://127.0.0.1:" + re.findall(r"http_management listens on \S+:(\d+)", log)[0]
+    url = "http://127.0.0.1:" + re.findall(r"http_management +\S+:(\d+)", said)[0]
 
     registered = launcher.register_model("second", "hello_stream.mar", management_url=url)
     assert registered.ok and registered.status_code == 200, registered.text

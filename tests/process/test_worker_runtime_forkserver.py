@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -48,7 +49,8 @@ def test_a_child_inherits_nothing_it_should_not(start_forkserver):
     worker, pid = server.fork({"PATH": os.environ["PATH"], "ONLY": "this"})
     worker.load("probe.py", threads=None)
     found = worker.json({"op": "process"})
-    assert found["env"] == {"PATH": os.environ["PATH"], "ONLY": "this"}
+    path_of_model = str(Path(__file__).parent.parent / "handlers")  # for processes that the handler starts
+    assert found["env"] == {"PATH": os.environ["PATH"], "ONLY": "this", "PYTHONPATH": path_of_model}
     assert found["pid"] == pid
     assert found["leads_session"]
     assert found["sigint"]

@@ -12,8 +12,8 @@ import sysconfig
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 
 from ts_frontend.errors import Code, ServeError
@@ -138,7 +138,7 @@ class _Maker:
 
 def _create(directory: Path) -> list[str]:
     """With the server's pip, which shows through, when there is one."""
-    without = ["--without-pip"] if find_spec("pip") is not None else []
+    without = ["--without-pip"] if PathFinder.find_spec("pip") is not None else []
     return [sys.executable, "-m", "venv", *without, str(directory)]
 
 
