@@ -1,0 +1,101 @@
+"""Counts of gRPC calls, however they end; connections of gRPC ports that also answer HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from ts_frontend.errors import ModelNotFound
+from ts_frontend.ingress.call import Call, Listener, Method, Shape
+from ts_frontend.telemetry.metrics_grpc import CallMetrics
+from ts_frontend.telemetry.metrics_text import exposition
+
+PATH = "/x.Y/Do"
+
+
+async def echo(_: Call, data: bytes) -> bytes:
+    return data
+
+
+async def echo_all(_: Call, requests: AsyncIterator[bytes]) -> AsyncIterator[Sequence[bytes]]:
+    async for data in requests:
+        if data == b"bad":
+            raise ModelNotFound("m")
+        yield [data, data]
+
+
+async def given(*messages: bytes) -> AsyncIterator[bytes]:
+    for message in messages:
+        yield message
+
+
+def shown(metrics: CallMetrics) -> dict[str, str]:
+    """Value by series without buckets and sums; labels but the code left out."""
+    found = {}
+    for line in exposition(metrics.families()).splitlines():
+        if not line.startswith("#") and "_bucket" not in line and "_sum" not in line:
+            name, _, value = line.rpartition(" ")
+            code = name.partition('grpc_code="')[2].partition('"')[0]
+            found[" ".join(filter(None, (name.partition("{")[0].removeprefix("grpc_server_"), code)))] = value
+    return found
+
+
+def test_a_method_that_nobody_called_is_not_shown() -> None:
+    metrics = CallMetrics()
+    metrics.counted(Method(PATH, Shape.UNARY, echo))
+    assert shown(metrics) == {}
+
+
+def test_two_listeners_count_together() -> None:
+    metrics = CallMetrics()
+    method = Method(PATH, Shape.UNARY, echo)
+    for _ in range(2):
+        asyncio.run(metrics.counted(method).run(Call(PATH), b"x"))  # type: ignore[arg-type]
+    assert shown(metrics) == {
+        "started_total": "2.0",
+        "handled_total OK": "2.0",
+        "msg_received_total": "2.0",
+        "msg_sent_total": "2.0",
+        "handling_seconds_count": "2.0",
+    }
+
+
+def test_a_stream_that_fails_has_counted_what_was_sent() -> None:
+    metrics = CallMetrics()
+    run = metrics.counted(Method(PATH, Shape.BIDI, echo_all)).run
+
+    async def drain() -> None:
+        async for _ in run(Call(PATH), given(b"a", b"b", b"bad", b"never read")):  # type: ignore[arg-type,union-attr]
+            pass
+
+    with pytest.raises(ModelNotFound):
+        asyncio.run(drain())
+    found = shown(metrics)
+    assert (found["msg_received_total"], found["msg_sent_total"]) == ("3.0", "4.0")
+    assert found["handled_total NOT_FOUND"] == found["handling_seconds_count"] == "1.0"
+
+
+def test_a_stream_that_is_left_is_cancelled() -> None:
+    metrics = CallMetrics()
+    run = metrics.counted(Method(PATH, Shape.BIDI, echo_all)).run
+
+    async def leave() -> None:
+        answers = run(Call(PATH), given(b"a", b"b"))  # type: ignore[arg-type]
+        assert await anext(answers) == [b"a", b"a"]  # type: ignore[arg-type]
+        await answers.aclose()  # type: ignore[union-attr]
+
+    asyncio.run(leave())
+    assert shown(metrics)["handled_total CANCELLED"] == "1.0"
+
+
+@pytest.mark.parametrize(("routes", "idle_s"), [(True, 0), (False, 120)])
+def test_idle_grpc_connections_stay_open_beside_http(routes: bool, idle_s: float) -> None:
+    engine = pytest.importorskip("ts_frontend.ingress.h2corn_engine", exc_type=ImportError)
+
+    async def app(*_: object) -> None: ...
+
+    table = {PATH: Method(PATH, Shape.UNARY, echo)} if routes else {}
+    config = engine.server_config(Listener("x", "127.0.0.1", 0, table, http_app=app))
+    assert (config.timeout_keep_alive or 0) == idle_s
