@@ -126,3 +126,13 @@ def test_options_become_the_servers_settings(tmp_path: Path):
     assert options_of["disable_token_authorization"].text == "true"
     keys = {one.key for one in program.settings(found, ["a"], tmp_path, {"TS_TOKEN_PATH": "/keys"})}
     assert "disable_token_authorization" not in keys
+
+
+def test_management_is_open_to_nobody_else(tmp_path: Path):
+    short = {one.key: one.text for one in program.settings(resolved(), ["m"], Path("/tmp/a"), {})}
+    assert (short["management_address"], short["grpc_management_address"]) == (
+        "unix:/tmp/a/http.sock",
+        "unix:/tmp/a/grpc.sock",
+    )
+    long = {one.key: one.text for one in program.settings(resolved(), ["m"], Path("/tmp", "a" * 100), {})}
+    assert (long["management_address"], long["grpc_management_address"]) == ("http://127.0.0.1:0", "127.0.0.1")

@@ -7,6 +7,7 @@ Arguments: JSON that tells the program (`kind`, `models`, `options`, `program`, 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,7 @@ def main(words: Sequence[str] | None = None) -> int:
         found = options.resolve(argv, environ, properties, program["options"])
         for line in options.notes(found, environ, properties):
             print(line, file=sys.stderr, flush=True)
-        with tempfile.TemporaryDirectory(prefix="torchrelay-program-", ignore_cleanup_errors=True) as directory:
+        with tempfile.TemporaryDirectory(prefix="oip-", ignore_cleanup_errors=True) as directory:
             store = Path(directory)
             write_models(store / "models", program, found)
             config = load_config(settings(found, program["models"], store, environ))
@@ -69,8 +70,6 @@ def settings(
         "inference_address": (http, found["http_port"].source),
         "metrics_address": (http, found["http_port"].source),
         "metrics_mode": ("prometheus", own),
-        "management_address": (f"unix:{directory}/management.sock", own),
-        "grpc_management_address": (f"unix:{directory}/grpc-management.sock", own),
         "grpc_inference_address": ("0.0.0.0", own),
         "grpc_inference_port": (found["grpc_port"].value, found["grpc_port"].source),
         "model_store": (directory / "models", own),
@@ -81,6 +80,7 @@ def settings(
         "ncs": ("true", own),
         "enable_model_api": ("false", own),
     }
+    pairs |= {key: (value, own) for key, value in _management(directory).items()}
     if not _has_keys(environ):
         pairs["disable_token_authorization"] = ("true", own)
     if "LOG_LOCATION" not in environ:
@@ -98,6 +98,7 @@ def settings(
 
 #: What KServe's server takes of a gRPC message when nobody says another size.
 KSERVE_MESSAGE_BYTES_MAX = 8_388_608
+_SOCKET_PATH_BYTES_MAX = 107
 _SAME = {
     "enable_grpc": "enable_grpc",
     "enable_docs_url": "enable_docs_url",
@@ -106,6 +107,19 @@ _SAME = {
     "private_key_file": "ssl_keyfile",
     "log_config": "log_config_file",
 }
+
+
+def _management(directory: Path) -> dict[str, str]:
+    """Where management listens, which KServe's servers don't have: where only this user comes to, or this machine when
+    the directory's path is too long for that."""
+    sockets = {"management_address": directory / "http.sock", "grpc_management_address": directory / "grpc.sock"}
+    if max(len(os.fsencode(path)) for path in sockets.values()) <= _SOCKET_PATH_BYTES_MAX:
+        return {key: f"unix:{path}" for key, path in sockets.items()}
+    return {
+        "management_address": "http://127.0.0.1:0",
+        "grpc_management_address": "127.0.0.1",
+        "grpc_management_port": "0",
+    }
 
 
 def _has_keys(environ: Mapping[str, str]) -> bool:
