@@ -20,6 +20,7 @@ import grpc
 import psutil
 import pytest
 
+from ts.compat import start as start_module
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 
@@ -316,6 +317,135 @@ def test_a_program_without_a_file(tmp_path: Path) -> None:
     code = "from ts.compat.start import serve; serve('aissemble', {}, {})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=GUARD_S)
     assert done.returncode == 1 and "put it into one, instead of python -c" in done.stderr
+
+
+# --- with other systems' packages
+
+CHECKED = """
+import json
+import sys
+
+from aissemble_open_inference_protocol_shared.types.dataplane import InferenceRequest
+
+for line in sys.stdin:
+    data, shape, datatype = json.loads(line)
+    tensor = {"name": "x", "shape": shape, "datatype": datatype, "data": data}
+    try:
+        InferenceRequest.model_validate({"inputs": [tensor]}).validate_oip()
+        print("result: ok")
+    except (TypeError, ValueError) as error:
+        print(f"result: {type(error).__name__}: {error}")
+"""
+TENSORS: list[tuple[Any, list[int], str]] = [
+    ([1.0, 2.0], [2], "FP32"),
+    ([1.0, 2.0], [3], "FP32"),
+    ([[1, 2], [3, 4]], [2, 2], "INT8"),
+    ([[1, 2], [3, 4]], [4], "INT8"),
+    ([[1, 2], [3, 4]], [1, 4], "INT8"),
+    ([[1, 2], [3]], [3, 1], "INT8"),
+    ([[1, 2]], [-1, 2], "INT64"),
+    ([1, 2], [-1, 2], "INT64"),
+    ([1, 2], [2], "FP32"),
+    (["a"], [1], "INT32"),
+    (["a", "b"], [2], "BYTES"),
+    ([1], [1], "BYTES"),
+    ([True, 1], [2], "BOOL"),
+    ([True], [1], "UINT8"),
+    (3.5, [], "FP64"),
+    ([[[1.0], [2.0]]], [1, 2, 1], "FP16"),
+]
+CLIENTS = """
+import asyncio
+import sys
+
+GRPC, HTTP = sys.argv[1:3]
+sys.argv[1:] = []
+
+from kserve import InferenceGRPCClient, InferenceRESTClient, InferInput, InferRequest, RESTConfig
+
+
+def request(model):
+    return InferRequest(infer_inputs=[InferInput("x", [2], "FP32", data=[1.0, 2.0])], model_name=model, request_id="r")
+
+
+async def main():
+    grpc = InferenceGRPCClient(GRPC)
+    assert await grpc.is_server_live() and await grpc.is_server_ready() and await grpc.is_model_ready("plain")
+    answer = await grpc.infer(request("plain"))
+    assert list(answer.outputs[0].data) == [30.0], answer
+    await grpc.close()
+    second = InferenceRESTClient(RESTConfig(protocol="v2", timeout=60))
+    assert await second.is_server_live(HTTP) and await second.is_server_ready(HTTP)
+    assert await second.is_model_ready(HTTP, "plain")
+    answer = await second.infer(HTTP, request("plain"), model_name="plain")
+    assert (answer.id, answer.model_name, list(answer.outputs[0].data)) == ("r", "plain", [30.0]), answer
+    await second.close()
+    first = InferenceRESTClient(RESTConfig(protocol="v1", timeout=60))
+    assert await first.is_server_live(HTTP) and await first.is_model_ready(HTTP, "plain")
+    assert (await first.infer(HTTP, {"instances": [1]}, model_name="plain"))["predictions"] == [2]
+    assert await first.explain(HTTP, "plain", {"instances": [1]}) == {"explanations": [2]}
+    await first.close()
+
+
+asyncio.run(main())
+print("result: ok")
+"""
+
+
+def results(done: subprocess.CompletedProcess[str]) -> list[str]:
+    assert done.returncode == 0, done.stderr
+    return [line.removeprefix("result: ") for line in done.stdout.splitlines() if line.startswith("result: ")]
+
+
+@pytest.mark.external
+def test_the_checks_are_those_of_aissemble(
+    client_python: Callable[[str], Path], client_env: dict[str, str], tmp_path: Path
+) -> None:
+    cases = "\n".join(map(json.dumps, TENSORS))
+    shims = str(Path(start_module.__file__).with_name("shims"))
+    found = []
+    for python, env in (
+        (str(client_python("aissemble")), client_env),
+        (sys.executable, installed() | {"PYTHONPATH": f"{shims}{os.pathsep}{installed()['PYTHONPATH']}"}),
+    ):
+        done = subprocess.run(
+            [python, "-c", CHECKED], input=cases, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=GUARD_S
+        )
+        found.append(results(done))
+    assert found[0] == found[1] and len(found[0]) == len(TENSORS)
+
+
+@pytest.mark.external
+def test_aissembles_own_types_are_used_where_they_are_installed(
+    start: Start, client_python: Callable[[str], Path]
+) -> None:
+    python = str(client_python("aissemble"))
+    program = start("handler_program", command=[python, *RUN[1:]], PYTHONPATH=installed()["PYTHONPATH"])
+    program.wait_for("of scaling_1.0 is ready")
+    (output,) = program.infer("scaling", "where", [1])[1]["outputs"]
+    assert output["data"] == ["aissemble_open_inference_protocol_shared.types.dataplane pydantic.main"]
+    assert program.infer("scaling", "x", [2])[1]["outputs"][0]["data"] == [2.0]
+    assert program.infer("scaling", "bad", [1])[0] == 500
+
+
+@pytest.mark.external
+def test_kserves_clients_ask_a_program(
+    predictors: Program, client_python: Callable[[str], Path], client_env: dict[str, str], tmp_path: Path
+) -> None:
+    """REST with both protocols, and gRPC."""
+    addresses = [
+        f"127.0.0.1:{predictors.port('grpc_inference')}",
+        f"http://127.0.0.1:{predictors.port('http_inference')}",
+    ]
+    done = subprocess.run(
+        [str(client_python("kserve")), "-c", CLIENTS, *addresses],
+        env=client_env,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=2 * GUARD_S,
+    )
+    assert results(done) == ["ok"]
 
 
 # --- KServe's predictors
