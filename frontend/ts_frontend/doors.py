@@ -207,7 +207,8 @@ class Doors:
         def loaded_at_startup() -> list[str]:
             return [model.name for model in registry if model.loaded_at_startup]
 
-        inference = HttpInference(registry, self._health, loaded_at_startup)
+        kserve = HttpKServe(registry)
+        inference = HttpInference(registry, self._health, loaded_at_startup, kserve.predicting)
         tensors = HttpOpenInference(
             registry,
             self._health,
@@ -221,7 +222,7 @@ class Doors:
         workflows = HttpWorkflows(self._workflows, origins, model_api=model_api)
         predicting = (
             tensors.route,
-            HttpKServe(registry, config.kserve_mode).route,
+            *([kserve.route] if config.kserve_mode else []),
             HttpOpenAI(registry).route,
             inference.route,
             workflows.predicting,

@@ -34,7 +34,7 @@ class Program:
 
     def __init__(self, directory: Path, text: str, *argv: str, command: list[str], **environ: str) -> None:
         self.directory = directory
-        (directory / "main.py").write_text((PROGRAMS / f"{text}.txt").read_text())
+        (directory / "main.py").write_text((PROGRAMS / (text if "." in text else f"{text}.txt")).read_text())
         known = {name: value for name, value in os.environ.items() if not name.startswith(("TS_", "KSERVE_", "KRAUS"))}
         tmp = directory / "tmp"
         tmp.mkdir()
@@ -317,6 +317,14 @@ def test_a_program_without_a_file(tmp_path: Path) -> None:
     code = "from ts.compat.start import serve; serve('aissemble', {}, {})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=GUARD_S)
     assert done.returncode == 1 and "put it into one, instead of python -c" in done.stderr
+
+
+def test_the_example(start: Start) -> None:
+    """Promise 003-23."""
+    program = start("../../../examples/aissemble/main.py")
+    program.wait_for("of line_1.0 is ready")
+    assert program.infer("line", "x", [3, 4])[1]["outputs"][0]["data"] == [7.0, 9.0]
+    assert program.ask("/v1/models/line:predict", {"instances": [3, 4]})[1] == {"predictions": [7.0, 9.0]}
 
 
 # --- with other systems' packages

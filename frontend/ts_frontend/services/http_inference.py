@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from ts.protocol import forms
 from ts.protocol.frames import Buffer, Input, Pairs
 from ts_frontend.errors import HandlerFailed, InvalidArgument
-from ts_frontend.ingress.http_call import Header, HttpAnswer, HttpRequest, Serve
+from ts_frontend.ingress.http_call import Header, HttpAnswer, HttpRequest, Route, Serve
 from ts_frontend.services.http_answers import Parameters, json_answer, query_pairs
 
 PREDICT, EXPLAIN = ("explain", "False"), ("explain", "True")
@@ -70,9 +70,11 @@ class AtStartup(Protocol):
 
 
 class HttpInference:
-    """Everything that the inference listener answers; `route` finds what a request asks for."""
+    """Everything that the inference listener answers; `route` finds what a request asks for. `v1` finds calls of
+    KServe's V1 protocol that aren't for TorchServe's handlers."""
 
-    def __init__(self, models: Models, health: Health, at_startup: AtStartup) -> None:
+    def __init__(self, models: Models, health: Health, at_startup: AtStartup, v1: Route | None = None) -> None:
+        self._v1 = v1
         self._models = models
         self._health = health
         self._at_startup = at_startup
@@ -96,7 +98,7 @@ class HttpInference:
             case ["models", _, "invoke"]:
                 return self._invoke
             case ["v1", "models", name] if name.endswith((":predict", ":explain")):
-                return self._kserve_v1
+                return (self._v1 and self._v1(request)) or self._kserve_v1
             case ["v2", "models", _, "infer" | "explain"]:
                 return self._kserve_v2
             case [_, "predict"] | [_, _, "predict"]:

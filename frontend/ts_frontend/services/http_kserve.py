@@ -19,38 +19,43 @@ PROGRAM = "program"
 
 
 class HttpKServe:
-    """`whole`: also the paths that only KServe's own servers have on this port: `/`, `/v1/models` and a model's
-    readiness."""
+    """`route` has the paths that only KServe's own servers have on this port: `/`, `/v1/models`, a model's readiness;
+    `predicting` the calls of models that aren't TorchServe's."""
 
-    def __init__(self, models: Models, whole: bool) -> None:
+    def __init__(self, models: Models) -> None:
         self._models = models
-        self._whole = whole
 
     def route(self, request: HttpRequest) -> Serve | None:
-        segments = request.segments
-        if segments[:2] == ["v1", "models"] and len(segments) == 3 and request.method == "POST":
-            name, _, verb = segments[2].rpartition(":")
-            return self._asked(name, verb)
-        if not self._whole or request.method not in ("GET", "HEAD"):
-            return None
-        match segments:
-            case [] | [""]:
+        method = request.method
+        match request.segments:
+            case [] | [""] if method in ("GET", "HEAD"):
                 return self._alive
-            case ["v1", "models"]:
+            case ["v1", "models"] if method in ("GET", "HEAD"):
                 return self._list
-            case ["v1", "models", name]:
+            case ["v1", "models", name] if method in ("GET", "HEAD"):
                 return partial(self._ready, name)
+            case ["v1", "models", call] if call.endswith((":predict", ":explain")):
+                return self._missing(call.rpartition(":")[0])
         return None
 
-    def _asked(self, name: str, verb: str) -> Serve | None:
+    def predicting(self, request: HttpRequest) -> Serve | None:
+        """For `/v1/models/NAME:VERB`."""
+        name, _, verb = request.segments[2].rpartition(":")
         try:
             model = self._models.find(name)
-        except ModelNotFound as error:
-            missing = refusal(error)
-            return partial(_answered, missing) if self._whole and verb in ("predict", "explain") else None
+        except ModelNotFound:
+            return None
         adapter = model.adapter
         if (verb == "predict" and adapter) or (verb == "explain" and adapter == PROGRAM):
             return partial(self._predict, model, "v1;explain" if verb == "explain" else "v1")
+        return None
+
+    def _missing(self, name: str) -> Serve | None:
+        """KServe's form of the refusal for a model that isn't there."""
+        try:
+            self._models.find(name)
+        except ModelNotFound as error:
+            return partial(_answered, refusal(error))
         return None
 
     async def _alive(self, request: HttpRequest) -> HttpAnswer:
