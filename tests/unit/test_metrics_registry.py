@@ -182,6 +182,18 @@ def test_a_batch_that_failed_has_no_prediction_time() -> None:
     assert not logged(metrics)
 
 
+@pytest.mark.parametrize("auto_detect", [True, False])
+def test_the_prediction_time_is_found_as_handlers_metrics_are(auto_detect: bool) -> None:
+    unlisted = Definitions(read_definitions(DEFAULT_FILE).server, {})
+    exposed = registry(definitions=unlisted, auto_detect=auto_detect)
+    answered_job(exposed)
+    series = 'PredictionTime{ModelName="m",Level="Model",Hostname="vm",} 2000.0'
+    assert (series in exposed.text()) is auto_detect
+    in_log = registry("log", unlisted, auto_detect=auto_detect)
+    answered_job(in_log)
+    assert ("PredictionTime.ms:2000.0|#ModelName:m,Level:Model" in str(logged(in_log))) is auto_detect
+
+
 # --- TorchServe's own text
 
 

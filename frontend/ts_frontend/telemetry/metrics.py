@@ -11,6 +11,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 
 from ts_frontend.job import Job, State
 from ts_frontend.telemetry import metrics_events as events
@@ -32,6 +33,8 @@ DEFAULT_VERSION = "default"
 MODEL_LABELS = ("model_name", "model_version", "hostname")
 OWN_LATENCY = Definition("ts_inference_latency_seconds", Kind.HISTOGRAM, "Seconds", MODEL_LABELS)
 OWN_QUEUE = Definition("ts_queue_latency_seconds", Kind.HISTOGRAM, "Seconds", MODEL_LABELS)
+#: A handler's metric, though it is measured here: what a metrics.yaml that doesn't list it finds by itself.
+_PREDICTION_TIME = Definition(events.PREDICTION_TIME, Kind.GAUGE, "ms", ("ModelName", "Level", "Hostname"))
 OWN_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
@@ -43,6 +46,8 @@ class MetricsRegistry:
     """All families. `host`: the value of host dimensions; `auto_detect`: unlisted metrics of handlers count too."""
 
     def __init__(self, definitions: Definitions, mode: str, host: str, *, auto_detect: bool = False) -> None:
+        if auto_detect and events.PREDICTION_TIME not in definitions.model:
+            definitions = replace(definitions, model={**definitions.model, events.PREDICTION_TIME: _PREDICTION_TIME})
         listed = {**definitions.server, **definitions.model}
         self.host = host
         self.mode = mode
