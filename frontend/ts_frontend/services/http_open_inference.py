@@ -139,7 +139,7 @@ class HttpOpenInference:
 
     async def _index(self, request: HttpRequest) -> HttpAnswer:
         asked = json_object(await request.body())
-        found = self._repository.index(asked.get("ready") is True)
+        found = await self._repository.index(asked.get("ready") is True)
         return compact_json(
             200, [{"name": one.name, "version": one.version, "state": one.state, "reason": one.reason} for one in found]
         )
@@ -159,12 +159,15 @@ class HttpOpenInference:
     # --- inference
 
     def _submit(self, request: HttpRequest, model: Served, body: bytes, form: str) -> Answer:
+        """Of a form that isn't streamed all answers together may take max_response_size."""
+        named = "versions" in request.segments
+        model = tensor_models.find(self._models, model.name, model.version if named else "")  # replaced meanwhile?
         answer = model.submit(
             [Input("", f"\0{form}", body)],
             headers=[(key.decode("latin-1"), value.decode("latin-1")) for key, value in request.headers],
             request_id=request.request_id,
-            stream=True,
-            version_named="versions" in request.segments,
+            stream=form.endswith(";stream"),
+            version_named=named,
         )
         request.when_gone(answer.cancel)
         return answer

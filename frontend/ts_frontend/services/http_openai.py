@@ -59,7 +59,7 @@ class HttpOpenAI:
             [Input("", f"\0openai{form.option}{';stream' if stream else ''}", body)],
             headers=[(key.decode("latin-1"), value.decode("latin-1")) for key, value in request.headers],
             request_id=request.request_id,
-            stream=True,
+            stream=stream,
         )
         request.when_gone(answer.cancel)
         completion = form(request.request_id, name)

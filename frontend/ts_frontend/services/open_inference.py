@@ -19,7 +19,7 @@ from ts_frontend.models.signature import TensorSpec
 from ts_frontend.services import tensor_models
 from ts_frontend.services.metadata import RequestIds, identified
 from ts_frontend.services.tensor_joining import joined_messages
-from ts_frontend.services.tensor_models import Answer, Health, Models, Served, Stream
+from ts_frontend.services.tensor_models import Answer, Health, Models, Stream
 from ts_frontend.services.tensor_streams import FIRST, Dialect, converse
 
 SERVICE = "inference.GRPCInferenceService"
@@ -100,27 +100,25 @@ class OpenInferenceService:
 
     # --- inference
 
-    def _submit(self, call: Call, data: bytes, request: pb.ModelInferRequest, form: str) -> Answer:
+    def _submit(self, call: Call, data: bytes, request: pb.ModelInferRequest, form: str, stream: bool = True) -> Answer:
+        """`stream`: its answers are passed on as they come; else all of them may take max_response_size."""
         if not request.model_name:
             raise InvalidArgument("model_name is empty: name the model to ask")
         model = tensor_models.find(self._models, request.model_name, request.model_version)
-        return self._start(call, model, data, bool(request.model_version), form)
-
-    def _start(self, call: Call, model: Served, data: bytes, version_named: bool, form: str) -> Answer:
         headers, request_id = identified(call, self._ids)
         return model.submit(
             [Input("", f"\0{form}", data)],
             headers=headers,
             deadline_s=call.deadline_s,
             request_id=request_id,
-            stream=True,
-            version_named=version_named,
+            stream=stream,
+            version_named=bool(request.model_version),
         )
 
     async def model_infer(self, call: Call, data: bytes) -> bytes:
         """One ModelInferRequest -> one ModelInferResponse; the texts of a streamed answer are joined."""
         request = message(pb.ModelInferRequest, data)
-        answer = self._submit(call, data, request, "grpc")
+        answer = self._submit(call, data, request, "grpc", stream=False)
         found: list[bytes] = []
         try:
             async for pieces in answer.chunks():

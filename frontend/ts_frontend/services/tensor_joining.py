@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.frames import Buffer
 from ts_frontend.errors import Unimplemented
 
+CONTENT_TYPE, BASE64 = "content_type", "base64"
 _OF_MODEL = frozenset({"id", "model_name", "model_version"})
 
 
@@ -56,22 +58,53 @@ def _is_bare(response: pb.ModelInferResponse) -> bool:
 
 def joined_json(pieces: Sequence[Buffer]) -> bytes:
     """The same for answers in JSON."""
-    found: list[dict[str, Any]] = [json.loads(bytes(piece)) for piece in pieces]
+    found = _read(pieces)
     if not found or any([one.get("datatype") for one in answer["outputs"]] != ["BYTES"] for answer in found):
         raise _refused(len(found))
     last = found[-1]
-    last["outputs"][0] |= {"shape": [1], "data": ["".join(text for one in found for text in one["outputs"][0]["data"])]}
-    return json.dumps(last, ensure_ascii=False).encode()
+    output = last["outputs"][0]
+    data = b"".join(_bytes(one["outputs"][0]) for one in found)
+    parameters = {name: value for name, value in output.get("parameters", {}).items() if name != CONTENT_TYPE}
+    try:
+        text = data.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        text, parameters[CONTENT_TYPE] = base64.b64encode(data).decode(), BASE64
+    output |= {"shape": [1], "data": [text]} | ({"parameters": parameters} if parameters else {})
+    if not parameters:
+        output.pop("parameters", None)
+    return _written(last)
+
+
+def _bytes(output: dict[str, Any]) -> bytes:
+    """A text that ends in the middle of a character comes as base64."""
+    if output.get("parameters", {}).get(CONTENT_TYPE) == BASE64:
+        return b"".join(map(base64.b64decode, output["data"]))
+    return "".join(output["data"]).encode("utf-8", "surrogatepass")
+
+
+def _read(pieces: Sequence[Buffer]) -> list[dict[str, Any]]:
+    """Unimplemented when there are tensors in binary after the JSON."""
+    try:
+        return [json.loads(bytes(piece)) for piece in pieces]
+    except ValueError:
+        raise _refused(len(pieces)) from None
+
+
+def _written(answer: dict[str, Any]) -> bytes:
+    try:
+        return json.dumps(answer, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return json.dumps(answer).encode()
 
 
 def joined_generate(pieces: Sequence[Buffer]) -> bytes:
     """The same for answers of `generate`, flat or (to a V2 request) not: texts are joined, anything else is the last
     answer's."""
-    found: list[dict[str, Any]] = [json.loads(bytes(piece)) for piece in pieces]
+    found = _read(pieces)
     if not found or isinstance(found[0].get("outputs"), list):
         return joined_json(pieces)
     last = found[-1]
     for name, value in last.items():
         if isinstance(value, str) and name not in _OF_MODEL:
             last[name] = "".join(str(one.get(name, "")) for one in found)
-    return json.dumps(last, ensure_ascii=False).encode()
+    return _written(last)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from enum import Enum
+from functools import partial
 from typing import TypeAlias
 
 from google.protobuf.message import DecodeError
@@ -25,6 +26,8 @@ from ts_frontend.services.tensor_models import Answer, Stream
 REQUESTS_MAX = 64
 #: Groups of answers of one stream that wait to be written; handlers that stream wait for room.
 ANSWERS_MAX = 64
+#: So many elements with their lengths are no accident.
+ELEMENTS_SEEN_MAX = 256
 DIALECT_KEY, STATUS_KEY, EMPTY_FINAL = "oip-stream-dialect", "triton_grpc_error", "triton_enable_empty_final_response"
 
 
@@ -68,9 +71,11 @@ def _has_bare_bytes(request: pb.ModelInferRequest) -> bool:
 
 def _is_prefixed(data: bytes) -> bool:
     at = 0
-    while at + 4 <= len(data):
+    for _ in range(ELEMENTS_SEEN_MAX):
+        if at + 4 > len(data):
+            return at == len(data)
         at += 4 + int.from_bytes(data[at : at + 4], "little")
-    return at == len(data)
+    return True
 
 
 def _field(number: int, data: bytes) -> bytes:
@@ -164,9 +169,12 @@ class _Conversation:
         task = asyncio.create_task(self._run(answer, request.id, None if interleaves else self._last))
         self._last = task
         self._running.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(partial(self._ended, answer))
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, answer: Answer | ServeError, task: asyncio.Task[None]) -> None:
+        """Also of a task that was cancelled before it began."""
+        if not isinstance(answer, ServeError):
+            answer.cancel()
         self._room.release()
         self._running.discard(task)
 
@@ -178,8 +186,6 @@ class _Conversation:
         except ServeError as error:
             await self._fail(error, request_id)
         finally:
-            if not isinstance(answer, ServeError):
-                answer.cancel()
             if answer is self._stream:
                 self.finished = True
                 self._answers.put_nowait(None)

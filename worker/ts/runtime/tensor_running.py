@@ -11,7 +11,16 @@ from ts.runtime import replies, requests
 from ts.runtime.feeding import Feeding
 from ts.runtime.handlers import Loaded
 from ts.runtime.jobs import Batch, Job
-from ts.runtime.replies import NOT_A_LIST, PREDICTION_FAILED, WRONG_LENGTH, Failure, Outcome, failure_of, outcome
+from ts.runtime.replies import (
+    NOT_A_LIST,
+    PREDICTION_FAILED,
+    WRONG_LENGTH,
+    Failure,
+    Outcome,
+    failure_of,
+    outcome,
+    raised,
+)
 from ts.runtime.running import Ended, Running, is_tensor_request
 from ts.runtime.worker import Link
 from ts.tensors import forms, rows
@@ -46,6 +55,8 @@ class TensorRunning(Running):
                 found.append((job, *self._read(item, decode)))
             except BadTensor as error:
                 self.ledger.give(job, Failure(BAD_REQUEST, str(error)), last=True)
+            except Exception as error:
+                self.ledger.give(job, _internal(error, job), last=True)
         self.jobs = self.batch.jobs = [job for job, _, _, _ in found]
         self._forms = [form for _, form, _, _ in found]
         self.context.begin(self, self.batch.request_ids(), [headers for _, _, _, headers in found])
@@ -102,6 +113,8 @@ class TensorRunning(Running):
             return form.answer(rows.response_of(value, self._model), last)
         except BadTensor as error:
             return Failure(BAD_REQUEST, str(error))
+        except Exception as error:
+            return _internal(error, self.jobs[index])
 
     def _end(self, index: int) -> bytes:
         """What a request ends with that has had its answers."""
@@ -129,6 +142,12 @@ class TensorRunning(Running):
     def _head(self, index: int) -> replies.Head:
         head, form = super()._head(index), self._forms[index]
         return head if form is None else head._replace(headers=(*form.headers, *head.headers))
+
+
+def _internal(error: Exception, job: Job) -> Failure:
+    """What can't be read or sent for another reason than the client's: it fails alone, and the log says why."""
+    failure = raised(error, [job.request_id])
+    return Failure(500, f"{type(error).__name__}: {error}") if failure is PREDICTION_FAILED else failure
 
 
 def _is_empty(value: Any) -> bool:

@@ -14,13 +14,21 @@ from ts.protocol.frames import Buffer
 
 Array = npt.NDArray[Any]
 
-#: Elements of a tensor without bytes (a dimension of 0) may be declared freely; their number still has to be one.
-ELEMENTS_MAX = 1 << 62
+#: What numpy can have, also of tensors without elements (a dimension of 0).
+DIMENSIONS_MAX, ELEMENTS_MAX = 64, 1 << 59
+#: Messages name what clients sent, which may be of any size; they go into headers, too.
+MESSAGE_CHARS_MAX = 1000
 _LENGTH = struct.Struct("<I")
 
 
 class BadTensor(ValueError):
-    """A tensor that can't be what it says; the message names it and the reason. Callers answer 400."""
+    """A tensor that can't be what it says; the message names it and the reason. Callers answer 400. The middle of a
+    long message is left out."""
+
+    def __init__(self, message: str) -> None:
+        half = MESSAGE_CHARS_MAX // 2
+        long = len(message) > MESSAGE_CHARS_MAX
+        super().__init__(f"{message[:half]} … {message[-half:]}" if long else message)
 
 
 class Datatype(NamedTuple):
@@ -76,13 +84,14 @@ def datatype_of(array: Array) -> str:
 
 def elements(shape: Sequence[int], label: str) -> int:
     """How many elements a shape has. BadTensor for negative dimensions and for more than can exist."""
+    if len(shape) > DIMENSIONS_MAX:
+        raise BadTensor(f"{label}: the shape has {len(shape)} dimensions; at most {DIMENSIONS_MAX} are possible")
     for size in shape:
         if size < 0:
             raise BadTensor(f"{label}: shape {list(shape)} has a negative dimension")
-    count = math.prod(shape)
-    if count > ELEMENTS_MAX:
+    if math.prod(size for size in shape if size) > ELEMENTS_MAX:
         raise BadTensor(f"{label}: shape {list(shape)} has more elements than can be addressed")
-    return count
+    return math.prod(shape)
 
 
 def decode_raw(kind: Datatype, shape: Sequence[int], data: Buffer, label: str) -> Array:

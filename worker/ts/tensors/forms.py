@@ -94,22 +94,26 @@ def _check_shape(tensor: Tensor, declared: dict[str, Any]) -> None:
 
 def completed(response: InferenceResponse, request: InferenceRequest, model: Model) -> InferenceResponse:
     """The response with name, version and id filled in where the handler left them out, and the outputs the client
-    asked for, in its order. Raises BadTensor for one that isn't there."""
-    response.model_name = response.model_name or model.name
-    response.model_version = response.model_version or model.version
-    response.id = response.id or request.id
-    if request.outputs:
-        response.outputs = _wanted(response, request)
-    return response
+    asked for, in its order. The handler's own stays as it is: it may be for several requests. Raises BadTensor for an
+    output that isn't there."""
+    return InferenceResponse(
+        _wanted(response, request) if request.outputs else response.outputs,
+        response.id or request.id,
+        response.model_name or model.name,
+        response.model_version or model.version,
+        response.parameters,
+    )
 
 
 def _wanted(response: InferenceResponse, request: InferenceRequest) -> list[Tensor]:
+    """One that is asked for several times is given once."""
     found = {tensor.name: tensor for tensor in response.outputs}
-    for output in request.outputs:
-        if output.name not in found:
+    wanted = dict.fromkeys(output.name for output in request.outputs)
+    for name in wanted:
+        if name not in found:
             names = ", ".join(found) or "none"
-            raise BadTensor(f"unexpected inference output {output.name!r}; the model gave: {names}")
-    return [found[output.name] for output in request.outputs]
+            raise BadTensor(f"unexpected inference output {name!r}; the model gave: {names}")
+    return [found[name] for name in wanted]
 
 
 def payload(data: Buffer) -> bytes:

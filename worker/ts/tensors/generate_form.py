@@ -60,7 +60,7 @@ class GenerateForm:
         return Tensor(name, kind.name, from_json(kind, _fitted(declared.get("shape"), len(flat)), flat, {}, label))
 
     def answer(self, response: InferenceResponse, last: bool) -> bytes:
-        completed(response, self.request, self._model)
+        response = completed(response, self.request, self._model)
         message: dict[str, Any] = {ID: response.id} if response.id else {}
         message |= {"model_name": response.model_name, "model_version": response.model_version}
         for tensor in response.outputs:

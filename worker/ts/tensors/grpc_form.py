@@ -157,7 +157,7 @@ class GrpcForm:
 
     def answer(self, response: InferenceResponse, last: bool) -> bytes:
         """A serialised ModelInferResponse. Raises BadTensor for an output that was asked for and isn't there."""
-        completed(response, self.request, self._model)
+        response = completed(response, self.request, self._model)
         message = ModelInferResponse(
             model_name=response.model_name, model_version=response.model_version, id=response.id
         )

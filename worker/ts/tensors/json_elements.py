@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -47,7 +46,8 @@ def _numbers(kind: Datatype, flat: list[Any], label: str) -> Array:
         if type(value) not in wanted:
             raise BadTensor(f"{label}: {value!r} is no {kind.name}")
     try:
-        array = np.array(flat, kind.dtype)
+        with np.errstate(over="ignore"):
+            array = np.array(flat, kind.dtype)
     except OverflowError as error:
         raise BadTensor(f"{label}: an element does not fit {kind.name}: {error}") from None
     if (
@@ -65,7 +65,7 @@ def _bytes(value: Any, parameters: dict[str, Any], label: str) -> bytes:
     if parameters.get("content_type") == "base64":
         try:
             return base64.b64decode(value, validate=True)
-        except binascii.Error as error:
+        except ValueError as error:
             raise BadTensor(f"{label}: {value[:40]!r} is not base64: {error}") from None
     return value.encode("utf-8", "surrogatepass")
 

@@ -23,6 +23,7 @@ from ts.tensors.types import InferenceRequest, InferenceResponse, RequestedOutpu
 
 #: How many of the body's first bytes are JSON; binary tensors follow.
 LENGTH_HEADER = "inference-header-content-length"
+LENGTH_DIGITS_MAX = 19
 BINARY_SIZE, BINARY, BINARY_ALL = "binary_data_size", "binary_data", "binary_data_output"
 
 
@@ -31,12 +32,14 @@ def opened(data: Buffer, headers: dict[str, str], options: frozenset[str], model
 
 
 class JsonForm:
-    """One V2 inference request over HTTP, and how its answers are written."""
+    """One V2 inference request over HTTP, and how its answers are written. Those of a stream are JSON alone: an event
+    has no room for more."""
 
     def __init__(self, data: Buffer, headers: dict[str, str], options: frozenset[str], model: Model) -> None:
         self._model = model
         self.headers: Sequence[tuple[str, str]] = ()
         head, self._binary = _split(payload(data), headers)
+        self._binary_at = 0
         if not head and self._binary:
             self.request = _raw_request(self._binary, model, headers)
             return
@@ -51,8 +54,9 @@ class JsonForm:
             [_requested(output) for output in _list(message, "outputs", required=False)],
             headers,
         )
-        if self._binary:
-            raise BadTensor(f"{len(self._binary)} bytes of binary data are left over after the inputs")
+        if self._binary_at < len(self._binary):
+            left = len(self._binary) - self._binary_at
+            raise BadTensor(f"{left} bytes of binary data are left over after the inputs")
 
     # --- the request
 
@@ -81,16 +85,17 @@ class JsonForm:
     def _taken(self, size: Any, label: str) -> bytes:
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
             raise BadTensor(f"{label}: {BINARY_SIZE} is a number of bytes, not {size!r}")
-        if size > len(self._binary):
-            raise BadTensor(f"{label}: {BINARY_SIZE} is {size}, but only {len(self._binary)} bytes are left")
-        taken, self._binary = self._binary[:size], self._binary[size:]
-        return taken
+        left = len(self._binary) - self._binary_at
+        if size > left:
+            raise BadTensor(f"{label}: {BINARY_SIZE} is {size}, but only {left} bytes are left")
+        self._binary_at += size
+        return self._binary[self._binary_at - size : self._binary_at]
 
     # --- the answer
 
     def answer(self, response: InferenceResponse, last: bool) -> bytes:
         """JSON, with the outputs that are wanted in binary after it. Raises BadTensor for one that isn't there."""
-        completed(response, self.request, self._model)
+        response = completed(response, self.request, self._model)
         binary: list[bytes] = []
         message: dict[str, Any] = {"model_name": response.model_name, "model_version": response.model_version}
         if response.id:
@@ -112,7 +117,7 @@ class JsonForm:
             "shape": list(tensor.shape),
         }
         parameters = dict(tensor.parameters)
-        if asked.get(BINARY, self.request.parameters.get(BINARY_ALL, False)):
+        if not self.request.stream and asked.get(BINARY, self.request.parameters.get(BINARY_ALL, False)):
             data = encode_raw(tensor.datatype, tensor.array)
             parameters[BINARY_SIZE] = len(data)
             binary.append(data)
@@ -127,7 +132,11 @@ class JsonForm:
 
 
 def dumped(message: Any) -> bytes:
-    return json.dumps(message, ensure_ascii=False, separators=(",", ":"), default=str).encode("utf-8", "surrogatepass")
+    """JSON in UTF-8; text that can't be (lone surrogates) is escaped."""
+    try:
+        return json.dumps(message, ensure_ascii=False, separators=(",", ":"), default=str).encode()
+    except UnicodeEncodeError:
+        return json.dumps(message, separators=(",", ":"), default=str).encode()
 
 
 def _split(data: bytes, headers: dict[str, str]) -> tuple[bytes, bytes]:
@@ -135,7 +144,8 @@ def _split(data: bytes, headers: dict[str, str]) -> tuple[bytes, bytes]:
     length = headers.get(LENGTH_HEADER)
     if length is None:
         return data, b""
-    if not length.isascii() or not length.isdigit() or int(length) > len(data):
+    digits = length.isascii() and length.isdigit() and len(length) <= LENGTH_DIGITS_MAX
+    if not digits or int(length) > len(data):
         raise BadTensor(f"{LENGTH_HEADER} is {length!r}, but the body has {len(data)} bytes")
     return data[: int(length)], data[int(length) :]
 

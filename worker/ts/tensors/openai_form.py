@@ -54,7 +54,7 @@ class OpenAIForm:
         return Tensor(name, "BYTES", bytes_array([text.encode("utf-8", "surrogatepass")], [1] * rank))
 
     def answer(self, response: InferenceResponse, last: bool) -> bytes:
-        completed(response, self.request, self._model)
+        response = completed(response, self.request, self._model)
         texts = [tensor for tensor in response.outputs if tensor.datatype == "BYTES"]
         if not texts:
             raise BadTensor(f"model {self._model.name!r} answered without a text")

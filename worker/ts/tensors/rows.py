@@ -52,8 +52,15 @@ def _value(tensor: Tensor) -> Any:
             return (tensor.array.astype("<u4") << 16).view("<f4").tolist()
         return tensor.array.tolist()
     text = tensor.parameters.get("content_type") == "str"
-    flat = [value.decode() if text else bytearray(value) for value in tensor.array.ravel()]
+    flat = [_text(value, tensor.name) if text else bytearray(value) for value in tensor.array.ravel()]
     return flat[0] if len(flat) == 1 else flat
+
+
+def _text(value: bytes, name: str) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise BadTensor(f"input {name!r}: its content_type is str, but it is no UTF-8: {error}") from None
 
 
 def plain_value(tensor: Tensor) -> Any:
