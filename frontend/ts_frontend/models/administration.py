@@ -173,7 +173,18 @@ class Administration:
     async def replace(self, fetched: Fetched, archive: Archive, requested: Requested) -> Model:
         """Serves what is unpacked, once its workers are ready, in place of what has its name and version. If it can't
         be started, that goes on. Raises ServeError."""
-        model = await self._prepared(fetched, archive, requested, loaded_at_startup=False)
+        model = await self.started(fetched, archive, requested)
+        self.place(model)
+        return model
+
+    async def started(self, fetched: Fetched, archive: Archive, requested: Requested) -> Model:
+        """What is unpacked, with its workers ready, for `place` or `give_up`; a failure removes it. Raises
+        ServeError."""
+        try:
+            model = await self._prepared(fetched, archive, requested, loaded_at_startup=False)
+        except BaseException:
+            await asyncio.to_thread(self._store.discard, fetched)
+            raise
         try:
             await model.pool.scale(model.minimum)
         except BaseException as error:
@@ -181,12 +192,19 @@ class Administration:
             if isinstance(error, StartFailed):
                 raise _start_error(model, error) from error
             raise
+        return model
+
+    def place(self, model: Model) -> None:
+        """Serves it in place of what has its name and version, which answers what it has accepted."""
         old = self.registry.put(model)
         self._on_change()
         log.info("Model %s %s.", model, "added" if old is None else "replaced")
         if old is not None:
             self.background(self.take_out(old))
-        return model
+
+    async def give_up(self, model: Model) -> None:
+        """Ends what was `started` and isn't served."""
+        await self._release(model)
 
     async def replace_by_url(self, url: str, requested: Requested) -> Model:
         """The same for an archive of the model store, or from an allowed URL."""
@@ -239,7 +257,7 @@ class Administration:
         await asyncio.to_thread(model.archive.remove)
         await self._environments.release(self._environment_of.pop(model))
         fetched = self._fetched.pop(model, None)
-        if fetched is not None:
+        if fetched is not None and all(other.path != fetched.path for other in self._fetched.values()):
             await asyncio.to_thread(self._store.discard, fetched)
 
     def fetched(self, model: Model) -> Fetched:
@@ -267,6 +285,7 @@ class Administration:
     async def retire(self, model: Model, drain_s: float) -> bool:
         """Takes a version out, default or not, and ends it; False when not all it had accepted was answered in time."""
         self.registry.discard(model)
+        self._on_change()
         in_time = await model.drain(drain_s)
         model.fail_rest(f'Model "{model.name}" version {model.version} was unregistered')
         await self._release(model)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from weakref import WeakValueDictionary
 
-from ts_frontend.errors import Code, ModelNotFound, ServeError
+from ts_frontend.errors import Code, InvalidArgument, ModelNotFound, ServeError
 from ts_frontend.models.administration import Administration
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.model import Model
@@ -64,7 +66,7 @@ class Repository:
         self._poll_s = poll_s
         self._gpus = gpus
         self._known: dict[str, _Known] = {}
-        self._busy = asyncio.Lock()
+        self._busy: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def start(self, wanted: Sequence[str]) -> list[str]:
         """Loads what is to be there from the start (`wanted`: in explicit mode); a sentence for what couldn't be."""
@@ -79,25 +81,37 @@ class Repository:
         return failures
 
     async def watch(self) -> None:
-        """In poll mode: follows the files, until cancelled."""
+        """In poll mode: follows the files, until cancelled. What can't be read now is looked at again the next time."""
         while self._mode == "poll":
             await asyncio.sleep(self._poll_s)
-            await self._follow()
+            try:
+                await self._follow()
+            except OSError as error:
+                log.error("The model repositories can't be read: %s", error)
 
     async def _follow(self) -> None:
         names = set(await self._names())
         for name in [name for name in self._known if name not in names]:
             log.info("Model %s is gone from its repository", name)
-            await self._unload(name)
+            with contextlib.suppress(ModelNotFound):
+                await self._unload(name)
         for name in sorted(names):
-            path = layout.find(self._directories, name)
-            stamp = await asyncio.to_thread(layout.stamp, path)
-            known = self._known.get(name)
-            if known is None or known.stamp != stamp:
-                try:
-                    await self._load(name)
-                except ServeError as error:
+            known = self._known.get(name, _Known())
+            before = known.reason
+            if known.stamp is not None and known.stamp == await self._stamp(name):
+                continue
+            try:
+                await self._load(name)
+            except ServeError as error:
+                if error.message != before:
                     log.error("Model %s could not be loaded: %s", name, error.message)
+
+    async def _stamp(self, name: str) -> object:
+        """What changes with the model's files; None when it can't be told."""
+        try:
+            return await asyncio.to_thread(layout.stamp, layout.find(self._directories, name))
+        except (ServeError, OSError):
+            return None
 
     async def _names(self) -> list[str]:
         found = [await asyncio.to_thread(layout.names, path) for path in self._directories]
@@ -120,7 +134,6 @@ class Repository:
     async def unload(self, name: str) -> None:
         """Takes all versions out; returns at once, what they accepted is answered."""
         self._check("unload")
-        self._administration.registry.versions(name)
         await self._administration.detached(self._unload(name))
 
     def _check(self, verb: str) -> None:
@@ -142,8 +155,12 @@ class Repository:
                 return archive
         raise ModelNotFound(name)
 
-    def index(self, only_ready: bool) -> list[Entry]:
+    async def index(self, only_ready: bool) -> list[Entry]:
         """Every version that is or should be served, and the models that were never loaded."""
+        names: list[str] = []
+        if not only_ready:
+            with contextlib.suppress(OSError):  # a directory that is away just now
+                names = await self._names()
         registry, found = self._administration.registry, []
         for model in registry:
             if model.workflow:
@@ -157,53 +174,72 @@ class Repository:
             if known.reason and name not in served
         ]
         known_names = served | set(self._known)
-        for directory in self._directories:
-            found += [Entry(name, "", "", "") for name in layout.names(directory) if name not in known_names]
+        found += [Entry(name, "", "", "") for name in names if name not in known_names]
         return sorted((one for one in found if one.state == "READY" or not only_ready), key=lambda one: one.name)
 
     # --- models of a repository
 
     async def _load(self, name: str, config_text: str | None = None) -> None:
-        async with self._busy:
+        async with self._alone(name):
             known = self._known.setdefault(name, _Known())
             try:
                 path = layout.find(self._directories, name)
-                known.stamp = await asyncio.to_thread(layout.stamp, path)
-                directory = await asyncio.to_thread(layout.read, path, config_text)
+                known.stamp, directory = await asyncio.to_thread(_read, path, config_text)
                 await self._serve(directory)
                 known.reason = ""
             except ServeError as error:
                 known.reason = error.message
                 raise
 
+    def _alone(self, name: str) -> asyncio.Lock:
+        """Held while a model is loaded or unloaded; the others need not wait for it."""
+        lock = self._busy.get(name)
+        if lock is None:
+            lock = self._busy[name] = asyncio.Lock()
+        return lock
+
     async def _serve(self, directory: ModelDirectory) -> None:
-        """The directory's versions, and no others; the highest is the default."""
-        registry, started = self._administration.registry, []
-        for version in directory.versions:
-            archive = directory.archive(version, self._gpus)
-            started.append(await self._place(directory.name, str(directory.path), archive))
+        """The directory's versions, and no others; the highest is the default. All of them or, if one can't be started,
+        what there was before."""
+        registry = self._administration.registry
+        started: list[Model] = []
+        try:
+            for version in directory.versions:
+                archive = directory.archive(version, self._gpus)
+                started.append(await self._started(directory.name, str(directory.path), archive))
+        except BaseException:
+            for model in started:
+                await self._administration.give_up(model)
+            raise
+        for model in started:
+            self._administration.place(model)
         registry.set_default(directory.name, str(directory.versions[-1]))
         for model in registry.versions(directory.name):
             if model not in started:
                 self._administration.background(self._administration.take_out(model))
 
-    async def _place(self, name: str, url: str, archive: Archive) -> Model:
+    async def _started(self, name: str, url: str, archive: Archive) -> Model:
         fetched = Fetched(archive.dir, url, downloaded=False)
-        return await self._administration.replace(fetched, archive, Requested(model_name=name))
+        return await self._administration.started(fetched, archive, Requested(model_name=name))
 
     async def _unload(self, name: str) -> None:
-        async with self._busy:
+        """Raises ModelNotFound when nothing of it is served."""
+        async with self._alone(name):
             self._known.pop(name, None)
-            try:
-                models = self._administration.registry.versions(name)
-            except ModelNotFound:
-                return
-            for model in models:
+            for model in self._administration.registry.versions(name):
                 self._administration.background(self._administration.take_out(model))
 
     # --- archives
 
     async def _load_archive(self, name: str, url: str) -> None:
-        async with self._busy:
+        async with self._alone(name):
             requested = Requested(model_name=name, initial_workers=max(self._gpus, 1))
             await self._administration.replace_by_url(url, requested)
+
+
+def _read(path: Path, config_text: str | None) -> tuple[object, ModelDirectory]:
+    """Its stamp and what it is. InvalidArgument, also when files can't be read. Blocking."""
+    try:
+        return layout.stamp(path), layout.read(path, config_text)
+    except OSError as error:
+        raise InvalidArgument(f"model {path.name!r} can't be read: {error}") from error

@@ -43,7 +43,7 @@ class Repository(Protocol):
 
     async def load(self, name: str, config_text: str | None = None, url: str | None = None) -> None: ...
     async def unload(self, name: str) -> None: ...
-    def index(self, only_ready: bool) -> Sequence[Entry]: ...
+    async def index(self, only_ready: bool) -> Sequence[Entry]: ...
 
 
 class RepositoryService:
@@ -72,7 +72,7 @@ class RepositoryService:
             pb.RepositoryIndexResponse.ModelIndex(
                 name=one.name, version=one.version, state=one.state, reason=one.reason
             )
-            for one in self._repository.index(request.ready)
+            for one in await self._repository.index(request.ready)
         ]
         return pb.RepositoryIndexResponse(models=found).SerializeToString()
 
