@@ -6,7 +6,9 @@ import argparse
 import contextlib
 import json
 import os
+import shlex
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -15,11 +17,14 @@ from typing import Any
 
 from ts.version import __version__
 from ts_frontend import launch
+from ts_frontend.aliases import ALIASES
 from ts_frontend.authorization.key_file import NAME as KEY_FILE
 from ts_frontend.config import ConfigError, Explained, Option, ServerConfig, explain, load_config
 from ts_frontend.config_checks import secured, who_may
 from ts_frontend.config_docs import settings_table
+from ts_frontend.config_kinds import nearest
 from ts_frontend.errors import ServeError
+from ts_frontend.option_words import spelled
 from ts_frontend.pid_file import AlreadyRunning, claimed, pid_path, remove_orphan, running_server
 
 #: The TorchServe whose commands, APIs and archives these are.
@@ -44,6 +49,17 @@ _SETTING_FLAGS = {
     "ncs": "--ncs",
     "disable_token_authorization": "--disable-token-auth",
     "enable_model_api": "--enable-model-api",
+    "profile": "--profile",
+    "host": "--host",
+    "http_port": "--http-port",
+    "metrics_port": "--metrics-port",
+    "use_tls": "--use-tls",
+    "work_dir": "--work-dir",
+    "bypass_serve": "--bypass-serve",
+    "kserve_mode": "--kserve-mode",
+    "enable_grpc": "--enable-grpc",
+    "enable_docs_url": "--enable-docs-url",
+    "access_log_format": "--access-log-format",
 }
 
 
@@ -87,7 +103,18 @@ def _flush() -> None:
 # --- the command line
 
 
-class _Parser(argparse.ArgumentParser):
+class _ConfigParser(argparse.ArgumentParser):
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """With `-` and `_` alike, and beginnings of TorchServe's flags and ours."""
+        flags = set(self._option_string_actions)
+        own = [flag for flag in flags if flag.startswith("--") and flag[2:].replace("-", "_") not in ALIASES]
+        words, unknown = spelled(list(sys.argv[1:] if args is None else args), own, flags)
+        if unknown:
+            self.error(f"unrecognized arguments: {unknown}{nearest(unknown, flags)}")
+        return super().parse_args(words, namespace)
+
+
+class _Parser(_ConfigParser):
     def format_help(self) -> str:
         """With the commands, which are only looked up when somebody reads them."""
         self.epilog = _epilog()
@@ -97,13 +124,21 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="torchserve",
+        usage="torchserve [--start | --stop | --version] [OPTION …]\n       torchserve COMMAND …",
         description="Serve PyTorch models over gRPC and HTTP. Without --stop or --version, starts a server.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     _add_actions(parser)
-    _add_settings(parser.add_argument_group("what is served"))
-    _add_accepted(parser.add_argument_group("accepted for TorchServe's sake"))
+    _add_setting_groups(parser, "what is served")
     return parser
+
+
+def _add_setting_groups(parser: argparse.ArgumentParser, title: str) -> None:
+    _add_settings(parser.add_argument_group(title))
+    _add_places(parser.add_argument_group("where and how"))
+    _add_accepted(parser.add_argument_group("accepted for TorchServe's sake"))
+    _add_aliases(parser)
 
 
 def _add_actions(parser: argparse.ArgumentParser) -> None:
@@ -180,6 +215,46 @@ def _add_settings(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def _add_places(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--profile", metavar="NAME", help="ports of triton, mlserver, kserve, dynamo, max or torchserve")
+    group.add_argument("--host", metavar="ADDRESS", help="where inference and metrics listen; 0.0.0.0: everywhere")
+    group.add_argument("--http-port", metavar="PORT", help="port of HTTP inference")
+    group.add_argument("--metrics-port", metavar="PORT", help="port of the metrics API")
+    group.add_argument(
+        "--use-tls", nargs="?", const="true", metavar="BOOL", help="TLS on every port; needs --cert-file, --key-file"
+    )
+    group.add_argument(
+        "--kserve-mode", nargs="?", const="true", metavar="BOOL", help="profile kserve: a container behind KServe"
+    )
+    group.add_argument("--enable-grpc", nargs="?", const="true", metavar="BOOL", help="false: no gRPC")
+    group.add_argument(
+        "--enable-docs-url", nargs="?", const="true", metavar="BOOL", help="a page about the HTTP APIs at /docs"
+    )
+    group.add_argument("--access-log-format", metavar="FORMAT", help="of a request's line, in asgi-logger's words")
+    group.add_argument("--work-dir", metavar="DIR", help="the one directory to write to: for read-only containers")
+    group.add_argument(
+        "--bypass-serve",
+        nargs="?",
+        const="true",
+        metavar="BOOL",
+        help="run handlers in this very process, in the foreground: for breakpoints, never in production",
+    )
+
+
+def _add_aliases(parser: argparse.ArgumentParser) -> None:
+    """Options of other servers. Most are only in the documentation: there are many."""
+    group = parser.add_argument_group("as Dynamo and MAX call them (more, and Triton's: docs/profiles.md)")
+    for alias in ALIASES.values():
+        shown = alias.whose.startswith(("Dynamo", "MAX", "this"))
+        group.add_argument(
+            alias.flag,
+            dest=f"alias_{alias.name}",
+            metavar="VALUE",
+            help=alias.doc.replace("`", "") if shown else argparse.SUPPRESS,
+            **({"nargs": "?", "const": "true"} if alias.switch else {}),  # type: ignore[arg-type]
+        )
+
+
 def _add_accepted(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--workflow-store", metavar="DIR", help="directory of workflow archives (default: the model store)"
@@ -196,8 +271,8 @@ def _epilog() -> str:
     return (
         f"commands (torchserve COMMAND --help):\n{rows}\n\n"
         "example:\n  torchserve --start --model-store model_store --models digits=digits.mar\n\n"
-        "Settings come from the command line, the environment, the config file, the last snapshot, the defaults;\n"
-        "an earlier one of these wins. `torchserve config` shows each value and its source."
+        "Settings come from the command line, the environment, the config file, the profile, the last snapshot and\n"
+        "the defaults; an earlier one of these wins. `torchserve config` shows each value and its source."
     )
 
 
@@ -208,6 +283,10 @@ def _options(arguments: argparse.Namespace) -> list[Option]:
         value = getattr(arguments, key)
         if value is not None:
             options.append(Option(key, ",".join(value) if isinstance(value, list) else value, flag))
+    for name, alias in ALIASES.items():
+        value = getattr(arguments, f"alias_{name}")
+        if value is not None:
+            options.append(Option(name, value, alias.flag))
     for pair in arguments.set:
         key, equals, value = pair.partition("=")
         if not equals:
@@ -225,14 +304,25 @@ def _launcher(arguments: argparse.Namespace, words: Sequence[str], program: Prog
         print(f"torchrelay {__version__}, with TorchServe's interfaces of that version", file=sys.stderr)
         return 0
     if arguments.stop:
-        print(launch.stop(120 if arguments.timeout is None else arguments.timeout))
+        print(launch.stop(120 if arguments.timeout is None else arguments.timeout, _work_dir(arguments)))
         return 0
     if not arguments.foreground and os.getpid() == 1:
         print("This is process 1, with which its container ends: serving in the foreground.", file=sys.stderr)
         arguments.foreground = True
+    if not arguments.foreground and load_config(_options(arguments), _ts_config(arguments)).bypass_serve:
+        print("bypass_serve is on: serving in the foreground.", file=sys.stderr)
+        arguments.foreground = True
     if arguments.foreground:
         return _foreground(arguments, program)
     return _background(arguments, words, program)
+
+
+def _work_dir(arguments: argparse.Namespace) -> Path | None:
+    """Where the server to stop has its pid file; settings that a server couldn't start with don't keep one running."""
+    try:
+        return load_config(_options(arguments), _ts_config(arguments)).work_dir
+    except ConfigError:
+        return Path(arguments.work_dir) if arguments.work_dir else None
 
 
 def _foreground(arguments: argparse.Namespace, program: Program) -> int:
@@ -240,7 +330,7 @@ def _foreground(arguments: argparse.Namespace, program: Program) -> int:
     with contextlib.ExitStack() as pid_file:
         try:
             config = _startable(arguments)
-            pid_file.enter_context(claimed(pid_path()))
+            pid_file.enter_context(claimed(pid_path(config.work_dir)))
         except ServeError as error:
             launch.refuse(ready_fd, error.message)
             raise
@@ -248,11 +338,11 @@ def _foreground(arguments: argparse.Namespace, program: Program) -> int:
 
 
 def _background(arguments: argparse.Namespace, words: Sequence[str], program: Program) -> int:
-    if running_server(pid_path()):
-        raise AlreadyRunning
-    if remove_orphan(pid_path()):
-        print("Removing orphan pid file.", flush=True)
     config = _startable(arguments)
+    if running_server(pid_path(config.work_dir)):
+        raise AlreadyRunning
+    if remove_orphan(pid_path(config.work_dir)):
+        print("Removing orphan pid file.", flush=True)
     more = ["--foreground"]
     if sys.stdout.isatty() and "console_log" not in config.sources:
         more += ["--set", "console_log=false"]
@@ -262,10 +352,16 @@ def _background(arguments: argparse.Namespace, words: Sequence[str], program: Pr
         print(launch.STARTED)
     print("\n".join(launch.listening_lines(listening)))
     print("\n".join(f"  {sentence}" for sentence in who_may(config)))
-    if config.token_authorization and Path(KEY_FILE).is_file():
-        print(f"  The server's keys are in {Path.cwd() / KEY_FILE}")
-    print(f"  logs in {config.log_location.absolute()}; stop it with: torchserve --stop", flush=True)
+    key_file = config.key_dir / KEY_FILE
+    if config.token_authorization and key_file.is_file():
+        print(f"  The server's keys are in {key_file.absolute()}")
+    print(f"  logs in {config.log_location.absolute()}; stop it with: {_stop_command(config)}", flush=True)
     return 0
+
+
+def _stop_command(config: ServerConfig) -> str:
+    where = f" --work-dir {shlex.quote(str(config.work_dir))}" if config.work_dir is not None else ""
+    return f"torchserve --stop{where}"
 
 
 def _ts_config(arguments: argparse.Namespace) -> Path | None:
@@ -278,6 +374,8 @@ def _startable(arguments: argparse.Namespace) -> ServerConfig:
     :raises ConfigError: with TorchServe's words where it has some.
     """
     config = load_config(_options(arguments), _ts_config(arguments))
+    if config.work_dir is not None:
+        _make_places(config, config.work_dir)
     if config.model_store is None and not config.model_repository:
         raise ConfigError("Missing mandatory parameter --model-store")
     for directory in config.model_repository:
@@ -293,6 +391,17 @@ def _startable(arguments: argparse.Namespace) -> ServerConfig:
     if arguments.cpp_log_config and not Path(arguments.cpp_log_config).is_file():
         raise ConfigError(f"--cpp-log-config file not found: {Path(arguments.cpp_log_config).absolute()}")
     return config
+
+
+def _make_places(config: ServerConfig, work_dir: Path) -> None:
+    """The directories of `work_dir`, for this user alone. Temporary files of this process go there, too."""
+    for place in (work_dir, config.temp_dir):
+        try:
+            place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            name = config.sources.get("work_dir", "work_dir")
+            raise ConfigError(f"{name} {work_dir}: {place} can't be made: {error.strerror}") from None
+    tempfile.tempdir = str(config.temp_dir.absolute())
 
 
 def _check_place(config: ServerConfig, key: str, what: str, path: Path | None) -> None:
@@ -324,8 +433,9 @@ def _client() -> Any:
 
 
 def _show_config(words: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = _ConfigParser(
         prog="torchserve config",
+        allow_abbrev=False,
         description="Show every setting as a server started with these flags would have it, and where each value comes "
         "from. Nothing is started.",
     )
@@ -333,8 +443,7 @@ def _show_config(words: Sequence[str]) -> int:
     parser.add_argument("--changed", action="store_true", help="only what is not the default")
     parser.add_argument("--markdown", action="store_true", help="the table of docs/configuration.md")
     parser.add_argument("--start", "--foreground", action="store_true", help=argparse.SUPPRESS)
-    _add_settings(parser.add_argument_group("flags of torchserve --start, whose effect is shown"))
-    _add_accepted(parser.add_argument_group("accepted for TorchServe's sake"))
+    _add_setting_groups(parser, "flags of torchserve --start, whose effect is shown")
     arguments = parser.parse_args(words)
     if arguments.markdown:
         print(settings_table())

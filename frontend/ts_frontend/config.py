@@ -1,5 +1,5 @@
-"""Where settings come from, and which source wins: the command line, the environment, the config file, a snapshot, the
-defaults, in this order. The only module of the frontend that reads the environment."""
+"""Where settings come from, and which source wins: the command line, the environment, the config file, a profile, a
+snapshot, the defaults, in this order. The only module of the frontend that reads the environment."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from ts_frontend import config_checks, properties
+from ts_frontend.aliases import ALIASES, Alias, canonical
+from ts_frontend.config_derived import Derived
 from ts_frontend.config_kinds import BOOLEAN, ConfigError, nearest
 from ts_frontend.config_table import EFFECTS, INTERNAL, NO_EFFECT, SETTINGS, Note, ServerConfig, Setting
+from ts_frontend.kserve import properties_file
 from ts_frontend.models.snapshot import Snapshot, SnapshotError, SnapshotFiles, decode_models
+from ts_frontend.profiles import KEYS, PROFILES
 
 __all__ = [
     "ConfigError",
@@ -90,8 +94,9 @@ def load_config(
     environ = dict(os.environ) if environ is None else environ
     found = _Findings()
     command_line, file = _command_line(options, found), _file(ts_config, environ, found)
-    strong = [command_line, _environment(environ, command_line, file, found), file]
-    layers = [*strong, _found_snapshot(strong, found)]
+    environment = _environment(environ, command_line, file, found)
+    strong = [command_line, environment, _oip_properties(environ, found), file]
+    layers = [*strong, _profile(strong), _found_snapshot(strong, found)]
     config = _resolved(layers, environ, found)
     found.errors.extend(config_checks.problems(config))
     if found.errors:
@@ -108,20 +113,24 @@ def environment() -> dict[str, str]:
 
 
 def _command_line(options: Sequence[Option], found: _Findings) -> _Layer:
-    for option in options:
-        if option.key not in SETTINGS and option.key not in NO_EFFECT:
-            found.errors.append(f"{option.flag}: there is no setting {option.key}{nearest(option.key, SETTINGS)}")
     values = {option.key: _Value(option.text, option.flag) for option in options}
-    return _Layer(
-        "command line", _known({key: values[key] for key in values if key in SETTINGS or key in NO_EFFECT}, found)
-    )
+    for key in [key for key in values if not _is_known(key)]:
+        value = values.pop(key)
+        found.errors.append(f"{value.source}: there is no setting {key}{nearest(key, SETTINGS)}")
+    return _Layer("command line", _known(values, found))
+
+
+def _is_known(key: str) -> bool:
+    return key in NO_EFFECT or canonical(key) in SETTINGS or canonical(key) in ALIASES
 
 
 def _environment(environ: Mapping[str, str], command_line: _Layer, file: _Layer, found: _Findings) -> _Layer:
-    """Our own variables always count, those of TorchServe's settings with enable_envvars_config=true."""
+    """Our own variables and those of other servers always count, TorchServe's settings with enable_envvars_config."""
     _note_misspelt(environ, found)
     present = {s.key: _Value(environ[s.env], f"environment {s.env}") for s in SETTINGS.values() if s.env in environ}
-    always = _Layer("environment", {key: value for key, value in present.items() if SETTINGS[key].env_always})
+    others = _known(dict(_other_variables(environ)), found)
+    values = others | {key: value for key, value in present.items() if SETTINGS[key].env_always}
+    always = _Layer("environment", values)
     if not _on([command_line, always, file], "enable_envvars_config"):
         unused = sorted(SETTINGS[key].env for key in present.keys() - always.values.keys())
         if unused:
@@ -130,7 +139,15 @@ def _environment(environ: Mapping[str, str], command_line: _Layer, file: _Layer,
     if "allowed_urls" in present and not _on([command_line, file], "use_env_allowed_urls"):
         del present["allowed_urls"]
         found.warn("TS_ALLOWED_URLS in the environment: not read, the config file has no use_env_allowed_urls=true")
-    return replace(always, values=present)
+    return replace(always, values=others | present)
+
+
+def _other_variables(environ: Mapping[str, str]) -> Iterator[tuple[str, _Value]]:
+    """Options of other servers by their variables."""
+    for alias in ALIASES.values():
+        for name in alias.env:
+            if environ.get(name, "").strip():
+                yield alias.name, _Value(environ[name], f"environment {name}")
 
 
 def _note_misspelt(environ: Mapping[str, str], found: _Findings) -> None:
@@ -181,13 +198,52 @@ def _expanded(key: str, value: _Value, environ: Mapping[str, str], found: _Findi
 
 
 def _known(values: Mapping[str, _Value], found: _Findings) -> dict[str, _Value]:
-    """The values of settings; a note for each key that isn't one, or that does nothing."""
+    """The values of settings, also those that options of other servers stand for; a note for each key that isn't one,
+    or that does nothing. A setting's own name beats other words for it."""
+    own: dict[str, _Value] = {}
+    meant: dict[str, _Value] = {}
     for key, value in values.items():
+        name = canonical(key)
         if key in NO_EFFECT:
             found.info(f"{key} ({value.source}) {NO_EFFECT[key]}; it has no effect")
-        elif key not in SETTINGS:
+        elif name in SETTINGS:
+            own[name] = value
+        elif name in ALIASES:
+            meant |= _meant(ALIASES[name], value, found)
+        else:
             found.warn(f"{key} ({value.source}): there is no such setting{nearest(key, SETTINGS)}")
-    return {key: value for key, value in values.items() if key in SETTINGS}
+    return meant | own
+
+
+def _meant(alias: Alias, value: _Value, found: _Findings) -> dict[str, _Value]:
+    """What another server's option is here."""
+    if not value.text.strip():
+        return {}
+    try:
+        said = alias.meaning(value.text.strip())
+    except ValueError as error:
+        found.errors.append(f"{alias.name} = {value.text.strip()} ({value.source}): {error}")
+        return {}
+    if said.note:
+        found.info(f"{alias.name} ({value.source}) {said.note}")
+    return {key: replace(value, text=text) for key, text in said.settings.items()}
+
+
+def _profile(strong: Sequence[_Layer]) -> _Layer:
+    """The defaults of the server that this one stands in for. A name that isn't one is an error later."""
+    name = _text(strong, "profile").lower() or ("kserve" if _on(strong, "kserve_mode") else "")
+    source = f"profile {name}"
+    values = {key: _Value(text, source) for key, text in PROFILES.get(name, {}).items()}
+    if any(_text(strong, key) for key in KEYS):
+        values.pop("disable_token_authorization", None)
+    return _Layer(source, values)
+
+
+def _oip_properties(environ: Mapping[str, str], found: _Findings) -> _Layer:
+    """aiSSEMBLE's file; what it has for other programs isn't looked at."""
+    entries = properties_file.read(environ) if environ.get("KRAUSENING_BASE") else {}
+    ours = {key: _Value(text, f"oip.properties {key}") for key, text in entries.items() if key in ALIASES}
+    return _Layer("oip.properties", _known(ours, found))
 
 
 def _snapshot_in(values: Mapping[str, _Value], found: _Findings) -> Snapshot | None:
@@ -242,9 +298,8 @@ def _resolved(layers: Sequence[_Layer], environ: Mapping[str, str], found: _Find
     sources = {key: chosen[key].source for key in values}
     _note_effects(values, sources, found)
     _note_snapshot(layers[-1], chosen, found)
-    for key, origin in (("workflow_store", "model_store"), ("metrics_location", "log_location")):
-        if key not in values and origin in values:
-            values[key], sources[key] = values[origin], f"as {origin}"
+    ranks = {key: rank for key in values for rank, layer in enumerate(layers) if layer.values.get(key) is chosen[key]}
+    Derived(values, sources, ranks).add()
     return ServerConfig(**values, sources=sources, snapshot=snapshot, environment=dict(environ))
 
 
@@ -330,6 +385,7 @@ def snapshot_settings(config: ServerConfig) -> dict[str, str]:
         key: as_text(value.absolute() if isinstance(value := getattr(config, key), Path) else value)
         for key, setting in SETTINGS.items()
         if key in config.sources and setting.restored and not setting.secret
+        if not config.sources[key].startswith("profile ")
     }
 
 
@@ -365,4 +421,5 @@ def worker_environment(config: ServerConfig) -> dict[str, str]:
         "TS_DECODE_INPUT_REQUEST": as_text(config.decode_input_request),
         "TS_IPEX_ENABLE": "false",
         "TS_IPEX_GPU_ENABLE": "false",
+        **({"TMPDIR": str(config.temp_dir)} if config.work_dir is not None else {}),
     }

@@ -18,6 +18,12 @@ def problems(config: ServerConfig) -> Iterator[str]:
     """One line for each thing that keeps a server with these settings from starting."""
     yield from _tls(config)
     yield from _ports(config)
+    if config.bypass_serve:
+        for key in config.outside_addresses():
+            yield (
+                f"{key} {shown(config, key)}: with bypass_serve, handlers run inside the server, for development; "
+                "every address has to be a loopback address"
+            )
 
 
 def _tls(config: ServerConfig) -> Iterator[str]:
@@ -84,13 +90,16 @@ def _grpc_places(config: ServerConfig) -> Iterator[tuple[str, str, int]]:
         host = getattr(config, f"grpc_{api}_address")
         key = f"grpc_{api}_address" if unix_path(host) else f"grpc_{api}_port"
         yield key, host, getattr(config, f"grpc_{api}_port")
+    if not unix_path(config.grpc_inference_address):
+        for number, extra in enumerate(config.grpc_extra_ports, 1):
+            yield f"grpc_extra_ports[{number}]", config.grpc_inference_address, extra.port
 
 
 def _claim(config: ServerConfig, taken: dict[tuple[str, int], str], key: str, place: tuple[str, int]) -> Iterator[str]:
     other = taken.setdefault(place, key)
     if other != key:
         what = f"port {place[1]} of {place[0]}" if place[1] else f"unix:{place[0]}"
-        yield f"{key} {shown(config, key)}: {what} is already that of {other}"
+        yield f"{key} {shown(config, key.partition('[')[0])}: {what} is already that of {other}"
 
 
 # --- who may do what

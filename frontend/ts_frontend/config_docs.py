@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ts_frontend.aliases import aliases_table
 from ts_frontend.config_table import EFFECTS, NO_EFFECT, SETTINGS, Setting
 
 
@@ -20,6 +21,8 @@ def settings_table() -> str:
         "| key | why |",
         "|---|---|",
         *(f"| `{key}` | it {why} |" for key, why in NO_EFFECT.items()),
+        "\n### Options of other servers\n",
+        *aliases_table(),
     ]
     return "\n".join(parts)
 

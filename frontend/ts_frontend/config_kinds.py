@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ts_frontend.addresses import parse_address, parse_host
 from ts_frontend.authorization.keys import BadKeys, key_of
@@ -169,6 +169,31 @@ def _check_entry(where: str, entry: Mapping[str, object]) -> None:
             raise ValueError(f"{key} of {where} is {json.dumps(value)}; allowed are whole numbers")
 
 
+#: The dialects of ModelStreamInfer that a port can be given.
+DIALECTS = ("auto", "triton", "mlserver")
+
+
+class ExtraPort(NamedTuple):
+    """A further port, and the dialect of its streams ("" for the server's)."""
+
+    port: int
+    dialect: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.port}:{self.dialect}" if self.dialect else str(self.port)
+
+
+def _extra_ports(text: str) -> tuple[ExtraPort, ...]:
+    return tuple(map(_extra_port, _words(text)))
+
+
+def _extra_port(word: str) -> ExtraPort:
+    port, _, dialect = word.partition(":")
+    if dialect not in ("", *DIALECTS):
+        raise ValueError(f"{dialect} is no dialect; there are {', '.join(DIALECTS)}")
+    return ExtraPort(int(PORT.parse(port)), dialect)
+
+
 TEXT = Kind("text", str)
 BOOLEAN = Kind("boolean", _boolean)
 OPEN_INFERENCE = Kind("boolean", _open_inference)
@@ -182,6 +207,7 @@ MODELS = Kind("JSON", _models)
 MODE = Kind("octal permissions", _mode)
 HOST = Kind("IP address or `unix:/PATH`", parse_host)
 PORT = whole(0, 65535)
+EXTRA_PORTS = Kind("comma list of `PORT[:DIALECT]`", _extra_ports)
 
 
 def nearest(word: str, known: Iterable[str], likeness: float = 0.6) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 from ts_frontend.addresses import Address, is_loopback
 from ts_frontend.config_kinds import (
     BOOLEAN,
+    EXTRA_PORTS,
     HOST,
     KEYS,
     MODE,
@@ -31,6 +32,7 @@ from ts_frontend.config_kinds import (
     TEXT,
     WORDS,
     ConfigError,
+    ExtraPort,
     Kind,
     ModelEntries,
     address,
@@ -39,6 +41,7 @@ from ts_frontend.config_kinds import (
     whole,
 )
 from ts_frontend.models.snapshot import Snapshot
+from ts_frontend.profiles import PROFILES
 
 #: How `Setting.effect` reads in the documentation and in the note that a start with such a setting logs.
 EFFECTS = {"none": "accepted; has no effect here"}
@@ -255,6 +258,60 @@ class ServerConfig:
     )
 
     # Our own
+    profile: str | None = _own(
+        choice(*PROFILES), None, "whose ports and habits are the defaults (docs/profiles.md)", restored=False
+    )
+    host: str | None = _own(
+        HOST,
+        None,
+        "where HTTP inference, gRPC inference and metrics listen; `0.0.0.0`: everywhere. Management isn't moved",
+        restored=False,
+    )
+    http_host: str | None = _own(HOST, None, "host of `inference_address`", restored=False)
+    http_port: int | None = _own(PORT, None, "port of `inference_address`", restored=False)
+    metrics_port: int | None = _own(PORT, None, "port of `metrics_address`", restored=False)
+    grpc_extra_ports: tuple[ExtraPort, ...] = _own(
+        EXTRA_PORTS,
+        (),
+        "further ports of gRPC inference, `PORT` or `PORT:DIALECT` with a `stream_dialect` for this port alone",
+        restored=False,
+    )
+    use_tls: bool = _own(
+        BOOLEAN, False, "true: TLS on every address that isn't a Unix socket, gRPC and HTTP", restored=False
+    )
+    work_dir: Path | None = _own(
+        PATH,
+        None,
+        "the one directory that is written to: temporary files, logs and snapshots, environments, the pid file and "
+        "key_file.json, unless one of them has a place of its own",
+        restored=False,
+    )
+    bypass_serve: bool = _own(
+        BOOLEAN,
+        False,
+        "true: handlers run inside the server's process, one request at a time; for breakpoints, never in production",
+        restored=False,
+    )
+    grpc_keepalive_time_ms: int | None = _own(
+        whole(1), None, "ms of silence after which a gRPC client is pinged (grpcio engine)"
+    )
+    grpc_keepalive_timeout_ms: int | None = _own(
+        whole(1), None, "ms that it then has to answer before its connection is closed (grpcio engine)"
+    )
+    grpc_keepalive_permit_without_calls: bool = _own(
+        BOOLEAN, True, "false: clients without a call may not ping (grpcio engine)"
+    )
+    grpc_http2_max_pings_without_data: int = _own(
+        whole(0), 0, "pings sent to a client while nothing else is sent; 0: any number (grpcio engine)"
+    )
+    grpc_http2_min_time_between_pings_ms: int | None = _own(
+        whole(1), None, "ms between two pings to a client (grpcio engine)"
+    )
+    grpc_http2_min_ping_interval_without_data_ms: int = _own(
+        whole(0),
+        5000,
+        "ms between two pings of an idle client; one that pings faster loses its connection (grpcio engine)",
+    )
     grpc_engine: str = _own(
         choice("auto", "h2corn", "grpcio"), "auto", "what serves gRPC; auto: h2corn where it is installed, else grpcio"
     )
@@ -431,6 +488,16 @@ class ServerConfig:
         """The settings that bring keys from outside."""
         keys = ("token_path", "inference_token", "management_token", "api_token")
         return tuple(key for key in keys if getattr(self, key))
+
+    @property
+    def key_dir(self) -> Path:
+        """Where key_file.json is."""
+        return Path.cwd() if self.work_dir is None else self.work_dir
+
+    @property
+    def inside(self) -> bool:
+        """One worker for each model, and as much time as somebody needs who looks into it."""
+        return self.debug or self.bypass_serve
 
     @property
     def snapshot_dir(self) -> Path:

@@ -14,9 +14,10 @@ from ts_frontend.authorization.authorization import Authorization
 from ts_frontend.authorization.keys import Kind
 from ts_frontend.batching.sequence_jobs import keys_of
 from ts_frontend.config import ServerConfig
+from ts_frontend.config_kinds import ExtraPort
 from ts_frontend.health import Health
 from ts_frontend.ingress.asgi import AsgiApp
-from ts_frontend.ingress.call import Limits, Listener, Method, routes
+from ts_frontend.ingress.call import Keepalive, Limits, Listener, Method, routes
 from ts_frontend.ingress.engine import Engine, make_engine, serves_http
 from ts_frontend.ingress.http import Cors, HttpApp
 from ts_frontend.ingress.http_call import BodyLimits, Route
@@ -119,7 +120,8 @@ class Doors:
     def addresses(self) -> dict[str, str]:
         """What listens where, by the name of the API."""
         config = self._config
-        hosts = {INFERENCE: config.grpc_inference_address, MANAGEMENT: config.grpc_management_address}
+        hosts = dict.fromkeys((INFERENCE, *self._extra_ports), config.grpc_inference_address)
+        hosts[MANAGEMENT] = config.grpc_management_address
         if not config.enable_grpc:
             hosts = {}
         found = {name: self._grpc_address(name, host) for name, host in hosts.items()}
@@ -140,28 +142,34 @@ class Doors:
         if not config.enable_grpc:
             return []
         registry = self._administration.registry
-        dialect = Dialect(config.stream_dialect)
         repository = RepositoryService(self._repository, registry)
-        inference = (
-            *repository.methods(),
-            *InferenceService(registry, self._health, keys_of(config)).methods(),
-            *OpenInferenceService(registry, self._health, ts.version.__version__, dialect).methods(),
-        )
-        management = ManagementService(self._administration).methods()
+        shared = (*repository.methods(), *InferenceService(registry, self._health, keys_of(config)).methods())
+
+        def inference(dialect: str) -> Mapping[Kind, Sequence[Method]]:
+            tensors = OpenInferenceService(registry, self._health, ts.version.__version__, Dialect(dialect))
+            return {Kind.INFERENCE: (*shared, *tensors.methods()), Kind.MANAGEMENT: repository.managing()}
+
+        host = config.grpc_inference_address
         return [
-            self._grpc_listener(
-                INFERENCE,
-                config.grpc_inference_address,
-                config.grpc_inference_port,
-                {Kind.INFERENCE: inference, Kind.MANAGEMENT: repository.managing()},
+            self._grpc_listener(INFERENCE, host, config.grpc_inference_port, inference(config.stream_dialect)),
+            *(
+                self._grpc_listener(name, host, extra.port, inference(extra.dialect or config.stream_dialect))
+                for name, extra in self._extra_ports.items()
             ),
             self._grpc_listener(
                 MANAGEMENT,
                 config.grpc_management_address,
                 config.grpc_management_port,
-                {Kind.MANAGEMENT: management},
+                {Kind.MANAGEMENT: ManagementService(self._administration).methods()},
             ),
         ]
+
+    @property
+    def _extra_ports(self) -> Mapping[str, ExtraPort]:
+        """Further listeners of gRPC inference by their names; none beside a Unix socket."""
+        config = self._config
+        extra = () if unix_path(config.grpc_inference_address) else config.grpc_extra_ports
+        return {f"{INFERENCE}_{number}": port for number, port in enumerate(extra, 2)}
 
     def _grpc_listener(self, name: str, host: str, port: int, methods: Mapping[Kind, Sequence[Method]]) -> Listener:
         """A listener with these methods, by the key that they need, health and reflection."""
@@ -174,7 +182,7 @@ class Doors:
         own = (*asked, *health_service.methods(self._health))
         path = unix_path(host)
         tls = self._tls if config.enable_grpc_ssl and not path else None
-        limits = Limits(config.max_request_size, config.max_response_size, *self._ages(name))
+        limits = Limits(config.max_request_size, config.max_response_size, *self._ages(name), keepalive=self._keepalive)
         table = routes(*map(self._counted, (*own, *reflection.methods(own))))
         app = self._http_app([MetricsApp(self._metrics).route]) if config.grpc_metrics else None
         return Listener(name, host, port, table, limits, tls, app, path, self._path_mode)
@@ -190,9 +198,22 @@ class Doors:
 
     def _ages(self, name: str) -> tuple[float, float]:
         """How old a connection of that listener may become, and its grace after that, in seconds."""
-        age_ms = getattr(self._config, f"{name}_max_connection_age_ms")
-        grace_ms = getattr(self._config, f"{name}_max_connection_age_grace_ms")
+        api = MANAGEMENT if name == MANAGEMENT else INFERENCE
+        age_ms = getattr(self._config, f"{api}_max_connection_age_ms")
+        grace_ms = getattr(self._config, f"{api}_max_connection_age_grace_ms")
         return tuple(math.inf if value is None else value / 1000 for value in (age_ms, grace_ms))  # type: ignore[return-value]
+
+    @property
+    def _keepalive(self) -> Keepalive:
+        config = self._config
+        return Keepalive(
+            config.grpc_keepalive_time_ms,
+            config.grpc_keepalive_timeout_ms,
+            config.grpc_keepalive_permit_without_calls,
+            config.grpc_http2_max_pings_without_data,
+            config.grpc_http2_min_time_between_pings_ms,
+            config.grpc_http2_min_ping_interval_without_data_ms,
+        )
 
     @property
     def _path_mode(self) -> int:

@@ -226,12 +226,12 @@ def _tail(*files: tuple[Path | None, int]) -> str:
     return ""
 
 
-def stop(timeout_s: float) -> str:
-    """Ask the running server to drain and end, wait for it, and say what happened.
+def stop(timeout_s: float, work_dir: Path | None = None) -> str:
+    """Ask the running server to drain and end, wait for it, and say what happened. `work_dir`: the server's setting.
 
     :raises LaunchFailed: it still runs after `timeout_s`, or isn't ours to stop.
     """
-    path = pid_path()
+    path = pid_path(work_dir)
     process = running_server(path)
     if process is None:
         orphan = remove_orphan(path)
@@ -244,7 +244,7 @@ def stop(timeout_s: float) -> str:
     except psutil.AccessDenied:
         raise LaunchFailed(f"Process {process.pid} is another user's and can't be stopped.") from None
     remove_orphan(path)
-    remove_left_behind(Path.cwd())
+    remove_left_behind(work_dir or Path.cwd())
     return "TorchServe has stopped."
 
 

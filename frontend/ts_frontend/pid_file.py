@@ -30,10 +30,10 @@ class AlreadyRunning(PidFileError):
         super().__init__("TorchServe is already running, please use torchserve --stop to stop TorchServe.")
 
 
-def pid_path() -> Path:
+def pid_path(work_dir: Path | None = None) -> Path:
     """Where it is. Raises PidFileError when there is no directory that can be written."""
     try:
-        return Path(tempfile.gettempdir()) / ".model_server.pid"
+        return (work_dir or Path(tempfile.gettempdir())) / ".model_server.pid"
     except FileNotFoundError as error:
         raise PidFileError(f"{error.strerror}. Set TMPDIR to a directory that can be written.") from None
 

@@ -54,6 +54,10 @@ log = logging.getLogger(__name__)
 STARTED = "Model server started."
 #: Requests may take drain_timeout_s to end, then workers the same; what else a stop does takes less than this.
 STOP_MARGIN_S = 30.0
+BYPASSED = (
+    "bypass_serve is on: handlers run INSIDE the server's process, one request at a time, without workers or time "
+    "limits. One that crashes or hangs takes the server with it. For development only."
+)
 SERVICES = frozenset(
     {
         "inference.GRPCInferenceService",
@@ -85,6 +89,8 @@ class Server:
         Raises OSError (an address is taken), RestoreFailed, ValueError with what was wrong when it can't start.
         """
         config = self.config
+        if config.bypass_serve:
+            log.warning("%s", BYPASSED)
         with work_dir(config.temp_dir) as directory, self._authorized() as authorization:
             supervisor = await self._supervisor(directory)
             try:
@@ -106,6 +112,7 @@ class Server:
             first_worker_id=config.initial_worker_port,
             first_distribution_id=config.initial_distribution_port,
             fork=config.worker_start == "fork",
+            inside=config.bypass_serve,
             inventory=inventory,
             on_line=ModelLog(self._logs, self._metrics).line,
         )
@@ -190,7 +197,7 @@ class Server:
     def _authorized(self) -> Iterator[Authorization | None]:
         """The keys that calls need, as long as the block runs; None when they need none. The log says which and why."""
         config = self.config
-        authorization = open_authorization(config, Path.cwd())
+        authorization = open_authorization(config, config.key_dir)
         tokens, model_api = config_checks.who_may(config)
         log.log(logging.INFO if authorization or config.loopback_only else logging.WARNING, "%s", tokens)
         if authorization is not None and authorization.made_in is not None:
@@ -280,7 +287,9 @@ class Server:
         )
         for warning in settings.warnings:
             log.warning("Model %s %s: %s", name, version, warning)
-        if self.config.debug:
+        if self.config.bypass_serve:
+            settings = replace(settings, batch_size=1, max_batch_delay_set=False)
+        if self.config.inside:
             settings = replace(
                 settings, min_workers=min(1, settings.min_workers), max_workers=min(1, settings.max_workers)
             )

@@ -110,7 +110,12 @@ def test_workers_import_nothing_of_the_frontend() -> None:
 
 
 def test_the_frontend_imports_only_the_protocol_and_the_version_of_ts() -> None:
-    found = breaking(frontend(), ("ts",))
+    """But for the module that runs handlers inside the server, which is off unless `bypass_serve` is set: it imports a
+    worker's runtime, nothing else does."""
+    assert breaking(frontend(), ("ts.runtime",)) == [
+        f"frontend/ts_frontend/workers/inside.py: ts.runtime.inside{more}" for more in ("", ".live_inside")
+    ]
+    found = breaking(frontend(), ("ts",), ("frontend/ts_frontend/workers/inside.py",))
     allowed = {line for line in found if any(within(line.split(": ")[1], it) for it in ("ts.protocol", "ts.version"))}
     assert not [line for line in found if line not in allowed and not line.endswith(": ts")]
 
@@ -128,6 +133,11 @@ def test_the_frontend_imports_only_the_protocol_and_the_version_of_ts() -> None:
 def test_protocols_and_decisions_do_no_io(path: str) -> None:
     tree = ast.parse((ROOT / path).read_text())
     assert not breaking({path: tree}, ("asyncio", "socket", "time", "os", "logging", "threading", "subprocess"))
+
+
+def test_a_workers_code_is_not_imported_with_the_server() -> None:
+    inside = eager(frontend()["frontend/ts_frontend/workers/inside.py"])
+    assert not breaking({"inside.py": inside}, ("ts",))
 
 
 def test_torch_is_imported_only_by_workers() -> None:

@@ -78,6 +78,19 @@ def routes(*methods: Method) -> dict[str, Method]:
 
 
 @dataclass(frozen=True, slots=True)
+class Keepalive:
+    """HTTP/2's pings, both ways, as gRPC has them; milliseconds, None for the engine's own. `time_ms`: a client that is
+    silent for so long is pinged, and closed when it doesn't answer within `timeout_ms`."""
+
+    time_ms: int | None = None
+    timeout_ms: int | None = None
+    permit_without_calls: bool = True
+    max_pings_without_data: int = 0
+    min_time_between_pings_ms: int | None = None
+    min_ping_interval_without_data_ms: int = 5000
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """What a listener accepts. Sizes in bytes, times in seconds; `math.inf` for no limit. `head_pause_s_max`: how long
     a client may pause while it sends a request's head."""
@@ -87,6 +100,7 @@ class Limits:
     connection_age_s_max: float = math.inf
     connection_age_grace_s: float = math.inf
     head_pause_s_max: float = 10.0
+    keepalive: Keepalive = Keepalive()
 
 
 @dataclass(frozen=True, slots=True)

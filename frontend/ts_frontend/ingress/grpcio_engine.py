@@ -18,7 +18,19 @@ import grpc
 import grpc.aio
 
 from ts_frontend.errors import Code, ServeError
-from ts_frontend.ingress.call import Bidi, Call, Limits, Listener, Method, Routes, ServerStream, Shape, Tls, Unary
+from ts_frontend.ingress.call import (
+    Bidi,
+    Call,
+    Keepalive,
+    Limits,
+    Listener,
+    Method,
+    Routes,
+    ServerStream,
+    Shape,
+    Tls,
+    Unary,
+)
 from ts_frontend.ingress.certificates import CertificateFiles, Pem
 from ts_frontend.ingress.exchange import UNEXPECTED
 from ts_frontend.ingress.grpc_headers import bounded
@@ -119,11 +131,25 @@ def server_options(limits: Limits) -> list[tuple[str, int]]:
         ("grpc.max_metadata_size", HEADER_BYTES_MAX),
         ("grpc.absolute_max_metadata_size", HEADER_BYTES_MAX),
     ]
+    options += keepalive_options(limits.keepalive)
     if math.isfinite(limits.connection_age_s_max):
         options.append(("grpc.max_connection_age_ms", round(limits.connection_age_s_max * 1000)))
     if math.isfinite(limits.connection_age_grace_s):
         options.append(("grpc.max_connection_age_grace_ms", round(limits.connection_age_grace_s * 1000)))
     return options
+
+
+def keepalive_options(keepalive: Keepalive) -> list[tuple[str, int]]:
+    """Of two names that gRPC gave a thing, the one that its present version reads on a server."""
+    wanted = {
+        "grpc.keepalive_time_ms": keepalive.time_ms,
+        "grpc.keepalive_timeout_ms": keepalive.timeout_ms,
+        "grpc.keepalive_permit_without_calls": int(keepalive.permit_without_calls),
+        "grpc.http2.max_pings_without_data": keepalive.max_pings_without_data,
+        "grpc.http2.min_time_between_pings_ms": keepalive.min_time_between_pings_ms,
+        "grpc.http2.min_recv_ping_interval_without_data_ms": keepalive.min_ping_interval_without_data_ms,
+    }
+    return [(name, value) for name, value in wanted.items() if value is not None]
 
 
 class Certificate:

@@ -18,7 +18,7 @@ from h2corn._lib import prepare_tls
 from h2corn._server import TlsMaterial
 
 from ts_frontend.ingress.application import LINGER_S, application
-from ts_frontend.ingress.call import Listener
+from ts_frontend.ingress.call import Keepalive, Listener
 from ts_frontend.ingress.certificates import CertificateFiles, CertificateRefused, Pem
 from ts_frontend.ingress.sockets import Listening, listen
 
@@ -72,6 +72,12 @@ class ListenerServer:
     def __init__(self, listener: Listener) -> None:
         if math.isfinite(listener.limits.connection_age_s_max):
             logger.warning("%s: h2corn has no maximal connection age; use the grpcio engine for it", listener.name)
+        if listener.limits.keepalive != Keepalive():
+            logger.warning(
+                "%s: h2corn pings nobody and answers every ping; the keepalive settings count with grpc_engine=grpcio. "
+                "Clients that are gone are found by TCP",
+                listener.name,
+            )
         self._listener = listener
         self._listening: Listening | None = None
         self._serving: Serving | None = None

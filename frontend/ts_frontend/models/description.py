@@ -22,8 +22,8 @@ def describe(model: Model) -> dict[str, Any]:
         "modelVersion": model.version,
         "modelUrl": model.url,
         "runtime": settings.runtime,
-        "minWorkers": model.minimum,
-        "maxWorkers": model.maximum,
+        "minWorkers": 0 if model.pool.plan.inside else model.minimum,
+        "maxWorkers": 0 if model.pool.plan.inside else model.maximum,
         "batchSize": settings.batch_size,
         "maxBatchDelay": settings.max_batch_delay_ms,
         "responseTimeout": settings.response_timeout_s,
@@ -46,7 +46,7 @@ def describe(model: Model) -> dict[str, Any]:
         "maxNumSequence": settings.max_num_sequence,
         "maxSequenceJobQueueSize": settings.max_sequence_job_queue_size,
         "loadedAtStartup": model.loaded_at_startup,
-        "workers": [_worker(slot) for slot in model.pool.slots if slot.worker is not None],
+        "workers": _workers(model),
         "jobQueueStatus": {
             "remainingCapacity": max(0, settings.job_queue_size - queued),
             "pendingRequests": queued,
@@ -59,6 +59,10 @@ def describe(model: Model) -> dict[str, Any]:
 
 def _on_gpu(model: Model) -> bool:
     return any(slot.device.is_gpu for slot in model.pool.slots)
+
+
+def _workers(model: Model) -> list[dict[str, Any]]:
+    return [_worker(slot) for slot in model.pool.slots if slot.worker is not None and not model.pool.plan.inside]
 
 
 def _worker(slot: Slot) -> dict[str, Any]:

@@ -69,6 +69,11 @@ class Launchpad:
         if not handler:
             raise InvalidArchive(f"Archive of model {name} names no handler, and default_service_handler is not set")
         self._check_devices(name, settings)
+        if config.bypass_serve and (python or settings.torchrun is not None):
+            raise InvalidArchive(
+                f"Model {name} needs processes of its own (useVenv, requirements or torchrun), and with bypass_serve "
+                "handlers run inside the server's"
+            )
         signature = archive.signature or signature_of(archive.config)
         queue = self._queue(name, settings)
         metrics = self._metrics.model(name, version)
@@ -149,9 +154,10 @@ class Launchpad:
         return Plan(
             spec=self._spec(f"{name}_{version}", settings, archive, python),
             load=self._load(name, version, handler, archive, settings, signature),
-            startup_timeout_s=DEBUG_TIMEOUT_S if config.debug else settings.startup_timeout_s,
-            response_timeout_s=DEBUG_TIMEOUT_S if config.debug else settings.response_timeout_s,
-            workers_max=1 if config.debug else None,
+            startup_timeout_s=DEBUG_TIMEOUT_S if config.inside else settings.startup_timeout_s,
+            response_timeout_s=DEBUG_TIMEOUT_S if config.inside else settings.response_timeout_s,
+            workers_max=1 if config.inside else None,
+            inside=config.bypass_serve,
             message_bytes_max=max(config.max_request_size, config.max_response_size) * settings.batch_size
             + MESSAGE_OVERHEAD_BYTES,
             max_concurrency=settings.batch_size if settings.continuous_batching else settings.max_concurrency,
@@ -208,5 +214,5 @@ class Launchpad:
             "adapter": archive.adapter,
             "adapter_settings": archive.adapter_settings,
             "threads": None,
-            "mark_lines": config.log_format == "json",
+            "mark_lines": config.log_format == "json" and not config.bypass_serve,
         }

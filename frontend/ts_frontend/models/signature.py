@@ -31,12 +31,14 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """`platform` is "" when nothing says one; `decoupled`: a request may have any number of answers, at any time."""
+    """`platform` is "" when nothing says one; `decoupled`: a request may have any number of answers, at any time;
+    `parameters`: datatypes of requests' parameters that are numbers, by name."""
 
     platform: str = ""
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
     decoupled: bool = False
+    parameters: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def declared(self) -> bool:
@@ -48,6 +50,7 @@ class Signature:
         return {
             "inputs": {spec.name: _for_worker(spec) for spec in self.inputs},
             "outputs": {spec.name: _for_worker(spec) for spec in self.outputs},
+            "parameters": dict(self.parameters),
         }
 
 
@@ -62,7 +65,7 @@ def signature_of(config: Mapping[str, Any]) -> Signature:
         return Signature()
     if not isinstance(found, dict):
         raise InvalidArgument(f"{KEY} in the model's configuration is a mapping, not {found!r}")
-    unknown = set(found) - {"platform", "inputs", "outputs", "decoupled"}
+    unknown = set(found) - {"platform", "inputs", "outputs", "decoupled", "parameters"}
     if unknown:
         raise InvalidArgument(
             f"{KEY} in the model's configuration has unknown keys: {', '.join(sorted(map(str, unknown)))}"
@@ -77,7 +80,22 @@ def signature_from(found: Mapping[str, Any]) -> Signature:
         specs_of(found.get("inputs"), f"{KEY}.inputs"),
         specs_of(found.get("outputs"), f"{KEY}.outputs"),
         bool(found.get("decoupled", False)),
+        _parameters(found.get("parameters"), f"{KEY}.parameters"),
     )
+
+
+def _parameters(value: Any, label: str) -> dict[str, str]:
+    """A mapping of names to datatypes. Raises InvalidArgument, naming `label`."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise InvalidArgument(f"{label} is a mapping of names to datatypes, not {value!r}")
+    for name, datatype in value.items():
+        if datatype not in DATATYPES:
+            raise InvalidArgument(
+                f"{label}.{name}: unknown datatype {datatype!r}; one of {', '.join(sorted(DATATYPES))}"
+            )
+    return {str(name): datatype for name, datatype in value.items()}
 
 
 def specs_of(value: Any, label: str) -> tuple[TensorSpec, ...]:

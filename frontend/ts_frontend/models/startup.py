@@ -33,7 +33,7 @@ async def load_at_startup(
     for entry in _entries(config, store):
         progress(f"loading {entry}")
         try:
-            await _load(entry, workers, administration)
+            await _load(entry, workers, administration, store)
         except ServeError as error:
             failures.append(f"Failed to load model: {entry}: {error.message}")
             log.error("%s", failures[-1])
@@ -53,9 +53,15 @@ def _entries(config: ServerConfig, store: Store) -> list[str]:
     return entries
 
 
-async def _load(entry: str, workers: int, administration: Administration) -> None:
+async def _load(entry: str, workers: int, administration: Administration, store: Store) -> None:
     name, separator, url = entry.partition("=")
     if not separator or "/" in name or ":" in name:
         name, url = "", entry
     requested = Requested(model_name=name or None, initial_workers=workers)
-    await administration.add(url, requested, loaded_at_startup=True)
+    await administration.add(_archive(url, store), requested, loaded_at_startup=True)
+
+
+def _archive(url: str, store: Store) -> str:
+    """The name of an archive, which may be given without its ending."""
+    names = store.names() if "/" not in url else []
+    return f"{url}.mar" if url not in names and f"{url}.mar" in names else url

@@ -32,7 +32,8 @@ class Recorder(Protocol):
 class Plan:
     """What to start and how to treat it; the same for every worker of a model version.
 
-    `max_concurrency`: requests at a time on a worker that runs several side by side or in one continuous batch.
+    `max_concurrency`: requests at a time on a worker that runs several side by side or in one continuous batch;
+    `inside`: its worker is a thread of the server, and no worker to be counted.
     """
 
     spec: Spec
@@ -44,3 +45,4 @@ class Plan:
     max_concurrency: int = 64
     neighbour_grace_s: float = 5.0
     recorder: Recorder | None = None
+    inside: bool = False

@@ -168,7 +168,8 @@ class Pool:
         worker may take to finish (None: as long as it needs, 0: not at all; its requests then run elsewhere).
         """
         if self.plan.workers_max is not None and count > self.plan.workers_max:
-            log.warning("%s gets %s worker, not %s: debug is on", self.name, self.plan.workers_max, count)
+            why = "bypass_serve" if self.plan.inside else "debug"
+            log.warning("%s gets %s worker, not %s: %s is on", self.name, self.plan.workers_max, count, why)
             count = self.plan.workers_max
         self._clear_given_up()
         surplus = self.slots[count:]

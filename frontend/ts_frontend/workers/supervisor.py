@@ -16,6 +16,7 @@ from ts_frontend.batching.job_queue import WorkQueue
 from ts_frontend.workers.backoff import Backoff
 from ts_frontend.workers.devices import Device, Inventory, Placement
 from ts_frontend.workers.forking import ForkLauncher
+from ts_frontend.workers.inside import InsideLauncher
 from ts_frontend.workers.orphans import reap_orphans
 from ts_frontend.workers.plan import Plan
 from ts_frontend.workers.pool import Pool, Staff
@@ -43,14 +44,15 @@ class Supervisor:
         first_worker_id: int,
         first_distribution_id: int,
         fork: bool,
+        inside: bool = False,
         inventory: Inventory,
         on_line: OnLine,
     ) -> None:
         self.placement = Placement(inventory)
         self._exec = ExecLauncher()
         self._torchrun = TorchrunLauncher(work_dir, self._exec)
-        self._fork = ForkLauncher(env, self._exec) if fork else None
-        self.launcher: Launcher = self._fork or self._exec
+        self._fork = ForkLauncher(env, self._exec) if fork and not inside else None
+        self.launcher: Launcher = InsideLauncher() if inside else self._fork or self._exec
         self._ids = itertools.count(first_worker_id)
         self._distribution_id = first_distribution_id
         self._on_line = on_line

@@ -83,13 +83,14 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 def declared(settings: Settings) -> dict[str, Any]:
-    """`name`, `version`, and `inputs` and `outputs` by name, as the model's files declare them."""
+    """`name`, `version`, and `inputs`, `outputs` and `parameters` by name, as the model's files declare them."""
     tensors = settings.get("tensors") or {}
     return {
         "name": settings.get("model_name", ""),
         "version": settings.get("model_version", ""),
         "inputs": tensors.get("inputs") or {},
         "outputs": tensors.get("outputs") or {},
+        "parameters": tensors.get("parameters") or {},
     }
 
 

@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from ts.protocol.frames import LoadFailed, Ready
@@ -45,10 +46,20 @@ def run(socket_fd: int, progress_fd: int, silent: bool = False) -> int:
     _prepare_process()
     progress = mmap.mmap(progress_fd, PROGRESS_BYTES)
     os.close(progress_fd)  # the map has a descriptor of its own
-    link = Link(socket_fd)
+    return answer(Link(socket_fd), progress, SilentLedger if silent else Ledger)
+
+
+def answer(
+    link: Link,
+    progress: mmap.mmap,
+    ledger_type: type[Ledger],
+    before_load: Callable[[dict[str, Any]], None] | None = None,
+) -> int:
+    """Waits for Load, loads, answers what comes; the status to end with."""
     settings = link.wait_for_load().settings
+    if before_load is not None:
+        before_load(settings)
     set_threads(settings.get("threads"))
-    ledger_type = SilentLedger if silent else Ledger
     ledger = ledger_type(settings.get("credit_bytes") or CREDIT_BYTES, _response_bytes_max(settings))
     link.open(ledger, settings.get("message_bytes_max"))
     if settings.get("mark_lines"):

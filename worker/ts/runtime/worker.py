@@ -55,9 +55,11 @@ class _Poller:
 
 
 class Link:
-    """Messages in and out. All methods but `flush` and `wait_for_credit` belong to the thread that made it."""
+    """Messages in and out. All methods but `flush` and `wait_for_credit` belong to the thread that made it. `leave`
+    ends what has lost its frontend, by default the process."""
 
-    def __init__(self, sock_fd: int) -> None:
+    def __init__(self, sock_fd: int, leave: Callable[[int], NoReturn] = leave) -> None:
+        self._leave = leave
         self._sock = socket.socket(fileno=sock_fd)
         self._sock.setblocking(False)
         self._decoder = Decoder(MESSAGE_BYTES_MAX)
@@ -150,7 +152,7 @@ class Link:
         except ConnectionError:
             data = b""
         if not data:
-            leave(0)
+            self._leave(0)
         if len(data) == self._read_bytes:
             self._read_bytes = min(self._read_bytes * 4, READ_BYTES_MAX)
         elif len(data) < READ_BYTES_MIN:
@@ -162,7 +164,7 @@ class Link:
             return self._decoder.feed(data)
         except FrameError as error:
             print(f"the frontend sent no valid frame: {error}", file=sys.stderr)
-            leave(BROKEN_FRAME_STATUS)
+            self._leave(BROKEN_FRAME_STATUS)
 
     def _read(self) -> bool:
         data = self._recv()
@@ -195,7 +197,7 @@ class Link:
                 except (BlockingIOError, InterruptedError):
                     break
                 except OSError:
-                    leave(0)
+                    self._leave(0)
             else:
                 return True
         self.on_backlog()
@@ -205,6 +207,10 @@ class Link:
         """Writes everything, however long the frontend takes."""
         while not self.flush():
             self._poll(self._poller, None)
+
+    def close(self) -> None:
+        """The frontend sees the socket's end."""
+        self._sock.close()
 
     def wait_for_credit(self, batch: Batch) -> None:
         """Returns when every reader of the batch can take more, or nobody waits for it."""

@@ -17,12 +17,13 @@ from ts.tensors.types import InferenceRequest, InferenceResponse, Tensor
 
 class Model(NamedTuple):
     """What a form needs to know of the model: `inputs` and `outputs` are what it declares, by name (datatype, shape),
-    empty when it declares nothing."""
+    empty when it declares nothing; `parameters`: datatypes of requests' parameters."""
 
     name: str
     version: str
     inputs: dict[str, dict[str, Any]]
     outputs: dict[str, dict[str, Any]]
+    parameters: dict[str, str] = {}
 
 
 class Form(Protocol):
@@ -59,11 +60,30 @@ def opened(item: Item, model: Model) -> Form:
     form.request.stream = STREAM in options
     form.request.texts = name != "grpc"
     _check_declared(form.request, model)
+    if model.parameters:
+        _read_texts(form.request, model.parameters)
     return form
 
 
 def is_followed(item: Item) -> bool:
     return item.inputs[0].content_type.endswith(f";{MORE}")
+
+
+def _read_texts(request: InferenceRequest, declared: dict[str, str]) -> None:
+    """Parameters that are declared as numbers and came as text (MAX's clients) become numbers. Raises BadTensor."""
+    for name, datatype in declared.items():
+        text = request.parameters.get(name)
+        if isinstance(text, str) and datatype != "BYTES":
+            request.parameters[name] = _read(text, name, datatype)
+
+
+def _read(text: str, name: str, datatype: str) -> float | bool:
+    try:
+        if datatype == "BOOL":
+            return {"true": True, "false": False}[text.strip().lower()]
+        return float(text) if datatype.startswith(("FP", "BF")) else int(text)
+    except (KeyError, ValueError):
+        raise BadTensor(f"parameter {name!r} is of {datatype}, and {text!r} isn't") from None
 
 
 def _check_declared(request: InferenceRequest, model: Model) -> None:

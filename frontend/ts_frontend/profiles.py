@@ -1,0 +1,65 @@
+"""Profiles: the ports and habits of another server as defaults of this one. Pure.
+
+A profile is weaker than everything that was said by name, and stronger than a snapshot. What it moves its ports onto
+moves out of the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+_LOCAL = "http://127.0.0.1"
+
+#: Settings by profile. 8081 is TorchServe's management API and the gRPC port of MLServer and KServe's servers.
+PROFILES: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "torchserve": {},
+        "triton": {
+            "inference_address": f"{_LOCAL}:8000",
+            "grpc_inference_port": "8001",
+            "metrics_address": f"{_LOCAL}:8002",
+        },
+        "mlserver": {
+            "inference_address": f"{_LOCAL}:8080",
+            "grpc_inference_port": "8081",
+            "management_address": f"{_LOCAL}:8083",
+            "metrics_address": f"{_LOCAL}:8082",
+        },
+        "kserve": {
+            "host": "0.0.0.0",
+            "inference_address": f"{_LOCAL}:8080",
+            "grpc_inference_port": "8081",
+            "management_address": f"{_LOCAL}:8083",
+            "metrics_address": f"{_LOCAL}:8082",
+            "disable_token_authorization": "true",
+            "kserve_mode": "true",
+        },
+        "dynamo": {
+            "inference_address": f"{_LOCAL}:8000",
+            "grpc_inference_port": "8001",
+            "max_request_size": "4194304",
+            "max_response_size": "4194304",
+        },
+        "max": {
+            "inference_address": f"{_LOCAL}:8000",
+            "grpc_inference_port": "9090",
+            "model_store": "model_store",
+        },
+    }
+)
+
+#: Who gives keys wants them asked for, whatever a profile says.
+KEYS = ("token_path", "inference_token", "management_token", "api_token")
+
+PROFILE_DOC: Mapping[str, str] = MappingProxyType(
+    {
+        "torchserve": "this server's own defaults",
+        "triton": "HTTP 8000, gRPC 8001, metrics 8002; `--model-store` names a model repository",
+        "mlserver": "HTTP 8080, gRPC 8081, metrics 8082; management moves to 8083",
+        "kserve": "HTTP 8080, gRPC 8081 and metrics 8082 on every address, without tokens unless keys are given; "
+        "management moves to 8083, stays on the loopback address, and registering is off",
+        "dynamo": "HTTP 8000, gRPC 8001, messages of 4 MiB at most",
+        "max": "HTTP 8000, gRPC 9090, models in `model_store`",
+    }
+)

@@ -1,0 +1,383 @@
+"""Options of other servers become our settings: a row each; which source wins; how they may be spelt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ts_frontend import cli
+from ts_frontend.addresses import Address
+from ts_frontend.aliases import ALIASES
+from ts_frontend.config import ConfigError, Option, ServerConfig, load_config, snapshot_settings, worker_environment
+from ts_frontend.config_kinds import ExtraPort
+from ts_frontend.config_table import SETTINGS
+from ts_frontend.profiles import PROFILE_DOC, PROFILES
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def started(*words: str, environ: dict[str, str] | None = None) -> ServerConfig:
+    """The settings of a server with this command line."""
+    return load_config(cli._options(cli._parser().parse_args(words)), environ=environ or {})
+
+
+HTTP = Address("http", "127.0.0.1", 8080)
+
+#: (words, setting, value), at least one for each row of the table that sets something.
+ROWS = [
+    ("--grpc-port 8001", "grpc_inference_port", 8001),
+    ("--grpc_port=8001", "grpc_inference_port", 8001),
+    ("--http_port 9000", "inference_address", Address("http", "127.0.0.1", 9000)),
+    ("--port 9000", "inference_address", Address("http", "127.0.0.1", 9000)),
+    ("--metrics-port 9001", "metrics_address", Address("http", "127.0.0.1", 9001)),
+    ("--grpc-metrics-port 9001", "metrics_address", Address("http", "127.0.0.1", 9001)),
+    ("--grpc-address 0.0.0.0", "grpc_inference_address", "0.0.0.0"),
+    ("--http-address 0.0.0.0", "inference_address", Address("http", "0.0.0.0", 8080)),
+    ("--host 0.0.0.0", "inference_address", Address("http", "0.0.0.0", 8080)),
+    ("--host 0.0.0.0", "metrics_address", Address("http", "0.0.0.0", 8082)),
+    ("--host 0.0.0.0", "management_address", Address("http", "127.0.0.1", 8081)),
+    ("--host 0.0.0.0", "grpc_inference_address", "0.0.0.0"),
+    ("--host 0.0.0.0", "grpc_management_address", "127.0.0.1"),
+    ("--extra-grpc-port 9090,8001:triton", "grpc_extra_ports", (ExtraPort(9090), ExtraPort(8001, "triton"))),
+    ("--reuse-grpc-port=false", "inference_address", HTTP),
+    ("--reuse-http-port=0", "inference_address", HTTP),
+    ("--allow-grpc=true", "inference_address", HTTP),
+    ("--allow-http true", "inference_address", HTTP),
+    ("--allow-metrics false", "enable_metrics_api", False),
+    ("--allow-cpu-metrics false", "inference_address", HTTP),
+    ("--allow-gpu-metrics=false", "inference_address", HTTP),
+    ("--kserve-mode", "grpc_inference_port", 8081),
+    ("--kserve_mode=false", "grpc_inference_port", 7070),
+    ("--profile kserve", "kserve_mode", True),
+    ("--workers 3", "default_workers_per_model", 3),
+    ("--max_threads 3", "inference_address", HTTP),
+    ("--max_asyncio_workers 3", "inference_address", HTTP),
+    ("--enable_grpc false", "enable_grpc", False),
+    ("--enable_docs_url true", "enable_docs_url", True),
+    ("--enable_latency_logging true", "inference_address", HTTP),
+    ("--access_log_format x", "access_log_format", "x"),
+    ("--model_name a --model_dir /m", "load_models", ("a",)),
+    ("--model_name a --model_dir /m", "model_store", Path("/m")),
+    ("--grpc_max_send_message_length 5", "max_response_size", 5),
+    ("--grpc_max_receive_message_length 5", "max_request_size", 5),
+    ("--ssl_certfile c --ssl_keyfile k", "private_key_file", Path("k")),
+    ("--ssl_certfile c --ssl_keyfile k", "enable_grpc_ssl", True),
+    ("--log_config_file l", "log_config", Path("l")),
+    ("--kserve-grpc-server", "inference_address", HTTP),
+    ("--grpc-workers 4", "default_workers_per_model", 4),
+    ("--cert-file c --key-file k", "certificate_file", Path("c")),
+    ("--cert-file c --key-file k", "private_key_file", Path("k")),
+    ("--use-tls --cert-file c --key-file k", "enable_grpc_ssl", True),
+    ("--use-tls --cert-file c --key-file k", "inference_address", Address("https", "127.0.0.1", 8080)),
+    ("--use-tls --cert-file c --key-file k", "management_address", Address("https", "127.0.0.1", 8081)),
+    ("--use-tls=false", "enable_grpc_ssl", False),
+    ("--dynamo-tls-cert c --dynamo-tls-key k", "use_tls", True),
+    ("--tls-cert-path c --tls-key-path k --tls-client-ca-cert-path a", "client_ca_file", Path("a")),
+    ("--tls-cert-path c --tls-key-path k", "enable_grpc_ssl", True),
+    ("--grpc-use-ssl=true --grpc-server-cert c --grpc-server-key k", "enable_grpc_ssl", True),
+    ("--grpc-use-ssl=1 --grpc-server-cert c --grpc-server-key k", "private_key_file", Path("k")),
+    (
+        "--grpc-use-ssl-mutual=1 --grpc-root-cert r --grpc-server-cert c --grpc-server-key k",
+        "client_ca_file",
+        Path("r"),
+    ),
+    ("--max-message-size 4194304", "max_request_size", 4194304),
+    ("--max-message-size 4194304", "max_response_size", 4194304),
+    ("--http-max-input-size 7", "max_request_size", 7),
+    ("--grpc-keepalive-time 30000", "grpc_keepalive_time_ms", 30000),
+    ("--grpc-keepalive-timeout 5000", "grpc_keepalive_timeout_ms", 5000),
+    ("--set grpc.keepalive_time_ms=30000", "grpc_keepalive_time_ms", 30000),
+    ("--set grpc.keepalive_timeout_ms=5000", "grpc_keepalive_timeout_ms", 5000),
+    ("--set grpc.keepalive_permit_without_calls=True", "grpc_keepalive_permit_without_calls", True),
+    ("--set grpc.http2.max_pings_without_data=0", "grpc_http2_max_pings_without_data", 0),
+    ("--set grpc.http2.min_time_between_pings_ms=10000", "grpc_http2_min_time_between_pings_ms", 10000),
+    (
+        "--set grpc.http2.min_ping_interval_without_data_ms=300000",
+        "grpc_http2_min_ping_interval_without_data_ms",
+        300000,
+    ),
+    (
+        "--set grpc.http2.min_recv_ping_interval_without_data_ms=9",
+        "grpc_http2_min_ping_interval_without_data_ms",
+        9,
+    ),
+    ("--grpc-http2-min-recv-ping-interval-without-data 9", "grpc_http2_min_ping_interval_without_data_ms", 9),
+    ("--grpc-max-connection-age 9", "grpc_inference_max_connection_age_ms", 9),
+    ("--grpc-max-connection-age-grace 9", "grpc_inference_max_connection_age_grace_ms", 9),
+    ("--grpc-infer-response-compression-level high", "inference_address", HTTP),
+    ("--model=llama31", "load_models", ("llama31=llama31",)),
+    ("--model=llama31", "grpc_inference_port", 9090),
+    ("--model=llama31", "model_store", Path("model_store")),
+    ("--model-path /m/llama31.mar", "load_models", ("llama31=llama31.mar",)),
+    ("--model /m/llama31.mar", "model_store", Path("/m")),
+    ("--model=llama31 --profile triton", "grpc_inference_port", 8001),
+    ("--strict-readiness=true", "inference_address", HTTP),
+    ("--exit-timeout-secs 5", "drain_timeout_s", 5.0),
+    ("--exit-on-error=false", "inference_address", HTTP),
+    ("--strict-model-config=false", "inference_address", HTTP),
+    ("--disable-auto-complete-config", "inference_address", HTTP),
+    ("--log-verbose=1", "log_level", "debug"),
+    ("--log-verbose 0", "log_level", "info"),
+    ("--log-info true", "log_level", "info"),
+    ("--log-warning true", "log_level", "info"),
+    ("--log-error true", "log_level", "info"),
+    ("--metrics-interval-ms 2000", "metric_time_interval", 2),
+    ("--bypass-serve", "bypass_serve", True),
+    ("--profile triton --model-store /mnt/models", "model_repository", (Path("/mnt/models"),)),
+    ("--profile triton --model-store /mnt/models", "model_store", None),
+    ("--backend-config python,x=1", "inference_address", HTTP),
+]
+
+
+@pytest.mark.parametrize(("words", "key", "value"), ROWS)
+def test_an_option_becomes_a_setting(words: str, key: str, value: object) -> None:
+    """Promises 000-03, 000-04, 001-16, 001-21, 001-36 to 001-39."""
+    assert getattr(started(*words.split()), key) == value
+
+
+def test_every_option_of_the_table_is_tried() -> None:
+    tried = {ALIASES[name].name for words, _, _ in ROWS for name in names(words) if name in ALIASES}
+    aissemble = {name for name in ALIASES if name.startswith("kserve_")}
+    refused = aissemble | {"log_file", "grpc_restricted_protocol", "http_restricted_api"}
+    harmless = {name for name, alias in ALIASES.items() if alias.doc == "no effect"}
+    assert not set(ALIASES) - tried - refused - harmless
+
+
+def names(words: str) -> list[str]:
+    plain = words.replace("--set ", "--").split()
+    return [word[2:].partition("=")[0].replace("-", "_").replace(".", "_") for word in plain if word.startswith("--")]
+
+
+@pytest.mark.parametrize("name", sorted(ALIASES))
+def test_every_option_is_also_a_key(name: str) -> None:
+    """Its text reaches the same place from a file, in both spellings; no row hides a setting of ours."""
+    assert name not in SETTINGS
+    assert name == name.lower() and "-" not in name
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--allow-grpc=false", "gRPC is always served here"),
+        ("--allow-http=false", "HTTP is always served here"),
+        ("--strict-readiness=false", "ready when every model"),
+        ("--exit-on-error=true", "the others are served"),
+        ("--reuse-grpc-port=true", "a port has one owner"),
+        ("--log-file=/l", "LOG_LOCATION"),
+        ("--grpc-restricted-protocol=health:k=v", "token authorization"),
+        ("--http-restricted-api=health:k=v", "token authorization"),
+        ("--metrics-interval-ms=x", "milliseconds"),
+        ("--grpc-port=http", "whole numbers"),
+        ("--profile=other", "torchserve, triton"),
+        ("--extra-grpc-port=1:other", "other is no dialect"),
+        ("--extra-grpc-port=7070", "already that of grpc_inference_port"),
+        ("--use-tls", "TLS needs certificate_file and private_key_file"),
+        ("--use-tls --cert-file c", "one is set without the other"),
+        ("--bypass-serve --host 0.0.0.0", "every address has to be a loopback address"),
+    ],
+)
+def test_what_would_be_a_lie_is_refused(words: str, says: str) -> None:
+    """Promises 001-38, 001-45."""
+    with pytest.raises(ConfigError) as error:
+        started(*words.split())
+    assert says in error.value.message
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "key", "value", "flag", "stronger"),
+    [
+        ("DYNAMO_GRPC_PORT", "8001", "grpc_inference_port", 8001, "--grpc-port 8002", 8002),
+        ("DYNAMO_GRPC_WORKERS", "3", "default_workers_per_model", 3, "--grpc-workers 4", 4),
+        ("DYNAMO_MAX_MESSAGE_SIZE", "99", "max_request_size", 99, "--max-message-size 100", 100),
+        ("DYNAMO_TLS_CERT", "c", "certificate_file", Path("c"), "--cert-file d", Path("d")),
+        ("DYNAMO_TLS_KEY", "k", "private_key_file", Path("k"), "--key-file l", Path("l")),
+    ],
+)
+def test_variables_of_other_servers(
+    variable: str, text: str, key: str, value: object, flag: str, stronger: object
+) -> None:
+    """Promises 001-40 to 001-43: the variable alone, then a flag that beats it."""
+    environ = {"DYNAMO_TLS_CERT": "c", "DYNAMO_TLS_KEY": "k"} if "TLS" in variable else {}
+    environ |= {variable: text}
+    config = started(environ=environ)
+    assert (getattr(config, key), config.sources[key]) == (value, f"environment {variable}")
+    assert getattr(started(*flag.split(), environ=environ), key) == stronger
+    assert config.enable_grpc_ssl == ("TLS" in variable), "a certificate in the environment turns TLS on"
+
+
+def test_the_order_of_sources_for_a_port() -> None:
+    """Each source is taken away in turn, the strongest first; the profile is the weakest. Promises 001-40, 003-11."""
+    file = Path("config.properties")
+    file.write_text("grpc-port=3\n")
+    environ, words = {"DYNAMO_GRPC_PORT": "2", "TS_PROFILE": "max"}, ("--grpc_port", "1")
+    seen = [started(*words, environ=environ).grpc_inference_port, started(environ=environ).grpc_inference_port]
+    del environ["DYNAMO_GRPC_PORT"]
+    seen.append(started(environ=environ).grpc_inference_port)
+    file.unlink()
+    seen += [started(environ=environ).grpc_inference_port, started().grpc_inference_port]
+    assert seen == [1, 2, 3, 9090, 7070]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "key", "value"),
+    [
+        ("http_port", "9", "inference_address", Address("http", "127.0.0.1", 9)),
+        ("grpc_port", "9", "grpc_inference_port", 9),
+        ("workers", "9", "default_workers_per_model", 9),
+        ("enable_grpc", "false", "enable_grpc", False),
+        ("enable_docs_url", "true", "enable_docs_url", True),
+        ("access_log_format", "f", "access_log_format", "f"),
+        ("max_threads", "9", "inference_address", HTTP),
+        ("max_asyncio_workers", "9", "inference_address", HTTP),
+        ("enable_latency_logging", "false", "inference_address", HTTP),
+    ],
+)
+def test_options_of_aissemble(name: str, text: str, key: str, value: object, tmp_path: Path) -> None:
+    """Promises 003-11 to 003-22: argument, environment and oip.properties, each alone."""
+    assert getattr(started(f"--{name}", text), key) == value
+    assert getattr(started(environ={f"KSERVE_{name.upper()}": text}), key) == value
+    (tmp_path / "oip.properties").write_text(f"kserve_{name}={text}\nother=1\n")
+    assert getattr(started(environ={"KRAUSENING_BASE": str(tmp_path)}), key) == value
+
+
+def test_the_order_of_aissembles_sources(tmp_path: Path) -> None:
+    """Promise 003-20."""
+    (tmp_path / "oip.properties").write_text("kserve_grpc_port=3\n")
+    environ = {"KSERVE_GRPC_PORT": "2", "KRAUSENING_BASE": str(tmp_path)}
+    seen = [started("--grpc_port", "1", environ=environ).grpc_inference_port]
+    seen.append(started(environ=environ).grpc_inference_port)
+    del environ["KSERVE_GRPC_PORT"]
+    seen.append(started(environ=environ).grpc_inference_port)
+    seen.append(started("--kserve-mode").grpc_inference_port)
+    assert seen == [1, 2, 3, 8081]
+
+
+def test_a_settings_own_name_beats_other_words_for_it() -> None:
+    assert started("--grpc-port", "1", "--set", "grpc_inference_port=2").grpc_inference_port == 2
+
+
+def test_a_whole_address_is_moved_only_by_as_strong_a_source() -> None:
+    Path("config.properties").write_text("http_port=1\nhost=0.0.0.0\n")
+    assert started("--set", "inference_address=http://[::1]:5").inference_address == Address("http", "::1", 5)
+    Path("config.properties").write_text("inference_address=http://[::1]:5\n")
+    assert started("--http-port", "1").inference_address == Address("http", "::1", 1)
+    assert started("--host", "0.0.0.0").inference_address == Address("http", "0.0.0.0", 5)
+    Path("config.properties").write_text("inference_address=unix:/s\nhttp_port=1\nhost=0.0.0.0\n")
+    assert started().inference_address == Address("unix", path="/s")
+
+
+def test_what_has_no_effect_says_so() -> None:
+    notes = "\n".join(note.text for note in started("--rate-limit=off", "--strict-model-config").notes)
+    assert "rate_limit (--rate-limit) tunes a part that this server doesn't have" in notes
+    assert "strict_model_config (--strict-model-config)" in notes
+
+
+# --- profiles
+
+
+@pytest.mark.parametrize(
+    ("profile", "http", "grpc", "management", "metrics"),
+    [
+        ("torchserve", 8080, 7070, 8081, 8082),
+        ("triton", 8000, 8001, 8081, 8002),
+        ("mlserver", 8080, 8081, 8083, 8082),
+        ("kserve", 8080, 8081, 8083, 8082),
+        ("dynamo", 8000, 8001, 8081, 8082),
+        ("max", 8000, 9090, 8081, 8082),
+    ],
+)
+def test_the_ports_of_a_profile(profile: str, http: int, grpc: int, management: int, metrics: int) -> None:
+    """Promises 000-04, 001-36: nothing collides; loading them would say so."""
+    config = started("--profile", profile)
+    ports = (config.inference_address.port, config.grpc_inference_port)
+    ports += (config.management_address.port, config.metrics_address.port)
+    assert ports == (http, grpc, management, metrics)
+    assert config.loopback_only == (profile != "kserve")
+    assert profile in PROFILE_DOC
+
+
+def test_profiles_set_what_there_is() -> None:
+    assert PROFILES.keys() == PROFILE_DOC.keys()
+    assert {key for profile in PROFILES.values() for key in profile} <= SETTINGS.keys()
+
+
+def test_kserve_mode_is_open_for_predictions_and_for_nothing_else() -> None:
+    """Promise 001-16."""
+    config = started("--grpc-port", "8001", "--kserve-mode")
+    assert config.outside_addresses() == ("inference_address", "grpc_inference_address")
+    assert (config.token_authorization, config.model_api_enabled) == (False, False)
+    assert started("--kserve-mode", "--set", "disable_token_authorization=false").token_authorization
+    assert started("--kserve-mode", environ={"TS_INFERENCE_TOKEN": "secretsecret"}).token_authorization
+    assert started("--kserve-mode", "--host", "127.0.0.1").loopback_only
+
+
+def test_a_snapshot_doesnt_keep_a_profile() -> None:
+    assert "grpc_inference_port" not in snapshot_settings(started("--profile", "max"))
+    assert "grpc_inference_port" in snapshot_settings(started("--grpc-port", "5"))
+
+
+# --- one directory to write to
+
+
+def test_everything_is_written_under_one_directory(tmp_path: Path) -> None:
+    """Promise 001-15."""
+    config = started("--work-dir", "w")
+    under = tmp_path / "w"
+    assert (config.temp_dir, config.log_location, config.environments_path) == (
+        under / "tmp",
+        under / "logs",
+        under / "environments",
+    )
+    assert (config.metrics_location, config.snapshot_dir) == (under / "logs", under / "logs" / "config")
+    assert worker_environment(config)["TMPDIR"] == str(under / "tmp")
+    assert "TMPDIR" not in worker_environment(started())
+
+
+def test_a_place_of_its_own_stays(tmp_path: Path) -> None:
+    config = started("--work-dir", "w", environ={"LOG_LOCATION": "l"})
+    assert config.log_location == tmp_path / "w" / "logs", "the flag is the stronger source"
+    config = started(environ={"LOG_LOCATION": "l", "TS_WORK_DIR": "w"})
+    assert config.log_location == Path("l")
+
+
+def test_handlers_inside_the_server_may_change_its_directory(tmp_path: Path) -> None:
+    config = started("--bypass-serve", "--model-store", "s")
+    assert (config.model_store, config.log_location) == (tmp_path / "s", tmp_path / "logs")
+
+
+# --- how they are spelt
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--model_store", "s"],
+        ["--model-st=s"],
+        ["--model_st", "s"],
+    ],
+)
+def test_dashes_and_beginnings(words: list[str]) -> None:
+    assert Option("model_store", "s", "--model-store") in cli._options(cli._parser().parse_args(words))
+
+
+@pytest.mark.parametrize("command", [[], ["config"]])
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("--grpc-prt=1", "unrecognized arguments: --grpc-prt; did you mean --grpc-port?"),
+        ("--grpc-w=1", "unrecognized arguments: --grpc-w"),
+        ("--model-=1", "unrecognized arguments: --model-"),
+    ],
+)
+def test_an_unknown_option_names_the_nearest(
+    command: list[str], word: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beginnings count for TorchServe's flags and ours alone: another server's option may appear any day."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*command, word])
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err
