@@ -263,8 +263,12 @@ class Doors:
     def _http_listener(self, names: Sequence[str], api: Api) -> Listener:
         config, address = self._config, api.address
         description = HttpDescription(api.operations, self._administration.registry, ts.version.__version__)
-        docs = [HttpDocs(api.operations, ts.version.__version__).route] if config.enable_docs_url else []
-        app: AsgiApp = self._http_app(self._with_keys(names, description.route, (*docs, *api.managing, *api.routes)))
+        docs = HttpDocs(api.operations, ts.version.__version__, tensors=HTTP_INFERENCE in names)
+        app: AsgiApp = self._http_app(
+            self._with_keys(
+                names, description.route, (*docs.routes(config.enable_docs_url), *api.managing, *api.routes)
+            )
+        )
         if self._tracing is not None:
             app = self._tracing.http(app, [operation.path for operation in api.operations])
         tls = self._tls if address.tls else None

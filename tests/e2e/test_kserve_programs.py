@@ -253,7 +253,8 @@ def test_the_page_about_the_api_loads_nothing_from_elsewhere(scaling: Program, p
             assert "/v2/models/{model_name}/infer" in page
             assert "//" not in page and "<script" not in page
     assert scaling.ask("/openapi.json")[1] == scaling.ask("/v2/docs/dataplane.json")[1]
-    assert "/v2/models/{model_name}/infer" in scaling.ask("/openapi.json")[1]["paths"]
+    paths = scaling.ask("/openapi.json")[1]["paths"]
+    assert {"/v2/models/{model_name}/infer", "/v2/health/live", "/v1/models/{model_name}:predict"} <= set(paths)
 
 
 def test_a_line_for_each_request(scaling: Program) -> None:
@@ -311,6 +312,24 @@ def test_options_that_cannot_be_read(start: Start, argv: list[str], environ: dic
     assert program.process.wait(GUARD_S) == 1
     program.wait_for("(end)")
     assert text in program.log and "Traceback" not in program.log
+
+
+def test_a_program_started_by_its_modules_name(start: Start, tmp_path: Path) -> None:
+    """With relative imports, in a package."""
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "line.py").write_text((PROGRAMS.parents[2] / "examples/aissemble/main.py").read_text())
+    shims = Path(start_module.__file__).with_name("shims")
+    (package / "program.py").write_text(
+        f"import sys; sys.path.append({str(shims)!r})\n"
+        "from .line import AissembleOIPKServe, Line\n"
+        "service = AissembleOIPKServe('other', Line())\nservice.load()\nservice.start_server()\n"
+    )
+    path = f"{tmp_path}{os.pathsep}{installed()['PYTHONPATH']}"
+    program = start("aissemble_readme", command=[sys.executable, "-m", "package.program"], PYTHONPATH=path)
+    program.wait_for("of other_1.0 is ready")
+    assert program.infer("other", "x", [3])[1]["outputs"][0]["data"] == [7.0]
 
 
 def test_a_program_without_a_file(tmp_path: Path) -> None:
