@@ -22,6 +22,7 @@ from grpc_tools import protoc
 
 from torchrelay_client import Client
 from torchrelay_client import grpc_predict_v2_pb2 as pb
+from torchrelay_client.grpc_predict_v2_pb2_grpc import GRPCInferenceServiceStub
 
 ROOT = Path(__file__).parents[3]
 BLOCKS = ROOT / "tests" / "data" / "documents"
@@ -53,6 +54,16 @@ def handle(data, context):
     if data is not None:
         count += 1
         yield [f"answer {count}"]
+"""
+#: Says as many words as `max_tokens` allows, which MAX's clients send as a text.
+LIMITED = """
+def handle(data, context):
+    if data is not None:
+        row = data[0]
+        text = "".join(map(chr, next(iter(row.values())))) if isinstance(next(iter(row.values())), list) else ""
+        words = (text or bytes(next(iter(row.values()))).decode()).split()
+        for word in words[: int(row.request.parameters["max_tokens"])]:
+            yield [word + " "]
 """
 #: The words of the token page, so that its block is right as it stands.
 TOKEN = "your-token-here"
@@ -122,6 +133,7 @@ def pages(
     for name in names:
         model_writer(store, name, UPPER)
     model_writer(store, "your-model", NUMBERED)
+    model_writer(store, "limited", LIMITED)
     root, *made = make_tree(block("dynamo", 6), directory)
     files = {path.name: path for path in made}
     files["config.pbtxt"].write_text(block("dynamo", 7))
@@ -134,7 +146,7 @@ def pages(
     )
     try:
         server.wait_started()
-        for name in ("model_name", "llm-model", "your-model"):
+        for name in ("model_name", "llm-model", "your-model", "limited"):
             server.register(name)
         yield server
     finally:
@@ -158,6 +170,18 @@ def test_max_client_streams(pages: Any, tmp_path: Path) -> None:
     )
     missing = "def ascii_to_string(points):\n    return ''.join(map(chr, points))\n"
     assert run(f"{missing}{code}\ntest_stream(0)", tmp_path) == "WHAT IS LIFE?"
+
+
+def test_max_tokens(pages: Any) -> None:
+    """Promises 000-11."""
+    contents = pb.InferTensorContents(int_contents=[ord(one) for one in "one two three"])
+    prompt = pb.ModelInferRequest.InferInputTensor(name="prompt", contents=contents)
+    tokens = {"max_tokens": pb.InferParameter(string_param="2")}
+    request = pb.ModelInferRequest(model_name="limited", model_version="0", inputs=[prompt], parameters=tokens)
+    with grpc.insecure_channel(pages.inference) as channel:
+        answers = GRPCInferenceServiceStub(channel).ModelInferStream(request, timeout=GUARD_S)
+        texts = ["".join(map(chr, one.outputs[0].contents.int_contents)) for one in answers]
+    assert texts == ["one ", "two "]
 
 
 def test_max_method() -> None:

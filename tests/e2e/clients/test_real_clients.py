@@ -1,8 +1,10 @@
 """The clients of other systems, each from an environment of its own, against one server: one gRPC port, one HTTP port,
-TorchServe archives and a Triton model repository side by side. First each alone, then all at once."""
+TorchServe archives, a Triton repository and a runtime of MLServer's side by side. First each alone, then all at
+once."""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +16,7 @@ import pytest
 pytestmark = pytest.mark.external
 
 HERE = Path(__file__).parent
+RUNTIME = HERE.parents[1] / "handlers" / "mlserver" / "text"
 GUARD_S = 240
 LLM_CONFIG = """
 # config.pbtxt
@@ -85,6 +88,9 @@ def everybody(
     directory: Path = tmp_path_factory.mktemp("everybody")
     store = stocked(directory)
     model_writer(store, "text-model", (store / "words" / "handler.py").read_text())
+    shutil.copytree(RUNTIME, store / "runtime")
+    settings_file = store / "runtime" / "model-settings.json"
+    settings_file.write_text(settings_file.read_text().replace('"text-model"', '"runtime"'))
     repository = directory / "model_repository"
     (repository / "llm_model" / "1").mkdir(parents=True)
     (repository / "llm_model" / "config.pbtxt").write_text(LLM_CONFIG)
@@ -94,7 +100,7 @@ def everybody(
     server = serving(directory, store, settings, ["--ncs", "--model-repository", str(repository)])
     try:
         server.wait_started()
-        for name in ("sum", "same", "upper", "words", "text-model"):
+        for name in ("sum", "same", "upper", "words", "text-model", "runtime"):
             server.register(name)
         yield server
     finally:
