@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ts_frontend.ingress.departures import Connection, Departures, read_table
+from ts_frontend.ingress.departures import Connection, Departures, Watched, read_table
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
 REST = "00000000:00000000 00:00000000 00000000     0        0 1 1 0 20 4 30 10 -1\n"
@@ -65,11 +65,11 @@ async def left(table: Table, *steps: Callable[[], None]) -> bool:
         loop = asyncio.get_running_loop()
         looks = 0
 
-        def look(ports: set[int]) -> dict[Connection, str]:
+        def look(ports: set[int]) -> dict[Connection, str] | None:
             nonlocal looks
             states = seen(ports)  # noqa: B023 - called in this round only
             looks += 1
-            if looks == 2:
+            if looks == 3:
                 loop.call_soon_threadsafe(looked.set)  # noqa: B023
             return states
 
@@ -100,6 +100,25 @@ def test_a_client_has_left_when_its_connection_was_there(
     table.says("01" if states[0] == ("01",) else "0A")
     steps = [lambda state=state: table.says(*state) for state in states]  # type: ignore[misc]
     assert asyncio.run(left(table, *steps)) is expected
+
+
+def test_a_table_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:
+    """As when no descriptor is left: nobody's request is cancelled for it."""
+    table = Table(tmp_path / "tcp")
+    table.says("01")
+
+    def unreadable() -> None:
+        table.path.rename(tmp_path / "away")
+        table.path.mkdir()
+
+    assert asyncio.run(left(table, lambda: table.says("01"), unreadable)) is False
+
+
+def test_one_look_may_miss_a_connection(tmp_path: Path) -> None:
+    departures = Departures((tmp_path / "tcp",))
+    one = Watched(Connection(b"host", 1, 2), lambda: None)
+    there, away = {one.connection: "01"}, dict[Connection, str]()
+    assert [departures._has_left(one, states) for states in (there, away, there, away, away)] == [False] * 4 + [True]
 
 
 def test_nobody_looks_when_nobody_is_watched(tmp_path: Path) -> None:

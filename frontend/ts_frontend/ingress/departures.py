@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 LOOK_EVERY_S = 0.5
+#: The kernel's tables are read in pieces, and one look may miss a connection while others come and go.
+MISSED_MIN = 2
 TABLES = (Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6"))
 _ESTABLISHED, _CLOSE_WAIT = "01", "08"
 _MAPPED = bytes(10) + b"\xff\xff"
@@ -32,12 +34,13 @@ class Watched:
     """A request whose client may leave. One that was never seen in the tables can't be said to have gone from them: its
     address may be what a proxy says."""
 
-    __slots__ = ("act", "connection", "seen")
+    __slots__ = ("act", "connection", "missed", "seen")
 
     def __init__(self, connection: Connection, act: Callable[[], None]) -> None:
         self.connection = connection
         self.act = act
         self.seen = False
+        self.missed = 0  # looks in a row that didn't find it
 
 
 class Departures:
@@ -68,7 +71,7 @@ class Departures:
             ports = {one.connection.own_port for one in self._watched}
             states = await asyncio.to_thread(self._states, ports)
             for one in list(self._watched):
-                if self._has_left(one, states):
+                if states is not None and self._has_left(one, states):
                     self._watched.discard(one)
                     one.act()
             await asyncio.sleep(self._look_every_s)
@@ -76,15 +79,21 @@ class Departures:
     def _has_left(self, one: Watched, states: dict[Connection, str]) -> bool:
         state = states.get(one.connection)
         if state == _ESTABLISHED:
-            one.seen = True
+            one.seen, one.missed = True, 0
             return False
-        return one.seen or state == _CLOSE_WAIT
+        one.missed += 1
+        return state == _CLOSE_WAIT or (one.seen and one.missed >= MISSED_MIN)
 
-    def _states(self, own_ports: set[int]) -> dict[Connection, str]:
+    def _states(self, own_ports: set[int]) -> dict[Connection, str] | None:
+        """None when a table that is there can't be read (no descriptor is left): that says nothing of anybody."""
         found: dict[Connection, str] = {}
         for table in self._tables:
-            with contextlib.suppress(OSError):
+            try:
                 found.update(read_table(table.read_text(), own_ports))
+            except FileNotFoundError:
+                continue
+            except OSError:
+                return None
         return found
 
 
