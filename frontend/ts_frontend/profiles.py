@@ -38,6 +38,7 @@ PROFILES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "dynamo": {
             "inference_address": f"{_LOCAL}:8000",
             "grpc_inference_port": "8001",
+            "grpc_metrics": "true",
             "max_request_size": "4194304",
             "max_response_size": "4194304",
         },
@@ -59,7 +60,7 @@ PROFILE_DOC: Mapping[str, str] = MappingProxyType(
         "mlserver": "HTTP 8080, gRPC 8081, metrics 8082; management moves to 8083",
         "kserve": "HTTP 8080, gRPC 8081 and metrics 8082 on every address, without tokens unless keys are given; "
         "management moves to 8083, stays on the loopback address, and registering is off",
-        "dynamo": "HTTP 8000, gRPC 8001, messages of 4 MiB at most",
+        "dynamo": "HTTP 8000, gRPC 8001 with `GET /metrics` there too, messages of 4 MiB at most",
         "max": "HTTP 8000, gRPC 9090, models in `model_store`",
     }
 )

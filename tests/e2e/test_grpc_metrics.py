@@ -205,6 +205,15 @@ def test_off_unless_asked(start: Callable[..., Any]) -> None:
     assert get(server.port("grpc_inference"))[0] == 404
 
 
+def test_the_profile_of_dynamo_has_it(start: Callable[..., Any]) -> None:
+    """Promise 001-29."""
+    server = start("--profile", "dynamo")
+    with grpc.insecure_channel(server.inference) as channel:
+        GRPCInferenceServiceStub(channel).ServerLive(pb.ServerLiveRequest(), timeout=GUARD_S)
+    status, shown = get(server.port("grpc_inference"))
+    assert (status, 'grpc_method="ServerLive",grpc_code="OK",} 1.0' in shown) == (200, True)
+
+
 def test_with_tls_the_port_answers_https(start: Callable[..., Any], tmp_path: Path) -> None:
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     words = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
