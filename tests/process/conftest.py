@@ -66,7 +66,7 @@ class DrivenWorker:
 
     def loaded(self) -> Ready | LoadFailed:
         while not self.other:
-            self.receive()
+            assert self.receive(), "the worker ended without an answer to Load"
         message = self.other.pop(0)
         assert isinstance(message, (Ready, LoadFailed))
         return message

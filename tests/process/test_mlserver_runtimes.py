@@ -6,6 +6,7 @@ Promises 004-01, 004-02, 004-03, 004-04, 004-05, 004-06.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,17 @@ from ts.protocol.open_inference_pb2 import ModelInferRequest, ModelInferResponse
 RUNTIMES = Path(__file__).parent.parent / "handlers" / "mlserver"
 
 
+@pytest.fixture(params=["own", pytest.param("real", marks=pytest.mark.external)])
+def package(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, client_python: Any, root: Path) -> str:
+    """Whose package `mlserver` the worker imports: the one that comes with the server, or the real one."""
+    if request.param == "real":
+        monkeypatch.setattr(sys, "executable", str(client_python("mlserver")))
+        monkeypatch.setenv("PYTHONPATH", str(root / "worker"))
+    return str(request.param)
+
+
 @pytest.fixture
-def start_runtime(start_worker: Any) -> Callable[..., Any]:
+def start_runtime(start_worker: Any, package: str) -> Callable[..., Any]:
     def start(name: str, folder: Path = RUNTIMES, **settings: Any) -> Any:
         """A worker, and what it answered to Load."""
         worker = start_worker(load=False)
@@ -207,9 +217,9 @@ def test_a_batch_of_streams_and_single_requests(start_runtime: Any) -> None:
     ("source", "settings", "reason"),
     [
         ("class Own(MLModel):\n    async def load(self): return False", {}, "load() returned False"),
-        ("class Other(MLModel): pass", {}, "own has no Own"),
+        ("class Other(MLModel): pass", {}, "Own"),
         ("Own = 3", {}, "no class like MLModel"),
-        ("class Own(MLModel): pass", {"inputs": [{"name": "x"}]}, "MetadataTensor"),
+        ("class Own(MLModel): pass", {"inputs": [{"name": "x", "shape": [1]}]}, "datatype"),
     ],
 )
 def test_what_cannot_be_loaded_says_why(

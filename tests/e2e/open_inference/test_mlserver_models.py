@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -343,6 +344,15 @@ def test_metadata(mlserver: Any) -> None:
 
 def test_torchserves_own_api_asks_it_too(mlserver: Any) -> None:
     assert mlserver.predict("text-model", b"hello") == b"HELLO"
+
+
+@pytest.mark.external
+def test_mlservers_own_clients(mlserver: Any, client_python: Any, client_env: dict[str, str]) -> None:
+    """Promises 004-13, 004-14, 004-15, 004-16."""
+    program = Path(__file__).parent.parent / "clients" / "programs" / "mlserver_streams.py"
+    command = [client_python("mlserver"), program, mlserver.inference, mlserver.http]
+    done = subprocess.run(command, env=client_env, capture_output=True, text=True, timeout=GUARD_S)
+    assert done.stdout == "mlserver streams ok\n", done.stderr
 
 
 @pytest.mark.parametrize(
