@@ -1,0 +1,150 @@
+"""Many requests at once: none holds up what isn't behind it in a queue, and protocols share one."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+
+from ts.protocol import open_inference_pb2 as pb
+from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
+
+GUARD_S = 60
+STREAMS = 16
+#: Answers once the file that it was given the path of is there.
+GATED = """
+import os, time
+
+def handle(data, context):
+    if data is None:
+        return None
+    gate = bytes(*data[0].values()).decode()
+    ends_s = time.monotonic() + 60
+    while not os.path.exists(gate) and time.monotonic() < ends_s:
+        time.sleep(0.005)
+    return ["open" if os.path.exists(gate) else "never opened"] * len(data)
+"""
+#: Waits for company that never comes in time unless it comes from both protocols.
+COMPANY = """
+def handle(data, context):
+    if data is None:
+        return None
+    context.metrics.add_metric("BatchSize", len(data), unit="Count")
+    return [bytes(*row.values()).decode().upper() for row in data]
+"""
+COMPANY_CONFIG = "batchSize: 2\nmaxBatchDelay: 60000\nminWorkers: 1\nmaxWorkers: 1\n"
+COUNTING = """
+async def handle(data, context):
+    if data is None:
+        return
+    index = bytes(*data[0].values()).decode()
+    for number in range(5):
+        yield [f"{index}:{number} "]
+"""
+
+
+@pytest.fixture(scope="module")
+def crowded(
+    tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any], model_writer: Callable[..., str]
+) -> Iterator[Any]:
+    directory: Path = tmp_path_factory.mktemp("crowded")
+    store = directory / "store"
+    store.mkdir()
+    model_writer(store, "gated", GATED, config="minWorkers: 1\nmaxWorkers: 1\n")
+    model_writer(store, "company", COMPANY, config=COMPANY_CONFIG)
+    model_writer(store, "counting", COUNTING, config="minWorkers: 2\nmaxWorkers: 2\n")
+    settings: dict[str, object] = {"metrics_mode": "prometheus", "model_metrics_auto_detect": "true"}
+    server = serving(directory, store, settings, ["--ncs", "--models", "all"])
+    try:
+        server.wait_started()
+        server.wait_for_log("http_metrics listens")
+        yield server
+    finally:
+        server.terminate()
+
+
+def request_of(model: str, text: str) -> pb.ModelInferRequest:
+    tensor = pb.ModelInferRequest.InferInputTensor(name="data", datatype="BYTES", shape=[1])
+    raw = len(text).to_bytes(4, "little") + text.encode()
+    return pb.ModelInferRequest(model_name=model, inputs=[tensor], raw_input_contents=[raw])
+
+
+def text_of(answer: pb.ModelInferResponse) -> str:
+    (tensor,) = answer.outputs
+    (raw,) = answer.raw_output_contents or [b"0000" + tensor.contents.bytes_contents[0]]
+    return raw[4:].decode()
+
+
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelInferStream"])
+def test_slow_requests_do_not_hold_up_others(crowded: Any, tmp_path: Path, method: str) -> None:
+    """Promise 000-06: eight requests are on their way and none can end before ServerLive has answered."""
+    gate = tmp_path / "gate"
+    with grpc.insecure_channel(crowded.inference) as channel, ThreadPoolExecutor(8) as pool:
+        stub = GRPCInferenceServiceStub(channel)
+
+        def slow() -> list[str]:
+            answer = getattr(stub, method)(request_of("gated", str(gate)), timeout=GUARD_S)
+            return [text_of(one) for one in ([answer] if method == "ModelInfer" else answer)]
+
+        calls = [pool.submit(slow) for _ in range(8)]
+        try:
+            until_taken(crowded, 8)
+            assert stub.ServerLive(pb.ServerLiveRequest(), timeout=GUARD_S).live
+            assert stub.ModelMetadata(pb.ModelMetadataRequest(name="gated"), timeout=GUARD_S).name == "gated"
+            assert not any(call.done() for call in calls)
+        finally:
+            gate.touch()
+        assert [call.result() for call in calls] == [["open"]] * 8
+
+
+def until_taken(server: Any, count: int) -> None:
+    """Returns when the model `gated` has so many requests, waiting and running."""
+    while sum(gauge(server, name, "gated") for name in ("ts_queued_requests", "ts_running_requests")) < count:
+        pass
+
+
+def gauge(server: Any, name: str, model: str) -> float:
+    lines = metrics(server).splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f'{name}{{model_name="{model}"'))
+
+
+def metrics(server: Any) -> str:
+    return httpx.get(f"http://127.0.0.1:{server.port('http_metrics')}/metrics", timeout=GUARD_S).text
+
+
+def test_sixteen_streams_at_once(crowded: Any) -> None:
+    """Promise 000-23: each client has a channel of its own and gets its own answers, whole and in order."""
+    together = threading.Barrier(STREAMS)
+
+    def run(index: int) -> str:
+        with grpc.insecure_channel(crowded.inference, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+            together.wait(GUARD_S)
+            answers = GRPCInferenceServiceStub(channel).ModelInferStream(
+                request_of("counting", f"client {index}"), timeout=GUARD_S
+            )
+            return "".join(map(text_of, answers))
+
+    with ThreadPoolExecutor(STREAMS) as pool:
+        found = list(pool.map(run, range(STREAMS)))
+    assert found == ["".join(f"client {index}:{number} " for number in range(5)) for index in range(STREAMS)]
+
+
+def test_two_protocols_share_a_batch(crowded: Any) -> None:
+    """Promise 000-20: neither request is answered without the other, and both texts are equal."""
+    with grpc.insecure_channel(crowded.inference) as channel, ThreadPoolExecutor(2) as pool:
+        stub = GRPCInferenceServiceStub(channel)
+        by_grpc: Future[Any] = pool.submit(stub.ModelInfer, request_of("company", "one text"), timeout=GUARD_S)
+        body = {"model": "company", "prompt": "one text"}
+        by_http = pool.submit(httpx.post, f"{crowded.http}/v1/completions", json=body, timeout=GUARD_S)
+        told = json.loads(by_http.result().text)
+        assert told["choices"][0]["text"] == text_of(by_grpc.result()) == "ONE TEXT"
+    while not (sizes := [line for line in metrics(crowded).splitlines() if line.startswith("BatchSize{")]):
+        pass  # what a worker reports comes beside its answer, not before it
+    assert [line.rpartition(" ")[2] for line in sizes] == ["2.0"]
