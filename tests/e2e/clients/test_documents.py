@@ -4,6 +4,8 @@ says. Addresses are replaced by the server's; what else is changed stands in `re
 from __future__ import annotations
 
 import os
+import shlex
+import socket
 import subprocess
 import sys
 import tempfile
@@ -20,7 +22,7 @@ import yaml
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 from grpc_tools import protoc
 
-from torchrelay_client import Client
+from torchrelay_client import TLS, Client, Retry
 from torchrelay_client import grpc_predict_v2_pb2 as pb
 from torchrelay_client.grpc_predict_v2_pb2_grpc import GRPCInferenceServiceStub
 
@@ -366,6 +368,61 @@ except grpc.RpcError as error:
     print(error.code().name)
 """
     assert run(refused, tmp_path, **roots) in ("UNAUTHENTICATED\n", "PERMISSION_DENIED\n")
+
+
+def words_of(command: str, port: int) -> list[str]:
+    """The options of a command of Dynamo's page, with a free port in the place of 8001."""
+    (words,) = (line for line in command.replace("\\\n", " ").splitlines() if "dynamo.frontend" in line)
+    return shlex.split(words.partition("dynamo.frontend")[2].replace("8001", str(port)))
+
+
+def unused_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@pytest.mark.parametrize("number", [2, 5, 15])
+def test_dynamo_start(
+    number: int, tmp_path: Path, serving: Callable[..., Any], model_writer: Callable[..., str]
+) -> None:
+    """Promises 001-11, 001-15, 001-16, 001-36, 001-37, 001-38, 001-39: `torchserve` with the page's options."""
+    port = unused_port()
+    words = words_of(yaml_words(block("dynamo", 5)) if number == 5 else block("dynamo", number), port)
+    (tmp_path / "store").mkdir()
+    model_writer(tmp_path / "store", "llm-model", UPPER)
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2"]
+    names = ["-addext", "subjectAltName=DNS:localhost", "-keyout", "server.key", "-out", "server.crt"]
+    subprocess.run([*made, *names], cwd=tmp_path, check=True, capture_output=True)
+    server = serving(tmp_path, tmp_path / "store", {"load_models": "llm-model"}, ["--ncs", *words])
+    tls = TLS(tmp_path / "server.crt") if "--use-tls" in words else None
+    try:
+        server.wait_for_log(f":{port}")
+        with Client(f"localhost:{port}", tls=tls, retry=Retry(attempts_max=1000, most_s=0.3)) as client:
+            assert client.infer("llm-model", {"text_input": "grün"}, idempotent=True).text() == "GRÜN"
+    finally:
+        server.terminate()
+
+
+def yaml_words(text: str) -> str:
+    """The command of an InferenceService's container."""
+    (container,) = yaml.safe_load(text)["spec"]["predictor"]["containers"]
+    return str(container["args"][0])
+
+
+def test_max_start(tmp_path: Path, serving: Callable[..., Any], model_writer: Callable[..., str]) -> None:
+    """Promises 000-03."""
+    words = shlex.split(block("max", 1).partition(" -- ")[2])
+    (tmp_path / "store").mkdir()
+    model_writer(tmp_path / "store", "llama31", UPPER)
+    server = serving(tmp_path, tmp_path / "store", {}, ["--ncs", *words])
+    try:
+        server.wait_started()
+        with Client(server.inference, retry=Retry(attempts_max=1000, most_s=0.3)) as client:
+            assert client.infer("llama31", {"prompt": "life"}, idempotent=True).text() == "LIFE"
+            assert client.model_ready("llama31")
+    finally:
+        server.terminate()
 
 
 # --- TorchServe
