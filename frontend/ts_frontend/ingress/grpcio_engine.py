@@ -140,14 +140,14 @@ def server_options(limits: Limits) -> list[tuple[str, int]]:
 
 
 def keepalive_options(keepalive: Keepalive) -> list[tuple[str, int]]:
-    """Of two names that gRPC gave a thing, the one that its present version reads on a server."""
+    """gRPC's channel arguments (their names in C are longer: GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS)."""
     wanted = {
         "grpc.keepalive_time_ms": keepalive.time_ms,
         "grpc.keepalive_timeout_ms": keepalive.timeout_ms,
         "grpc.keepalive_permit_without_calls": int(keepalive.permit_without_calls),
         "grpc.http2.max_pings_without_data": keepalive.max_pings_without_data,
         "grpc.http2.min_time_between_pings_ms": keepalive.min_time_between_pings_ms,
-        "grpc.http2.min_recv_ping_interval_without_data_ms": keepalive.min_ping_interval_without_data_ms,
+        "grpc.http2.min_ping_interval_without_data_ms": keepalive.min_ping_interval_without_data_ms,
     }
     return [(name, value) for name, value in wanted.items() if value is not None]
 
