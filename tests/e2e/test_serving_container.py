@@ -80,6 +80,7 @@ class Container:
         environ = {name: value.format(writable=writable) for name, value in environ.items()}
         env = [f"{name}={value}" for name, value in environ.items()]
         env += [f"PATH={os.environ['PATH']}", f"PYTHONPATH={os.pathsep.join(filter(None, sys.path))}", "HOME=/nowhere"]
+        words = tuple(word.format(writable=writable) for word in words)
         serve = [*program, *words, "--model-store", f"{writable}/store", "--set=number_of_gpu=0", *ports]
         inside = ["bash", "-ec", PREPARE, "prepare", writable, str(store), *SETPRIV, "env", "-i", *env, *serve]
         self.process = subprocess.Popen(
@@ -169,3 +170,20 @@ def test_without_a_place_to_write_to_the_reason_says_what_to_set(tmp_path, store
     containers.append(container)
     assert container.process.wait(GUARD_S) == 1
     assert advice in container.said() and "Traceback" not in container.said()
+
+
+def test_kserves_argv_with_one_directory_to_write_to(tmp_path, store, write, containers):
+    """Promises 001-15, 001-16: no variable says where to write; the probes of KServe are answered."""
+    write("leaving", LEAVING)
+    words = ("--foreground", "--kserve-mode", "--grpc_port", "8001", "--models", "leaving", "--grpc-workers", "1")
+    container = Container(tmp_path, store, *words, "--work-dir", "{writable}/work")
+    containers.append(container)
+    container.wait_for("Worker 9000 of leaving_1.0 is ready")
+    assert container.ask("leaving", "stay")["root"] == "Read-only file system"
+    for probe in ("/v2/health/live", "/v2/health/ready", "/v2/models/leaving/ready"):
+        with urllib.request.urlopen(f"{container.port('http_inference ')}{probe}", timeout=GUARD_S) as answer:
+            assert answer.status == 200
+    work = Path(f"/proc/{container.first().pid}/root{tmp_path}/writable/work")
+    assert {one.name for one in work.iterdir()} >= {"tmp", "logs", ".model_server.pid"}
+    container.first().send_signal(signal.SIGTERM)
+    assert container.process.wait(GUARD_S) == 0
