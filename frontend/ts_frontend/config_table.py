@@ -363,6 +363,12 @@ class ServerConfig:
         "auto",
         "whose answers ModelStreamInfer gives; auto: the first request of each stream tells",
     )
+    shared_memory_keys: str = _own(
+        PATTERN,
+        "",
+        "keys of system shared memory that Triton's clients may have tensors in, matched whole: `/client_.*`; none",
+        restored=False,
+    )
     request_head_timeout_s: float = _own(
         number(0), 10.0, "s that an HTTP client may pause while it sends a request's line and headers"
     )

@@ -6,10 +6,10 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import ts.version
-from ts_frontend.addresses import Address, bracketed, unix_path
+from ts_frontend.addresses import bracketed, unix_path
+from ts_frontend.apis import Api, asking_for_keys, sharing
 from ts_frontend.authorization.authorization import Authorization
 from ts_frontend.authorization.keys import Kind
 from ts_frontend.batching.sequence_jobs import keys_of
@@ -29,7 +29,7 @@ from ts_frontend.services.grpc_token import guarded
 from ts_frontend.services.http_description import INFERENCE as INFERENCE_API
 from ts_frontend.services.http_description import MANAGEMENT as MANAGEMENT_API
 from ts_frontend.services.http_description import METRICS as METRICS_API
-from ts_frontend.services.http_description import HttpDescription, Operation
+from ts_frontend.services.http_description import HttpDescription
 from ts_frontend.services.http_docs import HttpDocs
 from ts_frontend.services.http_inference import HttpInference
 from ts_frontend.services.http_kserve import HttpKServe
@@ -38,6 +38,8 @@ from ts_frontend.services.http_metrics import MetricsApp
 from ts_frontend.services.http_open_inference import HttpOpenInference
 from ts_frontend.services.http_openai import HttpOpenAI
 from ts_frontend.services.http_token import HttpGuard
+from ts_frontend.services.http_triton import HttpTriton
+from ts_frontend.services.http_v2 import unknown
 from ts_frontend.services.http_workflows import HttpWorkflows
 from ts_frontend.services.inference import InferenceService
 from ts_frontend.services.management import ManagementService
@@ -45,6 +47,9 @@ from ts_frontend.services.metadata import RequestIds
 from ts_frontend.services.open_inference import OpenInferenceService
 from ts_frontend.services.origins import Origins
 from ts_frontend.services.repository import RepositoryService
+from ts_frontend.services.server_settings import LogSettings, SettingsService, TraceSettings
+from ts_frontend.services.shared_memory import Regions, SharedMemoryService
+from ts_frontend.services.statistics import StatisticsService
 from ts_frontend.services.tensor_streams import Dialect
 from ts_frontend.telemetry.access import logged
 from ts_frontend.telemetry.logs import Logs
@@ -59,16 +64,6 @@ log = logging.getLogger(__name__)
 INFERENCE, MANAGEMENT = "grpc_inference", "grpc_management"
 HTTP_INFERENCE, HTTP_MANAGEMENT, HTTP_METRICS = "http_inference", "http_management", "http_metrics"
 NO_HTTP = "The HTTP APIs are not served: they need h2corn, which needs Python 3.11 or later"
-
-
-class Api(NamedTuple):
-    """What answers at an HTTP address, and what its description says of that. `managing` changes what is served: it
-    needs a management key, wherever it is."""
-
-    address: Address
-    operations: Sequence[Operation]
-    routes: Sequence[Route]
-    managing: Sequence[Route] = ()
 
 
 #: Whose keys the listeners ask for, where keys are asked for.
@@ -108,6 +103,9 @@ class Doors:
         self._calls = CallMetrics() if config.counts_grpc_calls else None
         if self._calls is not None:
             metrics.gather(self._calls.families, always=bool(config.grpc_metrics))
+        self._regions = Regions(config.shared_memory_keys)
+        self._log_settings = LogSettings(logs, administration.check_model_api)
+        self._traces = TraceSettings(administration.registry, administration.check_model_api)
         self._tls = certificate_files(config)
         if config.certificate_file and self._tls is None:
             log.warning("certificate_file is set, but no address uses TLS: write https:// or enable_grpc_ssl=true")
@@ -143,11 +141,18 @@ class Doors:
             return []
         registry = self._administration.registry
         repository = RepositoryService(self._repository, registry)
-        shared = (*repository.methods(), *InferenceService(registry, self._health, keys_of(config)).methods())
+        keys, version = keys_of(config), ts.version.__version__
+        shared = (
+            *repository.methods(),
+            *StatisticsService(registry).methods(),
+            *SharedMemoryService(self._regions).methods(),
+            *InferenceService(registry, self._health, keys).methods(),
+        )
+        managing = (*repository.managing(), *SettingsService(self._log_settings, self._traces).methods())
 
         def inference(dialect: str) -> Mapping[Kind, Sequence[Method]]:
-            tensors = OpenInferenceService(registry, self._health, ts.version.__version__, Dialect(dialect))
-            return {Kind.INFERENCE: (*shared, *tensors.methods()), Kind.MANAGEMENT: repository.managing()}
+            tensors = OpenInferenceService(registry, self._health, version, Dialect(dialect), self._regions, keys)
+            return {Kind.INFERENCE: (*shared, *tensors.methods()), Kind.MANAGEMENT: managing}
 
         host = config.grpc_inference_address
         return [
@@ -235,27 +240,34 @@ class Doors:
             self._health,
             self._repository,
             ts.version.__version__,
+            self._regions,
+            keys_of(config),
             always=config.ts_open_inference_protocol,
         )
         origins = Origins(config.cors_allowed_origin, config.management_address.loopback)
         model_api = config.model_api_enabled
         management = HttpManagement(self._administration, registry, origins, model_api=model_api)
         workflows = HttpWorkflows(self._workflows, origins, model_api=model_api)
+        triton = HttpTriton(registry, self._regions, self._log_settings, self._traces)
         predicting = (
+            triton.route,
             tensors.route,
             *([kserve.route] if config.kserve_mode else []),
             HttpOpenAI(registry).route,
             inference.route,
             workflows.predicting,
+            unknown,
         )
         apis = {
-            HTTP_INFERENCE: Api(config.inference_address, INFERENCE_API, predicting, (tensors.managing,)),
+            HTTP_INFERENCE: Api(
+                config.inference_address, INFERENCE_API, predicting, (tensors.managing, triton.managing)
+            ),
             HTTP_MANAGEMENT: Api(config.management_address, MANAGEMENT_API, (management.route, workflows.managing)),
         }
         if config.enable_metrics_api:
             metrics = MetricsApp(self._metrics)
             apis[HTTP_METRICS] = Api(config.metrics_address, METRICS_API, (metrics.route,))
-        return _sharing(apis if self._guard is None else _asking_for_keys(apis, self._guard))
+        return sharing(apis if self._guard is None else asking_for_keys(apis, self._guard, KINDS, HTTP_MANAGEMENT))
 
     def _http_listeners(self) -> list[Listener]:
         return [self._http_listener(names, api) for names, api in self._http.items()]
@@ -297,32 +309,3 @@ class Doors:
     def _http_answered(self, peer: str, request: str, status: int, duration_ms: float, request_id: str) -> None:
         self._metrics.http_answered(status)
         self._logs.access(peer, request, status, duration_ms, request_id)
-
-
-def _sharing(apis: Mapping[str, Api]) -> dict[tuple[str, ...], Api]:
-    """Listeners by the names of the APIs that share them: those of one address do, unless each takes a free port."""
-    found: dict[tuple[str, ...], Api] = {}
-    for name, api in apis.items():
-        address = api.address
-        names = next(
-            (names for names, one in found.items() if one.address == address and (address.port or address.path)), ()
-        )
-        together = found.pop(names, Api(address, (), ()))
-        found[(*names, name)] = Api(
-            address,
-            (*together.operations, *api.operations),
-            (*together.routes, *api.routes),
-            (*together.managing, *api.managing),
-        )
-    return found
-
-
-def _asking_for_keys(apis: Mapping[str, Api], guard: HttpGuard) -> dict[str, Api]:
-    """The same, each API for those who have its key, and with the call that makes new keys; metrics are everyone's."""
-    found = {}
-    for name, api in apis.items():
-        asking = [guard.guarded(route, KINDS[name]) for route in api.routes] if name in KINDS else api.routes
-        managing = [guard.guarded(route, Kind.MANAGEMENT) for route in api.managing]
-        routes = (*asking, guard.token_route) if name == HTTP_MANAGEMENT else tuple(asking)
-        found[name] = api._replace(routes=routes, managing=managing)
-    return found

@@ -74,10 +74,14 @@ class Recorder(Protocol):
 
 
 class Ledger:
-    """All jobs of one model: how many are where, and how all that ended did end."""
+    """All jobs of one model: how many are where, and how all that ended did end. Of inferences also the sums of their
+    times in seconds: `answered_s` and `failed_s` from queueing to the end, `queued_s` of the answered ones until they
+    were sent; `last_s`: when the last one was answered (`time.monotonic()`)."""
 
     def __init__(self) -> None:
         self.counts = dict.fromkeys(State, 0)
+        self.answered = self.failed = 0
+        self.answered_s = self.failed_s = self.queued_s = self.last_s = 0.0
         self.live: dict[int, Job] = {}
         self._emptied: list[Callable[[], None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -112,12 +116,24 @@ class Ledger:
         counts[new] += 1
         if new in FINAL:
             self.live.pop(job.id, None)
-            if new is State.ANSWERED and job.recorder is not None:
-                job.recorder.answered(job.queued_at_s, job.sent_at_s, time.monotonic())
+            if job.recorder is not None:
+                self._inferred(job, old, new, job.recorder)
             if not self.live and self._emptied:
                 calls, self._emptied = self._emptied, []
                 for call in calls:
                     call()
+
+    def _inferred(self, job: Job, old: State, new: State, recorder: Recorder) -> None:
+        now_s, queued_at_s = time.monotonic(), job.queued_at_s
+        if new is State.ANSWERED:
+            self.answered += 1
+            self.answered_s += now_s - queued_at_s
+            self.queued_s += job.sent_at_s - queued_at_s
+            self.last_s = now_s
+            recorder.answered(queued_at_s, job.sent_at_s, now_s)
+        else:
+            self.failed += 1
+            self.failed_s += now_s - queued_at_s if old is not State.NEW else 0.0
 
 
 _ids = itertools.count(1).__next__

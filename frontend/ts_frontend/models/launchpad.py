@@ -19,9 +19,10 @@ from ts_frontend.models.archive import Archive
 from ts_frontend.models.model import NO_WORKER, Model
 from ts_frontend.models.settings import ModelSettings, Requested
 from ts_frontend.models.signature import Signature, signature_of
-from ts_frontend.telemetry.metrics import MetricsRegistry, ModelMetrics
+from ts_frontend.models.statistics import CountedBatches
+from ts_frontend.telemetry.metrics import MetricsRegistry
 from ts_frontend.telemetry.tracing import Tracing
-from ts_frontend.workers.plan import Plan
+from ts_frontend.workers.plan import Plan, Recorder
 from ts_frontend.workers.started import Spec, Team
 from ts_frontend.workers.supervisor import Supervisor
 
@@ -77,9 +78,10 @@ class Launchpad:
         signature = archive.signature or signature_of(archive.config)
         queue = self._queue(name, settings)
         metrics = self._metrics.model(name, version)
+        counted = CountedBatches(metrics.batches)
         pool = self._supervisor.pool(
             f"{name}_{version}",
-            self._plan(name, version, handler, archive, settings, signature, python, metrics),
+            self._plan(name, version, handler, archive, settings, signature, python, counted),
             queue,
             device_type=settings.device_type,
             device_ids=tuple(settings.device_ids),
@@ -101,6 +103,7 @@ class Launchpad:
             pool,
             metrics,
             signature=signature,
+            counted=counted,
             response_bytes_max=config.max_response_size,
             loaded_at_startup=loaded_at_startup,
             new_job=new_job if tracing is None else tracing.jobs(new_job),
@@ -148,7 +151,7 @@ class Launchpad:
         settings: ModelSettings,
         signature: Signature,
         python: str,
-        metrics: ModelMetrics,
+        recorder: Recorder,
     ) -> Plan:
         config = self._config
         return Plan(
@@ -162,7 +165,7 @@ class Launchpad:
             + MESSAGE_OVERHEAD_BYTES,
             max_concurrency=settings.batch_size if settings.continuous_batching else settings.max_concurrency,
             neighbour_grace_s=config.worker_kill_grace_s,
-            recorder=metrics.batches,
+            recorder=recorder,
         )
 
     def _check_devices(self, name: str, settings: ModelSettings) -> None:

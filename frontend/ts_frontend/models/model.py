@@ -17,6 +17,7 @@ from ts_frontend.job import Job, Ledger
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.settings import ModelSettings, Requested
 from ts_frontend.models.signature import Signature, made_config, signature_from
+from ts_frontend.models.statistics import CountedBatches, Statistics
 from ts_frontend.telemetry.metrics import ModelMetrics
 from ts_frontend.workers.pool import Pool
 
@@ -43,6 +44,7 @@ class Model:
         metrics: ModelMetrics,
         *,
         signature: Signature,
+        counted: CountedBatches,
         response_bytes_max: int,
         loaded_at_startup: bool,
         new_job: Callable[..., Job] = Job,
@@ -58,6 +60,7 @@ class Model:
         self.pool = pool
         self._signature = signature
         self._metrics = metrics
+        self._counted = counted
         self.ledger = ledger or Ledger()
         self.minimum = settings.min_workers
         self.maximum = settings.max_workers
@@ -172,6 +175,16 @@ class Model:
         """Its configuration in the words of config.pbtxt: its own, or what its settings come to."""
         own: dict[str, Any] | None = self.archive.adapter_settings.get("config")
         return own if own is not None else made_config(self.name, self.signature, self.settings, self.minimum)
+
+    @property
+    def stateful(self) -> bool:
+        """Whether its requests belong to sequences."""
+        return self.settings.stateful
+
+    @property
+    def statistics(self) -> Statistics:
+        """What it has done so far."""
+        return self._counted.read(self.ledger)
 
     @property
     def ready(self) -> bool:

@@ -17,6 +17,8 @@ from ts_frontend.models.signature import Signature, TensorSpec
 MODEL_FILES = {"python": "model.py", "pytorch": "model.pt", "onnxruntime": "model.onnx"}
 _BACKENDS_OF_PLATFORMS = {"pytorch_libtorch": "pytorch", "onnxruntime_onnx": "onnxruntime"}
 _PLATFORMS = {backend: platform for platform, backend in _BACKENDS_OF_PLATFORMS.items()}
+#: Triton's default, and what may wait of one sequence.
+_SEQUENCE_IDLE_US, _SEQUENCE_REQUESTS_MAX = 1_000_000, 100
 _GROUP_KIND_GPU, _GROUP_KIND_CPU = 1, 2
 
 
@@ -39,6 +41,7 @@ def checked(config: ModelConfig, name: str, source: str) -> ModelConfig:
         raise InvalidArgument(f"{source}: ensembles are not served; a workflow does the same (docs/workflows.md)")
     for kind, tensors in (("input", config.input), ("output", config.output)):
         _check_tensors(kind, tensors, source)
+    _check_sequences(config, source)
     backend_of(config, source)
     return config
 
@@ -56,6 +59,18 @@ def _check_tensors(kind: str, tensors: Iterable[Any], source: str) -> None:
         for size in tensor.dims:
             if size < -1 or size == 0:
                 raise InvalidArgument(f"{source}: {kind} {tensor.name!r}: a dimension is -1 or at least 1, not {size}")
+
+
+def _check_sequences(config: ModelConfig, source: str) -> None:
+    sequences = config.sequence_batching
+    if len(sequences.state):
+        raise InvalidArgument(f"{source}: sequence_batching.state is not supported: the model keeps its state itself")
+    if sequences.iterative_sequence:
+        raise InvalidArgument(f"{source}: sequence_batching.iterative_sequence is not supported")
+    for one in sequences.control_input:
+        for control in one.control:
+            if control.data_type == 0 and control.kind == type(control).CONTROL_SEQUENCE_CORRID:
+                raise InvalidArgument(f"{source}: control input {one.name!r} needs a data_type")
 
 
 def backend_of(config: ModelConfig, source: str) -> str:
@@ -125,7 +140,23 @@ def worker_settings(config: ModelConfig, gpus: int) -> dict[str, Any]:
             found["maxBatchDelay"] = max(round(dynamic.max_queue_delay_microseconds / 1000), 1)
         if dynamic.default_queue_policy.max_queue_size:
             found["jobQueueSize"] = dynamic.default_queue_policy.max_queue_size
+    if config.HasField("sequence_batching"):
+        found |= _sequences(config)
     return found | _placement(config, gpus)
+
+
+def _sequences(config: ModelConfig) -> dict[str, Any]:
+    """A batch has at most one request of each sequence."""
+    sequences, size = config.sequence_batching, max(config.max_batch_size, 1)
+    idle_us = sequences.max_sequence_idle_microseconds or _SEQUENCE_IDLE_US
+    most = max(sequences.oldest.max_candidate_sequences, 1) if sequences.HasField("oldest") else size
+    return {
+        "batchSize": size,
+        "sequenceBatching": True,
+        "sequenceMaxIdleMSec": max(round(idle_us / 1000), 1),
+        "maxNumSequence": most,
+        "maxSequenceJobQueueSize": _SEQUENCE_REQUESTS_MAX,
+    }
 
 
 def _placement(config: ModelConfig, gpus: int) -> dict[str, Any]:

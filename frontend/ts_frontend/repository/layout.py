@@ -53,7 +53,16 @@ class ModelDirectory:
             "config": configs.as_json(self.config),
             "model_file": str(directory / self.config.default_model_filename),
             "model_repository": str(self.path.parent),
+            "labels": self._labels(),
         }
+
+    def _labels(self) -> dict[str, list[str]]:
+        """The texts of classes, by output: a line each. InvalidArgument for a file that isn't there."""
+        files = {one.name: self.path / one.label_filename for one in self.config.output if one.label_filename}
+        for file in files.values():
+            if not file.resolve().is_relative_to(self.path.resolve()) or not file.is_file():
+                raise InvalidArgument(f"label_filename: there is no {file} in the model's directory")
+        return {name: _text(file).splitlines() for name, file in files.items()}
 
 
 def names(repository: Path) -> list[str]:

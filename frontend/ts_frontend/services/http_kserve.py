@@ -11,7 +11,7 @@ from ts.protocol.frames import Input
 from ts_frontend.errors import ModelNotFound, ServeError
 from ts_frontend.ingress.http_call import HttpAnswer, HttpRequest, Serve
 from ts_frontend.services.http_answers import compact_json
-from ts_frontend.services.http_open_inference import refusal
+from ts_frontend.services.http_v2 import refusal
 from ts_frontend.services.tensor_models import Models, Served
 
 #: The adapter of programs; the others have no explanations.

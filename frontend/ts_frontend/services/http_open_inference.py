@@ -5,21 +5,23 @@ Bodies pass through as bytes: the worker reads and writes them. Errors are `{"er
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any, TypeAlias
 
 from ts.protocol.frames import Buffer, Input
+from ts_frontend.batching.sequence_jobs import Keys
 from ts_frontend.errors import InvalidArgument, ModelNotFound, ServeError
-from ts_frontend.ingress.http import MethodNotAllowed
 from ts_frontend.ingress.http_call import Header, HttpAnswer, HttpRequest, Serve
 from ts_frontend.models.signature import TensorSpec
 from ts_frontend.repository.config import as_json
-from ts_frontend.services import tensor_models
+from ts_frontend.services import tensor_models, tensor_requests
 from ts_frontend.services.http_answers import compact_json, json_object
+from ts_frontend.services.http_v2 import body_of, compressed, refusal, served
 from ts_frontend.services.repository import Repository, check_unload_parameters, config_of, load_parameters
 from ts_frontend.services.tensor_joining import joined_generate, joined_json
-from ts_frontend.services.tensor_models import Answer, Health, Models, Served
+from ts_frontend.services.tensor_models import Answer, Health, Models, Regions, Served
 
 EVENTS: Header = (b"content-type", b"text/event-stream; charset=utf-8")
 
@@ -27,14 +29,28 @@ Act: TypeAlias = "Callable[[HttpRequest, Served], Awaitable[HttpAnswer]]"
 
 
 class HttpOpenInference:
-    """`always`: also `/v2/models/M/infer` of models that declare no tensors; TorchServe hands their body to the handler
+    """`keys`: as in `OpenInferenceService`.
+
+    `always`: also `/v2/models/M/infer` of models that declare no tensors; TorchServe hands their body to the handler
     as it is."""
 
-    def __init__(self, models: Models, health: Health, repository: Repository, version: str, always: bool) -> None:
+    def __init__(
+        self,
+        models: Models,
+        health: Health,
+        repository: Repository,
+        version: str,
+        regions: Regions,
+        keys: Keys,
+        *,
+        always: bool,
+    ) -> None:
         self._models = models
         self._repository = repository
         self._health = health
         self._version = version
+        self._regions = regions
+        self._keys = keys
         self._always = always
         self._of_model: dict[tuple[str, ...], tuple[str, Act]] = {
             (): ("GET", self._metadata),
@@ -52,28 +68,28 @@ class HttpOpenInference:
             return None
         match segments[1:]:
             case []:
-                return self._served("GET", self._server)
+                return served(["GET"], self._server)
             case ["health", "live"]:
-                return self._served("GET", self._live)
+                return served(["GET"], self._live)
             case ["health", "ready"]:
-                return self._served("GET", self._server_ready)
+                return served(["GET"], self._server_ready)
             case ["models"]:
-                return self._served("GET", self._list)
+                return served(["GET"], self._list)
             case ["models", name, "versions", version, *rest] if tuple(rest) in self._of_model:
                 return self._model(name, version, tuple(rest))
             case ["models", name, *rest] if tuple(rest) in self._of_model and not self._is_torchserves(name, rest):
                 return self._model(name, "", tuple(rest))
             case ["repository", "index"] | ["repository", _, "index"]:
-                return self._served("POST", self._index)
+                return served(["POST"], self._index)
         return None
 
     def managing(self, request: HttpRequest) -> Serve | None:
         """The calls that change what is served."""
         match request.segments:
             case ["v2", "repository", "models", name, "load"] | ["v2", "repository", _, "models", name, "load"]:
-                return self._served("POST", partial(self._load, name))
+                return served(["POST"], partial(self._load, name))
             case ["v2", "repository", "models", name, "unload"] | ["v2", "repository", _, "models", name, "unload"]:
-                return self._served("POST", partial(self._unload, name))
+                return served(["POST"], partial(self._unload, name))
         return None
 
     def _is_torchserves(self, name: str, rest: list[str]) -> bool:
@@ -85,26 +101,13 @@ class HttpOpenInference:
         except ModelNotFound:
             return False
 
-    # --- answers and errors
-
-    def _served(self, method: str, serve: Serve) -> Serve:
-        async def run(request: HttpRequest) -> HttpAnswer:
-            try:
-                if request.method != method and not (method == "GET" and request.method == "HEAD"):
-                    raise MethodNotAllowed
-                return await serve(request)
-            except ServeError as error:
-                return refusal(error)
-
-        return run
-
     def _model(self, name: str, version: str, rest: tuple[str, ...]) -> Serve:
         method, act = self._of_model[rest]
 
         async def serve(request: HttpRequest) -> HttpAnswer:
             return await act(request, tensor_models.find(self._models, name, version))
 
-        return self._served(method, serve)
+        return served([method], serve)
 
     # --- health and metadata
 
@@ -162,9 +165,14 @@ class HttpOpenInference:
         """Of a form that isn't streamed all answers together may take max_response_size."""
         named = "versions" in request.segments
         model = tensor_models.find(self._models, model.name, model.version if named else "")  # replaced meanwhile?
+        headers = [(key.decode("latin-1"), value.decode("latin-1")) for key, value in request.headers]
+        given = tensor_requests.of_json(body, request.header(tensor_requests.LENGTH_HEADER))
+        if given and model.stateful:
+            headers += tensor_requests.sequence_headers(given, self._keys)
         answer = model.submit(
-            [Input("", f"\0{form}", body)],
-            headers=[(key.decode("latin-1"), value.decode("latin-1")) for key, value in request.headers],
+            [Input("", f"\0{form}{self._regions.option(body)}", body)],
+            headers=headers,
+            deadline_s=tensor_requests.deadline_s(given, math.inf),
             request_id=request.request_id,
             stream=form.endswith(";stream"),
             version_named=named,
@@ -173,16 +181,17 @@ class HttpOpenInference:
         return answer
 
     async def _infer(self, request: HttpRequest, model: Served) -> HttpAnswer:
-        return await self._one(self._submit(request, model, await request.body(), "json"), joined_json)
+        answer = await self._one(self._submit(request, model, await body_of(request), "json"), joined_json)
+        return await compressed(request, answer)
 
     async def _infer_stream(self, request: HttpRequest, model: Served) -> HttpAnswer:
-        return await self._events(self._submit(request, model, await request.body(), "json;stream"))
+        return await self._events(self._submit(request, model, await body_of(request), "json;stream"))
 
     async def _generate(self, request: HttpRequest, model: Served) -> HttpAnswer:
-        return await self._one(self._submit(request, model, await request.body(), "generate"), joined_generate)
+        return await self._one(self._submit(request, model, await body_of(request), "generate"), joined_generate)
 
     async def _generate_stream(self, request: HttpRequest, model: Served) -> HttpAnswer:
-        return await self._events(self._submit(request, model, await request.body(), "generate;stream"))
+        return await self._events(self._submit(request, model, await body_of(request), "generate;stream"))
 
     async def _one(self, answer: Answer, join: Callable[[list[Buffer]], bytes]) -> HttpAnswer:
         found: list[Buffer] = []
@@ -219,12 +228,6 @@ def _parameters(body: dict[str, Any]) -> dict[str, Any]:
 def event(data: Buffer) -> bytes:
     """A server-sent event."""
     return b"data: " + bytes(data) + b"\n\n"
-
-
-def refusal(error: ServeError) -> HttpAnswer:
-    """The protocol's form of an error."""
-    status = error.http_status
-    return compact_json(status if 400 <= status < 600 else 500, {"error": error.message})
 
 
 def tensor_metadata(spec: TensorSpec) -> dict[str, Any]:

@@ -13,13 +13,14 @@ from google.protobuf.message import DecodeError, Message
 
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.frames import Input
+from ts_frontend.batching.sequence_jobs import Keys
 from ts_frontend.errors import InvalidArgument
 from ts_frontend.ingress.call import Call, Method, Shape
 from ts_frontend.models.signature import TensorSpec
-from ts_frontend.services import tensor_models
+from ts_frontend.services import tensor_models, tensor_requests
 from ts_frontend.services.metadata import RequestIds, identified
 from ts_frontend.services.tensor_joining import joined_messages
-from ts_frontend.services.tensor_models import Answer, Health, Models, Stream
+from ts_frontend.services.tensor_models import Answer, Health, Models, Regions, Stream
 from ts_frontend.services.tensor_streams import FIRST, Dialect, converse
 
 SERVICE = "inference.GRPCInferenceService"
@@ -40,13 +41,18 @@ def message(kind: type[M], data: bytes) -> M:
 
 
 class OpenInferenceService:
-    """Health, metadata and inference; the repository's methods are in `repository.py`."""
+    """Health, metadata and inference; the repository's methods are in `repository.py`. `keys`: the headers that tell
+    models with sequences where a request belongs."""
 
-    def __init__(self, models: Models, health: Health, version: str, dialect: Dialect) -> None:
+    def __init__(
+        self, models: Models, health: Health, version: str, dialect: Dialect, regions: Regions, keys: Keys
+    ) -> None:
         self._models = models
         self._health = health
         self._version = version
         self._dialect = dialect
+        self._regions = regions
+        self._keys = keys
         self._ids = RequestIds()
 
     def methods(self) -> tuple[Method, ...]:
@@ -106,10 +112,16 @@ class OpenInferenceService:
             raise InvalidArgument("model_name is empty: name the model to ask")
         model = tensor_models.find(self._models, request.model_name, request.model_version)
         headers, request_id = identified(call, self._ids)
+        deadline_s = call.deadline_s
+        if request.parameters:
+            given = tensor_requests.of_message(request)
+            deadline_s = tensor_requests.deadline_s(given, deadline_s)
+            if model.stateful:
+                headers = [*headers, *tensor_requests.sequence_headers(given, self._keys)]
         return model.submit(
-            [Input("", f"\0{form}", data)],
+            [Input("", f"\0{form}{self._regions.option(data)}", data)],
             headers=headers,
-            deadline_s=call.deadline_s,
+            deadline_s=deadline_s,
             request_id=request_id,
             stream=stream,
             version_named=bool(request.model_version),

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, Protocol
 
 from ts.protocol.frames import Buffer, Input, Pairs
 from ts_frontend.errors import ModelNotFound, ModelVersionNotFound
 from ts_frontend.models.signature import Signature
+from ts_frontend.models.statistics import Statistics
 
 #: Clients of MAX ask for version 0 and mean whichever is served.
 ANY_VERSION = "0"
 SERVER_NAME = "torchrelay"
-EXTENSIONS = ("model_repository", "binary_tensor_data", "parameters")
+EXTENSIONS = (
+    *("classification", "sequence", "sequence(string_id)", "model_repository", "model_configuration"),
+    *("binary_tensor_data", "parameters", "statistics", "trace", "logging", "generate"),
+)
 
 
 class Answer(Protocol):
@@ -41,6 +45,8 @@ class Served(Protocol):
     version: str
 
     @property
+    def stateful(self) -> bool: ...
+    @property
     def ready(self) -> bool: ...
     @property
     def signature(self) -> Signature: ...
@@ -55,6 +61,8 @@ class Served(Protocol):
     def open_stream(
         self, inputs: Sequence[Input], *, headers: Pairs, deadline_s: float, request_id: str, version_named: bool
     ) -> Stream: ...
+    @property
+    def statistics(self) -> Statistics: ...
     def triton_config(self) -> dict[str, Any]: ...
     def submit(
         self,
@@ -74,6 +82,13 @@ class Models(Protocol):
     def find(self, name: str, version: str | None = None) -> Served: ...
     def versions(self, name: str) -> Sequence[Served]: ...
     def defaults(self) -> Sequence[Served]: ...
+    def __iter__(self) -> Iterator[Served]: ...
+
+
+class Regions(Protocol):
+    """Where clients may have their tensors (`ts_frontend.services.shared_memory.Regions`)."""
+
+    def option(self, data: bytes) -> str: ...
 
 
 class Health(Protocol):

@@ -28,10 +28,11 @@ METRICS = ("TS_METRICS", "MODEL_METRICS")
 
 @dataclass(frozen=True, slots=True)
 class Logs:
-    """The open logs of a server. `access_enabled` False: `access` does nothing."""
+    """The open logs of a server. `access_enabled` False: `access` does nothing. `format`: text or json."""
 
     writer: Writer
     access_enabled: bool
+    format: str = "text"
 
     def access(self, peer: str, request: str, status: int, duration_ms: float, request_id: str = "") -> None:
         """Note one request, for example ("127.0.0.1:5", "GET /ping HTTP/1.1", 200, 1.2). Costs about a microsecond."""
@@ -45,6 +46,14 @@ class Logs:
     def model_line(self, source: str, line: str, level: int = logging.INFO, request_id: str = "") -> None:
         """A line that a worker wrote; `source` is W-<id>-<model>_<version>-stdout or -stderr."""
         self.writer.put_line(ModelLine(time.time(), source, level, line, request_id))
+
+    @property
+    def level(self) -> int:
+        """The least that is logged of the server's own messages."""
+        return logging.getLogger(SERVER).getEffectiveLevel()
+
+    def set_level(self, level: int) -> None:
+        logging.getLogger(SERVER).setLevel(level)
 
     def close(self) -> None:
         """Write what is waiting, close the files, and leave `logging` without handlers of ours."""
@@ -69,7 +78,7 @@ def setup_logs(config: ServerConfig) -> Logs:
             logger.handlers[:] = [Deferred(logger.handlers, writer)]
     writer.start()
     _log_notes(config, warnings)
-    return Logs(writer, config.access_log and logging.getLogger(ACCESS).isEnabledFor(logging.INFO))
+    return Logs(writer, config.access_log and logging.getLogger(ACCESS).isEnabledFor(logging.INFO), config.log_format)
 
 
 def _set_up_handlers(config: ServerConfig) -> list[str]:

@@ -29,15 +29,23 @@ def triton_families(models: Iterable[Model], sums: Sums) -> list[Family]:
     pending = _family("nv_inference_pending_request_count", Kind.GAUGE, "Requests that wait for a worker")
     whole = _family("nv_inference_request_duration_us", Kind.COUNTER, "Microseconds of answered requests")
     queue = _family("nv_inference_queue_duration_us", Kind.COUNTER, "Microseconds of answered requests in the queue")
+    count = _family("nv_inference_count", Kind.COUNTER, "Inferences, one for each answered request")
+    calls = _family("nv_inference_exec_count", Kind.COUNTER, "Calls of the handler, one for each batch")
+    infer = _family(
+        "nv_inference_compute_infer_duration_us", Kind.COUNTER, "Microseconds of answered requests in those"
+    )
     for model in models:
         labels, counts = (model.name, model.version), model.ledger.counts
+        statistics = model.statistics
+        count.samples[labels], calls.samples[labels] = Counter(statistics.answered), Counter(statistics.calls)
+        infer.samples[labels] = Counter(int(statistics.handler_s * 1e6))
         whole_s, queue_s = sums.sums_s(model.name, model.version)
         success.samples[labels] = Counter(counts[State.ANSWERED])
         pending.samples[labels] = Gauge(model.ledger.queued)
         whole.samples[labels], queue.samples[labels] = Counter(whole_s * 1e6), Counter(queue_s * 1e6)
         for state, reason in REASONS.items():
             failure.samples[(*labels, reason)] = Counter(counts[state])
-    return [success, failure, pending, whole, queue]
+    return [success, failure, pending, count, calls, whole, queue, infer]
 
 
 def mlserver_families(models: Iterable[Model]) -> list[Family]:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ts.compat import add_shims
+from ts.compat.triton_backend import graphs, warmup
+from ts.compat.triton_backend.edges import Edges, tensors_of
 from ts.compat.triton_backend.errors import TritonModelException, as_failure
 from ts.compat.triton_backend.messages import InferenceRequest, InferenceResponse, InferenceResponseSender
 from ts.compat.triton_backend.model_config import ModelConfig, is_decoupled, signature_of
@@ -22,12 +24,15 @@ from ts.runtime.running import Ended
 from ts.tensors import types
 
 CLASS = "TritonPythonModel"
+PYTHON = "python"
 
 
 def load(settings: Settings) -> Loaded:
     """`adapter_settings`: `config` (config.pbtxt as a dict), the paths `model_file` and `model_repository`, and
     `auto_complete`, whether the model may add to the configuration."""
     adapted = settings["adapter_settings"]
+    if adapted.get("backend", PYTHON) != PYTHON:
+        return graphs.load(settings)
     model_class = _import(Path(adapted["model_file"]))
     config = _completed(model_class, adapted)
     context = context_of(settings)
@@ -37,15 +42,30 @@ def load(settings: Settings) -> Loaded:
     asynchronous = decoupled or inspect.iscoroutinefunction(getattr(model, "execute", None))
     served.initialize(asynchronous)
     signature = signature_of(config)
-    tensors = declared(settings | {"tensors": _by_name(signature)})
+    tensors = declared(settings | {"tensors": tensors_of(config, signature, adapted.get("labels") or {})})
     entry: Any = served.decoupled if decoupled else served.answers_async if asynchronous else served.answers
     kind = "async" if asynchronous else "blocking"
     loop = asyncio.new_event_loop() if asynchronous else None
+    _warm_up(entry, loop, config, Path(settings["model_dir"]).parent)
     return Loaded(entry, context, kind, loop, "requests", tensors, signature)
 
 
-def _by_name(signature: dict[str, Any]) -> dict[str, Any]:
-    return {key: {one["name"]: one for one in signature[key]} for key in ("inputs", "outputs")}
+def _warm_up(entry: Any, loop: asyncio.AbstractEventLoop | None, config: dict[str, Any], model_dir: Path) -> None:
+    """Has the model answer its samples. HandlerNotUsable when it fails."""
+    for sample in warmup.samples(config, model_dir):
+        context = warmup.NobodyWaits()
+        if loop is None:
+            warmup.check(sample, entry([sample.request], context))
+        else:
+            warmup.check(sample, loop.run_until_complete(_all(entry([sample.request], context))))
+
+
+async def _all(answering: Any) -> list[Any]:
+    """Everything that a coroutine or an async generator answers."""
+    if inspect.isawaitable(answering):
+        return list(await answering)
+    found = [value for values in [one async for one in answering] for value in values]
+    return [value.value if isinstance(value, Ended) else value for value in found]
 
 
 def _import(file: Path) -> Any:
@@ -85,6 +105,7 @@ class Served:
         self._model, self._config = model, config
         self._adapted, self._settings = adapted, settings
         self._outputs = [one["name"] for one in config.get("output") or ()]
+        self._edges = Edges(config)
         self._thread: ThreadPoolExecutor | None = None
 
     def initialize(self, own_thread: bool) -> None:
@@ -114,7 +135,12 @@ class Served:
 
     def _requests(self, data: Sequence[types.InferenceRequest], context: Context) -> list[InferenceRequest]:
         return [
-            InferenceRequest.of(one, self._outputs, lambda index=index: context.is_cancelled(index))  # type: ignore[misc]
+            InferenceRequest.of(
+                one,
+                self._edges.taken(one),
+                self._outputs,
+                lambda index=index: context.is_cancelled(index),  # type: ignore[misc]
+            )
             for index, one in enumerate(data)
         ]
 
@@ -122,15 +148,34 @@ class Served:
 
     def answers(self, data: Sequence[types.InferenceRequest], context: Context) -> list[Any]:
         try:
-            return _answers(self._model.execute(self._requests(data, context)), len(data))
+            return self._answers(self._model.execute(self._requests(data, context)), len(data))
         except TritonModelException as error:
             raise as_failure(error) from error
 
     async def answers_async(self, data: Sequence[types.InferenceRequest], context: Context) -> list[Any]:
         try:
-            return _answers(await self._model.execute(self._requests(data, context)), len(data))
+            return self._answers(await self._model.execute(self._requests(data, context)), len(data))
         except TritonModelException as error:
             raise as_failure(error) from error
+
+    def _answers(self, found: Any, count: int) -> list[Any]:
+        if not isinstance(found, (list, tuple)) or len(found) != count:
+            size = len(found) if isinstance(found, (list, tuple)) else type(found).__name__
+            raise TritonModelException(
+                f"execute returns a list of one InferenceResponse for each of {count} requests: {size}"
+            )
+        return [self._answer(one) for one in found]
+
+    def _answer(self, response: Any) -> Any:
+        """A response for the runtime; one that is an error, or not as declared, fails its request alone."""
+        if not isinstance(response, InferenceResponse):
+            return as_failure(f"execute gave {type(response).__name__} instead of an InferenceResponse")
+        if response.has_error():
+            return as_failure(response.error())
+        try:
+            return self._edges.given(response.neutral())
+        except TritonModelException as error:
+            return as_failure(error)
 
     # --- any number of responses
 
@@ -148,7 +193,7 @@ class Served:
                 continue
             if final:
                 open_requests.discard(index)
-            piece = None if response is None else _answer(response)
+            piece = None if response is None else self._answer(response)
             values: list[Any] = [None] * len(requests)
             values[index] = Ended(piece) if final else piece
             yield values
@@ -187,19 +232,3 @@ async def _next(sent: asyncio.Queue[Any], running: asyncio.Future[None]) -> tupl
         return found
     finally:
         getting.cancel()
-
-
-def _answers(found: Any, count: int) -> list[Any]:
-    if not isinstance(found, (list, tuple)) or len(found) != count:
-        size = len(found) if isinstance(found, (list, tuple)) else type(found).__name__
-        raise TritonModelException(
-            f"execute returns a list of one InferenceResponse for each of {count} requests: {size}"
-        )
-    return [_answer(one) for one in found]
-
-
-def _answer(response: Any) -> Any:
-    """A response for the runtime; one with an error fails its request alone."""
-    if not isinstance(response, InferenceResponse):
-        return as_failure(f"execute gave {type(response).__name__} instead of an InferenceResponse")
-    return as_failure(response.error()) if response.has_error() else response.neutral()

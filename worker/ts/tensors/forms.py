@@ -43,6 +43,8 @@ class Form(Protocol):
 STREAM = "stream"
 #: The last option of a request that others of its stream follow.
 MORE = "more"
+#: The parameter of a requested output: so many of its largest elements, as text.
+CLASSIFICATION = "classification"
 _FORMS = {
     "generate": "ts.tensors.generate_form",
     "grpc": "ts.tensors.grpc_form",
@@ -105,6 +107,9 @@ def _check_shape(tensor: Tensor, declared: dict[str, Any]) -> None:
     shape = declared.get("shape")
     if shape is None:
         return
+    most = declared.get("batch_max")
+    if most and tensor.shape and tensor.shape[0] > most:
+        raise BadTensor(f"input {tensor.name!r} is a batch of {tensor.shape[0]}; max_batch_size is {most}")
     fits = len(shape) == len(tensor.shape) and all(
         size in (-1, given) for size, given in zip(shape, tensor.shape, strict=True)
     )
@@ -117,7 +122,7 @@ def completed(response: InferenceResponse, request: InferenceRequest, model: Mod
     asked for, in its order. The handler's own stays as it is: it may be for several requests. Raises BadTensor for an
     output that isn't there."""
     return InferenceResponse(
-        _wanted(response, request) if request.outputs else response.outputs,
+        _wanted(response, request, model) if request.outputs else response.outputs,
         response.id or request.id,
         response.model_name or model.name,
         response.model_version or model.version,
@@ -125,7 +130,7 @@ def completed(response: InferenceResponse, request: InferenceRequest, model: Mod
     )
 
 
-def _wanted(response: InferenceResponse, request: InferenceRequest) -> list[Tensor]:
+def _wanted(response: InferenceResponse, request: InferenceRequest, model: Model) -> list[Tensor]:
     """One that is asked for several times is given once."""
     found = {tensor.name: tensor for tensor in response.outputs}
     wanted = dict.fromkeys(output.name for output in request.outputs)
@@ -133,7 +138,18 @@ def _wanted(response: InferenceResponse, request: InferenceRequest) -> list[Tens
         if name not in found:
             names = ", ".join(found) or "none"
             raise BadTensor(f"unexpected inference output {name!r}; the model gave: {names}")
-    return [found[name] for name in wanted]
+    classes = {
+        output.name: output.parameters[CLASSIFICATION]
+        for output in request.outputs
+        if CLASSIFICATION in output.parameters
+    }
+    return [_as_classes(found[name], classes[name], model) if name in classes else found[name] for name in wanted]
+
+
+def _as_classes(tensor: Tensor, count: Any, model: Model) -> Tensor:
+    from ts.tensors.classification import classified
+
+    return classified(tensor, count, model.outputs.get(tensor.name, {}))
 
 
 def payload(data: Buffer) -> bytes:

@@ -16,6 +16,7 @@ from ts.protocol.open_inference_pb2 import (
     ModelInferRequest,
     ModelInferResponse,
 )
+from ts.tensors import reserved
 from ts.tensors.datatypes import (
     DATATYPES,
     Array,
@@ -29,11 +30,13 @@ from ts.tensors.datatypes import (
     encode_raw,
 )
 from ts.tensors.forms import Model, completed, payload
+from ts.tensors.reserved import EMPTY_FINAL
+from ts.tensors.shared_memory import PARAMETERS, REGION, Regions
 from ts.tensors.types import InferenceRequest, InferenceResponse, RequestedOutput, Tensor
 
 #: An option of the form: the stream's answers say which is the last one (Triton's).
 FINAL_FLAGS = "final-flags"
-FINAL, EMPTY_FINAL = "triton_final_response", "triton_enable_empty_final_response"
+FINAL = "triton_final_response"
 
 _RAW_ONLY = frozenset(name for name, kind in DATATYPES.items() if not kind.field)
 #: What an input without a datatype is, by the field its elements are in.
@@ -71,6 +74,7 @@ class GrpcForm:
         self._model = model
         self.headers: Sequence[tuple[str, str]] = ()
         self._final_flags = FINAL_FLAGS in options
+        self._regions = Regions(options)
         self._typed = self._bare = self._code_points = False
         try:
             message = ModelInferRequest.FromString(payload(data))
@@ -85,6 +89,8 @@ class GrpcForm:
             [RequestedOutput(output.name, parameters(output.parameters)) for output in message.outputs],
             headers,
         )
+        if self.request.parameters:
+            reserved.check(self.request.parameters)
 
     # --- the request
 
@@ -92,13 +98,27 @@ class GrpcForm:
         raw = list(message.raw_input_contents)
         if raw and any(_filled(tensor) for tensor in message.inputs):
             raise BadTensor("contents and raw_input_contents are both filled: a request uses one of them")
-        if raw and len(raw) != len(message.inputs):
-            raise BadTensor(f"{len(raw)} raw_input_contents for {len(message.inputs)} inputs")
+        shared = [REGION in tensor.parameters for tensor in message.inputs]
+        if raw and len(raw) != len(shared) - sum(shared):
+            raise BadTensor(f"{len(raw)} raw_input_contents for {len(shared) - sum(shared)} inputs")
         self._typed = not raw and any(_filled(tensor) for tensor in message.inputs)
         check_names([tensor.name for tensor in message.inputs])
-        if raw:
+        if raw and not any(shared):
             return [self._raw(tensor, data) for tensor, data in zip(message.inputs, raw, strict=True)]
-        return [self._contents(tensor) for tensor in message.inputs]
+        rest = iter(raw)
+        return [
+            self._shared(tensor) if there else self._raw(tensor, next(rest)) if raw else self._contents(tensor)
+            for tensor, there in zip(message.inputs, shared, strict=True)
+        ]
+
+    def _shared(self, tensor: ModelInferRequest.InferInputTensor) -> Tensor:
+        label = f"input {tensor.name!r}"
+        if _filled(tensor):
+            raise BadTensor(f"{label}: contents, and a shared memory region")
+        given = parameters(tensor.parameters)
+        kind = datatype(tensor.datatype, label)
+        array = decode_raw(kind, list(tensor.shape), self._regions.read(given, label), label)
+        return Tensor(tensor.name, kind.name, array, {k: v for k, v in given.items() if k not in PARAMETERS})
 
     def _raw(self, tensor: ModelInferRequest.InferInputTensor, data: bytes) -> Tensor:
         label = f"input {tensor.name!r}"
@@ -164,7 +184,10 @@ class GrpcForm:
         _fill(message.parameters, response.parameters)
         if self._final_flags:
             message.parameters[FINAL].bool_param = last
-        raw = not self._typed or any(tensor.datatype in _RAW_ONLY for tensor in response.outputs)
+        wanted = {output.name: output.parameters for output in self.request.outputs}
+        raw = not self._typed or any(
+            tensor.datatype in _RAW_ONLY or REGION in wanted.get(tensor.name, ()) for tensor in response.outputs
+        )
         for tensor in response.outputs:
             output = message.outputs.add(name=tensor.name)
             _fill(output.parameters, tensor.parameters)
@@ -173,7 +196,12 @@ class GrpcForm:
                 continue
             output.datatype = tensor.datatype
             output.shape.extend(tensor.shape)
-            if raw:
+            if REGION in wanted.get(tensor.name, ()):
+                data = encode_raw(tensor.datatype, tensor.array)
+                there = self._regions.write(wanted[tensor.name], data, f"output {tensor.name!r}")
+                _fill(output.parameters, there)
+                message.raw_output_contents.append(b"")
+            elif raw:
                 message.raw_output_contents.append(self._raw_elements(tensor))
             else:
                 _put(output.contents, tensor)

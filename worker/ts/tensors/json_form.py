@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ts.protocol.frames import Buffer
+from ts.tensors import reserved
 from ts.tensors.datatypes import (
     BadTensor,
     Datatype,
@@ -19,6 +20,7 @@ from ts.tensors.datatypes import (
 )
 from ts.tensors.forms import Model, completed, payload
 from ts.tensors.json_elements import from_json, to_json
+from ts.tensors.shared_memory import PARAMETERS, REGION, Regions
 from ts.tensors.types import InferenceRequest, InferenceResponse, RequestedOutput, Tensor
 
 #: How many of the body's first bytes are JSON; binary tensors follow.
@@ -38,6 +40,7 @@ class JsonForm:
     def __init__(self, data: Buffer, headers: dict[str, str], options: frozenset[str], model: Model) -> None:
         self._model = model
         self.headers: Sequence[tuple[str, str]] = ()
+        self._regions = Regions(options)
         head, self._binary = _split(payload(data), headers)
         self._binary_at = 0
         if not head and self._binary:
@@ -54,6 +57,8 @@ class JsonForm:
             [_requested(output) for output in _list(message, "outputs", required=False)],
             headers,
         )
+        if self.request.parameters:
+            reserved.check(self.request.parameters)
         if self._binary_at < len(self._binary):
             left = len(self._binary) - self._binary_at
             raise BadTensor(f"{left} bytes of binary data are left over after the inputs")
@@ -74,9 +79,12 @@ class JsonForm:
         shape = _shape(tensor.get("shape"), label)
         parameters = _parameters(tensor, label)
         size = parameters.get(BINARY_SIZE)
-        if (size is not None) == ("data" in tensor):
-            raise BadTensor(f"{label}: give either data or the parameter {BINARY_SIZE}")
-        if size is not None:
+        if (size is not None) + ("data" in tensor) + (REGION in parameters) != 1:
+            raise BadTensor(f"{label}: give either data or the parameter {BINARY_SIZE} or {REGION}")
+        if REGION in parameters:
+            array = decode_raw(kind, shape, self._regions.read(parameters, label), label)
+            parameters = {key: value for key, value in parameters.items() if key not in PARAMETERS}
+        elif size is not None:
             array = decode_raw(kind, shape, self._taken(size, label), label)
         else:
             array = from_json(kind, shape, tensor["data"], parameters, label)
@@ -117,7 +125,10 @@ class JsonForm:
             "shape": list(tensor.shape),
         }
         parameters = dict(tensor.parameters)
-        if not self.request.stream and asked.get(BINARY, self.request.parameters.get(BINARY_ALL, False)):
+        if REGION in asked:
+            data = encode_raw(tensor.datatype, tensor.array)
+            parameters |= self._regions.write(asked, data, f"output {tensor.name!r}")
+        elif not self.request.stream and asked.get(BINARY, self.request.parameters.get(BINARY_ALL, False)):
             data = encode_raw(tensor.datatype, tensor.array)
             parameters[BINARY_SIZE] = len(data)
             binary.append(data)

@@ -166,16 +166,20 @@ class InferenceRequest:
 
     @classmethod
     def of(
-        cls, request: types.InferenceRequest, outputs: Sequence[str], is_cancelled: Callable[[], bool]
+        cls,
+        request: types.InferenceRequest,
+        inputs: Sequence[types.Tensor],
+        outputs: Sequence[str],
+        is_cancelled: Callable[[], bool],
     ) -> InferenceRequest:
-        """The server's request; `outputs` are those that the model declares."""
+        """The server's request, with the inputs as the model takes them; `outputs` are those that it declares."""
         given = request.parameters
         flags = TRITONSERVER_REQUEST_FLAG_SEQUENCE_START * bool(given.get("sequence_start"))
         flags |= TRITONSERVER_REQUEST_FLAG_SEQUENCE_END * bool(given.get("sequence_end"))
         found = cls(
             request.id,
             given.get("sequence_id") or 0,
-            [Tensor.wrapping(tensor) for tensor in request.inputs],
+            [Tensor.wrapping(tensor) for tensor in inputs],
             [output.name for output in request.outputs] or list(outputs),
             request.model_name,
             flags=flags,

@@ -1,0 +1,72 @@
+"""What a model version has done since it was loaded: read from its ledger and its batches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ts_frontend.job import Job, Ledger, State
+from ts_frontend.workers.plan import Recorder
+
+_ANSWERED = State.ANSWERED
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Sums; times in seconds. `queue_s`: of all answered requests, until the handler's turn; `handler_s`: of their
+    handler calls, each counted for every request in it; `batches`: by size, how many calls and their time.
+    `last_at_s`: seconds since 1970, 0 for never."""
+
+    answered: int = 0
+    answered_s: float = 0.0
+    failed: int = 0
+    failed_s: float = 0.0
+    queue_s: float = 0.0
+    handler_s: float = 0.0
+    last_at_s: float = 0.0
+    waiting: int = 0
+    batches: Mapping[int, tuple[int, float]] = field(default_factory=dict)
+
+    @property
+    def calls(self) -> int:
+        return sum(count for count, _ in self.batches.values())
+
+
+class CountedBatches:
+    """Adds up the batches of one model version's workers, beside what `recorder` does with them."""
+
+    __slots__ = ("_handler_s", "_recorder", "_sizes", "_waited_s")
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._sizes: dict[int, list[float]] = {}
+        self._waited_s = self._handler_s = 0.0
+
+    def answered(self, jobs: Sequence[Job], waited_s: float, worked_s: float, now_s: float) -> None:
+        size = len(jobs)
+        answered = 1 if size == 1 and jobs[0].state is _ANSWERED else sum([job.state is _ANSWERED for job in jobs])
+        entry = self._sizes.get(size) or self._sizes.setdefault(size, [0, 0.0])
+        entry[0] += 1
+        entry[1] += worked_s
+        self._waited_s += waited_s * answered
+        self._handler_s += worked_s * answered
+        self._recorder.answered(jobs, waited_s, worked_s, now_s)
+
+    def loaded(self, worker_id: int, seconds: float) -> None:
+        self._recorder.loaded(worker_id, seconds)
+
+    def read(self, ledger: Ledger) -> Statistics:
+        """With what the ledger of the same model version says."""
+        last_at_s = time.time() - (time.monotonic() - ledger.last_s) if ledger.last_s else 0.0
+        return Statistics(
+            answered=ledger.answered,
+            answered_s=ledger.answered_s,
+            failed=ledger.failed,
+            failed_s=ledger.failed_s,
+            queue_s=ledger.queued_s + self._waited_s,
+            handler_s=self._handler_s,
+            last_at_s=last_at_s,
+            waiting=ledger.queued,
+            batches={size: (int(count), seconds) for size, (count, seconds) in sorted(self._sizes.items())},
+        )

@@ -1,0 +1,69 @@
+"""What of a tensor request's parameters the frontend acts on: when it may start, and which sequence it belongs to."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from google.protobuf.message import Message
+
+from ts.protocol.frames import Pairs
+from ts_frontend.batching.sequence_jobs import Keys
+from ts_frontend.errors import InvalidArgument
+
+TIMEOUT, SEQUENCE_ID = "timeout", "sequence_id"
+SEQUENCE_START, SEQUENCE_END = "sequence_start", "sequence_end"
+#: Bodies without any of these words are not looked into.
+_WORDS = (b'"timeout"', b'"sequence_id"')
+LENGTH_HEADER = b"inference-header-content-length"
+
+
+def of_message(request: Message) -> dict[str, Any]:
+    """The parameters of a ModelInferRequest."""
+    found: Mapping[str, Any] = request.parameters  # type: ignore[attr-defined]
+    return {name: _value(found[name]) for name in (TIMEOUT, SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END) if name in found}
+
+
+def _value(parameter: Any) -> Any:
+    choice = parameter.WhichOneof("parameter_choice")
+    return getattr(parameter, choice) if choice else None
+
+
+def of_json(body: bytes, head_bytes: str) -> dict[str, Any]:
+    """The parameters of a V2 request in JSON, {} when none of them counts here; what is wrong with the body is for the
+    worker to say. `head_bytes`: the value of LENGTH_HEADER, "" without it."""
+    head = body[: int(head_bytes)] if head_bytes.isdecimal() else body
+    if not any(word in head for word in _WORDS):
+        return {}
+    try:
+        found = json.loads(head)["parameters"]
+    except (ValueError, RecursionError, KeyError, TypeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def deadline_s(parameters: Mapping[str, Any], deadline_s: float) -> float:
+    """The earlier of the call's deadline and `timeout`, in microseconds from now. Raises InvalidArgument."""
+    timeout = parameters.get(TIMEOUT)
+    if timeout is None or timeout == 0:
+        return deadline_s
+    if type(timeout) is not int or timeout < 0:
+        raise InvalidArgument(f"parameter timeout is a number of microseconds, not {timeout!r}")
+    return min(deadline_s, time.monotonic() + min(timeout / 1e6, math.inf))
+
+
+def sequence_headers(parameters: Mapping[str, Any], keys: Keys) -> Pairs:
+    """The headers by which a model with sequences knows where the request belongs. Raises InvalidArgument."""
+    sequence_id = parameters.get(SEQUENCE_ID)
+    if sequence_id is None or sequence_id == 0 or sequence_id == "":
+        return ()
+    if isinstance(sequence_id, bool) or not isinstance(sequence_id, (int, str)):
+        raise InvalidArgument(f"parameter sequence_id is a number or a text, not {sequence_id!r}")
+    found = [(keys.id, str(sequence_id))]
+    for name, key in ((SEQUENCE_START, keys.start), (SEQUENCE_END, keys.end)):
+        if parameters.get(name) is True:
+            found.append((key, "true"))
+    return found

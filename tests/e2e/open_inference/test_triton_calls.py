@@ -1,0 +1,461 @@
+"""What Triton's clients ask beside plain inference: statistics, settings, classification, compressed bodies, sequences,
+reserved parameters, shared memory."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import struct
+import uuid
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+
+from ts.protocol import open_inference_pb2 as pb
+from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
+
+GUARD_S = 60
+SCORES = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+            if x.size and x.flat[0] == 13:
+                responses.append(pb_utils.InferenceResponse(error=pb_utils.TritonError("thirteen")))
+            else:
+                responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", x)]))
+        return responses
+"""
+SCORES_CONFIG = """
+backend: "python" max_batch_size: 4
+input { name: "x" data_type: TYPE_FP32 dims: -1 }
+output { name: "y" data_type: TYPE_FP32 dims: -1 label_filename: "labels.txt" }
+"""
+#: Answers each request with what the controls say, and the sum of its sequence so far.
+SUMS = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.sums = {}
+
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            given = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+            key = int(given["CORRID"][0])
+            if given["START"][0]:
+                self.sums[key] = 0
+            self.sums[key] = self.sums.get(key, -1000) + int(given["x"][0])
+            controls = [int(given[name][0]) for name in ("START", "END", "READY")]
+            out = [self.sums[key], *controls, request.flags()]
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", np.array(out, dtype=np.int32))]))
+        return responses
+"""
+SUMS_CONFIG = """
+backend: "python" max_batch_size: 0
+input { name: "x" data_type: TYPE_INT32 dims: 1 }
+output { name: "y" data_type: TYPE_INT32 dims: 5 }
+sequence_batching {
+  max_sequence_idle_microseconds: 60000000
+  oldest { max_candidate_sequences: 4 }
+  control_input { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } }
+  control_input { name: "END" control { kind: CONTROL_SEQUENCE_END int32_false_true: [ 0, 1 ] } }
+  control_input { name: "READY" control { kind: CONTROL_SEQUENCE_READY int32_false_true: [ 0, 1 ] } }
+  control_input { name: "CORRID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } }
+}
+"""
+#: Answers when the file `go` is beside it.
+WAITS = """
+import os, time
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.go = os.path.join(args["model_repository"], "go")
+
+    def execute(self, requests):
+        while not os.path.exists(self.go):
+            time.sleep(0.01)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", r.inputs()[0].as_numpy())]) for r in requests]
+"""
+WAITS_CONFIG = """
+backend: "python"
+input { name: "x" data_type: TYPE_FP32 dims: -1 }
+output { name: "y" data_type: TYPE_FP32 dims: -1 }
+"""
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("repository")
+    for name, source, config in (
+        ("scores", SCORES, SCORES_CONFIG),
+        ("sums", SUMS, SUMS_CONFIG),
+        ("waits", WAITS, WAITS_CONFIG),
+    ):
+        (path / name / "1").mkdir(parents=True)
+        (path / name / "1" / "model.py").write_text(source)
+        (path / name / "config.pbtxt").write_text(config)
+    (path / "scores" / "labels.txt").write_text("cat\ndog\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, repository: Path, serving: Callable[..., Any]) -> Iterator[Any]:
+    settings: dict[str, object] = {
+        "shared_memory_keys": "/tested_.*",
+        "metrics_mode": "prometheus",
+        "enable_model_api": "true",
+    }
+    arguments = ["--ncs", "--model-repository", str(repository)]
+    server = serving(tmp_path_factory.mktemp("server"), None, settings, arguments)
+    try:
+        yield server.wait_started()
+    finally:
+        server.terminate()
+
+
+@pytest.fixture
+def stub(served: Any) -> Iterator[GRPCInferenceServiceStub]:
+    with grpc.insecure_channel(served.inference) as channel:
+        yield GRPCInferenceServiceStub(channel)
+
+
+def floats(*values: float, model: str = "scores", batch: bool = True, **parameters: Any) -> pb.ModelInferRequest:
+    shape = [1, len(values)] if batch else [len(values)]
+    tensor = pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=shape)
+    request = pb.ModelInferRequest(model_name=model, inputs=[tensor])
+    request.raw_input_contents.append(struct.pack(f"<{len(values)}f", *values))
+    for name, value in parameters.items():
+        put(request.parameters[name], value)
+    return request
+
+
+def put(parameter: Any, value: Any) -> None:
+    field = {bool: "bool_param", int: "int64_param", str: "string_param"}[type(value)]
+    setattr(parameter, field, value)
+
+
+def post(served: Any, path: str, body: Any = None, **more: Any) -> httpx.Response:
+    return httpx.post(f"{served.http}/v2/{path}", json=body, timeout=GUARD_S, **more)
+
+
+def json_request(*values: float, **more: Any) -> dict[str, Any]:
+    return {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, len(values)], "data": values}], **more}
+
+
+# --- statistics and settings
+
+
+def test_statistics_count_what_was_answered_and_what_failed(served: Any, stub: GRPCInferenceServiceStub) -> None:
+    before = stub.ModelStatistics(pb.ModelStatisticsRequest(name="scores")).model_stats[0]
+    for _ in range(3):
+        stub.ModelInfer(floats(1, 2))
+    with pytest.raises(grpc.RpcError, match="thirteen"):
+        stub.ModelInfer(floats(13))
+    after = stub.ModelStatistics(pb.ModelStatisticsRequest(name="scores", version="1")).model_stats[0]
+    assert (after.name, after.version) == ("scores", "1")
+    assert after.inference_count - before.inference_count == 3
+    assert after.execution_count - before.execution_count == 4
+    stats = after.inference_stats
+    assert stats.success.count - before.inference_stats.success.count == 3
+    assert stats.fail.count - before.inference_stats.fail.count == 1
+    assert stats.success.ns >= stats.compute_infer.ns > 0 and stats.success.ns > stats.queue.ns > 0
+    assert [one.batch_size for one in after.batch_stats] == [1]
+    assert after.batch_stats[0].compute_infer.count == after.execution_count
+    assert after.last_inference > 1_700_000_000_000
+    shown = httpx.get(f"{served.http}/v2/models/scores/versions/1/stats").json()["model_stats"][0]
+    assert shown["inference_count"] == after.inference_count
+    assert shown["inference_stats"]["success"] == {"count": stats.success.count, "ns": stats.success.ns}
+    everything = httpx.get(f"{served.http}/v2/models/stats").json()["model_stats"]
+    assert sorted(one["name"] for one in everything) == ["scores", "sums", "waits"]
+    assert httpx.get(f"{served.http}/v2/models/none/stats").json() == {"error": "Model not found: none"}
+
+
+def test_the_level_of_the_log_is_read_and_changed(served: Any, stub: GRPCInferenceServiceStub) -> None:
+    known = httpx.get(f"{served.http}/v2/logging").json()
+    assert (known["log_info"], known["log_verbose_level"], known["log_file"]) == (True, 0, "")
+    changed = post(served, "logging", {"log_info": False}).json()
+    assert (changed["log_info"], changed["log_warning"]) == (False, True)
+    settings = {"log_verbose_level": pb.LogSettingsRequest.SettingValue(uint32_param=1)}
+    assert stub.LogSettings(pb.LogSettingsRequest(settings=settings)).settings["log_verbose_level"].uint32_param == 1
+    assert post(served, "logging", {"log_verbose_level": 0, "log_info": True}).json() == known
+    for body, says in (
+        ({"log_file": "/tmp/x"}, "log_file can't be changed"),
+        ({"log_colour": True}, "unknown log setting 'log_colour'"),
+        ({"log_info": "yes"}, "log_info is true or false, not 'yes'"),
+        ({"log_error": False}, "what is worse is always shown"),
+    ):
+        refused = post(served, "logging", body)
+        assert refused.status_code == 400 and says in refused.json()["error"]
+    assert httpx.get(f"{served.http}/v2/logging").json() == known
+
+
+def test_trace_settings_are_kept_for_the_server_and_each_model(served: Any, stub: GRPCInferenceServiceStub) -> None:
+    assert httpx.get(f"{served.http}/v2/trace/setting").json()["trace_level"] == ["OFF"]
+    assert post(served, "trace/setting", {"trace_rate": "7"}).json()["trace_rate"] == "7"
+    assert post(served, "models/scores/trace/setting", {"trace_level": ["TIMESTAMPS"]}).json()["trace_rate"] == "7"
+    of_model = stub.TraceSetting(pb.TraceSettingRequest(model_name="scores")).settings
+    assert list(of_model["trace_level"].value) == ["TIMESTAMPS"]
+    of_server = stub.TraceSetting(pb.TraceSettingRequest()).settings
+    assert list(of_server["trace_level"].value) == ["OFF"] and list(of_server["trace_rate"].value) == ["7"]
+    assert post(served, "models/scores/trace/setting", {"trace_level": None}).json()["trace_level"] == ["OFF"]
+    for body in ({"trace_rate": "x"}, {"trace_file": "/tmp/x"}, {"trace_level": ["LOUD"]}, {"nothing": "1"}):
+        assert post(served, "trace/setting", body).status_code == 400
+    assert post(served, "models/none/trace/setting").status_code == 404
+
+
+def test_statistics_are_metrics_too(served: Any, stub: GRPCInferenceServiceStub) -> None:
+    stub.ModelInfer(floats(1))
+    count = stub.ModelStatistics(pb.ModelStatisticsRequest(name="scores")).model_stats[0].inference_count
+    shown = httpx.get(f"http://127.0.0.1:{served.port('http_metrics')}/metrics").text
+    assert f'nv_inference_count{{model="scores",version="1",}} {float(count)}' in shown
+    assert 'nv_inference_exec_count{model="waits",version="1",}' in shown
+
+
+# --- paths and bodies
+
+
+def test_what_no_path_of_v2_answers_is_an_error_in_the_protocols_form(served: Any) -> None:
+    for path in ("/v2/nothing", "/v2/models/scores/nothing", "/v2/models/scores/versions/1/infer/more"):
+        found = httpx.get(served.http + path)
+        assert (found.status_code, list(found.json())) == (404, ["error"])
+    assert httpx.get(f"{served.http}/v2/models/scores/infer").status_code == 405
+    head = httpx.head(f"{served.http}/v2/health/ready")
+    assert (head.status_code, head.content) == (200, b"")
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "raw deflate"])
+def test_a_body_may_be_compressed(served: Any, encoding: str) -> None:
+    data = json.dumps(json_request(*range(2000))).encode()
+    raw = zlib.compressobj(wbits=-15)
+    packed = {
+        "gzip": gzip.compress(data),
+        "deflate": zlib.compress(data),
+        "raw deflate": raw.compress(data) + raw.flush(),
+    }
+    name = encoding.split()[-1]
+    headers = {"content-encoding": name, "accept-encoding": name}
+    found = httpx.post(f"{served.http}/v2/models/scores/infer", content=packed[encoding], headers=headers)
+    assert found.headers["content-encoding"] == name
+    assert found.json()["outputs"][0]["data"] == list(range(2000))
+
+
+def test_bodies_that_cannot_be_decompressed_are_refused(served: Any) -> None:
+    def ask(content: bytes, encoding: str) -> httpx.Response:
+        url = f"{served.http}/v2/models/scores/infer"
+        return httpx.post(url, content=content, headers={"content-encoding": encoding}, timeout=GUARD_S)
+
+    unknown = ask(b"x", "br")
+    assert (unknown.status_code, unknown.headers["accept-encoding"]) == (501, "gzip, deflate")
+    packed = gzip.compress(json.dumps(json_request(1.0)).encode())
+    for bad in (b"not gzip", packed[:-4], packed + b"more", b""):
+        assert ask(bad, "gzip").status_code == 400
+    assert ask(gzip.compress(bytes(20_000_000)), "gzip").status_code == 413
+    plain = httpx.post(f"{served.http}/v2/models/scores/infer", json=json_request(1.0))
+    assert "content-encoding" not in plain.headers
+
+
+# --- parameters of requests
+
+
+def test_an_output_may_be_asked_for_as_its_largest_classes(served: Any, stub: GRPCInferenceServiceStub) -> None:
+    request = floats(0.5, 2.5, 1.5)
+    put(request.outputs.add(name="y").parameters["classification"], 2)
+    answer = stub.ModelInfer(request)
+    assert (answer.outputs[0].datatype, list(answer.outputs[0].shape)) == ("BYTES", [1, 2])
+    texts = [b"2.500000:1:dog", b"1.500000:2"]
+    assert answer.raw_output_contents[0] == b"".join(struct.pack("<I", len(text)) + text for text in texts)
+    outputs = [{"name": "y", "parameters": {"classification": 5}}]
+    found = post(served, "models/scores/infer", json_request(3, 4, outputs=outputs)).json()["outputs"][0]
+    assert (found["shape"], found["data"]) == ([1, 2], ["4.000000:1:dog", "3.000000:0:cat"])
+    put(request.outputs[0].parameters["classification"], 0)
+    with pytest.raises(grpc.RpcError, match="classification is a number of classes"):
+        stub.ModelInfer(request)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "says"),
+    [
+        ({"triton_secret": True}, "'triton_secret': names that begin with triton_ are reserved"),
+        ({"priority": -1}, "'priority' is a number, at least 0, not -1"),
+        ({"sequence_start": 1}, "'sequence_start' is true or false, not 1"),
+        ({"timeout": "5"}, "timeout is a number of microseconds, not '5'"),
+    ],
+)
+def test_reserved_parameters_are_checked(
+    served: Any, stub: GRPCInferenceServiceStub, parameters: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(grpc.RpcError) as refused:
+        stub.ModelInfer(floats(1, **parameters))
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert says in refused.value.details()
+    found = post(served, "models/scores/infer", json_request(1, parameters=parameters))
+    assert found.status_code == 400 and says in found.json()["error"]
+
+
+def test_a_timeout_in_microseconds_is_a_deadline(served: Any, repository: Path, stub: GRPCInferenceServiceStub) -> None:
+    running = stub.ModelInfer.future(floats(1, model="waits", batch=False))
+    try:
+        with pytest.raises(grpc.RpcError) as late:
+            stub.ModelInfer(floats(2, model="waits", batch=False, timeout=200_000), timeout=GUARD_S)
+        assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        body = {
+            "inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}],
+            "parameters": {"timeout": 1000},
+        }
+        assert post(served, "models/waits/infer", body).status_code == 504
+    finally:
+        (repository / "go").touch()
+    assert running.result(timeout=GUARD_S).outputs[0].name == "y"
+
+
+def test_sequences_keep_their_state_and_their_controls_are_inputs(served: Any, stub: GRPCInferenceServiceStub) -> None:
+    def ask(value: int, sequence: int, start: bool = False, end: bool = False) -> tuple[int, ...]:
+        tensor = pb.ModelInferRequest.InferInputTensor(name="x", datatype="INT32", shape=[1])
+        request = pb.ModelInferRequest(
+            model_name="sums", inputs=[tensor], raw_input_contents=[struct.pack("<i", value)]
+        )
+        for name, given in (("sequence_id", sequence), ("sequence_start", start), ("sequence_end", end)):
+            put(request.parameters[name], given)
+        return struct.unpack("<5i", stub.ModelInfer(request, timeout=GUARD_S).raw_output_contents[0])
+
+    assert ask(5, 1, start=True) == (5, 1, 0, 1, 1)
+    assert ask(50, 2, start=True) == (50, 1, 0, 1, 1)
+    assert ask(6, 1) == (11, 0, 0, 1, 0)
+    assert ask(60, 2, end=True) == (110, 0, 1, 1, 2)
+    body = {
+        "inputs": [{"name": "x", "datatype": "INT32", "shape": [1], "data": [7]}],
+        "parameters": {"sequence_id": 1, "sequence_end": True},
+    }
+    assert post(served, "models/sums/infer", body).json()["outputs"][0]["data"] == [18, 0, 1, 1, 2]
+    assert httpx.get(f"{served.http}/v2/models/sums").json()["inputs"] == [
+        {"name": "x", "datatype": "INT32", "shape": [1]}
+    ]
+
+
+# --- shared memory
+
+
+class Region:
+    """A file of shared memory that is registered as `name`."""
+
+    def __init__(self, stub: GRPCInferenceServiceStub, size: int) -> None:
+        self.name = f"tested_{uuid.uuid4().hex}"
+        self.path, self.size, self.stub = Path("/dev/shm", self.name), size, stub
+        self.path.write_bytes(bytes(size))
+
+    def register(self, offset: int = 0, size: int = 0) -> None:
+        request = pb.SystemSharedMemoryRegisterRequest(
+            name=self.name, key=f"/{self.name}", offset=offset, byte_size=size or self.size
+        )
+        self.stub.SystemSharedMemoryRegister(request)
+
+    def parameters(self, size: int, offset: int = 0) -> dict[str, Any]:
+        found: dict[str, Any] = {"shared_memory_region": self.name, "shared_memory_byte_size": size}
+        return found | ({"shared_memory_offset": offset} if offset else {})
+
+
+@pytest.fixture
+def region(stub: GRPCInferenceServiceStub) -> Iterator[Region]:
+    found = Region(stub, 64)
+    yield found
+    stub.SystemSharedMemoryUnregister(pb.SystemSharedMemoryUnregisterRequest(name=found.name))
+    found.path.unlink()
+
+
+def shared_request(region: Region, size: int = 8) -> pb.ModelInferRequest:
+    """Two floats from the region's start, answered at its byte 32."""
+    tensor = pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 2])
+    request = pb.ModelInferRequest(model_name="scores", inputs=[tensor])
+    for name, value in region.parameters(size).items():
+        put(request.inputs[0].parameters[name], value)
+    output = request.outputs.add(name="y")
+    for name, value in region.parameters(16, 32).items():
+        put(output.parameters[name], value)
+    return request
+
+
+def test_tensors_may_be_in_shared_memory(served: Any, stub: GRPCInferenceServiceStub, region: Region) -> None:
+    region.register()
+    region.path.write_bytes(struct.pack("<2f", 1.5, 2.5) + bytes(56))
+    answer = stub.ModelInfer(shared_request(region))
+    assert list(answer.outputs[0].shape) == [1, 2] and list(answer.raw_output_contents) == [b""]
+    assert answer.outputs[0].parameters["shared_memory_byte_size"].int64_param == 8
+    assert struct.unpack_from("<2f", region.path.read_bytes(), 32) == (1.5, 2.5)
+    body = {
+        "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "parameters": region.parameters(8, 32)}],
+        "outputs": [{"name": "y", "parameters": region.parameters(8, 40)}],
+    }
+    found = post(served, "models/scores/infer", body).json()["outputs"][0]
+    assert "data" not in found and found["parameters"] == region.parameters(8, 40)
+    assert struct.unpack_from("<2f", region.path.read_bytes(), 40) == (1.5, 2.5)
+    status = httpx.get(f"{served.http}/v2/systemsharedmemory/region/{region.name}/status").json()
+    assert status == [{"name": region.name, "key": f"/{region.name}", "offset": 0, "byte_size": 64}]
+    assert region.name in stub.SystemSharedMemoryStatus(pb.SystemSharedMemoryStatusRequest()).regions
+
+
+def test_a_region_that_shrinks_fails_requests_and_nothing_else(
+    served: Any, stub: GRPCInferenceServiceStub, region: Region
+) -> None:
+    region.register()
+    pids = served.worker_pids("scores")
+    os.truncate(region.path, 4)
+    with pytest.raises(grpc.RpcError, match="ends after 4 bytes"):
+        stub.ModelInfer(shared_request(region))
+    request = shared_request(region)
+    request.inputs[0].parameters.clear()
+    request.raw_input_contents.append(bytes(8))
+    with pytest.raises(grpc.RpcError, match="smaller than it was when it was registered"):
+        stub.ModelInfer(request)
+    assert stub.ModelInfer(floats(1)).outputs[0].name == "y"
+    assert served.worker_pids("scores") == pids
+
+
+def test_regions_that_may_not_be_registered(served: Any, stub: GRPCInferenceServiceStub, region: Region) -> None:
+    def status_of(key: str, offset: int = 0, size: int = 8) -> grpc.StatusCode:
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.SystemSharedMemoryRegister(
+                pb.SystemSharedMemoryRegisterRequest(name="r", key=key, offset=offset, byte_size=size)
+            )
+        found: grpc.StatusCode = refused.value.code()
+        return found
+
+    assert status_of("/others") is grpc.StatusCode.PERMISSION_DENIED
+    assert status_of("/tested_/../../etc/passwd") is grpc.StatusCode.INVALID_ARGUMENT
+    assert status_of("/tested_none") is grpc.StatusCode.INVALID_ARGUMENT
+    assert status_of(f"/{region.name}", 60, 8) is grpc.StatusCode.INVALID_ARGUMENT
+    assert status_of(f"/{region.name}", 0, 1 << 62) is grpc.StatusCode.INVALID_ARGUMENT
+    link = Path("/dev/shm", f"tested_{uuid.uuid4().hex}")
+    link.symlink_to("/etc/passwd")
+    try:
+        assert status_of(f"/{link.name}") is grpc.StatusCode.INVALID_ARGUMENT
+    finally:
+        link.unlink()
+    region.register(0, 16)
+    with pytest.raises(grpc.RpcError, match="registered already"):
+        region.register()
+    with pytest.raises(grpc.RpcError, match="more than the 16 of region"):
+        stub.ModelInfer(shared_request(region, 24))
+    with pytest.raises(grpc.RpcError) as cuda:
+        stub.CudaSharedMemoryRegister(pb.CudaSharedMemoryRegisterRequest(name="c", byte_size=8))
+    assert cuda.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert post(served, "cudasharedmemory/region/c/register", {}).status_code == 501
+    assert post(served, "cudasharedmemory/unregister").status_code == 200
+
+
+def test_shared_memory_that_nobody_registered_is_an_error(stub: GRPCInferenceServiceStub, region: Region) -> None:
+    with pytest.raises(grpc.RpcError, match="no shared memory region"):
+        stub.ModelInfer(shared_request(region))

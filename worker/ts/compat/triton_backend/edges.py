@@ -1,0 +1,123 @@
+"""What config.pbtxt says of a model's tensors, where requests go in and answers come out: reshaping, the control inputs
+of sequences, checks of what the model gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ts.compat.triton_backend.datatypes import of_config
+from ts.compat.triton_backend.errors import TritonModelException
+from ts.tensors.datatypes import DATATYPES, Array
+from ts.tensors.types import InferenceRequest, InferenceResponse, Tensor
+
+Fields = dict[str, Any]
+#: Where a control input has its two values, and of which datatype they are.
+_VALUES = {"int32_false_true": "INT32", "fp32_false_true": "FP32", "bool_false_true": "BOOL"}
+_NUMPY: dict[str, Any] = {"INT32": np.int32, "FP32": np.float32, "BOOL": np.bool_}
+
+
+class Edges:
+    """Made of a model's configuration, as JSON."""
+
+    def __init__(self, config: Fields) -> None:
+        self.batched = int(config.get("max_batch_size") or 0) > 0
+        self._inner = {one["name"]: shape for one in config.get("input") or () if (shape := _reshaped(one)) is not None}
+        self._outputs: dict[str, Fields] = {one["name"]: one for one in config.get("output") or ()}
+        self._controls = [
+            (one["name"], control)
+            for one in (config.get("sequence_batching") or {}).get("control_input") or ()
+            for control in one.get("control") or ()
+        ]
+
+    # --- into the model
+
+    def taken(self, request: InferenceRequest) -> list[Tensor]:
+        """The inputs as the model gets them."""
+        inputs = [self._reshaped(tensor) for tensor in request.inputs] if self._inner else list(request.inputs)
+        return inputs + [self._control(name, control, request.parameters) for name, control in self._controls]
+
+    def _reshaped(self, tensor: Tensor) -> Tensor:
+        shape = self._inner.get(tensor.name)
+        if shape is None:
+            return tensor
+        array = tensor.array.reshape((*self._batch(tensor.array), *shape))
+        return Tensor(tensor.name, tensor.datatype, array, tensor.parameters)
+
+    def _batch(self, array: Array) -> tuple[int, ...]:
+        return (array.shape[0],) if self.batched else ()
+
+    def _control(self, name: str, control: Fields, parameters: Mapping[str, Any]) -> Tensor:
+        shape = [1, 1] if self.batched else [1]
+        kind = control["kind"]
+        if kind == "CONTROL_SEQUENCE_CORRID":
+            return _correlation(name, of_config(control["data_type"]), parameters.get("sequence_id") or 0, shape)
+        on = {
+            "CONTROL_SEQUENCE_START": bool(parameters.get("sequence_start")),
+            "CONTROL_SEQUENCE_END": bool(parameters.get("sequence_end")),
+            "CONTROL_SEQUENCE_READY": True,
+        }[kind]
+        for key, datatype in _VALUES.items():
+            if control.get(key):
+                return Tensor(name, datatype, np.full(shape, control[key][int(on)], _NUMPY[datatype]))
+        raise TritonModelException(f"control input {name!r} has no values for false and true")
+
+    # --- out of it
+
+    def given(self, response: InferenceResponse) -> InferenceResponse:
+        """The answer as clients get it. TritonModelException for one that the configuration doesn't allow."""
+        if self._outputs:
+            response.outputs = [self._checked(tensor) for tensor in response.outputs]
+        return response
+
+    def _checked(self, tensor: Tensor) -> Tensor:
+        declared = self._outputs.get(tensor.name)
+        if declared is None:
+            raise TritonModelException(
+                f"the model gave an output {tensor.name!r}; its configuration has: {', '.join(self._outputs)}"
+            )
+        datatype = of_config(declared["data_type"])
+        if tensor.datatype != datatype:
+            raise TritonModelException(f"output {tensor.name!r} is of {tensor.datatype}, not {datatype}")
+        dims = [int(size) for size in declared["dims"]]
+        inner = _reshaped(declared)
+        whole = ([-1] if self.batched else []) + (dims if inner is None else inner)
+        if not _fits(tensor.shape, whole):
+            raise TritonModelException(f"output {tensor.name!r} has shape {list(tensor.shape)}, not {whole}")
+        if inner is None:
+            return tensor
+        array = tensor.array.reshape((*self._batch(tensor.array), *dims))
+        return Tensor(tensor.name, tensor.datatype, array, tensor.parameters)
+
+
+def _reshaped(tensor: Fields) -> list[int] | None:
+    """The shape inside the model, where it differs."""
+    reshape = tensor.get("reshape")
+    return None if reshape is None else [int(size) for size in reshape.get("shape") or ()]
+
+
+def _fits(shape: Sequence[int], declared: Sequence[int]) -> bool:
+    return len(shape) == len(declared) and all(size in (-1, given) for size, given in zip(declared, shape, strict=True))
+
+
+def _correlation(name: str, datatype: str, sequence_id: Any, shape: list[int]) -> Tensor:
+    if datatype == "BYTES":
+        array = np.empty(shape, dtype=object)
+        array.fill(str(sequence_id).encode())
+        return Tensor(name, datatype, array)
+    if isinstance(sequence_id, str):
+        raise TritonModelException(f"the sequence is named by a text, {sequence_id!r}; the model takes a number")
+    return Tensor(name, datatype, np.full(shape, sequence_id, DATATYPES[datatype].dtype))
+
+
+def tensors_of(config: Fields, signature: Fields, labels: Mapping[str, Sequence[str]]) -> Fields:
+    """What requests are checked against and answers are made from, by name."""
+    most = int(config.get("max_batch_size") or 0)
+    inputs = {one["name"]: {**one, "batch_max": most} if most else one for one in signature["inputs"]}
+    outputs = {
+        one["name"]: {**one, "batched": most > 0, "labels": list(labels.get(one["name"], ()))}
+        for one in signature["outputs"]
+    }
+    return {"inputs": inputs, "outputs": outputs}

@@ -1,0 +1,141 @@
+"""Models that are a file and no code: TorchScript, ONNX. Requests whose shapes agree share a run, as one batch."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from ts.compat.triton_backend import warmup
+from ts.compat.triton_backend.edges import Edges, Fields, tensors_of
+from ts.compat.triton_backend.errors import TritonModelException, as_failure
+from ts.compat.triton_backend.model_config import signature_of
+from ts.context import Context
+from ts.runtime.handlers import Loaded, Settings, context_of, declared
+from ts.tensors.datatypes import bytes_array
+from ts.tensors.types import InferenceRequest, InferenceResponse, Tensor
+
+_MODULES = {
+    "pytorch": "ts.compat.triton_backend.torchscript",
+    "onnxruntime": "ts.compat.triton_backend.onnx_model",
+}
+
+
+class Graph(Protocol):
+    """An opened model. `config` is complete."""
+
+    config: Fields
+
+    def run(self, inputs: Sequence[Tensor], wanted: Sequence[str]) -> list[Tensor]:
+        """The outputs for whole inputs; `wanted`: the names that count, all when empty."""
+
+
+def load(settings: Settings) -> Loaded:
+    """As `ts.compat.triton.load`."""
+    adapted = settings["adapter_settings"]
+    file = Path(adapted["model_file"])
+    opened = importlib.import_module(_MODULES[adapted["backend"]]).opened
+    graph: Graph = opened(file, adapted["config"], settings.get("gpu_id"))
+    served = Served(graph)
+    for sample in warmup.samples(graph.config, Path(settings["model_dir"]).parent):
+        warmup.check(sample, served.answers([sample.request], None))
+    signature = signature_of(graph.config)
+    tensors = declared(settings | {"tensors": tensors_of(graph.config, signature, adapted.get("labels") or {})})
+    return Loaded(served.answers, context_of(settings), "blocking", None, "requests", tensors, signature)
+
+
+class Served:
+    """A graph, and how batches reach it."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._edges = Edges(graph.config)
+        self._batch_max = int(graph.config.get("max_batch_size") or 0)
+
+    def answers(self, data: Sequence[InferenceRequest], context: Context | None) -> list[Any]:
+        """An InferenceResponse or a failure for each request."""
+        found: list[Any] = [None] * len(data)
+        inputs = [self._edges.taken(request) for request in data]
+        for together in self._groups(inputs):
+            for index, answer in zip(together, self._run([(inputs[i], data[i]) for i in together]), strict=True):
+                found[index] = answer
+        return found
+
+    def _groups(self, inputs: Sequence[list[Tensor]]) -> list[list[int]]:
+        """Which requests share a run: as many rows as the model takes, all else alike."""
+        if not self._batch_max:
+            return [[index] for index in range(len(inputs))]
+        groups: list[list[int]] = []
+        filling: dict[Any, tuple[list[int], int]] = {}
+        for index, tensors in enumerate(inputs):
+            key = frozenset((one.name, one.datatype, one.shape[1:]) for one in tensors)
+            rows = _rows(tensors)
+            group, taken = filling.get(key, ([], 0))
+            if not group or taken + rows > self._batch_max:
+                group, taken = [], 0
+                groups.append(group)
+            group.append(index)
+            filling[key] = group, taken + rows
+        return groups
+
+    def _run(self, requests: Sequence[tuple[list[Tensor], InferenceRequest]]) -> list[Any]:
+        try:
+            if len(requests) == 1:
+                inputs, request = requests[0]
+                return [self._answer(self._graph.run(inputs, [output.name for output in request.outputs]))]
+            counts = [_rows(inputs) for inputs, _ in requests]
+            outputs = self._graph.run(_joined([inputs for inputs, _ in requests]), [])
+            return [self._answer(part) for part in _parts(outputs, counts)]
+        except TritonModelException as error:
+            return [as_failure(error) for _ in requests]
+        except (RuntimeError, ValueError, TypeError) as error:
+            text = f"the model failed: {type(error).__name__}: {error}"
+            return [as_failure(text) for _ in requests]
+
+    def _answer(self, outputs: list[Tensor]) -> InferenceResponse:
+        return self._edges.given(InferenceResponse(outputs))
+
+
+def _rows(tensors: Sequence[Tensor]) -> int:
+    return tensors[0].shape[0] if tensors and tensors[0].shape else 1
+
+
+def _joined(requests: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    first = requests[0]
+    by_name = [{one.name: one.array for one in tensors} for tensors in requests]
+    return [Tensor(one.name, one.datatype, np.concatenate([found[one.name] for found in by_name])) for one in first]
+
+
+def _parts(outputs: Sequence[Tensor], counts: Sequence[int]) -> list[list[Tensor]]:
+    """The rows of each request. TritonModelException when an output hasn't as many."""
+    for one in outputs:
+        if not one.shape or one.shape[0] != sum(counts):
+            raise TritonModelException(
+                f"output {one.name!r} has shape {list(one.shape)} for a batch of {sum(counts)}: "
+                "set max_batch_size to 0 for a model whose first dimension is no batch"
+            )
+    ends = np.cumsum(counts).tolist()
+    return [
+        [Tensor(one.name, one.datatype, one.array[end - count : end]) for one in outputs]
+        for end, count in zip(ends, counts, strict=True)
+    ]
+
+
+def texts(tensor: Tensor) -> Any:
+    """A BYTES tensor as an array of str. TritonModelException for what isn't UTF-8."""
+    try:
+        flat = [bytes(value).decode() for value in tensor.array.ravel()]
+    except UnicodeDecodeError as error:
+        raise TritonModelException(f"input {tensor.name!r} is not UTF-8: {error}") from None
+    found = np.empty(len(flat), dtype=object)
+    found[:] = flat
+    return found.reshape(tensor.shape)
+
+
+def bytes_of(name: str, array: Any) -> Tensor:
+    """An array of str as a BYTES tensor."""
+    flat = [value.encode() if isinstance(value, str) else bytes(value) for value in array.ravel().tolist()]
+    return Tensor(name, "BYTES", bytes_array(flat, array.shape))

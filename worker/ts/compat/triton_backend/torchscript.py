@@ -1,0 +1,90 @@
+"""Backend `pytorch`: a TorchScript module in model.pt."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ts.compat.triton_backend.edges import Fields
+from ts.compat.triton_backend.errors import TritonModelException
+from ts.runtime.handlers import HandlerNotUsable
+from ts.tensors.types import Tensor
+
+_INDEXED = re.compile(r".+__([0-9]+)")
+
+
+def opened(file: Path, config: Fields, gpu_id: int | None) -> TorchScript:
+    """HandlerNotUsable for a configuration that doesn't say what goes in and out, or doesn't fit the module."""
+    for kind in ("input", "output"):
+        if not config.get(kind):
+            raise HandlerNotUsable(f"backend pytorch needs each {kind} in config.pbtxt: TorchScript doesn't say them")
+    import torch
+
+    device = torch.device("cpu" if gpu_id is None else f"cuda:{gpu_id}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        module = torch.jit.load(str(file), map_location=device)
+    return TorchScript(module.eval(), config, device)
+
+
+class TorchScript:
+    """Inputs go to arguments of their names, `NAME__INDEX` to that argument, others in the configuration's order."""
+
+    def __init__(self, module: Any, config: Fields, device: Any) -> None:
+        self.config = config
+        self._module, self._device = module, device
+        arguments = list(module.forward.schema.arguments)[1:]
+        self._takes_dict = len(arguments) == 1 and arguments[0].type.kind() == "DictType"
+        names = [one["name"] for one in config["input"]]
+        self._positions = _positions(names, [one.name for one in arguments])
+        if not self._takes_dict and max(self._positions.values()) >= len(arguments):
+            raise HandlerNotUsable(
+                f"the configuration has {len(names)} inputs, {', '.join(names)}; forward takes: "
+                f"{', '.join(one.name for one in arguments)}"
+            )
+        self._outputs = _positions([one["name"] for one in config["output"]], [])
+
+    def run(self, inputs: Sequence[Tensor], wanted: Sequence[str]) -> list[Tensor]:
+        import torch
+
+        given = {one.name: self._in(one) for one in inputs}
+        with torch.inference_mode():
+            if self._takes_dict:
+                found = self._module(given)
+            else:
+                order = sorted(given, key=self._positions.__getitem__)
+                found = self._module(*(given[name] for name in order))
+        return self._out(found)
+
+    def _in(self, tensor: Tensor) -> Any:
+        import torch
+
+        if tensor.datatype == "BYTES":
+            raise TritonModelException(f"input {tensor.name!r}: TorchScript models take no BYTES here")
+        found = torch.from_numpy(np.ascontiguousarray(tensor.array))
+        return (found.view(torch.bfloat16) if tensor.datatype == "BF16" else found).to(self._device)
+
+    def _out(self, found: Any) -> list[Tensor]:
+        if isinstance(found, dict):
+            return [Tensor.of(name, found[name]) for name in self._outputs if name in found]
+        values = list(found) if isinstance(found, (list, tuple)) else [found]
+        if max(self._outputs.values()) >= len(values):
+            raise TritonModelException(
+                f"the model gave {len(values)} outputs; its configuration has: {', '.join(self._outputs)}"
+            )
+        return [Tensor.of(name, values[position]) for name, position in self._outputs.items()]
+
+
+def _positions(names: Sequence[str], arguments: Sequence[str]) -> dict[str, int]:
+    """All by name, or all by index, or all in order: what fits first."""
+    if names and all(name in arguments for name in names):
+        return {name: arguments.index(name) for name in names}
+    indexes = [_INDEXED.fullmatch(name) for name in names]
+    if all(indexes):
+        return {name: int(found[1]) for name, found in zip(names, indexes, strict=True) if found}
+    return {name: position for position, name in enumerate(names)}
