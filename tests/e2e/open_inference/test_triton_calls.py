@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import struct
+import subprocess
 import uuid
 import zlib
 from collections.abc import Callable, Iterator
@@ -459,3 +460,16 @@ def test_regions_that_may_not_be_registered(served: Any, stub: GRPCInferenceServ
 def test_shared_memory_that_nobody_registered_is_an_error(stub: GRPCInferenceServiceStub, region: Region) -> None:
     with pytest.raises(grpc.RpcError, match="no shared memory region"):
         stub.ModelInfer(shared_request(region))
+
+
+@pytest.mark.external
+def test_tritons_own_client_library(served: Any, client_python: Any, client_env: dict[str, str]) -> None:
+    script = Path(__file__).with_name("triton_shared_memory.py")
+    command = [str(client_python("triton")), str(script), served.inference, served.http.removeprefix("http://")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=GUARD_S, env=client_env)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["grpc"] == found["http"] == [[1.5, 2.5]]
+    assert found["classes"] == [["2.000000:1:dog"]] * 4
+    assert found["counts"][0] == found["counts"][1] >= 6
+    assert found["log"] is True and found["trace"] == [["OFF"], ["OFF"]]
