@@ -254,6 +254,7 @@ class Job:
     def _refuse_response(self) -> None:
         owner = self.owner
         limit = self.response_bytes_max
+        self._chunks = []  # the error's traceback keeps the job alive for a while
         self.fail(
             MessageTooLarge(
                 f"Response of at least {self.received_bytes} bytes is over max_response_size of {limit} bytes"

@@ -172,8 +172,14 @@ def test_a_caller_that_leaves_cancels_wherever_the_job_is():
 def test_an_answer_over_the_limit_fails_with_both_sizes_and_stops_the_handler():
     async def scenario() -> None:
         job, owner = sent(response_bytes_max=10)
-        job.deliver(Chunk(job.id, b"x" * 11, last=False))
+        job.deliver(Chunk(job.id, b"x" * 5, last=False))
+        job.deliver(Chunk(job.id, b"x" * 6, last=False))
         assert owner.released == [job]
+        passed_on = []
+        with pytest.raises(MessageTooLarge):
+            async for ready in job.chunks():
+                passed_on += ready
+        assert passed_on == []
         with pytest.raises(MessageTooLarge, match="11 bytes is over max_response_size of 10"):
             await job.result()
 
