@@ -154,7 +154,7 @@ def test_a_server_that_never_reports_is_ended(shell: Shell) -> None:
     assert not shell.pid_file.exists()
 
 
-@pytest.mark.parametrize("left", ["999999999", str(os.getpid()), "", "nonsense"])
+@pytest.mark.parametrize("left", ["999999999", pytest.param(str(os.getpid()), id="another program's"), "", "nonsense"])
 def test_a_pid_file_without_a_server_is_removed(shell: Shell, left: str) -> None:
     """Also when some other process has that id now."""
     shell.pid_file.write_text(left)
