@@ -13,11 +13,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ts_frontend import config_checks, properties
+from ts_frontend import config_checks, mlserver_settings, properties
 from ts_frontend.aliases import ALIASES, Alias, canonical
 from ts_frontend.config_derived import Derived
 from ts_frontend.config_kinds import BOOLEAN, ConfigError, nearest
 from ts_frontend.config_table import EFFECTS, INTERNAL, NO_EFFECT, SETTINGS, Note, ServerConfig, Setting
+from ts_frontend.errors import InvalidArgument
 from ts_frontend.kserve import properties_file
 from ts_frontend.models.snapshot import Snapshot, SnapshotError, SnapshotFiles, decode_models
 from ts_frontend.profiles import KEYS, PROFILES
@@ -96,7 +97,7 @@ def load_config(
     command_line, file = _command_line(options, found), _file(ts_config, environ, found)
     environment = _environment(environ, command_line, file, found)
     strong = [command_line, environment, _oip_properties(environ, found), file]
-    layers = [*strong, _profile(strong), _found_snapshot(strong, found)]
+    layers = [*strong, _mlserver(strong, environ, found), _profile(strong), _found_snapshot(strong, found)]
     config = _resolved(layers, environ, found)
     found.errors.extend(config_checks.problems(config))
     if found.errors:
@@ -237,6 +238,22 @@ def _profile(strong: Sequence[_Layer]) -> _Layer:
     if any(_text(strong, key) for key in KEYS):
         values.pop("disable_token_authorization", None)
     return _Layer(source, values)
+
+
+def _mlserver(strong: Sequence[_Layer], environ: Mapping[str, str], found: _Findings) -> _Layer:
+    """With MLServer's profile: the settings.json of the model store, or of this directory, and MLSERVER_ variables."""
+    source = mlserver_settings.FILE
+    if _text(strong, "profile").lower() != "mlserver":
+        return _Layer(source, {})
+    file = Path(_text(strong, "model_store") or ".", source)
+    try:
+        read = mlserver_settings.read(file.read_text(encoding="utf-8") if file.is_file() else None, environ)
+    except (OSError, UnicodeDecodeError, InvalidArgument) as error:
+        found.errors.append(f"{file}: {getattr(error, 'message', error)}")
+        return _Layer(source, {})
+    for note in read.notes:
+        found.info(note)
+    return _Layer(source, {key: _Value(text, f"MLServer's {source} or variables") for key, text in read.values.items()})
 
 
 def _oip_properties(environ: Mapping[str, str], found: _Findings) -> _Layer:

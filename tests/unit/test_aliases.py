@@ -381,3 +381,22 @@ def test_an_unknown_option_names_the_nearest(
         cli.main([*command, word])
     assert ended.value.code == 2
     assert says in capsys.readouterr().err
+
+
+def test_mlservers_settings_count_with_its_profile(tmp_path: Path) -> None:
+    """Its variables win over its file, ours over both, and all of them over the profile."""
+    store = tmp_path / "models"
+    store.mkdir()
+    (store / "settings.json").write_text('{"http_port": 9001, "grpc_port": 9002, "debug": true}')
+    words, environ = ("--profile", "mlserver", "--model-store", str(store)), {"MLSERVER_GRPC_PORT": "9003"}
+    config = started(*words, environ=environ)
+    assert (config.inference_address.port, config.grpc_inference_port) == (9001, 9003)
+    assert any("debug has no effect" in note.text for note in config.notes)
+    assert started(*words, "--grpc-port", "9004", environ=environ).grpc_inference_port == 9004
+    assert started("--model-store", str(store), environ=environ).grpc_inference_port == 7070
+
+
+def test_a_settings_file_of_mlserver_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "settings.json").write_text("{")
+    with pytest.raises(ConfigError, match="settings.json is not valid JSON"):
+        started("--profile", "mlserver")

@@ -14,7 +14,7 @@ import numpy as np
 
 from ts.protocol.frames import Buffer
 from ts.tensors.datatypes import BadTensor, bytes_array
-from ts.tensors.forms import Form, Model, completed, payload
+from ts.tensors.forms import Form, Model, payload
 from ts.tensors.json_form import dumped
 from ts.tensors.rows import plain_value
 from ts.tensors.types import InferenceRequest, InferenceResponse, Tensor
@@ -76,7 +76,6 @@ class V1Form:
     def answer(self, response: InferenceResponse, last: bool) -> bytes:
         if isinstance(response, V1Response):
             return dumped(response.payload)
-        completed(response, self.request, self._model)
         return dumped({"predictions": _predictions(response.outputs)})
 
     def end(self) -> bytes:
