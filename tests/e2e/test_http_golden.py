@@ -344,13 +344,10 @@ OTHERS = {
     **dict.fromkeys(["232", "233"], "test_scheduling.py"),
     **dict.fromkeys(["328", "329", "330", "331"], "test_sequences.py"),
 }
-#: Recordings of areas whose tests look at more than one answer: the area.
+#: Recordings of many values, which tests of their own compare: the test file, from the folder of all tests.
 AREAS = {
-    **dict.fromkeys(("174", "175"), "metrics"),
-    "201": "snapshots",
-    "400": "command line",
-    **dict.fromkeys(("access_log", "console", "console_extra", "model_log", "model_metrics", "ts_log"), "logs"),
-    "ts_metrics": "logs",
+    **dict.fromkeys(("174", "175"), "e2e/test_http_metrics.py"),
+    "201": "unit/test_snapshot_files.py",
 }
 
 
@@ -490,7 +487,7 @@ def number(path: Path) -> str:
 def test_every_recording_is_accounted_for() -> None:
     there = {number(path) for path in GOLDEN.glob("*.txt")}
     assert there <= {*MAIN, *OTHERS, *AREAS}
-    assert {*MAIN, *OTHERS} <= there
+    assert {*MAIN, *OTHERS, *AREAS} <= there
     assert len(MAIN) + len(OTHERS) + len(AREAS) == len({*MAIN, *OTHERS, *AREAS})
 
 
@@ -498,6 +495,16 @@ def test_the_places_that_are_named_replay_their_recordings() -> None:
     for name, file in OTHERS.items():
         text = Path(__file__).with_name(file).read_text()
         assert re.search(rf'"{name}[_"]', text), f"{name} isn't in {file}"
+
+
+def test_what_is_compared_elsewhere_is_what_was_recorded() -> None:
+    """The metrics' pages that their tests read are the recordings; the snapshot's test reads the recording itself."""
+    for name, page in (("174", "prometheus"), ("175", "filtered")):
+        lines = (GOLDEN.parent / "metrics" / f"{page}.txt").read_text().splitlines()
+        assert lines and set(lines) <= set(recorded(name).answer.decode().splitlines())
+    tests = GOLDEN.parent.parent
+    assert "201_snapshot_files.txt" in (tests / AREAS["201"]).read_text()
+    assert all((tests / file).is_file() for file in AREAS.values())
 
 
 def test_the_reasons_of_what_differs_are_given() -> None:

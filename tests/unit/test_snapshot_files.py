@@ -36,6 +36,16 @@ model_store=/PATH
 """
 
 
+def test_reads_the_recorded_one(root: Path) -> None:
+    """The last file of a TorchServe that ran; its settings and its model come back."""
+    recording = (root / "tests/data/golden/201_snapshot_files.txt").read_text()
+    settings, snapshot = decode(recording[recording.index("#Saving snapshot") :])
+    assert settings["enable_model_api"] == "true" and settings["workflow_store"] == "/PATH"
+    assert list(snapshot.models) == ["probe"]
+    state = snapshot.models["probe"]["1.0"]
+    assert (state.archive, state.default, state.min_workers, state.response_timeout_s) == ("probe.mar", True, 1, 120)
+
+
 @pytest.mark.parametrize(("delay", "asked"), [("100", False), ("250", True)])
 def test_reads_torchserves_own(delay: str, asked: bool) -> None:
     settings, snapshot = decode(TORCHSERVES.replace("DELAY", delay))
