@@ -7,6 +7,7 @@ import re
 import socket
 import ssl
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -151,8 +152,9 @@ def test_a_cancelled_stream_is_counted(served: Any, stub: Any, risen: Any) -> No
     answers = stub.ModelStreamInfer(endless, timeout=GUARD_S)
     next(answers)
     answers.cancel()
+    until_s = time.monotonic() + GUARD_S
     while "handled_total:CANCELLED" not in (found := risen("ModelStreamInfer")):
-        pass
+        assert time.monotonic() < until_s, f"{found}\n{served.log}"
     assert found["handled_total:CANCELLED"] == found["started_total"] == 1
 
 
