@@ -8,8 +8,8 @@ import time
 import pytest
 
 from ts_frontend.errors import Code, ModelNotFound
-from ts_frontend.ingress.call import Call, Method, Shape
-from ts_frontend.telemetry.access import logged
+from ts_frontend.ingress.call import Call, ClientGone, Method, Shape
+from ts_frontend.telemetry.access import code_of, logged
 
 
 class Lines:
@@ -103,3 +103,10 @@ def test_without_an_access_log_nothing_is_wrapped():
     lines.access_enabled = False
     method = Method("/x.S/M", Shape.UNARY, answer)
     assert logged(method, lines) is method
+
+
+def test_a_client_that_left_has_cancelled_its_call() -> None:
+    """However its leaving is noticed: by the task, the generator, or while its messages are read."""
+    for error in (asyncio.CancelledError(), GeneratorExit(), ClientGone()):
+        assert code_of(Call("/s/M"), error) == Code.CANCELLED
+    assert code_of(Call("/s/M"), ValueError()) == Code.INTERNAL

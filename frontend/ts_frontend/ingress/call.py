@@ -18,6 +18,10 @@ from ts_frontend.ingress.asgi import AsgiApp
 Metadata: TypeAlias = "Sequence[tuple[str, str | bytes]]"
 
 
+class ClientGone(Exception):
+    """The client reset the stream or closed the connection: nobody is left to answer."""
+
+
 @dataclass(slots=True)
 class Call:
     """One RPC. `deadline_s`: `time.monotonic()` seconds, `math.inf` for none. Keys of metadata are lower case;

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from ts_frontend.errors import Code, Draining, ServeError, Unimplemented
 from ts_frontend.ingress import grpc_protocol as protocol
 from ts_frontend.ingress.asgi import Event, Receive, Scope, Send
-from ts_frontend.ingress.call import Bidi, Call, Limits, Method, ServerStream, Shape, Unary
+from ts_frontend.ingress.call import Bidi, Call, ClientGone, Limits, Method, ServerStream, Shape, Unary
 from ts_frontend.ingress.grpc_headers import (
     ACCEPT_ENCODING,
     CONTENT_TYPE,
@@ -46,10 +46,6 @@ def current_task() -> asyncio.Task[None]:
 def uncancel() -> None:
     """Takes back a cancellation that was ours, so that the task may still wait for its last words to be sent."""
     current_task().uncancel()
-
-
-class ClientGone(Exception):
-    """The client reset the stream or closed the connection: nobody is left to answer."""
 
 
 class Exchange:

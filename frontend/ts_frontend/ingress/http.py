@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from ts_frontend.errors import Code, ServeError
 from ts_frontend.ingress.application import NOT_FOUND, error_body, not_found
 from ts_frontend.ingress.asgi import Receive, Scope, Send
+from ts_frontend.ingress.call import ClientGone
 from ts_frontend.ingress.departures import Departures
 from ts_frontend.ingress.http_call import (
     Body,
     BodyLimits,
-    ClientGone,
     Header,
     HttpAnswer,
     HttpRequest,

@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 from ts_frontend.errors import Code, MessageTooLarge, ServeError
 from ts_frontend.ingress.asgi import Event, Receive, Scope
+from ts_frontend.ingress.call import ClientGone
 from ts_frontend.ingress.departures import Departures, Watched
 
 Header: TypeAlias = "tuple[bytes, bytes]"
@@ -15,10 +16,6 @@ Body: TypeAlias = "bytes | bytearray | memoryview"
 
 #: An answer that takes no longer isn't watched: whether its client is still there costs a task to find out.
 WATCH_AFTER_S = 0.1
-
-
-class ClientGone(Exception):
-    """The client closed the connection or reset the stream: nobody is left to answer."""
 
 
 class SlowSender(ServeError):

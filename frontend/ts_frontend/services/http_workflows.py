@@ -12,8 +12,9 @@ from typing import Any, Protocol
 from ts.protocol import forms
 from ts.protocol.frames import Buffer, Input, Pairs
 from ts_frontend.errors import HandlerFailed, ServeError
+from ts_frontend.ingress.call import ClientGone
 from ts_frontend.ingress.http import JSON, MethodNotAllowed
-from ts_frontend.ingress.http_call import ClientGone, Header, HttpAnswer, HttpRequest, Serve
+from ts_frontend.ingress.http_call import Header, HttpAnswer, HttpRequest, Serve
 from ts_frontend.services.http_answers import Parameters, json_answer, query_pairs
 from ts_frontend.services.http_inference import check_form, handler_headers
 from ts_frontend.services.http_management import page_asked, register_parameters

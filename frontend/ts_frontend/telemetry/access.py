@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from ts_frontend.errors import Code, ServeError
-from ts_frontend.ingress.call import Call, Method, Shape
+from ts_frontend.ingress.call import Call, ClientGone, Method, Shape
 from ts_frontend.telemetry.logs import Logs
 
 
@@ -31,7 +31,7 @@ def code_of(call: Call, error: BaseException | None) -> int:
         return Code.OK
     if isinstance(error, ServeError):
         return error.code
-    if isinstance(error, (asyncio.CancelledError, GeneratorExit)):
+    if isinstance(error, (asyncio.CancelledError, GeneratorExit, ClientGone)):
         return Code.DEADLINE_EXCEEDED if time.monotonic() >= call.deadline_s else Code.CANCELLED
     return Code.INTERNAL
 
