@@ -215,6 +215,8 @@ def test_nothing_is_left_of_a_storm(server: Any) -> None:
         "UNAVAILABLE",
         "503",
         "404",
+        "507",  # its worker was killed; over gRPC it is INTERNAL
+        "INTERNAL",
         "NOT_FOUND",
         "RESOURCE_EXHAUSTED",
         "CANCELLED",

@@ -9,7 +9,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -257,8 +257,13 @@ class Administration:
         await asyncio.to_thread(model.archive.remove)
         await self._environments.release(self._environment_of.pop(model))
         fetched = self._fetched.pop(model, None)
-        if fetched is not None and all(other.path != fetched.path for other in self._fetched.values()):
+        if fetched is None:
+            return
+        heir = next((other for other, one in self._fetched.items() if one.path == fetched.path), None)
+        if heir is None:
             await asyncio.to_thread(self._store.discard, fetched)
+        elif fetched.downloaded:  # whoever is the last to use it removes it
+            self._fetched[heir] = replace(self._fetched[heir], downloaded=True)
 
     def fetched(self, model: Model) -> Fetched:
         """Where the model's archive lies."""
