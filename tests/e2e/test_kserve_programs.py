@@ -13,6 +13,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -157,8 +158,10 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def installed() -> dict[str, str]:
-    """What is installed here, for the interpreter of an environment without."""
-    return os.environ | {"PYTHONPATH": os.pathsep.join(one for one in sys.path if one)}
+    """What is installed here, for the interpreter of an environment without: also our packages' folders, which an
+    editable installation doesn't put on the path."""
+    own = {str(Path(str(find_spec(name).origin)).parents[1]) for name in ("ts", "ts_frontend")}  # type: ignore[union-attr]
+    return os.environ | {"PYTHONPATH": os.pathsep.join([*own, *(one for one in sys.path if one)])}
 
 
 def free_port() -> int:
