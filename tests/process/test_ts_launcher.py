@@ -41,7 +41,9 @@ def test_a_server_is_started_asked_and_stopped(place: Path, capfd: pytest.Captur
     said = capfd.readouterr().out
     assert "TorchServe is not currently running." in said, "it stops what runs before"
     assert "\nModel server started.\n" in said
-    url = "http://127.0.0.1:" + re.findall(r"http_management +\S+:(\d+)", said)[0]
+    further = iter(lambda: lines.get(timeout=HANG_S), None)
+    matches = (re.search(r"http_management +\S+:(\d+)", line) for line in further)  # the command's words come after it
+    url = f"http://127.0.0.1:{next(match[1] for match in matches if match)}"
 
     registered = launcher.register_model("second", "hello_stream.mar", management_url=url)
     assert registered.ok and registered.status_code == 200, registered.text
@@ -52,7 +54,6 @@ def test_a_server_is_started_asked_and_stopped(place: Path, capfd: pytest.Captur
         refused.raise_for_status()
 
     launcher.stop()
-    further = iter(lambda: lines.get(timeout=HANG_S), None)
     assert any("Model second 1.0 added" in line for line in further), "the queue has what came after the start"
     assert "TorchServe has stopped." in capfd.readouterr().out
 
