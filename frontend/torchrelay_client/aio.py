@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from torchrelay_client import calls
+import torchrelay_client.calls as calls
 from torchrelay_client.answers import Answer, ModelMetadata, ModelState, ServerMetadata
 from torchrelay_client.calls import Call, Data, Request
 from torchrelay_client.connecting import CHANNELS, TIMEOUT_S, TLS, Channels, Options, channel_options, pairs

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchrelay_client import grpc_predict_v2_pb2 as pb
+import torchrelay_client.grpc_predict_v2_pb2 as pb
 from torchrelay_client.arrays import Array, from_contents, from_raw
 
 

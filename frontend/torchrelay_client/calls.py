@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from torchrelay_client import grpc_predict_v2_pb2 as pb
+import torchrelay_client.grpc_predict_v2_pb2 as pb
 from torchrelay_client.answers import (
     Answer,
     ModelMetadata,

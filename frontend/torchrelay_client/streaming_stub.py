@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torchrelay_client import grpc_predict_v2_pb2 as pb
+import torchrelay_client.grpc_predict_v2_pb2 as pb
 from torchrelay_client.grpc_predict_v2_pb2_grpc import GRPCInferenceServiceStub as Stub
 
 #: Says which of the two the client expects, so that the server need not guess.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -35,11 +35,11 @@ def frontend() -> dict[str, ast.Module]:
 @functools.cache
 def imports(tree: ast.Module) -> frozenset[str]:
     """Dotted names that are imported anywhere in it; `from a.b import c` gives `a.b` and `a.b.c`."""
-    return frozenset(imported(tree))
+    return frozenset(imported(ast.walk(tree)))
 
 
-def imported(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+def imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -277,12 +277,19 @@ def module_of(path: str) -> str:
     return name.removesuffix(".__init__")
 
 
+def running(tree: ast.AST) -> Iterator[ast.AST]:
+    """Everything but what only type checkers read."""
+    yield tree
+    for node in ast.iter_child_nodes(tree):
+        if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
+            yield from running(node)
+
+
 def graph() -> dict[str, set[str]]:
-    """Which module imports which when it is imported."""
-    trees = {module_of(path): eager(tree) for path, tree in {**frontend(), **worker()}.items()}
-    return {
-        name: {target for target in imports(tree) if target in trees and target != name} for name, tree in trees.items()
-    }
+    """Which module imports which, when it is imported itself or later."""
+    found = {**modules("frontend"), **worker()}
+    nodes = {module_of(path): list(running(tree)) for path, tree in found.items()}
+    return {name: {to for to in imported(inside) if to in nodes and to != name} for name, inside in nodes.items()}
 
 
 def test_imports_go_one_way() -> None:

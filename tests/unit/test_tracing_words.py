@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from ts_frontend.config import ConfigError
 from ts_frontend.telemetry.trace_export import BoundedProcessor, CountedExporter
 from ts_frontend.telemetry.trace_http import PATHS, Templates
-from ts_frontend.telemetry.tracing import GRPC, HTTP, endpoint, protocol_of, wanted
+from ts_frontend.telemetry.trace_settings import GRPC, HTTP, endpoint, protocol_of, wanted
 
 BASE = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318"}
 

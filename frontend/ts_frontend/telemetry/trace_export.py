@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.trace import Tracer
 
 import ts.version
-from ts_frontend.telemetry.tracing import GRPC
+from ts_frontend.telemetry.trace_settings import GRPC
 
 log = logging.getLogger(__name__)
 

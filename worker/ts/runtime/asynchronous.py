@@ -11,8 +11,9 @@ from typing import Any
 from ts.protocol.frames import Feed
 from ts.runtime.handlers import Loaded
 from ts.runtime.jobs import Batch
+from ts.runtime.opening import opened
 from ts.runtime.replies import PREDICTION_FAILED
-from ts.runtime.running import Running, running_of
+from ts.runtime.running import Running
 from ts.runtime.worker import Link
 
 _BATCH_ID = struct.Struct("<Q")
@@ -88,7 +89,7 @@ class AsyncRunner:
 
     async def _run(self, batch: Batch) -> None:
         context = self._context.fork()
-        running = running_of(batch, context, self._link, self._loaded)
+        running = opened(batch, context, self._link, self._loaded)
         changed = asyncio.Event()
         task = asyncio.current_task()
 

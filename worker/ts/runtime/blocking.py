@@ -11,8 +11,9 @@ from typing import Any, TypeAlias, cast
 
 from ts.runtime.handlers import Loaded
 from ts.runtime.jobs import Batch
+from ts.runtime.opening import opened
 from ts.runtime.replies import PREDICTION_FAILED
-from ts.runtime.running import Running, running_of
+from ts.runtime.running import Running
 from ts.runtime.worker import Link
 
 QUICK_CALL_S = 0.0002
@@ -62,7 +63,7 @@ class BlockingRunner:
         if not self._ledger.start(batch):
             return
         context = self._context.fork() if self._forks else self._context
-        running = running_of(batch, context, self._link, self._loaded)
+        running = opened(batch, context, self._link, self._loaded)
         self._before_call()
         self._latest = max(self._latest, batch.batch_id)  # a small batch overtakes a large one on the socket
         _BATCH_ID.pack_into(self._progress, 0, self._latest)

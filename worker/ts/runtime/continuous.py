@@ -17,9 +17,10 @@ from ts.context import Context, RequestCancelled
 from ts.runtime import replies, requests
 from ts.runtime.handlers import Loaded
 from ts.runtime.jobs import Batch, Job
+from ts.runtime.opening import opened
 from ts.runtime.replies import PREDICTION_FAILED, Failure, Outcome, raised
 from ts.runtime.requests import Headers
-from ts.runtime.running import HELD_BYTES_MAX, Running, frozen, is_tensor_request, running_of
+from ts.runtime.running import HELD_BYTES_MAX, Running, frozen
 from ts.runtime.worker import Link
 
 STREAM_NEXT = "ts_stream_next"
@@ -174,7 +175,7 @@ class ContinuousRunner:
 
     def _call_once(self, batch: Batch) -> None:
         """Describe calls and tensor requests have a call of their own, whose result is their whole answer."""
-        running = running_of(batch, self._context, self._link, self._loaded)
+        running = opened(batch, self._context, self._link, self._loaded)
         rows = running.rows(self._decode)
         if rows:
             self._run(running, rows)
@@ -198,4 +199,4 @@ class ContinuousRunner:
 
 def _is_single(job: Job) -> bool:
     item = job.item
-    return is_tensor_request(item) or (item is not None and ("describe", "True") in item.headers)
+    return requests.is_tensor_request(item) or (item is not None and ("describe", "True") in item.headers)

@@ -30,6 +30,11 @@ class Headers(dict[str, Any]):
             return default
 
 
+def is_tensor_request(item: Item | None) -> bool:
+    """Whether its one input is marked as a tensor protocol's request (ts/tensors/forms.py)."""
+    return item is not None and bool(item.inputs) and item.inputs[0].content_type[:1] == "\0"
+
+
 def fields(item: Item) -> Sequence[Input]:
     """A request's inputs; a form is as many as it has fields."""
     found = item.inputs

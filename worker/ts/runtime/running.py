@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ts.context import Context, RequestCancelled
-from ts.protocol.frames import Chunk, Failed, Item, decode_bytes
+from ts.protocol.frames import Chunk, Failed, decode_bytes
 from ts.runtime import replies, requests
-from ts.runtime.handlers import Loaded
 from ts.runtime.jobs import Batch, Ledger
 from ts.runtime.replies import PREDICTION_FAILED, Failure, Outcome, outcome, outcomes, raised
 from ts.runtime.worker import Link
@@ -154,17 +153,3 @@ class Running:
 def frozen(value: Outcome) -> Outcome:
     """A copy of what the handler may change before it is written."""
     return bytes(value) if isinstance(value, (bytearray, memoryview)) else value
-
-
-def running_of(batch: Batch, context: Context, link: Link, loaded: Loaded) -> Running:
-    """The batch with what reads and writes its requests' forms."""
-    if loaded.takes == "rows" and not any(is_tensor_request(job.item) for job in batch.jobs):
-        return Running(batch, context, link)
-    from ts.runtime.tensor_running import TensorRunning
-
-    return TensorRunning(batch, context, link, loaded)
-
-
-def is_tensor_request(item: Item | None) -> bool:
-    """Whether its one input is marked as a tensor protocol's request (ts/tensors/forms.py)."""
-    return item is not None and bool(item.inputs) and item.inputs[0].content_type[:1] == "\0"

@@ -21,7 +21,7 @@ from ts.runtime.replies import (
     outcome,
     raised,
 )
-from ts.runtime.running import Ended, Running, is_tensor_request
+from ts.runtime.running import Ended, Running
 from ts.runtime.worker import Link
 from ts.tensors import forms, rows
 from ts.tensors.datatypes import BadTensor
@@ -63,7 +63,7 @@ class TensorRunning(Running):
         return [row for _, _, row, _ in found]
 
     def _read(self, item: Item, decode: bool) -> tuple[Form | None, Any, dict[str, Any]]:
-        if is_tensor_request(item):
+        if requests.is_tensor_request(item):
             form = forms.opened(item, self._model)
             if forms.is_followed(item):
                 form.request.following = self._following(item)
