@@ -52,6 +52,7 @@ from ts_frontend.workflows.persistence import restore_workflows, states_of
 log = logging.getLogger(__name__)
 
 STARTED = "Model server started."
+LOGS_FLUSH_S = 2.0
 #: Requests may take drain_timeout_s to end, then workers the same; what else a stop does takes less than this.
 STOP_MARGIN_S = 30.0
 BYPASSED = (
@@ -367,6 +368,7 @@ async def _run(config: ServerConfig, logs: Logs, report: Report) -> None:
     def on_ready(listening: dict[str, str], failures: list[str]) -> None:
         for name, address in listening.items():
             log.info("%s listens on %s", name, address)
+        logs.flush(LOGS_FLUSH_S)  # who waits for STARTED finds the addresses above it
         print(f"{STARTED}\n", end="", flush=True)  # in one piece: the log's thread writes there too
         report.ready(listening, failures)
 

@@ -7,6 +7,7 @@ import errno
 import json
 import logging
 import os
+import threading
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -217,6 +218,24 @@ def test_metrics_among_the_lines_are_not_cut(
     monkeypatch.setattr(model_log, "LINES_PER_S_MAX", 0)
     line = "[METRICS]HandlerTime.ms:1|#ModelName:m,Level:Model|#type:GAUGE|#hostname:vm,17,ID"
     assert not any("2 lines" in one for one in flooded(tmp_path, 5, line))
+
+
+def test_a_flush_returns_when_what_came_before_is_written_and_not_later_than_it_may() -> None:
+    """A reader that doesn't read holds the thread up; who flushes goes on."""
+    let_go, written = threading.Event(), []
+
+    class Held(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            let_go.wait()
+            written.append(record.getMessage())
+
+    writer = log_writer.Writer()
+    writer.start()
+    writer.put(record("one"), [Held()])
+    assert not writer.flush(0.01) and not written
+    let_go.set()
+    assert writer.flush(60) and written == ["one"]
+    writer.close()
 
 
 def test_requests_that_cannot_be_written_in_time_are_counted(

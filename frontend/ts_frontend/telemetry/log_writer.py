@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from queue import Empty, SimpleQueue
+from typing import TypeAlias
 
 from ts_frontend.telemetry.log_entries import Access, AccessFields, Entry, Lines, ModelLine, Source, folded, printable
 
@@ -21,6 +22,8 @@ PERIOD_S = 0.25
 ENTRIES_PER_WRITE = 64
 
 SERVER, ACCESS, MODEL = "ts_frontend", "ACCESS_LOG", "MODEL_LOG"
+
+_Waiting: TypeAlias = "tuple[logging.LogRecord, Sequence[logging.Handler]]"
 
 
 class Deferred(logging.Handler):
@@ -48,7 +51,7 @@ class Writer:
     ones are dropped, and counted in the log."""
 
     def __init__(self) -> None:
-        self._records: SimpleQueue[tuple[logging.LogRecord, Sequence[logging.Handler]] | None] = SimpleQueue()
+        self._records: SimpleQueue[_Waiting | threading.Event | None] = SimpleQueue()
         self._accesses: deque[AccessFields] = deque()
         self._lines: deque[ModelLine] = deque()
         self.sources: list[Source] = [self._access_portions]
@@ -81,6 +84,12 @@ class Writer:
         if len(lines) == 1:
             self._records.put(_LINES)
 
+    def flush(self, timeout_s: float) -> bool:
+        """Waits until the records that came before are written; False when that takes longer."""
+        written = threading.Event()
+        self._records.put(written)
+        return written.wait(timeout_s)
+
     def close(self) -> None:
         """Write what is waiting and end the thread."""
         if self._thread.is_alive():
@@ -101,6 +110,8 @@ class Writer:
                 continue
             if item is _LINES or item is None:
                 self._write_lines()
+            elif isinstance(item, threading.Event):
+                item.set()
             else:
                 write(*item)
             if self._dropped and self._records.empty():
@@ -150,7 +161,7 @@ class Writer:
 
 
 #: In the queue of records: workers' lines are waiting, too.
-_LINES: tuple[logging.LogRecord, Sequence[logging.Handler]] = (logging.LogRecord("", 0, "", 0, "", (), None), ())
+_LINES: _Waiting = (logging.LogRecord("", 0, "", 0, "", (), None), ())
 
 
 def _write_same(

@@ -55,6 +55,10 @@ class Logs:
     def set_level(self, level: int) -> None:
         logging.getLogger(SERVER).setLevel(level)
 
+    def flush(self, timeout_s: float) -> bool:
+        """Waits until the server's own messages so far are written; False when that takes longer."""
+        return self.writer.flush(timeout_s)
+
     def close(self) -> None:
         """Write what is waiting, close the files, and leave `logging` without handlers of ours."""
         self.writer.close()
