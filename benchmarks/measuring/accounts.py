@@ -24,16 +24,3 @@ def _cpu_s(process: psutil.Process) -> float:
     except psutil.NoSuchProcess:
         return 0.0
     return float(times.user + times.system + times.children_user + times.children_system)
-
-
-def memory_bytes(root: psutil.Process) -> int:
-    """Proportional set size of the tree where the system tells it, else resident size."""
-    return sum(_memory_bytes(process) for process in tree(root))
-
-
-def _memory_bytes(process: psutil.Process) -> int:
-    try:
-        full = process.memory_full_info()
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return 0
-    return int(getattr(full, "pss", full.rss))

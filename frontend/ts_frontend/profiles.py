@@ -52,15 +52,3 @@ PROFILES: Mapping[str, Mapping[str, str]] = MappingProxyType(
 
 #: Who gives keys wants them asked for, whatever a profile says.
 KEYS = ("token_path", "inference_token", "management_token", "api_token")
-
-PROFILE_DOC: Mapping[str, str] = MappingProxyType(
-    {
-        "torchserve": "this server's own defaults",
-        "triton": "HTTP 8000, gRPC 8001, metrics 8002; `--model-store` names a model repository",
-        "mlserver": "HTTP 8080, gRPC 8081, metrics 8082; management moves to 8083",
-        "kserve": "HTTP 8080, gRPC 8081 and metrics 8082 on every address, without tokens unless keys are given; "
-        "management moves to 8083, stays on the loopback address, and registering is off",
-        "dynamo": "HTTP 8000, gRPC 8001 with `GET /metrics` there too, messages of 4 MiB at most",
-        "max": "HTTP 8000, gRPC 9090, models in `model_store`",
-    }
-)

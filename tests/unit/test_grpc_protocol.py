@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import struct
 import zlib
+from urllib.parse import unquote
 
 import pytest
 from hypothesis import given
@@ -150,7 +151,7 @@ def test_malformed_timeouts(value):
 @given(st.text(alphabet=st.characters(codec="utf-8")))
 def test_status_message_round_trip(message):
     encoded = headers.encode_message(message)
-    assert headers.decode_message(encoded) == headers.bounded(message)
+    assert unquote(encoded.decode()) == headers.bounded(message)
     assert encoded.isascii()
     assert encoded == encoded.strip()
     assert all(0x20 <= byte < 0x7F for byte in encoded)
@@ -160,7 +161,7 @@ def test_status_message_round_trip(message):
 def test_status_message_has_a_bound(char):
     encoded = headers.encode_message(char * 100_000)
     assert len(encoded) <= headers.STATUS_MESSAGE_BYTES_MAX
-    assert headers.decode_message(encoded).endswith(" ...")
+    assert unquote(encoded.decode()).endswith(" ...")
 
 
 def test_printable_text_stays_readable():

@@ -43,7 +43,6 @@ class Sequence:
     worker has taken. `closed`: why it takes no more, "" while it does."""
 
     id: str
-    opened_s: float
     waiting: OrderedDict[int, Sequenced] = field(default_factory=OrderedDict)
     out: dict[int, Sequenced] = field(default_factory=dict)
     worker: Hashable | None = None

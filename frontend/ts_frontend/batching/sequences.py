@@ -98,7 +98,7 @@ class SequenceBatcher:
                 f"{len(self._sequences)} sequences are open and the model takes {self.limits.sequences_max} "
                 f"(maxNumSequence)"
             )
-        sequence = self._sequences[job.sequence_id] = Sequence(job.sequence_id, now_s)
+        sequence = self._sequences[job.sequence_id] = Sequence(job.sequence_id)
         if self.limits.life_s != math.inf:
             self._aging[sequence.id] = now_s + self.limits.life_s
         return sequence

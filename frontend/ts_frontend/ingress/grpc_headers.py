@@ -10,7 +10,7 @@ import re
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Sequence
 from typing import overload
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from ts_frontend.errors import Code, ServeError
 from ts_frontend.ingress.grpc_protocol import ACCEPTED_ENCODINGS
@@ -66,11 +66,6 @@ def encode_message(message: str) -> bytes:
     if encoded != encoded.strip():
         encoded = encoded.replace(" ", "%20")
     return encoded.encode("ascii")
-
-
-def decode_message(value: bytes) -> str:
-    """The text of a `grpc-message`."""
-    return unquote(value.decode("latin-1"), errors="replace")
 
 
 def bounded(message: str) -> str:

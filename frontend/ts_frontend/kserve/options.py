@@ -102,7 +102,6 @@ OPTIONS = (
     KServeOption("predictor_request_retries", integer, 0, note=_NONE),
     KServeOption("enable_predictor_health_check", str, None, note=_NONE),
 )
-BY_NAME: Mapping[str, KServeOption] = {option.name: option for option in OPTIONS}
 #: Of aiSSEMBLE's other servers: what the environment, or oip.properties, may have of them.
 AUTH = {"AUTH_ENABLED": "auth_enabled", "AUTH_SECRET": "auth_secret", "OIP_PDP_URL": "pdp_url"}
 

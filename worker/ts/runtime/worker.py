@@ -74,7 +74,6 @@ class Link:
         self._parked = False
         self._wake = threading.Event()
         self.ledger = Ledger(0, 0)
-        self.read_at_s = 0.0
         self.waits_for_credit = True
         self.holds_back = False
         self._flushed_s = 0.0
