@@ -2,51 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any, Protocol
+from typing import Protocol
 
-from ts_frontend.errors import InvalidArgument
 from ts_frontend.ingress.http import MethodNotAllowed, ResourceNotFound
 from ts_frontend.ingress.http_call import HttpAnswer, HttpRequest, Serve
+from ts_frontend.services.actions import Administration
 from ts_frontend.services.http_answers import Parameters, json_answer, query_pairs
+from ts_frontend.services.http_managing import admitted, outcome_answer, page_asked, register_parameters
 from ts_frontend.services.origins import Origins
-
-LIST_LIMIT = 100
-
-
-class Outcome(Protocol):
-    @property
-    def http_status(self) -> int: ...
-    @property
-    def status(self) -> str: ...
-
-
-class Administration(Protocol):
-    """What can be done to models (`ts_frontend.models.administration.Administration`)."""
-
-    async def register(
-        self,
-        url: str,
-        *,
-        model_name: str | None,
-        handler: str | None,
-        runtime: str | None,
-        batch_size: int | None,
-        max_batch_delay: int | None,
-        initial_workers: int | None,
-        response_timeout: int | None,
-        startup_timeout: int | None,
-        synchronous: bool,
-    ) -> Outcome: ...
-
-    async def scale(
-        self, name: str, *, version: str | None, min_worker: int, max_worker: int | None, synchronous: bool
-    ) -> Outcome: ...
-
-    async def unregister(self, name: str, *, version: str | None) -> Outcome: ...
-    async def set_default(self, name: str, version: str) -> Outcome: ...
-    def list_models(self, *, limit: int, next_page_token: int) -> dict[str, Any]: ...
-    async def describe(self, name: str, *, version: str | None, customized: bool) -> list[dict[str, Any]]: ...
 
 
 class Served(Protocol):
@@ -72,12 +35,7 @@ class HttpManagement:
         self._switched_off = () if model_api else (self._register, self._unregister)
 
     def route(self, request: HttpRequest) -> Serve | None:
-        serve = self._find(request.method, request.segments)
-        if serve is not None:
-            self._origins.check(request)
-            if serve in self._switched_off:
-                raise MethodNotAllowed
-        return serve
+        return admitted(self._find(request.method, request.segments), request, self._origins, self._switched_off)
 
     def _find(self, method: str, segments: list[str]) -> Serve | None:
         match method, segments:
@@ -122,7 +80,7 @@ class HttpManagement:
             startup_timeout=parameters.integer("startup_timeout"),
             synchronous=parameters.flag("synchronous", True),
         )
-        return _outcome(outcome)
+        return outcome_answer(outcome)
 
     async def _scale(self, request: HttpRequest) -> HttpAnswer:
         parameters = Parameters(query_pairs(request))
@@ -135,7 +93,7 @@ class HttpManagement:
             max_worker=parameters.integer("max_worker"),
             synchronous=parameters.flag("synchronous", False),
         )
-        return _outcome(outcome)
+        return outcome_answer(outcome)
 
     async def _describe(self, request: HttpRequest) -> HttpAnswer:
         name, version = _model(request)
@@ -144,19 +102,15 @@ class HttpManagement:
 
     async def _unregister(self, request: HttpRequest) -> HttpAnswer:
         name, version = _model(request)
-        return _outcome(await self._administration.unregister(name, version=version))
+        return outcome_answer(await self._administration.unregister(name, version=version))
 
     async def _set_default(self, request: HttpRequest) -> HttpAnswer:
         _, name, version, _ = request.segments
-        return _outcome(await self._administration.set_default(name, version))
+        return outcome_answer(await self._administration.set_default(name, version))
 
     async def _ready(self, request: HttpRequest) -> HttpAnswer:
         name = request.segments[2]
         return json_answer(200, {"name": name, "ready": self._models.find(name).ready})
-
-
-def _outcome(outcome: Outcome) -> HttpAnswer:
-    return json_answer(outcome.http_status, {"status": outcome.status})
 
 
 def _model(request: HttpRequest) -> tuple[str, str | None]:
@@ -165,43 +119,3 @@ def _model(request: HttpRequest) -> tuple[str, str | None]:
     if not name:
         raise ResourceNotFound
     return name, version[0] if version else None
-
-
-def page_asked(parameters: Parameters) -> tuple[int, int]:
-    """`limit` and `next_page_token`."""
-    return _integer_or(parameters, "limit", LIST_LIMIT), _integer_or(parameters, "next_page_token", 0)
-
-
-def _integer_or(parameters: Parameters, name: str, default: int) -> int:
-    """Paging forgives what isn't a number, as TorchServe does."""
-    try:
-        value = parameters.integer(name)
-    except InvalidArgument:
-        return default
-    return default if value is None else value
-
-
-async def register_parameters(request: HttpRequest) -> Parameters:
-    """Those of the query, or of a JSON body."""
-    if request.header(b"content-type").partition(";")[0].strip().lower() == "application/json":
-        return _json_parameters(await request.body())
-    return Parameters(query_pairs(request))
-
-
-def _json_parameters(body: bytes) -> Parameters:
-    """The members of a JSON object, as parameters of those names."""
-    try:
-        members = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgument(f"The request's body is not JSON: {error}") from None
-    if not isinstance(members, dict):
-        raise InvalidArgument(f"The request's body must be a JSON object, not {type(members).__name__}")
-    return Parameters([(name, _text(name, value)) for name, value in members.items() if value is not None])
-
-
-def _text(name: str, value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int) or (isinstance(value, str) and value.isprintable()):
-        return str(value)
-    raise InvalidArgument(f"Parameter {name} must be a text, a whole number, true or false")

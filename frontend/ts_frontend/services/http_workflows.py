@@ -15,20 +15,14 @@ from ts_frontend.errors import HandlerFailed, ServeError
 from ts_frontend.ingress.call import ClientGone
 from ts_frontend.ingress.http import JSON, MethodNotAllowed
 from ts_frontend.ingress.http_call import Header, HttpAnswer, HttpRequest, Serve
+from ts_frontend.services.actions import Outcome
 from ts_frontend.services.http_answers import Parameters, json_answer, query_pairs
 from ts_frontend.services.http_inference import check_form, handler_headers
-from ts_frontend.services.http_management import page_asked, register_parameters
+from ts_frontend.services.http_managing import admitted, outcome_answer, page_asked, register_parameters
 from ts_frontend.services.origins import Origins
 
 #: Answers of several nodes that are larger together are read as JSON outside of the event loop.
 JSON_AT_ONCE_BYTES = 65_536
-
-
-class Outcome(Protocol):
-    @property
-    def http_status(self) -> int: ...
-    @property
-    def status(self) -> str: ...
 
 
 class Reply(Protocol):
@@ -79,12 +73,7 @@ class HttpWorkflows:
         return self._predict if len(segments) > 1 and segments[0] == "wfpredict" else None
 
     def managing(self, request: HttpRequest) -> Serve | None:
-        serve = self._find(request.method, request.segments)
-        if serve is not None:
-            self._origins.check(request)
-            if serve in self._switched_off:
-                raise MethodNotAllowed
-        return serve
+        return admitted(self._find(request.method, request.segments), request, self._origins, self._switched_off)
 
     def _find(self, method: str, segments: list[str]) -> Serve | None:
         match method, segments:
@@ -114,14 +103,14 @@ class HttpWorkflows:
             response_timeout=parameters.integer("response_timeout"),
             startup_timeout=parameters.integer("startup_timeout"),
         )
-        return json_answer(outcome.http_status, {"status": outcome.status})
+        return outcome_answer(outcome)
 
     async def _describe(self, request: HttpRequest) -> HttpAnswer:
         return json_answer(200, self._workflows.describe(request.segments[1]))
 
     async def _unregister(self, request: HttpRequest) -> HttpAnswer:
         outcome = await self._workflows.unregister(request.segments[1])
-        return json_answer(outcome.http_status, {"status": outcome.status})
+        return outcome_answer(outcome)
 
     # --- predictions
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
@@ -23,54 +23,9 @@ from ts_frontend.protos.management_pb2 import (
     UnregisterModelRequest,
 )
 from ts_frontend.protos.management_pb2_grpc import ManagementAPIsServiceStub as Names
-
-LIST_LIMIT = 100
-#: The `timeout` that stands for none.
-UNLIMITED = -1
+from ts_frontend.services.actions import LIST_LIMIT, UNLIMITED, Administration
 
 Request = TypeVar("Request", bound=Message)
-
-
-class Outcome(Protocol):
-    """What came of an action; failures are raised."""
-
-    @property
-    def status(self) -> str: ...
-
-
-class Administration(Protocol):
-    """What can be done to models (`ts_frontend.models.administration.Administration`)."""
-
-    async def register(
-        self,
-        url: str,
-        *,
-        model_name: str | None,
-        handler: str | None,
-        runtime: str | None,
-        batch_size: int | None,
-        max_batch_delay: int | None,
-        initial_workers: int | None,
-        response_timeout: int | None,
-        startup_timeout: int | None,
-        synchronous: bool,
-    ) -> Outcome: ...
-
-    async def scale(
-        self,
-        name: str,
-        *,
-        version: str | None,
-        min_worker: int,
-        max_worker: int | None,
-        synchronous: bool,
-        timeout: int,
-    ) -> Outcome: ...
-
-    async def unregister(self, name: str, *, version: str | None) -> Outcome: ...
-    async def set_default(self, name: str, version: str) -> Outcome: ...
-    def list_models(self, *, limit: int, next_page_token: int) -> dict[str, Any]: ...
-    async def describe(self, name: str, *, version: str | None, customized: bool) -> list[dict[str, Any]]: ...
 
 
 def _pretty(value: object) -> str:
