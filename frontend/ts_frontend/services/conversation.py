@@ -9,28 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
-from ts.protocol.frames import Buffer, Pairs
 from ts_frontend.errors import ServeError
 from ts_frontend.services.predictions import Request, failure_response, parse, sequence_response
+from ts_frontend.services.served import Answer
 
 #: Requests of one call that have been read and not answered; the client's next ones wait in its connection.
 REQUESTS_MAX = 64
 #: Groups of answers of one call that wait to be written; handlers that stream wait for room.
 ANSWERS_MAX = 64
-
-
-class Answer(Protocol):
-    """A request on its way (`ts_frontend.job.Job`)."""
-
-    status: int
-    headers: Pairs
-    sequence_id: str
-
-    async def result(self) -> Buffer: ...
-    def chunks(self) -> AsyncIterator[list[Buffer]]: ...
-    def cancel(self) -> None: ...
 
 
 Start: TypeAlias = Callable[[Request], Answer]

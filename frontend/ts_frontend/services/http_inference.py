@@ -14,6 +14,7 @@ from ts.protocol.frames import Buffer, Input, Pairs
 from ts_frontend.errors import HandlerFailed, InvalidArgument
 from ts_frontend.ingress.http_call import Header, HttpAnswer, HttpRequest, Route, Serve
 from ts_frontend.services.http_answers import Parameters, json_answer, query_pairs
+from ts_frontend.services.served import Answer, Models
 
 PREDICT, EXPLAIN = ("explain", "False"), ("explain", "True")
 
@@ -23,40 +24,6 @@ _RESERVED = frozenset(
 )
 _NAME = re.compile(r"[0-9A-Za-z!#$%&'*+.^_`|~-]+")
 _VALUE = re.compile(r"[\x20-\x7e\x80-\xff\t]*")
-
-
-class Answer(Protocol):
-    """A request on its way (`ts_frontend.job.Job`)."""
-
-    status: int
-    headers: Pairs
-
-    @property
-    def done(self) -> bool: ...
-    def chunks(self) -> AsyncIterator[list[Buffer]]: ...
-    def cancel(self) -> None: ...
-
-
-class Served(Protocol):
-    """A model version (`ts_frontend.models.model.Model`)."""
-
-    name: str
-
-    def submit(
-        self,
-        inputs: Sequence[Input],
-        *,
-        headers: Pairs = (),
-        request_id: str | None = None,
-        stream: bool,
-        version_named: bool = False,
-    ) -> Answer: ...
-
-
-class Models(Protocol):
-    """Where models are found by name (`ts_frontend.models.registry.Registry`)."""
-
-    def find(self, name: str, version: str | None = None) -> Served: ...
 
 
 class Health(Protocol):

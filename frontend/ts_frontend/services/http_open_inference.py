@@ -20,8 +20,9 @@ from ts_frontend.services import tensor_models, tensor_requests
 from ts_frontend.services.http_answers import compact_json, json_object
 from ts_frontend.services.http_v2 import body_of, compressed, refusal, served
 from ts_frontend.services.repository import Repository, check_unload_parameters, config_of, load_parameters
+from ts_frontend.services.served import Answer
 from ts_frontend.services.tensor_joining import joined_generate, joined_json
-from ts_frontend.services.tensor_models import Answer, Health, Models, Regions, Served
+from ts_frontend.services.tensor_models import Health, Models, Regions, Served
 
 EVENTS: Header = (b"content-type", b"text/event-stream; charset=utf-8")
 

@@ -16,7 +16,8 @@ from ts_frontend.ingress.http import MethodNotAllowed
 from ts_frontend.ingress.http_call import HttpAnswer, HttpRequest, Serve
 from ts_frontend.services.http_answers import compact_json, json_object
 from ts_frontend.services.http_open_inference import EVENTS, event
-from ts_frontend.services.tensor_models import Answer, Models, find
+from ts_frontend.services.served import Answer
+from ts_frontend.services.tensor_models import Models, find
 
 Fields: TypeAlias = "dict[str, Any]"
 DONE = b"data: [DONE]\n\n"

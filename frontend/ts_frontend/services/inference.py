@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
@@ -13,30 +12,10 @@ from ts_frontend.errors import InvalidArgument, ServeError
 from ts_frontend.ingress.call import Call, Method, Shape
 from ts_frontend.protos.inference_pb2 import TorchServeHealthResponse
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub as Names
-from ts_frontend.services.conversation import Answer, converse
+from ts_frontend.services.conversation import converse
 from ts_frontend.services.metadata import RequestIds, identified, response_metadata
 from ts_frontend.services.predictions import Request, parse, response
-
-
-class Served(Protocol):
-    """A model version that takes requests (`ts_frontend.models.model.Model`)."""
-
-    def submit(
-        self,
-        inputs: Sequence[Input],
-        *,
-        headers: Pairs = (),
-        deadline_s: float = math.inf,
-        request_id: str | None = None,
-        stream: bool,
-        version_named: bool = False,
-    ) -> Answer: ...
-
-
-class Models(Protocol):
-    """Where models are found by name (`ts_frontend.models.registry.Registry`)."""
-
-    def find(self, name: str, version: str | None) -> Served: ...
+from ts_frontend.services.served import Answer, Models
 
 
 class Health(Protocol):

@@ -19,8 +19,9 @@ from ts_frontend.ingress.call import Call, Method, Shape
 from ts_frontend.models.signature import TensorSpec
 from ts_frontend.services import tensor_models, tensor_requests
 from ts_frontend.services.metadata import RequestIds, identified
+from ts_frontend.services.served import Answer
 from ts_frontend.services.tensor_joining import joined_messages
-from ts_frontend.services.tensor_models import Answer, Health, Models, Regions, Stream
+from ts_frontend.services.tensor_models import Health, Models, Regions, Stream
 from ts_frontend.services.tensor_streams import FIRST, Dialect, converse
 
 SERVICE = "inference.GRPCInferenceService"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-from ts.protocol.frames import Buffer, Input, Pairs
+from ts.protocol.frames import Input, Pairs
 from ts_frontend.errors import ModelNotFound, ModelVersionNotFound
 from ts_frontend.models.signature import Signature
 from ts_frontend.models.statistics import Statistics
+from ts_frontend.services import served
+from ts_frontend.services.served import Answer
 
 #: Clients of MAX ask for version 0 and mean whichever is served.
 ANY_VERSION = "0"
@@ -20,28 +21,15 @@ EXTENSIONS = (
 )
 
 
-class Answer(Protocol):
-    """A request on its way (`ts_frontend.job.Job`)."""
-
-    status: int
-    headers: Pairs
-
-    @property
-    def done(self) -> bool: ...
-    def chunks(self) -> AsyncIterator[list[Buffer]]: ...
-    def cancel(self) -> None: ...
-
-
 class Stream(Answer, Protocol):
     """One that takes further requests (`ts_frontend.fed_job.FedJob`)."""
 
     async def feed(self, inputs: Sequence[Input], last: bool = False) -> None: ...
 
 
-class Served(Protocol):
-    """A model version (`ts_frontend.models.model.Model`)."""
+class Served(served.Served, Protocol):
+    """One that may take tensors."""
 
-    name: str
     version: str
 
     @property
@@ -64,16 +52,6 @@ class Served(Protocol):
     @property
     def statistics(self) -> Statistics: ...
     def triton_config(self) -> dict[str, Any]: ...
-    def submit(
-        self,
-        inputs: Sequence[Input],
-        *,
-        headers: Pairs = (),
-        deadline_s: float = math.inf,
-        request_id: str | None = None,
-        stream: bool,
-        version_named: bool = False,
-    ) -> Answer: ...
 
 
 class Models(Protocol):

@@ -20,7 +20,8 @@ from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.frames import Input
 from ts_frontend.errors import InvalidArgument, ServeError
 from ts_frontend.ingress.call import Call
-from ts_frontend.services.tensor_models import Answer, Stream
+from ts_frontend.services.served import Answer
+from ts_frontend.services.tensor_models import Stream
 
 #: Requests of one stream that have been read and not answered; the client's next ones wait in its connection.
 REQUESTS_MAX = 64
