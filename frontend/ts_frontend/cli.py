@@ -41,6 +41,7 @@ _SETTING_FLAGS = {
     "model_repository": "--model-repository",
     "model_control_mode": "--model-control-mode",
     "load_model": "--load-model",
+    "program": "--program",
     "repository_poll_secs": "--repository-poll-secs",
     "load_models": "--models",
     "log_config": "--log-config",
@@ -179,6 +180,12 @@ def _add_settings(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--load-model", action="append", metavar="NAME", help="load at start in explicit mode; *: all; can be repeated"
     )
+    group.add_argument(
+        "--program",
+        action="append",
+        metavar="'FILE [ARGUMENT …]'",
+        help="a program made for aiSSEMBLE's or KServe's server: its models are served too; can be repeated",
+    )
     group.add_argument("--repository-poll-secs", metavar="S", help="seconds between two looks at the files (poll)")
     group.add_argument("--ts-config", metavar="FILE", help="settings: config.properties")
     group.add_argument(
@@ -282,7 +289,8 @@ def _options(arguments: argparse.Namespace) -> list[Option]:
     for key, flag in _SETTING_FLAGS.items():
         value = getattr(arguments, key)
         if value is not None:
-            options.append(Option(key, ",".join(value) if isinstance(value, list) else value, flag))
+            separator = ";" if key == "program" else ","
+            options.append(Option(key, separator.join(value) if isinstance(value, list) else value, flag))
     for name, alias in ALIASES.items():
         value = getattr(arguments, f"alias_{name}")
         if value is not None:
@@ -376,7 +384,7 @@ def _startable(arguments: argparse.Namespace) -> ServerConfig:
     config = load_config(_options(arguments), _ts_config(arguments))
     if config.work_dir is not None:
         _make_places(config, config.work_dir)
-    if config.model_store is None and not config.model_repository:
+    if config.model_store is None and not config.model_repository and not config.program.lines:
         raise ConfigError("Missing mandatory parameter --model-store")
     for directory in config.model_repository:
         _check_place(config, "model_repository", "directory", directory)

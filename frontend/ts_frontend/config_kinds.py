@@ -9,6 +9,7 @@ import difflib
 import json
 import math
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -194,6 +195,41 @@ def _extra_port(word: str) -> ExtraPort:
     return ExtraPort(int(PORT.parse(port)), dialect)
 
 
+@dataclass(frozen=True, slots=True)
+class ProgramLine:
+    """A program's file and its arguments."""
+
+    words: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return shlex.join(self.words)
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramLines:
+    """Several of them; as text with `;` between."""
+
+    lines: tuple[ProgramLine, ...] = ()
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, self.lines))
+
+
+def _programs(text: str) -> ProgramLines:
+    reader = shlex.shlex(text, posix=True, punctuation_chars=";")
+    reader.whitespace_split, reader.commenters = True, ""
+    lines: list[list[str]] = [[]]
+    try:
+        for word in reader:
+            if word.strip(";"):
+                lines[-1].append(word)
+            else:
+                lines.append([])
+    except ValueError as error:
+        raise ValueError(f"not words as a shell has them: {error}") from None
+    return ProgramLines(tuple(ProgramLine(tuple(line)) for line in lines if line))
+
+
 TEXT = Kind("text", str)
 BOOLEAN = Kind("boolean", _boolean)
 OPEN_INFERENCE = Kind("boolean", _open_inference)
@@ -202,6 +238,7 @@ PATTERN = Kind("regular expression", _pattern)
 PATTERNS = Kind("comma list of regular expressions", _patterns)
 PATHS = Kind("comma list of paths", lambda text: tuple(_path(word) for word in _words(text)))
 WORDS = Kind("comma list", _words)
+PROGRAMS = Kind("`FILE ARGUMENT …; FILE …`", _programs)
 KEYS = Kind("comma list", _keys)
 MODELS = Kind("JSON", _models)
 MODE = Kind("octal permissions", _mode)

@@ -29,12 +29,14 @@ from ts_frontend.config_kinds import (
     PATTERN,
     PATTERNS,
     PORT,
+    PROGRAMS,
     TEXT,
     WORDS,
     ConfigError,
     ExtraPort,
     Kind,
     ModelEntries,
+    ProgramLines,
     address,
     choice,
     number,
@@ -337,6 +339,13 @@ class ServerConfig:
     job_queue_bytes_max: int = _own(whole(1), 1 << 30, "bytes of requests that may wait, per model version")
     stream_credit_bytes: int = _own(
         whole(65_536), 262_144, "bytes that a stream may be ahead of its reader; then its handler waits"
+    )
+    program: ProgramLines = _own(
+        PROGRAMS,
+        ProgramLines(),
+        "programs that start a server of aiSSEMBLE's or KServe's, each with its arguments: their models are served "
+        "beside the others (docs/aissemble.md)",
+        restored=False,
     )
     model_repository: tuple[Path, ...] = _own(
         PATHS, (), "directories of models in Triton's layout, beside the model store", restored=False

@@ -11,7 +11,7 @@ import platform
 import signal
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from ts_frontend.doors import Doors
 from ts_frontend.errors import ServeError
 from ts_frontend.health import Health
 from ts_frontend.ingress.engine import Engine
+from ts_frontend.kserve import options as kserve_options
+from ts_frontend.kserve import properties_file
 from ts_frontend.last_resort import end_within
 from ts_frontend.models.administration import Administration
 from ts_frontend.models.archive import Archive, ExtractLimits
@@ -31,6 +33,7 @@ from ts_frontend.models.environment import Environments
 from ts_frontend.models.environment_store import EnvironmentStore
 from ts_frontend.models.launchpad import Launchpad
 from ts_frontend.models.persistence import Recorder, RestoreFailed
+from ts_frontend.models.programs import Programs
 from ts_frontend.models.registry import Registry
 from ts_frontend.models.settings import ModelSettings, Requested, resolve
 from ts_frontend.models.snapshot import Kind, Snapshot, SnapshotFiles
@@ -241,6 +244,7 @@ class Server:
             supervisor,
             self._settings,
             self._environments(),
+            self._programs(work_dir),
             work_dir=work_dir,
             extract_limits=self._extract_limits(),
             model_api=config.model_api_enabled,
@@ -252,6 +256,15 @@ class Server:
         config = self.config
         store = EnvironmentStore(config.environments_path, config.environments_kept_max)
         return Environments(store, install=config.install_py_dep_per_model, timeout_s=config.install_timeout_s)
+
+    def _programs(self, work_dir: Path) -> Programs:
+        config = self.config
+
+        def latency_logging(argv: Sequence[str]) -> bool:
+            environ = config.environment
+            return bool(kserve_options.value_of("enable_latency_logging", argv, environ, properties_file.read(environ)))
+
+        return Programs(worker_env(config), work_dir, config.default_startup_timeout, latency_logging)
 
     def _workflows(
         self, administration: Administration, store: Store, work_dir: Path, recorder: Recorder

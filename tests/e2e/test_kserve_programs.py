@@ -288,6 +288,39 @@ def test_nothing_of_it_when_it_is_off(start: Start) -> None:
     assert program.ask("/v2/health/live")[0] == 200
 
 
+def test_archives_and_repositories_beside_a_program(start: Start, tmp_path: Path) -> None:
+    """Options before the program are the server's, those behind it both's."""
+    store, repository = tmp_path / "store", tmp_path / "repository"
+    for name in ("upper", "other"):
+        (store / name / "MAR-INF").mkdir(parents=True)
+        (store / name / "handler.py").write_text(
+            "def handle(data, context):\n    return ['row' for row in data or ()]\n"
+        )
+        manifest = {"model": {"modelName": name, "handler": "handler.py", "modelVersion": "1.0"}}
+        (store / name / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
+    (repository / "one" / "1").mkdir(parents=True)
+    (repository / "one" / "1" / "model.py").write_text(
+        "class TritonPythonModel:\n    def execute(self, requests):\n        return [None for one in requests]\n"
+    )
+    command = [*RUN, "--model_store", str(store)]
+    program = start(
+        *("handler_program", "--times=3", f"--model-repository={repository}", "--models", "upper"), command=command
+    )
+    program.wait_for("of scaling_1.0 is ready")
+    program.wait_for("of upper_1.0 is ready")
+    assert program.infer("scaling", "x", [1])[1]["outputs"][0]["data"] == [3.0]
+    assert program.ask("/predictions/upper", "abc")[1] == "row"
+    assert program.ask("/v1/models")[1] == {"models": ["one", "scaling", "upper"]}
+    assert program.ask("/v2/repository/models/other/load", {})[0] == 400, "others may not load what they like"
+
+
+def test_a_store_that_is_not_there(start: Start) -> None:
+    program = start("aissemble_readme", "--model_store=/nowhere")
+    assert program.process.wait(GUARD_S) == 1
+    program.wait_for("model_store (--model_store) directory not found: /nowhere")
+    program.wait_for("nothing of it is served without --models=NAME")
+
+
 def test_properties_of_krausening(start: Start, tmp_path: Path) -> None:
     """Promises 003-20, 003-21; every option and source in test_kserve_options.py."""
     port = free_port()

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ts_frontend.errors import ArchiveNotFound, InvalidArchive
-from ts_frontend.models.archive import Archive, ExtractLimits, open_archive, parse_config
+from ts_frontend.models.archive import Archive, ExtractLimits, open_archive, open_program, parse_config
 from ts_frontend.models.extraction import safe_parts
 
 MANIFEST = {
@@ -425,3 +425,44 @@ def test_a_wrong_checksum(tmp_path: Path) -> None:
     path = zipped(tmp_path / "x.mar", {"a": b"right"}, zipfile.ZIP_STORED)
     path.write_bytes(path.read_bytes().replace(b"right", b"wrong"))
     refused(path, tmp_path, "damaged: Bad CRC-32")
+
+
+# --- programs
+
+PROGRAM = "import os\nfrom aissemble_open_inference_protocol_kserve.aissemble_oip_kserve import AissembleOIPKServe\n"
+
+
+def test_a_program_is_used_where_it_lies(tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text(PROGRAM)
+    (tmp_path / "requirements.txt").touch()
+    for path in (tmp_path, tmp_path / "main.py"):
+        archive = open_archive(path, tmp_path / "work")
+        assert (archive.adapter, archive.name, archive.dir) == ("program", None, tmp_path)
+        assert not archive.owned and archive.remembered and archive.requirements_file == "requirements.txt"
+        assert archive.adapter_settings["directory"] == str(tmp_path)
+
+
+def test_a_folder_is_a_program_only_when_it_says_nothing_else(tmp_path: Path) -> None:
+    main = tmp_path / "main.py"
+    main.write_text("print('a script of a model without manifest')\n")
+    assert open_archive(tmp_path, tmp_path / "work").adapter == ""
+    main.write_text(PROGRAM)
+    (tmp_path / "model-settings.json").write_text('{"implementation": "main.Runtime"}')
+    assert open_archive(tmp_path, tmp_path / "work").adapter == "mlserver_runtime"
+    (tmp_path / "MAR-INF").mkdir()
+    (tmp_path / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(MANIFEST))
+    (tmp_path / "model-config.yaml").touch()
+    assert open_archive(tmp_path, tmp_path / "work").name == "probe"
+
+
+def test_the_operators_program_runs_where_the_server_does(tmp_path: Path) -> None:
+    folder = tmp_path / "program"
+    folder.mkdir()
+    (folder / "main.py").write_text(PROGRAM)
+    for path in (folder, folder / "main.py"):
+        archive = open_program(path, ["--times=3"], tmp_path)
+        adapted = archive.adapter_settings
+        assert (adapted["argv"], adapted["directory"], adapted["path"]) == (["--times=3"], str(tmp_path), [str(folder)])
+        assert not archive.remembered
+    with pytest.raises(ArchiveNotFound, match="Program not found at"):
+        open_program(folder / "other.py", [], tmp_path)

@@ -308,3 +308,15 @@ def test_the_manual_has_the_table() -> None:
     assert settings_table() in DOC.read_text(), (
         "run: torchserve config --markdown, and put it into docs/configuration.md"
     )
+
+
+def test_programs_and_their_arguments() -> None:
+    config = loaded(program="main.py --times=3 --name 'a; b'; /models/other.py")
+    assert [line.words for line in config.program.lines] == [
+        ("main.py", "--times=3", "--name", "a; b"),
+        ("/models/other.py",),
+    ]
+    (row,) = [row for row in explain(config) if row.key == "program"]
+    assert loaded(program=row.value).program == config.program, "what is shown can be given"
+    with pytest.raises(ConfigError, match="not words as a shell has them"):
+        loaded(program="main.py 'open")

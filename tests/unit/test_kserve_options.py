@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from ts_frontend.config_kinds import ConfigError
-from ts_frontend.kserve import options, program, properties_file
+from ts.compat import run
+from ts_frontend.config_kinds import ConfigError, ProgramLine, ProgramLines
+from ts_frontend.kserve import beside, options, program, properties_file
+
+PROGRAM = ProgramLines((ProgramLine(("/models/model0",)), ProgramLine(("/models/a;b",))))
 
 #: aiSSEMBLE's nine: the option, its default, and a text with its value for each source.
 NINE = {
@@ -118,21 +121,41 @@ def test_properties_that_cannot_be_read_are_named(tmp_path: Path):
 
 def test_options_become_the_servers_settings(tmp_path: Path):
     found = resolved(["--workers=3", "--http_port=9000"], {"KSERVE_ENABLE_GRPC": "false"})
-    options_of = {one.key: one for one in program.settings(found, ["a", "b"], tmp_path, {})}
+    options_of = {one.key: one for one in program.settings(found, PROGRAM, tmp_path, {})}
     assert options_of["inference_address"].text == options_of["metrics_address"].text == "http://0.0.0.0:9000"
     assert (options_of["default_workers_per_model"].text, options_of["enable_grpc"].text) == ("3", "false")
     assert options_of["enable_grpc"].flag == "environment KSERVE_ENABLE_GRPC"
-    assert options_of["load_models"].text == "a=model0,b=model1"
+    assert options_of["program"].text == "/models/model0; '/models/a;b'"
     assert options_of["disable_token_authorization"].text == "true"
-    keys = {one.key for one in program.settings(found, ["a"], tmp_path, {"TS_TOKEN_PATH": "/keys"})}
+    keys = {one.key for one in program.settings(found, PROGRAM, tmp_path, {"TS_TOKEN_PATH": "/keys"})}
     assert "disable_token_authorization" not in keys
 
 
+def test_what_is_served_beside_a_program():
+    words = ["--times=3", "--model-store", "/s", "--models", "a", "b=c.mar", "--model_repository=/r", "--http_port=1"]
+    assert [(one.key, one.text, one.flag) for one in beside.settings(words)] == [
+        ("model_store", "/s", "--model_store"),
+        ("load_models", "a,b=c.mar", "--models"),
+        ("model_repository", "/r", "--model_repository"),
+    ]
+    assert beside.settings(["--times=3", "--model_name", "x"]) == []
+    assert beside.notes(beside.settings(["--model_store=/s"])) and not beside.notes(beside.settings(words))
+    with pytest.raises(ConfigError, match="model_store"):
+        beside.settings(["--model_store"])
+
+
+def test_options_before_a_program_are_the_servers():
+    words = ["--model_store", "/s", "--models=a", "main.py", "--models", "x"]
+    assert run.split(words) == (["--model_store=/s", "--models=a"], ["main.py", "--models", "x"])
+    assert run.split(["--nope", "main.py"]) == ([], ["--nope", "main.py"])
+    assert run.split(["--models"]) == (["--models="], [])
+
+
 def test_management_is_open_to_nobody_else(tmp_path: Path):
-    short = {one.key: one.text for one in program.settings(resolved(), ["m"], Path("/tmp/a"), {})}
+    short = {one.key: one.text for one in program.settings(resolved(), PROGRAM, Path("/tmp/a"), {})}
     assert (short["management_address"], short["grpc_management_address"]) == (
         "unix:/tmp/a/http.sock",
         "unix:/tmp/a/grpc.sock",
     )
-    long = {one.key: one.text for one in program.settings(resolved(), ["m"], Path("/tmp", "a" * 100), {})}
+    long = {one.key: one.text for one in program.settings(resolved(), PROGRAM, Path("/tmp", "a" * 100), {})}
     assert (long["management_address"], long["grpc_management_address"]) == ("http://127.0.0.1:0", "127.0.0.1")

@@ -128,12 +128,13 @@ def arguments(argv: Sequence[str]) -> dict[str, str]:
     for option in OPTIONS:
         flag: dict[str, Any] = {"nargs": "?", "const": "true"} if option.kind is truth else {}
         parser.add_argument(f"--{option.name}", **flag)
-    alike = [_alike(word) for word in argv]
-    found, _ = parser.parse_known_args(alike)
+    words = [alike(word) for word in argv]
+    found, _ = parser.parse_known_args(words)
     return {name: value for name, value in vars(found).items() if value is not None}
 
 
-def _alike(word: str) -> str:
+def alike(word: str) -> str:
+    """A word of a command line, with `_` in an option's name."""
     name, equals, value = word.partition("=")
     return f"--{name[2:].replace('-', '_')}{equals}{value}" if name.startswith("--") else word
 
@@ -147,6 +148,12 @@ def resolve(
     """
     words = arguments(argv)
     return {option.name: _found(option, words, environ, properties, given) for option in OPTIONS}
+
+
+def value_of(name: str, argv: Sequence[str], environ: Mapping[str, str], properties: Mapping[str, str]) -> Any:
+    """One option's value, for a program that gives its server none. ConfigError."""
+    (option,) = (one for one in OPTIONS if one.name == name)
+    return _found(option, arguments(argv), environ, properties, {}).value
 
 
 def _found(

@@ -1,7 +1,7 @@
 """The server of a program that starts its own: what `ts.compat.start` puts in the program's place.
 
 Arguments: JSON that tells the program (`kind`, `models`, `options`, `program`, `module`, `argv`, `path`, `directory`,
-`stand_in`), then the program's own arguments.
+`stand_in`, `beside`), then the program's own arguments.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from typing import Any
 
 from ts_frontend import launch
 from ts_frontend.config import Option, ServerConfig, environment, load_config
+from ts_frontend.config_kinds import ProgramLine, ProgramLines
 from ts_frontend.errors import ServeError
-from ts_frontend.kserve import options, properties_file
+from ts_frontend.kserve import beside, options, properties_file
 from ts_frontend.kserve.options import Found
 
 
@@ -30,12 +31,14 @@ def main(words: Sequence[str] | None = None) -> int:
         environ = environment()
         properties = properties_file.read(environ)
         found = options.resolve(argv, environ, properties, program["options"])
-        for line in options.notes(found, environ, properties):
+        more = beside.settings([*argv, *program.get("beside", ())])
+        for line in (*options.notes(found, environ, properties), *beside.notes(more)):
             print(line, file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory(prefix="oip-", ignore_cleanup_errors=True) as directory:
             store = Path(directory)
-            write_models(store / "models", program, found)
-            config = load_config(settings(found, program["models"], store, environ))
+            own = write_models(store / "models", program, found)
+            config = load_config([*settings(found, own, store, environ), *more])
+            beside.check(config)
             return launch.serve(config, _run, None)
     except (ServeError, OSError) as error:
         print(f"The server did not start: {error}", file=sys.stderr)
@@ -46,9 +49,10 @@ def _run(config: ServerConfig, ready_fd: int | None) -> int:
     return int(import_module("ts_frontend.server").main(config, ready_fd))
 
 
-def write_models(store: Path, program: Mapping[str, Any], found: Mapping[str, Found]) -> None:
-    """A model's directory for each of the program's models, which names what runs it."""
-    adapted = {key: program[key] for key in ("kind", "program", "module", "argv", "path", "directory")}
+def write_models(store: Path, program: Mapping[str, Any], found: Mapping[str, Found]) -> ProgramLines:
+    """A model's directory for each of the program's models, which names what runs it; and how the server finds them."""
+    adapted = {key: program[key] for key in ("program", "module", "argv", "path", "directory")}
+    folders = []
     adapted["latency_logging"] = found["enable_latency_logging"].value
     adapted["stand_in"] = bool(program.get("stand_in"))
     for number, name in enumerate(program["models"]):
@@ -57,10 +61,12 @@ def write_models(store: Path, program: Mapping[str, Any], found: Mapping[str, Fo
         model = {"modelName": name, "modelVersion": "1.0", "handler": Path(program["program"]).name}
         manifest = {"model": model | {"adapter": "program", "adapterSettings": adapted}}
         (files / "MANIFEST.json").write_text(json.dumps(manifest))
+        folders.append(ProgramLine((str(files.parent),)))
+    return ProgramLines(tuple(folders))
 
 
 def settings(
-    found: Mapping[str, Found], models: Sequence[str], directory: Path, environ: Mapping[str, str]
+    found: Mapping[str, Found], program: ProgramLines, directory: Path, environ: Mapping[str, str]
 ) -> list[Option]:
     """The server's settings for KServe's options: open to the network as KServe's, management only in here."""
     own = "KServe's defaults"
@@ -72,8 +78,7 @@ def settings(
         "metrics_mode": ("prometheus", own),
         "grpc_inference_address": ("0.0.0.0", own),
         "grpc_inference_port": (found["grpc_port"].value, found["grpc_port"].source),
-        "model_store": (directory / "models", own),
-        "load_models": (",".join(f"{name}=model{number}" for number, name in enumerate(models)), own),
+        "program": (program, own),
         "default_workers_per_model": (found["workers"].value, found["workers"].source),
         "ts_open_inference_protocol": ("true", own),
         "kserve_mode": ("true", own),

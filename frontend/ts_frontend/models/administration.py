@@ -26,6 +26,8 @@ from ts_frontend.models.description import describe
 from ts_frontend.models.environment import Environment, Environments
 from ts_frontend.models.launchpad import Launchpad
 from ts_frontend.models.model import Model
+from ts_frontend.models.program_model import is_program
+from ts_frontend.models.programs import Programs
 from ts_frontend.models.registry import Registry
 from ts_frontend.models.settings import WORKERS_MAX, ModelSettings, Requested, check_range, model_name_for
 from ts_frontend.models.store import Fetched, Store
@@ -61,6 +63,7 @@ class Administration:
         supervisor: Supervisor,
         resolve: Resolve,
         environments: Environments,
+        programs: Programs,
         *,
         work_dir: Path,
         extract_limits: ExtractLimits,
@@ -74,6 +77,7 @@ class Administration:
         self._supervisor = supervisor
         self._resolve = resolve
         self._environments = environments
+        self._programs = programs
         self._work_dir = work_dir
         self._extract_limits = extract_limits
         self._model_api = model_api
@@ -138,11 +142,39 @@ class Administration:
     async def add_fetched(self, fetched: Fetched, requested: Requested, *, loaded_at_startup: bool) -> Model:
         """The same for an archive that is at hand."""
         try:
-            archive = await asyncio.to_thread(open_archive, fetched.path, self._work_dir, self._extract_limits)
+            archive = await self._opened(fetched, requested)
             return await self.add_opened(fetched, archive, requested, loaded_at_startup=loaded_at_startup)
         except BaseException:
             await asyncio.to_thread(self._store.discard, fetched)
             raise
+
+    async def _opened(self, fetched: Fetched, requested: Requested) -> Archive:
+        """The archive at hand; a program that nobody named has its own name."""
+        archive = await asyncio.to_thread(open_archive, fetched.path, self._work_dir, self._extract_limits)
+        try:
+            return archive if requested.model_name else await self._programs.named(archive)
+        except BaseException:
+            await asyncio.to_thread(archive.remove)
+            raise
+
+    async def names_in(self, url: str) -> list[str]:
+        """The models of a program of the store, by its path there: it is run for that. [] for everything else. Raises
+        ServeError."""
+        if "://" in url:
+            return []
+        fetched = await self._store.fetch(url)
+        if not await asyncio.to_thread(is_program, fetched.path):
+            return []
+        return await self._programs.names(await asyncio.to_thread(open_archive, fetched.path, self._work_dir))
+
+    async def add_program(self, archive: Archive, url: str, workers: int) -> None:
+        """Registers all models of an archive that lies outside the store: a program's own, or the one it names. No
+        worker is started yet."""
+        fetched = Fetched(archive.dir, url, downloaded=False)
+        names: list[str | None] = [*await self._programs.names(archive)]
+        for name in names or [None]:
+            requested = Requested(model_name=name, initial_workers=workers)
+            await self.add_opened(fetched, archive, requested, loaded_at_startup=True)
 
     async def add_opened(
         self, fetched: Fetched, archive: Archive, requested: Requested, *, loaded_at_startup: bool
@@ -210,7 +242,7 @@ class Administration:
         """The same for an archive of the model store, or from an allowed URL."""
         fetched = await self._store.fetch(url)
         try:
-            archive = await asyncio.to_thread(open_archive, fetched.path, self._work_dir, self._extract_limits)
+            archive = await self._opened(fetched, requested)
         except BaseException:
             await asyncio.to_thread(self._store.discard, fetched)
             raise
@@ -227,6 +259,7 @@ class Administration:
 
     async def _model(self, fetched: Fetched, archive: Archive, requested: Requested, loaded_at_startup: bool) -> Model:
         name = model_name_for(requested, archive, fetched.path)
+        archive = self._programs.completed(archive)
         settings = self._resolve(requested, archive, name, archive.version)
         environment = await self._environments.of(name, archive, settings.use_venv)
         try:

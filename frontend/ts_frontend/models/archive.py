@@ -10,14 +10,15 @@ import os
 import re
 import secrets
 import shutil
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from ts_frontend.errors import ArchiveNotFound, ServeError
-from ts_frontend.models import mlserver_model
+from ts_frontend.models import mlserver_model, program_model
 from ts_frontend.models.extraction import ExtractLimits, extract, refusal
 from ts_frontend.models.manifest import file_name, member, read_manifest, read_text, text
 from ts_frontend.models.signature import Signature
@@ -65,8 +66,10 @@ def open_archive(path: Path, work_dir: Path, limits: ExtractLimits = ExtractLimi
     """Opens the archive file or model directory at `path`. Blocking.
 
     A file is unpacked to `work_dir/models/<32 hex>`, which appears only when it's complete; a directory is used where
-    it lies. Raises ArchiveNotFound, InvalidArchive, ServeError (disk).
+    it lies, and so is a program. Raises ArchiveNotFound, InvalidArchive, ServeError (disk).
     """
+    if path.suffix == program_model.SUFFIX and path.is_file():
+        return Archive(dir=path.resolve().parent, owned=False, **program_model.described(path.resolve()))
     if path.is_dir():
         return _describe(path, _root_of(path.resolve()), owned=False)
     if not path.is_file():
@@ -77,6 +80,21 @@ def open_archive(path: Path, work_dir: Path, limits: ExtractLimits = ExtractLimi
     except BaseException:
         shutil.rmtree(target, ignore_errors=True)
         raise
+
+
+def open_program(path: Path, argv: Sequence[str], directory: Path) -> Archive:
+    """A program that the operator names, with its arguments and the directory where it is run; a folder with one, or a
+    model's folder, where they say that themselves. No snapshot has it. Blocking. Raises ArchiveNotFound,
+    InvalidArchive."""
+    program = path.absolute()
+    if path.is_dir():
+        if not program_model.is_program(path):
+            return replace(_describe(path, _root_of(path.resolve()), owned=False), remembered=False)
+        program /= program_model.FILE
+    elif not program_model.is_program(path):
+        raise ArchiveNotFound(f"Program not found at: {path}")
+    described = program_model.described(program, argv, directory)
+    return Archive(dir=program.parent, owned=False, remembered=False, **described)
 
 
 def unpack(path: Path, directory: Path, limits: ExtractLimits) -> Path:
@@ -105,8 +123,12 @@ def _root_of(directory: Path) -> Path:
 
 def _describe(path: Path, directory: Path, *, owned: bool) -> Archive:
     """Reads what the files in `directory` say; `path` is the archive's name in errors."""
-    if mlserver_model.is_one(directory) and not (directory / _MANIFEST).exists():
-        return Archive(dir=directory, owned=owned, **mlserver_model.described(path, directory, owned))
+    if not (directory / _MANIFEST).exists():
+        if mlserver_model.is_one(directory):
+            return Archive(dir=directory, owned=owned, **mlserver_model.described(path, directory, owned))
+        if program_model.is_one(directory):
+            program = directory / program_model.FILE
+            return Archive(dir=directory, owned=owned, **program_model.described(program))
     manifest = read_manifest(path, directory / _MANIFEST)
     if not manifest:
         _log.warning("%s has no %s: name, version and handler are defaults", path.name, _MANIFEST)

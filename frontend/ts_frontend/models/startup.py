@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from ts_frontend.config import ServerConfig
+from ts_frontend.config_kinds import ProgramLine
 from ts_frontend.errors import ServeError
+from ts_frontend.models import archive
 from ts_frontend.models.administration import Administration
 from ts_frontend.models.persistence import restore
 from ts_frontend.models.settings import Requested
@@ -30,10 +34,15 @@ async def load_at_startup(
     is being done."""
     workers = config.default_workers_per_model or gpus or os.cpu_count() or 1
     failures: list[str] = []
-    for entry in _entries(config, store):
+    lines: list[ProgramLine | str] = [*config.program.lines, *_entries(config, store)]
+    for line in lines:
+        entry = str(line)
         progress(f"loading {entry}")
         try:
-            await _load(entry, workers, administration, store)
+            if isinstance(line, ProgramLine):
+                await _load_program(line, workers, administration)
+            else:
+                await _load(line, workers, administration, store)
         except ServeError as error:
             failures.append(f"Failed to load model: {entry}: {error.message}")
             log.error("%s", failures[-1])
@@ -57,8 +66,15 @@ async def _load(entry: str, workers: int, administration: Administration, store:
     name, separator, url = entry.partition("=")
     if not separator or "/" in name or ":" in name:
         name, url = "", entry
-    requested = Requested(model_name=name or None, initial_workers=workers)
-    await administration.add(_archive(url, store), requested, loaded_at_startup=True)
+    url = _archive(url, store)
+    for one in [name] if name else await administration.names_in(url) or [""]:
+        requested = Requested(model_name=one or None, initial_workers=workers)
+        await administration.add(url, requested, loaded_at_startup=True)
+
+
+async def _load_program(line: ProgramLine, workers: int, administration: Administration) -> None:
+    found = await asyncio.to_thread(archive.open_program, Path(line.words[0]), line.words[1:], Path.cwd())
+    await administration.add_program(found, line.words[0], workers)
 
 
 def _archive(url: str, store: Store) -> str:

@@ -129,12 +129,17 @@ def start_forkserver(control_fd: int, env: Mapping[str, str]) -> subprocess.Pope
 
 
 async def run_tool(
-    argv: Sequence[str], cwd: Path, timeout_s: float, on_line: Callable[[str], None], pass_fds: Sequence[int] = ()
+    argv: Sequence[str],
+    cwd: Path,
+    timeout_s: float,
+    on_line: Callable[[str], None],
+    pass_fds: Sequence[int] = (),
+    env: Mapping[str, str] | None = None,
 ) -> int | None:
     """Runs a program to its end and gives what it prints, line by line, to `on_line`. Its exit status.
 
     It is killed, with what it started, when it takes longer (None), or when the caller is cancelled. `pass_fds` are
-    open in it too.
+    open in it too; `env` is its whole environment, this process's without one.
     """
     process = await asyncio.create_subprocess_exec(
         *argv,
@@ -144,6 +149,7 @@ async def run_tool(
         stderr=subprocess.STDOUT,
         start_new_session=True,
         pass_fds=tuple(pass_fds),
+        env=None if env is None else dict(env),
     )
     try:
         return await asyncio.wait_for(_follow(process, on_line), timeout_s)

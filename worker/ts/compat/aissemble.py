@@ -101,6 +101,8 @@ class Served:
         try:
             found.validate_oip()
             answer = _response(found)
+            if answer.model_name == self._name:  # which may be served under another one
+                answer.model_name = ""
         except (BadTensor, TypeError, ValueError, OverflowError) as error:
             return PredictionException(f"The handler's answer is not valid: {error}", 500)
         latency.step("postprocess")

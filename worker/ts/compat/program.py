@@ -14,19 +14,26 @@ from ts.runtime.handlers import HandlerNotUsable, Loaded, Settings
 
 
 def load(settings: Settings) -> Loaded:
-    """`adapter_settings`: `program`, `module`, `argv`, `path` and `directory` as `ts.compat.start` tells them, `kind`
-    (`ts.compat.KIND` has `serving(model, settings)`), and `latency_logging`."""
+    """`adapter_settings`: `program`, `module`, `argv`, `path` and `directory` as `ts.compat.start` tells them, and
+    `latency_logging`. How its models are called (`ts.compat.KIND` has `serving(model, settings)`) the program says."""
     adapted = settings["adapter_settings"]
-    models = _models(adapted)
-    name = str(settings["model_name"])
-    if name not in models:
-        raise HandlerNotUsable(f"{adapted['program']} serves {', '.join(models) or 'nothing'} here, but no {name!r}")
-    loaded: Loaded = importlib.import_module(f"ts.compat.{adapted['kind']}").serving(models[name], settings)
+    reached = _reached(adapted)
+    model = _chosen(reached.models, str(settings["model_name"]), adapted["program"])
+    loaded: Loaded = importlib.import_module(f"ts.compat.{reached.kind}").serving(model, settings)
     return loaded
 
 
-def _models(adapted: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the program serves, by name."""
+def _chosen(models: Mapping[str, Any], name: str, program: str) -> Any:
+    """The program's model of this name; its only one under any name."""
+    if name in models:
+        return models[name]
+    if len(models) != 1:
+        raise HandlerNotUsable(f"{program} serves {', '.join(models) or 'nothing'} here, but no {name!r}")
+    return next(iter(models.values()))
+
+
+def _reached(adapted: Mapping[str, Any]) -> Reached:
+    """What the program serves."""
     os.chdir(adapted["directory"])
     sys.path[:] = list(dict.fromkeys((*adapted["path"], *sys.path)))
     if adapted.get("stand_in"):
@@ -35,5 +42,5 @@ def _models(adapted: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         programs.run(adapted["program"], adapted["module"], adapted["argv"], in_worker=True)
     except Reached as reached:
-        return reached.models
+        return reached
     raise HandlerNotUsable(f"{adapted['program']} ended without starting its server")

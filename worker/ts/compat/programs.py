@@ -9,14 +9,23 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from ts.compat.start import MARK, STAND_IN
+from ts.compat.start import BESIDE, MARK, STAND_IN
 
 
-def run(file: str, module: str, argv: Sequence[str], *, in_worker: bool = False, stand_in: bool = False) -> None:
+def run(
+    file: str,
+    module: str,
+    argv: Sequence[str],
+    *,
+    in_worker: bool = False,
+    stand_in: bool = False,
+    beside: Sequence[str] = (),
+) -> None:
     """Runs the program in `file`, which is `module` when it was started by name. What it raises passes through."""
     main = _made(file, module)
     setattr(main, MARK, in_worker)
     setattr(main, STAND_IN, stand_in)
+    setattr(main, BESIDE, beside)
     sys.argv = [file, *argv]
     sys.modules["__main__"] = main
     loader = main.__loader__

@@ -1,6 +1,8 @@
-"""`python -m ts.compat.run PROGRAM [ARGUMENT …]`: runs a program made for aiSSEMBLE's or KServe's server on this one.
+"""`python -m ts.compat.run [OPTION …] PROGRAM [ARGUMENT …]`: runs a program made for aiSSEMBLE's or KServe's server on
+this one.
 
-It is unchanged, and needs none of their packages; where they are installed, this server starts all the same.
+It is unchanged, and needs none of their packages; where they are installed, this server starts all the same. Options
+say what is served beside it.
 """
 
 from __future__ import annotations
@@ -12,18 +14,37 @@ from collections.abc import Sequence
 
 from ts.compat import SHIMS, add_shims, programs
 
+OPTIONS = ("--model-store", "--models", "--model-repository", "--model-control-mode", "--load-model")
+USAGE = f"""usage: python -m ts.compat.run [OPTION ...] PROGRAM.py [ARGUMENT ...]
+  options, for what is served beside the program: {", ".join(OPTIONS)}"""
 #: Packages whose part is to serve: this server's stand in for installed ones.
 SERVERS = ("kserve", "aissemble_open_inference_protocol_kserve")
 
 
 def main(argv: Sequence[str]) -> int:
     """Becomes the server when the program starts it, else ends as the program does."""
-    if not argv or argv[0].startswith("-") or not os.path.isfile(argv[0]):
-        print("usage: python -m ts.compat.run PROGRAM.py [ARGUMENT ...]", file=sys.stderr)
+    options, words = split(argv)
+    if not words or words[0].startswith("-") or not os.path.isfile(words[0]):
+        print(USAGE, file=sys.stderr)
         return 2
     stand_in()
-    programs.run(os.path.abspath(argv[0]), "", argv[1:], stand_in=True)
+    programs.run(os.path.abspath(words[0]), "", words[1:], stand_in=True, beside=options)
     return 0
+
+
+def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The options before the program, as `--name=value`, and the rest."""
+    options, at = [], 0
+    while at < len(argv) and argv[at].startswith("--"):
+        name, equals, value = argv[at].partition("=")
+        if name.replace("_", "-") not in OPTIONS:
+            break
+        if not equals:
+            at += 1
+            value = argv[at] if at < len(argv) else ""
+        options.append(f"{name}={value}")
+        at += 1
+    return options, list(argv[at:])
 
 
 def stand_in() -> None:

@@ -18,6 +18,8 @@ from typing import Any, NoReturn
 MARK = "__torchrelay_worker__"
 #: The same of one that `ts.compat.run` runs: this server's packages stand in for installed ones.
 STAND_IN = "__torchrelay_stand_in__"
+#: And what it was told to serve beside the program, as words of a command line.
+BESIDE = "__torchrelay_beside__"
 _CODE = (
     "import sys; sys.path[:] = filter(None, sys.path); "
     "from ts_frontend.kserve.program import main; sys.exit(main()) # torchserve"
@@ -25,12 +27,12 @@ _CODE = (
 
 
 class Reached(BaseException):
-    """A program run by a worker came to its server's start: `models` by name are what it serves. No Exception, so that
-    the program doesn't take it for a failure."""
+    """A program run by a worker came to its server's start: `models` by name are what it serves, and `kind` (an
+    adapter) knows how to call them. No Exception, so that the program doesn't take it for a failure."""
 
-    def __init__(self, models: Mapping[str, Any]) -> None:
+    def __init__(self, kind: str, models: Mapping[str, Any]) -> None:
         super().__init__("the program started its server")
-        self.models = models
+        self.kind, self.models = kind, models
 
 
 class NoProgram(RuntimeError):
@@ -46,7 +48,7 @@ def serve(kind: str, models: Mapping[str, Any], options: Mapping[str, Any]) -> N
     """
     main = sys.modules["__main__"]
     if getattr(main, MARK, False):
-        raise Reached(models)
+        raise Reached(kind, models)
     told = {
         "kind": kind,
         "models": list(models),
@@ -54,6 +56,7 @@ def serve(kind: str, models: Mapping[str, Any], options: Mapping[str, Any]) -> N
         "program": _file_of(main),
         "module": _module_of(main),
         "argv": sys.argv[1:],
+        "beside": list(getattr(main, BESIDE, ())),
         "path": [os.path.abspath(one) for one in sys.path if one],
         "directory": os.getcwd(),
         "stand_in": bool(getattr(main, STAND_IN, False)),
