@@ -97,8 +97,9 @@ def load_config(
     command_line, file = _command_line(options, found), _file(ts_config, environ, found)
     environment = _environment(environ, command_line, file, found)
     strong = [command_line, environment, _oip_properties(environ, found), file]
-    layers = [*strong, _mlserver(strong, environ, found), _profile(strong), _found_snapshot(strong, found)]
-    config = _resolved(layers, environ, found)
+    mlserver, models = _mlserver(strong, environ, found)
+    layers = [*strong, mlserver, _profile(strong), _found_snapshot(strong, found)]
+    config = replace(_resolved(layers, environ, found), mlserver=models)
     found.errors.extend(config_checks.problems(config))
     if found.errors:
         raise ConfigError("\n".join(found.errors))
@@ -240,20 +241,32 @@ def _profile(strong: Sequence[_Layer]) -> _Layer:
     return _Layer(source, values)
 
 
-def _mlserver(strong: Sequence[_Layer], environ: Mapping[str, str], found: _Findings) -> _Layer:
-    """With MLServer's profile: the settings.json of the model store, or of this directory, and MLSERVER_ variables."""
+def _mlserver(
+    strong: Sequence[_Layer], environ: Mapping[str, str], found: _Findings
+) -> tuple[_Layer, mlserver_settings.Defaults]:
+    """With MLServer's profile: the settings.json of the model store, or of this directory, and MLSERVER_ variables,
+    also those of a file .env; and what they say of the models."""
     source = mlserver_settings.FILE
+    nothing = _Layer(source, {}), mlserver_settings.Defaults()
     if _text(strong, "profile").lower() != "mlserver":
-        return _Layer(source, {})
-    file = Path(_text(strong, "model_store") or ".", source)
+        return nothing
+    file = Path(source)
     try:
-        read = mlserver_settings.read(file.read_text(encoding="utf-8") if file.is_file() else None, environ)
+        variables = {**mlserver_settings.dotenv(_content(Path(".env")) or ""), **environ}
+        places = [_text(strong, "model_store"), *(variables.get(name, "") for name in mlserver_settings.PLACES)]
+        file = Path(next(filter(None, places), "."), source)
+        read = mlserver_settings.read(_content(file), variables)
     except (OSError, UnicodeDecodeError, InvalidArgument) as error:
         found.errors.append(f"{file}: {getattr(error, 'message', error)}")
-        return _Layer(source, {})
+        return nothing
     for note in read.notes:
         found.info(note)
-    return _Layer(source, {key: _Value(text, f"MLServer's {source} or variables") for key, text in read.values.items()})
+    where = f"MLServer's {source} or variables"
+    return _Layer(source, {key: _Value(text, where) for key, text in read.values.items()}), read.models
+
+
+def _content(file: Path) -> str | None:
+    return file.read_text(encoding="utf-8") if file.is_file() else None
 
 
 def _oip_properties(environ: Mapping[str, str], found: _Findings) -> _Layer:

@@ -42,6 +42,7 @@ from ts_frontend.config_kinds import (
     number,
     whole,
 )
+from ts_frontend.models.mlserver_model import Defaults
 from ts_frontend.models.snapshot import Snapshot
 from ts_frontend.profiles import PROFILES
 
@@ -100,7 +101,8 @@ def _system_temp_dir() -> Path:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """The settings of one server, checked. None: not set. `sources` says where each value that isn't the default
-    came from; `notes` is for the log; `snapshot` holds the models to restore; `environment` is the process's."""
+    came from; `notes` is for the log; `snapshot` holds the models to restore; `environment` is the process's;
+    `mlserver`: of MLServer's models."""
 
     # Addresses
     inference_address: Address = _row(
@@ -466,6 +468,7 @@ class ServerConfig:
     notes: tuple[Note, ...] = ()
     snapshot: Snapshot | None = None
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    mlserver: Defaults = Defaults()
 
     @property
     def loopback_only(self) -> bool:

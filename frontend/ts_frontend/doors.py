@@ -37,6 +37,7 @@ from ts_frontend.services.http_management import HttpManagement
 from ts_frontend.services.http_metrics import MetricsApp
 from ts_frontend.services.http_open_inference import HttpOpenInference
 from ts_frontend.services.http_openai import HttpOpenAI
+from ts_frontend.services.http_routes import HttpRoutes
 from ts_frontend.services.http_token import HttpGuard
 from ts_frontend.services.http_triton import HttpTriton
 from ts_frontend.services.http_v2 import unknown
@@ -254,6 +255,7 @@ class Doors:
             tensors.route,
             *([kserve.route] if config.kserve_mode else []),
             HttpOpenAI(registry).route,
+            HttpRoutes(registry).route,
             inference.route,
             workflows.predicting,
             unknown,

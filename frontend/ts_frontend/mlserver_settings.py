@@ -1,16 +1,22 @@
-"""MLServer's settings.json and MLSERVER_* variables, in this server's words (docs/mlserver.md). Pure."""
+"""MLServer's settings.json and MLSERVER_* variables, in this server's words (docs/mlserver.md). Reads no file."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ts_frontend.errors import InvalidArgument
+from ts_frontend.models.mlserver_model import Defaults
+
+__all__ = ["FILE", "PLACES", "Defaults", "Found", "dotenv", "read"]
 
 FILE = "settings.json"
 PREFIX = "MLSERVER_"
-#: Variables of models, which runtimes read themselves.
+#: Variables that say where the models lie; the second is that of MLServer's images.
+PLACES = ("MLSERVER_MODEL_REPOSITORY_ROOT", "MLSERVER_MODELS_DIR")
+#: Variables of models: what their model-settings.json leaves out.
 _MODEL_PREFIX = "MLSERVER_MODEL_"
 _LOCAL, _HTTP_PORT, _METRICS_PORT = "127.0.0.1", 8080, 8082
 #: Each names one setting of ours.
@@ -19,6 +25,7 @@ _SAME = {
     "grpc_max_message_length": ("max_request_size", "max_response_size"),
     "parallel_workers": ("default_workers_per_model",),
     "model_repository_root": ("model_store",),
+    "models_dir": ("model_store",),
 }
 _CORS = {
     "allow_origins": "cors_allowed_origin",
@@ -26,14 +33,20 @@ _CORS = {
     "allow_headers": "cors_allowed_headers",
 }
 _ADDRESSES = ("host", "http_port", "metrics_port")
-_KNOWN = frozenset({*_SAME, *_ADDRESSES, "cors_settings", "load_models_at_startup"})
+_KNOWN = frozenset({*_SAME, *_ADDRESSES, "cors_settings", "load_models_at_startup", "server_name"})
+#: What a model's variables set: texts, and values in JSON.
+_MODEL_TEXTS, _MODEL_VALUES = ("name", "platform", "implementation"), ("versions", "inputs", "outputs", "parameters")
+_MODEL_NUMBERS = ("max_batch_size", "max_batch_time", "parallel_workers")
+_PARAMETER_TEXTS = ("version", "environment_path", "environment_tarball", "format", "content_type")
 
 
 class Found(NamedTuple):
-    """`values`: our settings, as text, by their names in config.properties. `notes`: what had no effect, and why."""
+    """`values`: our settings, as text, by their names in config.properties. `notes`: what had no effect, and why.
+    `models`: what is said of the models."""
 
     values: dict[str, str]
     notes: list[str]
+    models: Defaults
 
 
 def read(text: str | None, environ: Mapping[str, str]) -> Found:
@@ -48,10 +61,10 @@ def read(text: str | None, environ: Mapping[str, str]) -> Found:
             notes.append(f"MLServer's setting {key} has no effect here")
     if values.get("default_workers_per_model") == "0":
         values["default_workers_per_model"] = "1"  # MLServer's 0 is: in the server's own process
-    if str(settings.get("load_models_at_startup", "")).lower() == "true":
+    if str(settings.get("load_models_at_startup", True)).lower() not in ("false", "0", "off", "no", "f", "n"):
         values["load_models"] = "all"
     values |= _cors(settings.get("cors_settings"))
-    return Found(values, notes)
+    return Found(values, notes, Defaults(_model(environ), str(settings.get("server_name") or "mlserver"), only=True))
 
 
 def _parsed(text: str | None) -> dict[str, Any]:
@@ -67,11 +80,48 @@ def _parsed(text: str | None) -> dict[str, Any]:
 
 
 def _variables(environ: Mapping[str, str]) -> dict[str, Any]:
-    return {
-        name.removeprefix(PREFIX).lower(): value
-        for name, value in environ.items()
-        if name.startswith(PREFIX) and not name.startswith(_MODEL_PREFIX)
-    }
+    known = _prefixed(environ, PREFIX)
+    return {name: value for name, value in known.items() if not name.startswith("model_") or name in _KNOWN}
+
+
+def _prefixed(environ: Mapping[str, str], prefix: str) -> dict[str, str]:
+    """In lower case, as variables count whatever their case."""
+    return {name[len(prefix) :].lower(): value for name, value in environ.items() if name.upper().startswith(prefix)}
+
+
+def dotenv(text: str) -> dict[str, str]:
+    """The variables of a file `.env`: lines `NAME=VALUE`, also with `export` or in quotes."""
+    found = {}
+    for line in text.splitlines():
+        name, equals, value = line.strip().removeprefix("export ").partition("=")
+        if not equals or name.startswith("#"):
+            continue
+        value = value.strip()
+        quoted = value[:1] in ("'", '"') and value[-1:] == value[:1] and len(value) > 1
+        found[name.strip()] = value[1:-1] if quoted else value.partition(" #")[0].strip()
+    return found
+
+
+def _model(environ: Mapping[str, str]) -> dict[str, Any]:
+    """What the variables of models say, as a model-settings.json would. A path among them starts at this directory."""
+    given = {name: value for name, value in _prefixed(environ, _MODEL_PREFIX).items() if value.strip()}
+    found: dict[str, Any] = {name: given[name] for name in _MODEL_TEXTS if name in given}
+    found |= {name: _json(name, given[name]) for name in (*_MODEL_VALUES, *_MODEL_NUMBERS) if name in given}
+    parameters: dict[str, Any] = {name: given[name] for name in _PARAMETER_TEXTS if name in given}
+    if "uri" in given:
+        parameters["uri"] = given["uri"] if "://" in given["uri"] else os.path.abspath(given["uri"])
+    if "extra" in given:
+        parameters["extra"] = _json("extra", given["extra"])
+    if parameters:
+        found["parameters"] = {**parameters, **(found.get("parameters") or {})}
+    return found
+
+
+def _json(name: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise InvalidArgument(f"{_MODEL_PREFIX}{name.upper()} is JSON, not {text!r}") from None
 
 
 def _number(key: str, value: Any) -> str:

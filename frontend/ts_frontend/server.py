@@ -135,6 +135,7 @@ class Server:
             config.allowed_urls,
             download_bytes_max=config.download_bytes_max,
             download_timeout_s=config.download_timeout_s,
+            mlserver=config.mlserver,
         )
         recorder = self._recorder()
         administration = self._administration(supervisor, store, work_dir, recorder)
@@ -250,6 +251,7 @@ class Server:
             model_api=config.model_api_enabled,
             unregister_timeout_s=config.unregister_model_timeout,
             on_change=recorder.changed,
+            mlserver=config.mlserver,
         )
 
     def _environments(self) -> Environments:

@@ -34,13 +34,15 @@ GUARD_S = 60
 
 
 class Serving:
-    """A running server. `log` is what it has printed so far."""
+    """A running server. `log` is what it has printed so far. Of `settings`, `env` are more variables, and `command` is
+    what starts it instead of `torchserve`, where it finds a config.properties."""
 
     def __init__(self, directory: Path, store: Path | None, settings: dict[str, object], arguments: list[str]) -> None:
         self.directory = directory
         self.store = store
         self.lines: list[str] = []
         more_env = dict(settings.pop("env", {}))  # type: ignore[call-overload]
+        instead: Any = settings.pop("command", None)
         config = {
             "grpc_inference_port": 0,
             "grpc_management_port": 0,
@@ -64,6 +66,7 @@ class Serving:
             str(file),
         ]
         command += [*(["--model-store", str(store)] if store else []), *arguments]
+        command = instead or command
         env = {key: value for key, value in os.environ.items() if not key.startswith("TS_")} | {
             "TMPDIR": str(directory / "tmp")
         }

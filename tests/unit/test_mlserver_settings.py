@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ts_frontend.errors import InvalidArgument
-from ts_frontend.mlserver_settings import read
+from ts_frontend.mlserver_settings import Defaults, dotenv, read
 
 
 def values(settings: dict[str, Any], **environ: str) -> dict[str, str]:
-    return read(json.dumps(settings), environ).values
+    """Without what stands for nothing said: all models are loaded."""
+    found = read(json.dumps(settings), environ).values
+    assert found.pop("load_models", None) == (None if settings.get("load_models_at_startup") is False else "all")
+    return found
 
 
-def test_nothing_said_changes_nothing() -> None:
-    assert read(None, {"PATH": "/bin", "MLSERVER_MODEL_NAME": "m"}) == ({}, [])
-    assert read("{}", {}) == ({}, [])
+def test_nothing_said_loads_all_models() -> None:
+    assert read(None, {"PATH": "/bin"})[:2] == ({"load_models": "all"}, [])
+    assert read("{}", {}).models == Defaults(only=True)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +41,7 @@ def test_nothing_said_changes_nothing() -> None:
         ({"grpc_max_message_length": 5}, {"max_request_size": "5", "max_response_size": "5"}),
         ({"parallel_workers": 3}, {"default_workers_per_model": "3"}),
         ({"parallel_workers": 0}, {"default_workers_per_model": "1"}),
-        ({"load_models_at_startup": True}, {"load_models": "all"}),
+        ({"load_models_at_startup": True}, {}),
         ({"load_models_at_startup": False}, {}),
         ({"model_repository_root": "models"}, {"model_store": "models"}),
         (
@@ -72,3 +76,44 @@ def test_what_has_no_effect_is_named() -> None:
 def test_nonsense_is_refused(text: str, named: str) -> None:
     with pytest.raises(InvalidArgument, match=named):
         read(text, {})
+
+
+def test_where_the_images_of_mlserver_have_their_models() -> None:
+    assert values({}, MLSERVER_MODELS_DIR="/mnt/models") == {"model_store": "/mnt/models"}
+    assert values({}, MLSERVER_MODEL_REPOSITORY_ROOT="here") == {"model_store": "here"}
+
+
+def test_what_variables_say_of_models() -> None:
+    found = read(
+        None,
+        {
+            "MLSERVER_MODEL_NAME": "m",
+            "mlserver_model_implementation": "a.B",
+            "MLSERVER_MODEL_URI": "/mnt/models",
+            "MLSERVER_MODEL_EXTRA": '{"k": 1}',
+            "MLSERVER_MODEL_MAX_BATCH_SIZE": "4",
+            "MLSERVER_MODEL_PARAMETERS": '{"version": "v2"}',
+            "MLSERVER_SERVER_NAME": "s",
+        },
+    ).models
+    parameters = {"uri": "/mnt/models", "extra": {"k": 1}, "version": "v2"}
+    assert found == Defaults(
+        {"name": "m", "implementation": "a.B", "max_batch_size": 4, "parameters": parameters}, "s", only=True
+    )
+    assert found.is_model
+
+
+def test_a_relative_path_starts_at_this_directory() -> None:
+    uri = read(None, {"MLSERVER_MODEL_URI": "model.json"}).models.model["parameters"]["uri"]
+    assert uri == str(Path("model.json").absolute())
+    assert read(None, {"MLSERVER_MODEL_URI": "s3://a/b"}).models.model["parameters"]["uri"] == "s3://a/b"
+
+
+def test_a_variable_that_is_no_json() -> None:
+    with pytest.raises(InvalidArgument, match="MLSERVER_MODEL_INPUTS is JSON"):
+        read(None, {"MLSERVER_MODEL_INPUTS": "["})
+
+
+def test_a_file_of_variables() -> None:
+    text = '# no\nexport A=1\nB = "x y" \nC=d # more\n\nnothing\n'
+    assert dotenv(text) == {"A": "1", "B": "x y", "C": "d"}

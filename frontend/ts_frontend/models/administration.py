@@ -25,6 +25,7 @@ from ts_frontend.models.archive import Archive, ExtractLimits, open_archive
 from ts_frontend.models.description import describe
 from ts_frontend.models.environment import Environment, Environments
 from ts_frontend.models.launchpad import Launchpad
+from ts_frontend.models.mlserver_model import Defaults
 from ts_frontend.models.model import Model
 from ts_frontend.models.program_model import is_program
 from ts_frontend.models.programs import Programs
@@ -70,6 +71,7 @@ class Administration:
         model_api: bool,
         unregister_timeout_s: float,
         on_change: Callable[[], None],
+        mlserver: Defaults = Defaults(),  # noqa: B008 (frozen)
     ) -> None:
         self.registry = registry
         self._store = store
@@ -83,6 +85,7 @@ class Administration:
         self._model_api = model_api
         self._unregister_timeout_s = unregister_timeout_s
         self._on_change = on_change
+        self._mlserver = mlserver
         self._fetched: dict[Model, Fetched] = {}
         self._environment_of: dict[Model, Environment] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -150,7 +153,9 @@ class Administration:
 
     async def _opened(self, fetched: Fetched, requested: Requested) -> Archive:
         """The archive at hand; a program that nobody named has its own name."""
-        archive = await asyncio.to_thread(open_archive, fetched.path, self._work_dir, self._extract_limits)
+        archive = await asyncio.to_thread(
+            open_archive, fetched.path, self._work_dir, self._extract_limits, self._mlserver
+        )
         try:
             return archive if requested.model_name else await self._programs.named(archive)
         except BaseException:

@@ -21,6 +21,7 @@ from ts_frontend.errors import ArchiveNotFound, ServeError
 from ts_frontend.models import mlserver_model, program_model
 from ts_frontend.models.extraction import ExtractLimits, extract, refusal
 from ts_frontend.models.manifest import file_name, member, read_manifest, read_text, text
+from ts_frontend.models.mlserver_model import Defaults
 from ts_frontend.models.signature import Signature
 
 __all__ = ["Archive", "ExtractLimits", "open_archive"]
@@ -62,7 +63,12 @@ class Archive:
             shutil.rmtree(self.dir, ignore_errors=True)
 
 
-def open_archive(path: Path, work_dir: Path, limits: ExtractLimits = ExtractLimits()) -> Archive:  # noqa: B008 (frozen)
+def open_archive(
+    path: Path,
+    work_dir: Path,
+    limits: ExtractLimits = ExtractLimits(),  # noqa: B008 (frozen)
+    mlserver: Defaults = Defaults(),  # noqa: B008 (frozen)
+) -> Archive:
     """Opens the archive file or model directory at `path`. Blocking.
 
     A file is unpacked to `work_dir/models/<32 hex>`, which appears only when it's complete; a directory is used where
@@ -71,12 +77,12 @@ def open_archive(path: Path, work_dir: Path, limits: ExtractLimits = ExtractLimi
     if path.suffix == program_model.SUFFIX and path.is_file():
         return Archive(dir=path.resolve().parent, owned=False, **program_model.described(path.resolve()))
     if path.is_dir():
-        return _describe(path, _root_of(path.resolve()), owned=False)
+        return _describe(path, _root_of(path.resolve()), mlserver, owned=False)
     if not path.is_file():
         raise ArchiveNotFound(f"Model not found at: {path}")
     target = unpack(path, work_dir / "models", limits)
     try:
-        return _describe(path, target, owned=True)
+        return _describe(path, target, mlserver, owned=True)
     except BaseException:
         shutil.rmtree(target, ignore_errors=True)
         raise
@@ -121,11 +127,11 @@ def _root_of(directory: Path) -> Path:
     return directory
 
 
-def _describe(path: Path, directory: Path, *, owned: bool) -> Archive:
+def _describe(path: Path, directory: Path, mlserver: Defaults, *, owned: bool) -> Archive:
     """Reads what the files in `directory` say; `path` is the archive's name in errors."""
     if not (directory / _MANIFEST).exists():
-        if mlserver_model.is_one(directory):
-            return Archive(dir=directory, owned=owned, **mlserver_model.described(path, directory, owned))
+        if mlserver_model.is_one(directory) or (mlserver.is_model and not owned):
+            return Archive(dir=directory, owned=owned, **mlserver_model.described(path, directory, owned, mlserver))
         if program_model.is_one(directory):
             program = directory / program_model.FILE
             return Archive(dir=directory, owned=owned, **program_model.described(program))

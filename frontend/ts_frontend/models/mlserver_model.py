@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,41 @@ DEPTH_MAX = 8
 _MANIFEST = Path("MAR-INF", "MANIFEST.json")
 
 
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What MLServer's settings.json and variables say of all models. `model`: what a model-settings.json leaves out, as
+    it would say it; with an `implementation` there, a store without any such file is itself a model. `only`: folders
+    of no other kind are looked at."""
+
+    model: Mapping[str, Any] = field(default_factory=dict)
+    server_name: str = "mlserver"
+    only: bool = False
+
+    @property
+    def is_model(self) -> bool:
+        return bool(self.model.get("implementation"))
+
+
 def is_one(directory: Path) -> bool:
     return (directory / FILE).is_file()
+
+
+def in_store(root: Path, names: list[str], defaults: Defaults) -> list[str]:
+    """What of a store can be loaded, by paths from `root`: of its archives and folders (`names`), those that have a
+    model-settings.json in them instead of the folder around; "." is the store itself."""
+    found = {name: below(root, name) for name in names}
+    known = [path for paths in found.values() for path in paths]
+    if is_one(root) or defaults.is_model and not known:
+        known.append(".")
+    others = [
+        name for name, paths in found.items() if not paths and _counts(root / name, "." in known or defaults.only)
+    ]
+    return sorted({*known, *others})
+
+
+def _counts(path: Path, marked: bool) -> bool:
+    """Whether a folder without model-settings.json is a model; `marked`: only with an archive's manifest."""
+    return not marked or (path / _MANIFEST).exists() or path.suffix == ".mar"
 
 
 def below(root: Path, name: str) -> list[str]:
@@ -39,9 +73,10 @@ def below(root: Path, name: str) -> list[str]:
     return found
 
 
-def described(path: Path, directory: Path, owned: bool) -> dict[str, Any]:
+def described(path: Path, directory: Path, owned: bool, defaults: Defaults) -> dict[str, Any]:
     """The fields of an `Archive`, but for `dir` and `owned`. Raises InvalidArchive; `path` is its name in errors."""
-    settings = _settings(path, directory)
+    own = is_one(directory)
+    settings = with_defaults(_settings(path, directory) if own else {}, defaults.model)
     parameters = _mapping(path, settings, "parameters")
     for key in ("environment_tarball", "environment_path"):
         if parameters.get(key):
@@ -59,9 +94,23 @@ def described(path: Path, directory: Path, owned: bool) -> dict[str, Any]:
         "requirements_file": "requirements.txt" if (directory / "requirements.txt").is_file() else None,
         "config": _config(path, settings),
         "adapter": "mlserver_runtime",
-        "adapter_settings": {"model_settings": str(directory / FILE)},
+        "adapter_settings": {
+            "model_settings": str(directory / FILE) if own else "",
+            "defaults": dict(defaults.model),
+            "server_name": defaults.server_name,
+        },
+        "remembered": own,
         "signature": _signature(path, settings),
     }
+
+
+def with_defaults(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings, with what they leave out. Those of `parameters` are told apart."""
+    found = {**defaults, **settings}
+    ours, theirs = settings.get("parameters") or {}, defaults.get("parameters") or {}
+    if theirs and isinstance(ours, dict):
+        found["parameters"] = {**theirs, **ours}
+    return found
 
 
 def _settings(path: Path, directory: Path) -> dict[str, Any]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ts.protocol.frames import Input, Pairs
 from ts_frontend.batching.job_queue import WorkQueue
@@ -25,6 +26,16 @@ NO_WORKER = (
     'Model "{name}" has no worker to serve inference request. Please use scale workers API to add workers. '
     "If this is a sequence inference, please check if it is closed, or expired; or exceeds maxSequenceJobQueueSize"
 )
+
+
+class Route(NamedTuple):
+    """HTTP paths of a model's own."""
+
+    method: str
+    pattern: re.Pattern[str]
+
+    def fits(self, path: str) -> bool:
+        return self.pattern.fullmatch(path) is not None
 
 
 class Model:
@@ -70,6 +81,7 @@ class Model:
         self._new_job = new_job
         self._leaving = False
         self._takes_streams = False
+        self._routes: Sequence[Route] | None = None
 
     def __str__(self) -> str:
         return f"{self.name} {self.version}"
@@ -151,6 +163,17 @@ class Model:
                 slot.worker is not None and slot.worker.info.get("takes_streams") for slot in self.pool.slots
             )
         return self._takes_streams
+
+    @property
+    def routes(self) -> Sequence[Route]:
+        """The paths that its handler answers beside the protocols': its workers said them when they were ready."""
+        if self._routes is None and self.archive.adapter:
+            for slot in self.pool.slots:
+                if slot.worker is not None and slot.worker.info:
+                    found = slot.worker.info.get("routes") or ()
+                    self._routes = [Route(one["method"], re.compile(one["pattern"])) for one in found]
+                    break
+        return self._routes or ()
 
     @property
     def takes_tensors(self) -> bool:

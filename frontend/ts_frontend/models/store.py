@@ -19,6 +19,7 @@ from urllib.request import url2pathname
 from ts_frontend.errors import ArchiveNotFound, InvalidArgument
 from ts_frontend.models import mlserver_model
 from ts_frontend.models.download import check_file_digest, download, exists
+from ts_frontend.models.mlserver_model import Defaults
 from ts_frontend.models.remote import BYTES_MAX, TIMEOUT_S, DownloadLimits, Stop, failure
 
 _log = logging.getLogger(__name__)
@@ -44,7 +45,8 @@ class Fetched:
 class Store:
     """`model_store`: the directory, None without one. `allowed_urls`: regular expressions, each must match a whole URL,
     in any case; None: only the model zoo. Beside that, what lies inside the store is always allowed.
-    `missing`, `place`: how errors begin that say what isn't there, and what they call the store.
+    `missing`, `place`: how errors begin that say what isn't there, and what they call the store. `mlserver`: of its
+    models.
 
     Raises InvalidArgument for an expression that isn't one.
     """
@@ -58,12 +60,14 @@ class Store:
         download_timeout_s: float = TIMEOUT_S,
         missing: str = "Model not found at",
         place: str = "model store",
+        mlserver: Defaults = Defaults(),  # noqa: B008 (frozen)
     ) -> None:
         self._root = model_store.resolve() if model_store is not None else None
         self._explicit = allowed_urls is not None
         self._allowed = tuple(_pattern(text) for text in ([_ZOO] if allowed_urls is None else allowed_urls))
         self._limits = DownloadLimits(download_bytes_max, download_timeout_s)
         self._missing, self._place = missing, place
+        self._mlserver = mlserver
 
     async def fetch(self, url: str) -> Fetched:
         """The archive at `url`, copied into the store if it comes from elsewhere.
@@ -109,12 +113,12 @@ class Store:
 
     def names(self) -> list[str]:
         """What ALL stands for: every archive and every directory of the store that isn't hidden, by name; instead of a
-        directory, those in it that have a model-settings.json."""
+        directory, those in it that have a model-settings.json. "." is the store itself."""
         if self._root is None:
             return []
         with os.scandir(self._root) as entries:
             names = [entry.name for entry in entries if _is_archive(entry)]
-        return sorted({name for one in names for name in mlserver_model.below(self._root, one) or [one]})
+        return mlserver_model.in_store(self._root, names, self._mlserver)
 
     def _fetch_now(self, url: str, stop: Stop) -> Fetched:
         try:
@@ -144,7 +148,7 @@ class Store:
         absolute = Path(plain).is_absolute()
         if not absolute and any(part.startswith(".") for part in Path(plain).parts):
             raise ArchiveNotFound(f"{self._missing}: {url} (hidden files are no models)")
-        if path == self._root:
+        if path == self._root and not (mlserver_model.is_one(path) or self._mlserver.is_model):
             raise ArchiveNotFound(f"{self._missing}: {url} (it is the {self._place} itself)")
         if absolute and not self._lies_inside(path):
             self._allow(path.as_uri(), shown=url)

@@ -161,10 +161,10 @@ class HttpInference:
             version_named=bool(version),
         )
         request.when_gone(job.cancel)
-        return await _answer(job)
+        return await answer_of(job)
 
 
-async def _answer(job: Answer) -> HttpAnswer:
+async def answer_of(job: Answer) -> HttpAnswer:
     """The answer whole when it is there with its first piece, else as a stream of pieces."""
     pieces = job.chunks()
     first = await anext(pieces)

@@ -18,7 +18,7 @@ from ts_frontend.errors import InvalidArgument
 from ts_frontend.ingress.call import Call, Method, Shape
 from ts_frontend.models.signature import TensorSpec
 from ts_frontend.services import tensor_models, tensor_requests
-from ts_frontend.services.metadata import RequestIds, identified
+from ts_frontend.services.metadata import RequestIds, identified, response_metadata
 from ts_frontend.services.served import Answer
 from ts_frontend.services.tensor_joining import joined_messages
 from ts_frontend.services.tensor_models import Health, Models, Regions, Stream
@@ -138,6 +138,8 @@ class OpenInferenceService:
                 found.extend(bytes(piece) for piece in pieces if len(piece))
         finally:
             answer.cancel()
+        if answer.headers:
+            call.trailing.extend(response_metadata(200, answer.headers))
         return found[0] if len(found) == 1 else joined_messages(found)
 
     async def model_infer_stream(self, call: Call, data: bytes) -> AsyncIterator[Sequence[bytes]]:

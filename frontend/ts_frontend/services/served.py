@@ -36,6 +36,8 @@ class Served(Protocol):
         deadline_s: float = math.inf,
         request_id: str | None = None,
         stream: bool,
+        alone: bool = False,
+        counted: bool = True,
         version_named: bool = False,
     ) -> Answer: ...
 

@@ -27,6 +27,14 @@ class Stream(Answer, Protocol):
     async def feed(self, inputs: Sequence[Input], last: bool = False) -> None: ...
 
 
+class ModelRoute(Protocol):
+    """An HTTP path of a model's own (`ts_frontend.models.model.Route`)."""
+
+    @property
+    def method(self) -> str: ...
+    def fits(self, path: str) -> bool: ...
+
+
 class Served(served.Served, Protocol):
     """One that may take tensors."""
 
@@ -46,6 +54,8 @@ class Served(served.Served, Protocol):
     def takes_streams(self) -> bool: ...
     @property
     def takes_tensors(self) -> bool: ...
+    @property
+    def routes(self) -> Sequence[ModelRoute]: ...
     def open_stream(
         self, inputs: Sequence[Input], *, headers: Pairs, deadline_s: float, request_id: str, version_named: bool
     ) -> Stream: ...

@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import contextlib
 import importlib
+import json
 import os
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -13,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from ts.compat import add_shims, mlserver_batches
+from ts.compat.mlserver_events import Events
 from ts.compat.mlserver_messages import Messages
+from ts.compat.mlserver_routes import Routes
 from ts.context import Context
 from ts.metrics.metric_type_enum import MetricTypes
 from ts.runtime.handlers import HandlerNotUsable, Loaded, Settings, context_of, declared
 from ts.runtime.running import Ended
+from ts.tensors.route_form import RouteRequest
 from ts.tensors.types import InferenceRequest, InferenceResponse
 from ts.utils.util import PredictionException
 
@@ -25,51 +29,63 @@ NOT_IMPLEMENTED = 501
 
 
 def load(settings: Settings) -> Loaded:
-    """`adapter_settings`: `model_settings`, the path of model-settings.json."""
+    """`adapter_settings`: `model_settings`, the path of model-settings.json, "" without one; `defaults`, what it leaves
+    out; `server_name`."""
     add_shims()
-    source = Path(settings["adapter_settings"]["model_settings"])
-    folder = str(source.parent)
+    adapted = settings["adapter_settings"]
+    folder = str(Path(adapted["model_settings"]).parent) if adapted["model_settings"] else str(settings["model_dir"])
     sys.path.insert(0, folder)
     os.chdir(folder)
     context = context_of(settings)
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
-    model = _model(source, settings)
+    model = _model(folder, settings)
     _prepare_package(model, context)
-    served = Served(model)
+    served = Served(model, Events(adapted.get("server_name") or "mlserver", model.name))
     loop.run_until_complete(served.load())
     atexit.register(lambda: loop.run_until_complete(_unload(model)))
     signature = loop.run_until_complete(_signature(model))
     unchecked = declared(settings | {"tensors": {}})
     return Loaded(
-        served.answers, context, "async", loop, "requests", unchecked, signature, takes_streams=served.streams
+        served.answers,
+        context,
+        "async",
+        loop,
+        "requests",
+        unchecked,
+        signature,
+        takes_streams=served.streams,
+        routes=served.routes.known(),
     )
 
 
-def _model(source: Path, settings: Settings) -> Any:
+def _model(folder: str, settings: Settings) -> Any:
     """The runtime, made as MLServer makes it: with its settings, whose `uri` is the folder unless it says another."""
     module = importlib.import_module("mlserver.settings")
-    found = module.ModelSettings.parse_file(str(source))
-    found.name = settings.get("model_name") or found.name or source.parent.name
+    found = module.ModelSettings.model_validate(_values(settings["adapter_settings"]))
+    found.name = settings.get("model_name") or found.name or Path(folder).name
     if found.parameters is None:
         found.parameters = module.ModelParameters()
     if not found.parameters.uri:
-        found.parameters.uri = str(source.parent)
+        found.parameters.uri = folder
     implementation = found.implementation
     if not isinstance(implementation, type) or not callable(getattr(implementation, "load", None)):
-        raise HandlerNotUsable(f"implementation in {source} names {implementation!r}, which is no class like MLModel")
+        raise HandlerNotUsable(f"implementation of {folder} names {implementation!r}, which is no class like MLModel")
     return implementation(found)
+
+
+def _values(adapted: dict[str, Any]) -> dict[str, Any]:
+    """What model-settings.json says, with what it leaves out; `_source` is its path."""
+    source, defaults = adapted["model_settings"], adapted.get("defaults") or {}
+    if not source:
+        return dict(defaults)
+    own = json.loads(Path(source).read_bytes())
+    parameters = {**(defaults.get("parameters") or {}), **(own.get("parameters") or {})}
+    return {**defaults, **own, **({"parameters": parameters} if parameters else {}), "_source": source}
 
 
 def _prepare_package(model: Any, context: Context) -> None:
     """What the package mlserver needs to know to log and to measure."""
-    handlers = importlib.import_module("mlserver.handlers.custom")
-    for handler, method in handlers.get_custom_handlers(model):
-        print(
-            f"{handler.rest_method} {handler.rest_path} of {method.__name__} isn't served: "
-            "custom_handler has no effect here",
-            file=sys.stderr,
-        )
     metrics = importlib.import_module("mlserver.metrics")
     if hasattr(metrics, "send_to"):
         importlib.import_module("mlserver.logging").configure()
@@ -107,11 +123,12 @@ def _spec(found: dict[str, Any]) -> dict[str, Any]:
 class Served:
     """A runtime, and how batches reach it."""
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
+    def __init__(self, model: Any, events: Events) -> None:
+        self._model, self._events = model, events
         package = importlib.import_module("mlserver")
         self._error = importlib.import_module("mlserver.errors").MLServerError
         self._messages = Messages(importlib.import_module("mlserver.types"))
+        self.routes = Routes(model)
         self.streams = type(model).predict_stream is not package.MLModel.predict_stream
 
     async def load(self) -> None:
@@ -121,6 +138,8 @@ class Served:
 
     def answers(self, data: Sequence[InferenceRequest], context: Context) -> Any:
         """A coroutine of all answers, or an async generator of those to requests that take several."""
+        if isinstance(data[0], RouteRequest):  # which share no batch
+            return self.routes.answers(data[0], context)
         if not self.streams or not any(request.stream for request in data):
             return self._predicted(data, context)
         if len(data) == 1:
@@ -144,7 +163,7 @@ class Served:
     async def _predict(self, index: int, request: InferenceRequest, context: Context) -> InferenceResponse:
         request_id = request.id or str(context.get_request_id(index) or "")
         with self._failures():
-            found = await self._model.predict(self._messages.payload(request, request_id))
+            found = await self._model.predict(self._payload(request, request_id))
         return self._neutral(index, request, found, request_id, context)
 
     def _neutral(
@@ -152,9 +171,13 @@ class Served:
     ) -> InferenceResponse:
         response, headers = self._messages.response(found, request.texts)
         response.id = response.id or request_id
-        for name, value in headers.items():
+        for name, value in {**headers, **self._events.response(response.id)}.items():
             context.set_response_header(index, name, value)
         return response
+
+    def _payload(self, request: InferenceRequest, request_id: str) -> Any:
+        request.headers = {**request.headers, **self._events.request(request_id)}
+        return self._messages.payload(request, request_id)
 
     @contextlib.contextmanager
     def _failures(self) -> Any:
@@ -182,10 +205,10 @@ class Served:
                     await answers.aclose()
 
     async def _payloads(self, request: InferenceRequest, request_id: str) -> AsyncIterator[Any]:
-        yield self._messages.payload(request, request_id)
+        yield self._payload(request, request_id)
         if request.following is not None:
             async for following in request.following:
-                yield self._messages.payload(following, request_id)
+                yield self._payload(following, request_id)
 
     async def _mixed(self, data: Sequence[InferenceRequest], context: Context) -> AsyncIterator[list[Any]]:
         """A batch in which some take several answers: each request runs by itself, beside the others."""

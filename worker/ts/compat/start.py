@@ -22,7 +22,7 @@ STAND_IN = "__torchrelay_stand_in__"
 BESIDE = "__torchrelay_beside__"
 _CODE = (
     "import sys; sys.path[:] = filter(None, sys.path); "
-    "from ts_frontend.kserve.program import main; sys.exit(main()) # torchserve"
+    "from ts_frontend.{module} import main; sys.exit(main()) # torchserve"
 )
 
 
@@ -61,8 +61,17 @@ def serve(kind: str, models: Mapping[str, Any], options: Mapping[str, Any]) -> N
         "directory": os.getcwd(),
         "stand_in": bool(getattr(main, STAND_IN, False)),
     }
+    _become("kserve.program", json.dumps(told), *sys.argv[1:])
+
+
+def torchserve(*words: str) -> NoReturn:
+    """This process becomes the command `torchserve` with these words."""
+    _become("cli", *words)
+
+
+def _become(module: str, *words: str) -> NoReturn:
     _flush()
-    os.execv(sys.executable, [sys.executable, "-c", _CODE, json.dumps(told), *sys.argv[1:]])
+    os.execv(sys.executable, [sys.executable, "-c", _CODE.format(module=module), *words])
 
 
 def _file_of(main: ModuleType) -> str:

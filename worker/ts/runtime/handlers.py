@@ -8,7 +8,7 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -30,7 +30,8 @@ class Loaded(NamedTuple):
     `takes`: rows as TorchServe's handlers do, or requests (`ts.tensors.types.InferenceRequest`); `tensors`: the model's
     name, version and what it declares of its inputs and outputs; `signature`: what the handler itself says of them, for
     metadata (`platform`, lists `inputs` and `outputs` of name, datatype, shape); `takes_streams`: an async handler that
-    reads the requests `following` one."""
+    reads the requests `following` one; `routes`: HTTP paths of the handler's own, each a `method` and the `pattern` (a
+    regular expression) of its paths, whose requests come as `ts.tensors.route_form.RouteRequest`."""
 
     entry: Entry
     context: Context
@@ -40,6 +41,7 @@ class Loaded(NamedTuple):
     tensors: dict[str, Any] | None = None
     signature: dict[str, Any] | None = None
     takes_streams: bool = False
+    routes: Sequence[dict[str, str]] = ()
 
 
 def load(settings: Settings) -> Loaded:

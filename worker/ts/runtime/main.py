@@ -110,6 +110,8 @@ def _load(link: Link, settings: dict[str, Any]) -> Loaded | None:
     info: dict[str, Any] = {"pid": os.getpid(), "handler_kind": loaded.kind, "load_s": round(load_s, 6)}
     if loaded.signature is not None:
         info["signature"] = loaded.signature
+    if loaded.routes:
+        info["routes"] = list(loaded.routes)
     if loaded.takes_streams:
         info["takes_streams"] = True
     link.announce(Ready(info))

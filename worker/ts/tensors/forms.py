@@ -50,6 +50,7 @@ _FORMS = {
     "grpc": "ts.tensors.grpc_form",
     "json": "ts.tensors.json_form",
     "openai": "ts.tensors.openai_form",
+    "route": "ts.tensors.route_form",
     "v1": "ts.tensors.v1_form",
 }
 

@@ -58,6 +58,11 @@ class ModelSettings(Fields):
         found = json.loads(Path(path).read_bytes())
         return cls(**found, _source=str(path))
 
+    @classmethod
+    def model_validate(cls, obj: Any, **_: Any) -> ModelSettings:
+        """`_source` in it: the file that it came from."""
+        return obj if isinstance(obj, cls) else cls(**obj)
+
     @property
     def version(self) -> str | None:
         return self.parameters.version if self.parameters is not None else None

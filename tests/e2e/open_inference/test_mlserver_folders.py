@@ -1,0 +1,173 @@
+"""`mlserver start FOLDER`, a model at the root of its store, one that only variables name, and runtimes with paths of
+their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from ts.compat import SHIMS
+from ts.protocol.open_inference_pb2 import ModelInferRequest
+from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
+
+RUNTIMES = Path(__file__).parent.parent.parent / "handlers" / "mlserver"
+GUARD_S = 60
+TENSOR = {"name": "x", "datatype": "INT32", "shape": [2], "data": [1, 2]}
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any]) -> Iterator[Any]:
+    """`mlserver start` on a folder that is a model, with another one and no model's folder in it."""
+    directory = tmp_path_factory.mktemp("started")
+    folder = directory / "folder"
+    shutil.copytree(RUNTIMES / "routes", folder)
+    shutil.copytree(RUNTIMES / "sum", folder / "inside" / "sum")
+    (folder / "artefacts").mkdir()
+    (folder / "settings.json").write_text('{"server_name": "here", "parallel_workers": 1, "debug": true}')
+    path = os.pathsep.join((os.environ["PYTHONPATH"], SHIMS)) if "PYTHONPATH" in os.environ else SHIMS
+    command = [sys.executable, "-m", "mlserver", "start", str(folder)]
+    server = serving(directory, None, {"command": command, "env": {"PYTHONPATH": path}}, [])
+    try:
+        server.wait_started()
+        wait_ready(server, "routes", "sum")
+        yield server
+    finally:
+        server.terminate()
+
+
+def wait_ready(server: Any, *models: str) -> None:
+    """Requests wait for a worker that is starting."""
+    for name in models:
+        assert ask(server, f"/v2/models/{name}/infer", {"inputs": [TENSOR]})[0] == 200, server.log
+
+
+def ask(server: Any, path: str, value: Any = None, method: str = "") -> tuple[int, Any, Any]:
+    """Status, JSON and headers."""
+    data = None if value is None else json.dumps(value).encode()
+    request = urllib.request.Request(server.http + path, data, {"X-Mine": "1"}, method=method or None)
+    try:
+        with urllib.request.urlopen(request, timeout=GUARD_S) as answer:
+            return answer.status, json.loads(answer.read() or b"null"), answer.headers
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read() or b"null"), error.headers
+
+
+def test_the_folder_itself_and_what_lies_in_it_are_served(started: Any) -> None:
+    assert {one["name"] for one in ask(started, "/v2/repository/index", {})[1]} == {"routes", "sum"}
+    assert "Failed to load model" not in started.log
+
+
+def test_its_settings_json_counts(started: Any) -> None:
+    assert "debug has no effect" in started.log
+
+
+# --- paths of their own
+
+
+def test_a_path_with_parameters(started: Any) -> None:
+    assert ask(started, "/greet/you")[:2] == (200, {"text": "hello you"})
+    assert ask(started, "/greet/you%20all?times=2&loud=true")[:2] == (200, {"text": "HELLO YOU ALL HELLO YOU ALL"})
+
+
+def test_a_parameter_that_does_not_fit(started: Any) -> None:
+    status, found, _ = ask(started, "/greet/you?times=x")
+    assert status == 422 and found["detail"][0]["loc"] == ["query", "times"]
+
+
+def test_a_path_that_takes_an_inference_request(started: Any) -> None:
+    status, found, _ = ask(started, "/count", {"inputs": [TENSOR, TENSOR]})
+    assert status == 200 and found["outputs"] == [{"name": "count", "shape": [1], "datatype": "INT64", "data": [2]}]
+    assert ask(started, "/count", {"inputs": []})[:2] == (418, {"error": "no inputs to count"})
+    assert ask(started, "/count", {"inputs": 5})[0] == 422
+
+
+def test_a_path_beside_those_of_the_protocol(started: Any) -> None:
+    assert ask(started, "/v2/models/routes/explain", {"b": 1, "a": 2})[:2] == (200, ["a", "b"])
+    assert ask(started, "/v2/models/routes/nothing", {})[0] == 404
+
+
+def test_a_path_of_torchserves_that_a_model_takes(started: Any) -> None:
+    assert ask(started, "/invocations", {})[:2] == (200, "mine")
+    assert ask(started, "/ping")[:2] == (200, {"status": "Healthy"})
+
+
+def test_another_method_is_refused(started: Any) -> None:
+    assert ask(started, "/count")[0] == 405
+
+
+def test_a_path_that_raises(started: Any) -> None:
+    assert ask(started, "/broken")[0] in (500, 503)
+    started.wait_for_log("KeyError: 'no'")
+
+
+# --- headers
+
+
+def test_events_headers_and_a_runtimes_own(started: Any) -> None:
+    status, found, headers = ask(started, "/v2/models/routes/infer", {"id": "i", "inputs": [TENSOR]})
+    assert status == 200 and "parameters" not in found
+    assert {name: headers[name] for name in headers if name.lower().startswith(("ce-", "x-greeting"))} == {
+        "ce-specversion": "0.3",
+        "ce-source": "io.seldon.serving.deployment.here",
+        "ce-type": "io.seldon.serving.inference.response",
+        "ce-modelid": "routes",
+        "ce-inferenceservicename": "here",
+        "ce-endpoint": "routes",
+        "ce-id": "i",
+        "ce-requestid": "i",
+        "x-greeting": "hello",
+    }
+    assert "Ce-Type=io.seldon.serving.inference.request" in found["outputs"][0]["data"]
+    assert "Ce-Id=i" in found["outputs"][0]["data"] and "x-mine=1" in found["outputs"][0]["data"]
+
+
+def test_the_same_as_trailing_metadata(started: Any) -> None:
+    request = ModelInferRequest(model_name="routes", id="g")
+    tensor = request.inputs.add(name="x", datatype="INT32", shape=[1])
+    tensor.contents.int_contents.append(1)
+    with grpc.insecure_channel(started.inference) as channel:
+        answer, call = GRPCInferenceServiceStub(channel).ModelInfer.with_call(
+            request, timeout=GUARD_S, metadata=[("x-mine", "2")]
+        )
+    trailing = dict(call.trailing_metadata())
+    assert trailing["ce-id"] == "g" and trailing["x-greeting"] == "hello"
+    assert trailing["ce-type"] == "io.seldon.serving.inference.response"
+    assert b"x-mine=2" in answer.outputs[0].contents.bytes_contents and not answer.parameters
+
+
+# --- variables
+
+
+def test_a_model_that_only_variables_name(tmp_path: Path, serving: Callable[..., Any]) -> None:
+    """As KServe's runtime of MLServer starts it."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    shutil.copy(RUNTIMES / "routes" / "routes_model.py", folder)
+    env = {
+        "MLSERVER_MODEL_NAME": "mine",
+        "MLSERVER_MODEL_URI": str(folder),
+        "MLSERVER_MODEL_IMPLEMENTATION": "routes_model.Routes",
+        "MLSERVER_MODEL_EXTRA": '{"greeting": "bonjour"}',
+        "MLSERVER_MODEL_VERSION": "v7",
+        "MLSERVER_LOAD_MODELS_AT_STARTUP": "true",
+        "MLSERVER_HTTP_PORT": "0",
+    }
+    server = serving(tmp_path, folder, {"env": env}, ["--ncs", "--profile", "mlserver"])
+    try:
+        server.wait_started()
+        wait_ready(server, "mine")
+        assert ask(server, "/v2/models/mine")[1]["versions"] == ["v7"]
+        assert ask(server, "/greet/me")[1] == {"text": "bonjour me"}
+    finally:
+        server.terminate()

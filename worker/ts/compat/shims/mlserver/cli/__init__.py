@@ -1,0 +1,1 @@
+"""`mlserver.cli`: the command `mlserver`."""

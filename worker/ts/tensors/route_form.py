@@ -1,0 +1,59 @@
+"""An HTTP request for a path of the model's own, as it came, and its answer, as the model made it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ts.protocol.frames import Buffer
+from ts.tensors.forms import Form, Model, payload
+from ts.tensors.types import InferenceRequest, InferenceResponse
+
+#: Headers that no client can send: they tell the request's first line.
+METHOD, PATH, QUERY = ":method", ":path", ":query"
+
+
+@dataclass(slots=True)
+class RouteRequest(InferenceRequest):
+    """`path` is percent-decoded, `query` as it came."""
+
+    method: str = ""
+    path: str = ""
+    query: str = ""
+    body: bytes = b""
+
+
+@dataclass(slots=True)
+class RouteResponse(InferenceResponse):
+    """A piece of the answer; the first has its head."""
+
+    pairs: Sequence[tuple[str, str]] = field(default_factory=list)
+    body: bytes = b""
+
+
+def opened(data: Buffer, headers: dict[str, str], options: frozenset[str], model: Model) -> Form:
+    return RouteForm(payload(data), headers, model)
+
+
+class RouteForm:
+    def __init__(self, data: bytes, headers: dict[str, str], model: Model) -> None:
+        method, path, query = (headers.pop(name, "") for name in (METHOD, PATH, QUERY))
+        self.headers: Sequence[tuple[str, str]] = ()
+        self.request: InferenceRequest = RouteRequest(
+            [],
+            model_name=model.name,
+            model_version=model.version,
+            headers=headers,
+            method=method,
+            path=path,
+            query=query,
+            body=data,
+        )
+
+    def answer(self, response: InferenceResponse, last: bool) -> bytes:
+        assert isinstance(response, RouteResponse)
+        self.headers = response.pairs
+        return response.body
+
+    def end(self) -> bytes:
+        return b""
