@@ -95,7 +95,7 @@ def open_program(path: Path, argv: Sequence[str], directory: Path) -> Archive:
     program = path.absolute()
     if path.is_dir():
         if not program_model.is_program(path):
-            return replace(_describe(path, _root_of(path.resolve()), owned=False), remembered=False)
+            return replace(_describe(path, _root_of(path.resolve()), Defaults(), owned=False), remembered=False)
         program /= program_model.FILE
     elif not program_model.is_program(path):
         raise ArchiveNotFound(f"Program not found at: {path}")
