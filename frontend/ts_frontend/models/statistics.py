@@ -57,15 +57,17 @@ class CountedBatches:
         self._recorder.loaded(worker_id, seconds)
 
     def read(self, ledger: Ledger) -> Statistics:
-        """With what the ledger of the same model version says."""
+        """With what the ledger of the same model version says. Clients subtract the parts from the whole: a handler's
+        time, which is taken after its answers have gone, never makes them more."""
+        queue_s = ledger.queued_s + self._waited_s
         last_at_s = time.time() - (time.monotonic() - ledger.last_s) if ledger.last_s else 0.0
         return Statistics(
             answered=ledger.answered,
             answered_s=ledger.answered_s,
             failed=ledger.failed,
             failed_s=ledger.failed_s,
-            queue_s=ledger.queued_s + self._waited_s,
-            handler_s=self._handler_s,
+            queue_s=queue_s,
+            handler_s=max(min(self._handler_s, ledger.answered_s - queue_s), 0.0),
             last_at_s=last_at_s,
             waiting=ledger.queued,
             batches={size: (int(count), seconds) for size, (count, seconds) in sorted(self._sizes.items())},

@@ -1,0 +1,34 @@
+"""What a model version's statistics say of their parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ts_frontend.job import Job, Ledger, State
+from ts_frontend.models.statistics import CountedBatches
+
+
+class Nobody:
+    """A recorder of batches that keeps nothing."""
+
+    def answered(self, jobs: Sequence[Job], waited_s: float, worked_s: float, now_s: float) -> None:
+        pass
+
+    def loaded(self, worker_id: int, seconds: float) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("worked_s", "handler_s"), [(0.5, 0.5), (0.8, 0.8), (1.5, 0.8)])
+def test_the_parts_are_never_more_than_the_whole(worked_s: float, handler_s: float) -> None:
+    """Also where the end of a batch was seen late, as on a busy machine."""
+    batches, ledger = CountedBatches(Nobody()), Ledger()
+    ledger.answered, ledger.answered_s, ledger.queued_s = 1, 1.0, 0.1
+    job: Any = SimpleNamespace(state=State.ANSWERED)
+    batches.answered([job], 0.1, worked_s, 0.0)
+    found = batches.read(ledger)
+    assert found.queue_s == pytest.approx(0.2) and found.handler_s == pytest.approx(handler_s)
+    assert found.batches == {1: (1, worked_s)}
