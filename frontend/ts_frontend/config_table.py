@@ -423,10 +423,11 @@ class ServerConfig:
         number(), 5.0, "s that the other requests of a worker have to end before it is killed for one that hangs"
     )
     restart_delay_s_max: float = _own(number(), 30.0, "s, the longest pause before a failing worker is started again")
-    download_bytes_max: int = _own(whole(1), 100 << 30, "bytes of one archive from a URL")
+    download_bytes_max: int = _own(whole(1), 100 << 30, "bytes of one archive or folder from a URL")
     download_timeout_s: float = _own(number(0), 60.0, "s without any byte after which a download fails")
+    download_total_timeout_s: float = _own(number(0), 21_600.0, "s after which a download fails, however it goes on")
     extract_bytes_max: int = _own(whole(1), 200 << 30, "bytes of one archive's files, unpacked")
-    extract_files_max: int = _own(whole(1), 100_000, "files of one archive")
+    extract_files_max: int = _own(whole(1), 100_000, "files of one archive, or of a folder from S3")
     extract_ratio_max: float = _own(number(1), 200.0, "times that unpacking may enlarge an archive")
     temp_dir: Path = _own(
         PATH,

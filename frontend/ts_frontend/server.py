@@ -136,6 +136,9 @@ class Server:
             download_bytes_max=config.download_bytes_max,
             download_timeout_s=config.download_timeout_s,
             mlserver=config.mlserver,
+            download_total_timeout_s=config.download_total_timeout_s,
+            files_max=config.extract_files_max,
+            copies=work_dir / "downloads",
         )
         recorder = self._recorder()
         administration = self._administration(supervisor, store, work_dir, recorder)
@@ -277,6 +280,8 @@ class Server:
             config.allowed_urls,
             download_bytes_max=config.download_bytes_max,
             download_timeout_s=config.download_timeout_s,
+            download_total_timeout_s=config.download_total_timeout_s,
+            files_max=config.extract_files_max,
             missing="Workflow not found in workflow store",
             place="workflow store",
         )

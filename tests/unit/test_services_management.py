@@ -83,7 +83,7 @@ def test_methods_are_unary() -> None:
 def test_register_with_nothing_but_a_url() -> None:
     args, kwargs = arguments("RegisterModel", pb.RegisterModelRequest(url="m.mar"))
     assert args == ("m.mar",)
-    assert kwargs.pop("synchronous") is False
+    assert (kwargs.pop("synchronous"), kwargs.pop("s3_sse_kms")) == (False, False)
     assert set(kwargs.values()) == {None}
 
 
@@ -98,8 +98,9 @@ def test_register_with_everything() -> None:
         "response_timeout": 5,
         "startup_timeout": 6,
         "synchronous": True,
+        "s3_sse_kms": True,
     }
-    request = pb.RegisterModelRequest(url="m.mar", s3_sse_kms=True, **given)
+    request = pb.RegisterModelRequest(url="m.mar", **given)
     assert arguments("RegisterModel", request) == (("m.mar",), given)
 
 

@@ -16,7 +16,8 @@ import pytest
 
 from ts_frontend.errors import ArchiveExists, ArchiveNotFound, DownloadFailed, InvalidArgument, ServeError
 from ts_frontend.models.download import Progress
-from ts_frontend.models.remote import DownloadLimits, Stop, is_public, open_remote
+from ts_frontend.models.remote import DownloadLimits, is_public, open_remote
+from ts_frontend.models.stop import Stop
 from ts_frontend.models.store import Fetched, Store
 
 ZOO_FILE = "https://torchserve.pytorch.org/mar_files/densenet161.mar"

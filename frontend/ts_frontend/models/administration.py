@@ -105,8 +105,10 @@ class Administration:
         response_timeout: int | None = None,
         startup_timeout: int | None = None,
         synchronous: bool = True,
+        s3_sse_kms: bool = False,
     ) -> Outcome:
-        """Adds a model version. A caller who leaves doesn't stop it: it is added whole or not at all."""
+        """Adds a model version. A caller who leaves doesn't stop it: it is added whole or not at all. `s3_sse_kms`: an
+        http(s) `url` is one of S3 and asked for with the server's AWS credentials."""
         self.check_model_api()
         requested = Requested(
             model_name=model_name,
@@ -118,10 +120,11 @@ class Administration:
             response_timeout_s=response_timeout,
             startup_timeout_s=startup_timeout,
         )
-        return await self.detached(self._register(url, requested, synchronous))
+        return await self.detached(self._register(url, requested, synchronous, s3_sse_kms))
 
-    async def _register(self, url: str, requested: Requested, synchronous: bool) -> Outcome:
-        model = await self.add(url, requested, loaded_at_startup=False)
+    async def _register(self, url: str, requested: Requested, synchronous: bool, signed: bool) -> Outcome:
+        fetched = await self._store.fetch(url, signed=signed)
+        model = await self.add_fetched(fetched, requested, loaded_at_startup=False)
         count = model.minimum
         title = f'Model "{model.name}" Version: {model.version} registered with'
         if not count:
@@ -145,13 +148,13 @@ class Administration:
     async def add_fetched(self, fetched: Fetched, requested: Requested, *, loaded_at_startup: bool) -> Model:
         """The same for an archive that is at hand."""
         try:
-            archive = await self._opened(fetched, requested)
+            archive = await self.opened(fetched, requested)
             return await self.add_opened(fetched, archive, requested, loaded_at_startup=loaded_at_startup)
         except BaseException:
             await asyncio.to_thread(self._store.discard, fetched)
             raise
 
-    async def _opened(self, fetched: Fetched, requested: Requested) -> Archive:
+    async def opened(self, fetched: Fetched, requested: Requested) -> Archive:
         """The archive at hand; a program that nobody named has its own name."""
         archive = await asyncio.to_thread(
             open_archive, fetched.path, self._work_dir, self._extract_limits, self._mlserver
@@ -243,15 +246,14 @@ class Administration:
         """Ends what was `started` and isn't served."""
         await self._release(model)
 
-    async def replace_by_url(self, url: str, requested: Requested) -> Model:
-        """The same for an archive of the model store, or from an allowed URL."""
-        fetched = await self._store.fetch(url)
-        try:
-            archive = await self._opened(fetched, requested)
-        except BaseException:
-            await asyncio.to_thread(self._store.discard, fetched)
-            raise
-        return await self.replace(fetched, archive, requested)
+    async def fetch_apart(self, url: str) -> Fetched:
+        """The archive or directory at `url`, a name of the model store or an allowed URL, for `started`, `replace` or
+        `discard`. Raises ServeError."""
+        return await self._store.fetch_apart(url)
+
+    async def discard(self, fetched: Fetched) -> None:
+        """Deletes the copy that was made of it, if one was."""
+        await asyncio.to_thread(self._store.discard, fetched)
 
     def archives(self) -> list[str]:
         """What lies in the model store."""

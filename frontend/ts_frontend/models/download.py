@@ -10,17 +10,20 @@ import http.client
 import logging
 import os
 import secrets
+import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Protocol
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from ts_frontend.errors import ArchiveExists, ServeError
-from ts_frontend.models.remote import Allow, DownloadLimits, Stop, failure, open_remote
+from ts_frontend.models.remote import Allow, DownloadLimits, failure, open_remote
+from ts_frontend.models.stop import Stop, Stopped
 
 _log = logging.getLogger(__name__)
 _CHUNK_BYTES = 1 << 20
@@ -64,28 +67,86 @@ def _megabytes(count: float) -> str:
     return f"{count / 1e6:.1f}"
 
 
-class _Readable(Protocol):
+class Readable(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
+class Transfer:
+    """One download, of a file or of a folder's files: counts, tells, and ends it when it becomes too much.
+    `total_bytes` is what the source announced, None if it didn't. Raises DownloadFailed."""
+
+    def __init__(self, url: str, name: str, total_bytes: int | None, limits: DownloadLimits, stop: Stop) -> None:
+        self._url, self._limits, self._stop = url, limits, stop
+        self._done_bytes = 0
+        self._progress = Progress(name, total_bytes, time.monotonic())
+        self._check_size(total_bytes or 0)
+
+    def copy(self, source: Readable, file: IO[bytes], size: int | None) -> str:
+        """Copies to the end, which is after `size` bytes when that is known; the SHA-256 of what came, hexadecimal."""
+        digest, first = hashlib.sha256(), self._done_bytes
+        while data := source.read(_CHUNK_BYTES):
+            self._stop.check()
+            self._count(len(data))
+            digest.update(data)
+            file.write(data)
+        self._stop.check()
+        if size is not None and self._done_bytes - first != size:
+            raise failure(self._url, f"it ended after {self._done_bytes - first} of {size} bytes")
+        return digest.hexdigest()
+
+    def finish(self) -> None:
+        _log.info("%s", self._progress.summary(self._done_bytes, time.monotonic()))
+
+    def _count(self, count: int) -> None:
+        self._done_bytes += count
+        self._check_size(self._done_bytes)
+        if line := self._progress.line(self._done_bytes, time.monotonic()):
+            _log.info("%s", line)
+
+    def _check_size(self, count: int) -> None:
+        if count > self._limits.bytes_max:
+            reason = f"it has more than {self._limits.bytes_max} bytes; download_bytes_max raises the limit"
+            raise failure(self._url, reason)
+
+
 def download(
-    url: str, target: Path, allow: Allow, limits: DownloadLimits, stop: Stop, sha256: str | None = None
+    url: str,
+    target: Path,
+    allow: Allow,
+    limits: DownloadLimits,
+    stop: Stop,
+    sha256: str | None = None,
+    headers: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Puts what lies at `url` (http, https, file) at `target`, which must not exist.
 
     `allow(url)` is asked for every hop: it raises ServeError, or returns True where an address that isn't public is
-    fine too. `stop` ends it early. `sha256`: the digest it must have, hexadecimal.
+    fine too. `stop` ends it early. `sha256`: the digest it must have, hexadecimal. `headers`: for the first hop.
     Raises ArchiveExists, DownloadFailed, and what `allow` raises; nothing stays behind then.
     """
+    with (
+        bounded(url, limits, stop),
+        _open(url, allow, limits, stop, headers) as (source, total_bytes),
+        new_file(target) as file,
+    ):
+        transfer = Transfer(url, target.name, total_bytes, limits, stop)
+        check_digest(url, transfer.copy(source, file, total_bytes), sha256)
+        transfer.finish()
+
+
+@contextmanager
+def bounded(url: str, limits: DownloadLimits, stop: Stop) -> Iterator[None]:
+    """What is done within the block may take `limits.total_s`; what goes wrong in it becomes DownloadFailed."""
+    late = f"it took more than {limits.total_s:g} s; download_total_timeout_s raises the limit"
     try:
-        with _open(url, allow, limits, stop) as (source, total_bytes), _partial(target) as (file, partial):
-            digest = _copy(source, file, _Transfer(url, target.name, total_bytes, limits, stop))
-            _check_digest(url, digest, sha256)
-            _publish(file, partial, target)
+        with stop.after(limits.total_s, late):
+            yield
     except ServeError:
         raise
+    except Stopped as stopped:
+        raise failure(url, str(stopped)) from None
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise failure(url, _reason(error)) from error
+        raise failure(url, stop.reason or _reason(error)) from error
 
 
 def _reason(error: Exception) -> str:
@@ -94,7 +155,9 @@ def _reason(error: Exception) -> str:
 
 
 @contextmanager
-def _open(url: str, allow: Allow, limits: DownloadLimits, stop: Stop) -> Iterator[tuple[_Readable, int | None]]:
+def _open(
+    url: str, allow: Allow, limits: DownloadLimits, stop: Stop, headers: Mapping[str, str]
+) -> Iterator[tuple[Readable, int | None]]:
     """What lies at `url`, and how many bytes it says it has."""
     if urlsplit(url).scheme.lower() == "file":
         allow(url)
@@ -104,47 +167,11 @@ def _open(url: str, allow: Allow, limits: DownloadLimits, stop: Stop) -> Iterato
         with path.open("rb") as file:
             yield file, os.fstat(file.fileno()).st_size
         return
-    with open_remote(url, allow, limits, stop) as response:
+    with open_remote(url, allow, limits, stop, headers) as response:
         yield response, response.length
 
 
-@dataclass(frozen=True, slots=True)
-class _Transfer:
-    """One download: `total_bytes` is what the source announced, None if it didn't."""
-
-    url: str
-    name: str
-    total_bytes: int | None
-    limits: DownloadLimits
-    stop: Stop
-
-    def check_size(self, count: int) -> None:
-        if count > self.limits.bytes_max:
-            reason = f"it has more than {self.limits.bytes_max} bytes; download_bytes_max raises the limit"
-            raise failure(self.url, reason)
-
-
-def _copy(source: _Readable, file: IO[bytes], transfer: _Transfer) -> str:
-    """Copies to the end; the SHA-256 of what came, hexadecimal."""
-    transfer.check_size(transfer.total_bytes or 0)
-    progress = Progress(transfer.name, transfer.total_bytes, time.monotonic())
-    digest, done_bytes = hashlib.sha256(), 0
-    while data := source.read(_CHUNK_BYTES):
-        if transfer.stop.is_set():
-            raise failure(transfer.url, "it was cancelled")
-        done_bytes += len(data)
-        transfer.check_size(done_bytes)
-        digest.update(data)
-        file.write(data)
-        if line := progress.line(done_bytes, time.monotonic()):
-            _log.info("%s", line)
-    if transfer.total_bytes is not None and done_bytes != transfer.total_bytes:
-        raise failure(transfer.url, f"it ended after {done_bytes} of {transfer.total_bytes} bytes")
-    _log.info("%s", progress.summary(done_bytes, time.monotonic()))
-    return digest.hexdigest()
-
-
-def _check_digest(url: str, digest: str, expected: str | None) -> None:
+def check_digest(url: str, digest: str, expected: str | None) -> None:
     if expected is not None and digest != expected.lower():
         raise failure(url, f"its SHA-256 is {digest}, not {expected.lower()}")
 
@@ -155,24 +182,49 @@ def check_file_digest(url: str, path: Path, expected: str) -> None:
     with path.open("rb") as file:
         while data := file.read(_CHUNK_BYTES):
             digest.update(data)
-    _check_digest(url, digest.hexdigest(), expected)
+    check_digest(url, digest.hexdigest(), expected)
 
 
 @contextmanager
-def _partial(target: Path) -> Iterator[tuple[IO[bytes], Path]]:
-    """A file beside `target` that is gone afterwards."""
-    partial = target.parent / f"{_PARTIAL_PREFIX}{secrets.token_hex(8)}"
+def new_file(target: Path) -> Iterator[IO[bytes]]:
+    """A file that gets the name `target` when the block is done, and is gone when that fails."""
+    partial = _partial(target)
     try:
         with partial.open("xb") as file:
-            yield file, partial
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        _publish(partial, target)
     finally:
         partial.unlink(missing_ok=True)
 
 
-def _publish(file: IO[bytes], partial: Path, target: Path) -> None:
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """The same for a folder. Its files are the block's to sync."""
+    partial = _partial(target)
+    partial.mkdir()
+    try:
+        yield partial
+        if os.path.lexists(target):
+            raise exists(target)
+        try:
+            os.rename(partial, target)  # fails on a folder that another filled meanwhile
+        except OSError:
+            if target.exists():
+                raise exists(target) from None
+            raise
+        _sync_directory(target.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _partial(target: Path) -> Path:
+    return target.parent / f"{_PARTIAL_PREFIX}{secrets.token_hex(8)}"
+
+
+def _publish(partial: Path, target: Path) -> None:
     """Gives the finished file its name, unless another has it: a link is atomic and never overwrites."""
-    file.flush()
-    os.fsync(file.fileno())
     try:
         os.link(partial, target)
     except FileExistsError:

@@ -193,7 +193,7 @@ def _extract_zip_entry(package: zipfile.ZipFile, info: zipfile.ZipInfo, target: 
         return
     if info.flag_bits & 1:
         raise refusal(archive, "the entry is encrypted", name)
-    with package.open(info) as source, _create(archive, target, parts, name, mode) as file:
+    with package.open(info) as source, create_file(archive, target, parts, name, mode) as file:
         while data := source.read(_COPY_BYTES):
             budget.add_bytes(len(data), name)
             file.write(data)
@@ -262,7 +262,7 @@ def _extract_tar_entry(package: tarfile.TarFile, entry: tarfile.TarInfo, target:
     source = package.extractfile(entry) if entry.isreg() else None
     if source is None:
         raise refusal(archive, "only files and directories are allowed", entry.name)
-    with source, _create(archive, target, parts, entry.name, entry.mode) as file:
+    with source, create_file(archive, target, parts, entry.name, entry.mode) as file:
         while data := source.read(_COPY_BYTES):
             file.write(data)
 
@@ -276,7 +276,7 @@ def _make_directory(archive: Path, target: Path, parts: tuple[str, ...], name: s
     return path
 
 
-def _create(archive: Path, target: Path, parts: tuple[str, ...], name: str, mode: int) -> IO[bytes]:
+def create_file(archive: Path, target: Path, parts: tuple[str, ...], name: str, mode: int) -> IO[bytes]:
     """A new file. Its mode keeps only the owner's execute bit: no setuid, no setgid, nothing odd.
 
     O_EXCL finds names that are the same file here, also those that differ in case or Unicode form only on a file

@@ -10,19 +10,24 @@ import http.client
 import ipaddress
 import socket
 import ssl
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from threading import Event
+from functools import partial
+from types import MappingProxyType
 from typing import TypeAlias
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from ts_frontend.errors import DownloadFailed
+from ts_frontend.models.stop import Stop
 
 BYTES_MAX = 100 << 30
 TIMEOUT_S = 60.0
+TOTAL_S = 6 * 3600.0
+FILES_MAX = 100_000
 _REDIRECTS_MAX = 5
 _REDIRECTS = (301, 302, 303, 307, 308)
+_HEADERS = MappingProxyType({"User-Agent": "torchrelay", "Accept-Encoding": "identity"})
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 #: Raises ServeError for a URL that may not be used; True: an address that isn't public is fine too.
@@ -31,39 +36,14 @@ Allow: TypeAlias = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True)
 class DownloadLimits:
-    """`timeout_s` is the longest silence, also while connecting (then at most `connect_timeout_s`)."""
+    """`timeout_s` is the longest silence, also while connecting (then at most `connect_timeout_s`); `total_s`: all that
+    a download may take. `files_max`: of a folder."""
 
     bytes_max: int = BYTES_MAX
     timeout_s: float = TIMEOUT_S
     connect_timeout_s: float = 10.0
-
-
-class Stop:
-    """Ends a download early, from another thread: what waits for the network wakes up at once."""
-
-    def __init__(self) -> None:
-        self._event = Event()
-        self._sock: socket.socket | None = None
-
-    def set(self) -> None:
-        self._event.set()
-        self._wake()
-
-    def is_set(self) -> bool:
-        return self._event.is_set()
-
-    def watch(self, sock: socket.socket) -> None:
-        """`sock` is what the download waits for from now on."""
-        self._sock = sock
-        if self._event.is_set():
-            self._wake()
-
-    def _wake(self) -> None:
-        try:
-            if self._sock is not None:
-                socket.socket.shutdown(self._sock, socket.SHUT_RDWR)  # not TLS's own: that isn't for two threads
-        except OSError:
-            pass
+    total_s: float = TOTAL_S
+    files_max: int = FILES_MAX
 
 
 def failure(url: str, reason: str) -> DownloadFailed:
@@ -71,11 +51,14 @@ def failure(url: str, reason: str) -> DownloadFailed:
 
 
 @contextmanager
-def open_remote(url: str, allow: Allow, limits: DownloadLimits, stop: Stop) -> Iterator[http.client.HTTPResponse]:
-    """The first answer that's no redirect; it has status 200. Raises DownloadFailed, OSError, HTTPException."""
+def open_remote(
+    url: str, allow: Allow, limits: DownloadLimits, stop: Stop, headers: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[http.client.HTTPResponse]:
+    """The first answer that's no redirect; it has status 200. `headers` are for `url` alone, not for where it leads.
+    Raises DownloadFailed, OSError, HTTPException."""
     first = url
     for _ in range(_REDIRECTS_MAX + 1):
-        with _answer(url, allow(url), limits, stop) as response:
+        with _answer(url, allow(url), limits, stop, headers if url is first else {}) as response:
             if response.status == 200:
                 yield response
                 return
@@ -87,11 +70,13 @@ def open_remote(url: str, allow: Allow, limits: DownloadLimits, stop: Stop) -> I
 
 
 @contextmanager
-def _answer(url: str, private: bool, limits: DownloadLimits, stop: Stop) -> Iterator[http.client.HTTPResponse]:
+def _answer(
+    url: str, private: bool, limits: DownloadLimits, stop: Stop, headers: Mapping[str, str]
+) -> Iterator[http.client.HTTPResponse]:
     parts = urlsplit(url)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     with closing(_connection(parts, private, limits, stop)) as connection:
-        connection.request("GET", path, headers={"User-Agent": "torchrelay", "Accept-Encoding": "identity"})
+        connection.request("GET", path, headers={**_HEADERS, **headers})
         with closing(connection.getresponse()) as response:
             yield response
 
@@ -120,13 +105,19 @@ def _connection(parts: SplitResult, private: bool, limits: DownloadLimits, stop:
 
     def connect(host: str, port: int) -> socket.socket:
         sock = _connect(host, port, private, limits)
-        stop.watch(sock)
+        stop.watch(partial(_wake, sock))
         if secure:
             sock = _secured(sock, host)
-            stop.watch(sock)
+            stop.watch(partial(_wake, sock))
         return sock
 
     return _Connection(parts.hostname or "", parts.port or (443 if secure else 80), connect)
+
+
+def _wake(sock: socket.socket) -> None:
+    """Who waits for `sock` in another thread waits no more."""
+    with suppress(OSError):
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)  # not TLS's own: that isn't for two threads
 
 
 def _secured(raw: socket.socket, host: str) -> socket.socket:

@@ -10,43 +10,50 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import Iterable
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from ts_frontend.errors import ArchiveNotFound, InvalidArgument
-from ts_frontend.models import mlserver_model
+from ts_frontend.models import mlserver_model, s3
 from ts_frontend.models.download import check_file_digest, download, exists
 from ts_frontend.models.mlserver_model import Defaults
-from ts_frontend.models.remote import BYTES_MAX, TIMEOUT_S, DownloadLimits, Stop, failure
+from ts_frontend.models.remote import BYTES_MAX, FILES_MAX, TIMEOUT_S, TOTAL_S, DownloadLimits, failure
+from ts_frontend.models.stop import Stop
+from ts_frontend.models.urls import PIN, SCHEME, check_text, file_name, is_s3
 
 _log = logging.getLogger(__name__)
-_URL_CHARS_MAX = 4096
-_NAME_BYTES_MAX = 255
 _ARCHIVE_SUFFIXES = (".mar", ".model", ".tar.gz", ".tgz")
 _ZOO = r"https://torchserve\.pytorch\.org/mar_files/[\w.-]+"
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-_PIN = re.compile(r"#sha256=([0-9A-Fa-f]{64})\Z")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_ODD = re.compile(r"[ \\]")
+#: Where a copy of a URL goes: its path, and the new folder that has nothing else, if it is in one.
+_Place = Callable[[str], "tuple[Path, Path | None]"]
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """An archive file or model directory. `url` is as it was given; `downloaded`: `path` is a copy made for it."""
+    """An archive file or model directory. `url` is as it was given; `downloaded`: `path` is a copy made for it, and
+    `folder`, outside the store, has nothing else."""
 
     path: Path
     url: str
     downloaded: bool
+    folder: Path | None = None
+
+    @property
+    def recorded(self) -> str:
+        """What `Store.recall` needs beside the URL."""
+        return self.url if self.folder is not None else self.path.name
 
 
 class Store:
     """`model_store`: the directory, None without one. `allowed_urls`: regular expressions, each must match a whole URL,
     in any case; None: only the model zoo. Beside that, what lies inside the store is always allowed.
-    `missing`, `place`: how errors begin that say what isn't there, and what they call the store. `mlserver`: of its
-    models.
+    `copies`: where `fetch_apart` puts what it downloads, None: nowhere. `mlserver`: of its models.
+    `missing`, `place`: how errors begin that say what isn't there, and what they call the store.
 
     Raises InvalidArgument for an expression that isn't one.
     """
@@ -58,6 +65,9 @@ class Store:
         *,
         download_bytes_max: int = BYTES_MAX,
         download_timeout_s: float = TIMEOUT_S,
+        download_total_timeout_s: float = TOTAL_S,
+        files_max: int = FILES_MAX,
+        copies: Path | None = None,
         missing: str = "Model not found at",
         place: str = "model store",
         mlserver: Defaults = Defaults(),  # noqa: B008 (frozen)
@@ -65,18 +75,30 @@ class Store:
         self._root = model_store.resolve() if model_store is not None else None
         self._explicit = allowed_urls is not None
         self._allowed = tuple(_pattern(text) for text in ([_ZOO] if allowed_urls is None else allowed_urls))
-        self._limits = DownloadLimits(download_bytes_max, download_timeout_s)
+        self._limits = DownloadLimits(
+            download_bytes_max, download_timeout_s, total_s=download_total_timeout_s, files_max=files_max
+        )
+        self._copies = copies
         self._missing, self._place = missing, place
         self._mlserver = mlserver
 
-    async def fetch(self, url: str) -> Fetched:
-        """The archive at `url`, copied into the store if it comes from elsewhere.
+    async def fetch(self, url: str, *, signed: bool = False) -> Fetched:
+        """The archive at `url`, copied into the store if it comes from elsewhere. `signed`: an http(s) URL is one of S3
+        and asked for with the server's AWS credentials.
 
         A caller who is cancelled stops the download and leaves nothing behind.
         Raises ArchiveNotFound (not there, or not allowed), ArchiveExists, DownloadFailed, InvalidArgument.
         """
+        return await self._fetched(url, self._in_store, signed)
+
+    async def fetch_apart(self, url: str) -> Fetched:
+        """The same, but a copy is made outside the store, in a folder of its own: any number of one URL. Never raises
+        ArchiveExists."""
+        return await self._fetched(url, self._apart, False)
+
+    async def _fetched(self, url: str, place: _Place, signed: bool) -> Fetched:
         stop = Stop()
-        work = asyncio.ensure_future(asyncio.to_thread(self._fetch_now, url, stop))
+        work = asyncio.ensure_future(asyncio.to_thread(self._fetch_now, url, stop, place, signed))
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
@@ -85,11 +107,14 @@ class Store:
             raise
 
     async def recall(self, url: str, name: str) -> Fetched:
-        """What `fetch(url)` gave in an earlier life of the server; a copy that was made then is `name` in the store.
+        """What `fetch(url)` or `fetch_apart(url)` gave in an earlier life of the server; `name` was `recorded`: a copy
+        in the store is still there, one outside it is made again.
 
         Raises as `fetch`.
         """
-        scheme = _SCHEME.match(url)
+        scheme = SCHEME.match(url)
+        if scheme is not None and name == url:
+            return await self.fetch_apart(url)
         if scheme is None or (
             scheme[1].lower() == "file" and self._root is not None and not (self._root / name).is_file()
         ):
@@ -107,7 +132,11 @@ class Store:
         if not fetched.downloaded:
             return
         try:
-            fetched.path.unlink(missing_ok=True)
+            whole = fetched.folder or fetched.path
+            if whole.is_dir() and not whole.is_symlink():
+                shutil.rmtree(whole)
+            else:
+                whole.unlink(missing_ok=True)
         except OSError as error:
             _log.warning("Could not delete %s: %s", fetched.path, error.strerror)
 
@@ -120,24 +149,32 @@ class Store:
             names = [entry.name for entry in entries if _is_archive(entry)]
         return mlserver_model.in_store(self._root, names, self._mlserver)
 
-    def _fetch_now(self, url: str, stop: Stop) -> Fetched:
+    def _fetch_now(self, url: str, stop: Stop, place: _Place, signed: bool) -> Fetched:
         try:
-            return self._fetch(url, stop)
+            return self._fetch(url, stop, place, signed)
         except OSError as error:
             raise ArchiveNotFound(f"{self._missing}: {url} ({error.strerror or error})") from error
 
-    def _fetch(self, url: str, stop: Stop) -> Fetched:
-        pin = _PIN.search(url)
+    def _fetch(self, url: str, stop: Stop, place: _Place, signed: bool) -> Fetched:
+        pin = PIN.search(url)
         plain = url[: pin.start()] if pin else url
-        _check_text(url, plain)
-        scheme = _SCHEME.match(plain)
+        check_text(url, plain)
+        scheme = SCHEME.match(plain)
         if scheme is None:
             return Fetched(self._inside(url, plain, pin), url, downloaded=False)
         if scheme[1].lower() == "file":
             path = Path(url2pathname(urlsplit(plain).path))
             if self._lies_inside(path) or (path.is_dir() and self._allow(plain)):
                 return Fetched(self._used_in_place(url, path, pin), url, downloaded=False)
-        return Fetched(self._copied(plain, pin, stop), url, downloaded=True)
+        self._allow(plain)
+        path, folder = place(plain)
+        try:
+            self._copy(plain, path, pin, stop, signed)
+        except BaseException:
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return Fetched(path, url, downloaded=True, folder=folder)
 
     def _inside(self, url: str, plain: str, pin: re.Match[str] | None) -> Path:
         """A name in the store (a link there leads where its operator wanted), or an absolute path: inside it, or
@@ -171,21 +208,37 @@ class Store:
             check_file_digest(url, path, pin[1])
         return path.resolve()
 
-    def _copied(self, url: str, pin: re.Match[str] | None, stop: Stop) -> Path:
-        """Downloads into the store, under the URL's last path segment."""
-        self._allow(url)
+    def _in_store(self, url: str) -> tuple[Path, None]:
+        """Where a copy goes: into the store, under the URL's last path segment."""
         if self._root is None:
             raise failure(url, f"there is no {self._place} to put it into")
-        target = self._root / _file_name(url)
+        target = self._root / file_name(url)
         if os.path.lexists(target):
             raise exists(target)
+        return target, None
+
+    def _apart(self, url: str) -> tuple[Path, Path]:
+        """Where a copy goes: into a new folder outside the store."""
+        name = file_name(url)
+        if self._copies is None:
+            raise failure(url, "there is no folder for copies")
+        self._copies.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(dir=self._copies))
+        return folder / name, folder
+
+    def _copy(self, url: str, target: Path, pin: re.Match[str] | None, stop: Stop, signed: bool) -> None:
+        """Downloads it: from an allowed URL to a free place."""
+        sha256 = pin[1] if pin else None
         _log.info("Downloading %s to %s", url.split("?")[0], target)
-        download(url, target, self._allow_hop, self._limits, stop, pin[1] if pin else None)
-        return target
+        if is_s3(url):
+            s3.download(url, target, self._limits, stop, sha256)
+            return
+        headers = s3.signed(url, stop) if signed and not url.lower().startswith("file:") else {}
+        download(url, target, self._allow_hop, self._limits, stop, sha256, headers)
 
     def _allow_hop(self, url: str) -> bool:
         """`_allow` for where a redirect leads: such a URL is as suspicious as a caller's."""
-        _check_text(url, url)
+        check_text(url, url)
         return self._allow(url)
 
     def _allow(self, url: str, shown: str | None = None) -> bool:
@@ -205,45 +258,6 @@ def _pattern(text: str) -> re.Pattern[str]:
         return re.compile(text, re.IGNORECASE)
     except re.error as error:
         raise InvalidArgument(f"allowed_urls: {text!a} is not a regular expression: {error}") from error
-
-
-def _check_text(url: str, plain: str) -> None:
-    """Refuses what no honest URL has: paths that climb, blanks, backslashes, credentials, an unreadable pin."""
-    if not plain:
-        raise ArchiveNotFound("empty url")
-    if len(url) > _URL_CHARS_MAX:
-        raise InvalidArgument(f"url has {len(url)} characters; at most {_URL_CHARS_MAX} are allowed")
-    if ".." in unquote(unquote(plain)):
-        raise ArchiveNotFound(f"Relative path is not allowed in url: {url}")
-    remote = _SCHEME.match(plain)
-    if _CONTROL.search(plain) or (remote and _ODD.search(plain)):
-        raise InvalidArgument(f"url {url!a} has a blank, a backslash or a control character")
-    if "#sha256=" in plain:
-        raise InvalidArgument(f"url {url!a}: #sha256= needs 64 hexadecimal digits")
-    if remote:
-        _check_remote(url, plain, remote[1].lower())
-
-
-def _check_remote(url: str, plain: str, scheme: str) -> None:
-    if scheme not in ("http", "https", "file"):
-        raise InvalidArgument(f"url {url!a}: {scheme} is not supported; http, https and file are")
-    try:
-        parts = urlsplit(plain)
-        port_is_fine = parts.port is None or parts.port > 0
-    except ValueError as error:
-        raise InvalidArgument(f"url {url!a}: {error}") from error
-    if "@" in parts.netloc or not port_is_fine or (scheme == "file") != (not parts.hostname):
-        raise InvalidArgument(f"url {url!a}: give a host without user and password (file:///path has no host)")
-
-
-def _file_name(url: str) -> str:
-    """The name that a download gets: the last segment of the URL's path."""
-    name = unquote(urlsplit(url).path.rpartition("/")[2])
-    if not name or name.startswith(".") or set(name) & set("/\\") or not name.isprintable():
-        raise failure(url, f"{name!a}, the last part of its path, can't be a file's name")
-    if len(name.encode()) > _NAME_BYTES_MAX:
-        raise failure(url, f"the last part of its path is longer than {_NAME_BYTES_MAX} bytes")
-    return name
 
 
 def _is_archive(entry: os.DirEntry[str]) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ts.protocol.model_config_pb2 import ModelConfig
 from ts_frontend.errors import InvalidArgument, ModelNotFound
+from ts_frontend.models import mlserver_model
 from ts_frontend.models.archive import Archive
 from ts_frontend.repository import config as configs
 
@@ -82,12 +83,24 @@ def find(repositories: Sequence[Path], name: str) -> Path:
     return found[0]
 
 
-def read(path: Path, config_text: str | None = None) -> ModelDirectory:
-    """The model in the directory `path`; `config_text` instead of its config.pbtxt. InvalidArgument, naming the file
-    and what is wrong."""
-    name, source = path.name, f"{path.name}/{CONFIG_FILE}"
+def is_model(path: Path) -> bool:
+    """Whether a directory from elsewhere is a model in this layout: it has a configuration or a version, and no sign
+    of another. Raises OSError."""
+    if not path.is_dir() or (path / "MAR-INF").exists() or (path / mlserver_model.FILE).exists():
+        return False
+    return (path / CONFIG_FILE).is_file() or bool(_versions(path))
+
+
+def read(path: Path, config_text: str | None = None, name: str = "") -> ModelDirectory:
+    """The model in the directory `path`, whose name it has unless `name` is given; `config_text` instead of its
+    config.pbtxt. InvalidArgument, naming the file and what is wrong."""
+    source = f"{path.name}/{CONFIG_FILE}"
     text = _text(path / CONFIG_FILE) if config_text is None else config_text
-    config = configs.checked(configs.parse(text, source), name, source)
+    config = configs.parse(text, source)
+    if name:
+        config.name = ""  # of a directory from elsewhere the caller's name counts
+    name = name or path.name
+    config = configs.checked(config, name, source)
     versions = _versions(path)
     if not versions:
         raise InvalidArgument(f"model {name!r} has no version: there is no directory with a number in {path}")

@@ -12,7 +12,6 @@ from weakref import WeakValueDictionary
 
 from ts_frontend.errors import Code, InvalidArgument, ModelNotFound, ServeError
 from ts_frontend.models.administration import Administration
-from ts_frontend.models.archive import Archive
 from ts_frontend.models.model import Model
 from ts_frontend.models.settings import Requested
 from ts_frontend.models.store import Fetched
@@ -121,15 +120,15 @@ class Repository:
 
     async def load(self, name: str, config_text: str | None = None, url: str | None = None) -> None:
         """Loads or reloads a model, and returns when it is ready: of a repository, or an archive of the model store, or
-        one from `url` (a path or an allowed URL). The old one serves until the new one can, and goes on if that fails.
-        Raises ServeError."""
+        what is at `url` (a path or an allowed URL): an archive, or a model's directory. The old one serves until the
+        new one can, and goes on if that fails. Raises ServeError."""
         self._check("load")
         if url is not None:
-            await self._administration.detached(self._load_archive(name, url))
+            await self._administration.detached(self._load_from(name, url, config_text))
         elif self._is_here(name):
             await self._administration.detached(self._load(name, config_text))
         else:
-            await self._administration.detached(self._load_archive(name, self._archive_of(name)))
+            await self._administration.detached(self._load_from(name, self._archive_of(name), config_text))
 
     async def unload(self, name: str) -> None:
         """Takes all versions out; returns at once, what they accepted is answered."""
@@ -185,7 +184,7 @@ class Repository:
             try:
                 path = layout.find(self._directories, name)
                 known.stamp, directory = await asyncio.to_thread(_read, path, config_text)
-                await self._serve(directory)
+                await self._serve(directory, Fetched(directory.path, str(directory.path), downloaded=False))
                 known.reason = ""
             except ServeError as error:
                 known.reason = error.message
@@ -198,15 +197,16 @@ class Repository:
             lock = self._busy[name] = asyncio.Lock()
         return lock
 
-    async def _serve(self, directory: ModelDirectory) -> None:
+    async def _serve(self, directory: ModelDirectory, fetched: Fetched) -> None:
         """The directory's versions, and no others; the highest is the default. All of them or, if one can't be started,
-        what there was before."""
+        what there was before. `fetched` is the directory."""
         registry = self._administration.registry
         started: list[Model] = []
         try:
             for version in directory.versions:
                 archive = directory.archive(version, self._gpus)
-                started.append(await self._started(directory.name, str(directory.path), archive))
+                requested = Requested(model_name=directory.name)
+                started.append(await self._administration.started(fetched, archive, requested))
         except BaseException:
             for model in started:
                 await self._administration.give_up(model)
@@ -218,10 +218,6 @@ class Repository:
             if model not in started:
                 self._administration.background(self._administration.take_out(model))
 
-    async def _started(self, name: str, url: str, archive: Archive) -> Model:
-        fetched = Fetched(archive.dir, url, downloaded=False)
-        return await self._administration.started(fetched, archive, Requested(model_name=name))
-
     async def _unload(self, name: str) -> None:
         """Raises ModelNotFound when nothing of it is served."""
         async with self._alone(name):
@@ -229,17 +225,43 @@ class Repository:
             for model in self._administration.registry.versions(name):
                 self._administration.background(self._administration.take_out(model))
 
-    # --- archives
+    # --- archives and directories from elsewhere
 
-    async def _load_archive(self, name: str, url: str) -> None:
+    async def _load_from(self, name: str, url: str, config_text: str | None) -> None:
         async with self._alone(name):
-            requested = Requested(model_name=name, initial_workers=max(self._gpus, 1))
-            await self._administration.replace_by_url(url, requested)
+            await self._serve_fetched(name, await self._administration.fetch_apart(url), config_text)
+
+    async def _serve_fetched(self, name: str, fetched: Fetched, config_text: str | None) -> None:
+        """Serves a directory in Triton's layout as one of a repository, everything else as an archive, which may hold
+        such a directory. A failure removes what was fetched."""
+        try:
+            if await asyncio.to_thread(layout.is_model, fetched.path):
+                _, directory = await asyncio.to_thread(_read, fetched.path, config_text, name)
+                await self._serve(directory, fetched)
+            else:
+                await self._serve_archive(name, fetched, config_text)
+        except BaseException:
+            await self._administration.discard(fetched)
+            raise
+
+    async def _serve_archive(self, name: str, fetched: Fetched, config_text: str | None) -> None:
+        requested = Requested(model_name=name, initial_workers=max(self._gpus, 1))
+        archive = await self._administration.opened(fetched, requested)
+        if fetched.folder is not None and archive.owned:
+            await self._administration.discard(fetched)  # what was unpacked is enough
+        unpacked = Fetched(archive.dir, fetched.url, archive.owned, archive.dir if archive.owned else None)
+        if not archive.handler and await asyncio.to_thread(layout.is_model, archive.dir):
+            await self._serve_fetched(name, unpacked, config_text)
+        elif config_text is not None:
+            await self._administration.discard(unpacked)
+            raise InvalidArgument(f"load parameter 'config': {fetched.url} is an archive, which has its own settings")
+        else:
+            await self._administration.replace(fetched, archive, requested)
 
 
-def _read(path: Path, config_text: str | None) -> tuple[object, ModelDirectory]:
+def _read(path: Path, config_text: str | None, name: str = "") -> tuple[object, ModelDirectory]:
     """Its stamp and what it is. InvalidArgument, also when files can't be read. Blocking."""
     try:
-        return layout.stamp(path), layout.read(path, config_text)
+        return layout.stamp(path), layout.read(path, config_text, name)
     except OSError as error:
         raise InvalidArgument(f"model {path.name!r} can't be read: {error}") from error

@@ -34,6 +34,7 @@ class Administration(Protocol):
         response_timeout: int | None,
         startup_timeout: int | None,
         synchronous: bool,
+        s3_sse_kms: bool,
     ) -> Outcome: ...
 
     async def scale(

@@ -58,7 +58,7 @@ INFERENCE = (
 )
 _REGISTER = (
     *("url", "model_name", "handler", "runtime", "batch_size", "max_batch_delay", "initial_workers", "synchronous"),
-    *("response_timeout", "startup_timeout"),
+    *("response_timeout", "startup_timeout", "s3_sse_kms"),
 )
 _REGISTER_WORKFLOW = ("url", "workflow_name", "response_timeout", "startup_timeout")
 _SCALE = ("min_worker", "max_worker", "synchronous")
@@ -93,7 +93,7 @@ _NUMBER, _FLAG, _TEXT = {"type": "integer"}, {"type": "boolean"}, {"type": "stri
 _SCHEMAS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("batch_size", "max_batch_delay", "initial_workers", "limit", "next_page_token"), _NUMBER),
     **dict.fromkeys(("response_timeout", "startup_timeout", "min_worker", "max_worker"), _NUMBER),
-    **dict.fromkeys(("synchronous", "customized"), _FLAG),
+    **dict.fromkeys(("synchronous", "customized", "s3_sse_kms"), _FLAG),
     "name[]": {"type": "array", "items": _TEXT},
 }
 _ERROR = {

@@ -79,6 +79,7 @@ class HttpManagement:
             response_timeout=parameters.integer("response_timeout"),
             startup_timeout=parameters.integer("startup_timeout"),
             synchronous=parameters.flag("synchronous", True),
+            s3_sse_kms=parameters.flag("s3_sse_kms", False),
         )
         return outcome_answer(outcome)
 

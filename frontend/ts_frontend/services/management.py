@@ -99,6 +99,7 @@ class ManagementService:
             response_timeout=request.response_timeout or None,
             startup_timeout=request.startup_timeout or None,
             synchronous=request.synchronous,
+            s3_sse_kms=request.s3_sse_kms,
         )
         return outcome.status
 

@@ -1,0 +1,163 @@
+"""Models from S3, without one: what a URL names, and what happens when nothing comes. With a server that speaks S3:
+tests/e2e/clients/test_s3_models.py."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ts_frontend.errors import ArchiveNotFound, DownloadFailed, InvalidArgument
+from ts_frontend.models import s3
+from ts_frontend.models.s3 import Place
+from ts_frontend.models.stop import Stop, Stopped
+from ts_frontend.models.store import Store
+
+URL = "s3://models/a/m.mar"
+SETTINGS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_DEFAULT_REGION")
+
+
+@pytest.fixture(autouse=True)
+def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No account of this machine is used."""
+    for name in SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+
+
+@pytest.fixture
+def account(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "who")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    path = tmp_path / "store"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """An endpoint that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{listener.getsockname()[1]}")
+        yield listener
+
+
+def store(root: Path, **more: float) -> Store:
+    return Store(root, ["s3://models/.*"], copies=root.parent / "copies", **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("url", "place", "name", "prefix"),
+    [
+        ("s3://models/m.mar", Place("models", "m.mar"), "m.mar", "m.mar/"),
+        ("S3://my.models/a/b/", Place("my.models", "a/b/"), "b", "a/b/"),
+        ("s3://models", Place("models", ""), "models", ""),
+        ("s3://models//a", Place("models", "a"), "a", "a/"),
+        ("s3://models/a?b=c%20d", Place("models", "a?b=c%20d"), "a?b=c%20d", "a?b=c%20d/"),
+    ],
+)
+def test_what_a_url_names(url: str, place: Place, name: str, prefix: str) -> None:
+    assert s3.parse(url) == place
+    assert (place.name, place.prefix) == (name, prefix)
+
+
+@pytest.mark.parametrize("url", ["s3://", "s3:///key", "s3://who:secret@models/m", "s3://a b/m", "s3://models/a b"])
+def test_what_names_no_bucket_is_refused(root: Path, url: str) -> None:
+    with pytest.raises(InvalidArgument, match="url"):
+        asyncio.run(Store(root, [".*"]).fetch(url))
+
+
+@pytest.mark.parametrize("url", ["s3://other/m.mar", "s3://models-not/m.mar", "s3://models"])
+def test_only_what_allowed_urls_allows(root: Path, url: str) -> None:
+    with pytest.raises(ArchiveNotFound, match="setting: allowed_urls$"):
+        asyncio.run(store(root).fetch(url))
+    with pytest.raises(ArchiveNotFound, match="setting: allowed_urls .not set"):
+        asyncio.run(Store(root).fetch(url))
+
+
+def test_a_path_that_climbs_is_refused(root: Path) -> None:
+    with pytest.raises(ArchiveNotFound, match="Relative path"):
+        asyncio.run(store(root).fetch("s3://models/a/../b"))
+
+
+def test_the_missing_package_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "boto3.session", None)
+    with pytest.raises(DownloadFailed, match=r'boto3, which is not installed: pip install "torchrelay\[s3\]"'):
+        asyncio.run(store(root).fetch(URL))
+
+
+def test_missing_credentials_are_named(root: Path, silent: socket.socket) -> None:
+    for fetch in (store(root).fetch, store(root).fetch_apart):
+        with pytest.raises(DownloadFailed, match="no AWS credentials were found: set AWS_ACCESS_KEY_ID"):
+            asyncio.run(fetch(URL))
+    assert not list(root.iterdir()) and not list((root.parent / "copies").iterdir())
+
+
+@pytest.mark.usefixtures("account")
+def test_nobody_listens(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    with pytest.raises(DownloadFailed, match="Could not connect to the endpoint URL"):
+        asyncio.run(store(root).fetch(URL))
+
+
+@pytest.mark.usefixtures("account")
+def test_a_caller_who_leaves_ends_the_download(root: Path, silent: socket.socket) -> None:
+    async def leave() -> None:
+        task = asyncio.create_task(store(root).fetch(URL))
+        connection, _ = await asyncio.to_thread(silent.accept)
+        with connection:
+            await asyncio.to_thread(connection.recv, 1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    asyncio.run(leave())  # waits for the thread, which must not wait for the endpoint
+    assert not list(root.iterdir())
+
+
+@pytest.mark.usefixtures("account", "silent")
+def test_a_download_may_not_take_for_ever(root: Path) -> None:
+    with pytest.raises(DownloadFailed, match=r"it took more than 0\.2 s; download_total_timeout_s"):
+        asyncio.run(store(root, download_total_timeout_s=0.2).fetch(URL))
+
+
+@pytest.mark.usefixtures("account")
+def test_a_signed_url() -> None:
+    headers = s3.signed("https://models.s3.eu-west-1.amazonaws.com/m.mar", Stop())
+    assert headers["Authorization"].startswith("AWS4-HMAC-SHA256 Credential=who/")
+    assert "/eu-west-1/s3/aws4_request, SignedHeaders=host;x-amz-content-sha256;x-amz-date" in headers["Authorization"]
+    assert "secret" not in str(headers)
+
+
+def test_signing_needs_an_account_and_a_region(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DownloadFailed, match="AWS_ACCESS_KEY_ID"):
+        s3.signed("https://models.s3.amazonaws.com/m.mar", Stop())
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "who")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    with pytest.raises(DownloadFailed, match="AWS_DEFAULT_REGION"):
+        s3.signed("https://models.s3.amazonaws.com/m.mar", Stop())
+
+
+def test_what_was_ended_waits_for_nothing() -> None:
+    stop = Stop()
+    assert stop.waited(lambda: 1) == 1
+    with pytest.raises(ZeroDivisionError):
+        stop.waited(lambda: 1 // 0)
+    stop.set("no longer wanted")
+    stop.set("another reason")
+    with pytest.raises(Stopped, match="no longer wanted"):
+        stop.waited(threading.Event().wait)
+    with pytest.raises(Stopped, match="no longer wanted"):
+        stop.check()
