@@ -58,7 +58,7 @@ def external_steps() -> list[Step]:
         *node,
         *packages,
         Step("clients of other systems", python("ts_scripts/client_environments.py")),
-        Step("external tests", python("-m", "pytest", "-m", "external", "--required", "external")),
+        Step("external tests", python("-m", "pytest", "-m", "external", "--required", "external", *PARALLEL)),
     ]
 
 

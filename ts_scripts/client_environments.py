@@ -3,7 +3,8 @@ tests/clients/NAME.txt (pip's requirements), under `clients/NAME` in this interp
 
 Usage: python ts_scripts/client_environments.py [NAME...]
 
-One that was made from the same words stays as it is. Exits 1, after all the others, when one could not be made.
+Two are made at a time. One that was made from the same words stays as it is. Exits 1, after all the others, when one
+could not be made.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import venv
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,9 +35,9 @@ def make(name: str) -> bool:
     """False when pip could not install what the file names; it has said why."""
     folder, file = PLACE / name, FILES / f"{name}.txt"
     shutil.rmtree(folder, ignore_errors=True)
-    venv.create(folder, with_pip=True, symlinks=True)
-    pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
-    if subprocess.run([*pip, "-r", str(file)]).returncode:
+    venv.create(folder, symlinks=True)
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "--disable-pip-version-check"]
+    if subprocess.run([*pip, "install", "--quiet", "-r", str(file)]).returncode:
         return False
     (folder / STAMP).write_text(file.read_text())
     return True
@@ -46,7 +48,9 @@ def main() -> None:
     unknown = [name for name in wanted if name not in names()]
     if unknown:
         sys.exit(f"no such environment: {', '.join(unknown)}; there are {', '.join(names())}")
-    failed = [name for name in wanted if not is_current(name) and not make(name)]
+    missing = [name for name in wanted if not is_current(name)]
+    with ThreadPoolExecutor(2) as pool:
+        failed = [name for name, made in zip(missing, pool.map(make, missing), strict=True) if not made]
     sys.exit(f"not made: {', '.join(failed)}" if failed else 0)
 
 
