@@ -163,7 +163,7 @@ class _Conversation:
         answer: Answer | ServeError
         interleaves = False
         try:
-            interleaves = self._interleaves(request)
+            interleaves = self._dialect is Dialect.TRITON and self._interleaves(request)
             answer = self._stream or self._start(data, request, _FORMS[self._dialect])
         except ServeError as error:
             answer = error

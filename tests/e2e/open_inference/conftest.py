@@ -45,14 +45,25 @@ def handle(data, context):
     for word in () if data is None else bytes(data[0]["data"]).decode().split():
         yield [word + " "]
 """
+#: Answers a request "late" after another one has been answered.
+OVERTAKEN = """
+import asyncio
+
+OTHERS = asyncio.Event()
+
+async def handle(data, context):
+    word = "" if data is None else bytes(data[0]["data"]).decode()
+    if word == "late":
+        OTHERS.clear()
+        await OTHERS.wait()
+    yield [word]
+    if word != "late":
+        OTHERS.set()
+"""
 RAISES = """
 def handle(data, context):
     if data is not None:
         raise ValueError("no")
-"""
-UNSENDABLE = """
-def handle(data, context):
-    return None if data is None else [{1, 2} for row in data]
 """
 #: Answers with the tensor it got, through the runtime's own types: every datatype comes back as it was.
 SAME = """
@@ -78,10 +89,10 @@ MODELS = {
     "echo": (ECHO, ""),
     "sum": (SUM, SUM_CONFIG),
     "upper": (UPPER, ""),
+    "overtaken": (OVERTAKEN, ""),
     "words": (WORDS, ""),
     "raises": (RAISES, ""),
     "same": (SAME, ""),
-    "unsendable": (UNSENDABLE, ""),
 }
 
 

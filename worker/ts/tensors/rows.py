@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -68,14 +67,7 @@ def plain_value(tensor: Tensor) -> Any:
     """A tensor as JSON has it."""
     if tensor.datatype == "BYTES":
         return [value.decode("utf-8", "replace") for value in tensor.array.ravel()]
-    return _finite(_value(tensor))
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinities."""
-    if isinstance(value, list):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return _value(tensor)
 
 
 def response_of(value: Any, model: Model) -> InferenceResponse:
