@@ -172,7 +172,7 @@ class ModelApiDisabled(ServeError):
 
 
 class Unimplemented(ServeError):
-    code, http_status, type_name = Code.UNIMPLEMENTED, 404, "ResourceNotFoundException"
+    code, http_status, type_name = Code.UNIMPLEMENTED, 501, "NotImplementedException"
 
 
 class UnregisterTimeout(ServeError):

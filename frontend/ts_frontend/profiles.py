@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 _LOCAL = "http://127.0.0.1"
+#: These servers have no limit over HTTP, or 64 MiB; tensors of images are larger than TorchServe's 6.5 MB.
+_LARGE = {"max_request_size": "67108864", "max_response_size": "67108864"}
 
 #: Settings by profile. 8081 is TorchServe's management API and the gRPC port of MLServer and KServe's servers.
 PROFILES: Mapping[str, Mapping[str, str]] = MappingProxyType(
@@ -19,12 +21,14 @@ PROFILES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "inference_address": f"{_LOCAL}:8000",
             "grpc_inference_port": "8001",
             "metrics_address": f"{_LOCAL}:8002",
+            **_LARGE,
         },
         "mlserver": {
             "inference_address": f"{_LOCAL}:8080",
             "grpc_inference_port": "8081",
             "management_address": f"{_LOCAL}:8083",
             "metrics_address": f"{_LOCAL}:8082",
+            **_LARGE,
         },
         "kserve": {
             "host": "0.0.0.0",
@@ -34,6 +38,7 @@ PROFILES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "metrics_address": f"{_LOCAL}:8082",
             "disable_token_authorization": "true",
             "kserve_mode": "true",
+            **_LARGE,
         },
         "dynamo": {
             "inference_address": f"{_LOCAL}:8000",

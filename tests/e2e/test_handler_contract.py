@@ -202,6 +202,8 @@ def test_the_fields_of_a_form(opened: Open) -> None:
     assert told["row"] == {"a": ["bytearray", "2"], "b": ["bytearray", "x y z"]}
     told = call(opened(), "/predictions/telling", b'{"data": 1}', content_type=form).json()
     assert told["row"] == {'{"data": 1}': ["bytearray", ""]}
+    told = call(opened(), "/predictions/telling", "data=é%C3%A9".encode(), content_type=form).json()
+    assert told["row"] == {"data": ["bytearray", "éé".encode().decode("latin-1")]}
 
 
 def test_the_parts_of_a_multipart_form(opened: Open) -> None:

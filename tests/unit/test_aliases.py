@@ -299,6 +299,13 @@ def test_the_ports_of_a_profile(profile: str, http: int, grpc: int, management: 
     assert config.loopback_only == (profile != "kserve")
 
 
+@pytest.mark.parametrize("profile", ["triton", "mlserver", "kserve"])
+def test_tensors_of_images_fit_where_they_fit_elsewhere(profile: str) -> None:
+    config = started("--profile", profile)
+    assert config.max_request_size == config.max_response_size == 64 * 1024 * 1024
+    assert started("--profile", profile, "--set", "max_request_size=5").max_request_size == 5
+
+
 def test_profiles_set_what_there_is() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs/profiles.md").read_text()
     assert not [name for name in PROFILES if f"\n| `{name}` | " not in page]

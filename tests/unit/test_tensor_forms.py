@@ -240,3 +240,69 @@ def test_events_have_no_binary_data() -> None:
     form = opened("json;stream", head)
     answer = form.answer(InferenceResponse([Tensor.of("x", [1.0])]), False)
     assert json.loads(answer)["outputs"][0]["data"] == [1.0] and LENGTH not in dict(form.headers)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        body(one([2], ["a", "\ud83d"], "BYTES")),
+        b'{"inputs":[{"name":"ok","shape":[1],"datatype":"BYTES","data":["a"]},'
+        b'{"name":"x","shape":[1],"datatype":"BYTES","data":["\xff\xfe"]}]}',
+    ],
+)
+def test_texts_that_are_no_utf_8_are_refused_by_name(data: bytes) -> None:
+    with pytest.raises(BadTensor, match="input 'x'.*base64"):
+        opened("json", data)
+
+
+def test_a_body_that_is_no_utf_8_elsewhere() -> None:
+    with pytest.raises(BadTensor, match="^the body is not valid JSON"):
+        opened("json", b'{"id":"\xff","inputs":[{"name":"x","shape":[1],"datatype":"BYTES","data":["a"]}]}')
+
+
+def test_half_a_character_in_a_prompt() -> None:
+    with pytest.raises(BadTensor, match="half a character"):
+        opened("openai", b'{"model":"m","prompt":"\\ud83d"}')
+    with pytest.raises(BadTensor, match="half a character"):
+        opened("generate", b'{"text_input":"\\ud83d"}')
+
+
+def test_a_datatype_that_is_no_text_is_told_with_its_tensor() -> None:
+    with pytest.raises(BadTensor, match="input 'x': datatype is a text, not 5"):
+        opened("json", b'{"inputs":[{"name":"x","shape":[1],"datatype":5,"data":[1]}]}')
+
+
+def test_typed_and_raw_together_are_told_with_their_tensor() -> None:
+    request = pb.ModelInferRequest(raw_input_contents=[b"1234"])
+    request.inputs.add(name="x", datatype="FP32", shape=[1]).contents.fp32_contents.append(1)
+    with pytest.raises(BadTensor, match="input 'x': contents and raw_input_contents"):
+        opened("grpc", request.SerializeToString())
+    request.inputs[0].ClearField("contents")
+    request.inputs.add(name="y", datatype="FP32", shape=[1])
+    with pytest.raises(BadTensor, match="inputs 'x', 'y': 1 raw_input_contents for 2 inputs"):
+        opened("grpc", request.SerializeToString())
+    with pytest.raises(BadTensor, match="no input: 1 raw_input_contents"):
+        opened("grpc", pb.ModelInferRequest(raw_input_contents=[b"1234"]).SerializeToString())
+
+
+def test_truth_values_are_true_or_false_whatever_their_byte() -> None:
+    (read,) = opened("grpc", shaped([3], b"\0\1\7", "BOOL")).request.inputs
+    assert read.array.view("u1").tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize(("form", "key"), [("openai", "text"), ("generate;stream", "text_output")])
+def test_a_character_may_come_in_pieces(form: str, key: str) -> None:
+    """As from models that yield bytes."""
+    request = b'{"model":"m","prompt":"x"}' if form == "openai" else b'{"text_input":"x"}'
+    pieces = [bytes([byte]) for byte in "aé€".encode()]
+    opened_form = opened(form, request)
+    answers = [opened_form.answer(InferenceResponse([Tensor.of("output", piece)]), False) for piece in pieces]
+    assert "".join(json.loads(answer)[key] for answer in answers) == "aé€" and opened_form.end() == b""
+    opened_form.answer(InferenceResponse([Tensor.of("output", b"\xc3")]), False)
+    assert json.loads(opened_form.end())[key] == "\ufffd"
+
+
+def test_generated_bytes_that_are_no_text_stay_base64() -> None:
+    form = opened("generate", b'{"text_input":"x"}')
+    answer = form.answer(InferenceResponse([Tensor.of("output", b"\xff\xd8")]), False)
+    assert json.loads(answer)["text_output"] == "/9g="

@@ -43,6 +43,49 @@ def test_the_only_input_of_the_model_gives_its_name():
     assert opened({"inputs": [1]}, model).request.inputs[0].name == "x"
 
 
+@pytest.mark.parametrize(
+    ("datatype", "instances", "found"),
+    [
+        ("FP32", [1, 2.5, None], [1.0, 2.5, None]),
+        ("FP16", [[1, 2], [3, 4]], [[1.0, 2.0], [3.0, 4.0]]),
+        ("UINT8", [[[1]], [[255]]], [[[1]], [[255]]]),
+        ("BYTES", [["a"], ["b"]], [[b"a"], [b"b"]]),
+        ("BYTES", [{"a": 1}, {"b": 1}], [b'{"a":1}', b'{"b":1}']),
+        ("FP32", [], []),
+    ],
+)
+def test_instances_are_of_the_datatype_that_the_model_declares(datatype, instances, found):
+    model = Model("m", "1.0", {"x": {"datatype": datatype}}, {})
+    (tensor,) = opened({"instances": instances}, model).request.inputs
+    values = [None if value != value else value for value in tensor.array.tolist()]
+    assert (tensor.name, tensor.datatype, values) == ("x", datatype, found)
+
+
+def test_rows_of_objects_are_of_declared_datatypes():
+    model = Model("m", "1.0", {"a": {"datatype": "FP32"}, "b": {"datatype": "INT8"}}, {})
+    tensors = opened({"instances": [{"a": 1, "b": 2}, {"a": 3, "b": 4}]}, model).request.inputs
+    assert [(one.name, one.datatype, one.array.tolist()) for one in tensors] == [
+        ("a", "FP32", [1.0, 3.0]),
+        ("b", "INT8", [2, 4]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("instances", "reason"), [([1.5], "1.5 is no INT8"), ([300], "fit"), ([[1, 2], [3]], "takes 4")]
+)
+def test_instances_that_do_not_fit_their_declaration(instances, reason):
+    model = Model("m", "1.0", {"x": {"datatype": "INT8"}}, {})
+    with pytest.raises(BadTensor, match=f"input 'x'.*{reason}"):
+        opened({"instances": instances}, model)
+
+
+def test_answers_have_no_numbers_that_json_has_not():
+    answer = opened({"instances": [1]}).answer(
+        InferenceResponse([Tensor.of("y", np.array([1.0, np.nan, -np.inf]))]), True
+    )
+    assert answer == b'{"predictions":[1.0,null,null]}'
+
+
 @pytest.mark.parametrize("body", [{}, {"instances": 3}, [1], b"{", b"\xff"])
 def test_bodies_without_instances(body):
     with pytest.raises(BadTensor, match="instances|valid JSON"):

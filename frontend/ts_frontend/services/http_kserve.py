@@ -8,10 +8,11 @@ from __future__ import annotations
 from functools import partial
 
 from ts.protocol.frames import Input
-from ts_frontend.errors import ModelNotFound, ServeError
+from ts_frontend.errors import ModelNotFound, ServeError, Unimplemented
 from ts_frontend.ingress.http_call import HttpAnswer, HttpRequest, Serve
 from ts_frontend.services.http_answers import compact_json
 from ts_frontend.services.http_v2 import refusal
+from ts_frontend.services.tensor_joining import refused
 from ts_frontend.services.tensor_models import Models, Served
 
 #: The adapter of programs; the others have no explanations.
@@ -46,7 +47,9 @@ class HttpKServe:
         except ModelNotFound:
             return None
         adapter = model.adapter
-        if (verb == "predict" and adapter) or (verb == "explain" and adapter == PROGRAM):
+        if verb == "explain" and adapter not in ("", PROGRAM):
+            return partial(_answered, refusal(Unimplemented(f"Model {name} gives no explanations")))
+        if adapter:
             return partial(self._predict, model, "v1;explain" if verb == "explain" else "v1")
         return None
 
@@ -77,13 +80,15 @@ class HttpKServe:
                 [Input("", f"\0{form}", await request.body())],
                 headers=[(key.decode("latin-1"), value.decode("latin-1")) for key, value in request.headers],
                 request_id=request.request_id,
-                stream=True,
+                stream=False,
             )
             request.when_gone(job.cancel)
-            body = b"".join([bytes(piece) async for pieces in job.chunks() for piece in pieces])
+            found = [piece async for pieces in job.chunks() for piece in pieces if len(piece)]
+            if len(found) != 1:
+                raise refused(len(found))
         except ServeError as error:
             return refusal(error)
-        return HttpAnswer(200, [(name.encode(), value.encode("latin-1")) for name, value in job.headers], body)
+        return HttpAnswer(200, [(name.encode(), value.encode("latin-1")) for name, value in job.headers], found[0])
 
 
 async def _answered(answer: HttpAnswer, request: HttpRequest) -> HttpAnswer:

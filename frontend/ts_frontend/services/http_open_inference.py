@@ -113,7 +113,7 @@ class HttpOpenInference:
     # --- health and metadata
 
     async def _server(self, request: HttpRequest) -> HttpAnswer:
-        name, extensions = tensor_models.SERVER_NAME, list(tensor_models.EXTENSIONS)
+        name, extensions = tensor_models.SERVER_NAME, tensor_models.extensions(self._regions)
         return compact_json(200, {"name": name, "version": self._version, "extensions": extensions})
 
     async def _live(self, request: HttpRequest) -> HttpAnswer:

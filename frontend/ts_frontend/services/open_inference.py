@@ -90,7 +90,7 @@ class OpenInferenceService:
 
     async def server_metadata(self, call: Call, data: bytes) -> bytes:
         return pb.ServerMetadataResponse(
-            name=tensor_models.SERVER_NAME, version=self._version, extensions=tensor_models.EXTENSIONS
+            name=tensor_models.SERVER_NAME, version=self._version, extensions=tensor_models.extensions(self._regions)
         ).SerializeToString()
 
     async def model_metadata(self, call: Call, data: bytes) -> bytes:

@@ -41,10 +41,6 @@ class Forbidden(ServeError):
     code, http_status, type_name = Code.PERMISSION_DENIED, 403, "ForbiddenException"
 
 
-class NotSupported(Unimplemented):
-    http_status = 501
-
-
 class Region(NamedTuple):
     """`key` is a file of DIRECTORY."""
 
@@ -55,11 +51,16 @@ class Region(NamedTuple):
 
 
 class Regions:
-    """`allowed`: what keys may be, each matched whole; "" for none."""
+    """`keys`: what keys may be, each matched whole; "" for none."""
 
-    def __init__(self, allowed: str) -> None:
-        self._allowed = re.compile(allowed) if allowed else None
+    def __init__(self, keys: str) -> None:
+        self._allowed = re.compile(keys) if keys else None
         self._regions: dict[str, Region] = {}
+
+    @property
+    def allowed(self) -> bool:
+        """Whether any region can be registered."""
+        return self._allowed is not None
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """Raises Forbidden, RegionExists, and InvalidArgument for what isn't there or is smaller than that."""
@@ -170,7 +171,7 @@ class SharedMemoryService:
 
 
 def refuse_cuda() -> NoReturn:
-    raise NotSupported(NO_CUDA)
+    raise Unimplemented(NO_CUDA)
 
 
 def region_given(name: str, body: Mapping[str, Any]) -> tuple[str, str, int, int]:

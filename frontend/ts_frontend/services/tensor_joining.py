@@ -15,7 +15,8 @@ CONTENT_TYPE, BASE64 = "content_type", "base64"
 _OF_MODEL = frozenset({"id", "model_name", "model_version"})
 
 
-def _refused(count: int) -> Unimplemented:
+def refused(count: int) -> Unimplemented:
+    """What a model that sent no answer, or several, is to a call that has room for one."""
     if not count:
         return Unimplemented("The model sent no answer: ask it by a call that streams")
     return Unimplemented(f"The model sent {count} answers where this call has one: ask it by a call that streams")
@@ -60,7 +61,7 @@ def joined_json(pieces: Sequence[Buffer]) -> bytes:
     """The same for answers in JSON."""
     found = _read(pieces)
     if not found or any([one.get("datatype") for one in answer["outputs"]] != ["BYTES"] for answer in found):
-        raise _refused(len(found))
+        raise refused(len(found))
     last = found[-1]
     output = last["outputs"][0]
     data = b"".join(_bytes(one["outputs"][0]) for one in found)
@@ -87,7 +88,7 @@ def _read(pieces: Sequence[Buffer]) -> list[dict[str, Any]]:
     try:
         return [json.loads(bytes(piece)) for piece in pieces]
     except ValueError:
-        raise _refused(len(pieces)) from None
+        raise refused(len(pieces)) from None
 
 
 def _written(answer: dict[str, Any]) -> bytes:

@@ -76,6 +76,8 @@ class Models(Protocol):
 class Regions(Protocol):
     """Where clients may have their tensors (`ts_frontend.services.shared_memory.Regions`)."""
 
+    @property
+    def allowed(self) -> bool: ...
     def option(self, data: bytes) -> str: ...
 
 
@@ -84,6 +86,11 @@ class Health(Protocol):
 
     @property
     def healthy(self) -> bool: ...
+
+
+def extensions(regions: Regions) -> list[str]:
+    """Of the protocol, as the server's metadata lists them."""
+    return [*EXTENSIONS, *(("system_shared_memory",) if regions.allowed else ())]
 
 
 def find(models: Models, name: str, version: str) -> Served:

@@ -65,6 +65,10 @@ def handle(data, context):
     if data is not None:
         raise ValueError("no")
 """
+UNSENDABLE = """
+def handle(data, context):
+    return None if data is None else [{1, 2} for row in data]
+"""
 #: Answers with the tensor it got, through the runtime's own types: every datatype comes back as it was.
 SAME = """
 from ts.tensors.types import InferenceResponse
@@ -93,6 +97,7 @@ MODELS = {
     "words": (WORDS, ""),
     "raises": (RAISES, ""),
     "same": (SAME, ""),
+    "unsendable": (UNSENDABLE, ""),
 }
 
 

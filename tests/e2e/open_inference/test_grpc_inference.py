@@ -311,5 +311,10 @@ def test_a_handler_that_raises_is_an_internal_error(stub: Stub) -> None:
     assert refusal(stub, text("raises", "x"))[0] is grpc.StatusCode.INTERNAL
 
 
+def test_a_result_that_is_no_tensor_is_not_the_clients_fault(stub: Stub) -> None:
+    code, details = refusal(stub, text("unsendable", "x"))
+    assert code is grpc.StatusCode.INTERNAL and "type set can't be sent" in details
+
+
 def test_torchserves_own_api_serves_the_same_models(served: Any) -> None:
     assert served.predict("upper", b"abc") == b"ABC"

@@ -96,6 +96,24 @@ backend: "python"
 input { name: "x" data_type: TYPE_FP32 dims: -1 }
 output { name: "y" data_type: TYPE_FP32 dims: -1 }
 """
+#: Answers each request as often as its number says.
+SEVERAL = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            for index in range(int(request.inputs()[0].as_numpy()[0])):
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("y", np.array([index], dtype=np.int32))]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+SEVERAL_CONFIG = """
+backend: "python" model_transaction_policy { decoupled: true }
+input { name: "x" data_type: TYPE_INT32 dims: 1 }
+output { name: "y" data_type: TYPE_INT32 dims: 1 }
+"""
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +123,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("scores", SCORES, SCORES_CONFIG),
         ("sums", SUMS, SUMS_CONFIG),
         ("waits", WAITS, WAITS_CONFIG),
+        ("several", SEVERAL, SEVERAL_CONFIG),
     ):
         (path / name / "1").mkdir(parents=True)
         (path / name / "1" / "model.py").write_text(source)
@@ -181,7 +200,7 @@ def test_statistics_count_what_was_answered_and_what_failed(served: Any, stub: G
     assert shown["inference_count"] == after.inference_count
     assert shown["inference_stats"]["success"] == {"count": stats.success.count, "ns": stats.success.ns}
     everything = httpx.get(f"{served.http}/v2/models/stats").json()["model_stats"]
-    assert sorted(one["name"] for one in everything) == ["scores", "sums", "waits"]
+    assert sorted(one["name"] for one in everything) == ["scores", "several", "sums", "waits"]
     assert httpx.get(f"{served.http}/v2/models/none/stats").json() == {"error": "Model not found: none"}
 
 
@@ -236,6 +255,36 @@ def test_what_no_path_of_v2_answers_is_an_error_in_the_protocols_form(served: An
     assert httpx.get(f"{served.http}/v2/models/scores/infer").status_code == 405
     head = httpx.head(f"{served.http}/v2/health/ready")
     assert (head.status_code, head.content) == (200, b"")
+
+
+def test_calls_with_room_for_one_answer(served: Any) -> None:
+    """Of a model that sends another number of them."""
+    bodies = {
+        "v2/models/several/infer": {"inputs": [{"name": "x", "datatype": "INT32", "shape": [1]}]},
+        "v2/models/several/generate": {},
+        "v1/models/several:predict": {},
+    }
+    for count, status in ((0, 501), (1, 200), (2, 501)):
+        bodies["v2/models/several/infer"]["inputs"][0]["data"] = [count]
+        bodies["v2/models/several/generate"]["x"] = count
+        bodies["v1/models/several:predict"]["instances"] = [count]
+        # `generate` joins any number of texts, and takes the last of other outputs.
+        for path, body in bodies.items():
+            found = httpx.post(f"{served.http}/{path}", json=body, timeout=GUARD_S)
+            assert found.status_code == (200 if path.endswith("generate") and count else status), (path, found.text)
+
+
+def test_v1_instances_become_what_the_model_declares(served: Any) -> None:
+    call = f"{served.http}/v1/models/scores"
+    found = httpx.post(f"{call}:predict", json={"instances": [[1, 2.5], [3, 4]]}, timeout=GUARD_S)
+    assert found.json() == {"predictions": [[1.0, 2.5], [3.0, 4.0]]}
+    found = httpx.post(f"{call}:explain", json={"instances": [[1]]}, timeout=GUARD_S)
+    assert (found.status_code, found.json()) == (501, {"error": "Model scores gives no explanations"})
+
+
+def test_shared_memory_is_named_where_it_is_allowed(served: Any, stub: GRPCInferenceServiceStub) -> None:
+    assert "system_shared_memory" in httpx.get(f"{served.http}/v2").json()["extensions"]
+    assert "system_shared_memory" in stub.ServerMetadata(pb.ServerMetadataRequest()).extensions
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "raw deflate"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
-from urllib.parse import parse_qsl
+from urllib.parse import unquote_to_bytes
 
 URLENCODED = "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data"
@@ -71,11 +71,14 @@ def parts(content_type: str, body: bytes) -> list[Part]:
 
 
 def _urlencoded(body: bytes) -> list[Part]:
-    try:
-        pairs = parse_qsl(body, keep_blank_values=True, max_num_fields=PARTS_MAX)
-    except ValueError as error:
-        raise MalformedForm(str(error)) from None
-    return [Part(name.decode("utf-8", "replace"), "", value) for name, value in pairs]
+    """Bytes as they are: `urllib.parse.parse_qsl` takes and gives ASCII only."""
+    check(URLENCODED, body)
+    pairs = [field.partition(b"=") for field in body.split(b"&") if field]
+    return [Part(_unquoted(name).decode("utf-8", "replace"), "", _unquoted(value)) for name, _, value in pairs]
+
+
+def _unquoted(text: bytes) -> bytes:
+    return unquote_to_bytes(text.replace(b"+", b" "))
 
 
 def _delimiter(content_type: str) -> bytes:

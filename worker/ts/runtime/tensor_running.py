@@ -29,7 +29,7 @@ from ts.tensors.forms import Form, Model
 from ts.tensors.types import InferenceRequest, InferenceResponse
 from ts.utils.util import PredictionException
 
-BAD_REQUEST = 400
+BAD_REQUEST, INTERNAL = 400, 500
 
 
 class TensorRunning(Running):
@@ -110,11 +110,18 @@ class TensorRunning(Running):
                 return self._plain(value)
             if self.jobs[index].answered and _is_empty(value):
                 return form.end() if last else b""
-            return form.answer(rows.response_of(value, self._model), last)
+            return form.answer(self._response(value), last)
         except BadTensor as error:
             return Failure(BAD_REQUEST, str(error))
         except Exception as error:
             return _internal(error, self.jobs[index])
+
+    def _response(self, value: Any) -> InferenceResponse:
+        """A result that is no tensor is the handler's fault, not the request's."""
+        try:
+            return rows.response_of(value, self._model)
+        except BadTensor as error:
+            raise PredictionException(str(error), INTERNAL) from None
 
     def _end(self, index: int) -> bytes:
         """What a request ends with that has had its answers."""

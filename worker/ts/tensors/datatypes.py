@@ -102,6 +102,9 @@ def decode_raw(kind: Datatype, shape: Sequence[int], data: Buffer, label: str) -
     if len(data) != count * kind.size_bytes:
         size = count * kind.size_bytes
         raise BadTensor(f"{label}: {len(data)} bytes of data, but shape {list(shape)} of {kind.name} takes {size}")
+    if kind.name == "BOOL":
+        flags: Array = np.not_equal(np.frombuffer(data, "u1"), 0)
+        return flags.reshape(tuple(shape))
     array = np.frombuffer(data, kind.dtype).reshape(tuple(shape))
     return array if array.flags.writeable else array.copy()
 

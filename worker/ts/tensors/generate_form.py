@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ts.protocol.frames import Buffer
-from ts.tensors.datatypes import BadTensor, datatype
+from ts.tensors.datatypes import BadTensor, as_bytes, bytes_array, datatype
 from ts.tensors.forms import Form, Model, completed, payload
 from ts.tensors.json_elements import from_json, to_json
 from ts.tensors.json_form import JsonForm, dumped, json_object
@@ -32,6 +32,7 @@ class GenerateForm:
 
     def __init__(self, message: dict[str, Any], headers: dict[str, str], model: Model) -> None:
         self._model = model
+        self._held: dict[str, bytes] = {}
         self.headers: Sequence[tuple[str, str]] = (("content-type", "application/json"),)
         nested = message.pop(PARAMETERS, None) or {}
         if not isinstance(nested, dict):
@@ -64,16 +65,37 @@ class GenerateForm:
         message: dict[str, Any] = {ID: response.id} if response.id else {}
         message |= {"model_name": response.model_name, "model_version": response.model_version}
         for tensor in response.outputs:
-            values = to_json(tensor, dict(tensor.parameters))
-            message[self._name(tensor.name)] = values[0] if len(values) == 1 else values
+            message[self._name(tensor.name)] = self._value(tensor, last)
         return dumped(message | response.parameters)
+
+    def _value(self, tensor: Tensor, last: bool) -> Any:
+        if tensor.datatype == "BYTES" and tensor.array.size == 1:
+            data = self._held.pop(tensor.name, b"") + as_bytes(tensor.array.ravel()[0])
+            text, self._held[tensor.name] = (data, b"") if last else _cut(data)
+            tensor = Tensor(tensor.name, "BYTES", bytes_array([text], [1]), tensor.parameters)
+        values = to_json(tensor, dict(tensor.parameters))
+        return values[0] if len(values) == 1 else values
 
     def _name(self, name: str) -> str:
         """An output that nobody named is the text."""
         return TEXT_OUTPUT if name == OUTPUT and OUTPUT not in self._model.outputs else name
 
     def end(self) -> bytes:
-        return b""
+        """The rest of a text that ended in the middle of a character."""
+        rest = {self._name(name): data.decode("utf-8", "replace") for name, data in self._held.items() if data}
+        if not rest:
+            return b""
+        return dumped({"model_name": self._model.name, "model_version": self._model.version} | rest)
+
+
+def _cut(data: bytes) -> tuple[bytes, bytes]:
+    """What can be shown already, and the beginning of a character whose rest is still to come."""
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        if error.reason == "unexpected end of data":
+            return data[: error.start], data[error.start :]
+    return data, b""
 
 
 def _fitted(shape: Sequence[int] | None, count: int) -> list[int]:

@@ -96,12 +96,16 @@ class GrpcForm:
 
     def _inputs(self, message: ModelInferRequest) -> list[Tensor]:
         raw = list(message.raw_input_contents)
-        if raw and any(_filled(tensor) for tensor in message.inputs):
-            raise BadTensor("contents and raw_input_contents are both filled: a request uses one of them")
+        typed = [tensor.name for tensor in message.inputs if _filled(tensor)]
+        if raw and typed:
+            raise BadTensor(
+                f"{_labels(typed)}: contents and raw_input_contents are both filled: a request uses one of them"
+            )
         shared = [REGION in tensor.parameters for tensor in message.inputs]
         if raw and len(raw) != len(shared) - sum(shared):
-            raise BadTensor(f"{len(raw)} raw_input_contents for {len(shared) - sum(shared)} inputs")
-        self._typed = not raw and any(_filled(tensor) for tensor in message.inputs)
+            names = [tensor.name for tensor, there in zip(message.inputs, shared, strict=True) if not there]
+            raise BadTensor(f"{_labels(names)}: {len(raw)} raw_input_contents for {len(names)} inputs")
+        self._typed = bool(typed)
         check_names([tensor.name for tensor in message.inputs])
         if raw and not any(shared):
             return [self._raw(tensor, data) for tensor, data in zip(message.inputs, raw, strict=True)]
@@ -224,6 +228,10 @@ class GrpcForm:
 def _filled(tensor: ModelInferRequest.InferInputTensor) -> bool:
     """Whether typed elements are there: a field that is present and empty counts as absent (MLServer's clients)."""
     return bool(tensor.contents.ListFields())
+
+
+def _labels(names: Sequence[str]) -> str:
+    return "inputs " + ", ".join(map(repr, names)) if len(names) > 1 else f"input {names[0]!r}" if names else "no input"
 
 
 def _text(values: Sequence[int], label: str) -> bytes:

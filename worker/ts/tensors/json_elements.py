@@ -12,6 +12,9 @@ import numpy as np
 from ts.tensors.datatypes import Array, BadTensor, Datatype, as_bytes, bytes_array, elements
 from ts.tensors.types import Tensor
 
+#: What to do with elements that are no text.
+NO_TEXT = "Send bytes that are no text as binary data, or in base64 with the input's parameter content_type base64"
+
 
 def from_json(kind: Datatype, shape: Sequence[int], data: Any, parameters: dict[str, Any], label: str) -> Array:
     """`data`, flat or nested, as an array of `shape`. Raises BadTensor."""
@@ -67,7 +70,17 @@ def _bytes(value: Any, parameters: dict[str, Any], label: str) -> bytes:
             return base64.b64decode(value, validate=True)
         except ValueError as error:
             raise BadTensor(f"{label}: {value[:40]!r} is not base64: {error}") from None
-    return value.encode("utf-8", "surrogatepass")
+    return text_bytes(value, label)
+
+
+def text_bytes(value: str, label: str) -> bytes:
+    """A text in UTF-8. BadTensor for one with half a character, which JSON can write (`"\\ud83d"`)."""
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        raise BadTensor(
+            f"{label}: {value[error.start]!r} is half a character, which UTF-8 can't have. {NO_TEXT}"
+        ) from None
 
 
 def to_json(tensor: Tensor, parameters: dict[str, Any]) -> list[Any]:

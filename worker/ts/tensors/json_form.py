@@ -19,7 +19,7 @@ from ts.tensors.datatypes import (
     encode_raw,
 )
 from ts.tensors.forms import Model, completed, payload
-from ts.tensors.json_elements import from_json, to_json
+from ts.tensors.json_elements import NO_TEXT, from_json, to_json
 from ts.tensors.shared_memory import PARAMETERS, REGION, Regions
 from ts.tensors.types import InferenceRequest, InferenceResponse, RequestedOutput, Tensor
 
@@ -75,7 +75,7 @@ class JsonForm:
     def _input(self, tensor: dict[str, Any]) -> Tensor:
         name = tensor["name"]
         label = f"input {name!r}"
-        kind = datatype(_text(tensor, "datatype"), label)
+        kind = datatype(_text(tensor, "datatype", f"{label}: "), label)
         shape = _shape(tensor.get("shape"), label)
         parameters = _parameters(tensor, label)
         size = parameters.get(BINARY_SIZE)
@@ -164,11 +164,29 @@ def _split(data: bytes, headers: dict[str, str]) -> tuple[bytes, bytes]:
 def json_object(head: bytes) -> dict[str, Any]:
     try:
         message = json.loads(head)
+    except UnicodeDecodeError as error:
+        raise BadTensor(f"{_not_utf8(head)}the body is not valid JSON: {error}. {NO_TEXT}") from None
     except (ValueError, RecursionError) as error:
         raise BadTensor(f"the body is not valid JSON: {error}") from None
     if not isinstance(message, dict):
         raise BadTensor(f"the body is a JSON {type(message).__name__}, not an object with inputs")
     return message
+
+
+def _not_utf8(head: bytes) -> str:
+    """The input whose elements are no UTF-8, as messages begin; "" when what isn't stands elsewhere."""
+    try:
+        inputs = json.loads(head.decode("utf-8", "surrogateescape"))["inputs"]
+        return next((f"input {tensor['name']!r}: " for tensor in inputs if not _is_text(tensor.get("data"))), "")
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        return ""
+
+
+def _is_text(data: Any) -> bool:
+    try:
+        return bool(json.dumps(data, ensure_ascii=False).encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def _list(message: dict[str, Any], name: str, required: bool = True) -> list[Any]:
@@ -180,12 +198,12 @@ def _list(message: dict[str, Any], name: str, required: bool = True) -> list[Any
     return found
 
 
-def _text(message: dict[str, Any], name: str) -> str:
+def _text(message: dict[str, Any], name: str, label: str = "") -> str:
     found = message.get(name, "")
     if found is None:
         return ""
     if not isinstance(found, str):
-        raise BadTensor(f"{name} is a text, not {found!r}")
+        raise BadTensor(f"{label}{name} is a text, not {found!r}")
     return found
 
 

@@ -7,6 +7,7 @@ Answers are small JSON objects (`text`, and what the model said of it: `finish_r
 from __future__ import annotations
 
 import json
+from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from ts.protocol.frames import Buffer
 from ts.tensors.datatypes import BadTensor, as_bytes, bytes_array
 from ts.tensors.forms import Model, completed, payload
 from ts.tensors.generate_form import TEXT_INPUT
+from ts.tensors.json_elements import text_bytes
 from ts.tensors.json_form import dumped, json_object
 from ts.tensors.types import InferenceRequest, InferenceResponse, Tensor
 
@@ -35,6 +37,7 @@ class OpenAIForm:
 
     def __init__(self, message: dict[str, Any], chat: bool, headers: dict[str, str], model: Model) -> None:
         self._model = model
+        self._decoder = getincrementaldecoder("utf-8")("replace")
         self.headers: Sequence[tuple[str, str]] = ()
         parameters = {name: value for name, value in message.items() if name not in _NOT_PARAMETERS}
         if chat:
@@ -51,14 +54,14 @@ class OpenAIForm:
             raise BadTensor(f"model {self._model.name!r} has {len(texts)} text inputs; a completion needs one")
         name = texts[0] if texts else TEXT_INPUT
         rank = len(self._model.inputs.get(name, {}).get("shape") or [1])
-        return Tensor(name, "BYTES", bytes_array([text.encode("utf-8", "surrogatepass")], [1] * rank))
+        return Tensor(name, "BYTES", bytes_array([text_bytes(text, f"input {name!r}")], [1] * rank))
 
     def answer(self, response: InferenceResponse, last: bool) -> bytes:
         response = completed(response, self.request, self._model)
         texts = [tensor for tensor in response.outputs if tensor.datatype == "BYTES"]
         if not texts:
             raise BadTensor(f"model {self._model.name!r} answered without a text")
-        text = b"".join(as_bytes(value) for value in texts[0].array.ravel()).decode("utf-8", "replace")
+        text = self._decoder.decode(b"".join(as_bytes(value) for value in texts[0].array.ravel()), last)
         said = {name: response.parameters[name] for name in SAID if name in response.parameters}
         for tensor in response.outputs:
             if tensor.name in SAID and tensor.array.size == 1:
@@ -67,7 +70,9 @@ class OpenAIForm:
         return dumped({"text": text} | said)
 
     def end(self) -> bytes:
-        return b""
+        """The rest of a text that ended in the middle of a character."""
+        rest = self._decoder.decode(b"", True)
+        return dumped({"text": rest}) if rest else b""
 
 
 def _prompt(value: Any) -> str:

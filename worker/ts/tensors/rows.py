@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -67,7 +68,14 @@ def plain_value(tensor: Tensor) -> Any:
     """A tensor as JSON has it."""
     if tensor.datatype == "BYTES":
         return [value.decode("utf-8", "replace") for value in tensor.array.ravel()]
-    return _value(tensor)
+    return _finite(_value(tensor))
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinities."""
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def response_of(value: Any, model: Model) -> InferenceResponse:

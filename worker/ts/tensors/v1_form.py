@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from ts.protocol.frames import Buffer
-from ts.tensors.datatypes import BadTensor, bytes_array
+from ts.tensors.datatypes import BadTensor, bytes_array, datatype
 from ts.tensors.forms import Form, Model, payload
+from ts.tensors.json_elements import from_json, text_bytes
 from ts.tensors.json_form import dumped
 from ts.tensors.rows import plain_value
 from ts.tensors.types import InferenceRequest, InferenceResponse, Tensor
@@ -107,15 +108,19 @@ def _event_data(event: dict[str, Any]) -> dict[str, Any]:
 
 def _tensors(rows: list[Any], model: Model) -> list[Tensor]:
     if rows and all(isinstance(row, dict) and set(row) == set(rows[0]) for row in rows):
-        return [_tensor(name, [row[name] for row in rows]) for name in rows[0]]
+        return [_tensor(name, [row[name] for row in rows], model) for name in rows[0]]
     return [_tensor(next(iter(model.inputs)) if len(model.inputs) == 1 else INSTANCES[0], rows, model)]
 
 
-def _tensor(name: str, values: list[Any], model: Model | None = None) -> Tensor:
+def _tensor(name: str, values: list[Any], model: Model) -> Tensor:
+    """Of the datatype that the model declares, else of the one that the values look like."""
+    label = f"input {name!r}"
+    declared = model.inputs.get(name, {}).get("datatype")
+    if declared and not (declared == "BYTES" and any(isinstance(value, dict) for value in values)):
+        kind = datatype(declared, label)
+        return Tensor(name, kind.name, from_json(kind, _nested_shape(values), values, {}, label))
     if all(isinstance(value, str) for value in values):
-        return Tensor(
-            name, "BYTES", bytes_array([value.encode("utf-8", "surrogatepass") for value in values], [len(values)])
-        )
+        return Tensor(name, "BYTES", bytes_array([text_bytes(value, label) for value in values], [len(values)]))
     try:
         array = np.array(values)
     except ValueError:
@@ -123,6 +128,15 @@ def _tensor(name: str, values: list[Any], model: Model | None = None) -> Tensor:
     if array.dtype.kind in "biuf":
         return Tensor.of(name, array)
     return Tensor(name, "BYTES", bytes_array([dumped(value) for value in values], [len(values)]))
+
+
+def _nested_shape(values: Any) -> list[int]:
+    """Of lists in lists, as the first of each level has it."""
+    shape = []
+    while isinstance(values, list):
+        shape.append(len(values))
+        values = values[0] if values else None
+    return shape
 
 
 def _predictions(outputs: Sequence[Tensor]) -> Any:
