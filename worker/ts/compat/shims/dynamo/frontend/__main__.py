@@ -1,0 +1,11 @@
+"""Dynamo's command: this server."""
+
+import os
+import sys
+from pathlib import Path
+
+from ts.compat import modules
+from ts.compat.start import torchserve
+
+if __name__ == "__main__":
+    torchserve(*modules.dynamo(sys.argv[1:], os.environ, Path.cwd()))
