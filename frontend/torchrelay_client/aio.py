@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
-import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
@@ -14,10 +12,11 @@ import grpc.aio
 
 import torchrelay_client.calls as calls
 from torchrelay_client.answers import Answer, ModelMetadata, ModelState, ServerMetadata
+from torchrelay_client.attempts import Manner
 from torchrelay_client.calls import Call, Data, Request
-from torchrelay_client.connecting import CHANNELS, TIMEOUT_S, TLS, Channels, Options, channel_options, pairs
+from torchrelay_client.connecting import CHANNELS, TIMEOUT_S, TLS, Channels, Options, channel_options
 from torchrelay_client.errors import Cancelled, failure
-from torchrelay_client.retry import NEVER, USUAL, Retry
+from torchrelay_client.retry import USUAL, Retry
 
 T = TypeVar("T")
 
@@ -45,8 +44,7 @@ class AsyncClient:
             lambda: _channel(target, credentials, settings), channels
         )
         self._made: Channels[grpc.aio.Channel] | None = None
-        self._metadata = pairs(token, metadata)
-        self._timeout_s, self._retry, self._idempotent = timeout_s, retry or NEVER, idempotent
+        self._manner = Manner(token, metadata, timeout_s, retry, idempotent)
         self._closed = False
 
     async def close(self) -> None:
@@ -161,8 +159,7 @@ class AsyncClient:
     # --- how they are made
 
     async def _run(self, call: Call[T], timeout_s: float | None, idempotent: bool | None = None) -> T:
-        left_s = self._timeout_s if timeout_s is None else timeout_s
-        answer: T = await self._attempts(call, left_s, idempotent, self._once)
+        answer: T = await self._attempts(call, self._manner.timeout_s(timeout_s), idempotent, self._once)
         return answer
 
     async def _once(self, call: Call[T], left_s: float | None) -> T:
@@ -173,27 +170,22 @@ class AsyncClient:
             raise _closed()
         if self._made is None:  # with the first call, because grpc binds channels to the running loop
             self._made = self._make()
-        sent = (*call.metadata, *self._metadata)
-        return self._made.method(call)(call.message, timeout=left_s, metadata=sent)
+        return self._made.method(call)(call.message, timeout=left_s, metadata=self._manner.sent_with(call))
 
     async def _attempts(
         self, call: Call[Any], timeout_s: float | None, idempotent: bool | None, attempt: Callable[..., Any]
     ) -> Any:
         """`attempt(call, seconds left)` until it succeeds or may not be repeated."""
-        retry = self._retry if call.safe or (self._idempotent if idempotent is None else idempotent) else NEVER
-        end = None if timeout_s is None else time.monotonic() + timeout_s
-        made = 0
+        attempts = self._manner.attempts(call, timeout_s, idempotent)
         while True:
             try:
-                return await attempt(call, None if end is None else end - time.monotonic())
+                return await attempt(call, attempts.left_s())
             except grpc.aio.UsageError:
                 raise _closed() from None
             except grpc.RpcError as error:
-                made += 1
-                left = None if end is None else end - time.monotonic()
-                pause = retry.pause_s(error.code(), made, left, random.random())
+                pause = attempts.pause_s(error)
                 if pause is None or self._closed:
-                    raise failure(error, made) from None
+                    raise attempts.failure(error) from None
                 await asyncio.sleep(pause)
             except asyncio.CancelledError:
                 if self._closed and not _cancelled():

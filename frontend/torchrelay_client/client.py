@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
@@ -13,10 +11,11 @@ import grpc
 
 import torchrelay_client.calls as calls
 from torchrelay_client.answers import Answer, ModelMetadata, ModelState, ServerMetadata
+from torchrelay_client.attempts import Manner
 from torchrelay_client.calls import Call, Data, Request
-from torchrelay_client.connecting import CHANNELS, TIMEOUT_S, TLS, Channels, Options, channel_options, pairs
+from torchrelay_client.connecting import CHANNELS, TIMEOUT_S, TLS, Channels, Options, channel_options
 from torchrelay_client.errors import Cancelled, failure
-from torchrelay_client.retry import NEVER, USUAL, Retry
+from torchrelay_client.retry import USUAL, Retry
 
 T = TypeVar("T")
 #: A call and the seconds left for it, to what grpc gives.
@@ -52,8 +51,7 @@ class Client:
         settings = channel_options(tls, options)
         credentials = tls.credentials() if tls else None
         self._channels = Channels(lambda: _channel(target, credentials, settings), channels)
-        self._metadata = pairs(token, metadata)
-        self._timeout_s, self._retry, self._idempotent = timeout_s, retry or NEVER, idempotent
+        self._manner = Manner(token, metadata, timeout_s, retry, idempotent)
         self._closed = threading.Event()
 
     def close(self) -> None:
@@ -174,8 +172,7 @@ class Client:
     # --- how they are made
 
     def _run(self, call: Call[T], timeout_s: float | None, idempotent: bool | None = None) -> T:
-        left_s = self._timeout_s if timeout_s is None else timeout_s
-        answer: T = self._attempts(call, left_s, idempotent, self._once)
+        answer: T = self._attempts(call, self._manner.timeout_s(timeout_s), idempotent, self._once)
         return answer
 
     def _once(self, call: Call[T], left_s: float | None) -> T:
@@ -184,9 +181,8 @@ class Client:
     def _begun(self, call: Call[Any], left_s: float | None) -> Any:
         if self._closed.is_set():
             raise Cancelled(grpc.StatusCode.CANCELLED, "the client is closed")
-        sent = (*call.metadata, *self._metadata)
         try:
-            return self._channels.method(call)(call.message, timeout=left_s, metadata=sent)
+            return self._channels.method(call)(call.message, timeout=left_s, metadata=self._manner.sent_with(call))
         except ValueError:  # grpc's word for a channel that was closed meanwhile
             if not self._closed.is_set():
                 raise
@@ -200,18 +196,14 @@ class Client:
         attempt: Attempt,
     ) -> Any:
         """`attempt(call, seconds left)` until it succeeds or may not be repeated."""
-        retry = self._retry if call.safe or (self._idempotent if idempotent is None else idempotent) else NEVER
-        end = None if timeout_s is None else time.monotonic() + timeout_s
-        made = 0
+        attempts = self._manner.attempts(call, timeout_s, idempotent)
         while True:
             try:
-                return attempt(call, None if end is None else end - time.monotonic())
+                return attempt(call, attempts.left_s())
             except grpc.RpcError as error:
-                made += 1
-                left = None if end is None else end - time.monotonic()
-                pause = retry.pause_s(error.code(), made, left, random.random())
+                pause = attempts.pause_s(error)
                 if pause is None or self._closed.wait(pause):
-                    raise failure(error, made) from None
+                    raise attempts.failure(error) from None
 
     def _stream(self, call: Call[T], timeout_s: float | None, idempotent: bool | None) -> Answers[T]:
         def attempts(attempt: Attempt) -> Any:
