@@ -140,7 +140,8 @@ _ids = itertools.count(1).__next__
 
 
 class Job:
-    """One request. Its door awaits `result()` or iterates `chunks()`; its worker calls `deliver` and `fail`."""
+    """One request. Its door awaits `result()` or `pieces()`, or iterates `chunks()`; its worker calls `deliver` and
+    `fail`."""
 
     #: The sequence it belongs to, "" for none.
     sequence_id: str = ""
@@ -328,6 +329,15 @@ class Job:
             raise self._error
         chunks = self._chunks
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    async def pieces(self) -> list[Buffer]:
+        """The whole answer in the handler's pieces, without empty ones, of a job that isn't a stream; raises as
+        `result`."""
+        if self.state not in FINAL:
+            await self._wait()
+        if self._error is not None:
+            raise self._error
+        return [piece for piece in self._chunks if len(piece)]
 
     async def chunks(self) -> AsyncIterator[list[Buffer]]:
         """The pieces of the answer as they come, those ready together in one list; at least one list.

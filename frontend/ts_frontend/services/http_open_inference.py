@@ -195,10 +195,8 @@ class HttpOpenInference:
         return await self._events(self._submit(request, model, await body_of(request), "generate;stream"))
 
     async def _one(self, answer: Answer, join: Callable[[list[Buffer]], bytes]) -> HttpAnswer:
-        found: list[Buffer] = []
-        async for pieces in answer.chunks():
-            found.extend(piece for piece in pieces if len(piece))
-        body = found[0] if len(found) == 1 else join(found)
+        pieces = await answer.pieces()
+        body = pieces[0] if len(pieces) == 1 else join(pieces)
         return HttpAnswer(200, [(name.encode(), value.encode("latin-1")) for name, value in answer.headers], body)
 
     async def _events(self, answer: Answer) -> HttpAnswer:

@@ -66,10 +66,7 @@ class HttpOpenAI:
         completion = form(request.request_id, name)
         if stream:
             return await _streamed(answer, completion, asked)
-        pieces: list[Fields] = []
-        async for ready in answer.chunks():
-            pieces.extend(json.loads(bytes(piece)) for piece in ready if len(piece))
-        return compact_json(200, completion.whole(pieces))
+        return compact_json(200, completion.whole([json.loads(bytes(piece)) for piece in await answer.pieces()]))
 
 
 class Completion:

@@ -132,15 +132,10 @@ class OpenInferenceService:
         """One ModelInferRequest -> one ModelInferResponse; the texts of a streamed answer are joined."""
         request = message(pb.ModelInferRequest, data)
         answer = self._submit(call, data, request, "grpc", stream=False)
-        found: list[bytes] = []
-        try:
-            async for pieces in answer.chunks():
-                found.extend(bytes(piece) for piece in pieces if len(piece))
-        finally:
-            answer.cancel()
+        pieces = await answer.pieces()
         if answer.headers:
             call.trailing.extend(response_metadata(200, answer.headers))
-        return found[0] if len(found) == 1 else joined_messages(found)
+        return bytes(pieces[0]) if len(pieces) == 1 else joined_messages([bytes(piece) for piece in pieces])
 
     async def model_infer_stream(self, call: Call, data: bytes) -> AsyncIterator[Sequence[bytes]]:
         """One ModelInferRequest -> a ModelInferResponse for every piece the handler sends (MAX)."""

@@ -11,7 +11,7 @@ from typing import Any
 from ts.protocol.frames import Feed
 from ts.runtime.handlers import Loaded
 from ts.runtime.jobs import Batch
-from ts.runtime.opening import opened
+from ts.runtime.opening import Opening
 from ts.runtime.replies import PREDICTION_FAILED
 from ts.runtime.running import Running
 from ts.runtime.worker import Link
@@ -25,7 +25,8 @@ class AsyncRunner:
     def __init__(self, link: Link, loaded: Loaded, progress: mmap, decode: bool) -> None:
         assert loaded.loop is not None
         self._link, self._ledger, self._loop = link, link.ledger, loaded.loop
-        self._entry, self._context, self._loaded = loaded.entry, loaded.context, loaded
+        self._entry, self._context = loaded.entry, loaded.context
+        self._opened = Opening(link, loaded).opened
         self._progress, self._decode = progress, decode
         self._latest = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -89,7 +90,7 @@ class AsyncRunner:
 
     async def _run(self, batch: Batch) -> None:
         context = self._context.fork()
-        running = opened(batch, context, self._link, self._loaded)
+        running = self._opened(batch, context)
         changed = asyncio.Event()
         task = asyncio.current_task()
 

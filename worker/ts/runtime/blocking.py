@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, cast
 
 from ts.runtime.handlers import Loaded
 from ts.runtime.jobs import Batch
-from ts.runtime.opening import opened
+from ts.runtime.opening import Opening
 from ts.runtime.replies import PREDICTION_FAILED
 from ts.runtime.running import Running
 from ts.runtime.worker import Link
@@ -34,7 +34,8 @@ class BlockingRunner:
 
     def __init__(self, link: Link, loaded: Loaded, progress: mmap, decode: bool) -> None:
         self._link, self._ledger = link, link.ledger
-        self._entry, self._context, self._loaded = loaded.entry, loaded.context, loaded
+        self._entry, self._context = loaded.entry, loaded.context
+        self._opened = Opening(link, loaded).opened
         self._forks = loaded.kind == "generator"
         self._progress, self._decode = progress, decode
         self._latest = 0
@@ -63,7 +64,7 @@ class BlockingRunner:
         if not self._ledger.start(batch):
             return
         context = self._context.fork() if self._forks else self._context
-        running = opened(batch, context, self._link, self._loaded)
+        running = self._opened(batch, context)
         self._before_call()
         self._latest = max(self._latest, batch.batch_id)  # a small batch overtakes a large one on the socket
         _BATCH_ID.pack_into(self._progress, 0, self._latest)
@@ -80,7 +81,9 @@ class BlockingRunner:
 
     def _take(self, running: Running, result: Any) -> None:
         """What the handler returned: the answers, or a generator of them."""
-        if inspect.isgenerator(result):
+        if type(result) is list:  # what most return
+            running.finish(result)
+        elif inspect.isgenerator(result):
             self._active.append((running, cast(_Generator, result)))
         elif inspect.iscoroutine(result) or inspect.isasyncgen(result):
             raise TypeError("handle returned a coroutine: declare it (not only what it calls) with async def")

@@ -17,7 +17,7 @@ from ts.context import Context, RequestCancelled
 from ts.runtime import replies, requests
 from ts.runtime.handlers import Loaded
 from ts.runtime.jobs import Batch, Job
-from ts.runtime.opening import opened
+from ts.runtime.opening import Opening
 from ts.runtime.replies import PREDICTION_FAILED, Failure, Outcome, raised
 from ts.runtime.requests import Headers
 from ts.runtime.running import HELD_BYTES_MAX, Running, frozen
@@ -123,7 +123,8 @@ class ContinuousRunner:
 
     def __init__(self, link: Link, loaded: Loaded, progress: mmap, decode: bool) -> None:
         self._link, self._ledger = link, link.ledger
-        self._loaded, self._context = loaded, loaded.context
+        self._entry, self._context = loaded.entry, loaded.context
+        self._opened = Opening(link, loaded).opened
         self._limit = max(1, int(loaded.context.system_properties["batch_size"]))
         self._progress, self._decode = progress, decode
         self._latest = 0
@@ -175,7 +176,7 @@ class ContinuousRunner:
 
     def _call_once(self, batch: Batch) -> None:
         """Describe calls and tensor requests have a call of their own, whose result is their whole answer."""
-        running = opened(batch, self._context, self._link, self._loaded)
+        running = self._opened(batch, self._context)
         rows = running.rows(self._decode)
         if rows:
             self._run(running, rows)
@@ -184,7 +185,7 @@ class ContinuousRunner:
         link = self._link
         link.enter()
         try:
-            result = self._loaded.entry(rows, self._context)
+            result = self._entry(rows, self._context)
             if inspect.isgenerator(result) or inspect.isawaitable(result) or inspect.isasyncgen(result):
                 raise TypeError("with continuousBatching handle returns the answers of one step, it doesn't yield")
             running.finish(result)

@@ -150,15 +150,14 @@ class Ledger:
         """Drops what was cancelled or has expired; False when nothing is left to run."""
         with self.lock:
             batch.started = True
-            now_s = 0.0
+            now_s, whole = 0.0, True
             for job in batch.jobs:
-                if job.done:
-                    continue
-                if job.deadline_s != math.inf:
+                if not job.done and job.deadline_s != math.inf:
                     now_s = now_s or time.monotonic()
                     if job.deadline_s <= now_s:
                         self._end(job, Failed(job.job_id, *EXPIRED))
-            if any(job.done for job in batch.jobs):
+                whole = whole and not job.done
+            if not whole:
                 batch.jobs = [job for job in batch.jobs if not job.done]
         return bool(batch.jobs)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from ts.context import Context
 from ts.runtime.handlers import Loaded
 from ts.runtime.jobs import Batch
@@ -10,10 +13,28 @@ from ts.runtime.running import Running
 from ts.runtime.worker import Link
 
 
-def opened(batch: Batch, context: Context, link: Link, loaded: Loaded) -> Running:
-    """The batch with what reads and writes its requests' forms."""
-    if loaded.takes == "rows" and not any(is_tensor_request(job.item) for job in batch.jobs):
-        return Running(batch, context, link)
-    from ts.runtime.tensor_running import TensorRunning  # brings numpy, which not every worker needs
+class Opening:
+    """Gives batches what reads and writes their requests' forms."""
 
-    return TensorRunning(batch, context, link, loaded)
+    def __init__(self, link: Link, loaded: Loaded) -> None:
+        self._link, self._loaded = link, loaded
+        self._takes_rows = loaded.takes == "rows"
+        self._with_tensors: Callable[[Batch, Context], Running] | None = None
+
+    def opened(self, batch: Batch, context: Context) -> Running:
+        if self._takes_rows:
+            for job in batch.jobs:
+                if is_tensor_request(job.item):
+                    break
+            else:
+                return Running(batch, context, self._link)
+        if self._with_tensors is None:
+            self._with_tensors = self._with(self._loaded.tensors or {})
+        return self._with_tensors(batch, context)
+
+    def _with(self, tensors: dict[str, Any]) -> Callable[[Batch, Context], Running]:
+        from ts.runtime.tensor_running import TensorRunning  # brings numpy, which not every worker needs
+        from ts.tensors.forms import Model
+
+        model = Model(**{"name": "", "version": "", "inputs": {}, "outputs": {}, **tensors})
+        return lambda batch, context: TensorRunning(batch, context, self._link, model, self._takes_rows)

@@ -38,7 +38,10 @@ def is_tensor_request(item: Item | None) -> bool:
 def fields(item: Item) -> Sequence[Input]:
     """A request's inputs; a form is as many as it has fields."""
     found = item.inputs
-    if not any(content_type and forms.is_form(content_type) for _, content_type, _ in found):
+    for part in found:
+        if part.content_type and forms.is_form(part.content_type):
+            break
+    else:
         return found
     expanded: list[Input] = []
     for part in found:

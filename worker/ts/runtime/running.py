@@ -36,11 +36,13 @@ class Running:
 
     def rows(self, decode: bool) -> list[Any]:
         """What the handler gets as data; turns the context to this batch. Empty when no request could be read."""
-        items = [job.item for job in self.jobs if job.item is not None]
+        inputs, headers = [], []
         for job in self.jobs:
-            job.item = None
-        inputs = [requests.fields(item) for item in items]
-        headers = [requests.headers(item, fields) for item, fields in zip(items, inputs, strict=True)]
+            item, job.item = job.item, None
+            if item is not None:
+                fields = requests.fields(item)
+                inputs.append(fields)
+                headers.append(requests.headers(item, fields))
         self.context.begin(self, self.batch.request_ids(), headers)
         return [requests.row(fields, decode) for fields in inputs]
 

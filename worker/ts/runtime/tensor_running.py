@@ -9,7 +9,6 @@ from ts.context import Context
 from ts.protocol.frames import Feed, Item
 from ts.runtime import replies, requests
 from ts.runtime.feeding import Feeding
-from ts.runtime.handlers import Loaded
 from ts.runtime.jobs import Batch, Job
 from ts.runtime.replies import (
     NOT_A_LIST,
@@ -35,32 +34,38 @@ BAD_REQUEST, INTERNAL = 400, 500
 class TensorRunning(Running):
     """Requests of TorchServe's own APIs may be among them."""
 
-    __slots__ = ("_forms", "_model", "_takes")
+    __slots__ = ("_forms", "_model", "_takes_rows")
 
-    def __init__(self, batch: Batch, context: Context, link: Link, loaded: Loaded) -> None:
+    def __init__(self, batch: Batch, context: Context, link: Link, model: Model, takes_rows: bool) -> None:
         super().__init__(batch, context, link)
-        self._model = Model(**(loaded.tensors or {"name": "", "version": "", "inputs": {}, "outputs": {}}))
-        self._takes = loaded.takes
+        self._model, self._takes_rows = model, takes_rows
         self._forms: list[Form | None] = []
 
     # --- requests
 
     def rows(self, decode: bool) -> list[Any]:
         """Rows, or for handlers that take them InferenceRequests. One that can't be read fails alone."""
-        found: list[tuple[Job, Form | None, Any, dict[str, Any]]] = []
+        jobs: list[Job] = []
+        opened: list[Form | None] = []
+        rows: list[Any] = []
+        headers: list[dict[str, Any]] = []
         for job in self.jobs:
             item, job.item = job.item, None
             assert item is not None
             try:
-                found.append((job, *self._read(item, decode)))
+                form, row, pairs = self._read(item, decode)
+                opened.append(form)
+                rows.append(row)
+                headers.append(pairs)
+                jobs.append(job)
             except BadTensor as error:
                 self.ledger.give(job, Failure(BAD_REQUEST, str(error)), last=True)
             except Exception as error:
                 self.ledger.give(job, _internal(error, job), last=True)
-        self.jobs = self.batch.jobs = [job for job, _, _, _ in found]
-        self._forms = [form for _, form, _, _ in found]
-        self.context.begin(self, self.batch.request_ids(), [headers for _, _, _, headers in found])
-        return [row for _, _, row, _ in found]
+        self.jobs = self.batch.jobs = jobs
+        self._forms = opened
+        self.context.begin(self, self.batch.request_ids(), headers)
+        return rows
 
     def _read(self, item: Item, decode: bool) -> tuple[Form | None, Any, dict[str, Any]]:
         if requests.is_tensor_request(item):
@@ -70,7 +75,7 @@ class TensorRunning(Running):
             return form, self._taken(form.request), requests.headers(item, ())
         fields = requests.fields(item)
         headers = requests.headers(item, fields)
-        if self._takes == "rows":
+        if self._takes_rows:
             return None, requests.row(fields, decode), headers
         return None, rows.request_of(fields, dict(item.headers), self._model), headers
 
@@ -86,7 +91,7 @@ class TensorRunning(Running):
         return Feeding(self.ledger.jobs[item.job_id], self.ledger, self.link.flush, read)
 
     def _taken(self, request: InferenceRequest) -> Any:
-        return rows.row_of(request) if self._takes == "rows" else request
+        return rows.row_of(request) if self._takes_rows else request
 
     # --- answers
 
@@ -148,7 +153,9 @@ class TensorRunning(Running):
 
     def _head(self, index: int) -> replies.Head:
         head, form = super()._head(index), self._forms[index]
-        return head if form is None else head._replace(headers=(*form.headers, *head.headers))
+        if form is None or not form.headers:
+            return head
+        return head._replace(headers=(*form.headers, *head.headers))
 
 
 def _internal(error: Exception, job: Job) -> Failure:

@@ -51,7 +51,7 @@ class _Poller:
     def wait(self, to_write: bool, timeout_ms: int | None) -> bool:
         """Until there is something to read or, with `to_write`, room to write: True for the latter."""
         events = (self._in_out if to_write else self._in).poll(timeout_ms)
-        return any(event & select.POLLOUT for _, event in events)
+        return bool(events and events[0][1] & select.POLLOUT)
 
 
 class Link:

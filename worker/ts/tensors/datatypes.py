@@ -86,10 +86,12 @@ def elements(shape: Sequence[int], label: str) -> int:
     """How many elements a shape has. BadTensor for negative dimensions and for more than can exist."""
     if len(shape) > DIMENSIONS_MAX:
         raise BadTensor(f"{label}: the shape has {len(shape)} dimensions; at most {DIMENSIONS_MAX} are possible")
+    addressed = 1
     for size in shape:
         if size < 0:
             raise BadTensor(f"{label}: shape {list(shape)} has a negative dimension")
-    if math.prod(size for size in shape if size) > ELEMENTS_MAX:
+        addressed *= size or 1
+    if addressed > ELEMENTS_MAX:
         raise BadTensor(f"{label}: shape {list(shape)} has more elements than can be addressed")
     return math.prod(shape)
 

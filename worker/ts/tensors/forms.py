@@ -7,7 +7,8 @@ rest of it names the form and its options: `\\0grpc`, `\\0json;stream`.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 from ts.protocol.frames import Buffer, Item
@@ -58,14 +59,21 @@ _FORMS = {
 def opened(item: Item, model: Model) -> Form:
     """The form of a marked item. `\\0NAME;OPTION;…`: the options are the form's own. Raises BadTensor."""
     name, *options = item.inputs[0].content_type[1:].split(";")
-    module = importlib.import_module(_FORMS[name])
-    form: Form = module.opened(item.inputs[0].data, dict(item.headers), frozenset(options), model)
+    form: Form = _opening(name)(item.inputs[0].data, dict(item.headers), frozenset(options), model)
     form.request.stream = STREAM in options
     form.request.texts = name != "grpc"
-    _check_declared(form.request, model)
+    if model.inputs:
+        _check_declared(form.request, model)
     if model.parameters:
         _read_texts(form.request, model.parameters)
     return form
+
+
+@cache
+def _opening(name: str) -> Callable[..., Form]:
+    """What reads requests in the form of that name; its module is imported with the first one."""
+    opening: Callable[..., Form] = importlib.import_module(_FORMS[name]).opened
+    return opening
 
 
 def is_followed(item: Item) -> bool:
@@ -95,7 +103,7 @@ def _check_declared(request: InferenceRequest, model: Model) -> None:
     for name, declared in model.inputs.items():
         if name not in given and not declared.get("optional"):
             raise BadTensor(f"input {name!r} is missing; the model takes: {', '.join(model.inputs)}")
-    for tensor in request.inputs if model.inputs else ():
+    for tensor in request.inputs:
         if tensor.name not in model.inputs:
             raise BadTensor(f"unexpected input {tensor.name!r}; the model takes: {', '.join(model.inputs)}")
         _check_shape(tensor, model.inputs[tensor.name])

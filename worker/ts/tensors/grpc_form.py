@@ -95,24 +95,27 @@ class GrpcForm:
     # --- the request
 
     def _inputs(self, message: ModelInferRequest) -> list[Tensor]:
-        raw = list(message.raw_input_contents)
-        typed = [tensor.name for tensor in message.inputs if _filled(tensor)]
+        raw, tensors = list(message.raw_input_contents), list(message.inputs)
+        typed = [tensor.name for tensor in tensors if _filled(tensor)]
         if raw and typed:
             raise BadTensor(
                 f"{_labels(typed)}: contents and raw_input_contents are both filled: a request uses one of them"
             )
-        shared = [REGION in tensor.parameters for tensor in message.inputs]
-        if raw and len(raw) != len(shared) - sum(shared):
-            names = [tensor.name for tensor, there in zip(message.inputs, shared, strict=True) if not there]
-            raise BadTensor(f"{_labels(names)}: {len(raw)} raw_input_contents for {len(names)} inputs")
+        own = [tensor.name for tensor in tensors if REGION not in tensor.parameters]
+        if raw and len(raw) != len(own):
+            raise BadTensor(f"{_labels(own)}: {len(raw)} raw_input_contents for {len(own)} inputs")
         self._typed = bool(typed)
-        check_names([tensor.name for tensor in message.inputs])
-        if raw and not any(shared):
-            return [self._raw(tensor, data) for tensor, data in zip(message.inputs, raw, strict=True)]
+        check_names([tensor.name for tensor in tensors])
+        if raw and len(own) == len(tensors):
+            return [self._raw(tensor, data) for tensor, data in zip(tensors, raw, strict=True)]
         rest = iter(raw)
         return [
-            self._shared(tensor) if there else self._raw(tensor, next(rest)) if raw else self._contents(tensor)
-            for tensor, there in zip(message.inputs, shared, strict=True)
+            self._shared(tensor)
+            if REGION in tensor.parameters
+            else self._raw(tensor, next(rest))
+            if raw
+            else self._contents(tensor)
+            for tensor in tensors
         ]
 
     def _shared(self, tensor: ModelInferRequest.InferInputTensor) -> Tensor:
@@ -227,7 +230,7 @@ class GrpcForm:
 
 def _filled(tensor: ModelInferRequest.InferInputTensor) -> bool:
     """Whether typed elements are there: a field that is present and empty counts as absent (MLServer's clients)."""
-    return bool(tensor.contents.ListFields())
+    return tensor.HasField("contents") and bool(tensor.contents.ListFields())
 
 
 def _labels(names: Sequence[str]) -> str:
@@ -263,7 +266,7 @@ def _put(contents: InferTensorContents, tensor: Tensor) -> None:
 
 def parameters(found: Mapping[str, InferParameter]) -> dict[str, Any]:
     """Parameters by name; one without a value is None."""
-    return {name: _value(parameter) for name, parameter in found.items()}
+    return {name: _value(parameter) for name, parameter in found.items()} if found else {}
 
 
 def _value(parameter: InferParameter) -> Any:
