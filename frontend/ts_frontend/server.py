@@ -19,6 +19,7 @@ from typing import Any
 import ts.version
 from ts_frontend import config_checks
 from ts_frontend.authorization.authorization import Authorization, open_authorization
+from ts_frontend.batching.sequence_jobs import keys_of
 from ts_frontend.config import ServerConfig, forget_secrets, snapshot_settings, worker_environment
 from ts_frontend.doors import Doors
 from ts_frontend.errors import ServeError
@@ -41,6 +42,7 @@ from ts_frontend.models.startup import load_at_startup
 from ts_frontend.models.store import Store
 from ts_frontend.report import Report
 from ts_frontend.repository.repository import Repository
+from ts_frontend.services.model_calls import ModelCalls
 from ts_frontend.telemetry.logs import Logs, setup_logs
 from ts_frontend.telemetry.metrics_other_names import mlserver_families, triton_families
 from ts_frontend.telemetry.metrics_served import refused_calls, served_families
@@ -141,9 +143,11 @@ class Server:
             copies=work_dir / "downloads",
         )
         recorder = self._recorder()
-        administration = self._administration(supervisor, store, work_dir, recorder)
+        registry = Registry()
+        calls = ModelCalls(registry, keys_of(config))
+        administration = self._administration(registry, calls, supervisor, store, work_dir, recorder)
         workflows = self._workflows(administration, store, work_dir, recorder)
-        models, host, metrics = administration.registry, self._metrics.host, self._metrics
+        models, host, metrics = registry, self._metrics.host, self._metrics
         self._metrics.gather(lambda: served_families(models, host))
         self._metrics.gather(lambda: [*triton_families(models, metrics), *mlserver_families(models)])
         if self._tracing is not None:
@@ -157,6 +161,7 @@ class Server:
         repository = Repository(
             administration, config.model_repository, config.model_control_mode, config.repository_poll_secs, gpus
         )
+        calls.attach(repository)
         failures += await repository.start(config.load_model)
         health = Health(administration, SERVICES)
         doors = Doors(
@@ -236,11 +241,18 @@ class Server:
         return Recorder(files, snapshot_settings(config))
 
     def _administration(
-        self, supervisor: Supervisor, store: Store, work_dir: Path, recorder: Recorder
+        self,
+        registry: Registry,
+        calls: ModelCalls,
+        supervisor: Supervisor,
+        store: Store,
+        work_dir: Path,
+        recorder: Recorder,
     ) -> Administration:
         config = self.config
-        registry = Registry()
-        launchpad = Launchpad(config, supervisor, worker_env(config), registry.changes, self._metrics, self._tracing)
+        launchpad = Launchpad(
+            config, supervisor, worker_env(config), registry.changes, self._metrics, self._tracing, calls
+        )
         return Administration(
             registry,
             store,

@@ -13,6 +13,7 @@ from ts.protocol import frames
 from ts.protocol.frames import (
     FRAME_BYTES_MAX,
     HEADER,
+    Call,
     Cancel,
     Chunk,
     Credit,
@@ -37,6 +38,8 @@ def plain(message):
     """The message with views as bytes and sequences as lists, for comparing."""
     if isinstance(message, Chunk):
         return message._replace(data=bytes(message.data), headers=list(message.headers))
+    if isinstance(message, Call):
+        return message._replace(data=bytes(message.data))
     if isinstance(message, Predict):
         return message._replace(items=[_plain_item(item) for item in message.items])
     return message
@@ -64,6 +67,7 @@ messages = st.one_of(
     st.builds(LoadFailed, objects),
     st.builds(Chunk, u64, payload, st.booleans(), st.integers(0, 65535), short, pairs),
     st.builds(Failed, u64, st.integers(0, 65535), st.text(max_size=200)),
+    st.builds(Call, u64, objects, payload),
 )
 
 SAMPLES = [

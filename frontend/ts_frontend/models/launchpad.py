@@ -22,7 +22,7 @@ from ts_frontend.models.signature import Signature, signature_of
 from ts_frontend.models.statistics import CountedBatches
 from ts_frontend.telemetry.metrics import MetricsRegistry
 from ts_frontend.telemetry.tracing import Tracing
-from ts_frontend.workers.plan import Plan, Recorder
+from ts_frontend.workers.plan import Answers, Plan, Recorder
 from ts_frontend.workers.started import Spec, Team
 from ts_frontend.workers.supervisor import Supervisor
 
@@ -33,7 +33,7 @@ DEBUG_TIMEOUT_S = 1e8
 
 
 class Launchpad:
-    """Makes `Model`s. `worker_env` is the environment workers get."""
+    """Makes `Model`s. `worker_env` is the environment workers get, `answers` what their handlers may ask."""
 
     def __init__(
         self,
@@ -43,6 +43,7 @@ class Launchpad:
         changes: Changes,
         metrics: MetricsRegistry,
         tracing: Tracing | None = None,
+        answers: Answers | None = None,
     ) -> None:
         self._config = config
         self._supervisor = supervisor
@@ -50,6 +51,7 @@ class Launchpad:
         self._changes = changes
         self._metrics = metrics
         self._tracing = tracing
+        self._answers = answers
 
     def model(
         self,
@@ -166,6 +168,7 @@ class Launchpad:
             max_concurrency=settings.batch_size if settings.continuous_batching else settings.max_concurrency,
             neighbour_grace_s=config.worker_kill_grace_s,
             recorder=recorder,
+            answers=self._answers,
         )
 
     def _check_devices(self, name: str, settings: ModelSettings) -> None:
@@ -209,8 +212,10 @@ class Launchpad:
             "metrics_config": str(config.metrics_config) if config.metrics_config else None,
             "config_file": archive.config_file,
             "manifest": archive.manifest,
+            "request_bytes_max": config.max_request_size,
             "response_bytes_max": config.max_response_size,
-            "message_bytes_max": config.max_request_size * settings.batch_size + MESSAGE_OVERHEAD_BYTES,
+            "message_bytes_max": max(config.max_request_size * settings.batch_size, config.max_response_size)
+            + MESSAGE_OVERHEAD_BYTES,
             "credit_bytes": config.stream_credit_bytes,
             "python_path": [],
             "tensors": signature.for_worker(),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from ts.protocol.frames import Buffer, Pairs
 from ts_frontend.job import Job
 from ts_frontend.workers.started import Spec
 
@@ -28,12 +29,33 @@ class Recorder(Protocol):
         """A worker has loaded its model, so long after it was created."""
 
 
+class Caller(NamedTuple):
+    """Which model asks the server for something, and for whom. `deadline_s`: when nobody waits for it any more
+    (`time.monotonic()`); `limit_s`: how long an answer, or the next piece of one, may take; `request_id` and `headers`:
+    of the request that it is asked for, if that is known."""
+
+    model: str
+    deadline_s: float
+    limit_s: float
+    request_id: str = ""
+    headers: Pairs = ()
+
+
+class Answers(Protocol):
+    """Who answers what models ask of the server."""
+
+    def answer(
+        self, what: Mapping[str, Any], data: Buffer, caller: Caller
+    ) -> AsyncGenerator[tuple[Buffer, bool], None]:
+        """The answer's pieces; True with one says that it is the last. Raises ServeError."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """What to start and how to treat it; the same for every worker of a model version.
 
     `max_concurrency`: requests at a time on a worker that runs several side by side or in one continuous batch;
-    `inside`: its worker is a thread of the server, and no worker to be counted.
+    `answers`: what its handler may ask; `inside`: its worker is a thread of the server, and no worker to be counted.
     """
 
     spec: Spec
@@ -45,4 +67,5 @@ class Plan:
     max_concurrency: int = 64
     neighbour_grace_s: float = 5.0
     recorder: Recorder | None = None
+    answers: Answers | None = None
     inside: bool = False

@@ -98,6 +98,7 @@ class Running:
         self.stalled = 0
         self.mean_s = 1.0
         self.turn_s = 0.0
+        self._sign_s = 0.0
         self._finished_s = 0.0
 
     def settle_manner(self, handler_kind: str, limit: int) -> None:
@@ -107,6 +108,11 @@ class Running:
             self.capacity = Steps(limit)
         elif self.shared:
             self.capacity = SideBySide(limit)
+
+    def hold_nothing_ahead(self) -> None:
+        """Its handler waits for other models' answers: what were sent ahead could be what it waits for."""
+        if not self.shared:
+            self.capacity = Alone()
 
     def room(self) -> float:
         return self.capacity.room(self) if self.batches else 2
@@ -133,6 +139,10 @@ class Running:
     def active(self, batch: Batch) -> None:
         """A sign of life: a piece of an answer, or a reader that makes room for more."""
         self.turn_s = batch.active_s = time.monotonic()
+
+    def alive(self, batch: Batch) -> None:
+        """It works at something that takes its time elsewhere."""
+        self._sign_s = batch.active_s = time.monotonic()
 
     def finish(self, job_id: int, batch: Batch) -> bool:
         """One answer is complete; True when that ends its batch."""
@@ -177,7 +187,7 @@ class Running:
         batches = self.batches.values()
         if self.concurrent:
             return any(now_s - batch.active_s > limit_s and not batch.unread(now_s) for batch in batches)
-        if not batches or now_s - self.turn_s <= limit_s:
+        if not batches or now_s - max(self.turn_s, self._sign_s) <= limit_s:
             return False
         unread = [batch.unread(now_s) for batch in batches]
         return not (all(unread) if self.shared else any(unread))

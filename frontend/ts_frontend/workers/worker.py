@@ -7,9 +7,24 @@ import math
 import time
 from typing import Any
 
-from ts.protocol.frames import Cancel, Chunk, Credit, Failed, Feed, Load, LoadFailed, Message, Predict, Ready, Stop
+from ts.protocol.frames import (
+    CALL_ID_MIN,
+    Call,
+    Cancel,
+    Chunk,
+    Credit,
+    Failed,
+    Feed,
+    Load,
+    LoadFailed,
+    Message,
+    Predict,
+    Ready,
+    Stop,
+)
 from ts_frontend.errors import DeadlineExceeded, Draining, HandlerFailed, InvalidArgument
 from ts_frontend.job import Job, State
+from ts_frontend.workers.calls import Calls
 from ts_frontend.workers.connection import Connection
 from ts_frontend.workers.devices import Device
 from ts_frontend.workers.exits import Exit
@@ -22,6 +37,9 @@ from ts_frontend.workers.started import NONE_STARTED, LineSink, Process
 
 STOP_S_MAX = 5.0
 EXIT_STATUS_S_MAX = 3.0
+#: Of responseTimeout: how long a model may wait for the answer to a call of its own, so that it learns of a late one
+#: before it counts as hanging itself.
+CALL_LIMIT_PART = 0.9
 
 
 class Worker:
@@ -42,6 +60,7 @@ class Worker:
         self._plan = plan
         self._work = work
         self._connection: Connection | Ranks | None = None
+        self._calls: Calls | None = None
         self._loaded: asyncio.Future[None] = unattended_future()
         #: Processes that compute together get one batch at a time.
         self._lockstep = plan.spec.team is not None and plan.spec.team.lockstep
@@ -210,8 +229,11 @@ class Worker:
     # --- as a job's owner
 
     def release(self, job: Job) -> None:
-        if self._connection is not None and job.id in self._running.jobs:
+        entry = self._running.jobs.get(job.id)
+        if self._connection is not None and entry is not None:
             self._connection.push(Cancel(job.id))
+            if self._calls is not None:
+                self._calls.release(entry[1])
 
     def grant(self, job: Job, size_bytes: int) -> None:
         entry = self._running.jobs.get(job.id)
@@ -278,6 +300,8 @@ class Worker:
                 self._recorder.loaded(self.id, time.monotonic() - self._created_s)
             if not self._loaded.done():
                 self._loaded.set_result(None)
+        elif isinstance(message, Call) or (isinstance(message, (Credit, Cancel)) and message.job_id >= CALL_ID_MIN):
+            self._called(message)
         elif isinstance(message, Credit):
             entry = self._running.jobs.get(message.job_id)
             if entry is not None:
@@ -290,12 +314,32 @@ class Worker:
                 self._loaded.set_exception(StartFailed(self._death_note, int(info.get("code", 500)), tail))
             self.kill(self._death_note)
 
+    def _called(self, message: Call | Credit | Cancel) -> None:
+        """Something about a call of the model's own."""
+        calls, answers = self._calls, self._plan.answers
+        if calls is None:
+            if answers is None or self._connection is None:
+                return
+            limit_s = self._plan.response_timeout_s * CALL_LIMIT_PART
+            calls = Calls(answers, self._plan.spec.name, self._connection.push, self._running.alive, limit_s)
+            self._calls = calls
+            self._running.hold_nothing_ahead()
+        if isinstance(message, Call):
+            batch_id = message.what.get("batch")
+            calls.begin(message, self._running.batches.get(batch_id) if isinstance(batch_id, int) else None)
+        elif isinstance(message, Credit):
+            calls.grant(message)
+        else:
+            calls.cancel(message.job_id)
+
     # --- its end
 
     def _closed(self, reason: str) -> None:
         """The socket has ended: the worker is dead for us, whatever its process does."""
         if self.life in (Life.STOPPED, Life.FAILED):
             return
+        if self._calls is not None:
+            self._calls.close()
         expected = self.life is Life.DRAINING and not self._running.batches
         self._live(Life.STOPPED if expected else Life.FAILED)
         asyncio.get_running_loop().create_task(self._settle(reason))

@@ -14,11 +14,13 @@ from typing import Any
 
 from ts.compat import add_shims
 from ts.compat.triton_backend import graphs, warmup
+from ts.compat.triton_backend.bls import InferenceRequest
 from ts.compat.triton_backend.edges import Edges, tensors_of
 from ts.compat.triton_backend.errors import TritonModelException, as_failure
-from ts.compat.triton_backend.messages import InferenceRequest, InferenceResponse, InferenceResponseSender
+from ts.compat.triton_backend.messages import InferenceResponse, InferenceResponseSender
 from ts.compat.triton_backend.model_config import ModelConfig, is_decoupled, signature_of
 from ts.context import Context
+from ts.runtime import calls
 from ts.runtime.handlers import HandlerNotUsable, Loaded, Settings, context_of, declared
 from ts.runtime.running import Ended
 from ts.tensors import types
@@ -105,7 +107,7 @@ class Served:
         self._model, self._config = model, config
         self._adapted, self._settings = adapted, settings
         self._outputs = [one["name"] for one in config.get("output") or ()]
-        self._edges = Edges(config)
+        self._edges = Edges(config, strict=False)
         self._thread: ThreadPoolExecutor | None = None
 
     def initialize(self, own_thread: bool) -> None:
@@ -147,16 +149,22 @@ class Served:
     # --- one response for each request
 
     def answers(self, data: Sequence[types.InferenceRequest], context: Context) -> list[Any]:
+        calls.here().batch_id = calls.batch_of(context)
         try:
             return self._answers(self._model.execute(self._requests(data, context)), len(data))
         except TritonModelException as error:
             raise as_failure(error) from error
+        finally:
+            calls.here().sweep()
 
     async def answers_async(self, data: Sequence[types.InferenceRequest], context: Context) -> list[Any]:
+        calls.belong_to(calls.batch_of(context))
         try:
             return self._answers(await self._model.execute(self._requests(data, context)), len(data))
         except TritonModelException as error:
             raise as_failure(error) from error
+        finally:
+            calls.here().sweep()
 
     def _answers(self, found: Any, count: int) -> list[Any]:
         if not isinstance(found, (list, tuple)) or len(found) != count:
@@ -181,6 +189,7 @@ class Served:
 
     async def decoupled(self, data: Sequence[types.InferenceRequest], context: Context) -> AsyncIterator[list[Any]]:
         """What the senders are given, as it comes."""
+        calls.belong_to(calls.batch_of(context))
         requests, loop = self._requests(data, context), asyncio.get_running_loop()
         sent: asyncio.Queue[tuple[int, InferenceResponse | None, bool]] = asyncio.Queue()
         open_requests = set(range(len(requests)))
@@ -204,12 +213,23 @@ class Served:
             if inspect.iscoroutinefunction(self._model.execute):
                 found = await self._model.execute(requests)
             else:
-                assert self._thread is not None
-                found = await asyncio.get_running_loop().run_in_executor(self._thread, self._model.execute, requests)
+                found = await self._in_thread(requests)
         except TritonModelException as error:
             raise as_failure(error) from error
+        finally:
+            calls.here().sweep()
         if found is not None:
             raise TritonModelException("execute of a decoupled model returns None and sends responses by the senders")
+
+    async def _in_thread(self, requests: list[InferenceRequest]) -> Any:
+        """A blocking `execute`, whose calls belong to the batch that this task belongs to."""
+        batch_id = calls.current_batch()
+
+        def execute() -> Any:
+            calls.belong_to(batch_id, coroutines=False)
+            return self._model.execute(requests)
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, execute)
 
 
 def _sending(loop: asyncio.AbstractEventLoop, sent: asyncio.Queue[Any], index: int) -> Callable[..., None]:

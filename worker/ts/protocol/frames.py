@@ -21,6 +21,11 @@ JOINED_BYTES_MAX = 16 * 1024
 #: many more than its data.
 FEED_BYTES = 256 * 1024
 FEED_COST_BYTES = 64
+#: Bytes of answers to a worker's own call that it has not taken; each piece counts as so many more than its data.
+CALL_BYTES = 256 * 1024
+CALL_COST_BYTES = 64
+#: The ids of workers' calls begin here, and those of jobs never come so far.
+CALL_ID_MIN = 1 << 63
 HEADER = struct.Struct("<IBBHQ")
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
@@ -75,7 +80,7 @@ class Predict(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """Nobody waits for this request any more."""
+    """Nobody waits for this request any more. From a worker: for this call of its own."""
 
     job_id: int
 
@@ -91,7 +96,7 @@ class Feed(NamedTuple):
 
 class Credit(NamedTuple):
     """The reader of this stream has taken so many bytes: its sender may send as many more. To a worker: pieces of an
-    answer. From a worker: inputs of the request."""
+    answer. From a worker: inputs of the request, or of the answer to its call."""
 
     job_id: int
     size_bytes: int
@@ -132,9 +137,18 @@ class Failed(NamedTuple):
     message: str
 
 
-Message: TypeAlias = "Load | Predict | Cancel | Credit | Stop | Ready | LoadFailed | Chunk | Failed | Feed"
+class Call(NamedTuple):
+    """From a worker: something that its model asks of the server, for instance of another model. `what`: a JSON object
+    that says it, `data`: the message that goes with it. The answer comes as Chunks, or Failed, with the same id."""
 
-LOAD, PREDICT, CANCEL, CREDIT, STOP, READY, LOAD_FAILED, CHUNK, FAILED, FEED = range(1, 11)
+    call_id: int
+    what: dict[str, Any]
+    data: Buffer = b""
+
+
+Message: TypeAlias = "Load | Predict | Cancel | Credit | Stop | Ready | LoadFailed | Chunk | Failed | Feed | Call"
+
+LOAD, PREDICT, CANCEL, CREDIT, STOP, READY, LOAD_FAILED, CHUNK, FAILED, FEED, CALL = range(1, 12)
 CONTROL_KINDS = frozenset({LOAD, CANCEL, CREDIT, STOP, READY, LOAD_FAILED, FAILED})
 
 
@@ -205,6 +219,11 @@ def _encode_feed(message: Feed) -> tuple[int, int, list[Buffer]]:
     return FEED, message.job_id, out
 
 
+def _encode_call(message: Call) -> tuple[int, int, list[Buffer]]:
+    what = json.dumps(message.what).encode()
+    return CALL, message.call_id, [_COUNT.pack(len(what)), what, message.data]
+
+
 def _encode_object(kind: int, value: dict[str, Any]) -> tuple[int, int, list[Buffer]]:
     return kind, 0, [json.dumps(value).encode()]
 
@@ -220,6 +239,7 @@ _ENCODERS: dict[type, Callable[[Any], tuple[int, int, list[Buffer]]]] = {
     LoadFailed: lambda message: _encode_object(LOAD_FAILED, message.info),
     Stop: lambda _: (STOP, 0, []),
     Feed: _encode_feed,
+    Call: _encode_call,
 }
 
 
@@ -390,6 +410,12 @@ def _decode_credit(key: int, body: memoryview) -> Message:
     return Credit(key, _Reader(body).unpack(_U64)[0])
 
 
+def _decode_call(key: int, body: memoryview) -> Message:
+    reader = _Reader(body)
+    (size,) = reader.unpack(_COUNT)
+    return Call(key, _parse_json(reader.take(size)), body[reader.at :])
+
+
 def _parse_json(body: memoryview) -> dict[str, Any]:
     try:
         value = json.loads(bytes(body))
@@ -411,6 +437,7 @@ _DECODERS: dict[int, Callable[[int, memoryview], Message]] = {
     CHUNK: _decode_chunk,
     FAILED: _decode_failed,
     FEED: _decode_feed,
+    CALL: _decode_call,
 }
 
 

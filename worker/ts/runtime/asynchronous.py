@@ -38,6 +38,7 @@ class AsyncRunner:
         """Until the frontend says Stop and everything is answered. SystemExit of a handler passes through."""
         self._link.waits_for_credit = False
         self._link.on_backlog = lambda: self._loop.call_soon_threadsafe(self._write_later)
+        self._link.on_taken = lambda: self._loop.call_soon(self._take)
         self._loop.add_reader(self._link.fileno(), self._readable)
         self._loop.call_soon(self._take)
         self._loop.run_until_complete(self._end)

@@ -77,6 +77,7 @@ class Ledger:
         self.queue: deque[Batch] = deque()
         self.jobs: dict[int, Job] = {}
         self.stopping = False
+        self.on_answer: Callable[[Chunk | Failed], None] = lambda message: None  # of the worker's own calls
         self._early_cancels: dict[int, None] = {}
 
     # --- from the frontend
@@ -92,6 +93,8 @@ class Ledger:
             self._feed(message)
         elif type(message) is Stop:
             self.stopping = True
+        elif isinstance(message, (Chunk, Failed)):
+            self.on_answer(message)
 
     def _admit(self, predict: Predict) -> None:
         batch = Batch(predict.batch_id)

@@ -22,6 +22,7 @@ from typing import Any
 from ts.protocol.frames import LoadFailed, Ready
 from ts.runtime.asynchronous import AsyncRunner
 from ts.runtime.blocking import BlockingRunner
+from ts.runtime.calls import Calls
 from ts.runtime.child import set_threads
 from ts.runtime.continuous import ContinuousRunner
 from ts.runtime.failures import user_traceback
@@ -32,7 +33,7 @@ from ts.runtime.worker import Link, leave
 
 PROGRESS_BYTES = 4096
 CREDIT_BYTES = 256 * 1024
-RESPONSE_BYTES_MAX = 6_553_500
+REQUEST_BYTES_MAX = RESPONSE_BYTES_MAX = 6_553_500
 LOAD_FAILED_STATUS = 1
 _RUNNERS: dict[str, type[BlockingRunner | AsyncRunner | ContinuousRunner]] = {
     "async": AsyncRunner,
@@ -62,6 +63,7 @@ def answer(
     set_threads(settings.get("threads"))
     ledger = ledger_type(settings.get("credit_bytes") or CREDIT_BYTES, _response_bytes_max(settings))
     link.open(ledger, settings.get("message_bytes_max"))
+    Calls(link, settings.get("request_bytes_max") or REQUEST_BYTES_MAX)
     if settings.get("mark_lines"):
         mark_lines()
         link.on_turn = turn_to

@@ -55,8 +55,8 @@ class _Poller:
 
 
 class Link:
-    """Messages in and out. All methods but `flush` and `wait_for_credit` belong to the thread that made it. `leave`
-    ends what has lost its frontend, by default the process."""
+    """Messages in and out. All methods but `flush`, `wait_for_credit` and `wait_until` belong to the thread that made
+    it. `leave` ends what has lost its frontend, by default the process."""
 
     def __init__(self, sock_fd: int, leave: Callable[[int], NoReturn] = leave) -> None:
         self._leave = leave
@@ -79,6 +79,7 @@ class Link:
         self._flushed_s = 0.0
         self.on_backlog: Callable[[], object] = lambda: None
         self.on_turn: Callable[[Batch], None] | None = None
+        self.on_taken: Callable[[], object] = lambda: None
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -222,6 +223,21 @@ class Link:
             while batch.stalled and not batch.cancelled:
                 self.receive(wait=True)
             self.enter()
+
+    def wait_until(self, ready: Callable[[], bool]) -> None:
+        """Returns when `ready()` says so, which changes with what the frontend sends. What else comes meanwhile is
+        taken, and `on_taken` called for it."""
+        if threading.get_ident() != self._owner:
+            with self.ledger.changed:
+                self.ledger.changed.wait_for(ready)
+        elif not ready():
+            inside = self._call
+            self.leave()
+            while not ready():
+                self.receive(wait=True)
+            if inside:
+                self.enter()
+            self.on_taken()
 
     # --- the other thread
 

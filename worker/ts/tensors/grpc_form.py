@@ -188,7 +188,7 @@ class GrpcForm:
         message = ModelInferResponse(
             model_name=response.model_name, model_version=response.model_version, id=response.id
         )
-        _fill(message.parameters, response.parameters)
+        fill(message.parameters, response.parameters)
         if self._final_flags:
             message.parameters[FINAL].bool_param = last
         wanted = {output.name: output.parameters for output in self.request.outputs}
@@ -197,7 +197,7 @@ class GrpcForm:
         )
         for tensor in response.outputs:
             output = message.outputs.add(name=tensor.name)
-            _fill(output.parameters, tensor.parameters)
+            fill(output.parameters, tensor.parameters)
             if self._code_points and tensor.datatype == "BYTES":
                 output.contents.int_contents.extend(_characters(tensor.array))
                 continue
@@ -206,7 +206,7 @@ class GrpcForm:
             if REGION in wanted.get(tensor.name, ()):
                 data = encode_raw(tensor.datatype, tensor.array)
                 there = self._regions.write(wanted[tensor.name], data, f"output {tensor.name!r}")
-                _fill(output.parameters, there)
+                fill(output.parameters, there)
                 message.raw_output_contents.append(b"")
             elif raw:
                 message.raw_output_contents.append(self._raw_elements(tensor))
@@ -274,7 +274,7 @@ def _value(parameter: InferParameter) -> Any:
     return getattr(parameter, choice) if choice else None
 
 
-def _fill(found: Any, values: Mapping[str, Any]) -> None:
+def fill(found: Any, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         if value is not None:
             _set(found[name], value)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from ts.compat.triton_backend.bls import InferenceRequest, is_model_ready, load_model, unload_model
 from ts.compat.triton_backend.datatypes import (
     deserialize_bytes_tensor,
     numpy_to_triton_type,
@@ -21,7 +22,6 @@ from ts.compat.triton_backend.messages import (
     TRITONSERVER_REQUEST_RELEASE_ALL,
     TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
     TRITONSERVER_RESPONSE_COMPLETE_FINAL,
-    InferenceRequest,
     InferenceResponse,
     InferenceResponseSender,
     InferenceTrace,
@@ -55,10 +55,13 @@ __all__ = [
     "get_input_tensor_by_name",
     "get_output_config_by_name",
     "get_output_tensor_by_name",
+    "is_model_ready",
+    "load_model",
     "numpy_to_triton_type",
     "serialize_byte_tensor",
     "triton_string_to_numpy",
     "triton_to_numpy_type",
+    "unload_model",
     "using_decoupled_model_transaction_policy",
 ]
 

@@ -3,6 +3,7 @@ of sequences, checks of what the model gives."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,13 +17,18 @@ from ts.tensors.types import InferenceRequest, InferenceResponse, Tensor
 Fields = dict[str, Any]
 #: Where a control input has its two values, and of which datatype they are.
 _VALUES = {"int32_false_true": "INT32", "fp32_false_true": "FP32", "bool_false_true": "BOOL"}
+#: So many different objections to a model's answers are said in its log.
+OBJECTIONS_MAX = 100
 _NUMPY: dict[str, Any] = {"INT32": np.int32, "FP32": np.float32, "BOOL": np.bool_}
 
 
 class Edges:
-    """Made of a model's configuration, as JSON."""
+    """Made of a model's configuration, as JSON. `strict`: an answer that isn't as declared is an error; else, as with
+    Triton's Python models, it is only said in the log, and what isn't declared is left out."""
 
-    def __init__(self, config: Fields) -> None:
+    def __init__(self, config: Fields, *, strict: bool = True) -> None:
+        self._strict = strict
+        self._said: set[str] = set()
         self.batched = int(config.get("max_batch_size") or 0) > 0
         self._inner = {one["name"]: shape for one in config.get("input") or () if (shape := _reshaped(one)) is not None}
         self._outputs: dict[str, Fields] = {one["name"]: one for one in config.get("output") or ()}
@@ -69,23 +75,34 @@ class Edges:
     def given(self, response: InferenceResponse) -> InferenceResponse:
         """The answer as clients get it. TritonModelException for one that the configuration doesn't allow."""
         if self._outputs:
-            response.outputs = [self._checked(tensor) for tensor in response.outputs]
+            response.outputs = [self._checked(tensor) for tensor in response.outputs if self._is_declared(tensor)]
         return response
 
+    def _object(self, text: str) -> None:
+        """Raises TritonModelException, or says it once."""
+        if self._strict:
+            raise TritonModelException(text)
+        if text not in self._said and len(self._said) < OBJECTIONS_MAX:
+            self._said.add(text)
+            print(text, file=sys.stderr, flush=True)
+
+    def _is_declared(self, tensor: Tensor) -> bool:
+        if tensor.name in self._outputs:
+            return True
+        self._object(f"the model gave an output {tensor.name!r}; its configuration has: {', '.join(self._outputs)}")
+        return False
+
     def _checked(self, tensor: Tensor) -> Tensor:
-        declared = self._outputs.get(tensor.name)
-        if declared is None:
-            raise TritonModelException(
-                f"the model gave an output {tensor.name!r}; its configuration has: {', '.join(self._outputs)}"
-            )
+        declared = self._outputs[tensor.name]
         datatype = of_config(declared["data_type"])
         if tensor.datatype != datatype:
-            raise TritonModelException(f"output {tensor.name!r} is of {tensor.datatype}, not {datatype}")
+            self._object(f"output {tensor.name!r} is of {tensor.datatype}, not {datatype}")
         dims = [int(size) for size in declared["dims"]]
         inner = _reshaped(declared)
         whole = ([-1] if self.batched else []) + (dims if inner is None else inner)
         if not _fits(tensor.shape, whole):
-            raise TritonModelException(f"output {tensor.name!r} has shape {list(tensor.shape)}, not {whole}")
+            self._object(f"output {tensor.name!r} has shape {list(tensor.shape)}, not {whole}")
+            return tensor
         if inner is None:
             return tensor
         array = tensor.array.reshape((*self._batch(tensor.array), *dims))

@@ -37,6 +37,18 @@ _HTTP = {
 }
 
 
+_CODES = {status: code for code, status in _HTTP.items()} | {
+    413: TritonError.INVALID_ARG,
+    429: TritonError.UNAVAILABLE,
+    504: TritonError.UNAVAILABLE,
+}
+
+
+def of_status(status: int, message: str) -> TritonError:
+    """The error that a model sees of a call that failed. `status`: an HTTP status."""
+    return TritonError(message, _CODES.get(status, TritonError.INTERNAL))
+
+
 def as_failure(error: object) -> PredictionException:
     """What the runtime makes an error of: the HTTP status for its code, and its text."""
     if isinstance(error, TritonError):

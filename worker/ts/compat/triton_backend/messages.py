@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,9 @@ TRITONSERVER_REQUEST_RELEASE_ALL, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 1, 2
 
 #: Request parameters that have a method of their own, and those that say how the request came.
 _OWN = frozenset({"sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "binary_data_output"})
+
+
+R = TypeVar("R", bound="InferenceRequest")
 
 
 class Tensor:
@@ -149,7 +152,7 @@ class InferenceRequest:
         inputs: Sequence[Tensor] = (),
         requested_output_names: Sequence[str] = (),
         model_name: str = "",
-        model_version: int = -1,
+        model_version: int | str = -1,
         flags: int = 0,
         timeout: int = 0,
         preferred_memory: Any = None,
@@ -157,21 +160,22 @@ class InferenceRequest:
         parameters: str | dict[str, Any] | None = None,
     ) -> None:
         self._inputs = list(inputs)
-        self._request_id, self._correlation_id = request_id, correlation_id
-        self._requested, self._flags, self._timeout = list(requested_output_names), flags, timeout
+        self._request_id, self._correlation_id = _text(request_id), correlation_id
+        self._requested, self._flags, self._timeout = list(map(_text, requested_output_names)), int(flags), int(timeout)
         self._parameters = parameters if isinstance(parameters, str) else json.dumps(parameters or {}, default=str)
         self._sender: InferenceResponseSender | None = None
         self._is_cancelled: Callable[[], bool] = lambda: False
-        self.model_name, self.model_version = model_name, model_version
+        self._trace = trace or InferenceTrace()
+        self.model_name, self.model_version = _text(model_name), str(model_version)
 
     @classmethod
     def of(
-        cls,
+        cls: type[R],
         request: types.InferenceRequest,
         inputs: Sequence[types.Tensor],
         outputs: Sequence[str],
         is_cancelled: Callable[[], bool],
-    ) -> InferenceRequest:
+    ) -> R:
         """The server's request, with the inputs as the model takes them; `outputs` are those that it declares."""
         given = request.parameters
         flags = TRITONSERVER_REQUEST_FLAG_SEQUENCE_START * bool(given.get("sequence_start"))
@@ -214,7 +218,7 @@ class InferenceRequest:
         return self._requested
 
     def trace(self) -> InferenceTrace:
-        return InferenceTrace()
+        return self._trace
 
     def is_cancelled(self) -> bool:
         return self._is_cancelled()
@@ -228,10 +232,10 @@ class InferenceRequest:
         if flags != TRITONSERVER_REQUEST_RELEASE_ALL:
             raise TritonModelException("rescheduling requests is not supported by this server")
 
-    def exec(self, decoupled: bool = False) -> Any:
-        raise TritonModelException("calls from a model to other models are not supported by this server")
 
-    async_exec = exec
+def _text(value: str | bytes) -> str:
+    """An element of a BYTES tensor may name a model, too."""
+    return value.decode() if isinstance(value, bytes) else value
 
 
 class InferenceTrace:

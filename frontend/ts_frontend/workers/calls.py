@@ -1,0 +1,146 @@
+"""What the model of one worker asks of the server while it runs: other models' answers, mostly. Each call is a task
+here, and its answer goes back over the worker's connection as fast as the model takes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+from contextlib import aclosing
+
+from ts.protocol.frames import CALL_BYTES, CALL_COST_BYTES, Call, Chunk, Credit, Failed, Message
+from ts_frontend.errors import QueueFull, ServeError
+from ts_frontend.workers.plan import Answers, Caller
+from ts_frontend.workers.running import Batch
+
+log = logging.getLogger(__name__)
+
+#: Calls of one worker at a time.
+CALLS_MAX = 1024
+#: Cancelled calls that have not come yet: a cancel overtakes what is large.
+EARLY_MAX = 1024
+CANCELLED = "The call was cancelled"
+CALLER_LEFT = "The call was cancelled: nobody waits for the request that it was made for"
+
+
+class _Open:
+    """A call that has no complete answer yet. `credit_bytes`: what the worker still takes."""
+
+    __slots__ = ("batch", "credit_bytes", "reason", "space", "task")
+
+    def __init__(self, batch: Batch | None) -> None:
+        self.batch = batch
+        self.credit_bytes = CALL_BYTES
+        self.reason = CANCELLED
+        self.space = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+
+    async def room(self) -> None:
+        while self.credit_bytes <= 0:
+            self.space.clear()
+            await self.space.wait()
+
+    def cancel(self, reason: str) -> None:
+        self.reason = reason
+        if self.task is not None:
+            self.task.cancel()
+
+
+class Calls:
+    """`push` sends to the worker, `alive` is told of a batch that goes on, `limit_s` is how long an answer, or the next
+    piece of one, may take."""
+
+    def __init__(
+        self,
+        answers: Answers,
+        model: str,
+        push: Callable[[Message], None],
+        alive: Callable[[Batch], None],
+        limit_s: float,
+    ) -> None:
+        self._answers, self._model, self._limit_s = answers, model, limit_s
+        self._push, self._alive = push, alive
+        self._open: dict[int, _Open] = {}
+        self._early: dict[int, None] = {}
+
+    def begin(self, call: Call, batch: Batch | None) -> None:
+        """`batch`: what the model works at, if that is known; when nobody waits for it, the call ends."""
+        if call.call_id in self._early:
+            del self._early[call.call_id]
+            self._push(Failed(call.call_id, 499, CANCELLED))
+        elif len(self._open) >= CALLS_MAX:
+            full = QueueFull(f"{CALLS_MAX} calls of one worker of model {self._model} are on their way already")
+            self._push(Failed(call.call_id, full.http_status, full.message))
+        else:
+            entry = self._open[call.call_id] = _Open(batch)
+            entry.task = asyncio.create_task(self._run(call, entry))
+            self._sign(entry)
+
+    def grant(self, credit: Credit) -> None:
+        entry = self._open.get(credit.job_id)
+        if entry is not None:
+            entry.credit_bytes += credit.size_bytes
+            entry.space.set()
+
+    def cancel(self, call_id: int) -> None:
+        entry = self._open.get(call_id)
+        if entry is not None:
+            entry.cancel(CANCELLED)
+            return
+        self._early[call_id] = None
+        if len(self._early) > EARLY_MAX:
+            del self._early[next(iter(self._early))]
+
+    def release(self, batch: Batch) -> None:
+        """Somebody left: what only a batch needs that nobody waits for any more, ends."""
+        if all(job.done for job in batch.jobs):
+            for entry in self._open.values():
+                if entry.batch is batch:
+                    entry.cancel(CALLER_LEFT)
+
+    def close(self) -> None:
+        """The worker has ended."""
+        for entry in self._open.values():
+            entry.cancel(CANCELLED)
+
+    # --- one call
+
+    async def _run(self, call: Call, entry: _Open) -> None:
+        end: Chunk | Failed
+        try:
+            end = await self._answer(call, entry)
+        except ServeError as error:
+            end = Failed(call.call_id, error.http_status, error.message)
+        except asyncio.CancelledError:
+            end = Failed(call.call_id, 499, entry.reason)
+        except Exception as error:
+            log.exception("A call of model %s could not be answered", self._model)
+            end = Failed(call.call_id, 500, f"{type(error).__name__}: {error}")
+        del self._open[call.call_id]
+        self._push(end)
+        self._sign(entry)
+
+    async def _answer(self, call: Call, entry: _Open) -> Chunk:
+        """Sends all pieces but the last. Raises ServeError."""
+        async with aclosing(self._answers.answer(call.what, call.data, self._caller(entry.batch))) as pieces:
+            async for data, last in pieces:
+                await entry.room()
+                if last:
+                    return Chunk(call.call_id, data)
+                entry.credit_bytes -= len(data) + CALL_COST_BYTES
+                self._push(Chunk(call.call_id, data, last=False))
+                self._sign(entry)
+        return Chunk(call.call_id, b"")
+
+    def _caller(self, batch: Batch | None) -> Caller:
+        if batch is None:
+            return Caller(self._model, math.inf, self._limit_s)
+        first = batch.jobs[0]
+        deadline_s = max(job.deadline_s for job in batch.jobs)
+        return Caller(self._model, deadline_s, self._limit_s, first.request_id, first.request_headers)
+
+    def _sign(self, entry: _Open) -> None:
+        if entry.batch is not None:
+            self._alive(entry.batch)

@@ -1,0 +1,267 @@
+"""What models ask of their server: limits, cancels, credit, and what becomes of a call that nobody answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from typing import Any
+
+from ts.protocol.frames import CALL_ID_MIN, Buffer, Call, Chunk, Credit, Failed, Message
+from ts_frontend.batching.batcher import Policy
+from ts_frontend.batching.job_queue import JobQueue
+from ts_frontend.batching.sequence_jobs import Keys
+from ts_frontend.errors import DeadlineExceeded, ModelNotFound, ServeError
+from ts_frontend.job import Job, Ledger, State
+from ts_frontend.models.signature import Signature
+from ts_frontend.services.model_calls import ModelCalls
+from ts_frontend.workers import calls as worker_calls
+from ts_frontend.workers.calls import Calls
+from ts_frontend.workers.plan import Caller
+from ts_frontend.workers.running import Batch, Running
+
+NAMED = {"operation": "infer", "model": "b", "version": "", "stream": False, "request_id": "", "parameters": {}}
+
+
+class Scripted:
+    """Answers each call with its `pieces`; with None for one it waits for ever. `ended`: those that are over."""
+
+    def __init__(self, *pieces: bytes | None) -> None:
+        self.pieces = pieces
+        self.callers: list[Caller] = []
+        self.ended = 0
+
+    async def answer(
+        self, what: Mapping[str, Any], data: Buffer, caller: Caller
+    ) -> AsyncGenerator[tuple[Buffer, bool], None]:
+        self.callers.append(caller)
+        try:
+            if what.get("missing"):
+                raise ModelNotFound("b")
+            for piece in self.pieces:
+                if piece is None:
+                    await asyncio.get_running_loop().create_future()
+                else:
+                    yield piece, False
+        finally:
+            self.ended += 1
+
+
+def calls_of(answers: Scripted) -> tuple[Calls, list[Message], list[Batch]]:
+    sent: list[Message] = []
+    alive: list[Batch] = []
+    return Calls(answers, "a", sent.append, alive.append, 1.0), sent, alive
+
+
+def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(scenario())
+
+
+async def turns() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def batch_with(*jobs: Job) -> Batch:
+    return Running().begin(list(jobs), time.monotonic())
+
+
+def job(deadline_s: float = math.inf) -> Job:
+    made = Job(Ledger(), [], request_id="r", deadline_s=deadline_s)
+    made.move(State.QUEUED)
+    return made
+
+
+def test_pieces_go_back_in_order_and_end() -> None:
+    async def scenario() -> None:
+        calls, sent, _ = calls_of(Scripted(b"x", b"y"))
+        calls.begin(Call(CALL_ID_MIN, {}), None)
+        await turns()
+        assert sent == [Chunk(CALL_ID_MIN, b"x", False), Chunk(CALL_ID_MIN, b"y", False), Chunk(CALL_ID_MIN, b"")]
+
+    run(scenario)
+
+
+def test_a_refusal_is_told_with_its_status() -> None:
+    async def scenario() -> None:
+        calls, sent, _ = calls_of(Scripted())
+        calls.begin(Call(CALL_ID_MIN, {"missing": True}), None)
+        await turns()
+        assert sent == [Failed(CALL_ID_MIN, 404, "Model not found: b")]
+
+    run(scenario)
+
+
+def test_a_model_that_takes_nothing_gets_no_more_than_its_credit() -> None:
+    async def scenario() -> None:
+        calls, sent, _ = calls_of(Scripted(*[bytes(100_000)] * 7))
+        calls.begin(Call(CALL_ID_MIN, {}), None)
+        await turns()
+        assert len(sent) == 3
+        calls.grant(Credit(CALL_ID_MIN, 200_000))
+        await turns()
+        assert len(sent) == 5
+        calls.grant(Credit(CALL_ID_MIN, 200_000))
+        await turns()
+        assert sent[-1] == Chunk(CALL_ID_MIN, b"")
+
+    run(scenario)
+
+
+def test_there_is_a_limit_to_calls_at_a_time(monkeypatch: Any) -> None:
+    monkeypatch.setattr(worker_calls, "CALLS_MAX", 2)
+
+    async def scenario() -> None:
+        calls, sent, _ = calls_of(Scripted(None))
+        for number in range(3):
+            calls.begin(Call(CALL_ID_MIN + number, {}), None)
+        (refused,) = sent
+        assert isinstance(refused, Failed) and refused.code == 503 and "2 calls" in refused.message
+        calls.close()
+        await turns()
+
+    run(scenario)
+
+
+def test_a_cancel_may_come_before_its_call() -> None:
+    async def scenario() -> None:
+        answers = Scripted(None)
+        calls, sent, _ = calls_of(answers)
+        calls.cancel(CALL_ID_MIN)
+        calls.begin(Call(CALL_ID_MIN, {}), None)
+        await turns()
+        assert [type(one) for one in sent] == [Failed] and not answers.callers
+
+    run(scenario)
+
+
+def test_a_call_ends_with_the_last_request_of_its_batch() -> None:
+    async def scenario() -> None:
+        answers = Scripted(None)
+        calls, sent, alive = calls_of(answers)
+        first, second = job(), job(time.monotonic() + 50)
+        batch, other = batch_with(first, second), batch_with(job())
+        calls.begin(Call(CALL_ID_MIN, {}), batch)
+        calls.begin(Call(CALL_ID_MIN + 1, {}), other)
+        await turns()
+        assert [caller.deadline_s for caller in answers.callers] == [math.inf, math.inf] and alive == [batch, other]
+        first.cancel()
+        calls.release(batch)
+        await turns()
+        assert not sent
+        second.cancel()
+        calls.release(batch)
+        await turns()
+        (failed,) = sent
+        assert isinstance(failed, Failed) and (failed.job_id, failed.code) == (CALL_ID_MIN, 499)
+        assert "nobody waits" in failed.message and answers.ended == 1
+        calls.close()
+        await turns()
+        assert answers.ended == 2
+
+    run(scenario)
+
+
+def test_the_latest_deadline_of_a_batch_is_that_of_its_calls() -> None:
+    async def scenario() -> None:
+        answers = Scripted()
+        calls, _, _ = calls_of(answers)
+        calls.begin(Call(CALL_ID_MIN, {}), batch_with(job(5.0), job(9.0)))
+        await turns()
+        assert answers.callers == [Caller("a", 9.0, 1.0, "r", ())]
+
+    run(scenario)
+
+
+def test_a_worker_that_waits_for_another_model_does_not_hang() -> None:
+    running = Running()
+    begun_s = time.monotonic()
+    batch = running.begin([job()], begun_s - 10)
+    assert running.overdue(begun_s, 5)
+    running.alive(batch)
+    assert not running.overdue(begun_s, 5) and running.overdue(begun_s + 20, 5)
+
+
+def test_nothing_is_sent_ahead_to_a_worker_that_waits_for_others() -> None:
+    running = Running()
+    running.mean_s = 0.0
+    running.settle_manner("blocking", 1)
+    running.begin([job()], time.monotonic())
+    assert running.room() == 1
+    running.hold_nothing_ahead()
+    assert running.room() == 0
+
+
+# --- the door
+
+
+class Lone:
+    """A model without workers: what is asked of it waits."""
+
+    name = "b"
+    stateful = ready = False
+    signature = Signature()
+
+    def __init__(self, job_queue_size: int = 100) -> None:
+        self.queue, self.ledger = JobQueue(Policy(jobs_max=job_queue_size)), Ledger()
+        self.jobs: list[Job] = []
+
+    def submit(
+        self, inputs: Any, *, headers: Any, deadline_s: float, request_id: Any, stream: bool, **more: Any
+    ) -> Job:
+        made = Job(self.ledger, inputs, request_id=request_id or "r", headers=headers, deadline_s=deadline_s)
+        self.queue.put(made)
+        self.jobs.append(made)
+        return made
+
+    def find(self, name: str, version: str | None = None) -> Any:
+        return self
+
+
+async def answer_of(door: ModelCalls, caller: Caller, **what: Any) -> list[tuple[Buffer, bool]]:
+    return [one async for one in door.answer({**NAMED, **what}, b"", caller)]
+
+
+def test_a_call_that_gets_no_turn_ends_with_an_error_that_says_so() -> None:
+    async def scenario() -> None:
+        lone: Any = Lone()
+        try:
+            await answer_of(ModelCalls(lone, Keys("", "", "")), Caller("a", math.inf, 0.01))
+        except DeadlineExceeded as error:
+            assert "Model b gave no answer to a call from model a" in error.message and "busy" in error.message
+        assert lone.jobs[0].state is State.CANCELLED and not len(lone.queue)
+
+    run(scenario)
+
+
+def test_a_call_carries_the_trace_of_its_request_and_no_other_header() -> None:
+    async def scenario() -> None:
+        lone: Any = Lone()
+        headers = [("authorization", "secret"), ("traceparent", "00-1-2-01")]
+        caller = Caller("a", time.monotonic() + 0.01, 60.0, "outer", headers)
+        try:
+            await answer_of(ModelCalls(lone, Keys("", "", "")), caller)
+        except DeadlineExceeded:
+            pass
+        (asked,) = lone.jobs
+        assert asked.request_headers == [("traceparent", "00-1-2-01")] and asked.request_id == "outer"
+
+    run(scenario)
+
+
+def test_readiness_and_what_is_not_known() -> None:
+    async def scenario() -> None:
+        lone: Any = Lone()
+        door, caller = ModelCalls(lone, Keys("", "", "")), Caller("a", math.inf, 1.0)
+        ((data, last),) = await answer_of(door, caller, operation="ready")
+        assert last and json.loads(bytes(data)) == {"ready": False}
+        for operation in ("load", "dance"):
+            try:
+                await answer_of(door, caller, operation=operation)
+                raise AssertionError(operation)
+            except ServeError as error:
+                assert error.http_status == 400
+
+    run(scenario)

@@ -1,0 +1,155 @@
+"""Calls from a Triton Python model: of other models of its server (business logic scripting), and of what is served."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Iterator
+from typing import Any
+
+from ts.compat.triton_backend import messages
+from ts.compat.triton_backend.errors import TritonError, TritonModelException, of_status
+from ts.compat.triton_backend.messages import InferenceResponse, Tensor
+from ts.runtime.calls import Call, CallFailed, here, turn
+from ts.tensors import types
+from ts.tensors.datatypes import BadTensor
+from ts.tensors.grpc_call import request_bytes, response_of
+
+
+class InferenceRequest(messages.InferenceRequest):
+    """A request that a model gets, or makes for another model."""
+
+    def exec(self, decoupled: bool = False) -> Any:
+        """The InferenceResponse of the model it names, or with `decoupled` an iterator of all of them. What goes wrong
+        is the error of a response."""
+        call = self._begun(decoupled)
+        if decoupled:
+            return ResponseIterator(call)
+        return next(ResponseIterator(call), None) or _none()
+
+    def async_exec(self, decoupled: bool = False) -> Awaitable[Any]:
+        """`exec` for coroutines: an awaitable of the same, under way from now on."""
+        if decoupled:
+            found = asyncio.get_running_loop().create_future()
+            found.set_result(ResponseIterator(self._begun(True)))
+            return found
+        return asyncio.ensure_future(self._answered())
+
+    async def _answered(self) -> InferenceResponse:
+        async with turn():
+            return await anext(ResponseIterator(self._begun(False)), None) or _none()
+
+    def _begun(self, stream: bool) -> Call:
+        if not self.model_name:
+            raise TritonModelException("an InferenceRequest needs the model_name of the model to call")
+        reserved = self._reserved()
+        version = "" if self.model_version == "-1" else self.model_version
+        request = types.InferenceRequest(
+            [tensor._tensor for tensor in self.inputs()],
+            self.request_id(),
+            self.model_name,
+            version,
+            {**json.loads(self.parameters()), **reserved},
+            [types.RequestedOutput(name) for name in self.requested_output_names()],
+        )
+        what = {"operation": "infer", "model": self.model_name, "version": version, "stream": stream}
+        what |= {"request_id": self.request_id(), "parameters": reserved}
+        return here().begin(what, request_bytes(request))
+
+    def _reserved(self) -> dict[str, Any]:
+        """The parameters that the server itself looks at."""
+        found: dict[str, Any] = {"timeout": self.timeout()} if self.timeout() else {}
+        if sequence_id := self.correlation_id():
+            found["sequence_id"] = sequence_id if isinstance(sequence_id, str) else int(sequence_id)
+            found["sequence_start"] = bool(self.flags() & messages.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START)
+            found["sequence_end"] = bool(self.flags() & messages.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END)
+        return found
+
+
+class ResponseIterator:
+    """The responses of a model that may give any number of them; the one that is an error is the last."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._failed = False
+
+    def __iter__(self) -> Iterator[InferenceResponse]:
+        return self
+
+    def __next__(self) -> InferenceResponse:
+        try:
+            piece = None if self._failed else self._call.next()
+        except CallFailed as error:
+            return self._failure(error)
+        if piece is None:
+            raise StopIteration
+        return self._response(piece)
+
+    def __aiter__(self) -> ResponseIterator:
+        return self
+
+    async def __anext__(self) -> InferenceResponse:
+        try:
+            piece = None if self._failed else await self._call.anext()
+        except CallFailed as error:
+            return self._failure(error)
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        if piece is None:
+            raise StopAsyncIteration
+        return self._response(piece)
+
+    def cancel(self) -> None:
+        """Ends the call: the model learns of it, and the last response is an error."""
+        self._call.cancel()
+
+    def __del__(self) -> None:
+        self._call.abandon()
+
+    def _failure(self, error: CallFailed) -> InferenceResponse:
+        self._failed = True
+        return InferenceResponse([], of_status(error.code, error.message))
+
+    def _response(self, piece: Any) -> InferenceResponse:
+        try:
+            found = response_of(piece)
+        except BadTensor as error:
+            return InferenceResponse([], TritonError(str(error)))
+        return InferenceResponse([Tensor.wrapping(one) for one in found.outputs], parameters=found.parameters)
+
+
+def _none() -> InferenceResponse:
+    return InferenceResponse([], TritonError("the model sent no answer"))
+
+
+# --- what is served
+
+
+def load_model(model_name: str, config: str = "", files: dict[str, bytes] | None = None) -> None:
+    """Loads a model of the repository; `config`: a ModelConfig in JSON, instead of its own. TritonModelException."""
+    if files:
+        raise TritonModelException(
+            "load_model: models aren't loaded from files in a call; put them into the repository"
+        )
+    _done({"operation": "load", "model": model_name, **({"config": config} if config else {})})
+
+
+def unload_model(model_name: str, unload_dependents: bool = False) -> None:
+    """Takes a model out. TritonModelException."""
+    _done({"operation": "unload", "model": model_name})
+
+
+def is_model_ready(model_name: str, model_version: str = "") -> bool:
+    """Whether it can take requests; False for what isn't there, too."""
+    return bool(_done({"operation": "ready", "model": model_name, "version": model_version})["ready"])
+
+
+def _done(what: dict[str, Any]) -> dict[str, Any]:
+    call = here().begin(what)
+    try:
+        pieces = b"".join(map(bytes, iter(call.next, None)))
+    except CallFailed as error:
+        raise TritonModelException(error.message) from None
+    found: dict[str, Any] = json.loads(pieces)
+    return found

@@ -1,0 +1,202 @@
+"""A model's own calls of the server that it runs on: of other models, and of what is served. For adapters; what they
+are called and what comes of them is the adapter's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections import deque
+from contextlib import AbstractAsyncContextManager
+from contextvars import ContextVar
+from typing import Any, ClassVar, NamedTuple
+
+from ts.context import Context
+from ts.protocol import frames
+from ts.protocol.frames import CALL_BYTES, CALL_COST_BYTES, CALL_ID_MIN, Buffer, Cancel, Chunk, Credit, Failed
+from ts.runtime.replies import Failure
+from ts.runtime.worker import Link
+
+#: So many taken bytes are told to the frontend together.
+GRANT_BYTES = CALL_BYTES // 4
+#: So many calls of one batch, with one answer each, are on their way at a time; the others wait for their turn.
+SIDE_BY_SIDE_MAX = 64
+
+
+class CallFailed(Exception):
+    """The server has no answer. `code`: HTTP status."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.code, self.message = failure
+
+
+class Call:
+    """One call, whose answer comes in pieces. From any thread or loop."""
+
+    def __init__(self, calls: Calls, call_id: int) -> None:
+        self._calls, self.id = calls, call_id
+        self._pieces: deque[Buffer] = deque()
+        self._failure: Failure | None = None
+        self._over = self._cancelled = False
+        self._taken_bytes = 0
+        self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+
+    def _ready(self) -> bool:
+        return self._over or bool(self._pieces)
+
+    def next(self) -> Buffer | None:
+        """Waits for the next piece; None after the last. Raises CallFailed."""
+        self._calls.link.wait_until(self._ready)
+        return self._take()
+
+    async def anext(self) -> Buffer | None:
+        """`next` for coroutines."""
+        with self._calls.link.ledger.lock:
+            waiter = None
+            if not self._ready():
+                loop = asyncio.get_running_loop()
+                waiter = loop.create_future()
+                self._waiters.append((loop, waiter))
+        if waiter is not None:
+            await waiter
+        return self._take()
+
+    def _take(self) -> Buffer | None:
+        with self._calls.link.ledger.lock:
+            if self._pieces:
+                piece = self._pieces.popleft()
+                self._taken_bytes += len(piece) + CALL_COST_BYTES
+                asks = self._taken_bytes >= GRANT_BYTES and not self._over
+            elif self._failure is not None:
+                raise CallFailed(self._failure)
+            else:
+                return None
+        if asks:
+            size_bytes, self._taken_bytes = self._taken_bytes, 0
+            self._calls.send(Credit(self.id, size_bytes))
+        return piece
+
+    def cancel(self) -> None:
+        """Nobody wants the answer any more: it ends, as failed unless it was complete."""
+        if not self._over and not self._cancelled:
+            self._cancelled = True
+            self._calls.send(Cancel(self.id))
+
+    def abandon(self) -> None:
+        """`cancel`, soon: for finalizers, which may run while the ledger is locked."""
+        if not self._over:
+            self._calls.abandoned.append(self)
+
+    def put(self, message: Chunk | Failed) -> None:
+        """From the frontend; the ledger is locked."""
+        if isinstance(message, Failed):
+            self._failure = Failure(message.code, message.message)
+        elif len(message.data) or not message.last:
+            self._pieces.append(message.data)
+        self._over = isinstance(message, Failed) or message.last
+        waiters, self._waiters = self._waiters, []
+        for loop, waiter in waiters:
+            with contextlib.suppress(RuntimeError):  # a loop of the model's own that it has closed
+                loop.call_soon_threadsafe(_wake, waiter)
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+class Calls:
+    """All calls of one worker, of at most `bytes_max` each. `batch_id` is the batch that is being handled, for handlers
+    with one at a time."""
+
+    #: That of the process, for threads that nothing has told which one they belong to.
+    latest: ClassVar[Calls | None] = None
+
+    def __init__(self, link: Link, bytes_max: int) -> None:
+        self.link = link
+        self._bytes_max = bytes_max
+        self.batch_id: int | None = None
+        self.abandoned: deque[Call] = deque()
+        self._open: dict[int, Call] = {}
+        self._ids = itertools.count(CALL_ID_MIN)
+        link.ledger.on_answer = self._answered
+        _HERE.set(self)
+        Calls.latest = self
+
+    def begin(self, what: dict[str, Any], data: Buffer = b"") -> Call:
+        """Asks the server. The call ends with the batch it is made for, if nobody waits for that any more."""
+        self.sweep()
+        batch_id = _PLACE.get().batch_id
+        message = frames.Call(next(self._ids), {**what, "batch": self.batch_id if batch_id is None else batch_id}, data)
+        call = Call(self, message.call_id)
+        if len(data) > self._bytes_max:
+            call.put(
+                Failed(call.id, 413, f"The call of {len(data)} bytes is over max_request_size of {self._bytes_max}")
+            )
+            return call
+        with self.link.ledger.lock:
+            self._open[message.call_id] = call
+        self.send(message)
+        return call
+
+    def send(self, message: frames.Message) -> None:
+        with self.link.ledger.lock:
+            self.link.ledger.outbox.push(message)
+        self.link.flush()
+
+    def _answered(self, message: Chunk | Failed) -> None:
+        ledger = self.link.ledger
+        with ledger.lock:
+            ended = isinstance(message, Failed) or message.last
+            call = self._open.pop(message.job_id, None) if ended else self._open.get(message.job_id)
+            if call is not None:
+                call.put(message)
+            ledger.changed.notify_all()
+
+    def sweep(self) -> None:
+        """Cancels the calls whose answers nobody can take any more."""
+        while self.abandoned:
+            self.abandoned.popleft().cancel()
+
+
+class _Place(NamedTuple):
+    """Which batch a task works for; `turns`: how many calls it may still begin beside each other."""
+
+    batch_id: int | None
+    turns: asyncio.Semaphore | None
+
+
+_HERE: ContextVar[Calls | None] = ContextVar("here", default=None)
+_PLACE: ContextVar[_Place] = ContextVar("place", default=_Place(None, None))  # noqa: B039 (immutable)
+
+
+def here() -> Calls:
+    """Those of this worker. Raises RuntimeError outside of one."""
+    found = _HERE.get() or Calls.latest
+    if found is None:
+        raise RuntimeError("there is no server to ask: this is no worker of one")
+    return found
+
+
+def batch_of(context: Context) -> int | None:
+    """Which batch the context is turned to; None outside of one."""
+    running: Any = getattr(context, "_batch", None)
+    return None if running is None else running.batch.batch_id
+
+
+def current_batch() -> int | None:
+    """Which batch this task belongs to."""
+    return _PLACE.get().batch_id
+
+
+def belong_to(batch_id: int | None, *, coroutines: bool = True) -> None:
+    """What this thread or task, and tasks that it starts, ask from now on is for that batch. `coroutines`: it is a task
+    of a loop."""
+    _PLACE.set(_Place(batch_id, asyncio.Semaphore(SIDE_BY_SIDE_MAX) if coroutines else None))
+
+
+def turn() -> AbstractAsyncContextManager[Any]:
+    """Held by a coroutine during a call of its batch, of which there are no more than SIDE_BY_SIDE_MAX then."""
+    return _PLACE.get().turns or contextlib.nullcontext()
