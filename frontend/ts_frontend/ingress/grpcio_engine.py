@@ -32,6 +32,7 @@ from ts_frontend.ingress.call import (
     Unary,
 )
 from ts_frontend.ingress.certificates import CertificateFiles, Pem
+from ts_frontend.ingress.connections import hold, release
 from ts_frontend.ingress.exchange import UNEXPECTED
 from ts_frontend.ingress.grpc_headers import bounded
 from ts_frontend.ingress.grpc_protocol import too_large
@@ -40,8 +41,8 @@ from ts_frontend.ingress.sockets import ListenFailed, path_claimed
 logger = logging.getLogger(__name__)
 
 HEADER_BYTES_MAX = 64 * 1024
-#: How grpcio itself ends the connections of calls that it cancelled.
-SETTLE_S = 2.0
+#: How long clients may take to read what was sent to them before a drained connection is gone.
+LINGER_S_MAX = 2.0
 
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 _CODES = {int(code.value[0]): code for code in grpc.StatusCode}
@@ -85,7 +86,11 @@ class GrpcioEngine:
         for task in self._following:
             task.cancel()
         await asyncio.gather(*self._following, return_exceptions=True)
-        await asyncio.gather(*(server.stop(grace_s) for server in self._servers))
+        held = hold({port for port in self._ports.values() if port})
+        try:
+            await asyncio.gather(*(server.stop(grace_s) for server in self._servers))
+        finally:
+            await release(held, min(LINGER_S_MAX, grace_s))
 
     async def wait(self) -> None:
         # Cancelling grpcio's own wait cancels its shutdown, and with it the drain and every call.

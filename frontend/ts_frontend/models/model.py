@@ -216,11 +216,12 @@ class Model:
 
     @property
     def failing(self) -> bool:
-        """True when it should have workers and has lost or never got them. One that still loads isn't failing."""
+        """True when it should have workers and has lost or never got them, or when one of them is given up. While one
+        loads for the first time, and while one serves, the failures of others are no failure of the model."""
         slots = self.pool.slots
         if any(slot.gave_up for slot in slots):
             return True
-        return bool(slots) and not self.pool.ready_count and any(slot.failures for slot in slots)
+        return bool(slots) and not self.pool.ready_count and all(slot.failures for slot in slots)
 
     def give_up_waiting(self, reason: str) -> None:
         """Ends what waits for a first worker, when that shall not be waited for."""

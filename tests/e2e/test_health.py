@@ -1,0 +1,112 @@
+"""What `/ping` and gRPC's health say while workers load, end and come back."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import grpc
+import pytest
+
+from ts_frontend.protos.grpc_health_v1_health_pb2 import HealthCheckRequest, HealthCheckResponse
+from ts_frontend.protos.grpc_health_v1_health_pb2_grpc import HealthStub
+
+GUARD_S = 60
+#: Its workers load as long as the file isn't there.
+GATED = """
+import os, time
+
+class Gated:
+    def initialize(self, context):
+        while not os.path.exists({gate!r}):
+            time.sleep(0.01)
+
+    def handle(self, data, context):
+        return [b"served"] * len(data)
+"""
+DYING = "import os\ndef handle(data, context):\n    if data:\n        os._exit(3)\n"
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    latest = time.monotonic() + GUARD_S
+    while not holds():
+        assert time.monotonic() < latest
+        time.sleep(0.01)
+
+
+def ping(server) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port("http_inference"), timeout=GUARD_S)
+    connection.request("GET", "/ping")
+    status = connection.getresponse().status
+    connection.close()
+    return status
+
+
+def serves(server, service: str) -> bool:
+    with grpc.insecure_channel(server.inference) as channel:
+        answer = HealthStub(channel).Check(HealthCheckRequest(service=service), timeout=GUARD_S)
+    return answer.status == HealthCheckResponse.SERVING
+
+
+def pids(server) -> list[int]:
+    """Of all workers that have a process, whether or not they serve."""
+    return [worker["pid"] for worker in server.describe("gated")["workers"] if worker["pid"] > 0]
+
+
+def kill(server, pid: int, ended: int) -> None:
+    """Returns when the server has seen it end, which is the `ended`th."""
+    os.kill(pid, signal.SIGKILL)
+    server.wait_for_log("of gated_1.0 ended", ended)
+
+
+@pytest.fixture
+def gate(tmp_path, write):
+    path = tmp_path / "gate"
+    write("gated", GATED.format(gate=str(path)))
+    return path
+
+
+def test_a_server_that_says_it_started_is_healthy_while_its_models_load(start, gate):
+    """Also when a worker fails, as long as another one may still come."""
+    server = start("--models", "gated=gated", default_workers_per_model=2)
+    assert ping(server) == 200 and not serves(server, "gated")
+    eventually(lambda: len(pids(server)) == 2)
+    kill(server, pids(server)[0], 1)
+    assert ping(server) == 200
+    kill(server, pids(server)[-1], 2)
+    eventually(lambda: ping(server) == 500)
+    gate.touch()
+    eventually(lambda: ping(server) == 200)
+    eventually(lambda: serves(server, "gated") and len(server.worker_pids("gated")) == 2)
+    assert ping(server) == 200
+
+
+def test_a_worker_that_is_replaced_leaves_the_server_healthy_while_another_serves(start, gate):
+    gate.touch()
+    server = start()
+    server.register("gated", initial_workers=2)
+    gate.unlink()
+    first, second = server.worker_pids("gated")
+    kill(server, first, 1)
+    eventually(lambda: len(pids(server)) == 2)
+    assert ping(server) == 200 and serves(server, "") and serves(server, "gated")
+    assert server.predict("gated", b"x") == b"served"
+    kill(server, second, 2)
+    assert ping(server) == 500 and not serves(server, "") and not serves(server, "gated")
+    gate.touch()
+    eventually(lambda: ping(server) == 200)
+    assert serves(server, "") and serves(server, "gated")
+    assert server.predict("gated", b"x") == b"served"
+
+
+def test_a_worker_that_is_not_started_again_makes_the_server_unhealthy(start, write):
+    write("dying", DYING, config="maxRetryTimeoutInSec: 0\n")
+    server = start()
+    server.register("dying", initial_workers=2)
+    while "of dying_1.0 is not started again" not in server.log:
+        with pytest.raises(grpc.RpcError):
+            server.predict("dying", b"x")
+    assert ping(server) == 500 and not serves(server, "")
