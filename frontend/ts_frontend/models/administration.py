@@ -21,6 +21,7 @@ from ts_frontend.errors import (
     UnregisterTimeout,
     WorkerStartFailed,
 )
+from ts_frontend.models import mlserver_model
 from ts_frontend.models.archive import Archive, ExtractLimits, open_archive
 from ts_frontend.models.description import describe
 from ts_frontend.models.environment import Environment, Environments
@@ -195,6 +196,7 @@ class Administration:
         except BaseException:
             await self._release(model)
             raise
+        self._choose_default(model)
         log.info("Model %s added.", model)
         return model
 
@@ -237,6 +239,7 @@ class Administration:
     def place(self, model: Model) -> None:
         """Serves it in place of what has its name and version, which answers what it has accepted."""
         old = self.registry.put(model)
+        self._choose_default(model)
         self._on_change()
         log.info("Model %s %s.", model, "added" if old is None else "replaced")
         if old is not None:
@@ -254,6 +257,19 @@ class Administration:
     async def discard(self, fetched: Fetched) -> None:
         """Deletes the copy that was made of it, if one was."""
         await asyncio.to_thread(self._store.discard, fetched)
+
+    async def mlserver_models(self) -> list[mlserver_model.Known]:
+        """Those of the model store that MLServer would serve."""
+        return await asyncio.to_thread(self._store.mlserver_models)
+
+    def _choose_default(self, model: Model) -> None:
+        """Of MLServer's models the newest version is the default, whichever came first."""
+        if model.archive.adapter == mlserver_model.ADAPTER:
+            versions = [
+                (one.version, bool(one.archive.adapter_settings.get("versioned")))
+                for one in self.registry.versions(model.name)
+            ]
+            self.registry.set_default(model.name, mlserver_model.newest(versions))
 
     def archives(self) -> list[str]:
         """What lies in the model store."""

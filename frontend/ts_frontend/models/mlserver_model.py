@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ts_frontend.errors import InvalidArgument
 from ts_frontend.models.extraction import refusal
@@ -15,6 +16,10 @@ from ts_frontend.models.manifest import read_text
 from ts_frontend.models.signature import Signature, specs_of
 
 FILE = "model-settings.json"
+#: What runs them.
+ADAPTER = "mlserver_runtime"
+#: The version of a model that names none.
+NO_VERSION = "1.0"
 #: Folders inside the store that are looked at: MLServer's models may lie at any depth.
 DEPTH_MAX = 8
 _MANIFEST = Path("MAR-INF", "MANIFEST.json")
@@ -73,6 +78,45 @@ def below(root: Path, name: str) -> list[str]:
     return found
 
 
+class Known(NamedTuple):
+    """A model of a store: `path` from its root, and what its model-settings.json calls it."""
+
+    path: str
+    name: str
+    version: str
+
+
+def known(root: Path, paths: Iterable[str], defaults: Defaults) -> list[Known]:
+    """Those of `paths` that are MLServer's and can be read."""
+    found = []
+    for path in paths:
+        directory = (root / path).resolve()
+        try:
+            own = json.loads((directory / FILE).read_bytes()) if is_one(directory) else {} if path == "." else None
+            if isinstance(own, dict):
+                settings = with_defaults(own, defaults.model)
+                version = (settings.get("parameters") or {}).get("version") or NO_VERSION
+                found.append(Known(path, str(settings.get("name") or directory.name), str(version)))
+        except (OSError, ValueError, AttributeError, RecursionError):
+            continue
+    return found
+
+
+def newest(versions: Iterable[tuple[str, bool]]) -> str:
+    """The version that requests mean which name none: one without a version before all others, then the highest number
+    or, where they aren't all numbers, text. Each with whether the model itself says it."""
+
+    def compare(one: tuple[str, bool], other: tuple[str, bool]) -> int:
+        if not (one[1] and other[1]):
+            return other[1] - one[1]
+        try:
+            return int(one[0]) - int(other[0])
+        except ValueError:
+            return (one[0] > other[0]) - (one[0] < other[0])
+
+    return max(versions, key=functools.cmp_to_key(compare))[0]
+
+
 def described(path: Path, directory: Path, owned: bool, defaults: Defaults) -> dict[str, Any]:
     """The fields of an `Archive`, but for `dir` and `owned`. Raises InvalidArchive; `path` is its name in errors."""
     own = is_one(directory)
@@ -88,16 +132,17 @@ def described(path: Path, directory: Path, owned: bool, defaults: Defaults) -> d
         )
     return {
         "name": str(settings.get("name") or "") or (None if owned else directory.name),
-        "version": str(parameters.get("version") or "1.0"),
+        "version": str(parameters.get("version") or NO_VERSION),
         "manifest": {"runtime": "python", "model": {"handler": implementation}},
         "handler": implementation,
         "requirements_file": "requirements.txt" if (directory / "requirements.txt").is_file() else None,
         "config": _config(path, settings),
-        "adapter": "mlserver_runtime",
+        "adapter": ADAPTER,
         "adapter_settings": {
             "model_settings": str(directory / FILE) if own else "",
             "defaults": dict(defaults.model),
             "server_name": defaults.server_name,
+            "versioned": bool(parameters.get("version")),
         },
         "remembered": own,
         "signature": _signature(path, settings),
@@ -156,4 +201,6 @@ def _signature(path: Path, settings: Mapping[str, Any]) -> Signature:
         inputs, outputs = (specs_of(settings.get(key), key) for key in ("inputs", "outputs"))
     except InvalidArgument as error:
         raise refusal(path, error.message, FILE) from error
-    return Signature(str(settings.get("platform") or ""), inputs, outputs)
+    content_type = (settings.get("parameters") or {}).get("content_type")
+    metadata = {"content_type": str(content_type)} if content_type else {}
+    return Signature(str(settings.get("platform") or ""), inputs, outputs, metadata=metadata)

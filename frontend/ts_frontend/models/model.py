@@ -8,6 +8,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ts.protocol.frames import Input, Pairs
@@ -134,7 +135,8 @@ class Model:
         if not self._signature.declared:
             for slot in self.pool.slots:
                 if slot.worker is not None and slot.worker.info.get("signature"):
-                    return signature_from(slot.worker.info["signature"])
+                    found = signature_from(slot.worker.info["signature"])
+                    return replace(found, metadata=self._signature.metadata)
         return self._signature
 
     def open_stream(

@@ -32,13 +32,15 @@ class TensorSpec:
 @dataclass(frozen=True, slots=True)
 class Signature:
     """`platform` is "" when nothing says one; `decoupled`: a request may have any number of answers, at any time;
-    `parameters`: datatypes of requests' parameters that are numbers, by name."""
+    `parameters`: datatypes of requests' parameters that are numbers, by name; `metadata`: parameters of the model
+    itself, for whoever asks (MLServer's)."""
 
     platform: str = ""
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
     decoupled: bool = False
     parameters: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def declared(self) -> bool:

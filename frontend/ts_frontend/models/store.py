@@ -149,6 +149,10 @@ class Store:
             names = [entry.name for entry in entries if _is_archive(entry)]
         return mlserver_model.in_store(self._root, names, self._mlserver)
 
+    def mlserver_models(self) -> list[mlserver_model.Known]:
+        """Those of the store that have a model-settings.json. Blocking."""
+        return [] if self._root is None else mlserver_model.known(self._root, self.names(), self._mlserver)
+
     def _fetch_now(self, url: str, stop: Stop, place: _Place, signed: bool) -> Fetched:
         try:
             return self._fetch(url, stop, place, signed)

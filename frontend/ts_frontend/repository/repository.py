@@ -127,6 +127,8 @@ class Repository:
             await self._administration.detached(self._load_from(name, url, config_text))
         elif self._is_here(name):
             await self._administration.detached(self._load(name, config_text))
+        elif paths := [one.path for one in await self._administration.mlserver_models() if one.name == name]:
+            await self._administration.detached(self._load_mlservers(name, paths))
         else:
             await self._administration.detached(self._load_from(name, self._archive_of(name), config_text))
 
@@ -174,6 +176,13 @@ class Repository:
         ]
         known_names = served | set(self._known)
         found += [Entry(name, "", "", "") for name in names if name not in known_names]
+        if not only_ready:
+            known = {(model.name, model.version) for model in registry}
+            found += [
+                Entry(one.name, one.version, "UNAVAILABLE", "it is not loaded")
+                for one in await self._administration.mlserver_models()
+                if (one.name, one.version) not in known
+            ]
         return sorted((one for one in found if one.state == "READY" or not only_ready), key=lambda one: one.name)
 
     # --- models of a repository
@@ -257,6 +266,16 @@ class Repository:
             raise InvalidArgument(f"load parameter 'config': {fetched.url} is an archive, which has its own settings")
         else:
             await self._administration.replace(fetched, archive, requested)
+
+    async def _load_mlservers(self, name: str, paths: Sequence[str]) -> None:
+        """All versions of a model of MLServer's, and no others; what was there before goes on where one can't be
+        started."""
+        async with self._alone(name):
+            requested = Requested(model_name=name, initial_workers=max(self._gpus, 1))
+            loaded = [await self._administration.replace_by_url(path, requested) for path in paths]
+            for model in self._administration.registry.versions(name):
+                if model not in loaded:
+                    self._administration.background(self._administration.take_out(model))
 
 
 def _read(path: Path, config_text: str | None, name: str = "") -> tuple[object, ModelDirectory]:

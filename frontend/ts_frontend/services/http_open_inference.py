@@ -132,13 +132,15 @@ class HttpOpenInference:
 
     async def _metadata(self, request: HttpRequest, model: Served) -> HttpAnswer:
         signature = model.signature
-        found = {
+        found: dict[str, Any] = {
             "name": model.name,
             "versions": [one.version for one in self._models.versions(model.name)],
             "platform": signature.platform,
             "inputs": [tensor_metadata(spec) for spec in signature.inputs],
             "outputs": [tensor_metadata(spec) for spec in signature.outputs],
         }
+        if signature.metadata:
+            found["parameters"] = dict(signature.metadata)
         return compact_json(200, found)
 
     async def _index(self, request: HttpRequest) -> HttpAnswer:

@@ -20,6 +20,7 @@ from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.frames import Input
 from ts_frontend.errors import InvalidArgument, ServeError
 from ts_frontend.ingress.call import Call
+from ts_frontend.services.metadata import response_metadata
 from ts_frontend.services.served import Answer
 from ts_frontend.services.tensor_models import Stream
 
@@ -198,6 +199,8 @@ class _Conversation:
             found = [bytes(piece) for piece in pieces if len(piece)]
             if found:
                 await self._answer([_wrapped(one) for one in found] if self._dialect is Dialect.TRITON else found)
+        if self._dialect is Dialect.MLSERVER and answer.headers:  # those of the last answer
+            self._call.trailing[:] = response_metadata(200, answer.headers)
 
     async def _fail(self, error: ServeError, request_id: str) -> None:
         """In band, or as the end of the stream."""

@@ -14,12 +14,13 @@ from ts.tensors.types import Tensor
 
 #: What to do with elements that are no text.
 NO_TEXT = "Send bytes that are no text as binary data, or in base64 with the input's parameter content_type base64"
+_SCALARS = (str, int, float, bool)
 
 
 def from_json(kind: Datatype, shape: Sequence[int], data: Any, parameters: dict[str, Any], label: str) -> Array:
-    """`data`, flat or nested, as an array of `shape`. Raises BadTensor."""
-    flat = _flat(data, label)
+    """`data`, flat or nested, as an array of `shape`; a single element needs no list. Raises BadTensor."""
     count = elements(shape, label)
+    flat = _flat([data] if count == 1 and isinstance(data, _SCALARS) else data, label)
     if len(flat) != count:
         raise BadTensor(f"{label}: {len(flat)} elements in data, but shape {list(shape)} takes {count}")
     if kind.name == "BYTES":

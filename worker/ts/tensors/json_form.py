@@ -193,8 +193,8 @@ def _list(message: dict[str, Any], name: str, required: bool = True) -> list[Any
     found = message.get(name)
     if found is None and not required:
         return []
-    if not isinstance(found, list) or (required and not found):
-        raise BadTensor(f"{name} is a list of objects, with at least one" if required else f"{name} is a list")
+    if not isinstance(found, list):
+        raise BadTensor(f"{name} is a list of objects" if required else f"{name} is a list")
     return found
 
 
