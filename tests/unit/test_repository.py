@@ -138,3 +138,49 @@ def test_the_stamp_changes_with_the_files(tmp_path: Path) -> None:
     before = layout.stamp(path)
     (path / "1" / "model.py").write_text("x = 1\n")
     assert layout.stamp(path) != before
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("../x", "leads out"),
+        ("/x", "absolute path"),
+        ("C:x", "absolute path"),
+        ("1/\n", "control characters"),
+        ("", "no name"),
+        ("1/model.py/", "twice"),
+        ("1/model.py/x", "a directory's and a file's"),
+        ("1\\model.py", "twice"),
+        ("1/" + "x" * 256, "too long"),
+    ],
+)
+def test_files_of_a_request_lie_in_their_directory(tmp_path: Path, name: str, words: str) -> None:
+    directory = tmp_path / "model"
+    directory.mkdir()
+    with pytest.raises(InvalidArgument, match=f"^load parameter 'file:.*{words}"):
+        layout.write({"1/model.py": b"", name: b""}, directory)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_files_of_a_request_are_written(tmp_path: Path) -> None:
+    layout.write({"1/model.py": b"a", "1/more/b": b"b", "labels.txt": b"c"}, tmp_path)
+    assert (tmp_path / "1" / "more" / "b").read_bytes() == b"b" and (tmp_path / "labels.txt").read_bytes() == b"c"
+    with pytest.raises(InvalidArgument, match=f"may have {layout.FILES_MAX} files"):
+        layout.write({str(number): b"" for number in range(layout.FILES_MAX + 1)}, tmp_path)
+
+
+def test_which_directories_are_in_this_layout(tmp_path: Path) -> None:
+    assert layout.is_model(model(tmp_path)) and layout.is_model(model(tmp_path, None, name="bare"))
+    for name, file in (("archive", "MAR-INF"), ("mlserver", "model-settings.json")):
+        (model(tmp_path, name=name) / file).mkdir()
+        assert not layout.is_model(tmp_path / name)
+    (tmp_path / "empty").mkdir()
+    assert not layout.is_model(tmp_path / "empty") and not layout.is_model(tmp_path / "nothing")
+
+
+def test_a_directory_from_elsewhere_has_the_name_that_was_asked_for(tmp_path: Path) -> None:
+    path = model(tmp_path)
+    path.rename(tmp_path / "copy")
+    assert layout.read(tmp_path / "copy", name="asked").config.name == "asked"
+    with pytest.raises(InvalidArgument, match="^load parameter 'config': backend 'x' is not served"):
+        layout.read(tmp_path / "copy", 'backend: "x"', "asked")

@@ -254,6 +254,13 @@ class Administration:
         `discard`. Raises ServeError."""
         return await self._store.fetch_apart(url)
 
+    async def made_apart(self, url: str, fill: Callable[[Path], None]) -> Fetched:
+        """A directory that `fill` fills, for the same. Raises ServeError."""
+        try:
+            return await self._store.made_apart(url, fill)
+        except OSError as error:
+            raise ServeError(f"The files of {url} could not be written: {error.strerror or error}") from error
+
     async def discard(self, fetched: Fetched) -> None:
         """Deletes the copy that was made of it, if one was."""
         await asyncio.to_thread(self._store.discard, fetched)

@@ -96,6 +96,18 @@ class Store:
         ArchiveExists."""
         return await self._fetched(url, self._apart, False)
 
+    async def made_apart(self, url: str, fill: Callable[[Path], None]) -> Fetched:
+        """A new folder outside the store, with what `fill` puts there. Raises what `fill` raises, and OSError."""
+        target, folder = self._apart("file:///model")
+        fetched = Fetched(target, url, downloaded=True, folder=folder)
+        try:
+            target.mkdir()
+            await asyncio.to_thread(fill, target)
+        except BaseException:
+            await asyncio.to_thread(self.discard, fetched)
+            raise
+        return fetched
+
     async def _fetched(self, url: str, place: _Place, signed: bool) -> Fetched:
         stop = Stop()
         work = asyncio.ensure_future(asyncio.to_thread(self._fetch_now, url, stop, place, signed))

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ts.protocol.model_config_pb2 import ModelConfig
-from ts_frontend.errors import InvalidArgument, ModelNotFound
+from ts_frontend.errors import InvalidArchive, InvalidArgument, ModelNotFound
 from ts_frontend.models import mlserver_model
 from ts_frontend.models.archive import Archive
+from ts_frontend.models.extraction import create_file, safe_parts
 from ts_frontend.repository import config as configs
 
 CONFIG_FILE = "config.pbtxt"
 CONFIG_BYTES_MAX = 4 << 20
+#: Of those that a request brings.
+FILES_MAX = 1000
 _VERSION = re.compile(r"[1-9][0-9]*")
 _NAME = re.compile(r"[^/\\\0]+")
 
@@ -94,7 +97,7 @@ def is_model(path: Path) -> bool:
 def read(path: Path, config_text: str | None = None, name: str = "") -> ModelDirectory:
     """The model in the directory `path`, whose name it has unless `name` is given; `config_text` instead of its
     config.pbtxt. InvalidArgument, naming the file and what is wrong."""
-    source = f"{path.name}/{CONFIG_FILE}"
+    source = f"{path.name}/{CONFIG_FILE}" if config_text is None else "load parameter 'config'"
     text = _text(path / CONFIG_FILE) if config_text is None else config_text
     config = configs.parse(text, source)
     if name:
@@ -113,6 +116,20 @@ def read(path: Path, config_text: str | None = None, name: str = "") -> ModelDir
     for version in wanted:
         _check_file(path / str(version), full.default_model_filename)
     return ModelDirectory(name, path, full, backend, tuple(wanted), stamp(path))
+
+
+def write(files: Mapping[str, bytes], directory: Path) -> None:
+    """Puts files into an empty directory, by their paths there. InvalidArgument, naming the path and what is wrong;
+    OSError. Blocking."""
+    if len(files) > FILES_MAX:
+        raise InvalidArgument(f"a model may have {FILES_MAX} files in a request, not {len(files)}")
+    for name, content in files.items():
+        try:
+            parts = safe_parts(directory, name)
+            with create_file(directory, directory, parts, name, 0) as file:
+                file.write(content)
+        except InvalidArchive as error:
+            raise InvalidArgument(f"load parameter {f'file:{name}'!r}: {error.message.partition(': ')[2]}") from None
 
 
 def _text(file: Path) -> str:

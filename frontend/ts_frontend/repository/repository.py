@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -31,6 +32,18 @@ class ControlRefused(ServeError):
     def __init__(self, verb: str) -> None:
         super().__init__(
             f"explicit model {verb} is not allowed: start the server with --model-control-mode explicit for it"
+        )
+
+
+class FilesRefused(ServeError):
+    """A client may choose among the operator's models, but not bring code of its own."""
+
+    code, http_status, type_name = Code.FAILED_PRECONDITION, 400, "BadRequestException"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "load parameter 'file:' is not allowed: start the server with --model-control-mode explicit for it, or use "
+            "model_path"
         )
 
 
@@ -62,6 +75,7 @@ class Repository:
         self._administration = administration
         self._directories = directories
         self._mode = mode if directories else "explicit"
+        self._takes_files = mode == "explicit"
         self._poll_s = poll_s
         self._gpus = gpus
         self._known: dict[str, _Known] = {}
@@ -118,12 +132,23 @@ class Repository:
 
     # --- calls
 
-    async def load(self, name: str, config_text: str | None = None, url: str | None = None) -> None:
+    async def load(
+        self,
+        name: str,
+        config_text: str | None = None,
+        url: str | None = None,
+        files: Mapping[str, bytes] | None = None,
+    ) -> None:
         """Loads or reloads a model, and returns when it is ready: of a repository, or an archive of the model store, or
-        what is at `url` (a path or an allowed URL): an archive, or a model's directory. The old one serves until the
-        new one can, and goes on if that fails. Raises ServeError."""
+        what is at `url` (a path or an allowed URL): an archive, or a model's directory; or `files`, by their paths in
+        the model's directory. The old one serves until the new one can, and goes on if that fails. Raises
+        ServeError."""
         self._check("load")
-        if url is not None:
+        if files is not None:
+            if not self._takes_files:
+                raise FilesRefused
+            await self._administration.detached(self._load_files(name, config_text, files))
+        elif url is not None:
             await self._administration.detached(self._load_from(name, url, config_text))
         elif self._is_here(name):
             await self._administration.detached(self._load(name, config_text))
@@ -240,15 +265,28 @@ class Repository:
         async with self._alone(name):
             await self._serve_fetched(name, await self._administration.fetch_apart(url), config_text)
 
+    async def _load_files(self, name: str, config_text: str | None, files: Mapping[str, bytes]) -> None:
+        async with self._alone(name):
+            fetched = await self._administration.made_apart(name, partial(layout.write, files))
+            await self._serve_directory(name, fetched, config_text)
+
     async def _serve_fetched(self, name: str, fetched: Fetched, config_text: str | None) -> None:
         """Serves a directory in Triton's layout as one of a repository, everything else as an archive, which may hold
         such a directory. A failure removes what was fetched."""
+        if await asyncio.to_thread(layout.is_model, fetched.path):
+            await self._serve_directory(name, fetched, config_text)
+            return
         try:
-            if await asyncio.to_thread(layout.is_model, fetched.path):
-                _, directory = await asyncio.to_thread(_read, fetched.path, config_text, name)
-                await self._serve(directory, fetched)
-            else:
-                await self._serve_archive(name, fetched, config_text)
+            await self._serve_archive(name, fetched, config_text)
+        except BaseException:
+            await self._administration.discard(fetched)
+            raise
+
+    async def _serve_directory(self, name: str, fetched: Fetched, config_text: str | None) -> None:
+        """The same for a directory in Triton's layout."""
+        try:
+            _, directory = await asyncio.to_thread(_read, fetched.path, config_text, name)
+            await self._serve(directory, fetched)
         except BaseException:
             await self._administration.discard(fetched)
             raise

@@ -6,9 +6,11 @@ whose fields the others skip.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from google.protobuf import json_format, text_format
 
@@ -23,6 +25,8 @@ from ts_frontend.services.tensor_models import Models, find
 #: MLServer's service of its own for the same methods.
 MLSERVER_SERVICE = "inference.model_repository.ModelRepositoryService"
 CONFIG, MODEL_PATH, UNLOAD_DEPENDENTS = "config", "model_path", "unload_dependents"
+#: What a parameter's name begins with that brings a file; the rest is its path in the model's directory.
+FILE = "file:"
 
 
 class Entry(Protocol):
@@ -41,7 +45,13 @@ class Entry(Protocol):
 class Repository(Protocol):
     """What is served and could be (`ts_frontend.repository.repository.Repository`)."""
 
-    async def load(self, name: str, config_text: str | None = None, url: str | None = None) -> None: ...
+    async def load(
+        self,
+        name: str,
+        config_text: str | None = None,
+        url: str | None = None,
+        files: Mapping[str, bytes] | None = None,
+    ) -> None: ...
     async def unload(self, name: str) -> None: ...
     async def index(self, only_ready: bool) -> Sequence[Entry]: ...
 
@@ -109,18 +119,44 @@ def _value(parameter: pb.ModelRepositoryParameter) -> Any:
     return getattr(parameter, choice) if choice else None
 
 
-def load_parameters(given: dict[str, Any]) -> tuple[str | None, str | None]:
-    """The configuration to load with, as config.pbtxt has it, and where the model lies; None for what isn't given.
-    InvalidArgument for what isn't understood."""
-    for name in given:
-        if name.startswith("file:"):
-            raise InvalidArgument(f"load parameter {name!r}: models aren't loaded from a request; use {MODEL_PATH}")
-        if name not in (CONFIG, MODEL_PATH):
-            raise InvalidArgument(f"unrecognized load parameter {name!r}; there are {CONFIG} and {MODEL_PATH}")
-        if not isinstance(given[name], str):
-            raise InvalidArgument(f"load parameter {name!r} is a text, not {given[name]!r}")
-    config = given.get(CONFIG)
-    return (None if config is None else _as_text(config)), given.get(MODEL_PATH)
+class LoadParameters(NamedTuple):
+    """What to load with; None for what isn't given. `config_text`: as config.pbtxt has it; `url`: where the model lies;
+    `files`: instead of its directory, by their paths there."""
+
+    config_text: str | None
+    url: str | None
+    files: dict[str, bytes] | None
+
+
+def load_parameters(given: dict[str, Any]) -> LoadParameters:
+    """InvalidArgument for what isn't understood."""
+    files = {name.removeprefix(FILE): _content(name, given[name]) for name in given if name.startswith(FILE)}
+    for name, value in given.items():
+        if name not in (CONFIG, MODEL_PATH) and not name.startswith(FILE):
+            known = f"there are {CONFIG}, {MODEL_PATH} and {FILE}VERSION/NAME"
+            raise InvalidArgument(f"unrecognized load parameter {name!r}; {known}")
+        if name in (CONFIG, MODEL_PATH) and not isinstance(value, str):
+            raise InvalidArgument(f"load parameter {name!r} is a text, not {value!r}")
+    config, url = given.get(CONFIG), given.get(MODEL_PATH)
+    if files and url is not None:
+        raise InvalidArgument(
+            f"load parameters {MODEL_PATH!r} and {FILE!r} exclude each other: the model is one of both"
+        )
+    if files and config is None:
+        raise InvalidArgument(f"load parameter {FILE!r} needs {CONFIG!r} too: the files replace the model's directory")
+    return LoadParameters(None if config is None else _as_text(config), url, files or None)
+
+
+def _content(name: str, value: Any) -> bytes:
+    """A file: bytes, or in JSON base64."""
+    if isinstance(value, bytes):
+        return value
+    if not isinstance(value, str):
+        raise InvalidArgument(f"load parameter {name!r} is a file's content: bytes_param, or base64 in JSON")
+    try:
+        return base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidArgument(f"load parameter {name!r} is not base64: {error}") from None
 
 
 def check_unload_parameters(names: set[str]) -> None:

@@ -67,6 +67,7 @@ class Program(NamedTuple):
 PROGRAMS = (
     Program("triton_grpc.py", "triton", said="triton grpc ok"),
     Program("triton_http.py", "triton", said="triton http ok"),
+    Program("triton_loading.py", "triton", said="triton loading ok"),
     Program("triton_beside_ours.py", "triton", ("ours",), "beside ours ok"),
     Program("triton_beside_ours.py", "triton", ("theirs",), "beside ours ok"),
     Program("kserve_clients.py", "kserve", said="kserve ok"),
@@ -97,7 +98,8 @@ def everybody(
     (repository / "llm_model" / "1" / "model.py").write_text(LLM_MODEL)
     # Without it, bodies for models that declare no tensors go to the handler as they are, as TorchServe does it.
     settings = {"ts_open_inference_protocol": "true"}
-    server = serving(directory, store, settings, ["--ncs", "--model-repository", str(repository)])
+    more = ["--model-control-mode", "explicit", "--load-model", "llm_model"]
+    server = serving(directory, store, settings, ["--ncs", "--model-repository", str(repository), *more])
     try:
         server.wait_started()
         for name in ("sum", "same", "upper", "words", "text-model", "runtime"):

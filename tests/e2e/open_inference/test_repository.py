@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import struct
 from collections.abc import Callable, Iterator
@@ -81,6 +82,24 @@ def begin(
 
     yield start
     for server in servers:
+        server.terminate()
+
+
+@pytest.fixture(scope="module")
+def kept(
+    tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any], model_writer: Callable[..., str]
+) -> Iterator[Any]:
+    """One server in explicit mode, for calls that change nothing."""
+    directory: Path = tmp_path_factory.mktemp("kept")
+    for folder in ("store", "repository"):
+        (directory / folder).mkdir()
+    model_writer(directory / "store", "upper", UPPER)
+    write(directory / "repository")
+    more = ["--ncs", "--model-repository", str(directory / "repository"), "--model-control-mode", "explicit"]
+    server = serving(directory, directory / "store", {"max_request_size": 100_000}, [*more, "--load-model", "*"])
+    try:
+        yield server.wait_started()
+    finally:
         server.terminate()
 
 
@@ -176,6 +195,77 @@ def test_archives_are_loaded_by_name_and_by_path(begin: Any, tmp_path: Path) -> 
     assert "allowed_urls" in caught.value.details()
 
 
+WORDS = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from pathlib import Path
+
+class TritonPythonModel:
+    def execute(self, requests):
+        text = (Path(__file__).parent / "words" / "said.txt").read_text()
+        out = np.array([[text]], dtype=object)
+        return [pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor("text_output", out)]) for _ in requests]
+"""
+WORDS_CONFIG = """{"backend": "python", "max_batch_size": 8,
+ "input": [{"name": "text_input", "data_type": "TYPE_STRING", "dims": [-1]}],
+ "output": [{"name": "text_output", "data_type": "TYPE_STRING", "dims": [-1]}]}"""
+
+
+def test_a_request_may_bring_the_model(begin: Any, repository: Path, tmp_path: Path) -> None:
+    """By both protocols, in the place of the repository's, as long as nothing else is loaded."""
+    served = begin("--model-control-mode", "explicit", "--load-model", "llm_model")
+    request = pb.RepositoryModelLoadRequest(model_name="llm_model")
+    request.parameters["config"].string_param = WORDS_CONFIG
+    request.parameters["file:3/model.py"].bytes_param = WORDS.encode()
+    request.parameters["file:3/words/said.txt"].bytes_param = b"by gRPC"
+    call(served, "RepositoryModelLoad", request)
+    assert ask(served, "hi") == "by gRPC" and states(served) == {("llm_model", "3"): "READY"}
+    files = {"3/model.py": WORDS.encode(), "3/words/said.txt": b"by HTTP"}
+    parameters = {f"file:{name}": base64.b64encode(content).decode() for name, content in files.items()}
+    answer = post(served, "models/llm_model/load", parameters={"config": WORDS_CONFIG, **parameters})
+    assert answer.status_code == 200, answer.text
+    assert ask(served, "hi") == "by HTTP"
+    request.parameters["file:3/model.py"].bytes_param = b"1 / 0"
+    with pytest.raises(grpc.RpcError) as caught:
+        call(served, "RepositoryModelLoad", request)
+    assert "ZeroDivisionError" in caught.value.details() and ask(served, "hi") == "by HTTP"
+    assert post(served, "models/llm_model/load").status_code == 200
+    assert ask(served, "hi") == "hi v1"
+    served.wait_for_log("Model llm_model 3 unregistered", 2)
+    assert not list(tmp_path.glob("tmp/*/downloads/*")) and len(list(repository.glob("*/*"))) == 2
+
+
+def test_files_that_are_too_large_are_refused_with_the_setting(kept: Any) -> None:
+    request = pb.RepositoryModelLoadRequest(model_name="m")
+    request.parameters["config"].string_param = WORDS_CONFIG
+    request.parameters["file:1/model.py"].bytes_param = bytes(200_000)
+    with pytest.raises(grpc.RpcError) as caught:
+        call(kept, "RepositoryModelLoad", request)
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "larger than the limit of 100000 bytes (max_request_size)" in caught.value.details()
+    answer = post(kept, "models/m/load", parameters={"config": WORDS_CONFIG, "file:1/model.py": "A" * 200_000})
+    assert answer.status_code == 413 and "max_request_size" in answer.text
+
+
+def test_a_model_comes_with_a_request_only_where_the_operator_says_so(
+    tmp_path: Path, serving: Callable[..., Any], model_writer: Callable[..., str]
+) -> None:
+    """Calls to load are allowed where there is no repository; those bring no code."""
+    store = tmp_path / "store"
+    store.mkdir()
+    model_writer(store, "upper", UPPER)
+    server = serving(tmp_path, store, {}, ["--ncs"])
+    try:
+        served = server.wait_started()
+        assert post(served, "models/upper/load").status_code == 200
+        files = {"config": WORDS_CONFIG, "file:1/model.py": "eA=="}
+        answer = post(served, "models/upper/load", parameters=files)
+        assert answer.status_code == 400 and "--model-control-mode explicit" in answer.json()["error"]
+        assert served.predict("upper", b"x") == b"X"
+    finally:
+        server.terminate()
+
+
 def test_a_failed_reload_leaves_the_old_one(begin: Any, repository: Path) -> None:
     served = begin("--model-control-mode", "explicit", "--load-model", "llm_model")
     (repository / "llm_model" / "1" / "model.py").write_text("1 / 0")
@@ -200,12 +290,19 @@ def test_polling_follows_the_files(begin: Any, repository: Path) -> None:
         ("llm_model", {"what": "x"}, 400, "unrecognized load parameter 'what'"),
         ("llm_model", {"config": "{"}, 400, "JSON"),
         ("llm_model", {"config": 1}, 400, "config"),
-        ("llm_model", {"file:1/model.py": "x"}, 400, "model_path"),
+        ("llm_model", {"file:1/model.py": "eA=="}, 400, "'config'"),
+        ("llm_model", {"file:1/model.py": "!", "config": "{}"}, 400, "base64"),
+        ("llm_model", {"file:1/model.py": 1, "config": "{}"}, 400, "base64"),
+        ("llm_model", {"file:../model.py": "eA==", "config": "{}"}, 400, "file:../model.py"),
+        ("llm_model", {"file:/model.py": "eA==", "config": "{}"}, 400, "absolute path"),
+        ("llm_model", {"file:": "eA==", "config": "{}"}, 400, "no name"),
+        ("llm_model", {"file:model.py": "eA==", "config": "{}"}, 400, "has no version"),
+        ("llm_model", {"file:1/model.py": "eA==", "config": "{}", "model_path": "upper"}, 400, "exclude each other"),
+        ("upper", {"config": "{}"}, 400, "is an archive"),
         ("%2e%2e", {}, 404, ""),
     ],
 )
-def test_what_cannot_be_loaded_is_named(begin: Any, name: str, parameters: Any, status: int, words: str) -> None:
-    served = begin("--model-control-mode", "explicit", "--load-model", "*")
-    answer = post(served, f"models/{name}/load", parameters=parameters)
+def test_what_cannot_be_loaded_is_named(kept: Any, name: str, parameters: Any, status: int, words: str) -> None:
+    answer = post(kept, f"models/{name}/load", parameters=parameters)
     assert answer.status_code in (status, 400) and words in answer.text
-    assert ask(served, "a") == "a v1"
+    assert ask(kept, "a") == "a v1"
