@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 
 from ts_frontend.errors import Code, InvalidArgument, ModelNotFound, ServeError
 from ts_frontend.models.administration import Administration
+from ts_frontend.models.mlserver_model import Known
 from ts_frontend.models.model import Model
 from ts_frontend.models.settings import Requested
 from ts_frontend.models.store import Fetched
@@ -152,8 +153,8 @@ class Repository:
             await self._administration.detached(self._load_from(name, url, config_text))
         elif self._is_here(name):
             await self._administration.detached(self._load(name, config_text))
-        elif paths := [one.path for one in await self._administration.mlserver_models() if one.name == name]:
-            await self._administration.detached(self._load_mlservers(name, paths))
+        elif known := [one for one in await self._administration.mlserver_models() if one.name == name]:
+            await self._administration.detached(self._load_mlservers(name, known, config_text))
         else:
             await self._administration.detached(self._load_from(name, self._archive_of(name), config_text))
 
@@ -305,14 +306,14 @@ class Repository:
         else:
             await self._administration.replace(fetched, archive, requested)
 
-    async def _load_mlservers(self, name: str, paths: Sequence[str]) -> None:
+    async def _load_mlservers(self, name: str, known: Sequence[Known], config_text: str | None) -> None:
         """All versions of a model of MLServer's, and no others; what was there before goes on where one can't be
         started."""
         async with self._alone(name):
-            requested = Requested(model_name=name, initial_workers=max(self._gpus, 1))
-            loaded = [await self._administration.replace_by_url(path, requested) for path in paths]
+            for one in known:
+                await self._serve_fetched(name, await self._administration.fetch_apart(one.path), config_text)
             for model in self._administration.registry.versions(name):
-                if model not in loaded:
+                if model.version not in {one.version for one in known}:
                     self._administration.background(self._administration.take_out(model))
 
 
