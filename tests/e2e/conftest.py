@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -254,6 +255,30 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         yield server
     finally:
         server.terminate()
+
+
+@pytest.fixture(scope="session")
+def server_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., AbstractContextManager[Serving]]:
+    """`with server_of({name: (handler's file or text, config)}, **settings) as server:` a running server that has
+    these models, each with a worker."""
+
+    @contextmanager
+    def running(models: Mapping[str, tuple[Path | str, str]], **settings: object) -> Iterator[Serving]:
+        directory = tmp_path_factory.mktemp("server")
+        store = directory / "store"
+        store.mkdir()
+        for name, (source, config) in models.items():
+            write_model(store, name, source, config=config)
+        server = Serving(directory, store, settings, ["--ncs"])
+        try:
+            server.wait_started()
+            for name in models:
+                server.register(name)
+            yield server
+        finally:
+            server.terminate()
+
+    return running
 
 
 Start = Callable[..., Serving]

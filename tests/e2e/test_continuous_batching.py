@@ -84,21 +84,9 @@ MODELS: dict[str, tuple[Path | str, str]] = {
 
 
 @pytest.fixture(scope="module")
-def served(
-    serving: type[Any], model_writer: Callable[..., str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Any]:
-    directory = tmp_path_factory.mktemp("continuous")
-    (directory / "store").mkdir()
-    for name, (handler, text) in MODELS.items():
-        model_writer(directory / "store", name, handler, config=text)
-    server = serving(directory, directory / "store", {}, ["--ncs"])
-    try:
-        server.wait_started()
-        for name in MODELS:
-            server.register(name)
+def served(server_of: Any) -> Iterator[Any]:
+    with server_of(MODELS) as server:
         yield server
-    finally:
-        server.terminate()
 
 
 @pytest.fixture

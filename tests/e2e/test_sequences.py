@@ -51,21 +51,9 @@ MODELS = {
 
 
 @pytest.fixture(scope="module")
-def served(
-    serving: type[Any], model_writer: Callable[..., str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Any]:
-    directory = tmp_path_factory.mktemp("sequences")
-    (directory / "store").mkdir()
-    for name, text in MODELS.items():
-        model_writer(directory / "store", name, HANDLER, config=text)
-    server = serving(directory, directory / "store", {}, ["--ncs"])
-    try:
-        server.wait_started()
-        for name in MODELS:
-            server.register(name)
+def served(server_of: Any) -> Iterator[Any]:
+    with server_of({name: (HANDLER, text) for name, text in MODELS.items()}) as server:
         yield server
-    finally:
-        server.terminate()
 
 
 @pytest.fixture

@@ -82,16 +82,7 @@ def stocked(model_writer: Callable[..., str]) -> Callable[[Path], Path]:
 
 
 @pytest.fixture(scope="module")
-def served(
-    tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any], stocked: Callable[[Path], Path]
-) -> Iterator[Any]:
+def served(server_of: Any) -> Iterator[Any]:
     """A running server with all of them."""
-    directory: Path = tmp_path_factory.mktemp("clients")
-    server = serving(directory, stocked(directory), {}, ["--ncs"])
-    try:
-        server.wait_started()
-        for name in MODELS:
-            server.register(name)
+    with server_of(MODELS) as server:
         yield server
-    finally:
-        server.terminate()

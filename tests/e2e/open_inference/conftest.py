@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -102,23 +101,10 @@ MODELS = {
 
 
 @pytest.fixture(scope="module")
-def served(
-    tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any], model_writer: Callable[..., str]
-) -> Iterator[Any]:
+def served(server_of: Any) -> Iterator[Any]:
     """A running server with all of them."""
-    directory: Path = tmp_path_factory.mktemp("open_inference")
-    store = directory / "store"
-    store.mkdir()
-    for name, (source, config) in MODELS.items():
-        model_writer(store, name, source, config=config)
-    server = serving(directory, store, {}, ["--ncs"])
-    try:
-        server.wait_started()
-        for name in MODELS:
-            server.register(name)
+    with server_of(MODELS) as server:
         yield server
-    finally:
-        server.terminate()
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -60,23 +59,9 @@ MODELS = {"batched": (BATCHED, BATCHED_CONFIG), "endless": (ENDLESS, ""), "dies"
 
 
 @pytest.fixture(scope="module")
-def robust(
-    tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any], model_writer: Callable[..., str]
-) -> Iterator[Any]:
-    directory: Path = tmp_path_factory.mktemp("robust")
-    store = directory / "store"
-    store.mkdir()
-    for name, (source, config) in MODELS.items():
-        model_writer(store, name, source, config=config)
-    settings = {"max_response_size": RESPONSE_BYTES_MAX, "metrics_mode": "prometheus"}
-    server = serving(directory, store, settings, ["--ncs"])
-    try:
-        server.wait_started()
-        for name in MODELS:
-            server.register(name)
+def robust(server_of: Any) -> Iterator[Any]:
+    with server_of(MODELS, max_response_size=RESPONSE_BYTES_MAX, metrics_mode="prometheus") as server:
         yield server
-    finally:
-        server.terminate()
 
 
 @pytest.fixture
