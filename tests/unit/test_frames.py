@@ -192,6 +192,9 @@ BAD = {
     "input is missing": frame(frames.PREDICT, body=item(inputs=1)),
     "input leaves the body": frame(frames.PREDICT, body=item(inputs=1, rest=struct.pack("<HHQ", 1, 0, 9) + b"abc")),
     "input is huge": frame(frames.PREDICT, body=item(inputs=1, rest=struct.pack("<HHQ", 1, 0, 2**63) + b"abc")),
+    "input is huge, and another follows": frame(
+        frames.PREDICT, body=item(inputs=2, rest=struct.pack("<HHQ", 1, 0, 2**63) + b"abc")
+    ),
     "continuation without a beginning": frame(frames.CHUNK, body=b"x", flags=END),
     "begins twice": frame(frames.CHUNK, body=TOTAL, flags=BEGIN) * 2,
     "beginning without a length": frame(frames.CHUNK, body=b"1234567", flags=BEGIN),

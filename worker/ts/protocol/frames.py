@@ -371,7 +371,7 @@ def _decode_predict(key: int, body: memoryview) -> Message:
         for _ in range(_COUNT.unpack_from(raw)[0]):
             item, at = _decode_item(raw, at)
             items.append(item)
-    except (struct.error, UnicodeDecodeError) as error:
+    except (struct.error, UnicodeDecodeError, OverflowError) as error:  # a length may be no index at all
         raise FrameError(f"a request of {len(body)} bytes: {error}") from error
     return Predict(key, items)
 
