@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
-from measuring import h2load, servers
+from measuring import h2load, rounds
 from measuring.accounts import tree
+from measuring.open_inference import INFER
 from measuring.processes import ServerFailed, processes
 from measuring.results import aligned
 from measuring.servers import Served
+from measuring.targets import INFER_STARTS, STARTS, start
 from measuring.workloads import NOOP, PIECES_STREAM, Workload, WrongAnswer
 
 RATE_HZ = 500
@@ -90,7 +92,7 @@ def profile(name: str, served: Served, workload: Workload, options: argparse.Nam
     file = options.folded / f"{name}.folded"
     with ThreadPoolExecutor(1) as pool:
         recorded = pool.submit(record, process, options.seconds, file)
-        load(served, workload, options.clients, options.seconds + 1)
+        rounds.load(served, workload, options.clients, options.seconds + 1)
         recorded.result()
     threads = cost(process, served, workload, options)
     folded = file.read_text()
@@ -99,15 +101,10 @@ def profile(name: str, served: Served, workload: Workload, options: argparse.Nam
     )
 
 
-def load(served: Served, workload: Workload, clients: int, seconds: float) -> h2load.Load:
-    client = served.client
-    return h2load.run(client.url(served.port, workload), client.body(workload), clients, seconds, http1=client.http1)
-
-
 def cost(process: psutil.Process, served: Served, workload: Workload, options: argparse.Namespace) -> list[Thread]:
     """What each thread uses per request, the main thread first, without the sampler, which slows everything down."""
     before = {thread.id: thread for thread in process.threads()}
-    done = load(served, workload, options.clients, options.seconds / 2)
+    done = rounds.load(served, workload, options.clients, options.seconds / 2)
     threads = []
     for thread in sorted(process.threads(), key=lambda thread: thread.id != process.pid):
         start = before.get(thread.id)
@@ -127,11 +124,11 @@ def thread_name(pid: int, thread_id: int) -> str:
 
 
 def run(options: argparse.Namespace) -> None:
-    workload = PIECES_STREAM if options.streams else NOOP
+    workload = INFER if options.target in INFER_STARTS else PIECES_STREAM if options.streams else NOOP
     with tempfile.TemporaryDirectory(prefix="bench-") as folder, processes() as started:
         options.folded = options.folded or Path(folder)
         options.folded.mkdir(parents=True, exist_ok=True)
-        served = servers.start(options.target, Path(folder), workload, started)
+        served = start(options.target, Path(folder), workload, started)
         for name in parts(served.process):
             print(f"{profile(name, served, workload, options)}\n", flush=True)
 
@@ -140,7 +137,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Show where CPU time goes under load, function by function.")
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument(
-        "--target", default="ours", choices=[name for name in servers.STARTS if name.startswith("ours")]
+        "--target", default="ours", choices=[name for name in (*STARTS, *INFER_STARTS) if name.startswith("ours")]
     )
     parser.add_argument("--seconds", type=float, default=10.0, help="of sampling each process")
     parser.add_argument("--streams", action="store_true", help="streams of 200 small pieces instead of no-op calls")

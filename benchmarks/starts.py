@@ -17,10 +17,10 @@ from pathlib import Path
 
 import grpc
 from measuring import machine, servers
+from measuring.environments import NotInstalled
 from measuring.processes import Processes, ServerFailed, processes
 from measuring.results import Spread, aligned
 from measuring.servers import Place, Served, start_ours, start_torchserve
-from measuring.torchserve_environment import NoTorchServe
 from measuring.workloads import WITH_TORCH
 
 from ts_frontend.protos.management_pb2 import ScaleWorkerRequest
@@ -111,7 +111,7 @@ def main() -> None:
     options = parse()
     try:
         run(options)
-    except (NoTorchServe, ServerFailed) as error:
+    except (NotInstalled, ServerFailed) as error:
         sys.exit(f"\n{error}")
     except KeyboardInterrupt:
         sys.exit(130)

@@ -18,7 +18,7 @@ from pathlib import Path
 PREFIX_BYTES = 5
 MISSING = "h2load is missing. Install it: apt-get install nghttp2-client, or brew install nghttp2."
 GRPC_WORDS = ("-H", "content-type: application/grpc", "-H", "te: trailers")
-HTTP_WORDS = ("--h1", "-H", "content-type: application/octet-stream")
+HTTP_WORDS = ("--h1", "-H")
 #: A server that stops answering holds h2load for so long after its time; then it is ended.
 STUCK_S_MAX = 60.0
 
@@ -78,22 +78,23 @@ def grpc_body(message: bytes) -> bytes:
 
 
 def command(
-    url: str, body_file: Path, log_file: Path, clients: int, seconds: float, *, http1: bool = False
+    url: str, body_file: Path, log_file: Path, clients: int, seconds: float, *, http1_type: str = ""
 ) -> list[str]:
-    """One connection for each client, one request at a time on it: a gRPC call, or (`http1`) a POST over HTTP/1.1."""
+    """One connection for each client, one request at a time on it: a gRPC call, or (`http1_type`) a POST of that
+    content type over HTTP/1.1."""
     options = {"-c": str(clients), "-t": "1", "-m": "1", "-D": f"{round(seconds * 1000)}ms", "-d": str(body_file)}
-    kind = HTTP_WORDS if http1 else GRPC_WORDS
+    kind = (*HTTP_WORDS, f"content-type: {http1_type}") if http1_type else GRPC_WORDS
     flat = [word for pair in options.items() for word in pair]
     return ["h2load", *flat, *kind, f"--log-file={log_file}", url]
 
 
-def run(url: str, body: bytes, clients: int, seconds: float, *, http1: bool = False) -> Load:
+def run(url: str, body: bytes, clients: int, seconds: float, *, http1_type: str = "") -> Load:
     """`clients` clients send `body` for `seconds` seconds; the answers aren't checked yet."""
     with tempfile.TemporaryDirectory(prefix="h2load-") as folder:
         body_file, log_file = Path(folder, "body"), Path(folder, "log")
         body_file.write_bytes(body)
         before_s = _children_cpu_s()
-        output = _run(command(url, body_file, log_file, clients, seconds, http1=http1), seconds)
+        output = _run(command(url, body_file, log_file, clients, seconds, http1_type=http1_type), seconds)
         cpu_s = _children_cpu_s() - before_s
         return parse(output, log_file.read_text() if log_file.exists() else "", seconds, cpu_s)
 

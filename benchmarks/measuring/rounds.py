@@ -31,7 +31,7 @@ def warm_up(servers: Sequence[Served], plan: Plan, say: Say) -> None:
         seconds = min(served.warm_up_s, plan.warm_up_s_max)
         if seconds > 0:
             say(f"Warming up {served.name} for {seconds:g} s ...")
-            _load(served, plan.workload, max(plan.clients), seconds)
+            load(served, plan.workload, max(plan.clients), seconds)
 
 
 def run(servers: Sequence[Served], plan: Plan, say: Say) -> list[Row]:
@@ -54,9 +54,11 @@ def _position(servers: Sequence[Served], name: str) -> int:
     return [served.name for served in servers].index(name)
 
 
-def _load(served: Served, workload: Workload, clients: int, seconds: float) -> h2load.Load:
+def load(served: Served, workload: Workload, clients: int, seconds: float) -> h2load.Load:
+    """Not checked yet."""
     client = served.client
-    return h2load.run(client.url(served.port, workload), client.body(workload), clients, seconds, http1=client.http1)
+    http1_type = workload.http_type if client.http1 else ""
+    return h2load.run(client.url(served.port, workload), client.body(workload), clients, seconds, http1_type=http1_type)
 
 
 def measure(served: Served, plan: Plan, number: int, clients: int) -> Row:
@@ -64,10 +66,10 @@ def measure(served: Served, plan: Plan, number: int, clients: int) -> Row:
     workload = plan.workload
     check(served.name, served.client, served.port, workload, served.answer)
     before_s = cpu_s(served.process)
-    load = _load(served, workload, clients, plan.seconds)
+    found = load(served, workload, clients, plan.seconds)
     used_s = cpu_s(served.process) - before_s
     try:
-        load.check(served.client.answer_bytes(served.answer), clients)
+        found.check(served.client.answer_bytes(served.answer), clients)
     except h2load.LoadFailed as error:
         raise h2load.LoadFailed(f"{served.name}, {clients} clients: {error}") from None
     check(served.name, served.client, served.port, workload, served.answer)
@@ -75,11 +77,11 @@ def measure(served: Served, plan: Plan, number: int, clients: int) -> Row:
         round=number,
         clients=clients,
         target=served.name,
-        requests=load.requests,
-        requests_per_s=load.rate,
-        p50_ms=h2load.percentile(load.latencies_s, 0.5) * 1000,
-        p99_ms=h2load.percentile(load.latencies_s, 0.99) * 1000,
-        cpu_us_per_request=used_s / load.requests * 1e6,
-        cores_used=used_s / load.duration_s,
-        generator_cores_used=load.generator_cpu_s / load.duration_s,
+        requests=found.requests,
+        requests_per_s=found.rate,
+        p50_ms=h2load.percentile(found.latencies_s, 0.5) * 1000,
+        p99_ms=h2load.percentile(found.latencies_s, 0.99) * 1000,
+        cpu_us_per_request=used_s / found.requests * 1e6,
+        cores_used=used_s / found.duration_s,
+        generator_cores_used=found.generator_cpu_s / found.duration_s,
     )

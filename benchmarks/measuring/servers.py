@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,14 +15,12 @@ from measuring import torchserve_environment
 from measuring.processes import Processes, ServerFailed, free_ports
 from measuring.workloads import (
     GRPC,
-    HANDLERS,
     HTTP,
     HTTP_ANSWER,
     HTTP_BODY,
     Client,
     NoAnswer,
     Workload,
-    build_archive,
     check,
 )
 
@@ -41,8 +39,8 @@ TORCHSERVE_QUIET = """<?xml version="1.0" encoding="UTF-8"?>
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A running server, asked at `port` as `client` does. `answer`: the messages it answers with. `warm_up_s`: load it
-    needs before it is at its best."""
+    """A running server, asked at `port` as `client` does. `answer`: the messages it answers with; empty until its first
+    answer, where they aren't known beforehand. `warm_up_s`: load it needs before it is at its best."""
 
     name: str
     port: int
@@ -68,7 +66,7 @@ class Place:
     def prepare(self) -> None:
         for name in ("store", "tmp", "logs"):
             (self.folder / name).mkdir(parents=True)
-        build_archive(self.workload.name, HANDLERS / f"{self.workload.name}.py", self.store)
+        self.workload.prepare(self.store)
 
     def env(self) -> dict[str, str]:
         """Ours without what would change a server's settings, and with temporary and log folders of its own."""
@@ -82,11 +80,18 @@ class Place:
 
 
 def start_ours(
-    place: Place, engine: str = "auto", more: Sequence[str] = (), quiet: bool = True, http: bool = False
+    place: Place,
+    engine: str = "auto",
+    more: Sequence[str] = (),
+    quiet: bool = True,
+    http: bool = False,
+    models: Sequence[str] = (),
+    title: str = "",
 ) -> Served:
     """The real command with its default settings, but for free ports, one worker and no snapshots.
 
     `quiet`: without access and metric logs, as TorchServe is in this comparison. `http`: it is asked over HTTP.
+    `models`: the words that say what it serves, without them the workload's archive.
     """
     inference, management, *addresses = free_ports(5)
     settings: dict[str, object] = {
@@ -102,15 +107,15 @@ def start_ours(
     }
     name = place.workload.name
     words = [str(Path(sys.executable).parent / "torchserve"), "--start", "--foreground", "--ncs"]
-    words += ["--model-store", str(place.store), "--models", f"{name}={name}.mar"]
+    words += models or ["--model-store", str(place.store), "--models", f"{name}={name}.mar"]
     for key, value in settings.items():
         words += ["--set", f"{key}={value}"]
     process = place.run([*words, *more])
-    title = (
-        ("ours" if engine == "auto" else f"ours-{engine}") + ("-http" if http else "") + ("" if quiet else "-logging")
-    )
+    title = title or ("ours" if engine == "auto" else f"ours-{engine}")
+    title += ("-http" if http else "") + ("" if quiet else "-logging")
     if http:
-        return Served(title, addresses[0], management, process, HTTP_ANSWER, warm_up_s=3, client=HTTP)
+        answer = HTTP_ANSWER if place.workload.answer else ()
+        return Served(title, addresses[0], management, process, answer, warm_up_s=3, client=HTTP)
     return Served(title, inference, management, process, place.workload.answer, warm_up_s=3)
 
 
@@ -151,44 +156,6 @@ def start_torchserve(place: Place, quiet: bool = True, http: bool = False) -> Se
 
 
 _HTTP = ("inference", "management", "metrics")
-
-STARTS: Mapping[str, Callable[[Place], Served]] = {
-    "ours": start_ours,
-    "bare": start_bare,
-    "torchserve": start_torchserve,
-    "ours-logging": lambda place: start_ours(place, quiet=False),
-    "ours-http": lambda place: start_ours(place, http=True),
-    "ours-http-logging": lambda place: start_ours(place, http=True, quiet=False),
-    "bare-http": lambda place: start_bare(place, http=True),
-    "torchserve-http": lambda place: start_torchserve(place, http=True),
-    "ours-grpcio": lambda place: start_ours(place, "grpcio"),
-    "bare-grpcio": lambda place: start_bare(place, "grpcio"),
-    "torchserve-logging": lambda place: start_torchserve(place, quiet=False),
-}
-NOTES: Mapping[str, str] = {
-    "ours": "torchserve --foreground --ncs, access_log=false, metrics_mode=prometheus (no access and metric log); "
-    "else defaults but for free ports and one worker",
-    "ours-logging": "the same with its access and metric logs, as by default",
-    "ours-http": "ours, asked over HTTP/1.1 with a body of the same 16 bytes",
-    "ours-http-logging": "the same with its access and metric logs, as by default",
-    "bare-http": "our ingress on h2corn with an HTTP application that echoes, no worker",
-    "torchserve-http": "torchserve, asked over HTTP/1.1",
-    "bare": "our ingress on h2corn with a method that echoes, no worker",
-    "torchserve": "TorchServe with one worker; --log-config (level warn: no access and metric log) and "
-    "disable_system_metrics=true; tokens off, model API on",
-    "ours-grpcio": "ours with grpc_engine=grpcio",
-    "bare-grpcio": "our ingress on grpcio with a method that echoes, no worker",
-    "torchserve-logging": "TorchServe with one worker and its default logging; tokens off, model API on",
-}
-
-
-def start(target: str, folder: Path, workload: Workload, processes: Processes) -> Served:
-    """The server, answering as it should. Raises ServerFailed, NoTorchServe, WrongAnswer."""
-    place = Place(folder / target, workload, processes)
-    place.prepare()
-    served = STARTS[target](place)
-    wait_until_ready(served, workload, processes)
-    return served
 
 
 def wait_until_ready(served: Served, workload: Workload, processes: Processes) -> None:

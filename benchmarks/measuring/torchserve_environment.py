@@ -1,4 +1,4 @@
-"""TorchServe in a virtual environment of its own, so that its packages and ours don't meet."""
+"""TorchServe in a virtual environment of its own."""
 
 from __future__ import annotations
 
@@ -6,18 +6,15 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from measuring import environments
+from measuring.environments import NotInstalled
+
 VERSION = "0.12.0"
-FOLDER = Path(__file__).resolve().parent.parent / ".envs" / "torchserve"
 JAVA_MISSING = "TorchServe needs Java 17. Install it: apt-get install openjdk-17-jre-headless."
 PACKAGES = (f"torchserve=={VERSION}", "numpy", "packaging", "pillow", "psutil", "pyyaml", "setuptools", "wheel")
-
-
-class NoTorchServe(Exception):
-    """TorchServe can't be installed or run here; the message says what to do."""
 
 
 def torch_spec() -> list[str]:
@@ -26,41 +23,21 @@ def torch_spec() -> list[str]:
 
 
 def java_version() -> str:
-    """The first line of `java -version`. Raises NoTorchServe."""
+    """The first line of `java -version`. Raises NotInstalled."""
     if shutil.which("java") is None:
-        raise NoTorchServe(JAVA_MISSING)
+        raise NotInstalled(JAVA_MISSING)
     printed = subprocess.run(["java", "-version"], capture_output=True, text=True).stderr
     found = re.search(r'version "(\d+)', printed)
     if found is None or int(found[1]) < 17:
-        raise NoTorchServe(f"{JAVA_MISSING} `java -version` says: {printed.strip()}")
+        raise NotInstalled(f"{JAVA_MISSING} `java -version` says: {printed.strip()}")
     return printed.splitlines()[0]
 
 
 def ensure(say: Callable[[str], None]) -> Path:
-    """The folder with TorchServe's commands; installs it first where that hasn't been done. Raises NoTorchServe."""
+    """The folder with TorchServe's commands; installs it first where that hasn't been done. Raises NotInstalled."""
     java_version()
-    wanted = "\n".join([*torch_spec(), *PACKAGES])
-    stamp = FOLDER / "installed.txt"
-    if not stamp.exists() or stamp.read_text() != wanted:
-        _install(say)
-        stamp.write_text(wanted)
-    return FOLDER / "bin"
-
-
-def _install(say: Callable[[str], None]) -> None:
-    python = str(FOLDER / "bin" / "python")
-    say(f"Installing TorchServe {VERSION} into {FOLDER} (torch is the largest download) ...")
-    if not Path(python).exists():
-        _step([sys.executable, "-m", "venv", str(FOLDER)])
     # torch first: TorchServe would take any.
-    for packages in (torch_spec(), list(PACKAGES)):
-        _step([python, "-m", "pip", "install", "--disable-pip-version-check", "--quiet", *packages])
-
-
-def _step(words: list[str]) -> None:
-    ended = subprocess.run(words)
-    if ended.returncode:
-        raise NoTorchServe(f"{' '.join(words)} ended with status {ended.returncode}")
+    return environments.ensure("torchserve", (torch_spec(), PACKAGES), say) / "bin"
 
 
 def command_environment(bin_folder: Path) -> dict[str, str]:

@@ -117,7 +117,7 @@ def test_ratios_of_cpu_are_those_of_another_column(results: ModuleType) -> None:
 def test_http_is_asked_with_http1_and_its_answers_have_no_prefix(h2load: ModuleType) -> None:
     from measuring.workloads import GRPC, HTTP, NOOP
 
-    words = h2load.command("u", Path("b"), Path("l"), 1, 1.0, http1=HTTP.http1)
+    words = h2load.command("u", Path("b"), Path("l"), 1, 1.0, http1_type=NOOP.http_type)
     assert "--h1" in words and not any("grpc" in word for word in words)
     assert (HTTP.answer_bytes([b"ok"]), GRPC.answer_bytes([b"ok"])) == (2, 7)
     assert HTTP.url(5, NOOP) == "http://127.0.0.1:5/predictions/noop"
@@ -152,6 +152,29 @@ def test_unknown_target_is_refused_with_the_known_ones(run: ModuleType, capsys: 
     with pytest.raises(SystemExit):
         run.parse(["--targets", "theirs"])
     assert "there are ours, bare, torchserve" in capsys.readouterr().err
+
+
+def test_each_kind_of_call_has_its_servers(run: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.parse(["--open-inference"]).targets == ("ours-triton", "triton", "ours-mlserver", "mlserver")
+    with pytest.raises(SystemExit):
+        run.parse(["--open-inference", "--targets", "ours"])
+    assert "ours: not a server for ModelInfer" in capsys.readouterr().err
+
+
+def test_the_tensor_is_what_counts_in_answers_of_servers_that_differ(path: None) -> None:
+    from measuring.open_inference import INFER, VALUES
+
+    from ts.protocol import open_inference_pb2 as pb
+
+    asked = pb.ModelInferRequest.FromString(INFER.request)
+    right = pb.ModelInferResponse(id="1", raw_output_contents=asked.raw_input_contents).SerializeToString()
+    typed = pb.ModelInferResponse(outputs=[{"contents": {"fp32_contents": VALUES}}]).SerializeToString()
+    longer = pb.ModelInferResponse(id="10", raw_output_contents=asked.raw_input_contents).SerializeToString()
+    json_answer = b'{"outputs": [{"data": %s}]}' % str(VALUES).encode()
+    assert INFER.is_right([right], [], http=False) and INFER.is_right([typed], [], http=False)
+    assert INFER.is_right([json_answer], [json_answer], http=True)
+    assert not INFER.is_right([longer], [right], http=False), "its bytes couldn't be counted"
+    assert not INFER.is_right([pb.ModelInferResponse(raw_output_contents=[b""]).SerializeToString()], [], http=False)
 
 
 def test_cpu_of_ended_children_counts(path: None) -> None:

@@ -1,0 +1,37 @@
+"""Virtual environments of other servers, so that their packages and ours don't meet."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+PLACE = Path(__file__).resolve().parent.parent / ".envs"
+
+
+class NotInstalled(Exception):
+    """Another server can't be installed or run here; the message says what to do."""
+
+
+def ensure(name: str, packages: Sequence[Sequence[str]], say: Callable[[str], None]) -> Path:
+    """The folder of the environment `name`, with what pip installs for each of `packages`, in this order.
+    Makes it where that hasn't been done. Raises NotInstalled."""
+    folder = PLACE / name
+    wanted = "\n".join(word for words in packages for word in words)
+    stamp = folder / "installed.txt"
+    if not stamp.exists() or stamp.read_text() != wanted:
+        say(f"Installing {' '.join(packages[-1])} into {folder} ...")
+        python = str(folder / "bin" / "python")
+        if not Path(python).exists():
+            _step([sys.executable, "-m", "venv", str(folder)])
+        for words in packages:
+            _step([python, "-m", "pip", "install", "--disable-pip-version-check", "--quiet", *words])
+        stamp.write_text(wanted)
+    return folder
+
+
+def _step(words: list[str]) -> None:
+    ended = subprocess.run(words)
+    if ended.returncode:
+        raise NotInstalled(f"{' '.join(words)} ended with status {ended.returncode}")

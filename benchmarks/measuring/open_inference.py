@@ -1,0 +1,137 @@
+"""The Open Inference Protocol: a tensor of 16 numbers there and back, and the servers that are asked for it.
+
+The same model files are served by two servers each: a Python model of a Triton model repository by Triton and by ours,
+a runtime of MLServer by MLServer and by ours.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+import sysconfig
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from measuring import environments
+from measuring.processes import free_ports
+from measuring.servers import Place, Served, start_ours
+from measuring.workloads import GRPC, HTTP, Client, Workload
+from ts.protocol import open_inference_pb2 as pb
+
+MODELS = Path(__file__).resolve().parent.parent / "models"
+MODEL = "identity"
+VALUES = [float(number) for number in range(16)]
+VERSIONS = {"triton": "nvidia-pytriton==0.7.0", "mlserver": "mlserver==1.7.1"}
+#: MLServer 1.7.1 doesn't start with newer uvloops.
+PACKAGES = {"triton": [VERSIONS["triton"], "numpy<2"], "mlserver": [VERSIONS["mlserver"], "uvloop<0.22"]}
+
+
+@dataclass(frozen=True, slots=True)
+class InferWorkload(Workload):
+    """`answer` is empty: servers' answers differ in ids and versions, not in their tensor."""
+
+    @property
+    def request(self) -> bytes:
+        tensor = pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, len(VALUES)])
+        raw = struct.pack(f"<{len(VALUES)}f", *VALUES)
+        return bytes(
+            pb.ModelInferRequest(model_name=MODEL, inputs=[tensor], raw_input_contents=[raw]).SerializeToString()
+        )
+
+    @property
+    def http_path(self) -> str:
+        return f"/v2/models/{MODEL}/infer"
+
+    @property
+    def http_body(self) -> bytes:
+        tensor = {"name": "x", "datatype": "FP32", "shape": [1, len(VALUES)], "data": VALUES}
+        return json.dumps({"inputs": [tensor]}).encode()
+
+    @property
+    def http_type(self) -> str:
+        return "application/json"
+
+    def prepare(self, store: Path) -> None:
+        shutil.copytree(MODELS, store, dirs_exist_ok=True)
+
+    def is_right(self, got: Sequence[bytes], wanted: Sequence[bytes], http: bool) -> bool:
+        """The tensor, and as many bytes as in the server's first answer."""
+        same_size = not wanted or [len(one) for one in wanted] == [len(one) for one in got]
+        return same_size and len(got) == 1 and (_numbers_of_json if http else _numbers)(got[0]) == VALUES
+
+
+INFER = InferWorkload(
+    "infer",
+    f"ModelInfer of {len(VALUES)} numbers (gRPC, raw; `…-http`: JSON over HTTP/1.1)",
+    "/inference.GRPCInferenceService/ModelInfer",
+    (),
+    (1, 16, 64),
+)
+
+
+def _numbers(message: bytes) -> list[float]:
+    answer = pb.ModelInferResponse.FromString(message)
+    if answer.raw_output_contents:
+        return list(struct.unpack(f"<{len(answer.raw_output_contents[0]) // 4}f", answer.raw_output_contents[0]))
+    return list(answer.outputs[0].contents.fp32_contents) if answer.outputs else []
+
+
+def _numbers_of_json(body: bytes) -> list[float]:
+    (output,) = json.loads(body)["outputs"]
+    data: list[float] = output["data"]
+    return data
+
+
+def start_ours_with(place: Place, kind: str, http: bool = False) -> Served:
+    """Ours with the files that `kind` (triton or mlserver) serves, too."""
+    folder = str(place.store / kind)
+    models = ["--model-repository", folder] if kind == "triton" else ["--model-store", folder, "--models", "all"]
+    return start_ours(place, http=http, models=models, title=f"ours-{kind}")
+
+
+def start_triton(place: Place, http: bool = False) -> Served:
+    """The Triton inside nvidia-pytriton, with its Python backend, started as its own command is."""
+    environment = environments.ensure("triton", [PACKAGES["triton"]], print)
+    (packages,) = (environment / "lib").glob("python3*/site-packages")
+    triton = packages / "pytriton" / "tritonserver"
+    python = triton / "backends" / "python"
+    backend = place.folder / "backends" / "python"
+    backend.mkdir(parents=True)
+    stub = triton / "python_backend_stubs" / sysconfig.get_python_version() / "triton_python_backend_stub"
+    for file in (python / "libtriton_python.so", python / "triton_python_backend_utils.py", stub):
+        (backend / file.name).symlink_to(file)
+    http_port, grpc_port = free_ports(2)
+    words = [str(triton / "bin" / "tritonserver"), f"--model-repository={place.store / 'triton'}"]
+    words += [f"--backend-directory={backend.parent}", "--allow-metrics=false", "--log-info=false"]
+    words += ["--http-address=127.0.0.1", f"--http-port={http_port}"]
+    words += ["--grpc-address=127.0.0.1", f"--grpc-port={grpc_port}"]
+    libraries = [str(packages / "nvidia_pytriton.libs"), str(sysconfig.get_config_var("LIBDIR"))]
+    env = {"LD_LIBRARY_PATH": os.pathsep.join(libraries), "PYTHONPATH": str(packages), "PATH": _path(environment)}
+    return _served("triton", place, words, env, (http_port, grpc_port), http)
+
+
+def start_mlserver(place: Place, http: bool = False) -> Served:
+    """MLServer with a worker process, as by default, without its debug mode."""
+    environment = environments.ensure("mlserver", [PACKAGES["mlserver"]], print)
+    http_port, grpc_port, metrics_port = free_ports(3)
+    env = {"MLSERVER_HOST": "127.0.0.1", "MLSERVER_HTTP_PORT": str(http_port), "MLSERVER_GRPC_PORT": str(grpc_port)}
+    env |= {"MLSERVER_METRICS_PORT": str(metrics_port), "MLSERVER_DEBUG": "false"}
+    env |= {"PATH": _path(environment)}
+    words = [str(environment / "bin" / "mlserver"), "start", str(place.store / "mlserver")]
+    return _served("mlserver", place, words, env, (http_port, grpc_port), http)
+
+
+def _served(
+    name: str, place: Place, words: Sequence[str], env: Mapping[str, str], ports: tuple[int, int], http: bool
+) -> Served:
+    client: Client = HTTP if http else GRPC
+    port = ports[0] if http else ports[1]
+    return Served(f"{name}-http" if http else name, port, 0, place.run(words, env), (), warm_up_s=5, client=client)
+
+
+def _path(environment: Path) -> str:
+    """With its commands first: an embedded Python looks for itself there."""
+    return f"{environment / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
