@@ -34,9 +34,10 @@ def say(text: str) -> None:
 
 def _names(text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
-    unknown = sorted(set(names) - set(NOTES))
+    known = [*STARTS, *INFER_STARTS]
+    unknown = sorted(set(names) - set(known))
     if unknown:
-        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: there are {', '.join(NOTES)}")
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: there are {', '.join(known)}")
     return names
 
 
