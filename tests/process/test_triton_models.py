@@ -204,3 +204,45 @@ def test_what_a_model_completes_is_its_signature(start_model: Any) -> None:
 def test_a_model_that_cannot_be_loaded_says_why(start_model: Any, source: str, words: str) -> None:
     _, failed = start_model(source, TENSORS)
     assert isinstance(failed, LoadFailed) and words in failed.info["message"]
+
+
+COMPLETES = """
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        CALLS
+        return config
+
+    def execute(self, requests):
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ("config.set_max_batch_size(2)", "configuration specified max_batch_size 3, but the model's is 2"),
+        ("config.set_model_transaction_policy({'decoupled': True})", "decoupled is False in the configuration"),
+        ("config.set_model_transaction_policy({'x': True})", "not 'x'"),
+        ("config.add_input({'name': 'x', 'data_type': 'TYPE_FP64', 'dims': [-1]})", "input 'x' is"),
+        ("config.add_input({'name': 'z', 'data_type': 'TYPE_FP63', 'dims': [-1]})", "can't be used"),
+        ("config.add_output({'name': 'z', 'data_type': 'TYPE_FP32', 'dims': [1], 'a': 1})", "unknown property 'a'"),
+        ("config.add_output({'name': 'z', 'data_type': 'TYPE_FP32'})", "'dims' is missing"),
+        ("pass", "output 'half' has no dims, also after auto_complete_config"),
+    ],
+)
+def test_a_model_completes_only_what_its_configuration_leaves_open(start_model: Any, call: str, words: str) -> None:
+    config = {
+        "max_batch_size": 3,
+        "input": TENSORS["input"],
+        "output": [{"name": "half", "data_type": "TYPE_FP32", "dims": []}],
+        "model_transaction_policy": {"decoupled": False},
+    }
+    _, failed = start_model(COMPLETES.replace("CALLS", call), config)
+    assert isinstance(failed, LoadFailed) and words in failed.info["message"]
+
+
+def test_what_a_model_completes_is_said_when_it_is_ready(start_model: Any) -> None:
+    call = "config.set_max_batch_size(8); config.set_dynamic_batching()"
+    _, ready = start_model(COMPLETES.replace("CALLS", call), TENSORS)
+    assert ready.info["completed"] == {**TENSORS, "max_batch_size": 8, "dynamic_batching": {}}

@@ -148,6 +148,11 @@ class JobQueue(WorkQueue):
     def policy(self) -> Policy:
         return self._batcher.policy
 
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self._batcher.policy = policy
+        self.wake()
+
     def put(self, job: Job) -> None:
         try:
             self._batcher.add(job, time.monotonic())

@@ -28,6 +28,15 @@ class SequenceQueue(WorkQueue):
         self._out: dict[int, tuple[SequenceJob, Taker]] = {}
         self._clock: asyncio.TimerHandle | None = None
 
+    @property
+    def limits(self) -> Limits:
+        return self._batcher.limits
+
+    @limits.setter
+    def limits(self, limits: Limits) -> None:
+        self._batcher.limits = limits
+        self.wake()
+
     def put(self, job: Job) -> None:
         assert isinstance(job, SequenceJob)
         try:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -307,7 +308,23 @@ class Administration:
             await self._environments.release(environment)
             raise
         self._environment_of[model] = environment
+        if archive.completed is not None:
+            model.pool.on_ready = partial(self._complete, model)
         return model
+
+    def _complete(self, model: Model, info: Mapping[str, Any]) -> None:
+        """A worker is ready: what its handler has added to the model's configuration counts from now on."""
+        archive, found = model.archive, info.get("completed")
+        if archive.completed is None or found is None:
+            return
+        try:
+            archive = archive.completed(archive, found)
+            settings = self._resolve(model.requested, archive, model.name, model.version)
+        except ServeError as error:
+            log.error("Model %s: %s", model, error.message)
+            return
+        self._launchpad.reschedule(model, settings)
+        model.adopt(archive, settings)
 
     async def _withdraw(self, model: Model) -> None:
         self.registry.discard(model)

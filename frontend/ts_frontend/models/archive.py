@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,8 @@ _RUNTIMES = ("python", "python3")
 class Archive:
     """An opened archive. File names are relative to `dir`; `manifest` and `config` are {} where there is none.
     `adapter` names what runs a handler written for another server (`ts.compat.NAME`), which gets `adapter_settings`;
-    `signature` is what the files declare of its tensors beside `config`;
+    `signature` is what the files declare of its tensors beside `config`; `completed` makes of the configuration that a
+    loaded handler has completed the archive that says as much;
     `remembered` is False for what a restart finds again by itself, and no snapshot has."""
 
     dir: Path
@@ -55,6 +56,7 @@ class Archive:
     adapter: str = ""
     adapter_settings: dict[str, Any] = field(default_factory=dict)
     signature: Signature | None = None
+    completed: Callable[[Archive, dict[str, Any]], Archive] | None = None
     remembered: bool = True
 
     def remove(self) -> None:

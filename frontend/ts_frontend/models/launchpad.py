@@ -120,6 +120,13 @@ class Launchpad:
         policy = self._policy(settings)
         return TicketQueue(policy, refusal) if settings.use_job_ticket else JobQueue(policy)
 
+    def reschedule(self, model: Model, settings: ModelSettings) -> None:
+        """The model's requests go to its workers as `settings` say, from now on."""
+        if isinstance(model.queue, SequenceQueue):
+            model.queue.limits = self._limits(settings)
+        elif isinstance(model.queue, JobQueue):
+            model.queue.policy = self._policy(settings)
+
     def _limits(self, settings: ModelSettings) -> Limits:
         policy = self._policy(settings)
         return Limits(
@@ -197,6 +204,8 @@ class Launchpad:
         signature: Signature,
     ) -> dict[str, Any]:
         config = self._config
+        # What completes its own configuration may come to take batches only then.
+        batch_size = 0 if archive.completed is not None else settings.batch_size
         return {
             "model_name": name,
             "model_version": version,
@@ -214,8 +223,10 @@ class Launchpad:
             "manifest": archive.manifest,
             "request_bytes_max": config.max_request_size,
             "response_bytes_max": config.max_response_size,
-            "message_bytes_max": max(config.max_request_size * settings.batch_size, config.max_response_size)
-            + MESSAGE_OVERHEAD_BYTES,
+            "message_bytes_max": max(config.max_request_size * batch_size, config.max_response_size)
+            + MESSAGE_OVERHEAD_BYTES
+            if batch_size
+            else None,
             "credit_bytes": config.stream_credit_bytes,
             "python_path": [],
             "tensors": signature.for_worker(),

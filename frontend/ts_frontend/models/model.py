@@ -84,6 +84,12 @@ class Model:
         self._takes_streams = False
         self._routes: Sequence[Route] | None = None
 
+    def adopt(self, archive: Archive, settings: ModelSettings) -> None:
+        """Its handler has completed what its files say."""
+        self.archive, self.settings = archive, settings
+        if archive.signature is not None:
+            self._signature = archive.signature
+
     def __str__(self) -> str:
         return f"{self.name} {self.version}"
 

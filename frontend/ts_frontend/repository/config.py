@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from google.protobuf import text_format
+from google.protobuf import json_format, text_format
 from google.protobuf.message import Message
 
 from ts.protocol.model_config_pb2 import ModelConfig
@@ -31,6 +31,15 @@ def parse(text: str, source: str) -> ModelConfig:
     return config
 
 
+def from_json(found: dict[str, Any], source: str) -> ModelConfig:
+    """The configuration that `as_json` gives. InvalidArgument, naming `source`."""
+    try:
+        config: ModelConfig = json_format.ParseDict(found, ModelConfig(), descriptor_pool=POOL)
+    except json_format.ParseError as error:
+        raise InvalidArgument(f"{source}: {error}") from None
+    return config
+
+
 def checked(config: ModelConfig, name: str, source: str) -> ModelConfig:
     """The configuration of the model in the directory `name`. InvalidArgument for what can't be served."""
     if config.name and config.name != name:
@@ -39,22 +48,23 @@ def checked(config: ModelConfig, name: str, source: str) -> ModelConfig:
         raise InvalidArgument(f"{source}: max_batch_size is {config.max_batch_size}, it can't be negative")
     if config.HasField("ensemble_scheduling"):
         raise InvalidArgument(f"{source}: ensembles are not served; a workflow does the same (docs/workflows.md)")
+    completes_itself = backend_of(config, source) in ("", "python")
     for kind, tensors in (("input", config.input), ("output", config.output)):
-        _check_tensors(kind, tensors, source)
+        _check_tensors(kind, tensors, source, whole=not completes_itself)
     _check_sequences(config, source)
-    backend_of(config, source)
     return config
 
 
-def _check_tensors(kind: str, tensors: Iterable[Any], source: str) -> None:
+def _check_tensors(kind: str, tensors: Iterable[Any], source: str, *, whole: bool) -> None:
+    """`whole`: nobody adds what is left out."""
     seen: set[str] = set()
     for tensor in tensors:
         if not tensor.name or tensor.name in seen:
             raise InvalidArgument(f"{source}: {kind} {tensor.name!r} is given twice or has no name")
         seen.add(tensor.name)
-        if not tensor.data_type:
+        if whole and not tensor.data_type:
             raise InvalidArgument(f"{source}: {kind} {tensor.name!r} has no data_type")
-        if not tensor.dims:
+        if whole and not tensor.dims:
             raise InvalidArgument(f"{source}: {kind} {tensor.name!r} has no dims")
         for size in tensor.dims:
             if size < -1 or size == 0:
@@ -111,8 +121,8 @@ def signature(config: ModelConfig) -> Signature:
     batch = (-1,) if config.max_batch_size else ()
     return Signature(
         config.platform or config.backend,
-        tuple(_spec(one, batch, one.optional) for one in config.input),
-        tuple(_spec(one, batch, False) for one in config.output),
+        tuple(_spec(one, batch, one.optional) for one in config.input if one.data_type),
+        tuple(_spec(one, batch, False) for one in config.output if one.data_type),
         config.model_transaction_policy.decoupled,
     )
 

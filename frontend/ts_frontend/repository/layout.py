@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ class ModelDirectory:
             adapter="triton",
             adapter_settings=self._adapter_settings(directory),
             signature=configs.signature(config),
+            completed=partial(_completed, gpus),
             remembered=False,
         )
 
@@ -67,6 +69,17 @@ class ModelDirectory:
             if not file.resolve().is_relative_to(self.path.resolve()) or not file.is_file():
                 raise InvalidArgument(f"label_filename: there is no {file} in the model's directory")
         return {name: _text(file).splitlines() for name, file in files.items()}
+
+
+def _completed(gpus: int, archive: Archive, found: dict[str, Any]) -> Archive:
+    """The archive with the configuration `found` in the place of its own. InvalidArgument."""
+    config = configs.from_json(found, f"the configuration that model {archive.name!r} has completed")
+    return replace(
+        archive,
+        config=configs.worker_settings(config, gpus),
+        adapter_settings={**archive.adapter_settings, "config": configs.as_json(config)},
+        signature=configs.signature(config),
+    )
 
 
 def names(repository: Path) -> list[str]:

@@ -6,9 +6,9 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from ts_frontend.batching.job_queue import WorkQueue
 from ts_frontend.errors import NoWorker
@@ -148,6 +148,8 @@ class Pool:
         self._on_change = on_change
         self._leaving: set[Slot] = set()
         self._retiring: set[asyncio.Task[None]] = set()
+        #: Gets what each worker says of its model when it is ready, before that takes requests.
+        self.on_ready: Callable[[Mapping[str, Any]], None] = lambda info: None
         self._ready_s = time.monotonic()  # when a worker was seen ready last
 
     # --- what it is asked
@@ -230,6 +232,7 @@ class Pool:
         return Worker(slot.id, self.plan, slot.device, self.queue)
 
     def started(self, worker: Worker) -> None:
+        self.on_ready(worker.info)
         self.queue.attach(worker)
         log.info("Worker %s of %s is ready (pid %s).", worker.id, self.name, worker.pid)
         self._changed()

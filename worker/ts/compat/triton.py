@@ -18,7 +18,7 @@ from ts.compat.triton_backend.bls import InferenceRequest
 from ts.compat.triton_backend.edges import Edges, tensors_of
 from ts.compat.triton_backend.errors import TritonModelException, as_failure
 from ts.compat.triton_backend.messages import InferenceResponse, InferenceResponseSender
-from ts.compat.triton_backend.model_config import ModelConfig, is_decoupled, signature_of
+from ts.compat.triton_backend.model_config import ModelConfig, checked, is_decoupled, signature_of
 from ts.context import Context
 from ts.runtime import calls
 from ts.runtime.handlers import HandlerNotUsable, Loaded, Settings, context_of, declared
@@ -49,7 +49,8 @@ def load(settings: Settings) -> Loaded:
     kind = "async" if asynchronous else "blocking"
     loop = asyncio.new_event_loop() if asynchronous else None
     _warm_up(entry, loop, config, Path(settings["model_dir"]).parent)
-    return Loaded(entry, context, kind, loop, "requests", tensors, signature)
+    completed = None if config is adapted["config"] else config
+    return Loaded(entry, context, kind, loop, "requests", tensors, signature, completed=completed)
 
 
 def _warm_up(entry: Any, loop: asyncio.AbstractEventLoop | None, config: dict[str, Any], model_dir: Path) -> None:
@@ -93,11 +94,11 @@ def _completed(model_class: Any, adapted: dict[str, Any]) -> dict[str, Any]:
     config: dict[str, Any] = adapted["config"]
     complete = getattr(model_class, "auto_complete_config", None)
     if complete is None or not adapted.get("auto_complete", True):
-        return config
+        return checked(config)
     found = complete(ModelConfig(config))
     if not isinstance(found, ModelConfig):
         raise HandlerNotUsable(f"auto_complete_config returned {type(found).__name__}, not the ModelConfig it got")
-    return found.as_dict()
+    return checked(found.as_dict())
 
 
 class Served:

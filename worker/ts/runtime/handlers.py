@@ -31,7 +31,8 @@ class Loaded(NamedTuple):
     name, version and what it declares of its inputs and outputs; `signature`: what the handler itself says of them, for
     metadata (`platform`, lists `inputs` and `outputs` of name, datatype, shape); `takes_streams`: an async handler that
     reads the requests `following` one; `routes`: HTTP paths of the handler's own, each a `method` and the `pattern` (a
-    regular expression) of its paths, whose requests come as `ts.tensors.route_form.RouteRequest`."""
+    regular expression) of its paths, whose requests come as `ts.tensors.route_form.RouteRequest`; `completed`: the
+    configuration of a model of another server, when the handler has added to it."""
 
     entry: Entry
     context: Context
@@ -42,6 +43,7 @@ class Loaded(NamedTuple):
     signature: dict[str, Any] | None = None
     takes_streams: bool = False
     routes: Sequence[dict[str, str]] = ()
+    completed: dict[str, Any] | None = None
 
 
 def load(settings: Settings) -> Loaded:

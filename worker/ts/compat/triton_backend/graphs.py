@@ -44,7 +44,9 @@ def load(settings: Settings) -> Loaded:
         warmup.check(sample, served.answers([sample.request], None))
     signature = signature_of(graph.config)
     tensors = declared(settings | {"tensors": tensors_of(graph.config, signature, adapted.get("labels") or {})})
-    return Loaded(served.answers, context_of(settings), "blocking", None, "requests", tensors, signature)
+    return Loaded(
+        served.answers, context_of(settings), "blocking", None, "requests", tensors, signature, completed=graph.config
+    )
 
 
 class Served:

@@ -6,7 +6,12 @@ import copy
 import json
 from typing import Any
 
+from google.protobuf import json_format
+
 from ts.compat.triton_backend.datatypes import of_config
+from ts.protocol import model_config_pb2 as messages
+from ts.protocol.pool import POOL
+from ts.runtime.handlers import HandlerNotUsable
 
 Fields = dict[str, Any]
 
@@ -21,12 +26,11 @@ class ModelConfig:
         return self._config
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
-        """A size that is set already stays, if it is smaller."""
-        known = self._config.get("max_batch_size", 0)
-        if known and known < max_batch_size:
+        """ValueError when the configuration has a larger one: the model can't take such batches."""
+        known = self._config.get("max_batch_size") or 0
+        if known > max_batch_size:
             raise ValueError(f"configuration specified max_batch_size {known}, but the model's is {max_batch_size}")
-        if not known:
-            self._config["max_batch_size"] = max_batch_size
+        self._config["max_batch_size"] = int(max_batch_size)
 
     def set_dynamic_batching(self) -> None:
         if "sequence_batching" in self._config:
@@ -34,11 +38,19 @@ class ModelConfig:
         self._config.setdefault("dynamic_batching", {})
 
     def set_model_transaction_policy(self, transaction_policy_dict: Fields) -> None:
-        decoupled = transaction_policy_dict.get("decoupled")
-        known = self._config.get("model_transaction_policy", {}).get("decoupled")
-        if known is not None and known != decoupled:
-            raise ValueError(f"model_transaction_policy.decoupled is {known} in the configuration and {decoupled} here")
-        self._config["model_transaction_policy"] = {"decoupled": bool(decoupled)}
+        """ValueError for other properties than `decoupled`, and when the configuration says otherwise."""
+        for name in transaction_policy_dict:
+            if name != "decoupled":
+                raise ValueError(f"model_transaction_policy has the property decoupled, not {name!r}")
+        policy = self._config.setdefault("model_transaction_policy", {})
+        if "decoupled" in transaction_policy_dict:
+            decoupled = bool(transaction_policy_dict["decoupled"])
+            known = policy.get("decoupled", decoupled)
+            if known != decoupled:
+                raise ValueError(
+                    f"model_transaction_policy.decoupled is {known} in the configuration, {decoupled} here"
+                )
+            policy["decoupled"] = decoupled
 
     def add_input(self, input: Fields) -> None:
         self._add("input", input, ("name", "data_type", "dims", "optional"))
@@ -58,8 +70,31 @@ class ModelConfig:
         known = next((one for one in self._config.setdefault(kind, []) if one["name"] == tensor["name"]), None)
         if known is None:
             self._config[kind].append(dict(tensor))
-        elif (known["data_type"], list(map(int, known["dims"]))) != (tensor["data_type"], list(tensor["dims"])):
+        elif any(name in known and not _agree(name, known[name], value) for name, value in tensor.items()):
             raise ValueError(f"{kind} {tensor['name']!r} is {known} in the configuration and {tensor} here")
+        else:
+            known.update(tensor)
+
+
+def _agree(name: str, known: Any, given: Any) -> bool:
+    """Whether a property may become what is given: it is the same, or the configuration leaves it out."""
+    if name == "dims":
+        return not known or list(map(int, known)) == list(map(int, given))
+    return known == given or (name == "data_type" and known in ("", "TYPE_INVALID"))
+
+
+def checked(config: Fields) -> Fields:
+    """The completed configuration, in the words of Triton's messages. HandlerNotUsable for what they can't say."""
+    try:
+        message = json_format.ParseDict(config, messages.ModelConfig(), descriptor_pool=POOL)
+    except json_format.ParseError as error:
+        raise HandlerNotUsable(f"auto_complete_config made a configuration that can't be used: {error}") from None
+    for kind, tensors in (("input", message.input), ("output", message.output)):
+        for tensor in tensors:
+            if not tensor.data_type or not tensor.dims:
+                missing = "dims" if tensor.data_type else "data_type"
+                raise HandlerNotUsable(f"{kind} {tensor.name!r} has no {missing}, also after auto_complete_config")
+    return config
 
 
 def signature_of(config: Fields) -> Fields:

@@ -1,0 +1,198 @@
+"""How requests reach the models of a Triton repository: together or alone, in which order, and how long they wait."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+
+from ts.protocol import open_inference_pb2 as pb
+from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
+
+GUARD_S = 60
+#: Says how many requests came together and how many calls of execute there were before; one for 0 waits at the gate.
+GATED = """
+import pathlib
+import threading
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    COMPLETE
+
+    def initialize(self, args):
+        self.place = pathlib.Path(args["model_repository"]).parent
+        self.name, self.calls = args["model_name"], 0
+
+    def execute(self, requests):
+        self.calls += 1
+        values = [pb_utils.get_input_tensor_by_name(request, "X").as_numpy() for request in requests]
+        if any(value.ravel()[0] == 0 for value in values):
+            (self.place / f"{self.name}.waits").touch()
+            while not (self.place / f"{self.name}.open").exists():
+                threading.Event().wait(0.005)
+        found = [np.array([len(requests), self.calls], np.int32).reshape(value.shape[:-1] + (2,)) for value in values]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", one)]) for one in found]
+"""
+COMPLETES = """
+    @staticmethod
+    def auto_complete_config(config):
+        config.add_input({"name": "X", "data_type": "TYPE_INT32", "dims": [1]})
+        config.add_output({"name": "Y", "data_type": "TYPE_INT32", "dims": [2]})
+        config.set_max_batch_size(4)
+        config.set_dynamic_batching()
+        return config
+"""
+STREAMS = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        config.add_input({"name": "X", "data_type": "TYPE_INT32", "dims": [1]})
+        config.add_output({"name": "Y", "data_type": "TYPE_INT32", "dims": [1]})
+        config.set_model_transaction_policy({"decoupled": True})
+        return config
+
+    def execute(self, requests):
+        for request in requests:
+            count, sender = pb_utils.get_input_tensor_by_name(request, "X"), request.get_response_sender()
+            for _ in range(count.as_numpy()[0]):
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", count.as_numpy())]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+TENSORS = """
+input [ { name: "X" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "Y" data_type: TYPE_INT32 dims: [ 2 ] } ]
+"""
+MODELS = {
+    "completed": (GATED.replace("COMPLETE", COMPLETES), None),
+    "half_said": (GATED.replace("COMPLETE", COMPLETES), 'backend: "python" input [ { name: "X" optional: true } ]'),
+    "unbatched": (GATED.replace("COMPLETE", ""), 'backend: "python" max_batch_size: 4' + TENSORS),
+    "streams": (STREAMS, None),
+}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any]) -> Iterator[Any]:
+    directory: Path = tmp_path_factory.mktemp("scheduling")
+    repository = directory / "repository"
+    for name, (source, config) in MODELS.items():
+        (repository / name / "1").mkdir(parents=True)
+        (repository / name / "1" / "model.py").write_text(source)
+        if config is not None:
+            (repository / name / "config.pbtxt").write_text(config)
+    server = serving(directory, None, {}, ["--ncs", "--model-repository", str(repository)])
+    try:
+        yield server.wait_started()
+    finally:
+        server.terminate()
+
+
+def request(model: str, value: int, **parameters: int) -> pb.ModelInferRequest:
+    shape = [1] if model.startswith("streams") else [1, 1]
+    tensor = pb.ModelInferRequest.InferInputTensor(name="X", datatype="INT32", shape=shape)
+    message = pb.ModelInferRequest(model_name=model, inputs=[tensor])
+    message.raw_input_contents.append(np.array([value], "<i4").tobytes())
+    for name, number in parameters.items():
+        message.parameters[name].uint64_param = number
+    return message
+
+
+def until(condition: Callable[[], bool]) -> None:
+    waiting = threading.Event()
+    for _ in range(GUARD_S * 100):
+        if condition():
+            return
+        waiting.wait(0.01)
+    raise AssertionError("it did not come to it")
+
+
+def waiting(served: Any, model: str) -> int:
+    found = httpx.get(f"{served.http_management}/models/{model}").json()
+    return int(found[0]["jobQueueStatus"]["pendingRequests"])
+
+
+class Gate:
+    """A model whose only worker is held until `open`; `ask` returns when the request waits in its queue."""
+
+    def __init__(self, served: Any, model: str, stub: GRPCInferenceServiceStub, pool: ThreadPoolExecutor) -> None:
+        self._served, self.model, self._stub, self._pool = served, model, stub, pool
+        self.first = self._send(0)
+        until((served.directory / f"{model}.waits").exists)
+
+    def _send(self, value: int, **parameters: int) -> Future[list[int]]:
+        def call() -> list[int]:
+            answer = self._stub.ModelInfer(request(self.model, value, **parameters), timeout=GUARD_S)
+            found: list[int] = np.frombuffer(answer.raw_output_contents[0], "<i4").tolist()
+            return found
+
+        return self._pool.submit(call)
+
+    def ask(self, **parameters: int) -> Future[list[int]]:
+        before = waiting(self._served, self.model)
+        found = self._send(1, **parameters)
+        until(lambda: waiting(self._served, self.model) > before)
+        return found
+
+    def refused(self, **parameters: int) -> grpc.RpcError:
+        with pytest.raises(grpc.RpcError) as error:
+            self._send(1, **parameters).result(GUARD_S)
+        return error.value
+
+    def open(self) -> None:
+        (self._served.directory / f"{self.model}.open").touch()
+        assert self.first.result(GUARD_S)
+
+
+@contextmanager
+def gate_of(served: Any, model: str) -> Iterator[Gate]:
+    (served.directory / f"{model}.open").unlink(missing_ok=True)
+    (served.directory / f"{model}.waits").unlink(missing_ok=True)
+    with grpc.insecure_channel(served.inference) as channel, ThreadPoolExecutor(16) as pool:
+        gate = Gate(served, model, GRPCInferenceServiceStub(channel), pool)
+        try:
+            yield gate
+        finally:
+            (served.directory / f"{model}.open").touch()
+
+
+@pytest.mark.parametrize("model", ["completed", "half_said"])
+def test_what_a_model_completes_of_its_configuration_counts(served: Any, model: str) -> None:
+    config = httpx.get(f"{served.http}/v2/models/{model}/config").json()
+    assert config["max_batch_size"] == 4 and "dynamic_batching" in config
+    assert [(one["name"], one["data_type"], one["dims"]) for one in config["input"]] == [("X", "TYPE_INT32", [1])]
+    assert config["input"][0]["optional"] is (model == "half_said")
+    metadata = httpx.get(f"{served.http}/v2/models/{model}").json()
+    assert metadata["inputs"] == [{"name": "X", "datatype": "INT32", "shape": [-1, 1]}]
+    assert metadata["outputs"] == [{"name": "Y", "datatype": "INT32", "shape": [-1, 2]}]
+    with gate_of(served, model) as gate:
+        others = [gate.ask() for _ in range(6)]
+        gate.open()
+        assert sorted(one.result(GUARD_S)[0] for one in others) == [2, 2, 4, 4, 4, 4]
+
+
+def test_without_dynamic_batching_each_request_goes_alone(served: Any) -> None:
+    with gate_of(served, "unbatched") as gate:
+        others = [gate.ask() for _ in range(3)]
+        gate.open()
+        assert [one.result(GUARD_S)[0] for one in others] == [1, 1, 1]
+
+
+def test_a_model_that_says_itself_that_it_is_decoupled_is(served: Any) -> None:
+    config = httpx.get(f"{served.http}/v2/models/streams/config").json()
+    assert config["model_transaction_policy"] == {"decoupled": True}
+    with grpc.insecure_channel(served.inference) as channel:
+        stub = GRPCInferenceServiceStub(channel)
+        answers = list(stub.ModelStreamInfer(iter([request("streams", 3)]), timeout=GUARD_S))
+    assert len(answers) == 3 and not any(one.error_message for one in answers), json.dumps(list(map(str, answers)))
