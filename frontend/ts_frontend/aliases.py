@@ -38,10 +38,14 @@ class Alias:
     doc: str
     switch: bool = False
     env: tuple[str, ...] = ()
+    #: As a flag, where the key of that name is a setting of ours that means something else.
+    spelt: str = ""
+    #: May be given several times; its text has `;` between.
+    repeated: bool = False
 
     @property
     def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
+        return self.spelt or "--" + self.name.replace("_", "-")
 
 
 def canonical(name: str) -> str:
@@ -108,6 +112,38 @@ def _one_model(text: str) -> Said:
     return Said(loaded if len(path.parts) == 1 else {**loaded, "model_store": str(path.parent)})
 
 
+def _quieter(level: str) -> Meaning:
+    """Off: only what is worse is logged."""
+    return lambda text: Said({} if BOOLEAN.parse(text) else {"log_level": level})
+
+
+def _tritons(key: str) -> Meaning:
+    """A flag that stands for Triton: its ports, too, and its store."""
+    return lambda text: Said({key: text, "profile": "triton"})
+
+
+def _metrics_host(text: str) -> Said:
+    """Triton's is a host, TorchServe's key of this name a URL."""
+    return Said({"metrics_address" if ":/" in text else "metrics_host": text})
+
+
+def _trace_config(text: str) -> Said:
+    """`level=…`, `rate=…`, `count=…`, `mode=…`, `opentelemetry,url=…`, `triton,file=…`, with `;` between."""
+    found: dict[str, str] = {}
+    ignored = []
+    for word in filter(None, map(str.strip, text.split(";"))):
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise ValueError(f"{word}: write KEY=VALUE, as level=TIMESTAMPS")
+        if key in ("level", "rate", "count"):
+            found[f"trace_{key}"] = value
+        elif key == "opentelemetry,url":
+            found["otlp_endpoint"] = value
+        elif word != "mode=opentelemetry":
+            ignored.append(word)
+    return Said(found, f"has no effect in {', '.join(ignored)}: traces go out over OTLP" if ignored else "")
+
+
 def _mutual(text: str) -> Said:
     return Said({"enable_grpc_ssl": "true"} if BOOLEAN.parse(text) else {})
 
@@ -130,8 +166,12 @@ _ROWS = (
     Alias("extra_grpc_port", "this server", _sets("grpc_extra_ports"), "`grpc_extra_ports`"),
     Alias("reuse_grpc_port", "Triton", _only(False, "a port has one owner here"), "only `false`", True),
     Alias("reuse_http_port", "Triton", _only(False, "a port has one owner here"), "only `false`", True),
-    Alias("allow_grpc", "Triton", _only(True, f"gRPC {_ALWAYS_SERVED}"), "only `true`", True),
-    Alias("allow_http", "Triton", _only(True, f"HTTP {_ALWAYS_SERVED}"), "only `true`", True),
+    Alias("triton_metrics_address", "Triton", _metrics_host, "`metrics_host`; a URL: `metrics_address`",
+          spelt="--metrics-address"),
+    Alias("allow_grpc", "Triton", _tritons("enable_grpc"), "`enable_grpc`, with `profile=triton` unless one is named",
+          True),
+    Alias("allow_http", "Triton", _tritons("enable_http"), "`enable_http`, with `profile=triton` unless one is named",
+          True),
     Alias("allow_metrics", "Triton", _sets("enable_metrics_api"), "`enable_metrics_api`", True),
     Alias("allow_cpu_metrics", "Triton", _nothing("belongs to system metrics: see disable_system_metrics"),
           "no effect; `disable_system_metrics` turns system metrics off", True),
@@ -160,7 +200,6 @@ _ROWS = (
     Alias("max_asyncio_workers", "KServe", _nothing(_ANY), "no effect: any number of calls can be open"),
     Alias("enable_latency_logging", "KServe", _nothing(_LATENCY), "only for programs of theirs", True),
     Alias("model_name", "KServe", _sets("load_models"), "`load_models`: a model of the store, by name"),
-    Alias("model_dir", "KServe", _sets("model_store"), "`model_store`"),
     Alias("grpc_max_send_message_length", "KServe", _sets("max_response_size"), "`max_response_size`, bytes"),
     Alias("grpc_max_receive_message_length", "KServe", _sets("max_request_size"), "`max_request_size`, bytes"),
     Alias("ssl_certfile", "KServe", _sets_and("certificate_file", use_tls="true"),
@@ -202,6 +241,10 @@ _ROWS = (
     Alias("grpc_server_cert", "Triton", _sets("certificate_file"), "`certificate_file`"),
     Alias("grpc_server_key", "Triton", _sets("private_key_file"), "`private_key_file`"),
     Alias("grpc_root_cert", "Triton", _sets("client_ca_file"), "`client_ca_file`: clients then need a certificate"),
+    Alias("grpc_header_forward_pattern", "Triton", _nothing("has no effect: models get all metadata as headers"),
+          "no effect: models get all of them"),
+    Alias("http_header_forward_pattern", "Triton", _nothing("has no effect: models get all headers"),
+          "no effect: models get all of them"),
     Alias("grpc_restricted_protocol", "Triton",
           _refused("isn't there; token authorization guards every call: docs/security.md"), "refused"),
     Alias("http_restricted_api", "Triton",
@@ -228,38 +271,57 @@ _ROWS = (
     Alias("model", "MAX", _one_model,
           "`load_models`: the model NAME of the store, or the one at a path; with `profile=max` unless one is named"),
     Alias("model_path", "MAX", _one_model, "the same"),
-    Alias("strict_readiness", "Triton",
-          _only(True, "the server counts as ready when every model that it was started with is"), "only `true`", True),
+    Alias("id", "Triton", _sets("server_id"), "`server_id`"),
     Alias("exit_timeout_secs", "Triton", _sets("drain_timeout_s"), "`drain_timeout_s`"),
-    Alias("exit_on_error", "Triton",
-          _only(False, "a model that can't be loaded is reported, and the others are served"), "only `false`", True),
     Alias("strict_model_config", "Triton", _nothing("has no effect: what config.pbtxt leaves out is filled in"),
           "no effect: what config.pbtxt leaves out is filled in", True),
     Alias("disable_auto_complete_config", "Triton",
           _nothing("has no effect: what config.pbtxt leaves out is filled in"), "no effect", True),
     # logs and metrics
     Alias("log_verbose", "Triton", _verbosity, "above 0: `log_level=debug`", True),
-    Alias("log_info", "Triton", _nothing("has no effect: see log_level"), "no effect; see `log_level`", True),
-    Alias("log_warning", "Triton", _nothing("has no effect: see log_level"), "no effect; see `log_level`", True),
-    Alias("log_error", "Triton", _nothing("has no effect: see log_level"), "no effect; see `log_level`", True),
+    Alias("log_info", "Triton", _quieter("warning"), "`false`: `log_level=warning`", True),
+    Alias("log_warning", "Triton", _quieter("error"), "`false`: `log_level=error`", True),
+    Alias("log_error", "Triton", _nothing("has no effect: errors are always logged"), "no effect: they always are",
+          True),
+    Alias("triton_log_format", "Triton", _nothing("has no effect: see log_format"), "no effect; see `log_format`",
+          spelt="--log-format"),
+    Alias("triton_metrics_config", "Triton", _nothing("has no effect: there is one way to count"), "no effect",
+          spelt="--metrics-config"),
+    Alias("trace_config", "Triton", _trace_config,
+          "`level`, `rate`, `count`: `trace_level`, `trace_rate`, `trace_count`; `opentelemetry,url`: `otlp_endpoint`; "
+          "can be repeated", repeated=True),
     Alias("log_file", "Triton", _refused("isn't there; LOG_LOCATION names the directory of the log files"), "refused"),
     Alias("metrics_interval_ms", "Triton", _seconds("metric_time_interval"), "`metric_time_interval`, whole seconds"),
     # what tunes Triton's own parts
     *(
         Alias(name, "Triton", _nothing(_TUNES), "no effect")
         for name in (
+            "allow_sagemaker",
+            "allow_vertex_ai",
             "backend_directory",
             "backend_config",
             "buffer_manager_thread_count",
             "cache_config",
+            "cache_directory",
             "cuda_memory_pool_byte_size",
+            "cuda_virtual_address_size",
+            "enable_peer_access",
             "grpc_infer_allocation_pool_size",
+            "grpc_infer_thread_count",
+            "host_policy",
             "http_thread_count",
             "min_supported_compute_capability",
+            "model_load_gpu_limit",
+            "model_load_retry_count",
             "model_load_thread_count",
+            "model_namespacing",
             "pinned_memory_pool_byte_size",
             "rate_limit",
             "repoagent_directory",
+            "response_cache_byte_size",
+            "trace_file",
+            "trace_log_frequency",
+            "trace_mode",
         )
     ),
 )  # fmt: skip

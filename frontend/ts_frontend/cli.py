@@ -17,7 +17,7 @@ from typing import Any
 
 from ts.version import __version__
 from ts_frontend import launch
-from ts_frontend.aliases import ALIASES
+from ts_frontend.aliases import ALIASES, Alias
 from ts_frontend.authorization.key_file import NAME as KEY_FILE
 from ts_frontend.config import ConfigError, Explained, Option, ServerConfig, explain, load_config
 from ts_frontend.config_checks import secured, who_may
@@ -61,6 +61,12 @@ _SETTING_FLAGS = {
     "enable_grpc": "--enable-grpc",
     "enable_docs_url": "--enable-docs-url",
     "access_log_format": "--access-log-format",
+    "strict_readiness": "--strict-readiness",
+    "exit_on_error": "--exit-on-error",
+    "model_dir": "--model-dir",
+    "trace_level": "--trace-level",
+    "trace_rate": "--trace-rate",
+    "trace_count": "--trace-count",
 }
 
 
@@ -238,6 +244,15 @@ def _add_places(group: argparse._ArgumentGroup) -> None:
         "--enable-docs-url", nargs="?", const="true", metavar="BOOL", help="a page about the HTTP APIs at /docs"
     )
     group.add_argument("--access-log-format", metavar="FORMAT", help="of a request's line, in asgi-logger's words")
+    group.add_argument("--model-dir", metavar="DIR", help="the one model's folder, as KServe mounts it")
+    for switch, text in (
+        ("--strict-readiness", "false: ready also while a model has lost its workers"),
+        ("--exit-on-error", "start only when all models can be loaded"),
+    ):
+        group.add_argument(switch, nargs="?", const="true", metavar="BOOL", help=text)
+    group.add_argument("--trace-level", metavar="LEVEL", help="OFF, or TIMESTAMPS: of traces, where they are on")
+    group.add_argument("--trace-rate", metavar="N", help="one request of so many is traced")
+    group.add_argument("--trace-count", metavar="N", help="so many traces, and no more; -1: any number")
     group.add_argument("--work-dir", metavar="DIR", help="the one directory to write to: for read-only containers")
     group.add_argument(
         "--bypass-serve",
@@ -258,8 +273,15 @@ def _add_aliases(parser: argparse.ArgumentParser) -> None:
             dest=f"alias_{alias.name}",
             metavar="VALUE",
             help=alias.doc.replace("`", "") if shown else argparse.SUPPRESS,
-            **({"nargs": "?", "const": "true"} if alias.switch else {}),  # type: ignore[arg-type]
+            **_given(alias),
         )
+
+
+def _given(alias: Alias) -> dict[str, Any]:
+    """How often, and whether with a value."""
+    if alias.repeated:
+        return {"action": "append"}
+    return {"nargs": "?", "const": "true"} if alias.switch else {}
 
 
 def _add_accepted(group: argparse._ArgumentGroup) -> None:
@@ -294,7 +316,7 @@ def _options(arguments: argparse.Namespace) -> list[Option]:
     for name, alias in ALIASES.items():
         value = getattr(arguments, f"alias_{name}")
         if value is not None:
-            options.append(Option(name, value, alias.flag))
+            options.append(Option(name, ";".join(value) if isinstance(value, list) else value, alias.flag))
     for pair in arguments.set:
         key, equals, value = pair.partition("=")
         if not equals:
@@ -421,7 +443,7 @@ def _check_place(config: ServerConfig, key: str, what: str, path: Path | None) -
 
 
 def _subcommand(words: Sequence[str], program: Program) -> int:
-    name, rest = words[0], list(words[1:])
+    name, rest = words[0].replace("_", "-"), list(words[1:])
     if name == "config":
         return _show_config(rest)
     if name in ("start", "stop"):
@@ -432,7 +454,7 @@ def _subcommand(words: Sequence[str], program: Program) -> int:
         known = ", ".join([*_OWN_COMMANDS, *group.commands])
         print(f"torchserve: there is no command {name}; there are {known}. Flags: torchserve --help", file=sys.stderr)
         return 2
-    return int(group.main(args=words, prog_name="torchserve", standalone_mode=True) or 0)
+    return int(group.main(args=[name, *rest], prog_name="torchserve", standalone_mode=True) or 0)
 
 
 def _client() -> Any:

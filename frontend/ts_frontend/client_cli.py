@@ -138,7 +138,7 @@ def _progress(message: str) -> None:
     click.echo(message, err=True)
 
 
-@click.group()
+@click.group(context_settings={"token_normalize_func": lambda word: word.replace("_", "-")})
 def commands() -> None:
     """Commands for a running server."""
 

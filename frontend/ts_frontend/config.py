@@ -21,7 +21,7 @@ from ts_frontend.config_table import EFFECTS, INTERNAL, NO_EFFECT, SETTINGS, Not
 from ts_frontend.errors import InvalidArgument
 from ts_frontend.kserve import properties_file
 from ts_frontend.models.snapshot import Snapshot, SnapshotError, SnapshotFiles, decode_models
-from ts_frontend.profiles import KEYS, PROFILES
+from ts_frontend.profiles import KEYS, KSERVE_MODE, PROFILES
 
 __all__ = [
     "ConfigError",
@@ -233,9 +233,11 @@ def _meant(alias: Alias, value: _Value, found: _Findings) -> dict[str, _Value]:
 
 def _profile(strong: Sequence[_Layer]) -> _Layer:
     """The defaults of the server that this one stands in for. A name that isn't one is an error later."""
-    name = _text(strong, "profile").lower() or ("kserve" if _on(strong, "kserve_mode") else "")
+    behind_kserve = _on(strong, "kserve_mode")
+    name = _text(strong, "profile").lower() or ("kserve" if behind_kserve else "")
     source = f"profile {name}"
-    values = {key: _Value(text, source) for key, text in PROFILES.get(name, {}).items()}
+    opened = KSERVE_MODE if behind_kserve else {}
+    values = {key: _Value(text, source) for key, text in {**opened, **PROFILES.get(name, {})}.items()}
     if any(_text(strong, key) for key in KEYS):
         values.pop("disable_token_authorization", None)
     return _Layer(source, values)

@@ -30,6 +30,8 @@ class Derived:
         self._ports()
         if self._values.get("use_tls"):
             self._tls()
+        if "model_dir" in self._values and "model_store" not in self._values:
+            self._set("model_store", self._values["model_dir"], self._sources["model_dir"])
         self._triton()
         self._places()
         for key, origin in (("workflow_store", "model_store"), ("metrics_location", "log_location")):
@@ -65,8 +67,9 @@ class Derived:
                 self._value("grpc_inference_address")
             ):
                 self._set("grpc_inference_address", host, self._sources["host"])
-        if "http_host" in self._values and self._rank("http_host") <= self._rank("inference_address"):
-            self._move("inference_address", "http_host", host=self._values["http_host"])
+        for key, target in (("http_host", "inference_address"), ("metrics_host", "metrics_address")):
+            if key in self._values and self._rank(key) <= self._rank(target):
+                self._move(target, key, host=self._values[key])
 
     def _from_profile(self, *keys: str) -> bool:
         """A profile's `host` is that of its own addresses."""

@@ -273,6 +273,7 @@ class ServerConfig:
     )
     http_host: str | None = _own(HOST, None, "host of `inference_address`", restored=False)
     http_port: int | None = _own(PORT, None, "port of `inference_address`", restored=False)
+    metrics_host: str | None = _own(HOST, None, "host of `metrics_address`", restored=False)
     metrics_port: int | None = _own(PORT, None, "port of `metrics_address`", restored=False)
     grpc_extra_ports: tuple[ExtraPort, ...] = _own(
         EXTRA_PORTS,
@@ -332,6 +333,16 @@ class ServerConfig:
         "`OTEL_EXPORTER_OTLP_ENDPOINT`, and without that no traces",
         restored=False,
     )
+    trace_level: str | None = _own(
+        choice("off", "timestamps", "tensors"),
+        None,
+        "Triton's: `off` traces no request to a model, until TraceSetting says otherwise; not set: `timestamps` where "
+        "there is a collector",
+    )
+    trace_rate: int | None = _own(whole(1), None, "Triton's: one request to a model of so many is traced; not set: 1")
+    trace_count: int | None = _own(
+        whole(-1), None, "Triton's: so many requests are traced, and no more; not set: -1, any number"
+    )
     worker_start: str = _own(
         choice("fork", "exec"),
         "fork",
@@ -366,6 +377,21 @@ class ServerConfig:
         "model's readiness",
     )
     enable_grpc: bool = _own(BOOLEAN, True, "false: no gRPC listeners")
+    enable_http: bool = _own(BOOLEAN, True, "false: no HTTP inference; management and metrics stay")
+    server_id: str = _own(TEXT, "torchrelay", "what the Open Inference Protocol's metadata calls the server")
+    strict_readiness: bool = _own(
+        BOOLEAN, True, "false: the server counts as ready, and healthy, also while a model has lost its workers"
+    )
+    exit_on_error: bool = _own(
+        BOOLEAN, False, "true: no server starts unless all models to load at start can be, with their workers"
+    )
+    model_dir: Path | None = _own(
+        PATH,
+        None,
+        "the folder of the one model that is served, or in which it is, as KServe mounts it; `load_models` names the "
+        "model. Not set `model_store`: this",
+        restored=False,
+    )
     enable_docs_url: bool = _own(
         BOOLEAN, False, "true: a page about the HTTP APIs at `/docs` and `/v2/docs`, and OpenAPI at `/openapi.json`"
     )

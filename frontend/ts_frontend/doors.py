@@ -51,12 +51,13 @@ from ts_frontend.services.repository import RepositoryService
 from ts_frontend.services.server_settings import LogSettings, SettingsService, TraceSettings
 from ts_frontend.services.shared_memory import Regions, SharedMemoryService
 from ts_frontend.services.statistics import StatisticsService
+from ts_frontend.services.tensor_models import About
 from ts_frontend.services.tensor_streams import Dialect
 from ts_frontend.telemetry.access import logged
 from ts_frontend.telemetry.logs import Logs
 from ts_frontend.telemetry.metrics import MetricsRegistry
 from ts_frontend.telemetry.metrics_grpc import CallMetrics
-from ts_frontend.telemetry.tracing import Tracing
+from ts_frontend.telemetry.tracing import Tracing, sampling_of
 from ts_frontend.tls import certificate_files
 from ts_frontend.workflows.administration import WorkflowAdministration
 
@@ -106,7 +107,8 @@ class Doors:
             metrics.gather(self._calls.families, always=bool(config.grpc_metrics))
         self._regions = Regions(config.shared_memory_keys)
         self._log_settings = LogSettings(logs, administration.check_model_api)
-        self._traces = TraceSettings(administration.registry, administration.check_model_api)
+        sampling = sampling_of(config, on=False) if tracing is None else tracing.sampling
+        self._traces = TraceSettings(administration.registry, sampling, administration.check_model_api)
         self._tls = certificate_files(config)
         if config.certificate_file and self._tls is None:
             log.warning("certificate_file is set, but no address uses TLS: write https:// or enable_grpc_ssl=true")
@@ -142,7 +144,7 @@ class Doors:
             return []
         registry = self._administration.registry
         repository = RepositoryService(self._repository, registry)
-        keys, version = keys_of(config), ts.version.__version__
+        keys, about = keys_of(config), About(config.server_id, ts.version.__version__)
         shared = (
             *repository.methods(),
             *StatisticsService(registry).methods(),
@@ -152,7 +154,7 @@ class Doors:
         managing = (*repository.managing(), *SettingsService(self._log_settings, self._traces).methods())
 
         def inference(dialect: str) -> Mapping[Kind, Sequence[Method]]:
-            tensors = OpenInferenceService(registry, self._health, version, Dialect(dialect), self._regions, keys)
+            tensors = OpenInferenceService(registry, self._health, about, Dialect(dialect), self._regions, keys)
             return {Kind.INFERENCE: (*shared, *tensors.methods()), Kind.MANAGEMENT: managing}
 
         host = config.grpc_inference_address
@@ -240,7 +242,7 @@ class Doors:
             registry,
             self._health,
             self._repository,
-            ts.version.__version__,
+            About(config.server_id, ts.version.__version__),
             self._regions,
             keys_of(config),
             always=config.ts_open_inference_protocol,
@@ -260,12 +262,11 @@ class Doors:
             workflows.predicting,
             unknown,
         )
-        apis = {
-            HTTP_INFERENCE: Api(
-                config.inference_address, INFERENCE_API, predicting, (tensors.managing, triton.managing)
-            ),
-            HTTP_MANAGEMENT: Api(config.management_address, MANAGEMENT_API, (management.route, workflows.managing)),
-        }
+        apis = {}
+        if config.enable_http:
+            managing = (tensors.managing, triton.managing)
+            apis[HTTP_INFERENCE] = Api(config.inference_address, INFERENCE_API, predicting, managing)
+        apis[HTTP_MANAGEMENT] = Api(config.management_address, MANAGEMENT_API, (management.route, workflows.managing))
         if config.enable_metrics_api:
             metrics = MetricsApp(self._metrics)
             apis[HTTP_METRICS] = Api(config.metrics_address, METRICS_API, (metrics.route,))

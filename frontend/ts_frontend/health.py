@@ -11,17 +11,18 @@ from ts_frontend.models.registry import Registry
 
 class Health:
     """Derived from the workers whenever it is asked. Services of gRPC health: "" and the names in `services` are the
-    server's; `NAME` and `NAME/VERSION` are a model's readiness."""
+    server's; `NAME` and `NAME/VERSION` are a model's readiness. Not `strict`: models don't count for the server's."""
 
-    def __init__(self, administration: Administration, services: frozenset[str]) -> None:
+    def __init__(self, administration: Administration, services: frozenset[str], *, strict: bool = True) -> None:
         self._administration = administration
         self._registry: Registry = administration.registry
         self._services = services
+        self._strict = strict
         self._draining = False
 
     @property
     def healthy(self) -> bool:
-        return not self._draining and self._administration.health()
+        return not self._draining and (not self._strict or self._administration.health())
 
     async def health(self) -> tuple[bool, dict[str, Any]]:
         """The answer to a ping: whether all is well, and TorchServe's JSON."""

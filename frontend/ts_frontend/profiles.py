@@ -55,5 +55,8 @@ PROFILES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     }
 )
 
+#: What `kserve_mode` adds to another profile: behind KServe, who may call is decided by what stands before it.
+KSERVE_MODE: Mapping[str, str] = MappingProxyType({"host": "0.0.0.0", "disable_token_authorization": "true"})
+
 #: Who gives keys wants them asked for, whatever a profile says.
 KEYS = ("token_path", "inference_token", "management_token", "api_token")

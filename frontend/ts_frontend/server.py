@@ -73,6 +73,10 @@ SERVICES = frozenset(
 )
 
 
+class StartRefused(ServeError):
+    """A model can't be loaded, and the server is not to run without it."""
+
+
 class Server:
     """All parts of one server, made from its configuration; `run` is its whole life."""
 
@@ -163,7 +167,9 @@ class Server:
         )
         calls.attach(repository)
         failures += await repository.start(config.load_model)
-        health = Health(administration, SERVICES)
+        if failures and config.exit_on_error:
+            raise StartRefused("\n".join((*failures, "exit_on_error is on")))
+        health = Health(administration, SERVICES, strict=config.strict_readiness)
         doors = Doors(
             config,
             administration,

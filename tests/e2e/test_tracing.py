@@ -245,6 +245,38 @@ def test_what_the_client_does_not_sample_is_not_sent(served: Any, stub: Any) -> 
     assert not served.collector.of(silent)
 
 
+def set_trace(stub: Any, model: str = "", **settings: list[str]) -> dict[str, list[str]]:
+    request = pb.TraceSettingRequest(model_name=model)
+    for name, values in settings.items():
+        request.settings[name].value.extend(values)
+    return {name: list(one.value) for name, one in stub.TraceSetting(request, timeout=GUARD_S).settings.items()}
+
+
+def test_tritons_trace_settings_say_what_is_sent(served: Any, stub: Any) -> None:
+    """While the server runs, for a model; the handler is told, too."""
+
+    def sampled(count: int, *metadata: tuple[str, str]) -> list[bool]:
+        answers = [stub.ModelInfer(request_of(b"a"), metadata=metadata, timeout=GUARD_S) for _ in range(count)]
+        return [bool(int(output(answer)[-2:], 16) & 1) for answer in answers]
+
+    assert set_trace(stub)["trace_level"] == ["TIMESTAMPS"]
+    try:
+        assert set_trace(stub, "probe", trace_rate=["2"], trace_count=["2"])["trace_rate"] == ["2"]
+        assert sampled(8) == [False, True, False, True, False, False, False, False]
+        assert set_trace(stub, "probe")["trace_count"] == ["0"]
+        off, on = "1" * 32, "2" * 32
+        set_trace(stub, "probe", trace_level=["OFF"])
+        assert sampled(2, *parent_of(off)) == [False, False]
+        assert ask_http(f"{served.http}/predictions/probe")[1].endswith("-00")
+        set_trace(stub, "probe", trace_level=["TIMESTAMPS"], trace_count=["-1"], trace_rate=["1000"])
+        assert sampled(1, *parent_of(on)) == [True], "a client's trace goes on, whatever the rate"
+        served.collector.wait_for(lambda one: one.trace_id.hex() == on and one.kind == Span.SPAN_KIND_SERVER)
+        assert not served.collector.of(off)
+    finally:
+        set_trace(stub, "probe", trace_level=[], trace_rate=[], trace_count=[])
+    assert sampled(2) == [True, True]
+
+
 def test_failures_are_marked(served: Any, stub: Any) -> None:
     trace_id = "c" * 32
     with pytest.raises(grpc.RpcError):

@@ -45,8 +45,14 @@ ROWS = [
     ("--extra-grpc-port 9090,8001:triton", "grpc_extra_ports", (ExtraPort(9090), ExtraPort(8001, "triton"))),
     ("--reuse-grpc-port=false", "inference_address", HTTP),
     ("--reuse-http-port=0", "inference_address", HTTP),
-    ("--allow-grpc=true", "inference_address", HTTP),
-    ("--allow-http true", "inference_address", HTTP),
+    ("--allow-grpc=true", "grpc_inference_port", 8001),
+    ("--allow-grpc=false", "enable_grpc", False),
+    ("--allow-http true", "inference_address", Address("http", "127.0.0.1", 8000)),
+    ("--allow-http=false", "enable_http", False),
+    ("--allow-http=1 --profile kserve", "grpc_inference_port", 8081),
+    ("--metrics-address 0.0.0.0", "metrics_address", Address("http", "0.0.0.0", 8082)),
+    ("--metrics-address http://[::1]:5", "metrics_address", Address("http", "::1", 5)),
+    ("--id mine", "server_id", "mine"),
     ("--allow-metrics false", "enable_metrics_api", False),
     ("--allow-cpu-metrics false", "inference_address", HTTP),
     ("--allow-gpu-metrics=false", "inference_address", HTTP),
@@ -115,9 +121,11 @@ ROWS = [
     ("--model-path /m/llama31.mar", "load_models", ("llama31=llama31.mar",)),
     ("--model /m/llama31.mar", "model_store", Path("/m")),
     ("--model=llama31 --profile triton", "grpc_inference_port", 8001),
-    ("--strict-readiness=true", "inference_address", HTTP),
+    ("--strict-readiness=true", "strict_readiness", True),
+    ("--strict-readiness=0", "strict_readiness", False),
     ("--exit-timeout-secs 5", "drain_timeout_s", 5.0),
-    ("--exit-on-error=false", "inference_address", HTTP),
+    ("--exit-on-error", "exit_on_error", True),
+    ("--exit-on-error=false", "exit_on_error", False),
     ("--strict-model-config=false", "inference_address", HTTP),
     ("--disable-auto-complete-config", "inference_address", HTTP),
     ("--log-verbose=1", "log_level", "debug"),
@@ -125,6 +133,17 @@ ROWS = [
     ("--log-info true", "log_level", "info"),
     ("--log-warning true", "log_level", "info"),
     ("--log-error true", "log_level", "info"),
+    ("--log-info=false", "log_level", "warning"),
+    ("--log-info=0 --log-warning=0", "log_level", "error"),
+    ("--log-format=ISO8601", "log_format", "text"),
+    ("--metrics-config=summary_latencies=true", "metrics_config", None),
+    ("--grpc-header-forward-pattern=x.*", "inference_address", HTTP),
+    ("--http-header-forward-pattern=x.*", "inference_address", HTTP),
+    ("--trace-config level=TIMESTAMPS --trace-config rate=10", "trace_rate", 10),
+    ("--trace-config level=TIMESTAMPS --trace-config rate=10", "trace_level", "timestamps"),
+    ("--trace-config opentelemetry,url=http://c:4318/v1/traces", "otlp_endpoint", "http://c:4318/v1/traces"),
+    ("--trace-config triton,file=/f --trace-config count=3", "trace_count", 3),
+    ("--trace-level TENSORS", "trace_level", "tensors"),
     ("--metrics-interval-ms 2000", "metric_time_interval", 2),
     ("--bypass-serve", "bypass_serve", True),
     ("--profile triton --model-store /mnt/models", "model_repository", (Path("/mnt/models"),)),
@@ -140,7 +159,8 @@ def test_an_option_becomes_a_setting(words: str, key: str, value: object) -> Non
 
 
 def test_every_option_of_the_table_is_tried() -> None:
-    tried = {ALIASES[name].name for words, _, _ in ROWS for name in names(words) if name in ALIASES}
+    spelt = {alias.flag[2:].replace("-", "_"): alias.name for alias in ALIASES.values()}
+    tried = {spelt.get(name, name) for words, _, _ in ROWS for name in names(words)}
     aissemble = {name for name in ALIASES if name.startswith("kserve_")}
     refused = aissemble | {"log_file", "grpc_restricted_protocol", "http_restricted_api"}
     harmless = {name for name, alias in ALIASES.items() if alias.doc == "no effect"}
@@ -162,10 +182,9 @@ def test_every_option_is_also_a_key(name: str) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("--allow-grpc=false", "gRPC is always served here"),
-        ("--allow-http=false", "HTTP is always served here"),
-        ("--strict-readiness=false", "ready when every model"),
-        ("--exit-on-error=true", "the others are served"),
+        ("--kserve-grpc-server=false", "gRPC is always served here"),
+        ("--trace-config=level", "write KEY=VALUE"),
+        ("--trace-config=level=LOUD", "off, timestamps, tensors"),
         ("--reuse-grpc-port=true", "a port has one owner"),
         ("--log-file=/l", "LOG_LOCATION"),
         ("--grpc-restricted-protocol=health:k=v", "token authorization"),
@@ -320,6 +339,18 @@ def test_kserve_mode_is_open_for_predictions_and_for_nothing_else() -> None:
     assert started("--kserve-mode", "--set", "disable_token_authorization=false").token_authorization
     assert started("--kserve-mode", environ={"TS_INFERENCE_TOKEN": "secretsecret"}).token_authorization
     assert started("--kserve-mode", "--host", "127.0.0.1").loopback_only
+
+
+@pytest.mark.parametrize("profile", ["triton", "dynamo", "max", "mlserver"])
+def test_kserve_mode_opens_other_profiles_too(profile: str) -> None:
+    """With their own ports."""
+    config, own = started("--profile", profile, "--kserve-mode"), started("--profile", profile)
+    assert config.outside_addresses() == ("inference_address", "grpc_inference_address")
+    assert (config.token_authorization, config.model_api_enabled, config.kserve_mode) == (False, False, True)
+    assert config.grpc_inference_port == own.grpc_inference_port
+    assert started(
+        "--profile", profile, "--kserve-mode", environ={"TS_INFERENCE_TOKEN": "secretsecret"}
+    ).token_authorization
 
 
 def test_a_snapshot_doesnt_keep_a_profile() -> None:

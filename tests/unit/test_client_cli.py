@@ -366,3 +366,14 @@ def test_help(name: str) -> None:
     assert result.exit_code == 0
     for option in ("--host", "--inference-port", "--management-port", "--timeout", "--json"):
         assert option in result.output
+
+
+def test_dashes_and_underscores_are_alike(small: SmallServer, run: Callable[..., Result]) -> None:
+    """In options and commands, not in what they are given."""
+    small.models["my_model"] = described("my_model")
+    assert run("describe", "my_model", "--inference_port", "1").exit_code == 0
+    small.seen.clear()
+    assert run("predict", "my_model", "--input", "in_put=x_y").output == "x_y"
+    assert dict(small.seen[0].input) == {"in_put": b"x_y"}
+    assert run("set_default", "my_model", "1.0").exit_code == run("set-default", "my_model", "1.0").exit_code
+    assert "No such option" in run("describe", "my_model", "--no_such").output

@@ -42,7 +42,7 @@ async def load_at_startup(
             if isinstance(line, ProgramLine):
                 await _load_program(line, workers, administration)
             else:
-                await _load(line, workers, administration, store)
+                await _load(line, workers, administration, store, one=config.model_dir is not None)
         except ServeError as error:
             failures.append(f"Failed to load model: {entry}: {error.message}")
             log.error("%s", failures[-1])
@@ -50,9 +50,20 @@ async def load_at_startup(
         progress("loading the models of the last run")
         await restore_workflows(config.snapshot)
         await restore(config.snapshot, administration, store)
-    for model in administration.registry:
-        administration.background(administration.start_workers(model))
-    return failures
+    starts = [administration.start_workers(model) for model in administration.registry]
+    if not config.exit_on_error:
+        for start in starts:
+            administration.background(start)
+        return failures
+    progress("starting the workers")
+    ended = await asyncio.gather(*starts, return_exceptions=True)
+    return [*failures, *(_message(one) for one in ended if isinstance(one, Exception))]
+
+
+def _message(error: Exception) -> str:
+    if not isinstance(error, ServeError):
+        raise error
+    return error.message
 
 
 def _entries(config: ServerConfig, store: Store) -> list[str]:
@@ -62,13 +73,16 @@ def _entries(config: ServerConfig, store: Store) -> list[str]:
     return entries
 
 
-async def _load(entry: str, workers: int, administration: Administration, store: Store) -> None:
+async def _load(entry: str, workers: int, administration: Administration, store: Store, *, one: bool) -> None:
+    """`one`: the store is, or has, the one model that is meant."""
     name, separator, url = entry.partition("=")
     if not separator or "/" in name or ":" in name:
         name, url = "", entry
     url = _archive(url, store)
-    for one in [name] if name else await administration.names_in(url) or [""]:
-        requested = Requested(model_name=one or None, initial_workers=workers)
+    if one and url not in store.names():
+        name, url = name or entry, store.only()
+    for given in [name] if name else await administration.names_in(url) or [""]:
+        requested = Requested(model_name=given or None, initial_workers=workers)
         await administration.add(url, requested, loaded_at_startup=True)
 
 

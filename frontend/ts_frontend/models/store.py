@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from ts_frontend.errors import ArchiveNotFound, InvalidArgument
-from ts_frontend.models import mlserver_model, s3
+from ts_frontend.models import mlserver_model, program_model, s3
 from ts_frontend.models.download import check_file_digest, download, exists
 from ts_frontend.models.mlserver_model import Defaults
 from ts_frontend.models.remote import BYTES_MAX, FILES_MAX, TIMEOUT_S, TOTAL_S, DownloadLimits, failure
@@ -165,6 +165,17 @@ class Store:
         """Those of the store that have a model-settings.json. Blocking."""
         return [] if self._root is None else mlserver_model.known(self._root, self.names(), self._mlserver)
 
+    def only(self) -> str:
+        """The store itself where it is a model, else the one that is in it. ArchiveNotFound."""
+        if self._root is None or _is_model(self._root):
+            return "."
+        names = self.names()
+        if len(names) != 1:
+            raise ArchiveNotFound(
+                f"{self._missing}: {self._root} (it is no model, and it has {', '.join(names) or 'none'})"
+            )
+        return names[0]
+
     def _fetch_now(self, url: str, stop: Stop, place: _Place, signed: bool) -> Fetched:
         try:
             return self._fetch(url, stop, place, signed)
@@ -201,7 +212,7 @@ class Store:
         absolute = Path(plain).is_absolute()
         if not absolute and any(part.startswith(".") for part in Path(plain).parts):
             raise ArchiveNotFound(f"{self._missing}: {url} (hidden files are no models)")
-        if path == self._root and not (mlserver_model.is_one(path) or self._mlserver.is_model):
+        if path == self._root and not (_is_model(path) or self._mlserver.is_model):
             raise ArchiveNotFound(f"{self._missing}: {url} (it is the {self._place} itself)")
         if absolute and not self._lies_inside(path):
             self._allow(path.as_uri(), shown=url)
@@ -267,6 +278,11 @@ class Store:
             else f"allowed_urls (not set: only files of the {self._place}, and the model zoo)"
         )
         raise ArchiveNotFound(f"Given URL {shown or url} does not match any allowed URL(s); setting: {setting}")
+
+
+def _is_model(folder: Path) -> bool:
+    """An unpacked archive, one of MLServer's, or a program."""
+    return (folder / "MAR-INF").is_dir() or mlserver_model.is_one(folder) or program_model.is_program(folder)
 
 
 def _pattern(text: str) -> re.Pattern[str]:

@@ -40,7 +40,7 @@ class HttpOpenInference:
         models: Models,
         health: Health,
         repository: Repository,
-        version: str,
+        about: tensor_models.About,
         regions: Regions,
         keys: Keys,
         *,
@@ -49,7 +49,7 @@ class HttpOpenInference:
         self._models = models
         self._repository = repository
         self._health = health
-        self._version = version
+        self._about = about
         self._regions = regions
         self._keys = keys
         self._always = always
@@ -113,8 +113,8 @@ class HttpOpenInference:
     # --- health and metadata
 
     async def _server(self, request: HttpRequest) -> HttpAnswer:
-        name, extensions = tensor_models.SERVER_NAME, tensor_models.extensions(self._regions)
-        return compact_json(200, {"name": name, "version": self._version, "extensions": extensions})
+        extensions = tensor_models.extensions(self._regions)
+        return compact_json(200, {**self._about._asdict(), "extensions": extensions})
 
     async def _live(self, request: HttpRequest) -> HttpAnswer:
         return compact_json(200, {"live": True})

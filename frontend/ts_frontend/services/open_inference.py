@@ -46,11 +46,11 @@ class OpenInferenceService:
     models with sequences where a request belongs."""
 
     def __init__(
-        self, models: Models, health: Health, version: str, dialect: Dialect, regions: Regions, keys: Keys
+        self, models: Models, health: Health, about: tensor_models.About, dialect: Dialect, regions: Regions, keys: Keys
     ) -> None:
         self._models = models
         self._health = health
-        self._version = version
+        self._about = about
         self._dialect = dialect
         self._regions = regions
         self._keys = keys
@@ -90,7 +90,7 @@ class OpenInferenceService:
 
     async def server_metadata(self, call: Call, data: bytes) -> bytes:
         return pb.ServerMetadataResponse(
-            name=tensor_models.SERVER_NAME, version=self._version, extensions=tensor_models.extensions(self._regions)
+            name=self._about.name, version=self._about.version, extensions=tensor_models.extensions(self._regions)
         ).SerializeToString()
 
     async def model_metadata(self, call: Call, data: bytes) -> bytes:

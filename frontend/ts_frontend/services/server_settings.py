@@ -1,7 +1,7 @@
 """What Triton's clients read and change of a running server: what it logs, and what it traces.
 
-The log's level takes effect at once; where and how the log is written is decided at start. Trace settings are kept and
-answered, for the server and for each model; nothing is traced by them.
+The log's level takes effect at once; where and how the log is written is decided at start. Trace settings, of the
+server and of each model, say which requests are traced where there is a collector; where there is none they are kept.
 """
 
 from __future__ import annotations
@@ -19,14 +19,6 @@ from ts_frontend.services.tensor_models import Models
 _LEVELS = (("log_info", logging.INFO), ("log_warning", logging.WARNING), ("log_error", logging.ERROR))
 _VERBOSE, _FILE, _FORMAT = "log_verbose_level", "log_file", "log_format"
 _TRACE_LEVELS = ("OFF", "TIMESTAMPS", "TENSORS")
-_TRACE_DEFAULTS: Mapping[str, tuple[str, ...]] = {
-    "trace_level": ("OFF",),
-    "trace_rate": ("1000",),
-    "trace_count": ("-1",),
-    "log_frequency": ("0",),
-    "trace_file": ("",),
-    "trace_mode": ("triton",),
-}
 _NUMBERS = {"trace_rate": 0, "trace_count": -1, "log_frequency": 0}
 #: Refuses a change where changes aren't allowed.
 Check = Callable[[], None]
@@ -89,40 +81,42 @@ def _level(wanted: Mapping[str, Any]) -> int:
     return next((least for name, least in _LEVELS if wanted[name]), logging.CRITICAL)
 
 
+class Sampling(Protocol):
+    """Which requests are traced (`ts_frontend.telemetry.sampling.Sampling`)."""
+
+    @property
+    def names(self) -> Sequence[str]: ...
+    def read(self, model: str = "") -> dict[str, list[str]]: ...
+    def change(self, given: Mapping[str, Sequence[str]], model: str = "") -> None: ...
+
+
 class TraceSettings:
     """Of the server, and what models have of their own."""
 
-    def __init__(self, models: Models, check: Check) -> None:
-        self._models, self._check = models, check
-        self._own: dict[str, dict[str, tuple[str, ...]]] = {"": {}}
+    def __init__(self, models: Models, sampling: Sampling, check: Check) -> None:
+        self._models, self._sampling, self._check = models, sampling, check
 
     def read(self, model: str = "") -> dict[str, list[str]]:
         """Those of a model, or ("") of the server. Raises ModelNotFound."""
         if model:
             self._models.versions(model)
-        found = {**_TRACE_DEFAULTS, **self._own[""], **self._own.get(model, {})}
-        return {name: list(values) for name, values in found.items()}
+        return self._sampling.read(model)
 
     def change(self, given: Mapping[str, Sequence[str]], model: str = "") -> dict[str, list[str]]:
         """All settings after the change; an empty list takes a setting back to the server's, or to the default."""
-        self.read(model)
+        found = self.read(model)
         if not given:
-            return self.read(model)
+            return found
         self._check()
         for name, values in given.items():
-            _check_trace(name, values)
-        own = self._own.setdefault(model, {})
-        for name, values in given.items():
-            if values:
-                own[name] = tuple(values)
-            else:
-                own.pop(name, None)
+            _check_trace(name, values, self._sampling.names)
+        self._sampling.change(given, model)
         return self.read(model)
 
 
-def _check_trace(name: str, values: Sequence[str]) -> None:
-    if name not in _TRACE_DEFAULTS:
-        raise InvalidArgument(f"unknown trace setting {name!r}; one of {', '.join(_TRACE_DEFAULTS)}")
+def _check_trace(name: str, values: Sequence[str], names: Sequence[str]) -> None:
+    if name not in names:
+        raise InvalidArgument(f"unknown trace setting {name!r}; one of {', '.join(names)}")
     if not values:
         return
     if name in ("trace_file", "trace_mode"):

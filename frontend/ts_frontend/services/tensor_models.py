@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ts.protocol.frames import Input, Pairs
 from ts_frontend.errors import ModelNotFound, ModelVersionNotFound
@@ -14,11 +14,17 @@ from ts_frontend.services.served import Answer
 
 #: Clients of MAX ask for version 0 and mean whichever is served.
 ANY_VERSION = "0"
-SERVER_NAME = "torchrelay"
 EXTENSIONS = (
     *("classification", "sequence", "sequence(string_id)", "model_repository", "model_configuration"),
     *("binary_tensor_data", "parameters", "statistics", "trace", "logging", "generate"),
 )
+
+
+class About(NamedTuple):
+    """What the server says of itself."""
+
+    name: str
+    version: str
 
 
 class Stream(Answer, Protocol):

@@ -13,11 +13,12 @@ from typing import Any
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode, Tracer, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from ts.protocol.frames import Pairs
 from ts_frontend.job import FINAL, Job, Ledger, State
+from ts_frontend.telemetry.sampling import Sampling
 
 MODEL_NAME, MODEL_VERSION, REQUEST_ID = "model.name", "model.version", "request.id"
 _PARENT = "traceparent"
@@ -27,7 +28,7 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 class Request:
     """A call or HTTP request that has a span, recorded or not."""
 
-    __slots__ = ("about", "begun_ns", "begun_s", "recording", "span")
+    __slots__ = ("about", "begun_ns", "begun_s", "continued", "decided", "recording", "span")
 
     def __init__(
         self, tracer: Tracer, name: str, parent: str | None, state: str | None, attributes: dict[str, Any]
@@ -39,12 +40,19 @@ class Request:
         self.begun_ns, self.begun_s = time.time_ns(), time.monotonic()
         self.span: Span = tracer.start_span(name, context, SpanKind.SERVER, attributes, start_time=self.begun_ns)
         self.recording = self.span.is_recording()
+        self.continued, self.decided = get_current_span(context).get_span_context().is_valid, False
         #: What is found out about it on its way.
         self.about: dict[str, Any] = {}
 
     def at_ns(self, monotonic_s: float) -> int:
         """A time of the server's clock, since 1970."""
         return self.begun_ns + int((monotonic_s - self.begun_s) * 1e9)
+
+    def decide(self, sampling: Sampling, model: str) -> None:
+        """Once it is known which model it is for: trace settings may leave it out. The first model decides."""
+        if self.recording and not self.decided:
+            self.decided = True
+            self.recording = sampling.wanted(model, self.continued)
 
     def end(self, fault: str, attributes: dict[str, Any]) -> None:
         """`fault`: what went wrong if the server is to blame, else ""."""
@@ -59,7 +67,8 @@ class Request:
     def carried(self, headers: Pairs) -> Pairs:
         """The headers, with this span as what a handler's own spans continue."""
         found = self.span.get_span_context()
-        value = f"00-{found.trace_id:032x}-{found.span_id:016x}-{int(found.trace_flags):02x}"
+        flags = int(found.trace_flags) if self.recording else 0
+        value = f"00-{found.trace_id:032x}-{found.span_id:016x}-{flags:02x}"
         return [*(pair for pair in headers if pair[0] != _PARENT), (_PARENT, value)]
 
 
@@ -78,6 +87,7 @@ class TracedLedger(Ledger):
     def __init__(self, ended: Callable[[ReadableSpan], None], name: str, version: str) -> None:
         super().__init__()
         self._ended = ended
+        self.model_name = name
         self._model = {MODEL_NAME: name, MODEL_VERSION: version}
         self._requests: dict[int, Request] = {}
         self._ids = RandomIdGenerator()

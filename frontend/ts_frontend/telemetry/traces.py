@@ -12,6 +12,7 @@ from ts_frontend.job import Job, Ledger
 from ts_frontend.telemetry import trace_grpc, trace_http
 from ts_frontend.telemetry.metrics_definitions import Definition, Kind
 from ts_frontend.telemetry.metrics_samples import Counter, Family
+from ts_frontend.telemetry.sampling import Sampling
 from ts_frontend.telemetry.spans import TracedLedger, current
 from ts_frontend.telemetry.trace_export import Export
 
@@ -19,8 +20,9 @@ from ts_frontend.telemetry.trace_export import Export
 class Traces:
     """Spans of calls, requests and jobs, sent by `export`."""
 
-    def __init__(self, export: Export) -> None:
+    def __init__(self, export: Export, sampling: Sampling) -> None:
         self._export = export
+        self.sampling = sampling
         self._tracer = export.tracer
 
     def method(self, method: Method) -> Method:
@@ -35,7 +37,11 @@ class Traces:
     def jobs(self, new_job: Callable[..., Job]) -> Callable[..., Job]:
         def make(ledger: Ledger, inputs: Sequence[Input], *, headers: Pairs = (), **more: Any) -> Job:
             request = current.get()
-            return new_job(ledger, inputs, headers=headers if request is None else request.carried(headers), **more)
+            if request is None:
+                return new_job(ledger, inputs, headers=headers, **more)
+            if isinstance(ledger, TracedLedger):
+                request.decide(self.sampling, ledger.model_name)
+            return new_job(ledger, inputs, headers=request.carried(headers), **more)
 
         return make
 

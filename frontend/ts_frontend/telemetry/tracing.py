@@ -15,6 +15,7 @@ from ts_frontend.ingress.asgi import AsgiApp
 from ts_frontend.ingress.call import Method
 from ts_frontend.job import Job, Ledger
 from ts_frontend.telemetry.metrics_samples import Family
+from ts_frontend.telemetry.sampling import COUNT, LEVEL, RATE, Sampling
 from ts_frontend.telemetry.trace_settings import PACKAGES, endpoint, named, protocol_of, wanted
 
 log = logging.getLogger(__name__)
@@ -22,6 +23,10 @@ log = logging.getLogger(__name__)
 
 class Tracing(Protocol):
     """Makes spans (`ts_frontend.telemetry.traces.Traces`)."""
+
+    @property
+    def sampling(self) -> Sampling:
+        """Which requests to models get some."""
 
     def method(self, method: Method) -> Method:
         """The method, with a span for each of its calls; a health method as it is."""
@@ -59,7 +64,13 @@ def open_tracing(config: ServerConfig) -> Tracing | None:
     export = Export(protocol, endpoint(config.otlp_endpoint, protocol), config.environment)
     where = config.otlp_endpoint or config.environment[named(config.environment)]
     log.info("Traces go to %s (OTLP, %s)", where, protocol)
-    return Traces(export)
+    return Traces(export, sampling_of(config, on=True))
+
+
+def sampling_of(config: ServerConfig, *, on: bool) -> Sampling:
+    """Trace settings as the server starts with them."""
+    given = {LEVEL: config.trace_level, RATE: config.trace_rate, COUNT: config.trace_count}
+    return Sampling(on, {name: (str(value).upper(),) for name, value in given.items() if value is not None})
 
 
 def _installed(package: str) -> bool:

@@ -7,38 +7,31 @@ them it takes those that the page about Dynamo draws, and that KServe mounts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 #: Options that say what is served.
 PLACES = {"--model-store", "--model-repository", "--model-dir", "--model", "--model-path", "--program"}
 MOUNTED = Path("/mnt/models")
 _START = ("--start", "--foreground")
-_OFF = ("false", "no", "off", "0")
 
 
-def dynamo(argv: Sequence[str], environ: Mapping[str, str], directory: Path, mounted: Path = MOUNTED) -> list[str]:
+def dynamo(argv: Sequence[str], directory: Path, mounted: Path = MOUNTED) -> list[str]:
     """With Dynamo's ports. `directory`: where it is started; `mounted`: where KServe puts models."""
     given = _given(argv)
-    words = [*_START]
-    if given.get("--kserve-mode", "false") in _OFF:
-        words += [] if "--profile" in given else ["--profile", "dynamo"]
-    else:  # a profile of its own, which has other ports
-        words += ["--set", "grpc_metrics=true"]
-        words += [] if "--grpc-port" in given or environ.get("DYNAMO_GRPC_PORT") else ["--grpc-port", "8001"]
-    return [*words, *([] if PLACES & given.keys() else _places(directory, mounted)), *argv]
+    profile = [] if "--profile" in given else ["--profile", "dynamo"]
+    return [*_START, *profile, *([] if PLACES & given else _places(directory, mounted)), *argv]
 
 
 def max_server(argv: Sequence[str]) -> list[str]:
     """`--model` brings MAX's profile by itself."""
-    named = {"--model", "--model-path", "--profile"} & _given(argv).keys()
+    named = {"--model", "--model-path", "--profile"} & _given(argv)
     return [*_START, *([] if named else ["--profile", "max"]), *argv]
 
 
-def _given(argv: Sequence[str]) -> dict[str, str]:
-    """Options by name, with `-` for `_`; "" for what has no value in its own word."""
-    split = [word.partition("=") for word in argv if word.startswith("--")]
-    return {name.replace("_", "-"): value.lower() for name, _, value in split}
+def _given(argv: Sequence[str]) -> set[str]:
+    """The options' names, with `-` for `_`."""
+    return {word.partition("=")[0].replace("_", "-") for word in argv if word.startswith("--")}
 
 
 def _places(directory: Path, mounted: Path) -> list[str]:

@@ -1,6 +1,5 @@
 """Dynamo's command: this server."""
 
-import os
 import sys
 from pathlib import Path
 
@@ -8,4 +7,4 @@ from ts.compat import modules
 from ts.compat.start import torchserve
 
 if __name__ == "__main__":
-    torchserve(*modules.dynamo(sys.argv[1:], os.environ, Path.cwd()))
+    torchserve(*modules.dynamo(sys.argv[1:], Path.cwd()))
