@@ -5,20 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import Any
 from weakref import WeakValueDictionary
 
 from ts_frontend.errors import Code, InvalidArgument, ModelNotFound, ServeError
 from ts_frontend.models.administration import Administration
-from ts_frontend.models.mlserver_model import Known
-from ts_frontend.models.model import Model
-from ts_frontend.models.settings import Requested
 from ts_frontend.models.store import Fetched
 from ts_frontend.repository import layout
 from ts_frontend.repository.layout import ModelDirectory
+from ts_frontend.repository.loading import Loading
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +76,7 @@ class Repository:
         self._mode = mode if directories else "explicit"
         self._takes_files = mode == "explicit"
         self._poll_s = poll_s
-        self._gpus = gpus
+        self._loading = Loading(administration, gpus)
         self._known: dict[str, _Known] = {}
         self._busy: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -88,7 +86,7 @@ class Repository:
         failures = []
         for name in names:
             try:
-                await self._load(name)
+                await self._one_at_a_time(name, self._load(name))
             except ServeError as error:
                 failures.append(f"Failed to load model: {name}: {error.message}")
                 log.error("%s", failures[-1])
@@ -115,7 +113,7 @@ class Repository:
             if known.stamp is not None and known.stamp == await self._stamp(name):
                 continue
             try:
-                await self._load(name)
+                await self._one_at_a_time(name, self._load(name))
             except ServeError as error:
                 if error.message != before:
                     log.error("Model %s could not be loaded: %s", name, error.message)
@@ -148,15 +146,16 @@ class Repository:
         if files is not None:
             if not self._takes_files:
                 raise FilesRefused
-            await self._administration.detached(self._load_files(name, config_text, files))
+            work = self._loading.files(name, config_text, files)
         elif url is not None:
-            await self._administration.detached(self._load_from(name, url, config_text))
+            work = self._loading.elsewhere(name, url, config_text)
         elif self._is_here(name):
-            await self._administration.detached(self._load(name, config_text))
-        elif known := [one for one in await self._administration.mlserver_models() if one.name == name]:
-            await self._administration.detached(self._load_mlservers(name, known, config_text))
+            work = self._load(name, config_text)
+        elif paths := [one.path for one in await self._administration.mlserver_models() if one.name == name]:
+            work = self._loading.mlservers(name, paths, config_text)
         else:
-            await self._administration.detached(self._load_from(name, self._archive_of(name), config_text))
+            work = self._loading.elsewhere(name, self._archive_of(name), config_text)
+        await self._administration.detached(self._one_at_a_time(name, work))
 
     async def unload(self, name: str) -> None:
         """Takes all versions out; returns at once, what they accepted is answered."""
@@ -214,16 +213,22 @@ class Repository:
     # --- models of a repository
 
     async def _load(self, name: str, config_text: str | None = None) -> None:
-        async with self._alone(name):
-            known = self._known.setdefault(name, _Known())
-            try:
-                path = layout.find(self._directories, name)
-                known.stamp, directory = await asyncio.to_thread(_read, path, config_text)
-                await self._serve(directory, Fetched(directory.path, str(directory.path), downloaded=False))
-                known.reason = ""
-            except ServeError as error:
-                known.reason = error.message
-                raise
+        known = self._known.setdefault(name, _Known())
+        try:
+            path = layout.find(self._directories, name)
+            known.stamp, directory = await asyncio.to_thread(_read, path, config_text)
+            await self._loading.directory(directory, Fetched(directory.path, str(directory.path), downloaded=False))
+            known.reason = ""
+        except ServeError as error:
+            known.reason = error.message
+            raise
+
+    async def _one_at_a_time(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            async with self._alone(name):
+                await work
+        finally:
+            work.close()  # in case that its turn never came
 
     def _alone(self, name: str) -> asyncio.Lock:
         """Held while a model is loaded or unloaded; the others need not wait for it."""
@@ -232,27 +237,6 @@ class Repository:
             lock = self._busy[name] = asyncio.Lock()
         return lock
 
-    async def _serve(self, directory: ModelDirectory, fetched: Fetched) -> None:
-        """The directory's versions, and no others; the highest is the default. All of them or, if one can't be started,
-        what there was before. `fetched` is the directory."""
-        registry = self._administration.registry
-        started: list[Model] = []
-        try:
-            for version in directory.versions:
-                archive = directory.archive(version, self._gpus)
-                requested = Requested(model_name=directory.name)
-                started.append(await self._administration.started(fetched, archive, requested))
-        except BaseException:
-            for model in started:
-                await self._administration.give_up(model)
-            raise
-        for model in started:
-            self._administration.place(model)
-        registry.set_default(directory.name, str(directory.versions[-1]))
-        for model in registry.versions(directory.name):
-            if model not in started:
-                self._administration.background(self._administration.take_out(model))
-
     async def _unload(self, name: str) -> None:
         """Raises ModelNotFound when nothing of it is served."""
         async with self._alone(name):
@@ -260,66 +244,10 @@ class Repository:
             for model in self._administration.registry.versions(name):
                 self._administration.background(self._administration.take_out(model))
 
-    # --- archives and directories from elsewhere
 
-    async def _load_from(self, name: str, url: str, config_text: str | None) -> None:
-        async with self._alone(name):
-            await self._serve_fetched(name, await self._administration.fetch_apart(url), config_text)
-
-    async def _load_files(self, name: str, config_text: str | None, files: Mapping[str, bytes]) -> None:
-        async with self._alone(name):
-            fetched = await self._administration.made_apart(name, partial(layout.write, files))
-            await self._serve_directory(name, fetched, config_text)
-
-    async def _serve_fetched(self, name: str, fetched: Fetched, config_text: str | None) -> None:
-        """Serves a directory in Triton's layout as one of a repository, everything else as an archive, which may hold
-        such a directory. A failure removes what was fetched."""
-        if await asyncio.to_thread(layout.is_model, fetched.path):
-            await self._serve_directory(name, fetched, config_text)
-            return
-        try:
-            await self._serve_archive(name, fetched, config_text)
-        except BaseException:
-            await self._administration.discard(fetched)
-            raise
-
-    async def _serve_directory(self, name: str, fetched: Fetched, config_text: str | None) -> None:
-        """The same for a directory in Triton's layout."""
-        try:
-            _, directory = await asyncio.to_thread(_read, fetched.path, config_text, name)
-            await self._serve(directory, fetched)
-        except BaseException:
-            await self._administration.discard(fetched)
-            raise
-
-    async def _serve_archive(self, name: str, fetched: Fetched, config_text: str | None) -> None:
-        requested = Requested(model_name=name, initial_workers=max(self._gpus, 1))
-        archive = await self._administration.opened(fetched, requested)
-        if fetched.folder is not None and archive.owned:
-            await self._administration.discard(fetched)  # what was unpacked is enough
-        unpacked = Fetched(archive.dir, fetched.url, archive.owned, archive.dir if archive.owned else None)
-        if not archive.handler and await asyncio.to_thread(layout.is_model, archive.dir):
-            await self._serve_fetched(name, unpacked, config_text)
-        elif config_text is not None:
-            await self._administration.discard(unpacked)
-            raise InvalidArgument(f"load parameter 'config': {fetched.url} is an archive, which has its own settings")
-        else:
-            await self._administration.replace(fetched, archive, requested)
-
-    async def _load_mlservers(self, name: str, known: Sequence[Known], config_text: str | None) -> None:
-        """All versions of a model of MLServer's, and no others; what was there before goes on where one can't be
-        started."""
-        async with self._alone(name):
-            for one in known:
-                await self._serve_fetched(name, await self._administration.fetch_apart(one.path), config_text)
-            for model in self._administration.registry.versions(name):
-                if model.version not in {one.version for one in known}:
-                    self._administration.background(self._administration.take_out(model))
-
-
-def _read(path: Path, config_text: str | None, name: str = "") -> tuple[object, ModelDirectory]:
+def _read(path: Path, config_text: str | None) -> tuple[object, ModelDirectory]:
     """Its stamp and what it is. InvalidArgument, also when files can't be read. Blocking."""
     try:
-        return layout.stamp(path), layout.read(path, config_text, name)
+        return layout.stamp(path), layout.read(path, config_text)
     except OSError as error:
         raise InvalidArgument(f"model {path.name!r} can't be read: {error}") from error

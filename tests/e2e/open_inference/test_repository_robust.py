@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -232,7 +233,13 @@ def test_polling_goes_on_whatever_it_meets(begin: Any, repository: Path, tmp_pat
     assert served.log.count("Model m could not be loaded") == 1
 
 
-def test_what_calls_loaded_and_unloaded_is_remembered(begin: Any, repository: Path) -> None:
+def newest_snapshot(directory: Path) -> str:
+    """What a restart would read."""
+    files = sorted((directory / "logs" / "config").glob("*.cfg"))
+    return files[-1].read_text() if files else ""
+
+
+def test_what_calls_loaded_and_unloaded_is_remembered(begin: Any, repository: Path, tmp_path: Path) -> None:
     served = begin("explicit")
     assert load(served, "upper") == 200
     served.terminate()
@@ -240,6 +247,9 @@ def test_what_calls_loaded_and_unloaded_is_remembered(begin: Any, repository: Pa
     assert listed(served) == ["upper"]
     assert unload(served, "upper") == 200
     served.wait_for_log("Model upper 1.0 unregistered")
+    end_s = time.monotonic() + GUARD_S
+    while "upper" in newest_snapshot(tmp_path) and time.monotonic() < end_s:
+        time.sleep(0.02)  # it is written soon after, beside the calls
     served.process.kill()
     served.wait()
     assert listed(begin("explicit")) == []
