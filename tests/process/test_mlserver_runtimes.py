@@ -6,6 +6,7 @@ Promises 004-01, 004-02, 004-03, 004-04, 004-05, 004-06.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -203,6 +204,107 @@ class Own(MLModel):
     assert isinstance(bad, Failed)
     assert list(ModelInferResponse.FromString(good).outputs[0].contents.int_contents) == [1]
     assert list(ModelInferResponse.FromString(again).outputs[0].contents.int_contents) == [3]
+
+
+def with_parameters(row: int, **parameters: str) -> Input:
+    tensor = ModelInferRequest.InferInputTensor(name="x", datatype="INT32", shape=[1])
+    tensor.contents.int_contents.append(row)
+    for name, value in parameters.items():
+        tensor.parameters[name].string_param = value
+    return Input("", "\0grpc", ModelInferRequest(model_name="m", inputs=[tensor]).SerializeToString())
+
+
+def test_parameters_of_a_batch_are_joined_and_come_apart(start_runtime: Any, tmp_path: Path) -> None:
+    """As MLServer joins them: a list where they differ, which the runtime may answer; what is alike stays alone."""
+    source = """
+class Own(MLModel):
+    async def predict(self, payload):
+        given = payload.inputs[0].parameters
+        parameters = types.Parameters(who=given.who, all=",".join(given.who), content_type=given.content_type)
+        (found,) = payload.inputs
+        output = types.ResponseOutput(
+            name="y", shape=found.shape, datatype="INT32", data=found.data, parameters=parameters
+        )
+        return types.InferenceResponse(model_name=self.name, outputs=[output])
+"""
+    worker, _ = start_runtime("m", write(tmp_path, source), batch_size=2)
+    found = worker.ask(
+        [with_parameters(1, who="ann", content_type="np")], [with_parameters(2, who="bob", content_type="np")]
+    )
+    outputs = [ModelInferResponse.FromString(one).outputs[0] for one in found]
+    assert [list(one.contents.int_contents) for one in outputs] == [[1], [2]]
+    assert [one.parameters["who"].string_param for one in outputs] == ["ann", "bob"]
+    assert [one.parameters["all"].string_param for one in outputs] == ["ann,bob"] * 2
+    assert [one.parameters["content_type"].string_param for one in outputs] == ["np"] * 2
+
+
+def asked(worker: Any, line: str, body: Any = None) -> Any:
+    """What a path of the runtime's own answers, as JSON."""
+    method, _, target = line.partition(" ")
+    path, _, query = target.partition("?")
+    headers = [("content-type", "application/json"), (":method", method), (":path", path), (":query", query)]
+    data = b"" if body is None else json.dumps(body).encode()
+    predict = worker.batch([Input("", "\0route", data)], headers=headers)
+    worker.send(predict)
+    (item,) = predict.items
+    last = worker.answer(item.job_id)
+    assert isinstance(last, bytes), last
+    return json.loads(b"".join(bytes(one.data) for one in worker.pending.get(item.job_id, ())) or last)
+
+
+def test_paths_of_its_own(start_runtime: Any) -> None:
+    worker, ready = start_runtime("routes")
+    assert {"method": "GET", "pattern": "/greet/(?P<name>[^/]+)"} in ready.info["routes"]
+    assert asked(worker, "GET /greet/you?times=2&loud=true") == {"text": "HELLO YOU HELLO YOU"}
+    assert asked(worker, "GET /greet/you?times=x")["detail"][0]["loc"] == ["query", "times"]
+    tensor = {"name": "x", "datatype": "INT32", "shape": [1], "data": [1]}
+    assert asked(worker, "POST /count", {"inputs": [tensor, tensor]})["outputs"][0]["data"] == [2]
+    assert asked(worker, "POST /count", {"inputs": []}) == {"error": "no inputs to count"}
+    assert asked(worker, "POST /count")["detail"][0]["type"] == "missing"
+    assert asked(worker, "POST /v2/models/routes/explain", {"b": 1, "a": 2}) == ["a", "b"]
+    assert asked(worker, "POST /invocations") == "mine"
+
+
+@pytest.mark.external
+@pytest.mark.parametrize("whose", ["own", "real"])
+def test_tables(
+    start_worker: Any, tmp_path: Path, whose: str, monkeypatch: pytest.MonkeyPatch, client_python: Any, root: Path
+) -> None:
+    """With pandas, by either package's codec."""
+    path = [root / "worker", *([root / "worker" / "ts" / "compat" / "shims"] if whose == "own" else [])]
+    monkeypatch.setattr(sys, "executable", str(client_python("mlserver")))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, path)))
+    source = """
+import pandas as pd
+from mlserver.codecs import PandasCodec
+
+class Own(MLModel):
+    async def predict(self, payload):
+        table = self.decode_request(payload, default_codec=PandasCodec)
+        assert isinstance(table, pd.DataFrame), table
+        table["sum"] = table["a"] + table["b"]
+        assert list(table.pop("name")) == ["x", "y"], table
+        return self.encode_response(table, default_codec=PandasCodec)
+"""
+    folder = write(tmp_path, source)
+    adapted = {"model_settings": str(folder / "m" / "model-settings.json")}
+    worker = start_worker(load=False)
+    ready = worker.load(
+        "", adapter_settings=adapted, model_name="m", model_dir=str(folder / "m"), adapter="mlserver_runtime"
+    )
+    assert isinstance(ready, Ready), ready
+    columns = [("a", "INT64", [1, 2]), ("b", "FP64", [0.5, 1.5]), ("name", "BYTES", ["x", "y"])]
+    inputs = [{"name": name, "datatype": kind, "shape": [2, 1], "data": data} for name, kind, data in columns]
+    inputs[2]["parameters"] = {"content_type": "str"}
+    body = {"inputs": inputs, "parameters": {"content_type": "pd"}}
+    for given in (body, {"inputs": inputs}):
+        found = json.loads(worker.ask([Input("", "\0json", json.dumps(given).encode())]))
+        assert {one["name"]: one["data"] for one in found["outputs"]} == {
+            "a": [1, 2],
+            "b": [0.5, 1.5],
+            "sum": [1.5, 3.5],
+        }
+        assert found["parameters"]["content_type"] == "pd"
 
 
 def test_a_batch_of_streams_and_single_requests(start_runtime: Any) -> None:

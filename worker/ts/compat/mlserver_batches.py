@@ -57,14 +57,20 @@ def split(response: InferenceResponse, requests: Sequence[InferenceRequest]) -> 
         return None
     found, start = [], 0
     for index, size in enumerate(sizes):
+        rows = slice(start, start + size)
         outputs = [
-            Tensor(tensor.name, tensor.datatype, tensor.array[start : start + size], dict(tensor.parameters))
+            Tensor(tensor.name, tensor.datatype, tensor.array[rows], _shares(tensor.parameters, index, len(sizes)))
             for tensor in response.outputs
         ]
-        parameters = {name: _share(value, index, len(sizes)) for name, value in response.parameters.items()}
+        parameters = _shares(response.parameters, index, len(sizes))
         found.append(replace(response, outputs=outputs, id="", parameters=parameters))
         start += size
     return found
+
+
+def _shares(parameters: dict[str, Any], index: int, count: int) -> dict[str, Any]:
+    """What of a batch's parameters is one request's: of lists with an element for each, its own."""
+    return {name: _share(value, index, count) for name, value in parameters.items()}
 
 
 def _share(value: Any, index: int, count: int) -> Any:
