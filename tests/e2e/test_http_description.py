@@ -165,5 +165,5 @@ def test_every_parameter_of_a_register_call_is_described(shared: Any) -> None:
         **dict.fromkeys(("url", "model_name", "handler", "runtime"), "string"),
         **dict.fromkeys(("batch_size", "max_batch_delay", "initial_workers"), "integer"),
         **dict.fromkeys(("response_timeout", "startup_timeout"), "integer"),
-        "synchronous": "boolean",
+        **dict.fromkeys(("synchronous", "s3_sse_kms"), "boolean"),
     }

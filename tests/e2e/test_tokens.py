@@ -350,7 +350,22 @@ OTHERS = """
 @pytest.mark.parametrize("api", ["http_inference", "http_management"])
 def test_nothing_else_is_answered_without_a_key(server: Any, api: str, method: str) -> None:
     found = {target: ask(server, method, target, api=api).status for target in OTHERS.split()}
-    assert found == dict.fromkeys(OTHERS.split(), 400)
+    unauthorized = ("/v2", "/v1/completions", "/v1/chat")
+    assert found == {one: 401 if one.startswith(unauthorized) or one == "/v1/models" else 400 for one in OTHERS.split()}
+
+
+def test_refusals_have_the_form_of_their_protocol(server: Any) -> None:
+    for method, target, error in (
+        ("POST", "/v2/models/probe/infer", REFUSED),
+        ("GET", "/v2/nothing", REFUSED),
+        (
+            "POST",
+            "/v1/chat/completions",
+            {"message": REFUSED, "type": "authentication_error", "param": None, "code": 401},
+        ),
+    ):
+        answer = ask(server, method, target, api="http_inference")
+        assert (answer.status, json.loads(answer.body)) == (401, {"error": error})
 
 
 def test_metadata_that_is_not_right(server: Any, inference: Any) -> None:
@@ -403,8 +418,8 @@ def test_open_inference(server: Any) -> None:
     for target in ("/v2/health/live", "/v2/health/ready", f"{model}/ready", f"{model}/versions/1.0/ready"):
         assert ask(server, "GET", target, api="http_inference").status == 200
     for target in ("/v2", "/v2/models", model, f"{model}/infer", "/v2/repository/index"):
-        assert ask(server, "POST", target, api="http_inference").status == 400
-        assert ask(server, "GET", target, key(server, "management"), api="http_inference").status == 400
+        assert ask(server, "POST", target, api="http_inference").status == 401
+        assert ask(server, "GET", target, key(server, "management"), api="http_inference").status == 401
     with grpc.insecure_channel(server.inference) as channel:
         stub = GRPCInferenceServiceStub(channel)
         assert stub.ServerLive(open_inference.ServerLiveRequest(), timeout=GUARD_S).live

@@ -78,7 +78,7 @@ class HttpOpenInference:
                 return served(["GET"], self._list)
             case ["models", name, "versions", version, *rest] if tuple(rest) in self._of_model:
                 return self._model(name, version, tuple(rest))
-            case ["models", name, *rest] if tuple(rest) in self._of_model and not self._is_torchserves(name, rest):
+            case ["models", name, *rest] if tuple(rest) in self._of_model and not self._is_torchserves(request, rest):
                 return self._model(name, "", tuple(rest))
             case ["repository", "index"] | ["repository", _, "index"]:
                 return served(["POST"], self._index)
@@ -93,12 +93,12 @@ class HttpOpenInference:
                 return served(["POST"], partial(self._unload, name))
         return None
 
-    def _is_torchserves(self, name: str, rest: list[str]) -> bool:
-        """Whether a request goes to the handler as TorchServe would hand it on."""
-        if rest != ["infer"] or self._always:
+    def _is_torchserves(self, request: HttpRequest, rest: list[str]) -> bool:
+        """Whether a request goes to the handler as TorchServe would hand it on. One with binary tensors never does."""
+        if rest != ["infer"] or self._always or request.header(tensor_requests.LENGTH_HEADER):
             return False
         try:
-            return not self._models.find(name).takes_tensors
+            return not self._models.find(request.segments[2]).takes_tensors
         except ModelNotFound:
             return False
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 from ts.protocol.frames import Buffer, Input
@@ -21,7 +22,12 @@ from ts_frontend.services.tensor_models import Models, find
 
 Fields: TypeAlias = "dict[str, Any]"
 DONE = b"data: [DONE]\n\n"
-_TYPES = {400: "invalid_request_error", 404: "invalid_request_error", 429: "rate_limit_error"}
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "invalid_request_error",
+    429: "rate_limit_error",
+}
 
 
 class HttpOpenAI:
@@ -38,13 +44,22 @@ class HttpOpenAI:
                 return _posted(lambda request: self._completion(request, ChatCompletion))
             case ["v1", "models"] if request.method in ("GET", "HEAD"):
                 return self._list
+            case ["v1", "models", name] if request.method in ("GET", "HEAD") and ":" not in name:
+                return partial(self._retrieve, name)
         return None
 
     async def _list(self, request: HttpRequest) -> HttpAnswer:
         """OpenAI's list and KServe's (`models`) in one."""
         names = sorted(model.name for model in self._models.defaults())
-        data = [{"id": name, "object": "model", "created": 0, "owned_by": "torchrelay"} for name in names]
-        return compact_json(200, {"object": "list", "data": data, "models": names})
+        return compact_json(200, {"object": "list", "data": [_object(name) for name in names], "models": names})
+
+    async def _retrieve(self, name: str, request: HttpRequest) -> HttpAnswer:
+        """OpenAI's object and KServe's readiness in one."""
+        try:
+            ready = find(self._models, name, "").ready
+        except ServeError as error:
+            return refusal(error)
+        return compact_json(200 if ready else 503, _object(name) | {"name": name, "ready": ready})
 
     async def _completion(self, request: HttpRequest, form: type[Completion]) -> HttpAnswer:
         body = await request.body()
@@ -54,7 +69,9 @@ class HttpOpenAI:
             raise InvalidArgument("model is the name of the model to ask")
         if asked.get("n") not in (None, 1):
             raise InvalidArgument(f"n is {asked['n']!r}: one choice for each request is all there is")
-        stream = asked.get("stream") is True
+        stream = asked.get("stream") or False
+        if not isinstance(stream, bool):
+            raise InvalidArgument(f"stream is true or false, not {stream!r}")
         model = find(self._models, name, "")
         answer = model.submit(
             [Input("", f"\0openai{form.option}{';stream' if stream else ''}", body)],
@@ -67,6 +84,10 @@ class HttpOpenAI:
         if stream:
             return await _streamed(answer, completion, asked)
         return compact_json(200, completion.whole([json.loads(bytes(piece)) for piece in await answer.pieces()]))
+
+
+def _object(name: str) -> Fields:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "torchrelay"}
 
 
 class Completion:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from ts_frontend.authorization.authorization import NOT_RENEWED
 from ts_frontend.authorization.keys import Kind
-from ts_frontend.errors import ServeError
+from ts_frontend.errors import Code, PermissionDenied, ServeError
 from ts_frontend.ingress.http import JSON
 from ts_frontend.ingress.http_call import HttpAnswer, HttpRequest, Route, Serve
+from ts_frontend.services import http_openai, http_v2
 from ts_frontend.services.http_answers import Parameters, query_pairs
 
 AUTHORIZATION = b"authorization"
+CHALLENGE = (b"www-authenticate", b"Bearer")
 #: What /token renews, by the word for it.
 _RENEWED = {"management": Kind.MANAGEMENT, "inference": Kind.INFERENCE}
 
@@ -23,6 +26,12 @@ class Authorization(Protocol):
     def opens(self, kind: Kind, values: Sequence[bytes]) -> bool: ...
     def refuse(self, kind: Kind, values: Sequence[bytes], peer: str, message: str = ...) -> None: ...
     async def renew(self, kind: Kind) -> None: ...
+
+
+class Unauthorized(ServeError):
+    """What a missing or bad key is in protocols that aren't TorchServe's."""
+
+    code, http_status, type_name = Code.UNAUTHENTICATED, 401, "InvalidKeyException"
 
 
 class HttpGuard:
@@ -38,12 +47,13 @@ class HttpGuard:
             try:
                 serve = route(request)
             except ServeError:
-                self._check(request, kinds)
+                refused = self._refused(request, kinds)
+                if refused is not None:
+                    return refused
                 raise
             if serve is None or is_open(request):
                 return serve
-            self._check(request, kinds)
-            return serve
+            return self._refused(request, kinds) or serve
 
         return find
 
@@ -51,10 +61,22 @@ class HttpGuard:
         """Asked when no route knows the path: without any key of the listener nobody learns that there is none."""
 
         def find(request: HttpRequest) -> Serve | None:
-            self._check(request, kinds)
-            return None
+            return self._refused(request, kinds)
 
         return find
+
+    def _refused(self, request: HttpRequest, kinds: Sequence[Kind]) -> Serve | None:
+        """None when a key is good; else what refuses the call in the form of its protocol. Raises PermissionDenied
+        where that form is TorchServe's."""
+        try:
+            self._check(request, kinds)
+        except PermissionDenied as error:
+            form = _form(request.segments)
+            if form is None:
+                raise
+            answer = form(Unauthorized(error.message))
+            return partial(_answered, answer._replace(headers=(*answer.headers, CHALLENGE)))
+        return None
 
     def _check(self, request: HttpRequest, kinds: Sequence[Kind]) -> None:
         """Returns when a key is good; handlers don't get to see it."""
@@ -80,6 +102,20 @@ class HttpGuard:
         else:
             await self._authorization.renew(kind)
         return HttpAnswer(200, (JSON,), b"\n")
+
+
+def _form(segments: Sequence[str]) -> Callable[[ServeError], HttpAnswer] | None:
+    """How the protocol of that path tells an error; None for TorchServe's."""
+    match segments:
+        case ["v2", *_]:
+            return http_v2.refusal
+        case ["v1", "completions" | "models"] | ["v1", "chat", "completions"]:
+            return http_openai.refusal
+    return None
+
+
+async def _answered(answer: HttpAnswer, request: HttpRequest) -> HttpAnswer:
+    return answer
 
 
 def presented(request: HttpRequest) -> list[bytes]:

@@ -140,6 +140,14 @@ def test_torchserves_way_without_a_declaration(http: httpx.Client) -> None:
     assert (answer.status_code, answer.text) == (200, "ABC")
 
 
+def test_binary_tensors_without_a_declaration(http: httpx.Client) -> None:
+    """No handler of TorchServe's could read them: they are tensors in any case."""
+    head = json.dumps({"inputs": [tensor("BYTES", [1], None, binary_data_size=7)]}).encode()
+    headers = {"Inference-Header-Content-Length": str(len(head))}
+    answer = http.post("/v2/models/upper/infer", content=head + b"\3\0\0\0abc", headers=headers)
+    assert answer.json()["outputs"][0]["data"] == ["ABC"]
+
+
 # --- events
 
 

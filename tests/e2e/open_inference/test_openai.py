@@ -64,6 +64,10 @@ def test_models(http: httpx.Client) -> None:
     found = http.get("/v1/models").json()
     assert "upper" in found["models"] and found["object"] == "list"
     assert "upper" in [one["id"] for one in found["data"] if one["object"] == "model"]
+    one = http.get("/v1/models/upper").json()
+    assert (one["id"], one["object"], one["name"], one["ready"]) == ("upper", "model", "upper", True)
+    missing = http.get("/v1/models/nobody")
+    assert missing.status_code == 404 and "nobody" in missing.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -74,6 +78,7 @@ def test_models(http: httpx.Client) -> None:
         ({"model": "upper"}, 400, "prompt"),
         ({"model": "upper", "prompt": ["a", "b"]}, 400, "prompt"),
         ({"model": "upper", "prompt": "x", "n": 2}, 400, "n is 2"),
+        ({"model": "upper", "prompt": "x", "stream": "yes"}, 400, "stream is true or false"),
         ({"model": "raises", "prompt": "x"}, 500, "Prediction failed"),
         ({"model": "raises", "prompt": "x", "stream": True}, 500, "Prediction failed"),
     ],
