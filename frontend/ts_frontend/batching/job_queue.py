@@ -104,7 +104,7 @@ class WorkQueue:
         """Ends what waits and whose deadline has passed: it makes room, and its caller knows."""
         for job in [job for job in self.waiting() if job.deadline_s <= now_s]:
             self.release(job)
-            _expire(job, now_s)
+            expired(job, now_s)
 
     def fail_all(self, error: ServeError) -> int:
         """Ends every waiting job with `error`; how many there were."""
@@ -120,18 +120,19 @@ class WorkQueue:
         return len(old)
 
 
-def _expire(job: Job, now_s: float) -> None:
+def expired(job: Job, now_s: float) -> None:
+    """Ends a job that has waited for too long."""
     waited_ms = (now_s - job.queued_at_s) * 1000
     job.expire(DeadlineExceeded(f"Deadline passed after {waited_ms:.0f} ms in the queue; the request never ran"))
 
 
 def without_expired(batch: list[Job], now_s: float) -> list[Job]:
     """A batch without those whose deadline has passed: expired work is never sent."""
-    expired = [job for job in batch if job.deadline_s <= now_s]
-    if not expired:
+    late = [job for job in batch if job.deadline_s <= now_s]
+    if not late:
         return batch
-    for job in expired:
-        _expire(job, now_s)
+    for job in late:
+        expired(job, now_s)
     return [job for job in batch if not job.done]
 
 
@@ -139,8 +140,8 @@ class JobQueue(WorkQueue):
     """Jobs in, batches out to whichever worker is free. Work-conserving: nothing waits while a worker is idle,
     except for a delay that the model's user asked for."""
 
-    def __init__(self, policy: Policy) -> None:
-        self._batcher = Batcher(policy)
+    def __init__(self, policy: Policy, batcher: Batcher | None = None) -> None:
+        self._batcher = Batcher(policy) if batcher is None else batcher
         super().__init__(self._batcher)
         self._turn = 0
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from ts_frontend.batching.ranks import Ranking
 from ts_frontend.errors import ArchiveNotFound, ServeError
 from ts_frontend.models import mlserver_model, program_model
 from ts_frontend.models.extraction import ExtractLimits, extract, refusal
@@ -38,7 +39,8 @@ class Archive:
     """An opened archive. File names are relative to `dir`; `manifest` and `config` are {} where there is none.
     `adapter` names what runs a handler written for another server (`ts.compat.NAME`), which gets `adapter_settings`;
     `signature` is what the files declare of its tensors beside `config`; `completed` makes of the configuration that a
-    loaded handler has completed the archive that says as much;
+    loaded handler has completed the archive that says as much; `ranking`: its requests have priorities, or a limited
+    time to wait;
     `remembered` is False for what a restart finds again by itself, and no snapshot has."""
 
     dir: Path
@@ -56,6 +58,7 @@ class Archive:
     adapter: str = ""
     adapter_settings: dict[str, Any] = field(default_factory=dict)
     signature: Signature | None = None
+    ranking: Ranking | None = None
     completed: Callable[[Archive, dict[str, Any]], Archive] | None = None
     remembered: bool = True
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from ts_frontend.batching.batcher import Policy
 from ts_frontend.batching.job_queue import JobQueue, TicketQueue, WorkQueue
+from ts_frontend.batching.ranked_queue import RankedJobs, RankedQueue
+from ts_frontend.batching.ranks import Ranking
 from ts_frontend.batching.sequence import Limits
 from ts_frontend.batching.sequence_jobs import SequenceJobs, keys_of
 from ts_frontend.batching.sequence_queue import SequenceQueue
@@ -78,7 +80,7 @@ class Launchpad:
                 "handlers run inside the server's"
             )
         signature = archive.signature or signature_of(archive.config)
-        queue = self._queue(name, settings)
+        queue = self._queue(name, settings, archive.ranking)
         metrics = self._metrics.model(name, version)
         counted = CountedBatches(metrics.batches)
         pool = self._supervisor.pool(
@@ -93,6 +95,8 @@ class Launchpad:
             on_change=self._changes.notify,
         )
         new_job: Callable[..., Job] = SequenceJobs(queue) if isinstance(queue, SequenceQueue) else Job
+        if archive.ranking is not None and isinstance(queue, RankedQueue):
+            new_job = RankedJobs(archive.ranking)
         tracing = self._tracing
         return Model(
             name,
@@ -112,12 +116,14 @@ class Launchpad:
             ledger=None if tracing is None else tracing.ledger(name, version),
         )
 
-    def _queue(self, name: str, settings: ModelSettings) -> WorkQueue:
+    def _queue(self, name: str, settings: ModelSettings, ranking: Ranking | None) -> WorkQueue:
         """How the model's requests come to its workers."""
         refusal = NO_WORKER.format(name=name)
         if settings.stateful:
             return SequenceQueue(self._limits(settings), keys_of(self._config), refusal)
         policy = self._policy(settings)
+        if ranking is not None:
+            return RankedQueue(policy, ranking)
         return TicketQueue(policy, refusal) if settings.use_job_ticket else JobQueue(policy)
 
     def reschedule(self, model: Model, settings: ModelSettings) -> None:

@@ -208,6 +208,11 @@ class Model:
         return own if own is not None else made_config(self.name, self.signature, self.settings, self.minimum)
 
     @property
+    def ranked(self) -> bool:
+        """Whether its requests have priorities, or a limited time to wait."""
+        return self.archive.ranking is not None
+
+    @property
     def stateful(self) -> bool:
         """Whether its requests belong to sequences."""
         return self.settings.stateful

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,6 +11,7 @@ from google.protobuf.message import Message
 
 from ts.protocol.model_config_pb2 import ModelConfig
 from ts.protocol.pool import POOL
+from ts_frontend.batching.ranks import Ranking, WaitPolicy
 from ts_frontend.errors import InvalidArgument
 from ts_frontend.models.signature import Signature, TensorSpec
 
@@ -52,6 +54,7 @@ def checked(config: ModelConfig, name: str, source: str) -> ModelConfig:
     for kind, tensors in (("input", config.input), ("output", config.output)):
         _check_tensors(kind, tensors, source, whole=not completes_itself)
     _check_sequences(config, source)
+    _check_priorities(config, source)
     return config
 
 
@@ -148,11 +151,42 @@ def worker_settings(config: ModelConfig, gpus: int) -> dict[str, Any]:
         found["batchSize"] = max(config.max_batch_size, 1)
         if dynamic.max_queue_delay_microseconds:
             found["maxBatchDelay"] = max(round(dynamic.max_queue_delay_microseconds / 1000), 1)
-        if dynamic.default_queue_policy.max_queue_size:
-            found["jobQueueSize"] = dynamic.default_queue_policy.max_queue_size
+        jobs_max = (ranking(config) or Ranking(policy=_wait_policy(dynamic.default_queue_policy))).jobs_max
+        if jobs_max:
+            found["jobQueueSize"] = jobs_max
     if config.HasField("sequence_batching"):
         found |= _sequences(config)
     return found | _placement(config, gpus)
+
+
+def ranking(config: ModelConfig) -> Ranking | None:
+    """The order in which requests wait, where that isn't the one in which they came, or their time is limited."""
+    dynamic = config.dynamic_batching
+    policy = _wait_policy(dynamic.default_queue_policy)
+    if not dynamic.priority_levels and policy.timeout_s == math.inf:
+        return None
+    policies = {int(level): _wait_policy(one) for level, one in dynamic.priority_queue_policy.items()}
+    return Ranking(dynamic.priority_levels, dynamic.default_priority_level, policy, policies)
+
+
+def _wait_policy(policy: Any) -> WaitPolicy:
+    timeout_us = policy.default_timeout_microseconds
+    return WaitPolicy(
+        timeout_us / 1e6 if timeout_us else math.inf,
+        policy.timeout_action == policy.DELAY,
+        policy.allow_timeout_override,
+        policy.max_queue_size,
+    )
+
+
+def _check_priorities(config: ModelConfig, source: str) -> None:
+    dynamic = config.dynamic_batching
+    levels, default = dynamic.priority_levels, dynamic.default_priority_level
+    if levels and not 1 <= default <= levels:
+        raise InvalidArgument(f"{source}: default_priority_level is one of the {levels} priority_levels, not {default}")
+    for level in dynamic.priority_queue_policy:
+        if not 1 <= level <= levels:
+            raise InvalidArgument(f"{source}: priority_queue_policy is for level {level}; priority_levels is {levels}")
 
 
 def _sequences(config: ModelConfig) -> dict[str, Any]:

@@ -49,6 +49,7 @@ class ModelDirectory:
             adapter="triton",
             adapter_settings=self._adapter_settings(directory),
             signature=configs.signature(config),
+            ranking=configs.ranking(config),
             completed=partial(_completed, gpus),
             remembered=False,
         )

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any, TypeAlias
 
-from ts.protocol.frames import Buffer, Input
+from ts.protocol.frames import Buffer, Input, Pairs
 from ts_frontend.batching.sequence_jobs import Keys
 from ts_frontend.errors import InvalidArgument, ModelNotFound, ServeError
 from ts_frontend.ingress.http_call import Header, HttpAnswer, HttpRequest, Serve
@@ -168,14 +168,15 @@ class HttpOpenInference:
         """Of a form that isn't streamed all answers together may take max_response_size."""
         named = "versions" in request.segments
         model = tensor_models.find(self._models, model.name, model.version if named else "")  # replaced meanwhile?
-        headers = [(key.decode("latin-1"), value.decode("latin-1")) for key, value in request.headers]
+        headers: Pairs = [(key.decode("latin-1"), value.decode("latin-1")) for key, value in request.headers]
         given = tensor_requests.of_json(body, request.header(tensor_requests.LENGTH_HEADER))
-        if given and model.stateful:
-            headers += tensor_requests.sequence_headers(given, self._keys)
+        deadline_s = math.inf
+        if given:
+            headers, deadline_s = tensor_requests.scheduled(model, given, headers, deadline_s, self._keys)
         answer = model.submit(
             [Input("", f"\0{form}{self._regions.option(body)}", body)],
             headers=headers,
-            deadline_s=tensor_requests.deadline_s(given, math.inf),
+            deadline_s=deadline_s,
             request_id=request.request_id,
             stream=form.endswith(";stream"),
             version_named=named,

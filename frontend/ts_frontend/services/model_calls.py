@@ -84,9 +84,8 @@ class ModelCalls:
         stream = bool(what["stream"])
         if model.signature.decoupled and not stream:
             raise InvalidArgument(f"Model {model.name!r} is decoupled: call it with decoupled=True")
-        headers = [pair for pair in caller.headers if pair[0] in TRACE_HEADERS]
-        if model.stateful:
-            headers += tensor_requests.sequence_headers(what["parameters"], self._keys)
+        headers: Pairs = [pair for pair in caller.headers if pair[0] in TRACE_HEADERS]
+        headers, _ = tensor_requests.scheduled(model, what["parameters"], headers, deadline_s, self._keys)
         return model.submit(
             [Input("", "\0grpc;stream" if stream else "\0grpc", data)],
             headers=headers,

@@ -116,9 +116,7 @@ class OpenInferenceService:
         deadline_s = call.deadline_s
         if request.parameters:
             given = tensor_requests.of_message(request)
-            deadline_s = tensor_requests.deadline_s(given, deadline_s)
-            if model.stateful:
-                headers = [*headers, *tensor_requests.sequence_headers(given, self._keys)]
+            headers, deadline_s = tensor_requests.scheduled(model, given, headers, deadline_s, self._keys)
         return model.submit(
             [Input("", f"\0{form}{self._regions.option(data)}", data)],
             headers=headers,

@@ -6,25 +6,27 @@ import json
 import math
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from google.protobuf.message import Message
 
 from ts.protocol.frames import Pairs
+from ts_frontend.batching import ranked_queue
 from ts_frontend.batching.sequence_jobs import Keys
 from ts_frontend.errors import InvalidArgument
 
-TIMEOUT, SEQUENCE_ID = "timeout", "sequence_id"
+TIMEOUT, PRIORITY, SEQUENCE_ID = "timeout", "priority", "sequence_id"
 SEQUENCE_START, SEQUENCE_END = "sequence_start", "sequence_end"
+_NAMES = (TIMEOUT, PRIORITY, SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END)
 #: Bodies without any of these words are not looked into.
-_WORDS = (b'"timeout"', b'"sequence_id"')
+_WORDS = (b'"timeout"', b'"sequence_id"', b'"priority"')
 LENGTH_HEADER = b"inference-header-content-length"
 
 
 def of_message(request: Message) -> dict[str, Any]:
     """The parameters of a ModelInferRequest."""
     found: Mapping[str, Any] = request.parameters  # type: ignore[attr-defined]
-    return {name: _value(found[name]) for name in (TIMEOUT, SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END) if name in found}
+    return {name: _value(found[name]) for name in _NAMES if name in found}
 
 
 def _value(parameter: Any) -> Any:
@@ -43,6 +45,36 @@ def of_json(body: bytes, head_bytes: str) -> dict[str, Any]:
     except (ValueError, RecursionError, KeyError, TypeError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+class Scheduling(Protocol):
+    """What of a model says which parameters count for it (`ts_frontend.models.model.Model`)."""
+
+    @property
+    def stateful(self) -> bool: ...
+    @property
+    def ranked(self) -> bool: ...
+
+
+def scheduled(
+    model: Scheduling, parameters: Mapping[str, Any], headers: Pairs, until_s: float, keys: Keys
+) -> tuple[Pairs, float]:
+    """The headers and the deadline (`until_s` without parameters) with which the model gets the request. Raises
+    InvalidArgument."""
+    if model.stateful:
+        headers = [*headers, *sequence_headers(parameters, keys)]
+    if model.ranked:  # whose own rules say what the time in the queue ends with
+        deadline_s(parameters, until_s)
+        return [*headers, *_rank_headers(parameters)], until_s
+    return headers, deadline_s(parameters, until_s)
+
+
+def _rank_headers(parameters: Mapping[str, Any]) -> Pairs:
+    priority = parameters.get(PRIORITY)
+    if priority is not None and (type(priority) is not int or priority < 0):
+        raise InvalidArgument(f"parameter priority is a number, at least 0, not {priority!r}")
+    found = ((ranked_queue.PRIORITY, priority), (ranked_queue.TIMEOUT_US, parameters.get(TIMEOUT)))
+    return [(name, str(value)) for name, value in found if value]
 
 
 def deadline_s(parameters: Mapping[str, Any], deadline_s: float) -> float:

@@ -75,11 +75,30 @@ TENSORS = """
 input [ { name: "X" data_type: TYPE_INT32 dims: [ 1 ] } ]
 output [ { name: "Y" data_type: TYPE_INT32 dims: [ 2 ] } ]
 """
+RANKS = """
+dynamic_batching {
+  priority_levels: 3 default_priority_level: 2
+  priority_queue_policy { key: 3 value: { max_queue_size: 1 } }
+}
+"""
+REFUSES = """
+dynamic_batching {
+  default_queue_policy { default_timeout_microseconds: 60000000 allow_timeout_override: true max_queue_size: 2 }
+}
+"""
+DELAYS = """
+dynamic_batching {
+  default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 60000000 allow_timeout_override: true }
+}
+"""
 MODELS = {
     "completed": (GATED.replace("COMPLETE", COMPLETES), None),
     "half_said": (GATED.replace("COMPLETE", COMPLETES), 'backend: "python" input [ { name: "X" optional: true } ]'),
     "unbatched": (GATED.replace("COMPLETE", ""), 'backend: "python" max_batch_size: 4' + TENSORS),
     "streams": (STREAMS, None),
+    "ranked": (GATED.replace("COMPLETE", ""), 'backend: "python" max_batch_size: 1' + TENSORS + RANKS),
+    "refusing": (GATED.replace("COMPLETE", ""), 'backend: "python" max_batch_size: 1' + TENSORS + REFUSES),
+    "delaying": (GATED.replace("COMPLETE", ""), 'backend: "python" max_batch_size: 1' + TENSORS + DELAYS),
 }
 
 
@@ -196,3 +215,48 @@ def test_a_model_that_says_itself_that_it_is_decoupled_is(served: Any) -> None:
         stub = GRPCInferenceServiceStub(channel)
         answers = list(stub.ModelStreamInfer(iter([request("streams", 3)]), timeout=GUARD_S))
     assert len(answers) == 3 and not any(one.error_message for one in answers), json.dumps(list(map(str, answers)))
+
+
+def test_requests_go_by_their_priority(served: Any) -> None:
+    with gate_of(served, "ranked") as gate:
+        given = [{"priority": 3}, {}, {"priority": 2}, {"priority": 9}, {"priority": 1}, {"priority": 1}]
+        others = [gate.ask(**parameters) for parameters in given]
+        full = gate.refused(priority=3)
+        assert full.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "priority 3" in str(full.details())
+        gate.open()
+        order = [one.result(GUARD_S)[1] for one in others]
+        assert order == [order[4] + 5, order[4] + 2, order[4] + 3, order[4] + 4, order[4], order[4] + 1]
+
+
+def test_priorities_count_over_http(served: Any) -> None:
+    def ask(value: int, priority: int) -> int:
+        tensor = {"name": "X", "datatype": "INT32", "shape": [1, 1], "data": [value]}
+        body = {"inputs": [tensor], "parameters": {"priority": priority}}
+        answer = httpx.post(f"{served.http}/v2/models/ranked/infer", json=body, timeout=GUARD_S).json()
+        return int(answer["outputs"][0]["data"][1])
+
+    with gate_of(served, "ranked") as gate, ThreadPoolExecutor(2) as pool:
+        low = pool.submit(ask, 1, 3)
+        until(lambda: waiting(served, "ranked") == 1)
+        high = pool.submit(ask, 1, 1)
+        until(lambda: waiting(served, "ranked") == 2)
+        gate.open()
+        assert low.result(GUARD_S) == high.result(GUARD_S) + 1
+
+
+def test_a_request_is_refused_when_its_time_in_the_queue_is_over(served: Any) -> None:
+    with gate_of(served, "refusing") as gate:
+        patient = gate.ask()
+        late = gate.refused(timeout=1000)
+        assert late.code() is grpc.StatusCode.DEADLINE_EXCEEDED and "never ran" in str(late.details())
+        gate.ask()
+        assert gate.refused().code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        gate.open()
+        assert patient.result(GUARD_S)
+
+
+def test_a_request_whose_time_is_over_may_go_behind_the_others(served: Any) -> None:
+    with gate_of(served, "delaying") as gate:
+        late, patient = gate.ask(timeout=1), gate.ask()
+        gate.open()
+        assert late.result(GUARD_S)[1] == patient.result(GUARD_S)[1] + 1

@@ -1,0 +1,152 @@
+"""Priorities and times to wait, with time as an argument."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ts_frontend.batching.batcher import Full, Policy
+from ts_frontend.batching.ranked_queue import PRIORITY, TIMEOUT_US, RankedJobs
+from ts_frontend.batching.ranks import RankedBatcher, Ranking, WaitPolicy
+from ts_frontend.errors import InvalidArgument
+from ts_frontend.job import Ledger
+from ts_frontend.repository import config as configs
+
+
+@dataclass
+class Waiting:
+    id: int
+    level: int = 0
+    wish_s: float = 0.0
+    until_s: float = 0.0
+    late: bool = False
+    size_bytes: int = 10
+    queued_at_s: float = 0.0
+    deadline_s: float = math.inf
+    alone: bool = False
+
+
+def filled(policy: Policy, ranking: Ranking, *jobs: Waiting, now_s: float = 0.0) -> RankedBatcher:
+    batcher = RankedBatcher(policy, ranking)
+    for job in jobs:
+        batcher.add(job, now_s)
+    return batcher
+
+
+def ids(batch: list[Any]) -> list[int]:
+    return [job.id for job in batch]
+
+
+def test_batches_are_filled_from_the_first_level_on() -> None:
+    jobs = [Waiting(number, level) for number, level in enumerate((3, 1, 2, 1, 3))]
+    batcher = filled(Policy(batch_size=3), Ranking(3, 2), *jobs)
+    assert ids(batcher.take()) == [1, 3, 2] and ids(batcher.take()) == [0, 4] and not batcher.take()
+    assert batcher.size_bytes == 0
+
+
+def test_what_goes_alone_goes_alone() -> None:
+    batcher = filled(Policy(batch_size=3), Ranking(2, 1), Waiting(1, 2), Waiting(2, 1, alone=True), Waiting(3, 2))
+    assert [ids(batcher.take()) for _ in range(2)] == [[2], [1, 3]]
+
+
+def test_what_comes_back_goes_first_in_its_level() -> None:
+    batcher = filled(Policy(), Ranking(2, 1), Waiting(1, 2), Waiting(2, 1), Waiting(3, 1))
+    taken = batcher.take()
+    batcher.restore(taken)
+    assert [ids(batcher.take()) for _ in range(3)] == [[2], [3], [1]]
+
+
+def test_a_level_may_be_full_alone() -> None:
+    ranking = Ranking(2, 1, policies={2: WaitPolicy(jobs_max=1)})
+    batcher = filled(Policy(), ranking, Waiting(1, 2))
+    with pytest.raises(Full, match="priority 2"):
+        batcher.add(Waiting(2, 2), 0.0)
+    batcher.add(Waiting(3, 1), 0.0)
+    assert len(batcher) == 2 and ranking.jobs_max == 0
+
+
+@pytest.mark.parametrize(
+    ("wish_s", "overridable", "until_s"), [(0, True, 15), (2, True, 12), (2, False, 15), (9, True, 15)]
+)
+def test_a_wish_may_only_shorten_the_time(wish_s: float, overridable: bool, until_s: float) -> None:
+    job = Waiting(1, wish_s=wish_s)
+    filled(Policy(), Ranking(policy=WaitPolicy(5.0, overridable=overridable)), job, now_s=10.0)
+    assert job.until_s == until_s
+
+
+def test_a_wish_makes_no_limit() -> None:
+    job = Waiting(1, wish_s=2.0)
+    filled(Policy(), Ranking(1, 1, WaitPolicy(overridable=True)), job)
+    assert job.until_s == math.inf
+
+
+def test_who_has_waited_too_long_is_refused_or_goes_last() -> None:
+    policies = {1: WaitPolicy(5.0, delays=True), 2: WaitPolicy(3.0)}
+    jobs = [Waiting(1, 1), Waiting(2, 2), Waiting(3, 3)]
+    batcher = filled(Policy(batch_size=9), Ranking(3, 1, policies=policies), *jobs)
+    batcher.add(Waiting(4, 1), 4.0)
+    assert batcher.settle(2.9) == [] and ids(batcher.settle(3.0)) == [2]
+    assert batcher.settle(5.0) == [] and ids(batcher.take()) == [4, 1, 3]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3))), st.integers(1, 4))
+def test_everything_that_waits_is_taken_or_refused_once(jobs: list[tuple[int, int]], size: int) -> None:
+    ranking = Ranking(3, 1, WaitPolicy(2.0, overridable=True), {2: WaitPolicy(1.0, delays=True)})
+    batcher = RankedBatcher(Policy(batch_size=size), ranking)
+    for number, (level, wish_s) in enumerate(jobs):
+        batcher.add(Waiting(number, ranking.level(level), wish_s), 0.0)
+    seen = ids(batcher.settle(1.5))
+    while batch := batcher.take():
+        assert len(batch) <= size
+        seen += ids(batch)
+    assert sorted(seen) == list(range(len(jobs))) and not len(batcher) and not batcher.size_bytes
+
+
+@pytest.mark.parametrize(
+    ("headers", "level", "wish_s"),
+    [
+        ([], 2, 0.0),
+        ([(PRIORITY, "1"), (TIMEOUT_US, "1500000")], 1, 1.5),
+        ([(PRIORITY, "9")], 2, 0.0),
+        ([(PRIORITY, "-1"), (TIMEOUT_US, "x")], 2, 0.0),
+    ],
+)
+def test_headers_say_the_priority(headers: Any, level: int, wish_s: float) -> None:
+    job = RankedJobs(Ranking(3, 2))(Ledger(), [], headers=headers, request_id="r")
+    assert (job.level, job.wish_s) == (level, wish_s)
+
+
+def config_of(text: str) -> Any:
+    return configs.checked(configs.parse("dynamic_batching { " + text + " }", "here"), "m", "here")
+
+
+def test_the_configuration_says_the_ranking() -> None:
+    text = (
+        "priority_levels: 2 default_priority_level: 1 "
+        "default_queue_policy { default_timeout_microseconds: 500 max_queue_size: 4 } "
+        "priority_queue_policy "
+        "{ key: 2 value { timeout_action: DELAY allow_timeout_override: true max_queue_size: 6 } }"
+    )
+    config = config_of(text)
+    late = WaitPolicy(math.inf, True, True, 6)
+    assert configs.ranking(config) == Ranking(2, 1, WaitPolicy(0.0005, jobs_max=4), {2: late})
+    assert configs.worker_settings(config, 0)["jobQueueSize"] == 10
+
+
+def test_a_size_alone_needs_no_ranking() -> None:
+    config = config_of("default_queue_policy { max_queue_size: 4 }")
+    assert configs.ranking(config) is None and configs.worker_settings(config, 0)["jobQueueSize"] == 4
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["priority_levels: 2", "priority_levels: 2 default_priority_level: 3", "priority_queue_policy { key: 1 value {} }"],
+)
+def test_levels_that_are_not_there_are_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="priority"):
+        config_of(text)
