@@ -32,6 +32,7 @@ from ts_frontend.models.administration import Administration
 from ts_frontend.models.archive import Archive, ExtractLimits
 from ts_frontend.models.environment import Environments
 from ts_frontend.models.environment_store import EnvironmentStore
+from ts_frontend.models.installation import Installation
 from ts_frontend.models.launchpad import Launchpad
 from ts_frontend.models.persistence import Recorder, RestoreFailed
 from ts_frontend.models.programs import Programs
@@ -259,8 +260,7 @@ class Server:
         launchpad = Launchpad(
             config, supervisor, worker_env(config), registry.changes, self._metrics, self._tracing, calls
         )
-        return Administration(
-            registry,
+        installation = Installation(
             store,
             launchpad,
             supervisor,
@@ -269,10 +269,14 @@ class Server:
             self._programs(work_dir),
             work_dir=work_dir,
             extract_limits=self._extract_limits(),
+            mlserver=config.mlserver,
+        )
+        return Administration(
+            registry,
+            installation,
             model_api=config.model_api_enabled,
             unregister_timeout_s=config.unregister_model_timeout,
             on_change=recorder.changed,
-            mlserver=config.mlserver,
         )
 
     def _environments(self) -> Environments:

@@ -88,7 +88,7 @@ def states_of(administration: Administration) -> States:
             continue
         settings = model.settings
         states.setdefault(model.name, {})[model.version] = VersionState(
-            archive=administration.fetched(model).recorded,
+            archive=administration.installation.fetched(model).recorded,
             default=registry.is_default(model),
             min_workers=model.minimum,
             max_workers=model.maximum,

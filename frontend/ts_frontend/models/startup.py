@@ -53,7 +53,7 @@ async def load_at_startup(
     starts = [administration.start_workers(model) for model in administration.registry]
     if not config.exit_on_error:
         for start in starts:
-            administration.background(start)
+            administration.tasks.background(start)
         return failures
     progress("starting the workers")
     ended = await asyncio.gather(*starts, return_exceptions=True)
@@ -81,7 +81,7 @@ async def _load(entry: str, workers: int, administration: Administration, store:
     url = _archive(url, store)
     if one and url not in store.names():
         name, url = name or entry, store.only()
-    for given in [name] if name else await administration.names_in(url) or [""]:
+    for given in [name] if name else await administration.installation.names_in(url) or [""]:
         requested = Requested(model_name=given or None, initial_workers=workers)
         await administration.add(url, requested, loaded_at_startup=True)
 

@@ -46,13 +46,13 @@ class Loading:
 
     async def files(self, name: str, config_text: str | None, files: Mapping[str, bytes]) -> None:
         """A directory in Triton's layout with these files, by their paths in it."""
-        fetched = await self._administration.made_apart(name, partial(layout.write, files))
+        fetched = await self._administration.installation.made_apart(name, partial(layout.write, files))
         await self._copy(name, fetched, config_text)
 
     async def elsewhere(self, name: str, url: str, config_text: str | None) -> None:
         """What is at `url`, a name of the model store or an allowed URL: a directory in Triton's layout, everything
         else as an archive, which may hold such a directory."""
-        await self._fetched(name, await self._administration.fetch_apart(url), config_text)
+        await self._fetched(name, await self._administration.installation.fetch_apart(url), config_text)
 
     async def mlservers(self, name: str, paths: Sequence[str], config_text: str | None) -> None:
         """All versions of a model of MLServer's, by their paths in the model store, and no others."""
@@ -61,8 +61,8 @@ class Loading:
         requested = Requested(model_name=name, initial_workers=max(self._gpus, 1))
         loaded = []
         for path in paths:
-            fetched = await self._administration.fetch_apart(path)
-            archive = await self._administration.opened(fetched, requested)
+            fetched = await self._administration.installation.fetch_apart(path)
+            archive = await self._administration.installation.opened(fetched, requested)
             loaded.append(await self._administration.replace(fetched, archive, requested))
         self._leave_only(name, loaded)
 
@@ -70,7 +70,7 @@ class Loading:
         """Takes out the other versions."""
         for model in self._administration.registry.versions(name):
             if model not in models:
-                self._administration.background(self._administration.take_out(model))
+                self._administration.tasks.background(self._administration.take_out(model))
 
     async def _fetched(self, name: str, fetched: Fetched, config_text: str | None) -> None:
         if await asyncio.to_thread(layout.is_model, fetched.path):
@@ -79,7 +79,7 @@ class Loading:
         try:
             await self._archive(name, fetched, config_text)
         except BaseException:
-            await self._administration.discard(fetched)
+            await self._administration.installation.discard(fetched)
             raise
 
     async def _copy(self, name: str, fetched: Fetched, config_text: str | None) -> None:
@@ -87,22 +87,22 @@ class Loading:
         try:
             await self.directory(await asyncio.to_thread(layout.read, fetched.path, config_text, name), fetched)
         except OSError as error:
-            await self._administration.discard(fetched)
+            await self._administration.installation.discard(fetched)
             raise InvalidArgument(f"model {name!r} can't be read: {error}") from error
         except BaseException:
-            await self._administration.discard(fetched)
+            await self._administration.installation.discard(fetched)
             raise
 
     async def _archive(self, name: str, fetched: Fetched, config_text: str | None) -> None:
         requested = Requested(model_name=name, initial_workers=max(self._gpus, 1))
-        archive = await self._administration.opened(fetched, requested)
+        archive = await self._administration.installation.opened(fetched, requested)
         if fetched.folder is not None and archive.owned:
-            await self._administration.discard(fetched)  # what was unpacked is enough
+            await self._administration.installation.discard(fetched)  # what was unpacked is enough
         unpacked = Fetched(archive.dir, fetched.url, archive.owned, archive.dir if archive.owned else None)
         if not archive.handler and await asyncio.to_thread(layout.is_model, archive.dir):
             await self._copy(name, unpacked, config_text)
         elif config_text is not None:
-            await self._administration.discard(unpacked)
+            await self._administration.installation.discard(unpacked)
             raise _unused(fetched.url)
         else:
             await self._administration.replace(fetched, archive, requested)

@@ -151,16 +151,18 @@ class Repository:
             work = self._loading.elsewhere(name, url, config_text)
         elif self._is_here(name):
             work = self._load(name, config_text)
-        elif paths := [one.path for one in await self._administration.mlserver_models() if one.name == name]:
+        elif paths := [
+            one.path for one in await self._administration.installation.mlserver_models() if one.name == name
+        ]:
             work = self._loading.mlservers(name, paths, config_text)
         else:
             work = self._loading.elsewhere(name, self._archive_of(name), config_text)
-        await self._administration.detached(self._one_at_a_time(name, work))
+        await self._administration.tasks.detached(self._one_at_a_time(name, work))
 
     async def unload(self, name: str) -> None:
         """Takes all versions out; returns at once, what they accepted is answered."""
         self._check("unload")
-        await self._administration.detached(self._unload(name))
+        await self._administration.tasks.detached(self._unload(name))
 
     def _check(self, verb: str) -> None:
         if self._mode != "explicit":
@@ -176,7 +178,7 @@ class Repository:
 
     def _archive_of(self, name: str) -> str:
         """The archive of the model store with the model's name. ModelNotFound."""
-        for archive in self._administration.archives():
+        for archive in self._administration.installation.archives():
             if name in (archive, archive.removesuffix(".mar"), archive.removesuffix(".tar.gz")):
                 return archive
         raise ModelNotFound(name)
@@ -205,7 +207,7 @@ class Repository:
             known = {(model.name, model.version) for model in registry}
             found += [
                 Entry(one.name, one.version, "UNAVAILABLE", "it is not loaded")
-                for one in await self._administration.mlserver_models()
+                for one in await self._administration.installation.mlserver_models()
                 if (one.name, one.version) not in known
             ]
         return sorted((one for one in found if one.state == "READY" or not only_ready), key=lambda one: one.name)
@@ -242,7 +244,7 @@ class Repository:
         async with self._alone(name):
             self._known.pop(name, None)
             for model in self._administration.registry.versions(name):
-                self._administration.background(self._administration.take_out(model))
+                self._administration.tasks.background(self._administration.take_out(model))
 
 
 def _read(path: Path, config_text: str | None) -> tuple[object, ModelDirectory]:

@@ -15,8 +15,9 @@ from ts_frontend.errors import (
     WorkflowFailed,
     WorkflowNotFound,
 )
-from ts_frontend.models.administration import LIST_LIMIT_MAX, Administration, Outcome
+from ts_frontend.models.administration import Administration, Outcome
 from ts_frontend.models.extraction import ExtractLimits
+from ts_frontend.models.paging import LIST_LIMIT_MAX, page
 from ts_frontend.models.settings import check_name
 from ts_frontend.models.store import Fetched, Store
 from ts_frontend.workflows.archive import WorkflowArchive, open_workflow
@@ -73,7 +74,7 @@ class WorkflowAdministration:
         startup_timeout: int | None = None,
     ) -> Outcome:
         """Adds a workflow, whole or not at all; a caller who leaves doesn't stop it."""
-        return await self.models.detached(
+        return await self.models.tasks.detached(
             self._register(url, workflow_name, Timeouts(response_timeout, startup_timeout))
         )
 
@@ -150,7 +151,7 @@ class WorkflowAdministration:
         del self._workflows[name]
         self._arriving.add(name)
         self._on_change()
-        return await self.models.detached(self._unregister(workflow))
+        return await self.models.tasks.detached(self._unregister(workflow))
 
     async def _unregister(self, workflow: Workflow) -> Outcome:
         try:
@@ -172,15 +173,11 @@ class WorkflowAdministration:
 
     def list_workflows(self, limit: int = LIST_LIMIT_MAX, next_page_token: int = 0) -> dict[str, Any]:
         """One page of workflows, as TorchServe lists them."""
-        limit = LIST_LIMIT_MAX if limit < 0 or limit > LIST_LIMIT_MAX else limit
-        first = max(0, next_page_token)
-        workflows = list(self)
-        out: dict[str, Any] = {}
-        if first + limit <= len(workflows):
-            out["nextPageToken"] = str(first + limit)
-        page = workflows[first : first + limit]
-        out["workflows"] = [{"workflowName": each.name, "workflowUrl": each.fetched.url} for each in page]
-        return out
+        found, more = page(list(self), limit, next_page_token)
+        return {
+            **more,
+            "workflows": [{"workflowName": each.name, "workflowUrl": each.fetched.url} for each in found],
+        }
 
     def describe(self, name: str) -> list[Mapping[str, Any]]:
         """The description of a workflow; the numbers are its defaults for models."""

@@ -26,7 +26,9 @@ def states_of(workflows: WorkflowAdministration) -> Mapping[str, WorkflowState]:
             response_timeout_s=workflow.timeouts.response_s,
             startup_timeout_s=workflow.timeouts.startup_s,
             nodes={
-                model.name: NodeState(workflows.models.fetched(model).recorded, model.minimum, model.maximum)
+                model.name: NodeState(
+                    workflows.models.installation.fetched(model).recorded, model.minimum, model.maximum
+                )
                 for model in models_of(workflow, workflows.models)
                 if model.workflow
             },
