@@ -15,7 +15,8 @@ from model_archiver.model_archiver_error import ModelArchiverError
 from model_archiver.packing import FORMATS, Stamp, pack
 from ts.version import __version__
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_\-.]*")
+#: What a model may be called.
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_\-.]*")
 _RUNTIMES = ("python", "python3", "LSP")
 
 
@@ -45,7 +46,7 @@ class ModelArchiver:
 
 def _checked(config: ModelArchiverConfig) -> ModelArchiverConfig:
     """The configuration with plain values. Raises ModelArchiverError."""
-    if not _NAME.fullmatch(str(config.model_name)):
+    if not NAME.fullmatch(str(config.model_name)):
         raise ModelArchiverError(
             f"--model-name {config.model_name!r} is not allowed: letters, digits, '_', '-' and '.', "
             "and the first a letter or a digit"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import sys
 from typing import Any
 
@@ -10,8 +11,29 @@ from model_archiver.arg_parser import ArgParser
 from model_archiver.model_archiver import ModelArchiver
 from model_archiver.model_archiver_config import ModelArchiverConfig
 from model_archiver.model_archiver_error import ModelArchiverError
+from model_archiver.model_packaging_utils import ModelExportUtils
 
-__all__ = ["ArgParser", "ModelArchiverConfig", "ModelArchiverError", "generate_model_archive"]
+__all__ = [
+    "ArgParser",
+    "ModelArchiverConfig",
+    "ModelArchiverError",
+    "ModelExportUtils",
+    "generate_model_archive",
+    "package_model",
+]
+
+
+def package_model(config: ModelArchiverConfig, manifest: str) -> None:
+    """Makes an archive with this text as its manifest. Raises ModelArchiverError, OSError."""
+    name, steps = config.model_name, ModelExportUtils
+    steps.validate_inputs(name, config.export_path)
+    folder = steps.check_mar_already_exists(name, config.export_path, config.force, config.archive_format)
+    keys = ("model_file", "serialized_file", "handler", "extra_files", "requirements_file", "config_file")
+    files = steps.copy_artifacts(name, config.runtime, **{key: getattr(config, key) for key in keys})
+    try:
+        steps.archive(folder, name, files, manifest, config.archive_format)
+    finally:
+        shutil.rmtree(files, ignore_errors=True)
 
 
 def generate_model_archive(config: ModelArchiverConfig | None = None) -> None:

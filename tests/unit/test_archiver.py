@@ -345,3 +345,60 @@ def test_the_command_without_what_it_needs(src: Path, clean_env: dict[str, str])
     done = command(clean_env, "--model-name", "m")
     assert done.returncode == 2
     assert "--handler" in done.stderr
+
+
+# --- step by step, as scripts for TorchServe do
+
+
+def test_the_steps_make_the_same_archive(src: Path) -> None:
+    from model_archiver.model_packaging import package_model
+    from model_archiver.model_packaging_utils import ModelExportUtils
+
+    config = ModelArchiverConfig(
+        "m", "handler.py:entry", "1.0", "model.pt", "net.py", "assets", requirements_file="requirements.txt"
+    )
+    config.export_path = str(src / "steps")
+    package_model(config, manifest=ModelExportUtils.generate_manifest_json(config))
+    config.export_path = str(src / "whole")
+    ModelArchiver.generate_model_archive(config)
+    archives = [open_archive(src / folder / "m.mar", src / "work") for folder in ("steps", "whole")]
+    files = [sorted(str(f.relative_to(one.dir)) for f in one.dir.rglob("*") if f.is_file()) for one in archives]
+    assert files[0] == files[1] and "deep/config.json" in files[0]
+    manifests = [one.manifest | {"createdOn": ""} for one in archives]
+    assert manifests[0] == manifests[1]
+    with pytest.raises(ModelArchiverError, match="already there"):
+        package_model(config, manifest="{}")
+
+
+@pytest.mark.parametrize("archive_format", FORMATS)
+def test_a_folder_of_ones_own_is_packed_in_every_format(src: Path, archive_format: str) -> None:
+    from model_archiver.manifest_components.manifest import Manifest, RuntimeType
+    from model_archiver.manifest_components.model import Model
+    from model_archiver.model_packaging_utils import ModelExportUtils
+
+    manifest = str(Manifest(RuntimeType.PYTHON, Model("m", "dir/model.pt", "base_handler", model_version="2")))
+    (src / "out").mkdir()
+    ModelExportUtils.archive(str(src / "out"), "m", str(src / "assets"), manifest, archive_format)
+    opened = open_archive(src / "out" / FORMATS[archive_format], src / "work")
+    assert (opened.name, opened.version, opened.serialized_file, opened.handler) == (
+        *("m", "2", "model.pt", "base_handler"),
+    )
+    assert (opened.dir / "deep" / "config.json").is_file() and not (opened.dir / "__pycache__").exists()
+
+
+def test_what_the_steps_refuse(src: Path) -> None:
+    from model_archiver.manifest_components.manifest import Manifest
+    from model_archiver.manifest_components.model import Model
+    from model_archiver.model_packaging_utils import ModelExportUtils as Steps
+
+    with pytest.raises(ModelArchiverError, match="is not allowed"):
+        Steps.check_model_name_regex_or_exit("a b")
+    with pytest.raises(ModelArchiverError, match="not a directory"):
+        Steps.validate_inputs("m", str(src / "handler.py"))
+    with pytest.raises(ModelArchiverError, match="only one .pt"):
+        Steps.find_unique(["a.pt", "b.pt"], ".pt")
+    assert (Steps.find_unique(["a.pt"], ".pt"), Steps.find_unique([], ".pt")) == ("a.pt", None)
+    with pytest.raises(FileNotFoundError):
+        Steps.copy_artifacts("m", "python", handler="nowhere.py")
+    with pytest.raises(ValueError, match="perl"):
+        Manifest("perl", Model("m", None, "h"))

@@ -1,0 +1,1 @@
+"""What stands in an archive's manifest, under TorchServe's names."""
