@@ -37,6 +37,7 @@ from ts_frontend.services.http_management import HttpManagement
 from ts_frontend.services.http_metrics import MetricsApp
 from ts_frontend.services.http_open_inference import HttpOpenInference
 from ts_frontend.services.http_openai import HttpOpenAI
+from ts_frontend.services.http_operations import KSERVE, OPEN_INFERENCE, OPENAI
 from ts_frontend.services.http_routes import HttpRoutes
 from ts_frontend.services.http_token import HttpGuard
 from ts_frontend.services.http_triton import HttpTriton
@@ -265,7 +266,8 @@ class Doors:
         apis = {}
         if config.enable_http:
             managing = (tensors.managing, triton.managing)
-            apis[HTTP_INFERENCE] = Api(config.inference_address, INFERENCE_API, predicting, managing)
+            operations = (*INFERENCE_API, *OPEN_INFERENCE, *OPENAI, *(KSERVE if config.kserve_mode else ()))
+            apis[HTTP_INFERENCE] = Api(config.inference_address, operations, predicting, managing)
         apis[HTTP_MANAGEMENT] = Api(config.management_address, MANAGEMENT_API, (management.route, workflows.managing))
         if config.enable_metrics_api:
             metrics = MetricsApp(self._metrics)
@@ -278,7 +280,7 @@ class Doors:
     def _http_listener(self, names: Sequence[str], api: Api) -> Listener:
         config, address = self._config, api.address
         description = HttpDescription(api.operations, self._administration.registry, ts.version.__version__)
-        docs = HttpDocs(api.operations, ts.version.__version__, tensors=HTTP_INFERENCE in names)
+        docs = HttpDocs(api.operations, ts.version.__version__)
         app: AsgiApp = self._http_app(
             self._with_keys(
                 names, description.route, (*docs.routes(config.enable_docs_url), *api.managing, *api.routes)

@@ -90,6 +90,8 @@ def test_all_that_is_described_is_there(shared: Any, api: str) -> None:
         status, answer = ask(shared, api, method.upper(), re.sub(r"\{[^}]+\}", "x", target))
         kind = answer.get("type") if isinstance(answer, dict) else ""
         assert kind not in ("ResourceNotFoundException", "MethodNotAllowedException"), (method, path, status)
+        said = answer.get("error", "") if isinstance(answer, dict) else ""
+        assert "nothing answers" not in said and status != 405, (method, path, said)
 
 
 SERVED = {
@@ -104,6 +106,18 @@ SERVED = {
             ("OPTIONS", "/predictions/{}"),
             ("POST", "/wfpredict/[]"),
         ],
+        *[("GET", "/v2"), ("GET", "/v2/health/live"), ("GET", "/v2/health/ready"), ("GET", "/v2/models")],
+        *[
+            (method, f"/v2/models/{{}}{version}/{call}".rstrip("/"))
+            for version in ("", "/versions/1.0")
+            for method, calls in (("GET", ["", "ready", "config", "stats"]), ("POST", ["infer_stream", "generate"]))
+            for call in calls
+        ],
+        *[("POST", "/v2/models/{}/generate_stream"), ("POST", "/v2/models/{}/versions/1.0/infer")],
+        *[("POST", "/v2/repository/index"), ("POST", "/v2/repository/models/{}/load"), ("GET", "/v2/models/stats")],
+        *[("GET", "/v2/logging"), ("POST", "/v2/trace/setting"), ("GET", "/v2/models/{}/trace/setting")],
+        *[("GET", "/v2/systemsharedmemory/status"), ("GET", "/v2/cudasharedmemory/status")],
+        *[("GET", "/v1/models"), ("POST", "/v1/completions"), ("POST", "/v1/chat/completions")],
     ],
     "http_management": [
         *[

@@ -10,8 +10,9 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from ts_frontend.config import ConfigError
+from ts_frontend.services.http_operations import OPEN_INFERENCE, OPENAI
 from ts_frontend.telemetry.trace_export import BoundedProcessor, CountedExporter
-from ts_frontend.telemetry.trace_http import PATHS, Templates
+from ts_frontend.telemetry.trace_http import Templates
 from ts_frontend.telemetry.trace_settings import GRPC, HTTP, endpoint, protocol_of, wanted
 
 BASE = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318"}
@@ -64,8 +65,13 @@ def test_endpoints() -> None:
     ],
 )
 def test_templates(path: str, template: str) -> None:
-    own = ("/predictions/{model_name}", "/v1/models/{model_name}", "/v1/models/{model_name}:predict")
-    assert Templates((*own, *PATHS)).find(path) == template
+    own = (
+        "/predictions/{model_name}",
+        "/v2/models/{model_name}/infer",
+        "/v1/models/{model_name}",
+        "/v1/models/{model_name}:predict",
+    )
+    assert Templates((*own, *(one.path for one in (*OPEN_INFERENCE, *OPENAI)))).find(path) == template
 
 
 class Stuck(SpanExporter):

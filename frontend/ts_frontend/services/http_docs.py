@@ -13,24 +13,6 @@ HTML: Header = (b"content-type", b"text/html; charset=utf-8")
 PAGES = (["docs"], ["v2", "docs"])
 DOCUMENTS = (["openapi.json"], ["v2", "docs", "dataplane.json"])
 TITLE = "torchrelay's HTTP APIs"
-_M, _TENSORS = "/v2/models/{model_name}", ("application/json", "application/octet-stream")
-#: What the description of TorchServe's APIs doesn't have.
-OPEN_INFERENCE = (
-    Operation("/v2", "get", "The server's name, version and extensions"),
-    Operation("/v2/health/live", "get", "Whether the server runs"),
-    Operation("/v2/health/ready", "get", "Whether the server can serve"),
-    Operation("/v2/models", "get", "The names of the models"),
-    Operation(_M, "get", "A model's versions, inputs and outputs; all of these also as …/versions/{version}"),
-    Operation(f"{_M}/ready", "get", "Whether a model is ready"),
-    Operation(f"{_M}/config", "get", "A model's configuration, in Triton's words"),
-    Operation(f"{_M}/infer", "post", "Predict from tensors", (), "infer_v2", _TENSORS),
-    Operation(f"{_M}/infer_stream", "post", "The same, with an event for each answer", (), "", _TENSORS),
-    Operation(f"{_M}/generate", "post", "Text in, text out", (), "", ("application/json",)),
-    Operation(
-        f"{_M}/generate_stream", "post", "The same, with an event for each answer", (), "", ("application/json",)
-    ),
-    Operation("/v2/repository/index", "post", "The models that are there", (), "", ("application/json",)),
-)
 _STYLE = (
     "body{font:16px/1.5 sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem}"
     "table{border-collapse:collapse;width:100%}td,th{border-bottom:1px solid #ccc;padding:.4rem;text-align:left}"
@@ -39,10 +21,9 @@ _STYLE = (
 
 
 class HttpDocs:
-    """`operations`: what the listener answers; `tensors`: the Open Inference Protocol, too."""
+    """`operations`: what the listener answers."""
 
-    def __init__(self, operations: Sequence[Operation], version: str, *, tensors: bool) -> None:
-        operations = (*(OPEN_INFERENCE if tensors else ()), *operations)
+    def __init__(self, operations: Sequence[Operation], version: str) -> None:
         self._document = document(TITLE, version, operations)
         self._page = _page(operations, version).encode()
 

@@ -10,15 +10,6 @@ from opentelemetry.trace import Tracer
 from ts_frontend.ingress.asgi import AsgiApp, Event, Receive, Scope, Send
 from ts_frontend.telemetry.spans import REQUEST_ID, Request, current, leave
 
-_MODEL, _VERSION = "/v2/models/{model_name}", "/v2/models/{model_name}/versions/{model_version}"
-_OF_MODEL = ("", "/config", "/stats", "/infer", "/infer_stream", "/generate", "/generate_stream")
-#: Paths of the Open Inference Protocol and of OpenAI's API; those of TorchServe's come from their description.
-PATHS = (
-    *(f"{model}{rest}" for model in (_MODEL, _VERSION) for rest in _OF_MODEL),
-    *("/v2", "/v2/models", "/v2/repository/index"),
-    *(f"/v2/repository/models/{{model_name}}/{verb}" for verb in ("load", "unload")),
-    *("/v1/models", "/v1/completions", "/v1/chat/completions"),
-)
 #: What probes and scrapers ask all the time.
 PROBED = frozenset({"/ping", "/metrics", "/v2/health/live", "/v2/health/ready"})
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "CONNECT"})
@@ -48,7 +39,7 @@ def _fits(part: str, word: str) -> bool:
 
 def traced(app: AsgiApp, tracer: Tracer, paths: Sequence[str]) -> AsgiApp:
     """The application, with a span for each request but those of probes."""
-    templates = Templates((*paths, *PATHS))
+    templates = Templates(paths)
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or _is_probe(scope["path"]):
