@@ -143,6 +143,11 @@ def test_timeouts(value, seconds):
     assert headers.timeout_s(value) == pytest.approx(seconds)
 
 
+@pytest.mark.parametrize(("seconds", "answering"), [(0.0, 0.0), (0.02, 0.019), (0.1, 0.095), (3600.0, 3599.995)])
+def test_a_passed_deadline_is_answered_a_little_early(seconds, answering):
+    assert headers.answering_s(seconds) == pytest.approx(answering)
+
+
 @pytest.mark.parametrize("value", [b"", b"1", b"S", b"1s", b"-1S", b"1.5S", b"123456789S", b"1S ", "١S".encode()])
 def test_malformed_timeouts(value):
     with pytest.raises(headers.MalformedHeader) as caught:

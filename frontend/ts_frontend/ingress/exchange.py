@@ -18,6 +18,7 @@ from ts_frontend.ingress.grpc_headers import (
     Header,
     MalformedHeader,
     ReceivedMetadata,
+    answering_s,
     encode_metadata,
     status_headers,
     timeout_s,
@@ -104,7 +105,7 @@ class Exchange:
             expired = True
             task.cancel()
 
-        timer = asyncio.get_running_loop().call_later(seconds, expire)
+        timer = asyncio.get_running_loop().call_later(answering_s(seconds), expire)
         try:
             await self._perform(method)
         except asyncio.CancelledError:

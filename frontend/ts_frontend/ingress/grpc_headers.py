@@ -43,6 +43,11 @@ class MalformedHeader(ServeError):
     code, http_status, type_name = Code.INTERNAL, 400, "BadRequestException"
 
 
+#: How much before a deadline its passing is answered: a LAN's way to the client and back, and a timer's grain.
+EARLY_S_MAX = 0.005
+EARLY_SHARE = 0.05
+
+
 def timeout_s(value: bytes) -> float:
     """Seconds of a `grpc-timeout` value such as b"250m". Raises MalformedHeader."""
     match = _TIMEOUT.fullmatch(value)
@@ -51,6 +56,12 @@ def timeout_s(value: bytes) -> float:
             f"grpc-timeout is malformed: {value.decode('latin-1')!r}; write up to 8 digits and a unit"
         )
     return int(match[1]) * _UNIT_S[match[2]]
+
+
+def answering_s(seconds: float) -> float:
+    """When to answer that a deadline in so many seconds has passed: a little early, so that the client hears it before it
+    cancels the call itself: h2corn closes connections with more than 200 cancelled calls in 10 s."""
+    return seconds - min(EARLY_S_MAX, seconds * EARLY_SHARE)
 
 
 def is_grpc(content_type: bytes | None) -> bool:

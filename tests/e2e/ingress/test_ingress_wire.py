@@ -5,11 +5,17 @@ from __future__ import annotations
 import gzip
 import http.client
 import json
+import socket
 import struct
 import sys
 
+import h2.config
+import h2.connection
+import h2.errors
+import h2.events
 import pytest
 
+GUARD_S = 60
 GRPC = {"content-type": "application/grpc", "te": "trailers"}
 
 
@@ -203,3 +209,45 @@ def test_http_application_beside_grpc(run_server, connect, raw_call):
         answer = raw_call("/models", headers={}, method="GET", port=server.port)
         assert (answer.headers[":status"], answer.body) == ("200", b"GET /models HTTP/2")
         assert connect(server).unary("Unary", b"x") == b"x"
+
+
+def cancelled_one_by_one(server, count: int) -> tuple[bytes, int | None]:
+    """What a call behind `count` cancelled ones on its connection was answered, and why the server closed it."""
+    with socket.create_connection(("127.0.0.1", server.port), GUARD_S) as link:
+        sender = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
+        sender.initiate_connection()
+        for _ in range(count):
+            number = start_call(sender, "Hang", b"cancelled")
+            sender.reset_stream(number, h2.errors.ErrorCodes.CANCEL)
+        start_call(sender, "Unary", b"beside")
+        link.sendall(sender.data_to_send())
+        body = b""
+        while data := link.recv(65536):
+            for event in sender.receive_data(data):
+                if isinstance(event, h2.events.ConnectionTerminated):
+                    return body, event.error_code
+                if isinstance(event, h2.events.DataReceived):
+                    body += event.data
+                if isinstance(event, h2.events.StreamEnded):
+                    return body, None
+            link.sendall(sender.data_to_send())
+    return body, None
+
+
+def start_call(sender: h2.connection.H2Connection, name: str, message: bytes) -> int:
+    number = sender.get_next_available_stream_id()
+    pseudo = {":method": "POST", ":scheme": "http", ":authority": "test", ":path": f"/test.Echo/{name}"}
+    sender.send_headers(number, [*pseudo.items(), *GRPC.items()])
+    sender.send_data(number, framed(message), end_stream=True)
+    return number
+
+
+def test_cancelled_calls_cost_nothing_else(server):
+    assert cancelled_one_by_one(server, 150) == (framed(b"beside"), None)
+
+
+@OURS
+def test_a_flood_of_cancelled_calls_costs_its_connection(server):
+    """h2corn's guard against the "rapid reset" of CVE-2023-44487: more than 200 in 10 s."""
+    assert cancelled_one_by_one(server, 250) == (b"", h2.errors.ErrorCodes.ENHANCE_YOUR_CALM)
+    assert cancelled_one_by_one(server, 0) == (framed(b"beside"), None)
