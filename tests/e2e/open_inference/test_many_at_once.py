@@ -48,6 +48,32 @@ async def handle(data, context):
     for number in range(5):
         yield [f"{index}:{number} "]
 """
+#: Answers when so many calls as WORKERS are in it at once, each in a worker of its own.
+MEETING = """
+import os, pathlib, time
+
+def handle(data, context):
+    if data is None:
+        return None
+    place = pathlib.Path(bytes(*data[0].values()).decode())
+    (place / str(os.getpid())).touch()
+    ends_s = time.monotonic() + 60
+    while len(list(place.iterdir())) < WORKERS and time.monotonic() < ends_s:
+        time.sleep(0.005)
+    return [str(len(list(place.iterdir())))] * len(data)
+"""
+#: Work for a CPU; says in which process it was done, and when.
+BUSY = """
+import os, time
+
+def handle(data, context):
+    if data is None:
+        return None
+    begun_s = time.monotonic()
+    sum(range(1_000_000))
+    return [f"{os.getpid()} {begun_s} {time.monotonic()}"] * len(data)
+"""
+WORKERS = 4
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +86,11 @@ def crowded(
     model_writer(store, "gated", GATED, config="minWorkers: 1\nmaxWorkers: 1\n")
     model_writer(store, "company", COMPANY, config=COMPANY_CONFIG)
     model_writer(store, "counting", COUNTING, config="minWorkers: 2\nmaxWorkers: 2\n")
+    model_writer(store, "meeting", MEETING.replace("WORKERS", str(WORKERS)))
+    model_writer(store, "busy_1", BUSY, config="minWorkers: 1\nmaxWorkers: 1\n")
+    model_writer(store, "busy_2", BUSY, config="minWorkers: 2\nmaxWorkers: 2\n")
     settings: dict[str, object] = {"metrics_mode": "prometheus", "model_metrics_auto_detect": "true"}
-    server = serving(directory, store, settings, ["--ncs", "--models", "all"])
+    server = serving(directory, store, settings, ["--ncs", "--models", "all", "--grpc-workers", str(WORKERS)])
     try:
         server.wait_started()
         server.wait_for_log("http_metrics listens")
@@ -148,3 +177,35 @@ def test_two_protocols_share_a_batch(crowded: Any) -> None:
     while not (sizes := [line for line in metrics(crowded).splitlines() if line.startswith("BatchSize{")]):
         pass  # what a worker reports comes beside its answer, not before it
     assert [line.rpartition(" ")[2] for line in sizes] == ["2.0"]
+
+
+def test_as_many_calls_run_at_once_as_there_are_workers(crowded: Any, tmp_path: Path) -> None:
+    """Promises 001-22, 001-37: none of them ends before all of them have begun, each in a worker of its own."""
+    while len(crowded.worker_pids("meeting")) < WORKERS:
+        pass
+    with grpc.insecure_channel(crowded.inference) as channel, ThreadPoolExecutor(WORKERS) as pool:
+        stub = GRPCInferenceServiceStub(channel)
+        calls = [
+            pool.submit(stub.ModelInfer, request_of("meeting", str(tmp_path)), timeout=GUARD_S) for _ in range(WORKERS)
+        ]
+        assert [text_of(call.result()) for call in calls] == [str(WORKERS)] * WORKERS
+
+
+def work_at_once(server: Any, model: str, workers: int) -> float:
+    """How many of 60 calls that need a CPU were being worked on at once, on average."""
+    while len(server.worker_pids(model)) < workers:
+        pass
+    with grpc.insecure_channel(server.inference) as channel:
+        infer = GRPCInferenceServiceStub(channel).ModelInfer
+        calls = [infer.future(request_of(model, "x"), timeout=GUARD_S) for _ in range(60)]
+        told = [text_of(call.result()).split() for call in calls]
+    assert len({pid for pid, _, _ in told}) == workers
+    spans = [(float(begun), float(ended)) for _, begun, ended in told]
+    return sum(ended - begun for begun, ended in spans) / (max(ended for _, ended in spans) - min(spans)[0])
+
+
+def test_more_workers_do_more_at_once(crowded: Any) -> None:
+    """Promise 001-46. Without a clock's verdict: two workers are at work at the same time, however slow the machine is;
+    one never works on two calls at once."""
+    assert work_at_once(crowded, "busy_1", 1) <= 1
+    assert any(work_at_once(crowded, "busy_2", 2) > 1.3 for _ in range(5))
