@@ -59,8 +59,8 @@ def timeout_s(value: bytes) -> float:
 
 
 def answering_s(seconds: float) -> float:
-    """When to answer that a deadline in so many seconds has passed: a little early, so that the client hears of it before
-    it cancels the call itself. h2corn closes connections with more than 200 cancelled calls in 10 s."""
+    """When to answer that a deadline in so many seconds has passed: a little early, so that the client hears of it and
+    needn't cancel the call itself. h2corn closes connections with more than 200 cancelled calls in 10 s."""
     return seconds - min(EARLY_S_MAX, seconds * EARLY_SHARE)
 
 
