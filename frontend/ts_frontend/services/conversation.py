@@ -13,13 +13,11 @@ from typing import TypeAlias
 
 from ts_frontend.errors import ServeError
 from ts_frontend.services.predictions import Request, failure_response, parse, sequence_response
+from ts_frontend.services.ready_answers import ReadyAnswers
 from ts_frontend.services.served import Answer
 
 #: Requests of one call that have been read and not answered; the client's next ones wait in its connection.
 REQUESTS_MAX = 64
-#: Groups of answers of one call that wait to be written; handlers that stream wait for room.
-ANSWERS_MAX = 64
-
 
 Start: TypeAlias = Callable[[Request], Answer]
 
@@ -30,10 +28,9 @@ class _Conversation:
     def __init__(self, method: str, start: Start) -> None:
         self._method, self._start = method, start
         self._room = asyncio.Semaphore(REQUESTS_MAX)
-        self._space = asyncio.Semaphore(ANSWERS_MAX)
         self._last: dict[str | None, asyncio.Task[None]] = {}
         self._running: set[asyncio.Task[None]] = set()
-        self._answers: asyncio.Queue[list[bytes] | None] = asyncio.Queue()
+        self._answers = ReadyAnswers()
 
     async def read(self, requests: AsyncIterator[bytes]) -> None:
         """Starts every request and waits for their ends; `ready` ends after that, or with the first error here."""
@@ -46,33 +43,19 @@ class _Conversation:
         finally:
             for task in self._running:
                 task.cancel()
-            self._answers.put_nowait(None)
+            self._answers.end()
 
     async def ready(self) -> list[bytes] | None:
         """The answers that are ready, at least one; None after the last."""
         answers = await self._answers.get()
-        if answers is None:
-            return None
-        self._space.release()
-        while not self._answers.empty():
-            more = self._answers.get_nowait()
-            if more is None:
-                self._answers.put_nowait(None)
-                break
-            self._space.release()
-            answers = answers + more
-        return answers
-
-    async def _answer(self, answers: list[bytes]) -> None:
-        await self._space.acquire()
-        self._answers.put_nowait(answers)
+        return answers if answers is None else answers + self._answers.get_waiting()
 
     async def _take(self, data: bytes) -> None:
         try:
             request = parse(self._method, data)
         except ServeError as error:
             self._room.release()
-            await self._answer([failure_response(error, None)])
+            await self._answers.put([failure_response(error, None)])
             return
         sequence_id = request.sequence_id
         task = asyncio.create_task(self._run(request, self._last.get(sequence_id)))
@@ -93,16 +76,16 @@ class _Conversation:
             answer = self._start(request)
             await self._drain(answer, request.sequence_id or answer.sequence_id or None)
         except ServeError as error:
-            await self._answer([failure_response(error, request.sequence_id)])
+            await self._answers.put([failure_response(error, request.sequence_id)])
         except Exception as error:
             internal = ServeError(f"{self._method}: {type(error).__name__} in the server, see its log")
-            await self._answer([failure_response(internal, request.sequence_id)])
+            await self._answers.put([failure_response(internal, request.sequence_id)])
             raise
 
     async def _drain(self, answer: Answer, sequence_id: str | None) -> None:
         try:
             async for pieces in answer.chunks():
-                await self._answer([sequence_response(piece, sequence_id) for piece in pieces])
+                await self._answers.put([sequence_response(piece, sequence_id) for piece in pieces])
         finally:
             answer.cancel()
 

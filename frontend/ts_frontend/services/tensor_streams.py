@@ -21,13 +21,12 @@ from ts.protocol.frames import Input
 from ts_frontend.errors import InvalidArgument, ServeError
 from ts_frontend.ingress.call import Call
 from ts_frontend.services.metadata import response_metadata
+from ts_frontend.services.ready_answers import ReadyAnswers
 from ts_frontend.services.served import Answer
 from ts_frontend.services.tensor_models import Stream
 
 #: Requests of one stream that have been read and not answered; the client's next ones wait in its connection.
 REQUESTS_MAX = 64
-#: Groups of answers of one stream that wait to be written; handlers that stream wait for room.
-ANSWERS_MAX = 64
 #: So many elements with their lengths are no accident.
 ELEMENTS_SEEN_MAX = 256
 DIALECT_KEY, STATUS_KEY, EMPTY_FINAL = "oip-stream-dialect", "triton_grpc_error", "triton_enable_empty_final_response"
@@ -109,10 +108,9 @@ class _Conversation:
         self._stream: Stream | None = None
         self._dialect = Dialect.AUTO
         self._room = asyncio.Semaphore(REQUESTS_MAX)
-        self._space = asyncio.Semaphore(ANSWERS_MAX)
         self._last: asyncio.Task[None] | None = None
         self._running: set[asyncio.Task[None]] = set()
-        self._answers: asyncio.Queue[list[bytes] | None] = asyncio.Queue()
+        self._answers = ReadyAnswers()
         self._error: ServeError | None = None
         self.finished = False  # the one call that takes the whole stream has ended, whatever the client still sends
 
@@ -132,7 +130,7 @@ class _Conversation:
         finally:
             for task in self._running:
                 task.cancel()
-            self._answers.put_nowait(None)
+            self._answers.end()
 
     async def ready(self) -> list[bytes] | None:
         """The answers that are ready; None after the last. Raises the ServeError that ends the stream."""
@@ -141,12 +139,7 @@ class _Conversation:
             if self._error is not None:
                 raise self._error
             return None
-        self._space.release()
         return answers
-
-    async def _answer(self, answers: list[bytes]) -> None:
-        await self._space.acquire()
-        self._answers.put_nowait(answers)
 
     async def _take(self, data: bytes) -> None:
         if self._stream is not None:
@@ -190,7 +183,7 @@ class _Conversation:
         finally:
             if answer is self._stream:
                 self.finished = True
-                self._answers.put_nowait(None)
+                self._answers.end()
 
     async def _drain(self, answer: Answer | ServeError) -> None:
         if isinstance(answer, ServeError):
@@ -198,17 +191,17 @@ class _Conversation:
         async for pieces in answer.chunks():
             found = [bytes(piece) for piece in pieces if len(piece)]
             if found:
-                await self._answer([_wrapped(one) for one in found] if self._dialect is Dialect.TRITON else found)
+                await self._answers.put([_wrapped(one) for one in found] if self._dialect is Dialect.TRITON else found)
         if self._dialect is Dialect.MLSERVER and answer.headers:  # those of the last answer
             self._call.trailing[:] = response_metadata(200, answer.headers)
 
     async def _fail(self, error: ServeError, request_id: str) -> None:
         """In band, or as the end of the stream."""
         if self._dialect is Dialect.TRITON and self._call.value(STATUS_KEY) != "true":
-            await self._answer([_failed(error, request_id)])
+            await self._answers.put([_failed(error, request_id)])
         elif self._error is None:
             self._error = error
-            self._answers.put_nowait(None)
+            self._answers.end()
 
 
 async def converse(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import grpc
 import httpx
+import psutil
 import pytest
 
 from ts.protocol import open_inference_pb2 as pb
@@ -74,6 +76,16 @@ def handle(data, context):
     return [f"{os.getpid()} {begun_s} {time.monotonic()}"] * len(data)
 """
 WORKERS = 4
+#: PIECES pieces of 8 KiB, numbered.
+LONG = """
+async def handle(data, context):
+    for number in range(0 if data is None else PIECES):
+        yield [f"{number} ".ljust(8192, ".")]
+"""
+PIECES = 1000
+SLOW_READERS = 64
+#: What so many streams of 8 MB each may have on their way in the server; h2corn itself takes 2 MB of each.
+WAITING_BYTES_MAX = SLOW_READERS * (4 << 20)
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +101,7 @@ def crowded(
     model_writer(store, "meeting", MEETING.replace("WORKERS", str(WORKERS)))
     model_writer(store, "busy_1", BUSY, config="minWorkers: 1\nmaxWorkers: 1\n")
     model_writer(store, "busy_2", BUSY, config="minWorkers: 2\nmaxWorkers: 2\n")
+    model_writer(store, "long", LONG.replace("PIECES", str(PIECES)), config="minWorkers: 1\nmaxWorkers: 1\n")
     settings: dict[str, object] = {"metrics_mode": "prometheus", "model_metrics_auto_detect": "true"}
     server = serving(directory, store, settings, ["--ncs", "--models", "all", "--grpc-workers", str(WORKERS)])
     try:
@@ -209,3 +222,33 @@ def test_more_workers_do_more_at_once(crowded: Any) -> None:
     one never works on two calls at once."""
     assert work_at_once(crowded, "busy_1", 1) <= 1
     assert any(work_at_once(crowded, "busy_2", 2) > 1.3 for _ in range(5))
+
+
+def number_of(answer: pb.ModelStreamInferResponse) -> int | None:
+    """None for the last one, which says only that."""
+    return int(text_of(answer.infer_response).split()[0]) if answer.infer_response.outputs else None
+
+
+def test_slow_readers_in_tritons_dialect_hold_up_nobody(crowded: Any) -> None:
+    """Each of 64 streams has a connection of its own and reads one piece of its 8 MB; then all read on."""
+    # Without bandwidth probing a client's window stays small, so that it's full at once.
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)]
+    server = psutil.Process(crowded.process.pid)
+    with contextlib.ExitStack() as opened:
+        channels = [
+            opened.enter_context(grpc.insecure_channel(crowded.inference, options)) for _ in range(SLOW_READERS)
+        ]
+        stubs = [GRPCInferenceServiceStub(channel) for channel in channels]
+        before = server.memory_info().rss
+        slow = [stub.ModelStreamInfer(iter([request_of("long", "x")]), timeout=GUARD_S) for stub in stubs]
+        assert [number_of(next(stream)) for stream in slow] == [0] * SLOW_READERS
+        with grpc.insecure_channel(crowded.inference) as channel:
+            stub = GRPCInferenceServiceStub(channel)
+            quick = stub.ModelStreamInfer(iter([request_of("long", "x")]), timeout=GUARD_S)
+            assert [number_of(answer) for answer in quick][:PIECES] == list(range(PIECES))
+            assert text_of(stub.ModelInfer(request_of("counting", "a client"), timeout=GUARD_S)).startswith(
+                "a client:0"
+            )
+        assert server.memory_info().rss - before < WAITING_BYTES_MAX
+        for stream in slow:
+            assert [number_of(answer) for answer in stream][: PIECES - 1] == list(range(1, PIECES))
