@@ -201,7 +201,7 @@ class Lone:
     """A model without workers: what is asked of it waits."""
 
     name = "b"
-    stateful = ready = False
+    stateful = ready = ranked = False
     signature = Signature()
 
     def __init__(self, job_queue_size: int = 100) -> None:
