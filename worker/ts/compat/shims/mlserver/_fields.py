@@ -7,17 +7,30 @@ import copy
 import json
 import types
 import typing
+from collections.abc import Callable
 from enum import Enum
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 _S = TypeVar("_S", bound="Fields")
 _REQUIRED: Any = object()
 _SCALARS = (str, int, float, bool)
+#: Gives a value as a field has it; the second argument is the field's name in errors. Raises ValidationError.
+_Take: TypeAlias = "Callable[[Any, str], Any]"
 
 
 class ValidationError(ValueError):
     """A value that doesn't fit its field; the message names the field."""
+
+
+class _Field(NamedTuple):
+    """`label`: its name in errors. `shared`: the default is the same object for all."""
+
+    take: _Take
+    default: Any
+    label: str
+    shared: bool
 
 
 class Fields:
@@ -36,29 +49,34 @@ class Fields:
     def __init__(self, **values: Any) -> None:
         fields = self._fields()
         self.__dict__["model_fields_set"] = set(values) & set(fields)
-        for name, (hint, default) in fields.items():
+        for name, (take, default, label, shared) in fields.items():
             if name in values:
-                self.__dict__[name] = _taken(hint, values.pop(name), f"{type(self).__name__}.{name}")
+                self.__dict__[name] = take(values.pop(name), label)
             elif default is _REQUIRED:
                 raise ValidationError(f"{type(self).__name__} needs a value for {name}")
             else:
-                self.__dict__[name] = copy.deepcopy(default)
+                self.__dict__[name] = default if shared else copy.deepcopy(default)
         if self.keeps_others:
             self.__dict__.update(values)
             self.model_fields_set.update(values)
 
     @classmethod
-    def _fields(cls) -> dict[str, tuple[Any, Any]]:
-        """Type and default by name."""
+    def _fields(cls) -> dict[str, _Field]:
         if cls._cached is None:
             hints = typing.get_type_hints(cls)
             cls._cached = {
-                name: (hint, getattr(cls, name, _REQUIRED))
+                name: cls._field(name, hint)
                 for name, hint in hints.items()
                 if typing.get_origin(hint) is not ClassVar and not name.startswith("_") and name != "model_fields_set"
             }
-        found: dict[str, tuple[Any, Any]] = cls._cached
+        found: dict[str, _Field] = cls._cached
         return found
+
+    @classmethod
+    def _field(cls, name: str, hint: Any) -> _Field:
+        default = getattr(cls, name, _REQUIRED)
+        shared = default is None or isinstance(default, _SCALARS)
+        return _Field(_take(hint), default, f"{cls.__name__}.{name}", shared)
 
     model_fields_set: set[str]
 
@@ -68,7 +86,7 @@ class Fields:
         if isinstance(own, property):
             own.__set__(self, value)
             return
-        self.__dict__[name] = value if found is None else _taken(found[0], value, f"{type(self).__name__}.{name}")
+        self.__dict__[name] = value if found is None else found.take(value, found.label)
         if not name.startswith("_"):
             self.model_fields_set.add(name)
 
@@ -163,35 +181,62 @@ class Fields:
         return cls.model_validate_json(Path(path).read_bytes())
 
 
-def _taken(hint: Any, value: Any, label: str) -> Any:
-    """`value` as the field has it. Raises ValidationError."""
+@cache
+def _take(hint: Any) -> _Take:
+    """How values of a type are taken."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Union or origin is types.UnionType:
-        if value is None and type(None) in arguments:
-            return None
-        return _taken(next(one for one in arguments if one is not type(None)), value, label)
+        first = _take(next(one for one in arguments if one is not type(None)))
+        return partial(_optional, first) if type(None) in arguments else first
     if origin is list:
-        if not isinstance(value, (list, tuple)):
-            raise ValidationError(f"{label} is a list, not {value!r:.80}")
-        return [_taken(arguments[0], one, f"{label}[{index}]") for index, one in enumerate(value)]
+        return partial(_list, _take(arguments[0]))
     if origin is dict or hint is dict:
-        if not isinstance(value, dict):
-            raise ValidationError(f"{label} is a mapping, not {value!r:.80}")
-        return value
-    return _taken_alone(hint, value, label) if isinstance(hint, type) else value
+        return _mapping
+    return _take_alone(hint) if isinstance(hint, type) else _anything
 
 
-def _taken_alone(hint: type, value: Any, label: str) -> Any:
+def _take_alone(hint: type) -> _Take:
     if issubclass(hint, Enum):
-        try:
-            return hint(value).value
-        except ValueError:
-            raise ValidationError(f"{label} is one of {', '.join(one.value for one in hint)}, not {value!r}") from None
+        return partial(_member, hint)
     if hasattr(hint, "model_validate"):
-        return hint.model_validate(value)
+        return lambda value, label: hint.model_validate(value)
+    return partial(_scalar, hint) if hint in _SCALARS else _anything
+
+
+def _anything(value: Any, label: str) -> Any:
+    return value
+
+
+def _optional(take: _Take, value: Any, label: str) -> Any:
+    return None if value is None else take(value, label)
+
+
+def _list(take: _Take, value: Any, label: str) -> list[Any]:
+    if not isinstance(value, (list, tuple)):
+        raise ValidationError(f"{label} is a list, not {value!r:.80}")
+    try:
+        return [take(one, label) for one in value]
+    except ValidationError:
+        return [take(one, f"{label}[{index}]") for index, one in enumerate(value)]  # says which one it is
+
+
+def _mapping(value: Any, label: str) -> dict[Any, Any]:
+    if not isinstance(value, dict):
+        raise ValidationError(f"{label} is a mapping, not {value!r:.80}")
+    return value
+
+
+def _member(hint: type[Enum], value: Any, label: str) -> Any:
+    try:
+        return hint(value).value
+    except ValueError:
+        raise ValidationError(f"{label} is one of {', '.join(one.value for one in hint)}, not {value!r}") from None
+
+
+def _scalar(hint: type, value: Any, label: str) -> Any:
     if hint is float and isinstance(value, int):
         return float(value)
-    if hint in _SCALARS and not isinstance(value, hint):
+    if not isinstance(value, hint):
         raise ValidationError(f"{label} is of type {hint.__name__}, not {value!r:.80}")
     return value
 
