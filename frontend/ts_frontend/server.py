@@ -198,6 +198,7 @@ class Server:
         health.drain()
         for model in administration.registry:
             model.give_up_waiting("was to end with the server")
+        administration.tasks.end_loads()
         await doors.engine.drain(config.drain_timeout_s)
         await recorder.close()
         await administration.close(config.drain_timeout_s)

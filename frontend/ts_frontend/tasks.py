@@ -1,16 +1,17 @@
-"""Work that goes on when its caller leaves."""
+"""Work that goes on when its caller leaves; loads end with the server, the rest may take its time."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar
 
-from ts_frontend.errors import ServeError
+from ts_frontend.errors import Draining, ServeError
 
 log = logging.getLogger(__name__)
 
+ENDING = "The server is shutting down"
 T = TypeVar("T")
 
 
@@ -19,6 +20,8 @@ class Tasks:
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._loads: set[asyncio.Task[Any]] = set()
+        self._ending = False
 
     def background(self, work: Awaitable[Any]) -> None:
         """Runs on; what fails is logged."""
@@ -26,17 +29,40 @@ class Tasks:
 
     async def detached(self, work: Awaitable[T]) -> T:
         """Waits for `work`, which goes on when the caller leaves."""
+        return await self._waited(self._begin(work))
+
+    async def load(self, work: Coroutine[Any, Any, T]) -> T:
+        """The same for what isn't waited for when the server ends: Draining."""
+        if self._ending:
+            work.close()
+            raise Draining(ENDING)
         task = self._begin(work)
+        self._loads.add(task)
+        task.add_done_callback(self._loads.discard)
+        return await self._waited(task)
+
+    def end_loads(self) -> None:
+        """No load that runs is finished, and no new one begins."""
+        self._ending = True
+        for task in self._loads:
+            task.cancel()
+
+    async def close(self, grace_s: float) -> None:
+        """Ends all of it; loads may take `grace_s` to clean up."""
+        self.end_loads()
+        if self._loads:
+            await asyncio.wait(self._loads, timeout=grace_s)
+        for task in self._tasks:
+            task.cancel()
+
+    async def _waited(self, task: asyncio.Task[T]) -> T:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
+            if task.cancelled():
+                raise Draining(ENDING) from None
             task.add_done_callback(_log_failure)
             raise
-
-    def cancel(self) -> None:
-        """Ends all of it."""
-        for task in list(self._tasks):
-            task.cancel()
 
     def _begin(self, work: Awaitable[T]) -> asyncio.Task[T]:
         async def run() -> T:

@@ -29,12 +29,14 @@ from ts_frontend.models.paging import LIST_LIMIT_MAX, page
 from ts_frontend.models.registry import Registry
 from ts_frontend.models.settings import WORKERS_MAX, Requested, check_range, model_name_for
 from ts_frontend.models.store import Fetched
-from ts_frontend.tasks import Tasks
+from ts_frontend.tasks import ENDING, Tasks
 from ts_frontend.workers.life import StartFailed
 
 log = logging.getLogger(__name__)
 
 PROCESSING = "Processing worker updates..."
+#: What was being loaded is ended and removed in this time.
+LOADS_END_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ class Administration:
             response_timeout_s=response_timeout,
             startup_timeout_s=startup_timeout,
         )
-        return await self.tasks.detached(self._register(url, requested, synchronous, s3_sse_kms))
+        return await self.tasks.load(self._register(url, requested, synchronous, s3_sse_kms))
 
     async def _register(self, url: str, requested: Requested, synchronous: bool, signed: bool) -> Outcome:
         fetched = await self.installation.fetch(url, signed=signed)
@@ -109,9 +111,11 @@ class Administration:
             return Outcome(202, PROCESSING)
         try:
             await model.pool.scale(count)
-        except StartFailed as error:
+        except BaseException as error:
             await self._withdraw(model)
-            raise _start_error(model, error) from error
+            if isinstance(error, StartFailed):
+                raise _start_error(model, error) from error
+            raise
         self._on_change()
         return Outcome(200, f"{title} {count} initial workers")
 
@@ -327,9 +331,9 @@ class Administration:
         """Ends all models; what they have accepted is answered first, up to `drain_s`."""
         models = list(self.registry)
         await asyncio.gather(*(model.drain(drain_s) for model in models))
-        self.tasks.cancel()
+        await self.tasks.close(LOADS_END_S)
         for model in models:
-            model.fail_rest("The server is shutting down")
+            model.fail_rest(ENDING)
             await self.installation.end(model, 1.0)
 
 

@@ -157,7 +157,7 @@ class Repository:
             work = self._loading.mlservers(name, paths, config_text)
         else:
             work = self._loading.elsewhere(name, self._archive_of(name), config_text)
-        await self._administration.tasks.detached(self._one_at_a_time(name, work))
+        await self._administration.tasks.load(self._one_at_a_time(name, work))
 
     async def unload(self, name: str) -> None:
         """Takes all versions out; returns at once, what they accepted is answered."""

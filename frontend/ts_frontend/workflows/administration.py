@@ -74,7 +74,7 @@ class WorkflowAdministration:
         startup_timeout: int | None = None,
     ) -> Outcome:
         """Adds a workflow, whole or not at all; a caller who leaves doesn't stop it."""
-        return await self.models.tasks.detached(
+        return await self.models.tasks.load(
             self._register(url, workflow_name, Timeouts(response_timeout, startup_timeout))
         )
 
