@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import struct
-import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,10 +13,13 @@ from typing import Any
 
 import grpc
 import httpx
+import psutil
 import pytest
+from click.testing import CliRunner
 
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from ts_frontend.client_cli import commands
 
 GUARD_S = 60
 #: Longer than any test waits: who ends sooner didn't wait for it.
@@ -44,6 +48,22 @@ class TritonPythonModel:
             wait("run")
         out = np.array([[self.version]], dtype=object)
         return [pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor("out", out)]) for _ in requests]
+"""
+UPPER = """
+def handle(data, context):
+    return None if data is None else [bytes(*row.values()).decode().upper() for row in data]
+"""
+#: The first worker does.
+FIRST_WAITS = """
+import pathlib, time
+
+HERE = pathlib.Path(__file__).parent
+try:
+    (HERE / "began").touch(exist_ok=False)
+    while (HERE / "wait").exists():
+        time.sleep(0.02)
+except FileExistsError:
+    pass
 """
 CONFIG = """
 backend: "python"
@@ -106,13 +126,12 @@ def unload(served: Any, name: str) -> int:
     return httpx.post(f"{served.http}/v2/repository/models/{name}/unload", timeout=GUARD_S).status_code
 
 
-def until(file: Path) -> None:
-    """Returns when the file is there."""
-    over = threading.Event()
-    for _ in range(GUARD_S * 50):
-        if file.exists() or over.wait(0.02):
-            return
-    raise AssertionError(f"{file} did not come")
+def until(true: Callable[[], bool]) -> None:
+    """Returns when it is."""
+    end_s = time.monotonic() + GUARD_S
+    while not true():
+        assert time.monotonic() < end_s, "it did not become true"
+        time.sleep(0.02)
 
 
 # --- the server's end
@@ -128,7 +147,7 @@ def test_the_servers_end_does_not_wait_for_a_model_that_loads(begun: Begun) -> N
     with ThreadPoolExecutor(2) as pool:
         answers = [pool.submit(load, served, name) for name in ("old", "new")]
         for name in ("old", "new"):
-            until(begun.repository / name / "1" / "load.began")
+            until((begun.repository / name / "1" / "load.began").exists)
         assert served.terminate() == 0
         for answer in answers:
             assert answer.result().status_code == 503 and "server" in answer.result().text
@@ -152,3 +171,141 @@ def test_the_servers_end_does_not_wait_for_a_download(begun: Begun) -> None:
         for answer in answers:
             assert answer.result().status_code >= 400
     assert not list((begun.directory / "store").iterdir())
+
+
+# --- TorchServe's management of a repository's model
+
+
+@pytest.fixture(scope="module")
+def managed(tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any]) -> Iterator[Begun]:
+    """One server, for tests that have models of their own there."""
+    found = Begun(tmp_path_factory.mktemp("managed"), serving)
+    found.start()
+    yield found
+    for server in found.servers:
+        server.terminate()
+
+
+def test_torchserves_management_knows_a_repositorys_model(managed: Begun) -> None:
+    """Over HTTP and gRPC: describe, list, scale, the default version, unregister; and then it can be loaded again."""
+    (served,) = managed.servers
+    path = write(managed.repository, "both", 1, 2)
+    assert load(served, "both").status_code == 200
+    described = httpx.get(f"{served.http_management}/models/both").json()[0]
+    assert (described["modelVersion"], described["modelUrl"], described["minWorkers"]) == ("2", str(path), 1)
+    listed = httpx.get(f"{served.http_management}/models").json()["models"]
+    assert {"modelName": "both", "modelUrl": str(path)} in listed
+    query = "min_worker=2&synchronous=true"
+    scaled = httpx.put(f"{served.http_management}/models/both?{query}", timeout=GUARD_S)
+    assert scaled.json() == {"status": "Workers scaled to 2 for model: both"} and len(served.worker_pids("both")) == 2
+    served.scale("both", 1)
+    assert len(served.worker_pids("both")) == 1 and ask(served, "both") == "2"
+    httpx.put(f"{served.http_management}/models/both/1/set-default").raise_for_status()
+    assert ask(served, "both") == "1"
+    assert "unregistered" in served.unregister("both", "2")
+    assert httpx.delete(f"{served.http_management}/models/both", timeout=GUARD_S).status_code == 200
+    with pytest.raises(grpc.RpcError) as caught:
+        ask(served, "both")
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND and (path / "1" / "model.py").exists()
+    assert unload(served, "both") == 404
+    assert load(served, "both").status_code == 200 and ask(served, "both") == "2"
+
+
+def test_commands_manage_a_repositorys_model(managed: Begun) -> None:
+    (served,) = managed.servers
+    write(managed.repository, "commanded", 1)
+    assert load(served, "commanded").status_code == 200
+    address = ["--inference-port", str(served.port("grpc_inference"))]
+    address += ["--management-port", str(served.port("grpc_management"))]
+
+    def run(name: str, *words: str) -> str:
+        result = CliRunner().invoke(commands, [name, *address, *words])
+        assert result.exit_code == 0, result.output
+        return str(result.output)
+
+    assert "commanded" in run("list")
+    assert "READY" in run("describe", "commanded")
+    run("scale", "commanded", "2")
+    assert len(served.worker_pids("commanded")) == 2 and ask(served, "commanded") == "1"
+    assert "commanded" in run("unregister", "commanded")
+    assert (managed.repository / "commanded" / "1").exists() and unload(served, "commanded") == 404
+
+
+def test_loading_through_both_apis_at_the_same_time(managed: Begun, model_writer: Callable[..., str]) -> None:
+    """Whoever comes first and last: every caller gets an answer, one model is served, and nothing is left behind."""
+    (served,) = managed.servers
+    model_writer(managed.directory / "store", "pair", UPPER)
+    before = set(psutil.Process(served.process.pid).children(recursive=True))
+
+    def register() -> int:
+        asked = {"url": "pair", "initial_workers": "1"}
+        return httpx.post(f"{served.http_management}/models", params=asked, timeout=GUARD_S).status_code
+
+    with ThreadPoolExecutor(8) as pool:
+        loads = [pool.submit(load, served, "pair") for _ in range(4)]
+        registers = [pool.submit(register) for _ in range(4)]
+        assert {one.result().status_code for one in loads} == {200}
+        assert {one.result() for one in registers} <= {200, 409}
+    assert served.predict("pair", b"x") == b"X"
+    assert httpx.get(f"{served.http_management}/models/pair/all").json()[0]["minWorkers"] == 1
+    assert unload(served, "pair") == 200
+    served.wait_for_log(
+        "Model pair 1.0 unregistered",
+        served.log.count("Model pair 1.0 added") + served.log.count("Model pair 1.0 replaced"),
+    )
+    assert set(psutil.Process(served.process.pid).children(recursive=True)) <= before
+
+
+def test_a_load_overtakes_a_registration(managed: Begun, model_writer: Callable[..., str]) -> None:
+    """Of a model that still starts; the caller who registered it is told."""
+    (served,) = managed.servers
+    folder = managed.directory / "store" / "overtaken"
+    model_writer(managed.directory / "store", "overtaken", FIRST_WAITS + UPPER)
+    with ThreadPoolExecutor(1) as pool:
+        (folder / "wait").touch()
+        asked = {"url": "overtaken", "initial_workers": "1"}
+        registering = pool.submit(httpx.post, f"{served.http_management}/models", params=asked, timeout=GUARD_S)
+        until((folder / "began").exists)
+        assert load(served, "overtaken").status_code == 200
+        assert served.predict("overtaken", b"x") == b"X"
+        answer = registering.result()
+        assert answer.status_code == 500 and "was stopped before its model was loaded" in answer.json()["message"]
+    assert served.predict("overtaken", b"x") == b"X" and unload(served, "overtaken") == 200
+
+
+# --- files that vanish, requests that run
+
+
+def test_files_that_vanish_while_they_are_loaded(managed: Begun) -> None:
+    """The load says which is missing; what was there goes on."""
+    (served,) = managed.servers
+    path = write(managed.repository, "vanishing", 1)
+    assert load(served, "vanishing").status_code == 200
+    (path / "1" / "load").touch()
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(load, served, "vanishing")
+        until((path / "1" / "load.began").exists)
+        shutil.rmtree(path)
+        answer = loading.result()
+    assert answer.status_code == 500 and "weights" in answer.json()["error"]
+    assert ask(served, "vanishing") == "1"
+    assert load(served, "vanishing").status_code == 404 and ask(served, "vanishing") == "1"
+    assert unload(served, "vanishing") == 200
+
+
+def test_unloading_lets_requests_end(managed: Begun) -> None:
+    (served,) = managed.servers
+    path = write(managed.repository, "running", 1)
+    assert load(served, "running").status_code == 200
+    (path / "1" / "run").touch()
+    with ThreadPoolExecutor(4) as pool:
+        answers = [pool.submit(ask, served, "running") for _ in range(4)]
+        until((path / "1" / "run.began").exists)
+        until(lambda: served.describe("running")["jobQueueStatus"]["pendingRequests"] == 3)
+        assert unload(served, "running") == 200
+        with pytest.raises(grpc.RpcError) as caught:
+            ask(served, "running")
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        (path / "1" / "run").unlink()
+        assert [one.result() for one in answers] == ["1"] * 4
+    served.wait_for_log("Model running 1 unregistered")
