@@ -24,7 +24,7 @@ from ts_frontend.models.signature import Signature, signature_of
 from ts_frontend.models.statistics import CountedBatches
 from ts_frontend.telemetry.metrics import MetricsRegistry
 from ts_frontend.telemetry.tracing import Tracing
-from ts_frontend.workers.plan import Answers, Plan, Recorder
+from ts_frontend.workers.plan import Answers, Plan
 from ts_frontend.workers.started import Spec, Team
 from ts_frontend.workers.supervisor import Supervisor
 
@@ -166,7 +166,7 @@ class Launchpad:
         settings: ModelSettings,
         signature: Signature,
         python: str,
-        recorder: Recorder,
+        recorder: CountedBatches,
     ) -> Plan:
         config = self._config
         return Plan(
@@ -182,6 +182,8 @@ class Launchpad:
             neighbour_grace_s=config.worker_kill_grace_s,
             recorder=recorder,
             answers=self._answers,
+            responses=recorder.responses,
+            decoupled=signature.decoupled,
         )
 
     def _check_devices(self, name: str, settings: ModelSettings) -> None:

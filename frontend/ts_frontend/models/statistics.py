@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ts_frontend.job import Job, Ledger, State
 from ts_frontend.workers.plan import Recorder
@@ -12,11 +12,46 @@ from ts_frontend.workers.plan import Recorder
 _ANSWERED = State.ANSWERED
 
 
+#: Responses of a request that are counted each by itself.
+RESPONSES_MAX = 1024
+_KINDS = ("success", "fail", "empty", "cancel")
+
+
+@dataclass(slots=True)
+class Kinds:
+    """Responses of one number: how many of each kind, and the seconds from the response before (or the request)."""
+
+    success: tuple[int, float] = (0, 0.0)
+    fail: tuple[int, float] = (0, 0.0)
+    empty: tuple[int, float] = (0, 0.0)
+    cancel: tuple[int, float] = (0, 0.0)
+
+
+class CountedResponses:
+    """Adds up those of a model version that gives any number of them."""
+
+    __slots__ = ("_by_index",)
+
+    def __init__(self) -> None:
+        self._by_index: dict[int, Kinds] = {}
+
+    def response(self, index: int, kind: str, seconds: float) -> None:
+        """As `ts_frontend.workers.plan.Responses`."""
+        if index >= RESPONSES_MAX or kind not in _KINDS:
+            return
+        entry = self._by_index.setdefault(index, Kinds())
+        count, total_s = getattr(entry, kind)
+        setattr(entry, kind, (count + 1, total_s + seconds))
+
+    def read(self) -> dict[int, Kinds]:
+        return {index: replace(kinds) for index, kinds in sorted(self._by_index.items())}
+
+
 @dataclass(frozen=True, slots=True)
 class Statistics:
     """Sums; times in seconds. `queue_s`: of all answered requests, until the handler's turn; `handler_s`: of their
-    handler calls, each counted for every request in it; `batches`: by size, how many calls and their time.
-    `last_at_s`: seconds since 1970, 0 for never."""
+    handler calls, each counted for every request in it; `batches`: by size, how many calls and their time;
+    `responses`: of a decoupled model, by their number from 0. `last_at_s`: seconds since 1970, 0 for never."""
 
     answered: int = 0
     answered_s: float = 0.0
@@ -27,6 +62,7 @@ class Statistics:
     last_at_s: float = 0.0
     waiting: int = 0
     batches: Mapping[int, tuple[int, float]] = field(default_factory=dict)
+    responses: Mapping[int, Kinds] = field(default_factory=dict)
 
     @property
     def calls(self) -> int:
@@ -36,9 +72,10 @@ class Statistics:
 class CountedBatches:
     """Adds up the batches of one model version's workers, beside what `recorder` does with them."""
 
-    __slots__ = ("_handler_s", "_recorder", "_sizes", "_waited_s")
+    __slots__ = ("_handler_s", "_recorder", "_sizes", "_waited_s", "responses")
 
     def __init__(self, recorder: Recorder) -> None:
+        self.responses = CountedResponses()
         self._recorder = recorder
         self._sizes: dict[int, list[float]] = {}
         self._waited_s = self._handler_s = 0.0
@@ -71,4 +108,5 @@ class CountedBatches:
             last_at_s=last_at_s,
             waiting=ledger.queued,
             batches={size: (int(count), seconds) for size, (count, seconds) in sorted(self._sizes.items())},
+            responses=self.responses.read(),
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 from ts.protocol import open_inference_pb2 as pb
 from ts_frontend.ingress.call import Call, Method, Shape
-from ts_frontend.models.statistics import Statistics
+from ts_frontend.models.statistics import Kinds, Statistics
 from ts_frontend.repository.config import as_json
 from ts_frontend.services.open_inference import SERVICE, message
 from ts_frontend.services.tensor_models import Models, Served, find
@@ -60,6 +60,7 @@ def _of_model(model: Served) -> pb.ModelStatistics:
             )
             for size, (count, seconds) in found.batches.items()
         ],
+        response_stats={str(index): _responses(kinds) for index, kinds in found.responses.items()},
     )
 
 
@@ -75,6 +76,18 @@ def _inferences(found: Statistics) -> pb.InferStatistics:
         compute_output=_sum(count, 0.0),
         cache_hit=_sum(0, 0.0),
         cache_miss=_sum(0, 0.0),
+    )
+
+
+def _responses(kinds: Kinds) -> pb.InferResponseStatistics:
+    count, seconds = kinds.success[0] + kinds.fail[0], kinds.success[1] + kinds.fail[1]
+    return pb.InferResponseStatistics(
+        compute_infer=_sum(count, seconds),
+        compute_output=_sum(count, 0.0),
+        success=_sum(*kinds.success),
+        fail=_sum(*kinds.fail),
+        empty_response=_sum(*kinds.empty),
+        cancel=_sum(*kinds.cancel),
     )
 
 

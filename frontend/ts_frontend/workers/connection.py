@@ -31,7 +31,7 @@ class Connection:
     ) -> None:
         sock.setblocking(False)
         self._sock: socket.socket | None = sock
-        self._on_messages = on_messages
+        self.on_messages = on_messages
         self._on_end = on_end
         self._decoder = Decoder(message_bytes_max)
         self._outbox = Outbox()
@@ -110,7 +110,7 @@ class Connection:
             self._end(f"worker sent no valid frame: {error}")
             return False
         if messages:
-            self._on_messages(messages)
+            self.on_messages(messages)
         return True
 
     def _end(self, reason: str) -> None:

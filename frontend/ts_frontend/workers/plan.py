@@ -29,6 +29,14 @@ class Recorder(Protocol):
         """A worker has loaded its model, so long after it was created."""
 
 
+class Responses(Protocol):
+    """Who counts the responses of models that give any number of them."""
+
+    def response(self, index: int, kind: str, seconds: float) -> None:
+        """A request's response number `index`, from 0, came `seconds` after the one before. `kind`: success, fail,
+        empty or cancel."""
+
+
 class Caller(NamedTuple):
     """Which model asks the server for something, and for whom. `deadline_s`: when nobody waits for it any more
     (`time.monotonic()`); `limit_s`: how long an answer, or the next piece of one, may take; `request_id` and `headers`:
@@ -55,7 +63,8 @@ class Plan:
     """What to start and how to treat it; the same for every worker of a model version.
 
     `max_concurrency`: requests at a time on a worker that runs several side by side or in one continuous batch;
-    `answers`: what its handler may ask; `inside`: its worker is a thread of the server, and no worker to be counted.
+    `answers`: what its handler may ask; `responses`: counts those of a `decoupled` model, which files
+    or handler say it is; `inside`: its worker is a thread of the server, and no worker to be counted.
     """
 
     spec: Spec
@@ -68,4 +77,6 @@ class Plan:
     neighbour_grace_s: float = 5.0
     recorder: Recorder | None = None
     answers: Answers | None = None
+    responses: Responses | None = None
+    decoupled: bool = False
     inside: bool = False

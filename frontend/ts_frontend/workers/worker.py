@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from ts.protocol.frames import (
@@ -32,6 +33,7 @@ from ts_frontend.workers.life import NEXT_LIFE, Life, StartFailed, unattended_fu
 from ts_frontend.workers.plan import Plan, Work
 from ts_frontend.workers.process import Launcher
 from ts_frontend.workers.ranks import Ranks
+from ts_frontend.workers.responding import Responding
 from ts_frontend.workers.running import Alone, Batch, Running
 from ts_frontend.workers.started import NONE_STARTED, LineSink, Process
 
@@ -296,6 +298,7 @@ class Worker:
                 self._running.settle_manner(str(message.info.get("handler_kind")), self._plan.max_concurrency)
             self._live(Life.READY)
             self.ready_at_s = time.monotonic()
+            self._count_responses(message.info)
             if self._recorder is not None:
                 self._recorder.loaded(self.id, time.monotonic() - self._created_s)
             if not self._loaded.done():
@@ -313,6 +316,20 @@ class Worker:
                 tail = str(info.get("traceback") or "").splitlines()
                 self._loaded.set_exception(StartFailed(self._death_note, int(info.get("code", 500)), tail))
             self.kill(self._death_note)
+
+    def _count_responses(self, info: Mapping[str, Any]) -> None:
+        """Of a model that gives any number of them to a request, from now on."""
+        connection, counted = self._connection, self._plan.responses
+        decoupled = self._plan.decoupled or (info.get("signature") or {}).get("decoupled")
+        if not decoupled or counted is None or not isinstance(connection, Connection):
+            return
+        responding, jobs = Responding(counted), self._running.jobs
+
+        def received(messages: list[Message]) -> None:
+            responding.note(messages, jobs)
+            self._received(messages)
+
+        connection.on_messages = received
 
     def _called(self, message: Call | Credit | Cancel) -> None:
         """Something about a call of the model's own."""

@@ -260,3 +260,29 @@ def test_a_request_whose_time_is_over_may_go_behind_the_others(served: Any) -> N
         late, patient = gate.ask(timeout=1), gate.ask()
         gate.open()
         assert late.result(GUARD_S)[1] == patient.result(GUARD_S)[1] + 1
+
+
+def test_responses_of_decoupled_models_are_counted_by_their_number(served: Any) -> None:
+    """Over gRPC and HTTP; no other model has such numbers."""
+
+    def counts() -> dict[str, tuple[int, int, int]]:
+        found = httpx.get(f"{served.http}/v2/models/streams/stats").json()["model_stats"][0]["response_stats"]
+        kinds = ("success", "empty_response", "fail")
+        return {index: tuple(one[kind].get("count", 0) for kind in kinds) for index, one in found.items()}
+
+    with grpc.insecure_channel(served.inference) as channel:
+        stub = GRPCInferenceServiceStub(channel)
+        before = counts()
+        for count in (2, 1):
+            list(stub.ModelStreamInfer(iter([request("streams", count)]), timeout=GUARD_S))
+        bad = pb.ModelInferRequest(model_name="streams")
+        assert [one.error_message for one in stub.ModelStreamInfer(iter([bad]), timeout=GUARD_S)][0]
+        statistics = stub.ModelStatistics(pb.ModelStatisticsRequest(name="streams"), timeout=GUARD_S).model_stats[0]
+        other = stub.ModelStatistics(pb.ModelStatisticsRequest(name="ranked"), timeout=GUARD_S).model_stats[0]
+    after = counts()
+    more = {
+        index: tuple(now - then for now, then in zip(found, before.get(index, (0, 0, 0)), strict=True))
+        for index, found in after.items()
+    }
+    assert {index: one for index, one in more.items() if any(one)} == {"0": (2, 0, 1), "1": (1, 1, 0), "2": (0, 1, 0)}
+    assert statistics.response_stats["0"].success.ns > 0 and not other.response_stats
