@@ -105,6 +105,80 @@ def test_a_torchscript_model_may_take_and_give_a_dict(start_model: Any) -> None:
     assert found(worker.ask(request(a=floats(1), b=floats(2, 3, 4)))).tolist() == [[3, 4, 5]]
 
 
+class Shouting(torch.nn.Module):
+    def forward(self, words: list[str], times: torch.Tensor) -> list[str]:
+        return [word.upper() for word in words]
+
+
+class Measured(torch.nn.Module):
+    """The texts, and their bytes."""
+
+    def forward(self, words: list[str]) -> tuple[list[str], torch.Tensor]:
+        return words, torch.tensor([len(word) for word in words])
+
+
+def words_of(answer: Any) -> list[bytes]:
+    assert isinstance(answer, bytes), answer
+    response = ModelInferResponse.FromString(answer)
+    data, found = response.raw_output_contents[0], []
+    while data:
+        size = int.from_bytes(data[:4], "little")
+        found.append(data[4 : 4 + size])
+        data = data[4 + size :]
+    assert response.outputs[0].datatype == "BYTES"
+    return found
+
+
+def words(shape: list[int], *given: str) -> list[Input]:
+    message = ModelInferRequest(model_name="m")
+    message.inputs.add(name="words", datatype="BYTES", shape=shape)
+    message.raw_input_contents.append(b"".join(len(one).to_bytes(4, "little") + one for one in map(str.encode, given)))
+    return [Input("", "\0grpc", message.SerializeToString())]
+
+
+def test_torchscript_takes_and_gives_texts_as_lists(start_model: Any) -> None:
+    config = {
+        "input": [tensor("words", -1, kind="STRING")],
+        "output": [tensor("same", -1, kind="STRING"), tensor("sizes", -1, kind="INT64")],
+    }
+    worker, _ = start_model("pytorch", "model.pt", script(Measured()), config)
+    answer = worker.ask(words([2], "a", "größe"))
+    assert words_of(answer) == [b"a", "größe".encode()] and found(answer, 1).tolist() == [1, 7]
+
+
+def test_a_batch_of_texts_is_one_list(start_model: Any) -> None:
+    def one(name: str) -> dict[str, Any]:
+        return tensor(name, 1, kind="STRING", reshape={"shape": []})
+
+    config = {"max_batch_size": 8, "input": [one("words"), tensor("times", 1)], "output": [one("loud")]}
+    worker, _ = start_model("pytorch", "model.pt", script(Shouting()), config)
+    message = ModelInferRequest.FromString(words([2, 1], "a", "b")[0].data)
+    message.inputs.add(name="times", datatype="FP32", shape=[2, 1])
+    message.raw_input_contents.append(bytes(8))
+    asked = [Input("", "\0grpc", message.SerializeToString())]
+    for answer in worker.ask(asked, asked):
+        assert words_of(answer) == [b"A", b"B"]
+        assert list(ModelInferResponse.FromString(answer).outputs[0].shape) == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("module", "dims", "most", "says"),
+    [
+        (Affine(), [-1], 0, "takes as List[str]; the argument 'a' of forward is of type Tensor"),
+        (Measured(), [-1, 2], 0, "has 2 dimensions"),
+        (Measured(), [1], 4, "write reshape { shape: [ ] }"),
+    ],
+)
+def test_texts_that_torchscript_cannot_take_are_refused_when_it_is_loaded(
+    start_model: Any, module: torch.nn.Module, dims: list[int], most: int, says: str
+) -> None:
+    names = ["a", "b"] if isinstance(module, Affine) else ["words"]
+    inputs = [tensor(name, *dims, kind="STRING") for name in names]
+    config = {"max_batch_size": most, "input": inputs, "output": [tensor("y", -1)]}
+    _, refused = start_model("pytorch", "model.pt", script(module), config)
+    assert isinstance(refused, LoadFailed) and says in refused.info["message"]
+
+
 def test_a_torchscript_model_that_fails_or_is_not_described(start_model: Any) -> None:
     config = {"input": [tensor("a", 1, -1), tensor("b", 1, -1)], "output": OUTPUTS}
     worker, _ = start_model("pytorch", "model.pt", script(Affine()), config)

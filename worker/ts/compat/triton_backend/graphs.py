@@ -15,7 +15,6 @@ from ts.compat.triton_backend.errors import TritonModelException, as_failure
 from ts.compat.triton_backend.model_config import signature_of
 from ts.context import Context
 from ts.runtime.handlers import Loaded, Settings, context_of, declared
-from ts.tensors.datatypes import bytes_array
 from ts.tensors.types import InferenceRequest, InferenceResponse, Tensor
 
 _MODULES = {
@@ -124,20 +123,3 @@ def _parts(outputs: Sequence[Tensor], counts: Sequence[int]) -> list[list[Tensor
         [Tensor(one.name, one.datatype, one.array[end - count : end]) for one in outputs]
         for end, count in zip(ends, counts, strict=True)
     ]
-
-
-def texts(tensor: Tensor) -> Any:
-    """A BYTES tensor as an array of str. TritonModelException for what isn't UTF-8."""
-    try:
-        flat = [bytes(value).decode() for value in tensor.array.ravel()]
-    except UnicodeDecodeError as error:
-        raise TritonModelException(f"input {tensor.name!r} is not UTF-8: {error}") from None
-    found = np.empty(len(flat), dtype=object)
-    found[:] = flat
-    return found.reshape(tensor.shape)
-
-
-def bytes_of(name: str, array: Any) -> Tensor:
-    """An array of str as a BYTES tensor."""
-    flat = [value.encode() if isinstance(value, str) else bytes(value) for value in array.ravel().tolist()]
-    return Tensor(name, "BYTES", bytes_array(flat, array.shape))

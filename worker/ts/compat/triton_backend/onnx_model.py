@@ -10,7 +10,7 @@ import numpy as np
 
 from ts.compat.triton_backend.edges import Fields
 from ts.compat.triton_backend.errors import TritonModelException
-from ts.compat.triton_backend.graphs import bytes_of, texts
+from ts.compat.triton_backend.texts import bytes_of, texts
 from ts.runtime.handlers import HandlerNotUsable
 from ts.tensors.types import Tensor
 

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from ts.compat.triton_backend.datatypes import of_config
 from ts.compat.triton_backend.edges import Fields
 from ts.compat.triton_backend.errors import TritonModelException
+from ts.compat.triton_backend.texts import bytes_of, texts
 from ts.runtime.handlers import HandlerNotUsable
 from ts.tensors.types import Tensor
 
@@ -48,6 +50,23 @@ class TorchScript:
                 f"{', '.join(one.name for one in arguments)}"
             )
         self._outputs = _positions([one["name"] for one in config["output"]], [])
+        self._texts = {one["name"] for one in config["output"] if of_config(one["data_type"]) == "BYTES"}
+        for kind in ("input", "output"):
+            for one in config[kind]:
+                _check_texts(kind, one, int(config.get("max_batch_size") or 0) > 0)
+        for one in config["input"]:
+            self._check_argument(one, arguments)
+
+    def _check_argument(self, tensor: Fields, arguments: Sequence[Any]) -> None:
+        """HandlerNotUsable for BYTES where `forward` doesn't take texts: there are no tensors of them."""
+        if of_config(tensor["data_type"]) != "BYTES":
+            return
+        argument = arguments[0 if self._takes_dict else self._positions[tensor["name"]]]
+        if str(argument.type) != "List[str]":
+            raise HandlerNotUsable(
+                f"input {tensor['name']!r} is of BYTES, which TorchScript takes as List[str]; the argument "
+                f"{argument.name!r} of forward is of type {argument.type}"
+            )
 
     def run(self, inputs: Sequence[Tensor], wanted: Sequence[str]) -> list[Tensor]:
         import torch
@@ -65,19 +84,45 @@ class TorchScript:
         import torch
 
         if tensor.datatype == "BYTES":
-            raise TritonModelException(f"input {tensor.name!r}: TorchScript models take no BYTES here")
+            return texts(tensor).tolist()
         found = torch.from_numpy(np.ascontiguousarray(tensor.array))
         return (found.view(torch.bfloat16) if tensor.datatype == "BF16" else found).to(self._device)
 
     def _out(self, found: Any) -> list[Tensor]:
         if isinstance(found, dict):
-            return [Tensor.of(name, found[name]) for name in self._outputs if name in found]
-        values = list(found) if isinstance(found, (list, tuple)) else [found]
+            return [self._tensor(name, found[name]) for name in self._outputs if name in found]
+        several = isinstance(found, tuple) or (isinstance(found, list) and not self._is_texts(found))
+        values = list(found) if several else [found]
         if max(self._outputs.values()) >= len(values):
             raise TritonModelException(
                 f"the model gave {len(values)} outputs; its configuration has: {', '.join(self._outputs)}"
             )
-        return [Tensor.of(name, values[position]) for name, position in self._outputs.items()]
+        return [self._tensor(name, values[position]) for name, position in self._outputs.items()]
+
+    def _is_texts(self, found: list[Any]) -> bool:
+        """Whether a list is one output. Without elements it is, if that one is of BYTES."""
+        return isinstance(found[0], str) if found else len(self._outputs) == len(self._texts) == 1
+
+    def _tensor(self, name: str, value: Any) -> Tensor:
+        if not isinstance(value, list):
+            return Tensor.of(name, value)
+        if not all(isinstance(one, str) for one in value):
+            raise TritonModelException(f"output {name!r} is a list that has other things than texts in it")
+        array = np.empty(len(value), dtype=object)
+        array[:] = value
+        return bytes_of(name, array)
+
+
+def _check_texts(kind: str, tensor: Fields, batched: bool) -> None:
+    """HandlerNotUsable for BYTES with several dimensions: TorchScript has lists of texts only."""
+    reshape = tensor.get("reshape")
+    dims = tensor["dims"] if reshape is None else reshape.get("shape") or []
+    if of_config(tensor["data_type"]) == "BYTES" and len(dims) + batched > 1:
+        hint = "; with max_batch_size, that is the batch: write reshape { shape: [ ] }" if batched else ""
+        raise HandlerNotUsable(
+            f"{kind} {tensor['name']!r} is of BYTES and has {len(dims) + batched} dimensions: TorchScript has them as "
+            f"List[str], of one dimension{hint}"
+        )
 
 
 def _positions(names: Sequence[str], arguments: Sequence[str]) -> dict[str, int]:
