@@ -136,6 +136,7 @@ class HttpApp:
                     return await serve(request)
             raise MethodNotAllowed if request.path == "/" else ResourceNotFound
         except ServeError as error:
+            logger.debug("%s %r ended %s: %s", request.method, request.path, error.http_status, error.message)
             return error_answer(error)
         except ClientGone:
             raise

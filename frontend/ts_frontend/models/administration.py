@@ -156,6 +156,7 @@ class Administration:
             raise
         self._choose_default(model)
         log.info("Model %s added.", model)
+        log.debug("Model %s: %s", model, model.settings)
         return model
 
     async def replace(self, fetched: Fetched, archive: Archive, requested: Requested) -> Model:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import zlib
 from collections.abc import Sequence
 
@@ -10,6 +11,8 @@ from ts_frontend.errors import Code, InvalidArgument, MessageTooLarge, ServeErro
 from ts_frontend.ingress.http import MethodNotAllowed
 from ts_frontend.ingress.http_call import Header, HttpAnswer, HttpRequest, Serve
 from ts_frontend.services.http_answers import compact_json
+
+log = logging.getLogger(__name__)
 
 ACCEPTED: Header = (b"accept-encoding", b"gzip, deflate")
 #: Smaller answers go as they are: one packet holds them.
@@ -38,6 +41,7 @@ def served(methods: Sequence[str], serve: Serve) -> Serve:
                 raise MethodNotAllowed
             return await serve(request)
         except ServeError as error:
+            log.debug("%s %r ended %s: %s", request.method, request.path, error.http_status, error.message)
             return refusal(error)
 
     return run

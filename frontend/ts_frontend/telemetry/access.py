@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 from ts_frontend.errors import Code, ServeError
 from ts_frontend.ingress.call import Call, ClientGone, Method, Shape
 from ts_frontend.telemetry.logs import Logs
+
+log = logging.getLogger(__name__)
 
 
 def logged(method: Method, logs: Logs) -> Method:
@@ -21,6 +24,8 @@ def logged(method: Method, logs: Logs) -> Method:
 
     def done(call: Call, begun_s: float, error: BaseException | None) -> None:
         logs.access(call.peer, words, code_of(call, error), (time.perf_counter() - begun_s) * 1000, call.request_id)
+        if isinstance(error, ServeError):
+            log.debug("%s ended %s: %s (request id %s)", method.path, error.code.name, error.message, call.request_id)
 
     return Method(method.path, method.shape, (_unary if method.shape is Shape.UNARY else _streaming)(run, done))
 

@@ -229,6 +229,7 @@ class Pool:
     # --- what its slots tell it
 
     def new_worker(self, slot: Slot) -> Worker:
+        log.debug("Worker %s of %s starts on %s", slot.id, self.name, slot.device)
         return Worker(slot.id, self.plan, slot.device, self.queue)
 
     def started(self, worker: Worker) -> None:

@@ -212,6 +212,20 @@ def test_the_level_of_the_log_is_read_and_changed(served: Any, stub: GRPCInferen
     settings = {"log_verbose_level": pb.LogSettingsRequest.SettingValue(uint32_param=1)}
     assert stub.LogSettings(pb.LogSettingsRequest(settings=settings)).settings["log_verbose_level"].uint32_param == 1
     assert post(served, "logging", {"log_verbose_level": 0, "log_info": True}).json() == known
+    ready = served.log.count("of scores_1 is ready")
+    post(served, "logging", {"log_info": False})
+    served.scale("scores", 2)
+    post(served, "logging", {"log_info": True})
+    served.scale("scores", 3)
+    served.wait_for_log("of scores_1 is ready", ready + 1)
+    assert served.log.count("of scores_1 is ready") == ready + 1, "what is not to be logged isn't"
+    served.scale("scores", 1)
+    for level in (0, 1):
+        post(served, "logging", {"log_verbose_level": level})
+        post(served, f"models/verbose{level}/infer", {"inputs": []})
+    served.wait_for_log("ended 404: Model not found: verbose1")
+    assert "verbose0/infer' ended" not in served.log
+    post(served, "logging", {"log_verbose_level": 0})
     for body, says in (
         ({"log_file": "/tmp/x"}, "log_file can't be changed"),
         ({"log_colour": True}, "unknown log setting 'log_colour'"),
