@@ -41,7 +41,12 @@ def encoded(name: str, value: Any) -> tuple[str, list[int], bytes]:
 def _plain(name: str, value: Any) -> Tensor:
     if getattr(getattr(value, "dtype", None), "name", "") == "bfloat16":
         return _bf16(name, np.asarray(value).astype(np.float32))
-    return Tensor.of(name, value)
+    tensor = Tensor.of(name, value)
+    if tensor.array.dtype == object:
+        for element in tensor.array.ravel():
+            if not isinstance(element, (str, bytes, bytearray, memoryview)):
+                raise BadTensor(f"{element!r} is no number, truth value, text or bytes")
+    return tensor
 
 
 def _typed(name: str, wanted: Typed) -> Tensor:
