@@ -24,6 +24,11 @@ class Health:
     def healthy(self) -> bool:
         return not self._draining and (not self._strict or self._administration.health())
 
+    @property
+    def ready(self) -> bool:
+        """Healthy, and every model of the start has begun to serve: what the Open Inference Protocol calls ready."""
+        return self.healthy and not (self._strict and self._administration.starting())
+
     async def health(self) -> tuple[bool, dict[str, Any]]:
         """The answer to a ping: whether all is well, and TorchServe's JSON."""
         healthy = self.healthy

@@ -326,6 +326,10 @@ class Administration:
         """False when the default version of some model has lost its workers; a model that still loads is no failure."""
         return not any(model.failing for model in self.registry.defaults())
 
+    def starting(self) -> bool:
+        """True while the default version of a model that is loaded at the start loads for the first time."""
+        return any(model.loaded_at_startup and model.loading for model in self.registry.defaults())
+
     # --- the end
 
     async def close(self, drain_s: float) -> None:

@@ -228,6 +228,11 @@ class Model:
         return self.pool.ready_count > 0 and not self._leaving
 
     @property
+    def loading(self) -> bool:
+        """True while none of the workers that it should have serves yet, and one loads for the first time."""
+        return bool(self.pool.slots) and not self.pool.ready_count and not self.failing
+
+    @property
     def failing(self) -> bool:
         """True when it should have workers and has lost or never got them, or when one of them is given up. While one
         loads for the first time, and while one serves, the failures of others are no failure of the model."""

@@ -121,7 +121,7 @@ class HttpOpenInference:
 
     async def _server_ready(self, request: HttpRequest) -> HttpAnswer:
         """KServe's clients read `ready`, the protocol's text says `live`."""
-        ready = self._health.healthy
+        ready = self._health.ready
         return compact_json(200 if ready else 503, {"ready": ready, "live": ready})
 
     async def _list(self, request: HttpRequest) -> HttpAnswer:

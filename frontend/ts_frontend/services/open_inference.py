@@ -81,7 +81,7 @@ class OpenInferenceService:
         return pb.ServerLiveResponse(live=True).SerializeToString()
 
     async def server_ready(self, call: Call, data: bytes) -> bytes:
-        return pb.ServerReadyResponse(ready=self._health.healthy).SerializeToString()
+        return pb.ServerReadyResponse(ready=self._health.ready).SerializeToString()
 
     async def model_ready(self, call: Call, data: bytes) -> bytes:
         request = message(pb.ModelReadyRequest, data)

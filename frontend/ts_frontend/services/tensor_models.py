@@ -93,7 +93,7 @@ class Health(Protocol):
     """Whether the server can serve (`ts_frontend.health.Health`)."""
 
     @property
-    def healthy(self) -> bool: ...
+    def ready(self) -> bool: ...
 
 
 def extensions(regions: Regions) -> list[str]:
