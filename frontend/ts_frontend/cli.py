@@ -22,7 +22,7 @@ from ts_frontend.authorization.key_file import NAME as KEY_FILE
 from ts_frontend.config import ConfigError, Explained, Option, ServerConfig, explain, load_config
 from ts_frontend.config_checks import secured, who_may
 from ts_frontend.config_docs import settings_table
-from ts_frontend.config_kinds import nearest
+from ts_frontend.config_kinds import nearest, s3_of
 from ts_frontend.errors import ServeError
 from ts_frontend.option_words import spelled
 from ts_frontend.pid_file import AlreadyRunning, claimed, pid_path, remove_orphan, running_server
@@ -409,7 +409,10 @@ def _startable(arguments: argparse.Namespace) -> ServerConfig:
     if config.model_store is None and not config.model_repository and not config.program.lines:
         raise ConfigError("Missing mandatory parameter --model-store")
     for directory in config.model_repository:
-        _check_place(config, "model_repository", "directory", directory)
+        if s3_of(directory) is None:
+            _check_place(config, "model_repository", "directory", directory)
+        elif config.model_control_mode == "poll":
+            raise ConfigError(f"model_control_mode is poll, and {s3_of(directory)} isn't looked at again: use explicit")
     for key in ("model_store", "workflow_store"):
         _check_place(config, key, "directory", getattr(config, key))
     for key in ("log_config", "certificate_file", "private_key_file", "client_ca_file", "metrics_config"):

@@ -247,6 +247,12 @@ PORT = whole(0, 65535)
 EXTRA_PORTS = Kind("comma list of `PORT[:DIALECT]`", _extra_ports)
 
 
+def s3_of(path: Path) -> str | None:
+    """`s3:/bucket/prefix` is what a path makes of `s3://bucket/prefix`, which is returned; None for other paths."""
+    parts = path.parts
+    return f"s3://{'/'.join(parts[1:])}" if len(parts) > 1 and parts[0].lower() == "s3:" else None
+
+
 def nearest(word: str, known: Iterable[str], likeness: float = 0.6) -> str:
     """`; did you mean X?` for the known word most like this one, or nothing."""
     by_lower = {name.lower(): name for name in known}

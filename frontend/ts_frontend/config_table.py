@@ -361,7 +361,10 @@ class ServerConfig:
         restored=False,
     )
     model_repository: tuple[Path, ...] = _own(
-        PATHS, (), "directories of models in Triton's layout, beside the model store", restored=False
+        PATHS,
+        (),
+        "directories of models in Triton's layout, beside the model store; also `s3://BUCKET/PREFIX`",
+        restored=False,
     )
     model_control_mode: str = _own(
         choice("none", "poll", "explicit"),

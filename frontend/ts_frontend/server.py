@@ -21,6 +21,7 @@ from ts_frontend import config_checks
 from ts_frontend.authorization.authorization import Authorization, open_authorization
 from ts_frontend.batching.sequence_jobs import keys_of
 from ts_frontend.config import ServerConfig, forget_secrets, snapshot_settings, worker_environment
+from ts_frontend.config_kinds import s3_of
 from ts_frontend.doors import Doors
 from ts_frontend.errors import ServeError
 from ts_frontend.health import Health
@@ -145,6 +146,7 @@ class Server:
             mlserver=config.mlserver,
             download_total_timeout_s=config.download_total_timeout_s,
             files_max=config.extract_files_max,
+            trusted=[f"{url}/" for url in repositories_in_s3(config)],
             copies=work_dir / "downloads",
         )
         recorder = self._recorder()
@@ -164,7 +166,12 @@ class Server:
 
         failures = await load_at_startup(config, administration, store, restore, gpus, progress)
         repository = Repository(
-            administration, config.model_repository, config.model_control_mode, config.repository_poll_secs, gpus
+            administration,
+            [path for path in config.model_repository if s3_of(path) is None],
+            config.model_control_mode,
+            config.repository_poll_secs,
+            gpus,
+            repositories_in_s3(config),
         )
         calls.attach(repository)
         failures += await repository.start(config.load_model)
@@ -338,6 +345,10 @@ class Server:
                 settings, min_workers=min(1, settings.min_workers), max_workers=min(1, settings.max_workers)
             )
         return settings
+
+
+def repositories_in_s3(config: ServerConfig) -> list[str]:
+    return [url for path in config.model_repository if (url := s3_of(path))]
 
 
 def worker_env(config: ServerConfig) -> dict[str, str]:

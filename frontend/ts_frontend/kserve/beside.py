@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from ts_frontend.config import ConfigError, Option, ServerConfig
+from ts_frontend.config_kinds import s3_of
 from ts_frontend.kserve.options import alike
 
 #: Flags, and the settings that they are.
@@ -51,5 +52,5 @@ def check(config: ServerConfig) -> None:
     for key in ("model_store", "model_repository"):
         found = getattr(config, key)
         for directory in found if isinstance(found, tuple) else [found] if found else []:
-            if not directory.is_dir():
+            if s3_of(directory) is None and not directory.is_dir():
                 raise ConfigError(f"{key} ({config.sources.get(key, 'default')}) directory not found: {directory}")

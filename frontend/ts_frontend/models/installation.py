@@ -74,6 +74,10 @@ class Installation:
         """The same, as a copy outside of the store. Raises ServeError."""
         return await self._store.fetch_apart(url)
 
+    async def folders(self, url: str) -> list[str]:
+        """The names of the folders in one of S3. Raises ServeError."""
+        return await self._store.folders(url)
+
     async def made_apart(self, url: str, fill: Callable[[Path], None]) -> Fetched:
         """A directory that `fill` fills, outside of the store. Raises ServeError."""
         try:

@@ -78,6 +78,14 @@ def download(url: str, target: Path, limits: DownloadLimits, stop: Stop, sha256:
         transfer.finish()
 
 
+def folders(url: str, limits: DownloadLimits, stop: Stop) -> list[str]:
+    """The names of the folders in the folder `url`. Raises ArchiveNotFound (no such bucket), DownloadFailed."""
+    place = parse(url)
+    with bounded(url, limits, stop), _explained(url, place):
+        bucket = _Bucket(place, stop.waited(partial(_client, url, limits)), stop)
+        return bucket.folders(limits.files_max, url)
+
+
 def _download_folder(
     bucket: _Bucket, url: str, target: Path, limits: DownloadLimits, stop: Stop, refused: Exception | None
 ) -> Transfer:
@@ -156,9 +164,18 @@ class _Bucket:
                 raise failure(url, f"it has more than {files_max} files; extract_files_max raises the limit")
         return found
 
-    def _pages(self) -> Iterator[dict[str, Any]]:
-        place = self._place
-        pages = iter(self._client.get_paginator("list_objects_v2").paginate(Bucket=place.bucket, Prefix=place.prefix))
+    def folders(self, files_max: int, url: str) -> list[str]:
+        """The names of the folders in this one; DownloadFailed for more than `files_max`."""
+        found: list[str] = []
+        for page in self._pages(Delimiter="/"):
+            found += [one["Prefix"][len(self._place.prefix) :].rstrip("/") for one in page.get("CommonPrefixes", ())]
+            if len(found) > files_max:
+                raise failure(url, f"it has more than {files_max} folders; extract_files_max raises the limit")
+        return [name for name in found if name]
+
+    def _pages(self, **more: str) -> Iterator[dict[str, Any]]:
+        where = {"Bucket": self._place.bucket, "Prefix": self._place.prefix, **more}
+        pages = iter(self._client.get_paginator("list_objects_v2").paginate(**where))
         while (page := self._stop.waited(partial(next, pages, None))) is not None:
             yield page
 

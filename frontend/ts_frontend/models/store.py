@@ -52,7 +52,8 @@ class Fetched:
 class Store:
     """`model_store`: the directory, None without one. `allowed_urls`: regular expressions, each must match a whole URL,
     in any case; None: only the model zoo. Beside that, what lies inside the store is always allowed.
-    `copies`: where `fetch_apart` puts what it downloads, None: nowhere. `mlserver`: of its models.
+    `trusted`: what else is allowed, by how it begins. `copies`: where `fetch_apart` puts what it downloads, None:
+    nowhere. `mlserver`: of its models.
     `missing`, `place`: how errors begin that say what isn't there, and what they call the store.
 
     Raises InvalidArgument for an expression that isn't one.
@@ -67,6 +68,7 @@ class Store:
         download_timeout_s: float = TIMEOUT_S,
         download_total_timeout_s: float = TOTAL_S,
         files_max: int = FILES_MAX,
+        trusted: Iterable[str] = (),
         copies: Path | None = None,
         missing: str = "Model not found at",
         place: str = "model store",
@@ -78,6 +80,7 @@ class Store:
         self._limits = DownloadLimits(
             download_bytes_max, download_timeout_s, total_s=download_total_timeout_s, files_max=files_max
         )
+        self._trusted = tuple(trusted)
         self._copies = copies
         self._missing, self._place = missing, place
         self._mlserver = mlserver
@@ -95,6 +98,15 @@ class Store:
         """The same, but a copy is made outside the store, in a folder of its own: any number of one URL. Never raises
         ArchiveExists."""
         return await self._fetched(url, self._apart, False)
+
+    async def folders(self, url: str) -> list[str]:
+        """The names of the folders in one of S3. Raises ServeError."""
+        stop = Stop()
+        try:
+            return await asyncio.to_thread(s3.folders, url, self._limits, stop)
+        except asyncio.CancelledError:
+            stop.set()
+            raise
 
     async def made_apart(self, url: str, fill: Callable[[Path], None]) -> Fetched:
         """A new folder outside the store, with what `fill` puts there. Raises what `fill` raises, and OSError."""
@@ -270,6 +282,8 @@ class Store:
 
     def _allow(self, url: str, shown: str | None = None) -> bool:
         """Raises ArchiveNotFound unless `url` may be used. True: the operator named it, wherever it leads."""
+        if url.startswith(self._trusted):
+            return True
         if any(pattern.fullmatch(url) for pattern in self._allowed):
             return self._explicit
         setting = (

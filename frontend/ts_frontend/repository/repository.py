@@ -66,14 +66,21 @@ class Entry:
 
 class Repository:
     """`mode`: none (all models, at start), poll (and as the files change, every `poll_s`), explicit (those named, and
-    by calls). Without directories it serves calls for archives of the model store."""
+    by calls). Without directories it serves calls for archives of the model store. `urls`: directories in S3, each
+    without a slash at its end; a model of theirs is downloaded when it is loaded."""
 
     def __init__(
-        self, administration: Administration, directories: Sequence[Path], mode: str, poll_s: float, gpus: int
+        self,
+        administration: Administration,
+        directories: Sequence[Path],
+        mode: str,
+        poll_s: float,
+        gpus: int,
+        urls: Sequence[str] = (),
     ) -> None:
         self._administration = administration
-        self._directories = directories
-        self._mode = mode if directories else "explicit"
+        self._directories, self._urls = directories, urls
+        self._mode = mode if directories or urls else "explicit"
         self._takes_files = mode == "explicit"
         self._poll_s = poll_s
         self._loading = Loading(administration, gpus)
@@ -86,7 +93,9 @@ class Repository:
         failures = []
         for name in names:
             try:
-                await self._one_at_a_time(name, self._load(name))
+                url = None if self._is_here(name) else await self._url_of(name)
+                work = self._load(name) if url is None else self._load_remote(name, url, None)
+                await self._one_at_a_time(name, work)
             except ServeError as error:
                 failures.append(f"Failed to load model: {name}: {error.message}")
                 log.error("%s", failures[-1])
@@ -127,6 +136,7 @@ class Repository:
 
     async def _names(self) -> list[str]:
         found = [await asyncio.to_thread(layout.names, path) for path in self._directories]
+        found += [await self._administration.installation.folders(url) for url in self._urls]
         return sorted({name for names in found for name in names})
 
     # --- calls
@@ -151,6 +161,8 @@ class Repository:
             work = self._loading.elsewhere(name, url, config_text)
         elif self._is_here(name):
             work = self._load(name, config_text)
+        elif (remote := await self._url_of(name)) is not None:
+            work = self._load_remote(name, remote, config_text)
         elif paths := [
             one.path for one in await self._administration.installation.mlserver_models() if one.name == name
         ]:
@@ -176,6 +188,14 @@ class Repository:
         except ModelNotFound:
             return False
 
+    async def _url_of(self, name: str) -> str | None:
+        """Where the model lies in S3, None when it doesn't. InvalidArgument when several repositories have it."""
+        names = [(url, await self._administration.installation.folders(url)) for url in self._urls]
+        found = [f"{url}/{name}" for url, there in names if name in there]
+        if len(found) > 1:
+            raise InvalidArgument(f"model {name!r} is in several repositories: {', '.join(found)}")
+        return found[0] if found else None
+
     def _archive_of(self, name: str) -> str:
         """The archive of the model store with the model's name. ModelNotFound."""
         for archive in self._administration.installation.archives():
@@ -187,7 +207,7 @@ class Repository:
         """Every version that is or should be served, and the models that were never loaded."""
         names: list[str] = []
         if not only_ready:
-            with contextlib.suppress(OSError):  # a directory that is away just now
+            with contextlib.suppress(OSError, ServeError):  # a directory that is away just now
                 names = await self._names()
         registry, found = self._administration.registry, []
         for model in registry:
@@ -220,6 +240,15 @@ class Repository:
             path = layout.find(self._directories, name)
             known.stamp, directory = await asyncio.to_thread(_read, path, config_text)
             await self._loading.directory(directory, Fetched(directory.path, str(directory.path), downloaded=False))
+            known.reason = ""
+        except ServeError as error:
+            known.reason = error.message
+            raise
+
+    async def _load_remote(self, name: str, url: str, config_text: str | None) -> None:
+        known = self._known.setdefault(name, _Known())
+        try:
+            await self._loading.elsewhere(name, f"{url}/", config_text)
             known.reason = ""
         except ServeError as error:
             known.reason = error.message

@@ -261,6 +261,48 @@ def test_registering_what_lies_in_s3(
         served.terminate()
 
 
+def test_a_repository_in_s3(
+    bucket: Bucket,
+    tmp_path: Path,
+    serving: Callable[..., Any],
+    account: dict[str, str],
+    model_writer: Callable[..., str],
+) -> None:
+    """Beside one on disk. Nobody has to allow what the operator names."""
+    for name in ("first", "second"):
+        bucket.put(f"all/models/{name}/config.pbtxt", CONFIG.replace("named_elsewhere", name))
+        bucket.put(f"all/models/{name}/1/model.py", TRITON)
+    (tmp_path / "local" / "third" / "1").mkdir(parents=True)
+    (tmp_path / "local" / "third" / "1" / "model.py").write_text(TRITON)
+    both = ["--model-repository", "s3://models/all/models/", "--model-repository", str(tmp_path / "local"), "--ncs"]
+    served = serving(tmp_path, None, {"env": account}, both).wait_started()
+    try:
+        assert states(served) == {("first", "1"): "READY", ("second", "1"): "READY", ("third", "1"): "READY"}
+    finally:
+        served.terminate()
+    more = ["--model-control-mode", "explicit", "--load-model", "first"]
+    served = serving(tmp_path, None, {"env": account}, [*both, *more]).wait_started()
+    try:
+        assert states(served) == {("first", "1"): "READY", ("second", ""): "", ("third", ""): ""}
+        bucket.put("all/models/first/2/model.py", TRITON)
+        assert post(served, "models/first/load").status_code == post(served, "models/second/load").status_code == 200
+        assert states(served) == {("first", "2"): "READY", ("second", "1"): "READY", ("third", ""): ""}
+        bucket.put("all/models/second/1/model.py", "1 / 0")
+        failed = post(served, "models/second/load")
+        assert failed.status_code == 500 and "ZeroDivisionError" in failed.text
+        assert post(served, "models/nobody/load").status_code == 404
+        allowed = post(served, "models/x/load", parameters={"model_path": "s3://models/elsewhere"})
+        assert allowed.status_code == 404 and "allowed_urls" in allowed.text
+    finally:
+        served.terminate()
+    refused = serving(tmp_path, None, {"env": account}, [*both, "--model-control-mode", "poll"])
+    assert refused.wait() == 1 and "s3://models/all/models isn't looked at again" in refused.log
+
+
+def states(served: Any) -> dict[tuple[str, str], str]:
+    return {(one["name"], one["version"]): one["state"] for one in post(served, "index").json()}
+
+
 # --- what goes wrong, without a server of ours
 
 

@@ -181,6 +181,16 @@ def test_loading_and_unloading(begin: Any, repository: Path) -> None:
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
+def test_kserves_message_loads_and_unloads(kept: Any) -> None:
+    """Promises 001-19, 001-20. It has the model's name where Triton's has the repository's, and nothing else."""
+    name = b"\n\x05upper"
+    for verb in ("Load", "Unload"):
+        with grpc.insecure_channel(kept.inference) as channel:
+            method = channel.unary_unary(f"/inference.GRPCInferenceService/RepositoryModel{verb}")
+            assert method(name, timeout=GUARD_S) == name + b"\x10\x01"
+        assert (("upper", "1.0") in states(kept)) is (verb == "Load")
+
+
 def test_archives_are_loaded_by_name_and_by_path(begin: Any, tmp_path: Path) -> None:
     served = begin("--model-control-mode", "explicit")
     assert post(served, "models/upper/load").status_code == 200
