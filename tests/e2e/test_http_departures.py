@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ def wait_until(path: Path) -> None:
         pass  # the run's own limit ends a wait for ever
 
 
-def ask(server: Any, request: dict[str, object]) -> http.client.HTTPConnection:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port("http_inference"), timeout=GUARD_S)
+def ask(server: Any, request: dict[str, object], host: str = "127.0.0.1") -> http.client.HTTPConnection:
+    connection = http.client.HTTPConnection(host, server.port("http_inference"), timeout=GUARD_S)
     part = 'Content-Disposition: form-data; name="data"; filename="f"\r\nContent-Type: application/octet-stream'
     body = f"--B\r\n{part}\r\n\r\n{json.dumps(request)}\r\n--B--\r\n"
     connection.request("POST", "/predictions/probe", body, {"Content-Type": "multipart/form-data; boundary=B"})
@@ -48,3 +49,17 @@ def test_who_waits_gets_the_answer(shared: Any, tmp_path: Path) -> None:
     assert (response.status, response.read()) == (200, b"held")
     waiting.close()
     assert not (tmp_path / "ran").exists()
+
+
+def test_the_handler_is_cancelled_over_ipv6(start: Any, tmp_path: Path) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6 loopback")
+    server = start(inference_address="http://[::1]:0")
+    server.register("probe")
+    begun, left = tmp_path / "begun", tmp_path / "left"
+    connection = ask(server, {"op": "until_cancelled", "begun": str(begun), "left": str(left)}, "::1")
+    wait_until(begun)
+    connection.close()
+    wait_until(left)

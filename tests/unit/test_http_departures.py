@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import resource
 import socket
+import struct
+import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -131,3 +136,55 @@ def test_nobody_looks_when_nobody_is_watched(tmp_path: Path) -> None:
         assert departures.watch(("a name", 5), 8080, lambda: None) is None
 
     asyncio.run(scenario())
+
+
+#: Of each family, as far as this process may have descriptors.
+EACH = min(1000, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 200) // 4)
+HOSTS = [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")]
+
+
+def crowd(family: socket.AddressFamily, host: str, stack: contextlib.ExitStack) -> list[tuple[socket.socket, int]]:
+    """EACH clients of a port, each with it."""
+    listener = stack.enter_context(socket.create_server((host, 0), family=family, backlog=EACH))
+    address = listener.getsockname()
+    clients = []
+    for _ in range(EACH):
+        clients.append((stack.enter_context(socket.create_connection(address[:2])), address[1]))
+        stack.enter_context(listener.accept()[0])
+    return clients
+
+
+def has_ipv6() -> bool:
+    with contextlib.suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
+        return True
+    return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's tables")
+def test_thousands_of_clients_over_both_families() -> None:
+    """Every third one leaves, half of those with a reset: exactly those count as gone."""
+
+    async def scenario(clients: list[tuple[socket.socket, int]]) -> None:
+        departures = Departures(look_every_s=0.001)
+        gone: list[int] = []
+        for number, (client, own_port) in enumerate(clients):
+            host, port = client.getsockname()[:2]
+            assert departures.watch((host, port), own_port, partial(gone.append, number)) is not None
+        while not all(one.seen for one in departures._watched):  # noqa: ASYNC110 - a look by another thread
+            await asyncio.sleep(0.01)
+        leaving = list(range(0, len(clients), 3))
+        for number in leaving:
+            if number % 2:
+                clients[number][0].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            clients[number][0].close()
+        while len(gone) < len(leaving):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)  # some more looks
+        assert sorted(gone) == leaving
+        for one in list(departures._watched):
+            departures.forget(one)
+
+    with contextlib.ExitStack() as stack:
+        hosts = HOSTS if has_ipv6() else HOSTS[:1]
+        clients = [client for family, host in hosts for client in crowd(family, host, stack)]
+        asyncio.run(asyncio.wait_for(scenario(clients), 60))

@@ -246,3 +246,29 @@ def test_unknown_model_version_and_a_handler_that_raises(http: httpx.Client) -> 
     assert infer(http, "same", one, path="versions/9/").status_code == 404
     answer = infer(http, "raises", one)
     assert answer.status_code == 500 and answer.json() == {"error": "Prediction failed"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"inputs": [{"name": "x", "datatype": "INT32", "shape": [1], "data": [1]}],'
+        b' "inputs": [{"name": "x", "datatype": "INT32", "shape": [1], "data": [2]}]}',
+        b'{"inputs": [{"name": "x", "datatype": "INT32", "shape": [1], "data": [1], "data": [2]}]}',
+        b'{"inputs": 7, "inputs": [{"name": "w", "name": "x", "datatype": "FP32", "datatype": "INT32",'
+        b' "shape": [5], "shape": [1], "data": [2]}]}',
+    ],
+)
+def test_of_equal_keys_the_last_counts(http: httpx.Client, body: bytes) -> None:
+    """As Python's JSON has it, in all places that read a body: no two of them may read different things."""
+    answer = http.post("/v2/models/same/versions/1.0/infer", content=body)
+    assert answer.status_code == 200, answer.text
+    (output,) = answer.json()["outputs"]
+    assert (output["name"], output["datatype"], output["data"]) == ("x", "INT32", [2])
+
+
+def test_of_equal_parameters_the_last_counts(http: httpx.Client) -> None:
+    """The server reads them for the queue, the worker for the answer."""
+    one = b'{"name": "x", "datatype": "INT32", "shape": [1], "data": [2]}'
+    body = b'{"id": "a", "id": "b", "parameters": {"k": 1}, "parameters": {"k": "2"}, "inputs": [%b]}' % one
+    answer = http.post("/v2/models/same/versions/1.0/infer", content=body)
+    assert answer.status_code == 200 and answer.json()["id"] == "b"
