@@ -39,6 +39,8 @@ __all__ = [
 SECRETS = frozenset({setting.env for setting in SETTINGS.values() if setting.secret} | {"TORCHSERVE_TOKEN"})
 _VARIABLE = re.compile(r"\$\$([A-Za-z_][A-Za-z0-9_]*)\$\$")
 _DEFAULT_FILE = Path("config.properties")
+#: What flags can open, and the environment can keep closed.
+OPENING = ("disable_token_authorization", "enable_model_api")
 #: Variables with TorchServe's prefix that are no setting's: this server's, its workers' and TorchServe's own.
 OTHER_VARIABLES = frozenset(
     {"TS_CONFIG_FILE", "TS_REQUEST_SEQUENCE_ID", "TS_REQUEST_SEQUENCE_START", "TS_REQUEST_SEQUENCE_END"}
@@ -96,6 +98,7 @@ def load_config(
     found = _Findings()
     command_line, file = _command_line(options, found), _file(ts_config, environ, found)
     environment = _environment(environ, command_line, file, found)
+    command_line = _not_opened(command_line, environment, found)
     strong = [command_line, environment, _oip_properties(environ, found), file]
     mlserver, models = _mlserver(strong, environ, found)
     layers = [*strong, mlserver, _profile(strong), _found_snapshot(strong, found)]
@@ -120,6 +123,16 @@ def _command_line(options: Sequence[Option], found: _Findings) -> _Layer:
         value = values.pop(key)
         found.errors.append(f"{value.source}: there is no setting {key}{nearest(key, SETTINGS)}")
     return _Layer("command line", _known(values, found))
+
+
+def _not_opened(command_line: _Layer, environment: _Layer, found: _Findings) -> _Layer:
+    """Without the flags that open what the environment keeps closed by name: there TorchServe's order holds, in which
+    the environment is stronger, so that nobody's server stands open that didn't with TorchServe."""
+    values = dict(command_line.values)
+    for key in OPENING:
+        if _on([command_line], key) and _off([environment], key):
+            found.warn(f"{values.pop(key).source} has no effect: {environment.values[key].source} is false")
+    return replace(command_line, values=values)
 
 
 def _is_known(key: str) -> bool:
@@ -319,6 +332,13 @@ def _on(layers: Sequence[_Layer], key: str) -> bool:
     """A switch that decides which sources count. Text that is neither true nor false is an error later."""
     with contextlib.suppress(ValueError):
         return bool(BOOLEAN.parse(_text(layers, key)))
+    return False
+
+
+def _off(layers: Sequence[_Layer], key: str) -> bool:
+    """Whether it is false by name."""
+    with contextlib.suppress(ValueError):
+        return BOOLEAN.parse(_text(layers, key)) is False
     return False
 
 

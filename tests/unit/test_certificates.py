@@ -103,6 +103,14 @@ def test_certificates_that_do_not_count_now_are_a_warning(made: Path) -> None:
         assert all(says in warning for warning in warnings)
 
 
+def test_a_small_key_is_refused_with_the_size_to_take(tmp_path: Path) -> None:
+    openssl(
+        tmp_path, "req", "-x509", "-newkey", "rsa:1024", "-nodes", "-subj", "/CN=s", "-keyout", "s.key", "-out", "s.crt"
+    )
+    with pytest.raises(CertificateRefused, match=r"/s.key: the key is too small; take RSA of 2048 bits or more"):
+        read(pair(tmp_path, "s.crt", "s.key"))
+
+
 def test_validity_is_what_openssl_says(made: Path) -> None:
     for name in ("a.crt", "e.crt"):
         printed = subprocess.run(

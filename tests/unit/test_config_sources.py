@@ -189,6 +189,23 @@ def test_ncs_reads_no_snapshot(ncs: list[Option]) -> None:
     assert (config.job_queue_size, config.snapshot) == (100, None)
 
 
+@pytest.mark.parametrize(
+    ("key", "flag"),
+    [("disable_token_authorization", "--disable-token-auth"), ("enable_model_api", "--enable-model-api")],
+)
+def test_a_flag_opens_nothing_that_the_environment_keeps_closed(key: str, flag: str) -> None:
+    """As in TorchServe, and the only settings of which the environment is stronger."""
+    opened, env = [Option(key, "true", flag)], f"TS_{key.upper()}"
+    closed = {"TS_ENABLE_ENVVARS_CONFIG": "true", env: "False"}
+    config = load_config(opened, environ=closed)
+    assert getattr(config, key) is False
+    assert f"{flag} has no effect: environment {env} is false" in notes(config)
+    for environ in ({}, {env: "false"}, {**closed, env: "true"}, {**closed, env: " "}):
+        assert getattr(load_config(opened, environ=environ), key) is True, environ
+    closing = [Option(key, "false", f"--set {key}")]
+    assert getattr(load_config(closing, environ={**closed, env: "true"}), key) is False
+
+
 def test_a_snapshot_given_as_config_file_counts_as_one() -> None:
     path = write_snapshot({"m": {"1.0": STATE}}, disable_token_authorization="true", load_models="old")
     config = load_config(ts_config=path, environ={})

@@ -21,6 +21,11 @@ logger = logging.getLogger(__name__)
 ENDS_SOON = timedelta(days=14)
 
 #: The last is what OpenSSL 3 says of a key of another type than the certificate's.
+_TOO_WEAK = {
+    "EE_KEY_TOO_SMALL": "the key is too small; take RSA of 2048 bits or more, or an elliptic curve of 256",
+    "CA_KEY_TOO_SMALL": "the authority's key is too small; take RSA of 2048 bits or more, or an elliptic curve of 256",
+    "CA_MD_TOO_WEAK": "the certificate is signed with too weak a digest; take SHA-256 or more",
+}
 _MISMATCHES = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED")
 _CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
 _KEY = b"PRIVATE KEY-----"
@@ -115,6 +120,8 @@ def _reason(error: Exception) -> str:
     """An OpenSSL error in words; it often says no more than where it was raised."""
     if not isinstance(error, ssl.SSLError):
         return str(error)
+    if error.reason in _TOO_WEAK:
+        return _TOO_WEAK[error.reason]
     return (
         f"can't be read ({error.reason.replace('_', ' ').lower()})"
         if error.reason

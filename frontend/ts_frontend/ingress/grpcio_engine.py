@@ -56,6 +56,7 @@ class GrpcioEngine:
         self._servers: list[grpc.aio.Server] = []
         self._ports: dict[str, int] = {}
         self._following: list[asyncio.Task[None]] = []
+        logging.getLogger("grpc._cython.cygrpc").addFilter(is_news)
 
     async def start(self) -> None:
         try:
@@ -95,6 +96,11 @@ class GrpcioEngine:
     async def wait(self) -> None:
         # Cancelling grpcio's own wait cancels its shutdown, and with it the drain and every call.
         await asyncio.shield(asyncio.gather(*(server.wait_for_termination() for server in self._servers)))
+
+
+def is_news(record: logging.LogRecord) -> bool:
+    """Not that an answer couldn't be sent: its client has left just then, which grpcio calls an error now and then."""
+    return not (record.exc_info and isinstance(record.exc_info[1], grpc.aio.InternalError))
 
 
 def _bind(server: grpc.aio.Server, listener: Listener, certificate: Certificate | None) -> int:
@@ -289,8 +295,8 @@ async def _abort(call: Call, context: Context, error: Exception) -> bytes:
     """Ends the call with the error's status. CancelledError never comes here: grpcio must see it, or it leaks."""
     if isinstance(error, ServeError):
         code, message = error.code, error.message
-    elif isinstance(error, grpc.aio.AbortError | grpc.aio.UsageError):
-        raise error
+    elif isinstance(error, grpc.aio.AbortError | grpc.aio.UsageError | grpc.aio.InternalError):
+        raise error  # the last: what was written can't be sent any more
     else:
         logger.error("%s failed", call.path, exc_info=error)
         code, message = Code.INTERNAL, UNEXPECTED
