@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ts.protocol.frames import Cancel, Failed, Input, LoadFailed
-from ts.protocol.open_inference_pb2 import ModelInferRequest, ModelInferResponse
+from ts.protocol.open_inference_pb2 import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 
 TENSORS = {
     "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": ["-1"]}],
@@ -71,7 +71,8 @@ class TritonPythonModel:
             sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("bad text")), 1)
             return
         for word in text.split():
-            sender.send(self.response(word))
+            error = pb_utils.TritonError("no word") if word == "!" else None
+            sender.send(pb_utils.InferenceResponse(error=error) if error else self.response(word))
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def response(self, word):
@@ -113,7 +114,7 @@ def text(value: str) -> list[Input]:
     tensor = ModelInferRequest.InferInputTensor(name="text", datatype="BYTES", shape=[1])
     data = struct.pack("<I", len(value)) + value.encode()
     message = ModelInferRequest(model_name="m", inputs=[tensor], raw_input_contents=[data])
-    return [Input("", "\0grpc;stream;final-flags", message.SerializeToString())]
+    return [Input("", "\0grpc;stream;triton", message.SerializeToString())]
 
 
 def values(answer: Any) -> list[float]:
@@ -160,8 +161,8 @@ def test_a_decoupled_model_answers_as_often_as_it_likes(start_model: Any) -> Non
     worker = start_model(REPEAT, {})[0]
     (job,) = worker.predict(text("a b"))
     worker.answer(job)
-    found = [ModelInferResponse.FromString(bytes(piece.data)) for piece in worker.pending[job] if piece.data]
-    assert [one.raw_output_contents[0][4:] for one in found] == [b"a", b"b"]
+    found = [ModelStreamInferResponse.FromString(bytes(piece.data)) for piece in worker.pending[job] if piece.data]
+    assert [one.infer_response.raw_output_contents[0][4:] for one in found] == [b"a", b"b"]
 
 
 def test_decoupled_requests_run_beside_each_other(start_model: Any) -> None:
@@ -178,6 +179,40 @@ def test_decoupled_requests_run_beside_each_other(start_model: Any) -> None:
 def test_an_error_of_a_decoupled_model(start_model: Any) -> None:
     failed = start_model(REPEAT, {})[0].ask(text("bad"))
     assert isinstance(failed, Failed) and (failed.code, failed.message) == (500, "bad text")
+
+
+def test_a_decoupled_model_may_go_on_after_an_error(start_model: Any) -> None:
+    """A stream of Triton's has room for it; a call with one answer has not."""
+    worker = start_model(REPEAT, {})[0]
+    (job,) = worker.predict(text("a ! b"))
+    worker.answer(job)
+    found = [ModelStreamInferResponse.FromString(bytes(piece.data)) for piece in worker.pending[job] if piece.data]
+    assert [one.error_message for one in found] == ["", "no word", ""]
+    assert [one.infer_response.model_name for one in found] == ["m"] * 3
+    assert not any(one.infer_response.parameters["triton_final_response"].bool_param for one in found)
+    (single,) = text("a ! b")
+    failed = worker.ask([Input("", "\0grpc", single.data)])
+    assert isinstance(failed, Failed) and failed.message == "no word"
+
+
+SEQUENCE = {
+    "sequence_batching": {
+        "control_input": [{"name": "ID", "control": [{"kind": "CONTROL_SEQUENCE_CORRID", "data_type": "TYPE_UINT64"}]}]
+    }
+}
+
+
+def test_a_sequences_id_that_the_model_cannot_take_fails_its_request_alone(start_model: Any) -> None:
+    worker = start_model(ADD, TENSORS | SEQUENCE)[0]
+
+    def named(sequence_id: int) -> list[Input]:
+        message = ModelInferRequest.FromString(bytes(numbers(1)[0].data))
+        message.parameters["sequence_id"].int64_param = sequence_id
+        return [Input("", "\0grpc", message.SerializeToString())]
+
+    fine, refused = worker.ask(named(1), named(-1))
+    assert values(fine) == [2.0]
+    assert isinstance(refused, Failed) and refused.code == 400 and "-1 is no UINT64" in refused.message
 
 
 def test_what_a_model_completes_is_its_signature(start_model: Any) -> None:

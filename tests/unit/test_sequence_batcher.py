@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ts_frontend.batching.batcher import Full
-from ts_frontend.batching.sequence import Limits, Lost
+from ts_frontend.batching.sequence import Limits, Lost, NotBegun
 from ts_frontend.batching.sequences import LOST_MAX, SequenceBatcher
 
 _numbers = iter(range(1, 1 << 60))
@@ -301,3 +301,41 @@ def test_whatever_happens_order_and_worker_hold_and_nothing_is_lost(
     assert not waiting
     to.expire(now_s + 100)
     assert to.sequences == 0
+
+
+def test_a_worker_holds_so_many_sequences_and_the_others_wait_for_an_end() -> None:
+    to = batcher(batch_size=4, worker_max=1)
+    first, second, third = put(to, "a", "b", "c")
+    assert to.take("w1", 2) == [first] and to.take("w2", 1) == [second]
+    assert not to.has_work("w1") and to.take("w1") == []
+    to.settled(first, 0.0)
+    assert not to.has_work("w1")
+    last = Request("a", ends=True)
+    to.add(last, 1.0)
+    assert to.take("w1") == [last]
+    to.settled(last, 1.0)
+    assert to.has_work("w1") and not to.has_work("w2") and to.take("w1") == [third]
+
+
+def test_a_sequence_that_idles_makes_room_on_its_worker() -> None:
+    to = batcher(worker_max=1, idle_s=5.0)
+    first, second = put(to, "a", "b")
+    assert to.take("w") == [first]
+    to.settled(first, 0.0)
+    to.expire(4.0)
+    assert not to.has_work("w")
+    to.expire(5.0)
+    assert to.take("w") == [second]
+
+
+def test_a_sequence_begins_when_it_is_told_to_where_that_is_asked() -> None:
+    to = batcher(told_start=True)
+    with pytest.raises(NotBegun, match="sequence a has not begun"):
+        put(to, "a")
+    start = Request("a", starts=True)
+    to.add(start, 0.0)
+    (second,) = put(to, "a")
+    to.take("w")
+    to.settled(start, 0.0)
+    assert to.take("w") == [second]
+    to.add(Request("a", starts=True), 0.0)

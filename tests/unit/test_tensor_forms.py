@@ -28,7 +28,7 @@ MODEL = Model("m", "1", {}, {})
 LENGTH = "inference-header-content-length"
 #: Far more than any request takes, and far less than one that grows with the square of its size.
 GUARD_S = 20
-FORMS = ("json", "json;stream", "grpc", "grpc;stream;final-flags", "generate", "openai", "openai;chat")
+FORMS = ("json", "json;stream", "grpc", "grpc;stream;triton", "generate", "openai", "openai;chat")
 
 
 def opened(form: str, data: bytes, length: int | str | None = None, model: Model = MODEL) -> Form:

@@ -21,9 +21,13 @@ class Sequenced(Waiting, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How a model's sequences are kept. `idle_s` 0: a sequence ends when nothing of it waits or runs."""
+    """How a model's sequences are kept. `idle_s` 0: a sequence ends when nothing of it waits or runs. `worker_max`: how
+    many a worker holds at a time, the others wait (0: any number). `told_start`: only a request that says so begins
+    one."""
 
     sequences_max: int = 1
+    worker_max: int = 0
+    told_start: bool = False
     jobs_max: int = 1
     idle_s: float = 0.0
     life_s: float = math.inf
@@ -31,6 +35,10 @@ class Limits:
     delay_s: float = 0.0
     jobs_alone_max: int = 100
     overlap: bool = False
+
+
+class NotBegun(Exception):
+    """The request goes on with a sequence that isn't there, in a model whose sequences begin when they are told to."""
 
 
 class Lost(Exception):

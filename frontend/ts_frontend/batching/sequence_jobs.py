@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from ts.protocol.frames import Chunk, Input, Pairs
+from ts_frontend.errors import InvalidArgument
 from ts_frontend.job import Job, Ledger, State
 
 
@@ -81,10 +82,11 @@ class SequenceJob(Job):
 
 
 class SequenceJobs:
-    """Makes a model's jobs. A request without a sequence's id gets one, and begins it; describe calls have none."""
+    """Makes a model's jobs. A request without a sequence's id gets one, and begins it, unless `told_start` asks for it;
+    describe calls have none."""
 
-    def __init__(self, line: Line) -> None:
-        self._line = line
+    def __init__(self, line: Line, told_start: bool = False) -> None:
+        self._line, self._told_start = line, told_start
 
     def __call__(
         self, ledger: Ledger, inputs: Sequence[Input], *, headers: Pairs = (), alone: bool = False, **more: Any
@@ -93,6 +95,8 @@ class SequenceJobs:
         found = {name.lower(): value for name, value in headers if name.lower() in keys}
         sequence_id = found.get(keys.id, "")
         made = not sequence_id and not alone
+        if made and self._told_start:
+            raise InvalidArgument("The request names no sequence: this model needs its id, a number but 0 or a text")
         if made:
             sequence_id = f"ts-seq-{uuid.uuid4()}"
             named = [(name, value) for name, value in headers if name.lower() not in (keys.id, keys.start)]

@@ -9,10 +9,10 @@ from typing import cast
 
 from ts_frontend.batching.batcher import Full
 from ts_frontend.batching.job_queue import Taker, WorkQueue, without_expired
-from ts_frontend.batching.sequence import Limits, Lost, Sequenced
+from ts_frontend.batching.sequence import Limits, Lost, NotBegun, Sequenced
 from ts_frontend.batching.sequence_jobs import Keys, SequenceJob
 from ts_frontend.batching.sequences import SequenceBatcher
-from ts_frontend.errors import QueueFull, SequenceOver
+from ts_frontend.errors import InvalidArgument, QueueFull, SequenceOver
 from ts_frontend.job import Job, State
 
 
@@ -45,6 +45,8 @@ class SequenceQueue(WorkQueue):
             raise QueueFull(f"{self._refusal}: {full}") from None
         except Lost as lost:
             raise SequenceOver(str(lost)) from None
+        except NotBegun as error:
+            raise InvalidArgument(str(error)) from None
         job.owner = self
         job.move(State.QUEUED)
         self._keep_time()
@@ -72,6 +74,7 @@ class SequenceQueue(WorkQueue):
     def release(self, job: Job) -> None:
         self._batcher.remove(cast(Sequenced, job), time.monotonic())
         self._keep_time()
+        self.wake()
 
     def _fail(self, job: SequenceJob, why: str) -> None:
         job.fail(SequenceOver(f"Sequence {job.sequence_id} is over, {why}: start it again"))
@@ -149,3 +152,4 @@ class SequenceQueue(WorkQueue):
         self._clock = None
         self._batcher.expire(time.monotonic())
         self._keep_time()
+        self.wake()

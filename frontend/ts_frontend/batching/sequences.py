@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 
 from ts_frontend.batching.batcher import Full, Waiting
-from ts_frontend.batching.sequence import Limits, Lost, Sequence, Sequenced
+from ts_frontend.batching.sequence import Limits, Lost, NotBegun, Sequence, Sequenced
 
 #: Ends of sequences that nobody has heard of yet; the oldest are forgotten.
 LOST_MAX = 4096
@@ -56,7 +56,8 @@ class SequenceBatcher:
     # --- jobs come and go
 
     def add(self, job: Sequenced, now_s: float) -> None:
-        """Queues a job. Full: no room for it or its sequence, or that takes no more. Lost: its state is gone."""
+        """Queues a job. Full: no room for it or its sequence, or that takes no more. Lost: its state is gone.
+        NotBegun."""
         self.expire(now_s)
         if not job.sequence_id:
             self._add_alone(job, now_s)
@@ -93,6 +94,8 @@ class SequenceBatcher:
                 raise Lost(f"Sequence {job.sequence_id} has ended with the worker that held it: start it again")
 
     def _open(self, job: Sequenced, now_s: float) -> Sequence:
+        if self.limits.told_start and not job.starts:
+            raise NotBegun(f"sequence {job.sequence_id} has not begun: its first request has to say that it starts it")
         if len(self._sequences) >= self.limits.sequences_max:
             raise Full(
                 f"{len(self._sequences)} sequences are open and the model takes {self.limits.sequences_max} "
@@ -161,7 +164,11 @@ class SequenceBatcher:
         return max(0.0, first_s + limits.delay_s - now_s)
 
     def has_work(self, worker: Hashable) -> bool:
-        return bool(self._alone or self._ready.get(None) or self._ready.get(worker))
+        return bool(self._alone or self._ready.get(worker) or (self._ready.get(None) and self._has_place(worker)))
+
+    def _has_place(self, worker: Hashable) -> bool:
+        """Whether it may hold one more sequence."""
+        return not self.limits.worker_max or self.sequences_of(worker) < self.limits.worker_max
 
     def take(self, worker: Hashable, workers_free: int = 1) -> list[Sequenced]:
         """The next batch for a worker, each job of another sequence, in the order in which they became ready. Of the
@@ -186,7 +193,7 @@ class SequenceBatcher:
     def _next(self, worker: Hashable, unbound_too: bool) -> Sequence | None:
         """The sequence that has been ready for longest, of those that this worker may take from."""
         heads = []
-        for owner in (worker, None) if unbound_too else (worker,):
+        for owner in (worker, None) if unbound_too and self._has_place(worker) else (worker,):
             lane = self._ready.get(owner)
             if lane:
                 name = next(iter(lane))

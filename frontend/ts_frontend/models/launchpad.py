@@ -94,7 +94,9 @@ class Launchpad:
             restart_delay_s_max=self._config.restart_delay_s_max,
             on_change=self._changes.notify,
         )
-        new_job: Callable[..., Job] = SequenceJobs(queue) if isinstance(queue, SequenceQueue) else Job
+        new_job: Callable[..., Job] = Job
+        if isinstance(queue, SequenceQueue):
+            new_job = SequenceJobs(queue, settings.sequence_start_required)
         if archive.ranking is not None and isinstance(queue, RankedQueue):
             new_job = RankedJobs(archive.ranking)
         tracing = self._tracing
@@ -137,6 +139,8 @@ class Launchpad:
         policy = self._policy(settings)
         return Limits(
             sequences_max=settings.max_num_sequence,
+            worker_max=settings.max_sequences_per_worker,
+            told_start=settings.sequence_start_required,
             jobs_max=settings.max_sequence_job_queue_size,
             idle_s=settings.sequence_max_idle_ms / 1000,
             life_s=settings.sequence_timeout_ms / 1000 or math.inf,

@@ -108,6 +108,8 @@ class ModelSettings:
     sequence_max_idle_ms: int = 0
     sequence_timeout_ms: int = 0
     max_num_sequence: int = 1
+    max_sequences_per_worker: int = 0
+    sequence_start_required: bool = False
     max_sequence_job_queue_size: int = 1
     runtime: str = "python"
     handler: str | None = None
@@ -261,6 +263,8 @@ def _plain(yaml: Source, server: Source, defaults: Defaults) -> dict[str, Any]:
         "sequence_max_idle_ms": whole("sequenceMaxIdleMSec", 0, 0),
         "sequence_timeout_ms": whole("sequenceTimeoutMSec", 0, 0),
         "max_num_sequence": whole("maxNumSequence", 1),
+        "max_sequences_per_worker": whole("maxSequencesPerWorker", 0, 0),
+        "sequence_start_required": flag("sequenceStartRequired"),
         "max_sequence_job_queue_size": whole("maxSequenceJobQueueSize", 1),
     }
 

@@ -19,9 +19,9 @@ from ts_frontend.models.signature import Signature, TensorSpec
 MODEL_FILES = {"python": "model.py", "pytorch": "model.pt", "onnxruntime": "model.onnx"}
 _BACKENDS_OF_PLATFORMS = {"pytorch_libtorch": "pytorch", "onnxruntime_onnx": "onnxruntime"}
 _PLATFORMS = {backend: platform for platform, backend in _BACKENDS_OF_PLATFORMS.items()}
-#: Triton's default, and what may wait of one sequence.
-_SEQUENCE_IDLE_US, _SEQUENCE_REQUESTS_MAX = 1_000_000, 100
-_GROUP_KIND_GPU, _GROUP_KIND_CPU = 1, 2
+#: Triton's default, what may wait of one sequence, and how many sequences may wait for a worker.
+_SEQUENCE_IDLE_US, _SEQUENCE_REQUESTS_MAX, _SEQUENCES_WAITING_MAX = 1_000_000, 100, 1000
+_GROUP_KIND_AUTO, _GROUP_KIND_GPU, _GROUP_KIND_CPU = 0, 1, 2
 
 
 def parse(text: str, source: str) -> ModelConfig:
@@ -108,6 +108,19 @@ def completed(config: ModelConfig, name: str, backend: str) -> ModelConfig:
     return full
 
 
+def placed(config: ModelConfig, gpus: int) -> ModelConfig:
+    """The configuration with its instance groups named, and each on the GPUs or the CPU."""
+    full = ModelConfig()
+    full.CopyFrom(config)
+    for index, group in enumerate(full.instance_group):
+        group.name = group.name or f"{full.name}_{index}"
+        if group.kind == _GROUP_KIND_AUTO:
+            group.kind = _GROUP_KIND_GPU if gpus else _GROUP_KIND_CPU
+        if group.kind == _GROUP_KIND_GPU and not group.gpus:
+            group.gpus.extend(range(gpus))
+    return full
+
+
 def chosen(config: ModelConfig, versions: list[int]) -> list[int]:
     """The versions that the policy asks for, of those that are there, in ascending order."""
     policy = config.version_policy
@@ -154,9 +167,10 @@ def worker_settings(config: ModelConfig, gpus: int) -> dict[str, Any]:
         jobs_max = (ranking(config) or Ranking(policy=_wait_policy(dynamic.default_queue_policy))).jobs_max
         if jobs_max:
             found["jobQueueSize"] = jobs_max
+    placement = _placement(config, gpus)
     if config.HasField("sequence_batching"):
-        found |= _sequences(config)
-    return found | _placement(config, gpus)
+        found |= _sequences(config, placement["minWorkers"])
+    return found | placement
 
 
 def ranking(config: ModelConfig) -> Ranking | None:
@@ -189,8 +203,8 @@ def _check_priorities(config: ModelConfig, source: str) -> None:
             raise InvalidArgument(f"{source}: priority_queue_policy is for level {level}; priority_levels is {levels}")
 
 
-def _sequences(config: ModelConfig) -> dict[str, Any]:
-    """A batch has at most one request of each sequence."""
+def _sequences(config: ModelConfig, workers: int) -> dict[str, Any]:
+    """A batch has at most one request of each sequence. A worker holds as many as there are slots or candidates."""
     sequences, size = config.sequence_batching, max(config.max_batch_size, 1)
     idle_us = sequences.max_sequence_idle_microseconds or _SEQUENCE_IDLE_US
     most = max(sequences.oldest.max_candidate_sequences, 1) if sequences.HasField("oldest") else size
@@ -198,7 +212,9 @@ def _sequences(config: ModelConfig) -> dict[str, Any]:
         "batchSize": size,
         "sequenceBatching": True,
         "sequenceMaxIdleMSec": max(round(idle_us / 1000), 1),
-        "maxNumSequence": most,
+        "sequenceStartRequired": True,
+        "maxSequencesPerWorker": most,
+        "maxNumSequence": most * workers + _SEQUENCES_WAITING_MAX,
         "maxSequenceJobQueueSize": _SEQUENCE_REQUESTS_MAX,
     }
 

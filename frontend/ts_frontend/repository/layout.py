@@ -47,17 +47,17 @@ class ModelDirectory:
             handler=config.default_model_filename,
             config=configs.worker_settings(config, gpus),
             adapter="triton",
-            adapter_settings=self._adapter_settings(directory),
+            adapter_settings=self._adapter_settings(directory, gpus),
             signature=configs.signature(config),
             ranking=configs.ranking(config),
             completed=partial(_completed, gpus),
             remembered=False,
         )
 
-    def _adapter_settings(self, directory: Path) -> dict[str, Any]:
+    def _adapter_settings(self, directory: Path, gpus: int) -> dict[str, Any]:
         return {
             "backend": self.backend,
-            "config": configs.as_json(self.config),
+            "config": configs.as_json(configs.placed(self.config, gpus)),
             "model_file": str(directory / self.config.default_model_filename),
             "model_repository": str(self.path.parent),
             "labels": self._labels(),
@@ -78,7 +78,7 @@ def _completed(gpus: int, archive: Archive, found: dict[str, Any]) -> Archive:
     return replace(
         archive,
         config=configs.worker_settings(config, gpus),
-        adapter_settings={**archive.adapter_settings, "config": configs.as_json(config)},
+        adapter_settings={**archive.adapter_settings, "config": configs.as_json(configs.placed(config, gpus))},
         signature=configs.signature(config),
     )
 

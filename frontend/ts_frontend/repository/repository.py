@@ -21,6 +21,8 @@ from ts_frontend.repository.loading import Loading
 log = logging.getLogger(__name__)
 
 ALL = "*"
+#: Why a model isn't there that a call has unloaded.
+UNLOADED = "unloaded"
 
 
 class ControlRefused(ServeError):
@@ -52,11 +54,13 @@ class _Known:
 
     stamp: object = None
     reason: str = ""
+    versions: tuple[str, ...] = ("",)
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A line of the index. `state`: READY, UNAVAILABLE, or "" for what was never loaded."""
+    """A line of the index. `state`: READY, UNAVAILABLE, or "" for what was never loaded. `version`: "" when none was
+    found."""
 
     name: str
     version: str
@@ -172,9 +176,15 @@ class Repository:
         await self._administration.tasks.load(self._one_at_a_time(name, work))
 
     async def unload(self, name: str) -> None:
-        """Takes all versions out; returns at once, what they accepted is answered."""
+        """Takes all versions out; returns at once, what they accepted is answered. A model that could be loaded and
+        isn't there need not be taken out. ModelNotFound for any other."""
         self._check("unload")
-        await self._administration.tasks.detached(self._unload(name))
+        here = self._is_here(name)
+        try:
+            await self._administration.tasks.detached(self._unload(name, remembered=here))
+        except ModelNotFound:
+            if not here:
+                raise
 
     def _check(self, verb: str) -> None:
         if self._mode != "explicit":
@@ -217,9 +227,10 @@ class Repository:
             found.append(Entry(model.name, model.version, "READY" if model.ready else "UNAVAILABLE", reason))
         served = {model.name for model in registry}
         found += [
-            Entry(name, "", "UNAVAILABLE", known.reason)
+            Entry(name, version, "UNAVAILABLE", known.reason)
             for name, known in self._known.items()
             if known.reason and name not in served
+            for version in known.versions
         ]
         known_names = served | set(self._known)
         found += [Entry(name, "", "", "") for name in names if name not in known_names]
@@ -239,6 +250,7 @@ class Repository:
         try:
             path = layout.find(self._directories, name)
             known.stamp, directory = await asyncio.to_thread(_read, path, config_text)
+            known.versions = tuple(map(str, directory.versions))
             await self._loading.directory(directory, Fetched(directory.path, str(directory.path), downloaded=False))
             known.reason = ""
         except ServeError as error:
@@ -268,12 +280,15 @@ class Repository:
             lock = self._busy[name] = asyncio.Lock()
         return lock
 
-    async def _unload(self, name: str) -> None:
-        """Raises ModelNotFound when nothing of it is served."""
+    async def _unload(self, name: str, remembered: bool = False) -> None:
+        """Raises ModelNotFound when nothing of it is served. `remembered`: the index goes on listing it."""
         async with self._alone(name):
             self._known.pop(name, None)
-            for model in self._administration.registry.versions(name):
+            models = self._administration.registry.versions(name)
+            for model in models:
                 self._administration.tasks.background(self._administration.take_out(model))
+            if remembered:
+                self._known[name] = _Known(reason=UNLOADED, versions=tuple(model.version for model in models))
 
 
 def _read(path: Path, config_text: str | None) -> tuple[object, ModelDirectory]:

@@ -8,7 +8,7 @@ from ts_frontend.ingress.http_call import HttpAnswer, HttpRequest, Serve
 from ts_frontend.services.http_answers import compact_json, json_object
 from ts_frontend.services.http_v2 import served
 from ts_frontend.services.server_settings import LogSettings, TraceSettings, trace_given
-from ts_frontend.services.shared_memory import Regions, refuse_cuda, region_given
+from ts_frontend.services.shared_memory import Regions, check_cuda, refuse_cuda, region_given
 from ts_frontend.services.statistics import statistics_json
 from ts_frontend.services.tensor_models import Models
 
@@ -87,8 +87,10 @@ class HttpTriton:
 
     def _cuda(self, rest: list[str]) -> Serve | None:
         match rest:
-            case ["status"] | ["region", _, "status"]:
-                return served(["GET"], _nothing)
+            case ["status"]:
+                return served(["GET"], partial(_cuda_status, ""))
+            case ["region", name, "status"]:
+                return served(["GET"], partial(_cuda_status, name))
             case ["region", _, "register"]:
                 return served(["POST"], _refused)
             case ["unregister"] | ["region", _, "unregister"]:
@@ -96,8 +98,13 @@ class HttpTriton:
         return None
 
 
+async def _cuda_status(name: str, request: HttpRequest) -> HttpAnswer:
+    check_cuda(name)
+    return compact_json(200, [])
+
+
 async def _nothing(request: HttpRequest) -> HttpAnswer:
-    return compact_json(200, [] if request.method == "GET" else {})
+    return compact_json(200, {})
 
 
 async def _refused(request: HttpRequest) -> HttpAnswer:

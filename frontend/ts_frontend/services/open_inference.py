@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError, Message
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.frames import Input
 from ts_frontend.batching.sequence_jobs import Keys
-from ts_frontend.errors import InvalidArgument
+from ts_frontend.errors import HandlerFailed, InvalidArgument
 from ts_frontend.ingress.call import Call, Method, Shape
 from ts_frontend.models.signature import TensorSpec
 from ts_frontend.services import tensor_models, tensor_requests
@@ -130,7 +130,10 @@ class OpenInferenceService:
         """One ModelInferRequest -> one ModelInferResponse; the texts of a streamed answer are joined."""
         request = message(pb.ModelInferRequest, data)
         answer = self._submit(call, data, request, "grpc", stream=False)
-        pieces = await answer.pieces()
+        try:
+            pieces = await answer.pieces()
+        except HandlerFailed as error:
+            raise tensor_models.coded(error) from None
         if answer.headers:
             call.trailing.extend(response_metadata(200, answer.headers))
         return bytes(pieces[0]) if len(pieces) == 1 else joined_messages([bytes(piece) for piece in pieces])
@@ -141,6 +144,8 @@ class OpenInferenceService:
         try:
             async for pieces in answer.chunks():
                 yield [bytes(piece) for piece in pieces if len(piece)]
+        except HandlerFailed as error:
+            raise tensor_models.coded(error) from None
         finally:
             answer.cancel()
 

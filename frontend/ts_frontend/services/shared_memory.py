@@ -160,6 +160,7 @@ class SharedMemoryService:
 
     async def cuda_status(self, call: Call, data: bytes) -> bytes:
         """None is ever registered."""
+        check_cuda(message(pb.CudaSharedMemoryStatusRequest, data).name)
         return b""
 
     async def cuda_register(self, call: Call, data: bytes) -> bytes:
@@ -168,6 +169,12 @@ class SharedMemoryService:
     async def cuda_unregister(self, call: Call, data: bytes) -> bytes:
         """There is nothing to unregister, and Triton's clients do so before they begin."""
         return b""
+
+
+def check_cuda(name: str) -> None:
+    """RegionNotFound when one is named."""
+    if name:
+        raise RegionNotFound(f"Unable to find cuda shared memory region: {name!r}")
 
 
 def refuse_cuda() -> NoReturn:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from ts.protocol.frames import Input, Pairs
-from ts_frontend.errors import ModelNotFound, ModelVersionNotFound
+from ts_frontend.errors import Code, HandlerFailed, ModelNotFound, ModelVersionNotFound
 from ts_frontend.models.signature import Signature
 from ts_frontend.models.statistics import Statistics
 from ts_frontend.services import served
@@ -15,9 +15,17 @@ from ts_frontend.services.served import Answer
 #: Clients of MAX ask for version 0 and mean whichever is served.
 ANY_VERSION = "0"
 EXTENSIONS = (
-    *("classification", "sequence", "sequence(string_id)", "model_repository", "model_configuration"),
-    *("binary_tensor_data", "parameters", "statistics", "trace", "logging", "generate"),
+    *("classification", "sequence", "sequence(string_id)", "model_repository", "model_repository(unload_dependents)"),
+    *("model_configuration", "binary_tensor_data", "parameters", "statistics", "trace", "logging", "generate"),
 )
+#: What these statuses of a handler are in this protocol; TorchServe's mapping has ABORTED and INTERNAL.
+_CODES = {409: Code.ALREADY_EXISTS, 520: Code.UNKNOWN}
+
+
+def coded(error: HandlerFailed) -> HandlerFailed:
+    """The error with this protocol's code."""
+    error.code = _CODES.get(error.http_status, error.code)
+    return error
 
 
 class About(NamedTuple):

@@ -12,24 +12,25 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from enum import Enum
 from functools import partial
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from google.protobuf.message import DecodeError
 
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.frames import Input
-from ts_frontend.errors import InvalidArgument, ServeError
+from ts_frontend.errors import HandlerFailed, InvalidArgument, ServeError
 from ts_frontend.ingress.call import Call
 from ts_frontend.services.metadata import response_metadata
 from ts_frontend.services.ready_answers import ReadyAnswers
 from ts_frontend.services.served import Answer
-from ts_frontend.services.tensor_models import Stream
+from ts_frontend.services.tensor_models import Stream, coded
 
 #: Requests of one stream that have been read and not answered; the client's next ones wait in its connection.
 REQUESTS_MAX = 64
 #: So many elements with their lengths are no accident.
 ELEMENTS_SEEN_MAX = 256
 DIALECT_KEY, STATUS_KEY, EMPTY_FINAL = "oip-stream-dialect", "triton_grpc_error", "triton_enable_empty_final_response"
+FINAL = "triton_final_response"
 
 
 class Dialect(Enum):
@@ -42,7 +43,7 @@ Start: TypeAlias = "Callable[[bytes, pb.ModelInferRequest, str], Answer]"
 Interleaves: TypeAlias = "Callable[[pb.ModelInferRequest], bool]"
 #: Begins a request that the rest of its stream follows; None for handlers that take one at a time.
 Open: TypeAlias = "Callable[[bytes, pb.ModelInferRequest], Stream | None]"
-_FORMS = {Dialect.TRITON: "grpc;stream;final-flags", Dialect.MLSERVER: "grpc;stream"}
+_FORMS = {Dialect.TRITON: "grpc;stream;triton", Dialect.MLSERVER: "grpc;stream"}
 #: The forms of a stream's first request and of those that follow it into the same call.
 FIRST, FOLLOWING = "grpc;stream;more", "grpc;stream"
 
@@ -79,24 +80,21 @@ def _is_prefixed(data: bytes) -> bool:
     return True
 
 
-def _field(number: int, data: bytes) -> bytes:
-    """A length-delimited field of a message."""
-    prefix, size = bytearray((number << 3 | 2,)), len(data)
-    while size > 127:
-        prefix.append(size & 127 | 128)
-        size >>= 7
-    prefix.append(size)
-    return bytes(prefix) + data
+class _Asked(NamedTuple):
+    """What an answer says of its request."""
+
+    model: str
+    id: str
 
 
-def _wrapped(response: bytes) -> bytes:
-    return _field(2, response)
-
-
-def _failed(error: ServeError, request_id: str) -> bytes:
-    return pb.ModelStreamInferResponse(
-        error_message=error.message, infer_response=pb.ModelInferResponse(id=request_id)
-    ).SerializeToString()
+def _failed(error: ServeError, asked: _Asked, started: bool) -> bytes:
+    """`started`: the model had the request, whose last answer this is."""
+    message = pb.ModelStreamInferResponse(error_message=error.message)
+    message.infer_response.id = asked.id
+    if started:
+        message.infer_response.model_name = asked.model
+        message.infer_response.parameters[FINAL].bool_param = True
+    return message.SerializeToString()
 
 
 class _Conversation:
@@ -158,13 +156,22 @@ class _Conversation:
         interleaves = False
         try:
             interleaves = self._dialect is Dialect.TRITON and self._interleaves(request)
-            answer = self._stream or self._start(data, request, _FORMS[self._dialect])
+            answer = self._stream or self._start(data, request, self._form())
         except ServeError as error:
             answer = error
-        task = asyncio.create_task(self._run(answer, request.id, None if interleaves else self._last))
+        asked = _Asked(request.model_name, request.id)
+        task = asyncio.create_task(self._run(answer, asked, None if interleaves else self._last))
         self._last = task
         self._running.add(task)
         task.add_done_callback(partial(self._ended, answer))
+
+    def _form(self) -> str:
+        form = _FORMS[self._dialect]
+        return f"{form};status" if self._ends_failed() else form
+
+    def _ends_failed(self) -> bool:
+        """Whether a failure ends the stream with its status."""
+        return self._dialect is not Dialect.TRITON or self._call.value(STATUS_KEY) == "true"
 
     def _ended(self, answer: Answer | ServeError, task: asyncio.Task[None]) -> None:
         """Also of a task that was cancelled before it began."""
@@ -173,13 +180,13 @@ class _Conversation:
         self._room.release()
         self._running.discard(task)
 
-    async def _run(self, answer: Answer | ServeError, request_id: str, before: asyncio.Task[None] | None) -> None:
+    async def _run(self, answer: Answer | ServeError, asked: _Asked, before: asyncio.Task[None] | None) -> None:
         try:
             if before is not None:
                 await asyncio.wait({before})
             await self._drain(answer)
         except ServeError as error:
-            await self._fail(error, request_id)
+            await self._fail(error, asked, answer is not error)
         finally:
             if answer is self._stream:
                 self.finished = True
@@ -191,16 +198,16 @@ class _Conversation:
         async for pieces in answer.chunks():
             found = [bytes(piece) for piece in pieces if len(piece)]
             if found:
-                await self._answers.put([_wrapped(one) for one in found] if self._dialect is Dialect.TRITON else found)
+                await self._answers.put(found)
         if self._dialect is Dialect.MLSERVER and answer.headers:  # those of the last answer
             self._call.trailing[:] = response_metadata(200, answer.headers)
 
-    async def _fail(self, error: ServeError, request_id: str) -> None:
+    async def _fail(self, error: ServeError, asked: _Asked, started: bool) -> None:
         """In band, or as the end of the stream."""
-        if self._dialect is Dialect.TRITON and self._call.value(STATUS_KEY) != "true":
-            await self._answers.put([_failed(error, request_id)])
+        if not self._ends_failed():
+            await self._answers.put([_failed(error, asked, started)])
         elif self._error is None:
-            self._error = error
+            self._error = coded(error) if isinstance(error, HandlerFailed) else error
             self._answers.end()
 
 

@@ -7,8 +7,9 @@ import importlib.util
 import inspect
 import json
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,14 @@ from ts.compat.triton_backend.model_config import ModelConfig, checked, is_decou
 from ts.context import Context
 from ts.runtime import calls
 from ts.runtime.handlers import HandlerNotUsable, Loaded, Settings, context_of, declared
-from ts.runtime.running import Ended
+from ts.runtime.running import Ended, Refused
 from ts.tensors import types
+from ts.tensors.datatypes import BadTensor
+from ts.utils.util import PredictionException
 
 CLASS = "TritonPythonModel"
 PYTHON = "python"
+BAD_REQUEST = 400
 
 
 def load(settings: Settings) -> Loaded:
@@ -136,44 +140,55 @@ class Served:
             "model_name": name,
         }
 
-    def _requests(self, data: Sequence[types.InferenceRequest], context: Context) -> list[InferenceRequest]:
-        return [
-            InferenceRequest.of(
-                one,
-                self._edges.taken(one),
-                self._outputs,
-                lambda index=index: context.is_cancelled(index),  # type: ignore[misc]
-            )
-            for index, one in enumerate(data)
-        ]
+    def _requests(
+        self, data: Sequence[types.InferenceRequest], context: Context
+    ) -> tuple[dict[int, InferenceRequest], dict[int, Exception]]:
+        """By their places in the batch: the requests for the model, and why others aren't for it."""
+        found: dict[int, InferenceRequest] = {}
+        refused: dict[int, Exception] = {}
+        for index, one in enumerate(data):
+            try:
+                inputs = self._edges.taken(one)
+            except BadTensor as error:
+                refused[index] = PredictionException(str(error), BAD_REQUEST)
+                continue
+            is_cancelled = partial(context.is_cancelled, index)
+            found[index] = InferenceRequest.of(one, inputs, self._outputs, is_cancelled)
+        return found, refused
 
     # --- one response for each request
 
     def answers(self, data: Sequence[types.InferenceRequest], context: Context) -> list[Any]:
         calls.here().batch_id = calls.batch_of(context)
+        requests, refused = self._requests(data, context)
         try:
-            return self._answers(self._model.execute(self._requests(data, context)), len(data))
-        except TritonModelException as error:
+            found = self._model.execute(list(requests.values())) if requests else []
+            return self._answers(found, requests, refused)
+        except Exception as error:
             raise as_failure(error) from error
         finally:
             calls.here().sweep()
 
     async def answers_async(self, data: Sequence[types.InferenceRequest], context: Context) -> list[Any]:
         calls.belong_to(calls.batch_of(context))
+        requests, refused = self._requests(data, context)
         try:
-            return self._answers(await self._model.execute(self._requests(data, context)), len(data))
-        except TritonModelException as error:
+            found = await self._model.execute(list(requests.values())) if requests else []
+            return self._answers(found, requests, refused)
+        except Exception as error:
             raise as_failure(error) from error
         finally:
             calls.here().sweep()
 
-    def _answers(self, found: Any, count: int) -> list[Any]:
-        if not isinstance(found, (list, tuple)) or len(found) != count:
+    def _answers(self, found: Any, requests: Collection[int], refused: dict[int, Exception]) -> list[Any]:
+        """An answer, or why there is none, for each place in the batch."""
+        if not isinstance(found, (list, tuple)) or len(found) != len(requests):
             size = len(found) if isinstance(found, (list, tuple)) else type(found).__name__
             raise TritonModelException(
-                f"execute returns a list of one InferenceResponse for each of {count} requests: {size}"
+                f"execute returns a list of one InferenceResponse for each of {len(requests)} requests: {size}"
             )
-        return [self._answer(one) for one in found]
+        given: dict[int, Any] = dict(zip(requests, map(self._answer, found), strict=True)) | refused
+        return [given[index] for index in range(len(given))]
 
     def _answer(self, response: Any) -> Any:
         """A response for the runtime; one that is an error, or not as declared, fails its request alone."""
@@ -191,23 +206,29 @@ class Served:
     async def decoupled(self, data: Sequence[types.InferenceRequest], context: Context) -> AsyncIterator[list[Any]]:
         """What the senders are given, as it comes."""
         calls.belong_to(calls.batch_of(context))
-        requests, loop = self._requests(data, context), asyncio.get_running_loop()
+        (requests, refused), loop = self._requests(data, context), asyncio.get_running_loop()
+        if refused:
+            yield [Ended(refused[index]) if index in refused else None for index in range(len(data))]
         sent: asyncio.Queue[tuple[int, InferenceResponse | None, bool]] = asyncio.Queue()
-        open_requests = set(range(len(requests)))
-        for index, request in enumerate(requests):
+        open_requests = set(requests)
+        for index, request in requests.items():
             request._sender = InferenceResponseSender(_sending(loop, sent, index), request.is_cancelled)
-        running = asyncio.ensure_future(self._execute(requests))
+        running = asyncio.ensure_future(self._execute(list(requests.values())))
         while open_requests:
             index, response, final = await _next(sent, running)
             if index not in open_requests:
                 continue
             if final:
                 open_requests.discard(index)
-            piece = None if response is None else self._answer(response)
-            values: list[Any] = [None] * len(requests)
-            values[index] = Ended(piece) if final else piece
-            yield values
+            yield self._piece(index, response, final, len(data))
         await running
+
+    def _piece(self, index: int, response: InferenceResponse | None, final: bool, count: int) -> list[Any]:
+        """One response among those of a batch. An error without the final flag doesn't end its request."""
+        piece = None if response is None else self._answer(response)
+        values: list[Any] = [None] * count
+        values[index] = Ended(piece) if final else Refused(piece) if isinstance(piece, Exception) else piece
+        return values
 
     async def _execute(self, requests: list[InferenceRequest]) -> None:
         try:
@@ -215,7 +236,7 @@ class Served:
                 found = await self._model.execute(requests)
             else:
                 found = await self._in_thread(requests)
-        except TritonModelException as error:
+        except Exception as error:
             raise as_failure(error) from error
         finally:
             calls.here().sweep()

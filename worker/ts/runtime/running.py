@@ -17,6 +17,12 @@ from ts.runtime.worker import Link
 HELD_BYTES_MAX = 64 * 1024 * 1024
 
 
+class Refused(NamedTuple):
+    """As an element of what a generator yields: a failure among the answers, after which the request goes on."""
+
+    error: Exception
+
+
 class Ended(NamedTuple):
     """As an element of what a generator yields: this request ends, with `value` as its last piece (None: without)."""
 

@@ -20,15 +20,15 @@ from ts.runtime.replies import (
     outcome,
     raised,
 )
-from ts.runtime.running import Ended, Running
+from ts.runtime.running import Ended, Refused, Running
 from ts.runtime.worker import Link
 from ts.tensors import forms, rows
-from ts.tensors.datatypes import BadTensor
+from ts.tensors.datatypes import BadTensor, NoSuchRegion
 from ts.tensors.forms import Form, Model
 from ts.tensors.types import InferenceRequest, InferenceResponse
 from ts.utils.util import PredictionException
 
-BAD_REQUEST, INTERNAL = 400, 500
+BAD_REQUEST, NOT_FOUND, INTERNAL = 400, 404, 500
 
 
 class TensorRunning(Running):
@@ -59,7 +59,7 @@ class TensorRunning(Running):
                 headers.append(pairs)
                 jobs.append(job)
             except BadTensor as error:
-                self.ledger.give(job, Failure(BAD_REQUEST, str(error)), last=True)
+                self.ledger.give(job, _refused(error), last=True)
             except Exception as error:
                 self.ledger.give(job, _internal(error, job), last=True)
         self.jobs = self.batch.jobs = jobs
@@ -110,6 +110,9 @@ class TensorRunning(Running):
         if isinstance(value, BaseException):
             return failure_of(value)
         form = self._forms[index]
+        if type(value) is Refused:
+            failure = failure_of(value.error)
+            return (form.failed(failure.message) if form is not None else b"") or failure
         try:
             if form is None:
                 return self._plain(value)
@@ -117,7 +120,7 @@ class TensorRunning(Running):
                 return form.end() if last else b""
             return form.answer(self._response(value), last)
         except BadTensor as error:
-            return Failure(BAD_REQUEST, str(error))
+            return _refused(error)
         except Exception as error:
             return _internal(error, self.jobs[index])
 
@@ -156,6 +159,10 @@ class TensorRunning(Running):
         if form is None or not form.headers:
             return head
         return head._replace(headers=(*form.headers, *head.headers))
+
+
+def _refused(error: BadTensor) -> Failure:
+    return Failure(NOT_FOUND if isinstance(error, NoSuchRegion) else BAD_REQUEST, str(error))
 
 
 def _internal(error: Exception, job: Job) -> Failure:

@@ -31,6 +31,10 @@ class BadTensor(ValueError):
         super().__init__(f"{message[:half]} … {message[-half:]}" if long else message)
 
 
+class NoSuchRegion(BadTensor):
+    """It is said to be in shared memory that nobody has registered. Callers answer 404."""
+
+
 class Datatype(NamedTuple):
     """`size_bytes` is 0 for BYTES; `dtype` is what arrays of it have (BF16: the 16 bits, as uint16); `field` is where
     `InferTensorContents` has its elements, "" for none."""

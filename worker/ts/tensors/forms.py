@@ -36,6 +36,9 @@ class Form(Protocol):
     def answer(self, response: InferenceResponse, last: bool) -> bytes:
         """A message that carries the response; `last`: the request ends with it. May set `headers` for the first."""
 
+    def failed(self, text: str) -> bytes:
+        """A message that tells of a failure after which answers go on; b"" where the protocol has no room for it."""
+
     def end(self) -> bytes:
         """What ends an answer after its last message: b"" for nothing."""
 
@@ -129,7 +132,7 @@ def _check_shape(tensor: Tensor, declared: dict[str, Any]) -> None:
 def completed(response: InferenceResponse, request: InferenceRequest, model: Model) -> InferenceResponse:
     """The response with name, version and id filled in where the handler left them out, and the outputs the client
     asked for, in its order. The handler's own stays as it is: it may be for several requests. Raises BadTensor for an
-    output that isn't there."""
+    output that isn't there, unless the model declares it and left it out this time."""
     return InferenceResponse(
         _wanted(response, request, model) if request.outputs else response.outputs,
         response.id or request.id,
@@ -144,7 +147,7 @@ def _wanted(response: InferenceResponse, request: InferenceRequest, model: Model
     found = {tensor.name: tensor for tensor in response.outputs}
     wanted = dict.fromkeys(output.name for output in request.outputs)
     for name in wanted:
-        if name not in found:
+        if name not in found and name not in model.outputs:
             names = ", ".join(found) or "none"
             raise BadTensor(f"unexpected inference output {name!r}; the model gave: {names}")
     classes = {
@@ -152,7 +155,11 @@ def _wanted(response: InferenceResponse, request: InferenceRequest, model: Model
         for output in request.outputs
         if CLASSIFICATION in output.parameters
     }
-    return [_as_classes(found[name], classes[name], model) if name in classes else found[name] for name in wanted]
+    return [
+        _as_classes(found[name], classes[name], model) if name in classes else found[name]
+        for name in wanted
+        if name in found
+    ]
 
 
 def _as_classes(tensor: Tensor, count: Any, model: Model) -> Tensor:

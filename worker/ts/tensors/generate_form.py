@@ -38,14 +38,13 @@ class GenerateForm:
         if not isinstance(nested, dict):
             raise BadTensor(f"{PARAMETERS} is an object, not {nested!r}")
         request_id = message.pop(ID, "")
+        message |= nested
         inputs = {name: message.pop(name) for name in list(message) if self._is_input(name, message[name])}
         if not inputs:
             names = ", ".join(model.inputs) or TEXT_INPUT
             raise BadTensor(f"the body names no input of the model; it takes: {names}")
         tensors = [self._tensor(name, value) for name, value in inputs.items()]
-        self.request = InferenceRequest(
-            tensors, str(request_id or ""), model.name, model.version, {**nested, **message}, [], headers
-        )
+        self.request = InferenceRequest(tensors, str(request_id or ""), model.name, model.version, message, [], headers)
 
     def _is_input(self, name: str, value: Any) -> bool:
         return name in self._model.inputs if self._model.inputs else name == TEXT_INPUT or isinstance(value, list)
@@ -79,6 +78,9 @@ class GenerateForm:
     def _name(self, name: str) -> str:
         """An output that nobody named is the text."""
         return TEXT_OUTPUT if name == OUTPUT and OUTPUT not in self._model.outputs else name
+
+    def failed(self, text: str) -> bytes:
+        return dumped({"error": text}) if self.request.stream else b""
 
     def end(self) -> bytes:
         """The rest of a text that ended in the middle of a character."""

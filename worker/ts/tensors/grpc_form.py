@@ -15,6 +15,7 @@ from ts.protocol.open_inference_pb2 import (
     InferTensorContents,
     ModelInferRequest,
     ModelInferResponse,
+    ModelStreamInferResponse,
 )
 from ts.tensors import reserved
 from ts.tensors.datatypes import (
@@ -34,8 +35,10 @@ from ts.tensors.reserved import EMPTY_FINAL
 from ts.tensors.shared_memory import PARAMETERS, REGION, Regions
 from ts.tensors.types import InferenceRequest, InferenceResponse, RequestedOutput, Tensor
 
-#: An option of the form: the stream's answers say which is the last one (Triton's).
-FINAL_FLAGS = "final-flags"
+#: An option of the form: answers as Triton's streams have them, with errors among them and a flag on the last one.
+TRITON = "triton"
+#: An option beside it: the stream ends with the status of its first failure.
+STATUS = "status"
 FINAL = "triton_final_response"
 
 _RAW_ONLY = frozenset(name for name, kind in DATATYPES.items() if not kind.field)
@@ -73,7 +76,7 @@ class GrpcForm:
     def __init__(self, data: Buffer, headers: dict[str, str], options: frozenset[str], model: Model) -> None:
         self._model = model
         self.headers: Sequence[tuple[str, str]] = ()
-        self._final_flags = FINAL_FLAGS in options
+        self._triton, self._ends_failed = TRITON in options, STATUS in options
         self._regions = Regions(options)
         self._typed = self._bare = self._code_points = False
         try:
@@ -189,7 +192,7 @@ class GrpcForm:
             model_name=response.model_name, model_version=response.model_version, id=response.id
         )
         fill(message.parameters, response.parameters)
-        if self._final_flags:
+        if self._triton:
             message.parameters[FINAL].bool_param = last
         wanted = {output.name: output.parameters for output in self.request.outputs}
         raw = not self._typed or any(
@@ -212,6 +215,18 @@ class GrpcForm:
                 message.raw_output_contents.append(self._raw_elements(tensor))
             else:
                 _put(output.contents, tensor)
+        return self._written(message)
+
+    def _written(self, message: ModelInferResponse) -> bytes:
+        data = message.SerializeToString()
+        return _wrapped(data) if self._triton else data
+
+    def failed(self, text: str) -> bytes:
+        if not self._triton or self._ends_failed:
+            return b""
+        message = ModelStreamInferResponse(error_message=text)
+        message.infer_response.model_name, message.infer_response.id = self._model.name, self.request.id
+        message.infer_response.parameters[FINAL].bool_param = False
         return message.SerializeToString()
 
     def _raw_elements(self, tensor: Tensor) -> bytes:
@@ -221,11 +236,21 @@ class GrpcForm:
 
     def end(self) -> bytes:
         """The empty last answer, for clients that asked for one."""
-        if not self._final_flags or not self.request.parameters.get(EMPTY_FINAL):
+        if not self._triton or not self.request.parameters.get(EMPTY_FINAL):
             return b""
         message = ModelInferResponse(model_name=self._model.name, model_version=self._model.version, id=self.request.id)
         message.parameters[FINAL].bool_param = True
-        return message.SerializeToString()
+        return self._written(message)
+
+
+def _wrapped(response: bytes) -> bytes:
+    """A ModelStreamInferResponse with a response that is written already: field 2, its length, its bytes."""
+    prefix, size = bytearray((2 << 3 | 2,)), len(response)
+    while size > 127:
+        prefix.append(size & 127 | 128)
+        size >>= 7
+    prefix.append(size)
+    return bytes(prefix) + response
 
 
 def _filled(tensor: ModelInferRequest.InferInputTensor) -> bool:

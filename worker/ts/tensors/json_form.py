@@ -43,7 +43,7 @@ class JsonForm:
         self._regions = Regions(options)
         head, self._binary = _split(payload(data), headers)
         self._binary_at = 0
-        if not head and self._binary:
+        if not head and LENGTH_HEADER in headers:
             self.request = _raw_request(self._binary, model, headers)
             return
         message = json_object(head)
@@ -137,6 +137,9 @@ class JsonForm:
         if parameters:
             found["parameters"] = parameters
         return found
+
+    def failed(self, text: str) -> bytes:
+        return dumped({"error": text}) if self.request.stream else b""
 
     def end(self) -> bytes:
         return b""

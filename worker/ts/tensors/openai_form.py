@@ -69,6 +69,9 @@ class OpenAIForm:
                 said[tensor.name] = as_bytes(value).decode() if tensor.datatype == "BYTES" else int(value)
         return dumped({"text": text} | said)
 
+    def failed(self, text: str) -> bytes:
+        return b""
+
     def end(self) -> bytes:
         """The rest of a text that ended in the middle of a character."""
         rest = self._decoder.decode(b"", True)

@@ -20,7 +20,7 @@ def check(parameters: Mapping[str, Any]) -> None:
             raise BadTensor(f"parameter {name!r}: names that begin with {_RESERVED} are reserved")
         if name in _WHOLE and (type(value) is not int or value < 0):
             raise BadTensor(f"parameter {name!r} is a number, at least 0, not {value!r}")
-        if name in _FLAGS and type(value) is not bool:
+        if name in (*_FLAGS, EMPTY_FINAL) and type(value) is not bool:
             raise BadTensor(f"parameter {name!r} is true or false, not {value!r}")
         if name == "sequence_id" and (isinstance(value, bool) or not isinstance(value, (int, str))):
             raise BadTensor(f"parameter {name!r} is a number or a text, not {value!r}")

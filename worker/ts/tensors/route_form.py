@@ -55,5 +55,8 @@ class RouteForm:
         self.headers = response.pairs
         return response.body
 
+    def failed(self, text: str) -> bytes:
+        return b""
+
     def end(self) -> bytes:
         return b""

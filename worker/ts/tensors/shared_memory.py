@@ -11,7 +11,7 @@ import stat
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from ts.tensors.datatypes import BadTensor
+from ts.tensors.datatypes import BadTensor, NoSuchRegion
 
 REGION, SIZE, OFFSET = "shared_memory_region", "shared_memory_byte_size", "shared_memory_offset"
 PARAMETERS = (REGION, SIZE, OFFSET)
@@ -65,7 +65,7 @@ class Regions:
         """The file, and which of its bytes. BadTensor."""
         name, size, start = parameters[REGION], parameters.get(SIZE), parameters.get(OFFSET, 0)
         if name not in self._places:
-            raise BadTensor(f"{label}: no shared memory region {name!r} is registered")
+            raise NoSuchRegion(f"{label}: no shared memory region {name!r} is registered")
         if type(size) is not int or size < 0 or type(start) is not int or start < 0:
             raise BadTensor(f"{label}: {SIZE} and {OFFSET} are numbers of bytes, not {size!r} and {start!r}")
         key, offset, whole = self._places[name]

@@ -79,6 +79,9 @@ class V1Form:
             return dumped(response.payload)
         return dumped({"predictions": _predictions(response.outputs)})
 
+    def failed(self, text: str) -> bytes:
+        return b""
+
     def end(self) -> bytes:
         return b""
 

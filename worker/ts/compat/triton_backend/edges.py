@@ -1,5 +1,5 @@
 """What config.pbtxt says of a model's tensors, where requests go in and answers come out: reshaping, the control inputs
-of sequences, checks of what the model gives."""
+of sequences, the names of outputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from ts.compat.triton_backend.datatypes import of_config
 from ts.compat.triton_backend.errors import TritonModelException
-from ts.tensors.datatypes import DATATYPES, Array
+from ts.tensors.datatypes import DATATYPES, Array, BadTensor
 from ts.tensors.types import InferenceRequest, InferenceResponse, Tensor
 
 Fields = dict[str, Any]
@@ -41,7 +41,7 @@ class Edges:
     # --- into the model
 
     def taken(self, request: InferenceRequest) -> list[Tensor]:
-        """The inputs as the model gets them."""
+        """The inputs as the model gets them. BadTensor for a sequence's id that the model can't take."""
         inputs = [self._reshaped(tensor) for tensor in request.inputs] if self._inner else list(request.inputs)
         return inputs + [self._control(name, control, request.parameters) for name, control in self._controls]
 
@@ -73,7 +73,8 @@ class Edges:
     # --- out of it
 
     def given(self, response: InferenceResponse) -> InferenceResponse:
-        """The answer as clients get it. TritonModelException for one that the configuration doesn't allow."""
+        """The answer as clients get it: the outputs that the configuration names. The model's log says once of each
+        what is otherwise than configured, or TritonModelException does."""
         if self._outputs:
             response.outputs = [self._checked(tensor) for tensor in response.outputs if self._is_declared(tensor)]
         return response
@@ -125,8 +126,11 @@ def _correlation(name: str, datatype: str, sequence_id: Any, shape: list[int]) -
         array.fill(str(sequence_id).encode())
         return Tensor(name, datatype, array)
     if isinstance(sequence_id, str):
-        raise TritonModelException(f"the sequence is named by a text, {sequence_id!r}; the model takes a number")
-    return Tensor(name, datatype, np.full(shape, sequence_id, DATATYPES[datatype].dtype))
+        raise BadTensor(f"the sequence is named by a text, {sequence_id!r}; the model takes a number")
+    try:
+        return Tensor(name, datatype, np.full(shape, sequence_id, DATATYPES[datatype].dtype))
+    except OverflowError:
+        raise BadTensor(f"sequence_id {sequence_id} is no {datatype}, which the model takes") from None
 
 
 def tensors_of(config: Fields, signature: Fields, labels: Mapping[str, Sequence[str]]) -> Fields:

@@ -27,7 +27,9 @@ class TritonModelException(Exception):
     """Raised by a model in initialize, execute or finalize."""
 
 
+#: The statuses that stand for them on the way to the client.
 _HTTP = {
+    TritonError.UNKNOWN: 520,
     TritonError.NOT_FOUND: 404,
     TritonError.INVALID_ARG: 400,
     TritonError.UNAVAILABLE: 503,
@@ -49,8 +51,11 @@ def of_status(status: int, message: str) -> TritonError:
     return TritonError(message, _CODES.get(status, TritonError.INTERNAL))
 
 
-def as_failure(error: object) -> PredictionException:
-    """What the runtime makes an error of: the HTTP status for its code, and its text."""
+def as_failure(error: object) -> Exception:
+    """What the runtime makes an error of: the HTTP status for its code, and its text. What it knows stays as it is."""
     if isinstance(error, TritonError):
         return PredictionException(error.message(), _HTTP.get(error.code(), 500))
+    if isinstance(error, Exception) and not isinstance(error, TritonModelException):
+        known = isinstance(error, (PredictionException, MemoryError)) or "CUDA" in str(error)
+        return error if known else PredictionException(f"{type(error).__name__}: {error}", 500)
     return PredictionException(str(error) or type(error).__name__, 500)

@@ -53,7 +53,7 @@ class Served:
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._edges = Edges(graph.config)
+        self._edges = Edges(graph.config, strict=True)
         self._batch_max = int(graph.config.get("max_batch_size") or 0)
 
     def answers(self, data: Sequence[InferenceRequest], context: Context | None) -> list[Any]:
