@@ -306,3 +306,11 @@ def test_generated_bytes_that_are_no_text_stay_base64() -> None:
     form = opened("generate", b'{"text_input":"x"}')
     answer = form.answer(InferenceResponse([Tensor.of("output", b"\xff\xd8")]), False)
     assert json.loads(answer)["text_output"] == "/9g="
+
+
+def test_how_a_tensor_came_is_none_of_its_parameters() -> None:
+    """A handler that sends it back would otherwise announce binary data that isn't there."""
+    head = body(one([2], None, "UINT8", binary_data_size=2, content_type="np"))
+    form = opened("json", head + b"ab", len(head))
+    (output,) = json.loads(form.answer(InferenceResponse(form.request.inputs), True))["outputs"]
+    assert output["parameters"] == {"content_type": "np"} and output["data"] == [97, 98]

@@ -86,6 +86,7 @@ class JsonForm:
             parameters = {key: value for key, value in parameters.items() if key not in PARAMETERS}
         elif size is not None:
             array = decode_raw(kind, shape, self._taken(size, label), label)
+            parameters = {key: value for key, value in parameters.items() if key != BINARY_SIZE}
         else:
             array = from_json(kind, shape, tensor["data"], parameters, label)
         return Tensor(name, kind.name, array, parameters)
