@@ -117,7 +117,12 @@ SERVED = {
         *[("POST", "/v2/repository/index"), ("POST", "/v2/repository/models/{}/load"), ("GET", "/v2/models/stats")],
         *[("GET", "/v2/logging"), ("POST", "/v2/trace/setting"), ("GET", "/v2/models/{}/trace/setting")],
         *[("GET", "/v2/systemsharedmemory/status"), ("GET", "/v2/cudasharedmemory/status")],
-        *[("GET", "/v1/models"), ("POST", "/v1/completions"), ("POST", "/v1/chat/completions")],
+        *[
+            ("GET", "/v1/models"),
+            ("GET", "/v1/models/{}"),
+            ("POST", "/v1/completions"),
+            ("POST", "/v1/chat/completions"),
+        ],
     ],
     "http_management": [
         *[

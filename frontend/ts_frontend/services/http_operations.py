@@ -64,11 +64,9 @@ OPEN_INFERENCE = (
 )
 OPENAI = (
     Operation("/v1/models", "get", "The names of the models, for OpenAI's and KServe's clients"),
+    Operation("/v1/models/{model_name}", "get", "One of them, and whether it is ready", (), "ready_v1"),
     Operation("/v1/completions", "post", "Complete a text, as OpenAI's API does", (), "", _JSON),
     Operation("/v1/chat/completions", "post", "The same for a chat", (), "", _JSON),
 )
 #: With `kserve_mode`.
-KSERVE = (
-    Operation("/", "get", "Whether the server runs, KServe"),
-    Operation("/v1/models/{model_name}", "get", "Whether a model is ready, KServe v1", (), "ready_v1"),
-)
+KSERVE = (Operation("/", "get", "Whether the server runs, KServe"),)
