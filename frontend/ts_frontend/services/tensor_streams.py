@@ -21,12 +21,11 @@ from ts.protocol.frames import Input
 from ts_frontend.errors import HandlerFailed, InvalidArgument, ServeError
 from ts_frontend.ingress.call import Call
 from ts_frontend.services.metadata import response_metadata
+from ts_frontend.services.read_ahead import ReadAhead
 from ts_frontend.services.ready_answers import ReadyAnswers
 from ts_frontend.services.served import Answer
 from ts_frontend.services.tensor_models import Stream, coded
 
-#: Requests of one stream that have been read and not answered; the client's next ones wait in its connection.
-REQUESTS_MAX = 64
 #: So many elements with their lengths are no accident.
 ELEMENTS_SEEN_MAX = 256
 DIALECT_KEY, STATUS_KEY, EMPTY_FINAL = "oip-stream-dialect", "triton_grpc_error", "triton_enable_empty_final_response"
@@ -105,7 +104,7 @@ class _Conversation:
         self._start, self._interleaves, self._begin = start, interleaves, begin
         self._stream: Stream | None = None
         self._dialect = Dialect.AUTO
-        self._room = asyncio.Semaphore(REQUESTS_MAX)
+        self._room = ReadAhead()
         self._last: asyncio.Task[None] | None = None
         self._running: set[asyncio.Task[None]] = set()
         self._answers = ReadyAnswers()
@@ -143,7 +142,7 @@ class _Conversation:
         if self._stream is not None:
             await self._stream.feed([Input("", f"\0{FOLLOWING}", data)])
             return
-        await self._room.acquire()
+        await self._room.enter(len(data))
         try:
             request = pb.ModelInferRequest.FromString(data)
         except DecodeError as error:
@@ -163,7 +162,7 @@ class _Conversation:
         task = asyncio.create_task(self._run(answer, asked, None if interleaves else self._last))
         self._last = task
         self._running.add(task)
-        task.add_done_callback(partial(self._ended, answer))
+        task.add_done_callback(partial(self._ended, answer, len(data)))
 
     def _form(self) -> str:
         form = _FORMS[self._dialect]
@@ -173,11 +172,11 @@ class _Conversation:
         """Whether a failure ends the stream with its status."""
         return self._dialect is not Dialect.TRITON or self._call.value(STATUS_KEY) == "true"
 
-    def _ended(self, answer: Answer | ServeError, task: asyncio.Task[None]) -> None:
+    def _ended(self, answer: Answer | ServeError, size_bytes: int, task: asyncio.Task[None]) -> None:
         """Also of a task that was cancelled before it began."""
         if not isinstance(answer, ServeError):
             answer.cancel()
-        self._room.release()
+        self._room.leave(size_bytes)
         self._running.discard(task)
 
     async def _run(self, answer: Answer | ServeError, asked: _Asked, before: asyncio.Task[None] | None) -> None:

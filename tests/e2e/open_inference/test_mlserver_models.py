@@ -36,6 +36,7 @@ def mlserver(tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., An
     store = directory / "store"
     shutil.copytree(RUNTIMES / "sum", store / "sum")
     shutil.copytree(RUNTIMES / "text", store / "deep" / "er" / "text")
+    shutil.copytree(RUNTIMES / "hold", store / "hold")
     server = serving(directory, store, {"default_workers_per_model": 1}, ["--ncs", "--models", "all"])
     try:
         server.wait_started()
@@ -64,11 +65,15 @@ def word(answer: ModelInferResponse) -> str:
     return answer.outputs[0].contents.bytes_contents[0].decode()
 
 
+#: Those who share no connection: what one of them doesn't read would be in the others' way.
+ALONE = (("grpc.use_local_subchannel_pool", 1),)
+
+
 class Conversation:
     """A stream on which a test sends and reads as it likes. Answers are plain ModelInferResponses."""
 
     def __init__(self, server: Any) -> None:
-        self.channel = grpc.aio.insecure_channel(server.inference)
+        self.channel = grpc.aio.insecure_channel(server.inference, options=ALONE)
         method = self.channel.stream_stream(
             "/inference.GRPCInferenceService/ModelStreamInfer",
             request_serializer=ModelInferRequest.SerializeToString,
@@ -263,6 +268,71 @@ def test_a_handler_that_reads_nothing_holds_up_its_client(mlserver: Any) -> None
     run(talk())
     with grpc.insecure_channel(mlserver.inference) as channel:
         assert word(GRPCInferenceServiceStub(channel).ModelInfer(text("ok"), timeout=GUARD_S)) == "OK"
+
+
+def held(request_id: str, size: int = 1) -> ModelInferRequest:
+    """For the runtime that answers when it is told to."""
+    request = text(b"x" * size, request_id)
+    request.model_name = "hold"
+    return request
+
+
+async def unary(server: Any, request: ModelInferRequest) -> ModelInferResponse:
+    async with grpc.aio.insecure_channel(server.inference, options=ALONE) as channel:
+        answer: ModelInferResponse = await GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=GUARD_S)
+        return answer
+
+
+def test_a_client_that_does_not_read_is_read_ahead_of_so_far(mlserver: Any) -> None:
+    """What a runtime makes for it waits in bounded buffers, counted in bytes; others go on."""
+
+    async def talk() -> None:
+        async with Conversation(mlserver) as slow, Conversation(mlserver) as quick:
+            await slow.say(held("flood"))
+            for read in range(1, 41):
+                await slow.heard(1)
+                for turn in range(5):
+                    await quick.say(text(f"t{turn}"))
+                    assert [word(one) for one in await quick.heard(1)] == [f"t{turn}"]
+                made = int(word(await unary(mlserver, held("made"))))
+                assert made - read < 40, "megabytes that nobody has read"
+            slow.call.cancel()
+
+    run(talk())
+
+
+def test_requests_are_read_ahead_so_far(mlserver: Any) -> None:
+    """Also in Triton's dialect, in which each is a call of its own: then the client's writes wait, and all are answered
+    in their order as soon as the runtime answers."""
+    size, count = 4_000_000, 40
+
+    async def talk() -> None:
+        channel = grpc.aio.insecure_channel(mlserver.inference, options=ALONE)
+        async with Conversation(mlserver) as quick, channel:
+            stub = GRPCInferenceServiceStub(channel)
+            stream = stub.ModelStreamInfer(timeout=GUARD_S, metadata=[("oip-stream-dialect", "triton")])
+            written = 0
+
+            async def push() -> None:
+                nonlocal written
+                for number in range(count):
+                    await stream.write(held(f"n{number}", size))
+                    written += 1
+                await stream.done_writing()
+
+            pushing = asyncio.create_task(push())
+            before, still = -1, 0
+            while still < 20:  # as long as it goes on, the others' turns are the clock
+                await quick.say(text("tick"))
+                assert [word(one) for one in await quick.heard(1)] == ["tick"]
+                before, still = written, still + 1 if written == before else 0
+            assert 0 < written < 25, f"{written * size} bytes of requests that nobody has answered"
+            await unary(mlserver, held("release"))
+            ids = [(await stream.read()).infer_response.id for _ in range(count)]
+            assert ids == [f"n{number}" for number in range(count)]
+            await pushing
+
+    run(talk())
 
 
 def test_many_conversations_at_once(mlserver: Any) -> None:

@@ -1,0 +1,34 @@
+"""How far a stream's requests are read ahead of their answers: by number and by size."""
+
+from __future__ import annotations
+
+import asyncio
+
+#: Requests of one stream that have been read and not answered; the client's next ones wait in its connection.
+REQUESTS_MAX = 64
+#: The same in bytes. A larger request goes alone.
+REQUEST_BYTES_MAX = 64 * 1024 * 1024
+
+
+class ReadAhead:
+    """The room of one stream. It has one reader, which waits for those that leave."""
+
+    def __init__(self, requests_max: int = REQUESTS_MAX, bytes_max: int = REQUEST_BYTES_MAX) -> None:
+        self._requests_max, self._bytes_max = requests_max, bytes_max
+        self._requests = self._bytes = 0
+        self._changed: asyncio.Future[None] | None = None
+
+    async def enter(self, size_bytes: int) -> None:
+        """Returns when there is room for a request of that size, which then is taken."""
+        while self._requests and (self._requests >= self._requests_max or self._bytes + size_bytes > self._bytes_max):
+            self._changed = asyncio.get_running_loop().create_future()
+            await self._changed
+        self._requests += 1
+        self._bytes += size_bytes
+
+    def leave(self, size_bytes: int) -> None:
+        """A request of that size has been answered."""
+        self._requests -= 1
+        self._bytes -= size_bytes
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
