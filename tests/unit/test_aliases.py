@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ts_frontend import cli
+from ts_frontend import cli, command_line
 from ts_frontend.addresses import Address
 from ts_frontend.aliases import ALIASES
 from ts_frontend.config import ConfigError, Option, ServerConfig, load_config, snapshot_settings, worker_environment
@@ -22,7 +22,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def started(*words: str, environ: dict[str, str] | None = None) -> ServerConfig:
     """The settings of a server with this command line."""
-    return load_config(cli._options(cli._parser().parse_args(words)), environ=environ or {})
+    return load_config(command_line.options(cli._parser().parse_args(words)), environ=environ or {})
 
 
 HTTP = Address("http", "127.0.0.1", 8080)
@@ -399,7 +399,7 @@ def test_handlers_inside_the_server_may_change_its_directory(tmp_path: Path) -> 
     ],
 )
 def test_dashes_and_beginnings(words: list[str]) -> None:
-    assert Option("model_store", "s", "--model-store") in cli._options(cli._parser().parse_args(words))
+    assert Option("model_store", "s", "--model-store") in command_line.options(cli._parser().parse_args(words))
 
 
 @pytest.mark.parametrize("command", [[], ["config"]])

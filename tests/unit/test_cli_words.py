@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ts_frontend import cli
+from ts_frontend import cli, command_line
 from ts_frontend.config import ConfigError, Option
 
 
@@ -17,7 +17,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def options(*words: str) -> list[Option]:
-    return cli._options(cli._parser().parse_args(words))
+    return command_line.options(cli._parser().parse_args(words))
 
 
 @pytest.mark.parametrize(
