@@ -16,20 +16,8 @@ from typing import Any
 
 import pytest
 
-from ts.protocol.frames import (
-    Chunk,
-    Decoder,
-    Failed,
-    Input,
-    Item,
-    Load,
-    LoadFailed,
-    Message,
-    Predict,
-    Ready,
-    Stop,
-    encode_bytes,
-)
+from ts.protocol.decoder import Decoder
+from ts.protocol.frames import Chunk, Failed, Input, Item, Load, LoadFailed, Message, Predict, Ready, Stop, encode_bytes
 
 HANG_S = 60.0
 HANDLERS = Path(__file__).parent.parent / "handlers"

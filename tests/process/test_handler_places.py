@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from ts.protocol.frames import Chunk, Decoder, Input, Item, Load, Message, Predict, Ready, Stop, encode_bytes
+from ts.protocol.decoder import Decoder
+from ts.protocol.frames import Chunk, Input, Item, Load, Message, Predict, Ready, Stop, encode_bytes
 
 GUARD_S = 60
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ts.protocol import frames
+from ts.protocol.decoder import Decoder, decode_bytes
 from ts.protocol.frames import (
     FRAME_BYTES_MAX,
     HEADER,
@@ -17,7 +18,6 @@ from ts.protocol.frames import (
     Cancel,
     Chunk,
     Credit,
-    Decoder,
     Failed,
     FrameError,
     Input,
@@ -27,7 +27,6 @@ from ts.protocol.frames import (
     Predict,
     Ready,
     Stop,
-    decode_bytes,
     encode_bytes,
 )
 

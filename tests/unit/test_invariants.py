@@ -124,6 +124,7 @@ def test_the_frontend_imports_only_the_protocol_and_the_version_of_ts() -> None:
     "path",
     [
         "worker/ts/protocol/frames.py",
+        "worker/ts/protocol/decoder.py",
         "worker/ts/protocol/forms.py",
         "worker/ts/protocol/outbox.py",
         "frontend/ts_frontend/batching/batcher.py",
@@ -241,7 +242,7 @@ def test_only_two_modules_touch_the_worker_socket() -> None:
     """Frames are decoded where the socket is read, and nowhere else."""
     allowed = ("frontend/ts_frontend/workers/connection.py", "worker/ts/runtime/worker.py")
     assert not callers(
-        {**frontend(), **worker()}, {"Decoder", "frames.Decoder"}, (*allowed, "worker/ts/protocol/frames.py")
+        {**frontend(), **worker()}, {"Decoder", "decoder.Decoder"}, (*allowed, "worker/ts/protocol/decoder.py")
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ts.protocol.frames import FRAME_BYTES_MAX, Cancel, Chunk, Decoder, Failed, Stop, decode_bytes
+from ts.protocol.decoder import Decoder, decode_bytes
+from ts.protocol.frames import FRAME_BYTES_MAX, Cancel, Chunk, Failed, Stop
 from ts.protocol.outbox import IOV_MAX, WRITE_BYTES_MAX, Outbox
 
 LARGE = FRAME_BYTES_MAX * 3

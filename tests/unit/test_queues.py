@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from ts.protocol.frames import Decoder, Input, Predict
+from ts.protocol.decoder import Decoder
+from ts.protocol.frames import Input, Predict
 from ts_frontend.batching.batcher import Policy
 from ts_frontend.batching.job_queue import JobQueue, TicketQueue
 from ts_frontend.errors import DeadlineExceeded, InvalidArgument, QueueFull

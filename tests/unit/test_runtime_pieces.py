@@ -20,7 +20,7 @@ from ts.service import PredictionException
 
 def pushed(ledger):
     """What is in the outbox, decoded."""
-    from ts.protocol.frames import decode_bytes
+    from ts.protocol.decoder import decode_bytes
 
     data = b""
     while ledger.outbox:
@@ -269,7 +269,7 @@ def test_the_old_streaming_call_warns_and_needs_a_context():
 
 
 def test_frames_of_the_old_wire_call():
-    from ts.protocol.frames import decode_bytes
+    from ts.protocol.decoder import decode_bytes
 
     (piece,) = decode_bytes(create_predict_response([{"a": 1}], {0: "id"}, "ok", 200, ts_stream_next=True))
     assert (piece.job_id, bytes(piece.data), piece.last) == (0, b'{\n  "a": 1\n}', False)

@@ -21,7 +21,8 @@ from ts.metrics.metrics_store import MetricsStore
 from ts.model_loader import ModelLoader, ModelLoaderFactory
 from ts.model_service.model_service import SingleNodeService
 from ts.model_service_worker import TorchModelServiceWorker
-from ts.protocol.frames import Chunk, Failed, decode_bytes
+from ts.protocol.decoder import decode_bytes
+from ts.protocol.frames import Chunk, Failed
 from ts.service import Service, emit_metrics
 from ts.utils.hf_utils import download_model
 from ts.utils.timeit_decorator import timeit

@@ -10,7 +10,8 @@ import asyncio
 import socket
 from collections.abc import Callable
 
-from ts.protocol.frames import Decoder, FrameError, Message
+from ts.protocol.decoder import Decoder
+from ts.protocol.frames import FrameError, Message
 from ts.protocol.outbox import Outbox
 
 READ_BYTES = 64 * 1024

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ts.context import Context, RequestCancelled
-from ts.protocol.frames import Chunk, Failed, decode_bytes
+from ts.protocol.decoder import decode_bytes
+from ts.protocol.frames import Chunk, Failed
 from ts.runtime import replies, requests
 from ts.runtime.jobs import Batch, Ledger
 from ts.runtime.replies import PREDICTION_FAILED, Failure, Outcome, outcome, outcomes, raised

@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-from ts.protocol.frames import Decoder, FrameError, Load, LoadFailed, Message, Ready
+from ts.protocol.decoder import Decoder
+from ts.protocol.frames import FrameError, Load, LoadFailed, Message, Ready
 from ts.runtime.jobs import Batch, Ledger
 
 READ_BYTES_MIN = 64 * 1024

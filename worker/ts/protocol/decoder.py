@@ -1,0 +1,276 @@
+"""Bytes back into messages. No I/O: what has come goes in, messages come out (the format: `ts.protocol.frames`)."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from ts.protocol.frames import (
+    CALL,
+    CANCEL,
+    CHUNK,
+    CHUNK_HEAD,
+    CONTINUED,
+    COUNT,
+    CREDIT,
+    FAILED,
+    FAILED_HEAD,
+    FEED,
+    FEED_HEAD,
+    FRAME_BYTES_MAX,
+    HEADER,
+    INPUT_HEAD,
+    ITEM_HEAD,
+    JOINED_BYTES_MAX,
+    LOAD,
+    LOAD_FAILED,
+    MORE,
+    PAIR_HEAD,
+    PREDICT,
+    READY,
+    STOP,
+    U64,
+    Call,
+    Cancel,
+    Chunk,
+    Credit,
+    Failed,
+    Feed,
+    FrameError,
+    Input,
+    Item,
+    Load,
+    LoadFailed,
+    Message,
+    Predict,
+    Ready,
+    Stop,
+)
+
+
+class _Reader:
+    """Walks a body; any length that leaves it is a FrameError."""
+
+    __slots__ = ("at", "body")
+
+    def __init__(self, body: memoryview) -> None:
+        self.body, self.at = body, 0
+
+    def unpack(self, layout: struct.Struct) -> tuple[Any, ...]:
+        at = self.at
+        try:
+            values = layout.unpack_from(self.body, at)
+        except struct.error as error:
+            raise FrameError(f"body of {len(self.body)} bytes ends inside a field at {at}") from error
+        self.at = at + layout.size
+        return values
+
+    def take(self, size: int) -> memoryview:
+        at = self.at
+        end = self.at = at + size
+        if end > len(self.body):
+            raise FrameError(f"body of {len(self.body)} bytes has no {size} bytes at {at}")
+        return self.body[at:end]
+
+    def text(self, size: int) -> str:
+        if not size:
+            return ""
+        try:
+            return str(self.take(size), "utf-8")
+        except UnicodeDecodeError as error:
+            raise FrameError(f"text at {self.at - size} isn't UTF-8") from error
+
+    def pairs(self, count: int) -> list[tuple[str, str]]:
+        out = []
+        for _ in range(count):
+            name_size, value_size = self.unpack(PAIR_HEAD)
+            out.append((self.text(name_size), self.text(value_size)))
+        return out
+
+
+def _decode_item(body: bytes | memoryview, at: int) -> tuple[Item, int]:
+    """The item at `at` and where it ends; slices beyond the end come out short, which the caller's check catches."""
+    job_id, deadline_s, id_size, header_count, input_count = ITEM_HEAD.unpack_from(body, at)
+    if deadline_s != deadline_s:
+        raise FrameError("deadline is not a number")
+    at += ITEM_HEAD.size
+    request_id = str(body[at : at + id_size], "utf-8")
+    at += id_size
+    headers: list[tuple[str, str]] = []
+    for _ in range(header_count):
+        name_size, value_size = PAIR_HEAD.unpack_from(body, at)
+        middle = at + PAIR_HEAD.size + name_size
+        headers.append(
+            (str(body[at + PAIR_HEAD.size : middle], "utf-8"), str(body[middle : middle + value_size], "utf-8"))
+        )
+        at = middle + value_size
+    inputs = []
+    for _ in range(input_count):
+        name_size, type_size, size = INPUT_HEAD.unpack_from(body, at)
+        at += INPUT_HEAD.size
+        name_end = at + name_size
+        start = name_end + type_size
+        content_type = str(body[name_end:start], "utf-8") if type_size else ""
+        inputs.append(Input(str(body[at:name_end], "utf-8"), content_type, body[start : start + size]))
+        at = start + size
+    if at > len(body):
+        raise FrameError(f"an item ends at {at} of {len(body)} bytes")
+    return Item(job_id, request_id, deadline_s, headers, inputs), at
+
+
+def _decode_predict(key: int, body: memoryview) -> Message:
+    raw = body if len(body) >= JOINED_BYTES_MAX else bytes(body)
+    items: list[Item] = []
+    at = COUNT.size
+    try:
+        for _ in range(COUNT.unpack_from(raw)[0]):
+            item, at = _decode_item(raw, at)
+            items.append(item)
+    except (struct.error, UnicodeDecodeError, OverflowError) as error:  # a length may be no index at all
+        raise FrameError(f"a request of {len(body)} bytes: {error}") from error
+    return Predict(key, items)
+
+
+def _decode_chunk(key: int, body: memoryview) -> Message:
+    try:
+        last, status, phrase_size, header_count = CHUNK_HEAD.unpack_from(body)
+    except struct.error as error:
+        raise FrameError(f"a chunk of {len(body)} bytes") from error
+    if not phrase_size and not header_count:
+        return Chunk(key, body[CHUNK_HEAD.size :], bool(last), status)
+    reader = _Reader(body)
+    reader.at = CHUNK_HEAD.size
+    phrase = reader.text(phrase_size)
+    headers = reader.pairs(header_count) if header_count else ()
+    return Chunk(key, body[reader.at :], bool(last), status, phrase, headers)
+
+
+def _decode_failed(key: int, body: memoryview) -> Message:
+    reader = _Reader(body)
+    (code,) = reader.unpack(FAILED_HEAD)
+    return Failed(key, code, reader.text(len(body) - reader.at))
+
+
+def _decode_feed(key: int, body: memoryview) -> Message:
+    reader = _Reader(body)
+    last, count = reader.unpack(FEED_HEAD)
+    inputs = []
+    for _ in range(count):
+        name_size, type_size, size = reader.unpack(INPUT_HEAD)
+        inputs.append(Input(reader.text(name_size), reader.text(type_size), reader.take(size)))
+    return Feed(key, inputs, bool(last))
+
+
+def _decode_credit(key: int, body: memoryview) -> Message:
+    return Credit(key, _Reader(body).unpack(U64)[0])
+
+
+def _decode_call(key: int, body: memoryview) -> Message:
+    reader = _Reader(body)
+    (size,) = reader.unpack(COUNT)
+    return Call(key, _parse_json(reader.take(size)), body[reader.at :])
+
+
+def _parse_json(body: memoryview) -> dict[str, Any]:
+    try:
+        value = json.loads(bytes(body))
+    except ValueError as error:
+        raise FrameError(f"body of {len(body)} bytes isn't JSON") from error
+    if not isinstance(value, dict):
+        raise FrameError(f"JSON object expected, got {type(value).__name__}")
+    return value
+
+
+_DECODERS: dict[int, Callable[[int, memoryview], Message]] = {
+    LOAD: lambda _, body: Load(_parse_json(body)),
+    PREDICT: _decode_predict,
+    CANCEL: lambda key, _: Cancel(key),
+    CREDIT: _decode_credit,
+    STOP: lambda *_: Stop(),
+    READY: lambda _, body: Ready(_parse_json(body)),
+    LOAD_FAILED: lambda _, body: LoadFailed(_parse_json(body)),
+    CHUNK: _decode_chunk,
+    FAILED: _decode_failed,
+    FEED: _decode_feed,
+    CALL: _decode_call,
+}
+
+
+class Decoder:
+    """Bytes in, messages out; holds what is incomplete.
+
+    Payloads of the messages are views of the fed bytes (or of the buffer that joined their frames), those of small
+    requests are copies: they stay valid for as long as they are referenced. `message_bytes_max` bounds a message that
+    comes in several frames.
+    """
+
+    def __init__(self, message_bytes_max: int) -> None:
+        self.message_bytes_max = message_bytes_max
+        self._pieces: list[bytes] = []
+        self._have = self._need = 0
+        self._partial: dict[tuple[int, int], tuple[bytearray, int]] = {}
+
+    def feed(self, data: bytes) -> list[Message]:
+        """The messages that `data` completes, in order; FrameError leaves the decoder unusable."""
+        if self._pieces:
+            self._pieces.append(data)
+            self._have += len(data)
+            if self._have < self._need:
+                return []
+            data = b"".join(self._pieces)
+            self._pieces = []
+        view = memoryview(data)
+        messages: list[Message] = []
+        at, end = 0, len(data)
+        need = head_size = HEADER.size
+        while end - at >= head_size:
+            length, kind, flags, _, key = HEADER.unpack_from(data, at)
+            decode = _DECODERS.get(kind)
+            if length > FRAME_BYTES_MAX or decode is None or flags > MORE | CONTINUED:
+                raise FrameError(f"no frame: kind {kind}, flags {flags}, length {length}")
+            stop = at + head_size + length
+            if stop > end:
+                need = head_size + length
+                break
+            body = view[at + head_size : stop]
+            at = stop
+            whole = self._join(kind, key, flags, body) if flags else body
+            if whole is not None:
+                messages.append(decode(key, whole))
+        if at < end:
+            self._pieces, self._have, self._need = [data[at:]], end - at, need
+        return messages
+
+    def _join(self, kind: int, key: int, flags: int, body: memoryview) -> memoryview | None:
+        """Adds a frame to its message; the whole body with the last one."""
+        if not flags & CONTINUED:
+            self._begin(kind, key, body)
+            body = body[U64.size :]
+        if (kind, key) not in self._partial:
+            raise FrameError(f"continuation of kind {kind}, key {key} without a beginning")
+        whole, filled = self._partial[kind, key]
+        if filled + len(body) > len(whole):
+            raise FrameError(f"message of kind {kind}, key {key} is longer than its {len(whole)} bytes")
+        whole[filled : filled + len(body)] = body
+        self._partial[kind, key] = whole, filled + len(body)
+        if flags & MORE:
+            return None
+        del self._partial[kind, key]
+        if filled + len(body) != len(whole):
+            raise FrameError(f"message of kind {kind}, key {key} ends at {filled + len(body)} of {len(whole)} bytes")
+        return memoryview(whole)
+
+    def _begin(self, kind: int, key: int, body: memoryview) -> None:
+        if (kind, key) in self._partial:
+            raise FrameError(f"message of kind {kind}, key {key} begins twice")
+        (total,) = _Reader(body).unpack(U64)
+        if total > self.message_bytes_max:
+            raise FrameError(f"message of {total} bytes is over the limit of {self.message_bytes_max}")
+        self._partial[kind, key] = bytearray(total), 0
+
+
+def decode_bytes(data: bytes) -> list[Message]:
+    """The messages of a byte string of whole frames: what `encode_bytes` made."""
+    return Decoder(len(data)).feed(data)
