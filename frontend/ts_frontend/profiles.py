@@ -28,6 +28,8 @@ PROFILES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "grpc_inference_port": "8081",
             "management_address": f"{_LOCAL}:8083",
             "metrics_address": f"{_LOCAL}:8082",
+            "metrics_mode": "prometheus",
+            "enable_docs_url": "true",
             **_LARGE,
         },
         "kserve": {

@@ -72,6 +72,17 @@ def test_its_settings_json_counts(started: Any) -> None:
     assert "debug has no effect" in started.log
 
 
+def test_metrics_and_the_description_are_there_without_a_setting(started: Any) -> None:
+    with urllib.request.urlopen(f"http://127.0.0.1:{started.port('http_metrics')}/metrics", timeout=GUARD_S) as found:
+        assert 'model_infer_request_success_total{model="routes"' in found.read().decode()
+    assert "openapi" in ask(started, "/v2/docs/dataplane.json")[1]
+
+
+def test_the_folder_itself_is_loaded_again(started: Any) -> None:
+    assert ask(started, "/v2/repository/models/routes/load", {})[0] == 200
+    assert ask(started, "/greet/you")[1] == {"text": "hello you"}
+
+
 # --- paths of their own
 
 
