@@ -137,6 +137,17 @@ def test_a_cancel_may_come_before_its_call() -> None:
     run(scenario)
 
 
+def test_a_call_may_be_cancelled_before_it_has_begun_to_run() -> None:
+    async def scenario() -> None:
+        calls, sent, _ = calls_of(Scripted(None))
+        calls.begin(Call(CALL_ID_MIN, {}), None)
+        calls.cancel(CALL_ID_MIN)
+        await turns()
+        assert sent == [Failed(CALL_ID_MIN, 499, worker_calls.CANCELLED)] and not calls._open
+
+    run(scenario)
+
+
 def test_a_call_ends_with_the_last_request_of_its_batch() -> None:
     async def scenario() -> None:
         answers = Scripted(None)

@@ -35,7 +35,7 @@ class _Open:
         self.credit_bytes = CALL_BYTES
         self.reason = CANCELLED
         self.space = asyncio.Event()
-        self.task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[Chunk | Failed] | None = None
 
     async def room(self) -> None:
         while self.credit_bytes <= 0:
@@ -75,7 +75,8 @@ class Calls:
             self._push(Failed(call.call_id, full.http_status, full.message))
         else:
             entry = self._open[call.call_id] = _Open(batch)
-            entry.task = asyncio.create_task(self._run(call, entry))
+            task = entry.task = asyncio.create_task(self._run(call, entry))
+            task.add_done_callback(lambda done: self._ended(call.call_id, entry, done))
             self._sign(entry)
 
     def grant(self, credit: Credit) -> None:
@@ -107,19 +108,20 @@ class Calls:
 
     # --- one call
 
-    async def _run(self, call: Call, entry: _Open) -> None:
-        end: Chunk | Failed
+    async def _run(self, call: Call, entry: _Open) -> Chunk | Failed:
+        """How the call ends, after all pieces of its answer but the last are sent."""
         try:
-            end = await self._answer(call, entry)
+            return await self._answer(call, entry)
         except ServeError as error:
-            end = Failed(call.call_id, error.http_status, error.message)
-        except asyncio.CancelledError:
-            end = Failed(call.call_id, 499, entry.reason)
+            return Failed(call.call_id, error.http_status, error.message)
         except Exception as error:
             log.exception("A call of model %s could not be answered", self._model)
-            end = Failed(call.call_id, 500, f"{type(error).__name__}: {error}")
-        del self._open[call.call_id]
-        self._push(end)
+            return Failed(call.call_id, 500, f"{type(error).__name__}: {error}")
+
+    def _ended(self, call_id: int, entry: _Open, task: asyncio.Task[Chunk | Failed]) -> None:
+        """A task may be cancelled before it has run at all."""
+        del self._open[call_id]
+        self._push(Failed(call_id, 499, entry.reason) if task.cancelled() else task.result())
         self._sign(entry)
 
     async def _answer(self, call: Call, entry: _Open) -> Chunk:

@@ -338,7 +338,8 @@ class Worker:
             if answers is None or self._connection is None:
                 return
             limit_s = self._plan.response_timeout_s * CALL_LIMIT_PART
-            calls = Calls(answers, self._plan.spec.name, self._connection.push, self._running.alive, limit_s)
+            name = str(self._plan.load.get("model_name") or self._plan.spec.name)
+            calls = Calls(answers, name, self._connection.push, self._running.alive, limit_s)
             self._calls = calls
             self._running.hold_nothing_ahead()
         if isinstance(message, Call):

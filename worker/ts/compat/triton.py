@@ -20,7 +20,7 @@ from ts.compat.triton_backend.edges import Edges, tensors_of
 from ts.compat.triton_backend.errors import TritonModelException, as_failure
 from ts.compat.triton_backend.messages import InferenceResponse, InferenceResponseSender
 from ts.compat.triton_backend.model_config import ModelConfig, checked, is_decoupled, signature_of
-from ts.context import Context
+from ts.context import Context, RequestCancelled
 from ts.runtime import calls
 from ts.runtime.handlers import HandlerNotUsable, Loaded, Settings, context_of, declared
 from ts.runtime.running import Ended, Refused
@@ -165,7 +165,7 @@ class Served:
             found = self._model.execute(list(requests.values())) if requests else []
             return self._answers(found, requests, refused)
         except Exception as error:
-            raise as_failure(error) from error
+            raise _raised(error, context) from error
         finally:
             calls.here().sweep()
 
@@ -176,7 +176,7 @@ class Served:
             found = await self._model.execute(list(requests.values())) if requests else []
             return self._answers(found, requests, refused)
         except Exception as error:
-            raise as_failure(error) from error
+            raise _raised(error, context) from error
         finally:
             calls.here().sweep()
 
@@ -252,6 +252,11 @@ class Served:
             return self._model.execute(requests)
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, execute)
+
+
+def _raised(error: Exception, context: Context) -> BaseException:
+    """What the runtime makes an answer of. Where nobody waits for one, it is as if the model had noticed it."""
+    return RequestCancelled() if context.cancelled else as_failure(error)
 
 
 def _sending(loop: asyncio.AbstractEventLoop, sent: asyncio.Queue[Any], index: int) -> Callable[..., None]:

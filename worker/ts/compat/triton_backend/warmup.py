@@ -26,6 +26,8 @@ class Sample(NamedTuple):
 class NobodyWaits:
     """The context of a request that nobody has sent."""
 
+    cancelled = False
+
     def is_cancelled(self, index: int | None = None) -> bool:
         return False
 
