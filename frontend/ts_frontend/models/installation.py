@@ -171,10 +171,14 @@ class Installation:
         return self._fetched[model]
 
     async def remove(self, model: Model) -> None:
-        """Ends a model's workers and removes its files."""
+        """Ends a model's workers and removes its files, unless somebody already does: who replaces a model that still
+        starts, and who started it."""
+        environment = self._environment_of.pop(model, None)
+        if environment is None:
+            return
         await self._supervisor.dismiss(model.pool, 0.0)
         await asyncio.to_thread(model.archive.remove)
-        await self._environments.release(self._environment_of.pop(model))
+        await self._environments.release(environment)
         fetched = self._fetched.pop(model, None)
         if fetched is None:
             return

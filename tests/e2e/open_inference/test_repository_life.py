@@ -245,7 +245,7 @@ def test_loading_through_both_apis_at_the_same_time(managed: Begun, model_writer
         loads = [pool.submit(load, served, "pair") for _ in range(4)]
         registers = [pool.submit(register) for _ in range(4)]
         assert {one.result().status_code for one in loads} == {200}
-        assert {one.result() for one in registers} <= {200, 409}
+        assert {one.result() for one in registers} <= {200, 409, 500}  # 500: a load was faster
     assert served.predict("pair", b"x") == b"X"
     assert httpx.get(f"{served.http_management}/models/pair/all").json()[0]["minWorkers"] == 1
     assert unload(served, "pair") == 200
@@ -271,6 +271,8 @@ def test_a_load_overtakes_a_registration(managed: Begun, model_writer: Callable[
         answer = registering.result()
         assert answer.status_code == 500 and "was stopped before its model was loaded" in answer.json()["message"]
     assert served.predict("overtaken", b"x") == b"X" and unload(served, "overtaken") == 200
+    served.wait_for_log("Model overtaken 1.0 unregistered", 2)
+    assert "background work failed" not in served.log
 
 
 # --- files that vanish, requests that run
