@@ -2,7 +2,8 @@
 
 grpcio closes a drained connection at the end of its last call. When something of the client's is unread then (a ping
 that answers bring about), Linux resets the connection and throws away what it hasn't sent yet: answers are lost. A
-duplicate of the descriptor keeps the connection, which grpcio has shut down before: what is unsent goes out.
+duplicate of the descriptor keeps the connection, which grpcio has shut down before: what is unsent goes out. What the
+client sends after that still resets it, which large answers to slow clients may not survive.
 """
 
 from __future__ import annotations
