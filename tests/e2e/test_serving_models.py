@@ -372,3 +372,39 @@ def test_stalled_readers_do_not_slow_a_healthy_stream(start, engine):
             assert beside_s < 10 * alone_s, (alone_s, beside_s)
 
     asyncio.run(scenario())
+
+
+#: The first worker that starts is the last to be ready.
+SLOW_FIRST = """
+import os
+import time
+
+def mark(path):
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+        return True
+    except FileExistsError:
+        return False
+
+class Model:
+    def initialize(self, context):
+        first, second = (os.path.join(context.system_properties["model_dir"], one) for one in ("first", "second"))
+        if not mark(first):
+            mark(second)
+            return
+        while not os.path.exists(second):
+            time.sleep(0.3)
+        time.sleep(0.3)
+
+    def handle(self, data, context):
+        return ["ok"] * len(data)
+"""
+
+
+def test_a_synchronous_call_waits_for_the_workers_of_one_that_was_not(start, write):
+    write("slow_first", SLOW_FIRST)
+    server = start()
+    server.register("slow_first", initial_workers=0)
+    server.scale("slow_first", 1, synchronous=False)
+    server.scale("slow_first", 2)
+    assert [worker["status"] for worker in server.describe("slow_first")["workers"]] == ["READY", "READY"]

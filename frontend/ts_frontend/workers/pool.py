@@ -164,7 +164,7 @@ class Pool:
         return f" Last worker's end: {failure.reason}." if failure is not None else ""
 
     async def scale(self, count: int, drain_s: float | None = None) -> None:
-        """Makes it `count` workers; returns when the new ones are loaded and the surplus is gone.
+        """Makes it `count` workers; returns when all that still start are loaded and the surplus is gone.
 
         Raises StartFailed with the first failure; workers that failed go on trying. `drain_s`: how long a surplus
         worker may take to finish (None: as long as it needs, 0: not at all; its requests then run elsewhere).
@@ -176,8 +176,8 @@ class Pool:
         self._clear_given_up()
         surplus = self.slots[count:]
         del self.slots[count:]
-        new = [self._new_slot() for _ in range(count - len(self.slots))]
-        self.slots += new
+        self.slots += [self._new_slot() for _ in range(count - len(self.slots))]
+        starting = [slot for slot in self.slots if not slot.first_try.done()]
         retiring = [asyncio.create_task(self._retire(slot, drain_s)) for slot in surplus]
         self._retiring.update(retiring)
         for task in retiring:
@@ -187,9 +187,9 @@ class Pool:
         if retiring:
             await asyncio.wait(retiring)
             self._fail_what_waits()  # what they gave back
-        if new:
-            await asyncio.wait([slot.first_try for slot in new])
-            for slot in new:
+        if starting:
+            await asyncio.wait([slot.first_try for slot in starting])
+            for slot in starting:
                 slot.first_try.result()
 
     async def _retire(self, slot: Slot, drain_s: float | None) -> None:
