@@ -31,10 +31,10 @@ def _tls(config: ServerConfig) -> Iterator[str]:
     needing = list(secured(config))
     if (certificate is None) != (key is None):
         yield "certificate_file and private_key_file: one is set without the other; both are needed"
-    elif certificate is None:
-        for name in needing:
-            how = _convert(config) if config.keystore else _SELF_SIGNED
-            yield f"{name} {shown(config, name)}: TLS needs certificate_file and private_key_file. {how}"
+    elif certificate is None and needing:
+        how = _convert(config) if config.keystore else _SELF_SIGNED
+        places = "; ".join(f"{name} {shown(config, name)}" for name in needing)
+        yield f"{places}: TLS needs certificate_file and private_key_file. {how}"
     if config.client_ca_file is not None and not needing:
         yield (
             f"client_ca_file {shown(config, 'client_ca_file')}: no address asks clients for certificates, as none uses "

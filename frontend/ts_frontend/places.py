@@ -19,7 +19,7 @@ def prepare(config: ServerConfig) -> None:
     if config.work_dir is not None:
         _make_places(config, config.work_dir)
     if config.model_store is None and not config.model_repository and not config.program.lines:
-        raise ConfigError("Missing mandatory parameter --model-store")
+        raise ConfigError("Missing mandatory parameter --model-store (or --model-repository)")
     for directory in config.model_repository:
         if s3_of(directory) is None:
             _check_place(config, "model_repository", "directory", directory)

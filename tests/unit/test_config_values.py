@@ -278,6 +278,13 @@ def test_settings_that_do_not_go_together(settings: dict[str, str], says: str) -
         loaded(**settings)
 
 
+def test_what_a_certificate_is_missing_for_is_said_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        loaded(enable_grpc_ssl="true", inference_address="https://localhost")
+    assert str(caught.value).count("openssl req") == 1
+    assert "enable_grpc_ssl" in str(caught.value) and "inference_address" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "settings",
     [
