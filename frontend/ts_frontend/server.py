@@ -138,41 +138,20 @@ class Server:
         progress: Callable[[str], None],
     ) -> None:
         config = self.config
-        store = Store(
-            config.model_store,
-            config.allowed_urls,
-            download_bytes_max=config.download_bytes_max,
-            download_timeout_s=config.download_timeout_s,
-            mlserver=config.mlserver,
-            download_total_timeout_s=config.download_total_timeout_s,
-            files_max=config.extract_files_max,
-            trusted=[f"{url}/" for url in repositories_in_s3(config)],
-            copies=work_dir / "downloads",
-        )
+        store = self._store(work_dir)
         recorder = self._recorder()
         registry = Registry()
         calls = ModelCalls(registry, keys_of(config))
         administration = self._administration(registry, calls, supervisor, store, work_dir, recorder)
         workflows = self._workflows(administration, store, work_dir, recorder)
-        models, host, metrics = registry, self._metrics.host, self._metrics
-        self._metrics.gather(lambda: served_families(models, host))
-        self._metrics.gather(lambda: [*triton_families(models, metrics), *mlserver_families(models)])
-        if self._tracing is not None:
-            self._metrics.gather(self._tracing.families)
+        self._measure(registry)
         gpus = supervisor.placement.inventory.count
 
         async def restore(snapshot: Snapshot) -> None:
             await restore_workflows(snapshot.workflows, workflows)
 
         failures = await load_at_startup(config, administration, store, restore, gpus, progress)
-        repository = Repository(
-            administration,
-            [path for path in config.model_repository if s3_of(path) is None],
-            config.model_control_mode,
-            config.repository_poll_secs,
-            gpus,
-            repositories_in_s3(config),
-        )
+        repository = self._repository(administration, gpus)
         calls.attach(repository)
         failures += await repository.start(config.load_model)
         if failures and config.exit_on_error:
@@ -192,10 +171,10 @@ class Server:
         await doors.engine.start()
         recorder.attach(administration, lambda: states_of(workflows))
         await recorder.write(Kind.STARTUP)
-        tasks = [self._sample_system(supervisor, models), asyncio.create_task(repository.watch())]
+        tasks = [self._sample_system(supervisor, registry), asyncio.create_task(repository.watch())]
         if authorization is not None:
             tasks.append(asyncio.create_task(authorization.watch(config.token_reload_interval_s)))
-            self._metrics.gather(lambda: [refused_calls(authorization.refusals.counts, host)])
+            self._metrics.gather(lambda: [refused_calls(authorization.refusals.counts, self._metrics.host)])
         _settle()
         on_ready(doors.addresses(), [*failures, *doors.warnings])
         await self._until_stopped(doors.engine)
@@ -238,6 +217,39 @@ class Server:
                 authorization.close()
 
     # --- parts
+
+    def _store(self, work_dir: Path) -> Store:
+        config = self.config
+        return Store(
+            config.model_store,
+            config.allowed_urls,
+            download_bytes_max=config.download_bytes_max,
+            download_timeout_s=config.download_timeout_s,
+            mlserver=config.mlserver,
+            download_total_timeout_s=config.download_total_timeout_s,
+            files_max=config.extract_files_max,
+            trusted=[f"{url}/" for url in repositories_in_s3(config)],
+            copies=work_dir / "downloads",
+        )
+
+    def _repository(self, administration: Administration, gpus: int) -> Repository:
+        config = self.config
+        return Repository(
+            administration,
+            [path for path in config.model_repository if s3_of(path) is None],
+            config.model_control_mode,
+            config.repository_poll_secs,
+            gpus,
+            repositories_in_s3(config),
+        )
+
+    def _measure(self, models: Registry) -> None:
+        """What the metrics say of the served models, and of the traces."""
+        metrics = self._metrics
+        metrics.gather(lambda: served_families(models, metrics.host))
+        metrics.gather(lambda: [*triton_families(models, metrics), *mlserver_families(models)])
+        if self._tracing is not None:
+            metrics.gather(self._tracing.families)
 
     def _sample_system(self, supervisor: Supervisor, models: Registry) -> asyncio.Task[None]:
         """System metrics from now on, until the task is cancelled."""
