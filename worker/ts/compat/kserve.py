@@ -65,8 +65,10 @@ class Served:
             answer = await self._through(request, latency)
         except Exception as error:
             known = [STATUSES[one.__name__] for one in type(error).__mro__ if one.__name__ in STATUSES]
-            if not known:
+            if not known and (isinstance(error, (PredictionException, MemoryError)) or "CUDA" in str(error)):
                 raise
+            if not known:
+                raise PredictionException(f"{type(error).__name__} : {error}", 500) from error
             return PredictionException(str(getattr(error, "reason", "") or error), known[0])
         if self._logs:
             print(latency.line(), flush=True)
@@ -111,7 +113,8 @@ class Served:
         outputs = found["outputs"] if isinstance(found, dict) else getattr(found, "outputs", None)
         if outputs is None:
             raise TypeError(f"{type(self._model).__name__} answered {type(found).__name__}, no dict or InferResponse")
-        return types.InferenceResponse([self._output(one) for one in outputs], request.id)
+        said = found if isinstance(found, dict) else {"id": getattr(found, "id", None)}
+        return types.InferenceResponse([self._output(one) for one in outputs], str(said.get("id") or request.id))
 
     def _output(self, output: Any) -> types.Tensor:
         if isinstance(output, dict):

@@ -1,0 +1,90 @@
+"""The calls that were recorded with KServe 0.21.0 (tests/data/kserve), made again: the same codes, and in the answers
+what KServe's have. What is null there need not be here; error texts are each server's own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DATA = Path(__file__).parents[1] / "data"
+_SPEC = importlib.util.spec_from_file_location("exchanges", Path(__file__).parents[2] / "ts_scripts" / "exchanges.py")
+assert _SPEC is not None and _SPEC.loader is not None
+exchanges: Any = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(exchanges)
+CALLS: list[dict[str, Any]] = exchanges.read(DATA / "kserve" / "calls.json")
+REFUSED = "a request that can't be read, or has other tensors than it says, is 400, INVALID_ARGUMENT"
+#: Calls with another status: it, and why.
+CODES = {
+    "v1 list": (400, REFUSED),
+    "v1 no instances": (400, REFUSED),
+    "v1 content type text": (200, "a body is read whatever its content type says"),
+    "v2 not json": (400, REFUSED),
+    "v2 no inputs": (400, REFUSED),
+    "v2 shape": (400, REFUSED),
+    "v2 no shape": (400, REFUSED),
+    "v2 text data": (400, REFUSED),
+    "ModelReady missing": ("OK", "a model that isn't there is not ready, as Triton and MAX answer"),
+    "infer short": ("INVALID_ARGUMENT", REFUSED),
+}
+#: Calls with another body.
+BODIES = {
+    "server": "the server's own name, version and abilities",
+    "ServerMetadata": "the server's own name, version and abilities",
+    "unknown": "errors of the protocol are {error: text}",
+    "infer by GET": "errors of the protocol are {error: text}",
+    "v2 binary out": "KServe answers in JSON unless the model made its output binary, which it isn't told to",
+    "infer raw": "raw requests are answered raw",
+}
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any]) -> Iterator[dict[str, Any]]:
+    directory = tmp_path_factory.mktemp("kserve")
+    (directory / "main.py").write_text((DATA / "programs" / "recorded_sums.txt").read_text())
+    server = serving(directory, None, {"kserve_mode": "true"}, ["--ncs", "--program", "main.py"])
+    try:
+        server.wait_started()
+        server.wait_for_log("of sums_1.0 is ready")
+        player = exchanges.Player(server.http.removeprefix("http://"), server.inference)
+        try:
+            yield {call["name"]: player.play(call) for call in CALLS}
+        finally:
+            player.close()
+    finally:
+        server.terminate()
+
+
+def code(answer: dict[str, Any]) -> Any:
+    return answer.get("status") or answer["code"]
+
+
+def has(made: Any, wanted: Any) -> bool:
+    """Whether all of `wanted` is in `made`, but for what is null and for errors' texts."""
+    if isinstance(wanted, dict):
+        return all(
+            one is None or (key in made and (key == "error" or has(made[key], one))) for key, one in wanted.items()
+        )
+    if isinstance(wanted, list):
+        return len(made) == len(wanted) and all(map(has, made, wanted))
+    return bool(made == wanted)
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call["name"].replace(" ", "_"))
+def test_the_answer_is_that_of_kserve(played: dict[str, Any], call: dict[str, Any]) -> None:
+    name, theirs = call["name"], call["answer"]
+    made = played[name]
+    if name in CODES:
+        assert code(made) == CODES[name][0] != code(theirs), made
+        return
+    assert code(made) == code(theirs), made
+    body = {key: value for key, value in theirs.items() if key in ("json", "message", "text")}
+    assert has(made, body) is (name not in BODIES), (made, json.dumps(body))
+
+
+def test_deviations_are_of_calls_that_are_there() -> None:
+    assert {*CODES, *BODIES} <= {call["name"] for call in CALLS}
