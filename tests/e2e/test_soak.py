@@ -30,7 +30,9 @@ from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 
 SOAK_S = float(os.environ.get("TORCHRELAY_SOAK_S", "6"))
 GUARD_S = 60
-MEMORY_GROWTH_MAX = 60 << 20
+#: Over 10 minutes and 57000 calls the server goes up and down between 95 and 175 MB, without a trend: what is on its
+#: way to clients that read slowly or leave is some 2 MB each, and freed memory isn't given back at once.
+MEMORY_GROWTH_MAX = 120 << 20
 QUICK = """
 def handle(data, context):
     return None if data is None else [bytes(row.get("data") or row.get("body")) for row in data]
@@ -207,7 +209,8 @@ def test_nothing_is_left_of_a_storm(server: Any) -> None:
     after = at_rest(server)
     assert settled(server, lambda: resources(server)["descriptors"] <= before["descriptors"] + 8), (before, after)
     assert settled(server, lambda: resources(server)["processes"] <= before["processes"]), (before, after)
-    assert psutil.Process(server.process.pid).memory_info().rss < memory + MEMORY_GROWTH_MAX
+    grown = psutil.Process(server.process.pid).memory_info().rss - memory
+    assert grown < MEMORY_GROWTH_MAX, (memory, grown)
     assert not [line for line in server.lines if "Traceback" in line or "never retrieved" in line], server.log
     allowed = {
         "answered",
@@ -222,4 +225,4 @@ def test_nothing_is_left_of_a_storm(server: Any) -> None:
         "CANCELLED",
     }
     assert {key.rsplit(": ", 1)[1] for key in outcomes} <= allowed, json.dumps(outcomes, indent=1)
-    print(before, after, outcomes)
+    print(before, after, memory, grown, outcomes)
