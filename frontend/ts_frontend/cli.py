@@ -36,7 +36,7 @@ _OWN_COMMANDS = {
 
 
 def _run_server(config: ServerConfig, ready_fd: int | None) -> int:
-    return int(import_module("ts_frontend.server").main(config, ready_fd))
+    return int(import_module("ts_frontend.server_process").main(config, ready_fd))
 
 
 @dataclass(frozen=True, slots=True)

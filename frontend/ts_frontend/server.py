@@ -8,19 +8,16 @@ import gc
 import logging
 import os
 import platform
-import signal
 import sys
-import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import ts.version
 from ts_frontend import config_checks
 from ts_frontend.authorization.authorization import Authorization, open_authorization
 from ts_frontend.batching.sequence_jobs import keys_of
-from ts_frontend.config import ServerConfig, forget_secrets, snapshot_settings, worker_environment
+from ts_frontend.config import ServerConfig, snapshot_settings, worker_environment
 from ts_frontend.config_kinds import s3_of
 from ts_frontend.doors import Doors
 from ts_frontend.errors import ServeError
@@ -28,24 +25,22 @@ from ts_frontend.health import Health
 from ts_frontend.ingress.engine import Engine
 from ts_frontend.kserve import options as kserve_options
 from ts_frontend.kserve import properties_file
-from ts_frontend.last_resort import end_within
 from ts_frontend.models.administration import Administration
 from ts_frontend.models.archive import Archive, ExtractLimits
 from ts_frontend.models.environment import Environments
 from ts_frontend.models.environment_store import EnvironmentStore
 from ts_frontend.models.installation import Installation
 from ts_frontend.models.launchpad import Launchpad
-from ts_frontend.models.persistence import Recorder, RestoreFailed
+from ts_frontend.models.persistence import Recorder
 from ts_frontend.models.programs import Programs
 from ts_frontend.models.registry import Registry
 from ts_frontend.models.settings import ModelSettings, Requested, resolve
 from ts_frontend.models.snapshot import Kind, Snapshot, SnapshotFiles
 from ts_frontend.models.startup import load_at_startup
 from ts_frontend.models.store import Store
-from ts_frontend.report import Report
 from ts_frontend.repository.repository import Repository
 from ts_frontend.services.model_calls import ModelCalls
-from ts_frontend.telemetry.logs import Logs, setup_logs
+from ts_frontend.telemetry.logs import Logs
 from ts_frontend.telemetry.metrics_other_names import mlserver_families, triton_families
 from ts_frontend.telemetry.metrics_served import refused_calls, served_families
 from ts_frontend.telemetry.metrics_setup import open_metrics, system_metrics
@@ -58,10 +53,6 @@ from ts_frontend.workflows.persistence import restore_workflows, states_of
 
 log = logging.getLogger(__name__)
 
-STARTED = "Model server started."
-LOGS_FLUSH_S = 2.0
-#: Requests may take drain_timeout_s to end, then workers the same; what else a stop does takes less than this.
-STOP_MARGIN_S = 30.0
 BYPASSED = (
     "bypass_serve is on: handlers run INSIDE the server's process, one request at a time, without workers or time "
     "limits. One that crashes or hangs takes the server with it. For development only."
@@ -377,65 +368,3 @@ def _settle() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
-
-
-# --- the process
-
-
-def main(config: ServerConfig, report_ready_fd: int | None = None) -> int:
-    """Runs a server until SIGTERM or SIGINT; the process's exit status.
-
-    `report_ready_fd` gets one line of JSON: `{"ready": true, "listening": {name: address}, "warnings": [text]}`, or
-    `{"ready": false, "error": text}`, and is closed.
-    """
-    report = Report(report_ready_fd)
-    forget_secrets()
-    if os.getpid() == 1:  # whose signals count only when they are handled
-        signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
-    try:
-        logs = setup_logs(config)
-    except (OSError, ServeError, ValueError) as error:
-        where = " Set LOG_LOCATION to a directory that can be written." if isinstance(error, OSError) else ""
-        report.failed(f"Logs can't be opened: {error}.{where}")
-        return 1
-    try:
-        _run_loop(_run(config, logs, report))
-        return 0
-    except (OSError, RestoreFailed, ServeError, RuntimeError, ValueError) as error:
-        log.error("%s", error, exc_info=not isinstance(error, (OSError, RestoreFailed, ServeError)))
-        report.failed(str(error))
-        return 1
-    finally:
-        logs.close()
-
-
-def _run_loop(work: Coroutine[Any, Any, None]) -> None:
-    if sys.platform == "win32":
-        asyncio.run(work)
-    else:
-        import uvloop
-
-        uvloop.run(work)
-
-
-async def _run(config: ServerConfig, logs: Logs, report: Report) -> None:
-    server = Server(config, logs)
-    loop = asyncio.get_running_loop()
-    stopping: list[threading.Timer] = []
-
-    def stop() -> None:
-        if not stopping:
-            stopping.append(end_within(2 * config.drain_timeout_s + STOP_MARGIN_S))
-        server.stop()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
-
-    def on_ready(listening: dict[str, str], failures: list[str]) -> None:
-        for name, address in listening.items():
-            log.info("%s listens on %s", name, address)
-        logs.flush(LOGS_FLUSH_S)  # who waits for STARTED finds the addresses above it
-        print(f"{STARTED}\n", end="", flush=True)  # in one piece: the log's thread writes there too
-        report.ready(listening, failures)
-
-    await server.run(on_ready, report.progress)

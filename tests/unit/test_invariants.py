@@ -270,7 +270,7 @@ def test_only_the_ingress_knows_an_engine() -> None:
 
 def test_signals_have_one_owner() -> None:
     names = {f"{loop}.add_signal_handler" for loop in ("loop", "asyncio.get_running_loop()", "self._loop", "self.loop")}
-    assert not callers(frontend(), {"signal.signal", *names}, ("frontend/ts_frontend/server.py",))
+    assert not callers(frontend(), {"signal.signal", *names}, ("frontend/ts_frontend/server_process.py",))
 
 
 def module_of(path: str) -> str:

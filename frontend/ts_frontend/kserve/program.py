@@ -46,7 +46,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _run(config: ServerConfig, ready_fd: int | None) -> int:
-    return int(import_module("ts_frontend.server").main(config, ready_fd))
+    return int(import_module("ts_frontend.server_process").main(config, ready_fd))
 
 
 def write_models(store: Path, program: Mapping[str, Any], found: Mapping[str, Found]) -> ProgramLines:
