@@ -21,6 +21,7 @@ from ts_frontend.ingress.call import Keepalive, Limits, Listener, Method, routes
 from ts_frontend.ingress.engine import Engine, make_engine, serves_http
 from ts_frontend.ingress.http import Cors, HttpApp
 from ts_frontend.ingress.http_call import BodyLimits, Route
+from ts_frontend.ingress.sockets import check_free
 from ts_frontend.models.administration import Administration
 from ts_frontend.repository.repository import Repository
 from ts_frontend.services import health as health_service
@@ -117,7 +118,12 @@ class Doors:
         self.warnings = [] if self._http else [NO_HTTP]
         for warning in self.warnings:
             log.warning(warning)
-        self.engine: Engine = make_engine(config.grpc_engine, [*self._grpc_listeners(), *self._http_listeners()])
+        self._listeners = [*self._grpc_listeners(), *self._http_listeners()]
+        self.engine: Engine = make_engine(config.grpc_engine, self._listeners)
+
+    def check_addresses(self) -> None:
+        """Raises OSError for an address that can't be had, before the models of the start are loaded for nothing."""
+        check_free(self._listeners)
 
     def addresses(self) -> dict[str, str]:
         """What listens where, by the name of the API."""

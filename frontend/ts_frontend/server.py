@@ -138,15 +138,7 @@ class Server:
         self._measure(registry)
         gpus = supervisor.placement.inventory.count
 
-        async def restore(snapshot: Snapshot) -> None:
-            await restore_workflows(snapshot.workflows, workflows)
-
-        failures = await load_at_startup(config, administration, store, restore, gpus, progress)
         repository = self._repository(administration, gpus)
-        calls.attach(repository)
-        failures += await repository.start(config.load_model)
-        if failures and config.exit_on_error:
-            raise StartRefused("\n".join((*failures, "exit_on_error is on")))
         health = Health(administration, SERVICES, strict=config.strict_readiness)
         doors = Doors(
             config,
@@ -159,6 +151,16 @@ class Server:
             authorization,
             self._tracing,
         )
+        doors.check_addresses()
+
+        async def restore(snapshot: Snapshot) -> None:
+            await restore_workflows(snapshot.workflows, workflows)
+
+        failures = await load_at_startup(config, administration, store, restore, gpus, progress)
+        calls.attach(repository)
+        failures += await repository.start(config.load_model)
+        if failures and config.exit_on_error:
+            raise StartRefused("\n".join((*failures, "exit_on_error is on")))
         await doors.engine.start()
         recorder.attach(administration, lambda: states_of(workflows))
         await recorder.write(Kind.STARTUP)

@@ -96,6 +96,17 @@ def test_a_taken_port_is_named_and_nothing_is_left(start: Any, api: str) -> None
     assert "Model server started." not in server.log
 
 
+def test_a_taken_port_is_told_before_any_model_is_loaded(start: Any, write: Any, tmp_path: Path) -> None:
+    loaded = tmp_path / "loaded"
+    write("slow", f"open({str(loaded)!r}, 'w').close()\ndef handle(data, context):\n    return ['ok']\n")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = start("--models", "slow", wait=False, management_address=f"http://127.0.0.1:{port}")
+        assert server.wait() == 1
+    assert f"http_management: cannot listen on 127.0.0.1:{port}: Address already in use" in server.log
+    assert not loaded.exists()
+
+
 def test_one_port_under_two_names_is_refused(start: Any) -> None:
     port = free_port()
     server = start(wait=False, inference_address=f"http://127.0.0.1:{port}", metrics_address=f"http://localhost:{port}")

@@ -8,7 +8,7 @@ import fcntl
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ts_frontend.ingress.call import Listener
@@ -91,6 +91,13 @@ def listen(listener: Listener) -> Listening:
             raise ListenFailed(listener, "no address of that name is of this machine")
         opened.pop_all()
         return Listening(sockets)
+
+
+def check_free(listeners: Iterable[Listener]) -> None:
+    """Raises ListenFailed when the port of one can't be had now: for before what takes long."""
+    for listener in listeners:
+        if listener.port and not listener.path:
+            listen(listener).close()
 
 
 def _listen_at(listener: Listener) -> Listening:
