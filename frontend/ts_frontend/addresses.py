@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import re
 from dataclasses import dataclass
@@ -97,6 +98,27 @@ def parse_host(text: str) -> str:
         return str(ipaddress.ip_address(host))
     except ValueError:
         raise ValueError("allowed are an IP address such as 127.0.0.1, 0.0.0.0 or ::1, and unix:/PATH") from None
+
+
+def parse_name(text: str) -> str:
+    """A name or an address by which clients call a server; `.example.org` (also `*.example.org`) for every name below,
+    `*` for any.
+
+    :raises ValueError: something else, a port too.
+    """
+    word = text.strip().lower()
+    if word == "*":
+        return word
+    if word.startswith("[") and word.endswith("]"):
+        word = word[1:-1]
+    if ":" not in word:
+        word = word.removeprefix("*").removesuffix(".")
+        if re.fullmatch(r"\.?[^\s:/@\[\]?#*.]+(\.[^\s:/@\[\]?#*.]+)*", word):
+            return word
+    else:
+        with contextlib.suppress(ValueError):
+            return str(ipaddress.ip_address(word))
+    raise ValueError("allowed are names and addresses without ports, `.example.org` for every name below, and `*`")
 
 
 def is_loopback(host: str) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from ts_frontend.addresses import parse_address, parse_host
+from ts_frontend.addresses import parse_address, parse_host, parse_name
 from ts_frontend.authorization.keys import BadKeys, key_of
 from ts_frontend.errors import InvalidArgument
 
@@ -243,6 +243,7 @@ KEYS = Kind("comma list", _keys)
 MODELS = Kind("JSON", _models)
 MODE = Kind("octal permissions", _mode)
 HOST = Kind("IP address or `unix:/PATH`", parse_host)
+HOSTS = Kind("comma list of names and addresses", lambda text: tuple(map(parse_name, _words(text))))
 PORT = whole(0, 65535)
 EXTRA_PORTS = Kind("comma list of `PORT[:DIALECT]`", _extra_ports)
 

@@ -15,11 +15,12 @@ from tempfile import gettempdir
 from types import MappingProxyType
 from typing import Any
 
-from ts_frontend.addresses import Address, is_loopback
+from ts_frontend.addresses import Address, is_loopback, unix_path
 from ts_frontend.config_kinds import (
     BOOLEAN,
     EXTRA_PORTS,
     HOST,
+    HOSTS,
     KEYS,
     MODE,
     MODELS,
@@ -412,6 +413,14 @@ class ServerConfig:
     request_head_timeout_s: float = _own(
         number(0), 10.0, "s that an HTTP client may pause while it sends a request's line and headers"
     )
+    allowed_hosts: tuple[str, ...] = _own(
+        HOSTS,
+        (),
+        "further names of this server, as clients and proxies call it (the header `Host`); `.example.org`: every name "
+        "below; `*`: any. Not set: addresses of this machine alone answer to `localhost`, loopback addresses and the "
+        "addresses of this table, the others to any",
+        restored=False,
+    )
     client_ca_file: Path | None = _own(
         PATH,
         None,
@@ -499,6 +508,13 @@ class ServerConfig:
     snapshot: Snapshot | None = None
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     mlserver: Defaults = Defaults()
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """What the server listens on, without ports and Unix sockets."""
+        urls = (self.inference_address, self.management_address, self.metrics_address)
+        names = (*(url.host for url in urls), self.grpc_inference_address, self.grpc_management_address)
+        return tuple(dict.fromkeys(name for name in names if name and not unix_path(name)))
 
     @property
     def loopback_only(self) -> bool:

@@ -27,6 +27,7 @@ from ts_frontend.repository.repository import Repository
 from ts_frontend.services import health as health_service
 from ts_frontend.services import reflection
 from ts_frontend.services.grpc_token import guarded
+from ts_frontend.services.guard import Guard, Hosts
 from ts_frontend.services.http_description import INFERENCE as INFERENCE_API
 from ts_frontend.services.http_description import MANAGEMENT as MANAGEMENT_API
 from ts_frontend.services.http_description import METRICS as METRICS_API
@@ -48,7 +49,6 @@ from ts_frontend.services.inference import InferenceService
 from ts_frontend.services.management import ManagementService
 from ts_frontend.services.metadata import RequestIds
 from ts_frontend.services.open_inference import OpenInferenceService
-from ts_frontend.services.origins import Origins
 from ts_frontend.services.repository import RepositoryService
 from ts_frontend.services.server_settings import LogSettings, SettingsService, TraceSettings
 from ts_frontend.services.shared_memory import Regions, SharedMemoryService
@@ -199,7 +199,7 @@ class Doors:
         tls = self._tls if config.enable_grpc_ssl and not path else None
         limits = Limits(config.max_request_size, config.max_response_size, *self._ages(name), keepalive=self._keepalive)
         table = routes(*map(self._counted, (*own, *reflection.methods(own))))
-        app = self._http_app([MetricsApp(self._metrics).route]) if config.grpc_metrics else None
+        app = self._http_app([MetricsApp(self._metrics).route], "" if path else host) if config.grpc_metrics else None
         return Listener(name, host, port, table, limits, tls, app, path, self._path_mode)
 
     def _traced(self, method: Method) -> Method:
@@ -254,10 +254,9 @@ class Doors:
             keys_of(config),
             always=config.ts_open_inference_protocol,
         )
-        origins = Origins(config.cors_allowed_origin, config.management_address.loopback)
         model_api = config.model_api_enabled
-        management = HttpManagement(self._administration, registry, origins, model_api=model_api)
-        workflows = HttpWorkflows(self._workflows, origins, model_api=model_api)
+        management = HttpManagement(self._administration, registry, model_api=model_api)
+        workflows = HttpWorkflows(self._workflows, model_api=model_api)
         triton = HttpTriton(registry, self._regions, self._log_settings, self._traces)
         predicting = (
             triton.route,
@@ -290,7 +289,8 @@ class Doors:
         app: AsgiApp = self._http_app(
             self._with_keys(
                 names, description.route, (*docs.routes(config.enable_docs_url), *api.managing, *api.routes)
-            )
+            ),
+            address.host,
         )
         if self._tracing is not None:
             app = self._tracing.http(app, [operation.path for operation in api.operations])
@@ -300,11 +300,15 @@ class Doors:
         )
         return Listener(names[0], address.host, address.port, {}, limits, tls, app, address.path, self._path_mode)
 
-    def _http_app(self, found: Sequence[Route]) -> HttpApp:
+    def _http_app(self, found: Sequence[Route], host: str) -> HttpApp:
+        """These routes behind the guard of a listener on `host`, "" for a Unix socket."""
         config = self._config
+        hosts = Hosts(host, config.hosts, config.allowed_hosts)
+        of_a_model = HttpRoutes(self._administration.registry).route
         return HttpApp(
             found,
             RequestIds().next,
+            guard=Guard(hosts, config.cors_allowed_origin, of_a_model).route,
             log=self._http_answered,
             cors=Cors(config.cors_allowed_origin, config.cors_allowed_methods, config.cors_allowed_headers),
             limits=BodyLimits(config.max_request_size, config.request_body_timeout_s),

@@ -456,7 +456,7 @@ def test_ipv6(start: Callable[..., Any], store: Path, engine: str) -> None:
         ("http://127.0.0.1:{port}", "127.0.0.1:{port}", 200),
         ("http://LOCALHOST:{port}", "localhost:{port}", 200),
         (None, "localhost:{port}", 200),
-        (None, "any.name", 200),
+        (None, "any.name", 403),
         ("http://example.org", "localhost:{port}", 403),
         ("http://localhost:1", "localhost:{port}", 403),
         ("null", "localhost:{port}", 403),

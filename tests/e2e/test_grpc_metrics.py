@@ -187,7 +187,7 @@ def test_the_port_speaks_http_2_without_tls_too(served: Any) -> None:
     body, ended = b"", False
     with socket.create_connection(("127.0.0.1", served.port("grpc_inference")), timeout=GUARD_S) as link:
         connection.initiate_connection()
-        names = {":method": "GET", ":path": "/metrics", ":scheme": "http", ":authority": "x"}
+        names = {":method": "GET", ":path": "/metrics", ":scheme": "http", ":authority": "localhost"}
         connection.send_headers(1, list(names.items()), end_stream=True)
         while not ended:
             link.sendall(connection.data_to_send())

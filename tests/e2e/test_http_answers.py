@@ -152,7 +152,8 @@ def test_each_piece_is_a_chunk_of_its_own(server: Any, tmp_path: Path) -> None:
         (tmp_path / f"read{number}").touch()
     body = json.dumps({"op": "stream", "acknowledged": str(tmp_path / "read")})
     size = f"Content-Length: {len(body)}"
-    head = f"POST /predictions/one HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n{size}"
+    head = "POST /predictions/one HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    head += f"Content-Type: application/json\r\n{size}"
     with socket.create_connection(("127.0.0.1", server.port("http_inference")), timeout=GUARD_S) as one:
         one.sendall(f"{head}\r\n\r\n{body}".encode())
         answer = b"".join(iter(lambda: one.recv(65_536), b""))

@@ -24,8 +24,8 @@ LIMIT_BYTES = 1_000_000
 #: Less than this of a body of 300 MB may have been taken, sockets' buffers included.
 TAKEN_BYTES_MAX = 32_000_000
 MEMORY_BYTES_MAX = 40_000_000
-POST = b"POST /predictions/probe HTTP/1.1\r\nHost: x\r\n"
-GET = b"GET /ping HTTP/1.1\r\nHost: x\r\n"
+POST = b"POST /predictions/probe HTTP/1.1\r\nHost: localhost\r\n"
+GET = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n"
 JSON = b"Content-Type: application/json\r\n"
 HANDLER = """
 def handle(data, context):
@@ -111,7 +111,9 @@ def ask(server: Any, method: str, target: str, body: bytes = b"", api: str = "ht
     """Status and JSON of a call whose target goes out as it is."""
     lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
     length = f"Content-Length: {len(body)}\r\n" if body else ""
-    request = f"{method} {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{lines}{length}\r\n".encode("latin-1")
+    request = f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{lines}{length}\r\n".encode(
+        "latin-1"
+    )
     with connected(server, api) as one:
         one.sendall(request + body)
         answer = until_closed(one)
@@ -201,7 +203,7 @@ def test_a_body_that_does_not_come_in_time_is_given_up(server: Any, body: bytes)
     }
 
 
-@pytest.mark.parametrize("head", [b"", b"GET /ping HT", b"GET /ping HTTP/1.1\r\nHost: x\r\nX-More: "])
+@pytest.mark.parametrize("head", [b"", b"GET /ping HT", b"GET /ping HTTP/1.1\r\nHost: localhost\r\nX-More: "])
 def test_a_head_that_stops_is_given_up(server: Any, head: bytes) -> None:
     assert exchange(server, head) == b""
 
@@ -220,7 +222,7 @@ def test_half_a_body_and_gone(server: Any, body: bytes) -> None:
         (GET + b"".join(b"X-%d: a\r\n" % number for number in range(101)), 431),
         (GET + b"X: " + b"a" * 40_000 + b"\r\n", 431),
         (GET + b"".join(b"X-%d: " % number + b"a" * 7_000 + b"\r\n" for number in range(12)), 431),
-        (b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n", 414),
+        (b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: localhost\r\n", 414),
     ],
     ids=["many", "one long", "many long", "long target"],
 )
@@ -252,14 +254,14 @@ def test_an_endless_head_ends(server: Any) -> None:
         GET + b"X: a\r\n b\r\n\r\n",
         GET + b"X: a\0b\r\n\r\n",
         GET + b"X\xff: a\r\n\r\n",
-        b"GET /predictions/\xff\xfe HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"GET /predictions/a\0b HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"GET /predictions/%zz HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"GET /predictions/a% HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"GET ping HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"GET http://elsewhere/ping HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"GET /ping HTTP/1.0\r\nHost: x\r\n\r\n",
-        b"GET /ping HTTP/3.9\r\nHost: x\r\n\r\n",
+        b"GET /predictions/\xff\xfe HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /predictions/a\0b HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /predictions/%zz HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /predictions/a% HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET ping HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET http://elsewhere/ping HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /ping HTTP/1.0\r\nHost: localhost\r\n\r\n",
+        b"GET /ping HTTP/3.9\r\nHost: localhost\r\n\r\n",
     ],
 )
 def test_a_malformed_head_is_refused_and_the_connection_ends(server: Any, head: bytes) -> None:
@@ -301,14 +303,16 @@ def test_pipelined_requests_are_answered_in_order(server: Any) -> None:
 
 
 def test_an_error_ends_its_connection_as_it_says(server: Any) -> None:
-    answers = exchange(server, b"GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n" + GET + b"\r\n")
+    answers = exchange(server, b"GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n" + GET + b"\r\n")
     assert (status(answers), head_of(answers)[1]["connection"]) == (404, "close")
     assert answers.count(b"HTTP/1.1 ") == 1
 
 
 def test_a_connection_lives_on_after_an_answer_that_did_not_need_the_body(server: Any) -> None:
-    first = b"PUT /models/probe?min_worker=1 HTTP/1.1\r\nHost: x\r\nContent-Length: 400000\r\n\r\n" + b"x" * 400_000
-    last = b"GET /models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    first = (
+        b"PUT /models/probe?min_worker=1 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 400000\r\n\r\n" + b"x" * 400_000
+    )
+    last = b"GET /models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     answers = exchange(server, first + last, "http_management")
     assert answers.count(b"HTTP/1.1 ") == 2
     assert b'"modelName": "probe"' in answers
@@ -325,7 +329,7 @@ def test_a_client_that_waits_for_100_continue_gets_it(server: Any) -> None:
 @pytest.mark.parametrize("target", ["/ping", "/predictions/probe", "/nothing"])
 def test_head_is_answered_like_get_without_the_body(server: Any, target: str) -> None:
     def answer(method: str) -> tuple[bytes, dict[str, str]]:
-        found = exchange(server, f"{method} {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        found = exchange(server, f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
         headers = head_of(found)[1]
         del headers["x-request-id"]
         return found.partition(b"\r\n\r\n")[2], headers
@@ -523,7 +527,7 @@ def test_a_form_with_odd_parts_keeps_the_good_ones(server: Any) -> None:
 # --- HTTP/2
 
 Pairs = list[tuple[bytes, bytes]]
-GET2: Pairs = [(b":method", b"GET"), (b":scheme", b"http"), (b":authority", b"x"), (b":path", b"/ping")]
+GET2: Pairs = [(b":method", b"GET"), (b":scheme", b"http"), (b":authority", b"localhost"), (b":path", b"/ping")]
 POST2: Pairs = [(b":method", b"POST"), *GET2[1:3], (b":path", b"/predictions/probe")]
 
 

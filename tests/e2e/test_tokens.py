@@ -389,7 +389,9 @@ def test_streams_are_refused_too(inference: Any) -> None:
 def test_a_body_is_refused_before_it_is_sent(server: Any) -> None:
     """The answer is there while the body has only been announced."""
     with socket.create_connection(("127.0.0.1", server.port("http_inference")), timeout=GUARD_S) as connection:
-        connection.sendall(b"POST /predictions/probe HTTP/1.1\r\nHost: x\r\nContent-Length: 19000000\r\n\r\nbegin")
+        connection.sendall(
+            b"POST /predictions/probe HTTP/1.1\r\nHost: localhost\r\nContent-Length: 19000000\r\n\r\nbegin"
+        )
         assert connection.recv(12) == b"HTTP/1.1 400"
 
 

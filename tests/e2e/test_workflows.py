@@ -261,7 +261,7 @@ def test_a_failing_node_cancels_the_others(client: Client, tmp_path: Path) -> No
 
 
 def leave_http1(connection: socket.socket, act: str, begun: Callable[[], bool]) -> None:
-    head = f"POST /wfpredict/fan HTTP/1.1\r\nHost: x\r\nX-Act: {act}\r\nContent-Length: 1\r\n\r\nx"
+    head = f"POST /wfpredict/fan HTTP/1.1\r\nHost: localhost\r\nX-Act: {act}\r\nContent-Length: 1\r\n\r\nx"
     connection.sendall(head.encode())
     wait_until(begun)
     connection.close()
@@ -270,7 +270,7 @@ def leave_http1(connection: socket.socket, act: str, begun: Callable[[], bool]) 
 def leave_http2(connection: socket.socket, act: str, begun: Callable[[], bool]) -> None:
     http2 = h2.connection.H2Connection()
     http2.initiate_connection()
-    headers = {":method": "POST", ":path": "/wfpredict/fan", ":scheme": "http", ":authority": "x", "x-act": act}
+    headers = {":method": "POST", ":path": "/wfpredict/fan", ":scheme": "http", ":authority": "localhost", "x-act": act}
     http2.send_headers(1, list(headers.items()))
     http2.send_data(1, b"x", end_stream=True)
     connection.sendall(http2.data_to_send())

@@ -91,14 +91,22 @@ def error_answer(error: ServeError) -> HttpAnswer:
 
 
 class HttpApp:
-    """The ASGI application of an HTTP listener. `routes` are asked in turn; `log` None: no access log."""
+    """The ASGI application of an HTTP listener. `guard` is asked before everything else, then `routes` in turn; `log`
+    None: no access log."""
 
     def __init__(
-        self, routes: Sequence[Route], ids: Callable[[], str], *, log: Log | None, cors: Cors, limits: BodyLimits
+        self,
+        routes: Sequence[Route],
+        ids: Callable[[], str],
+        *,
+        guard: Route,
+        log: Log | None,
+        cors: Cors,
+        limits: BodyLimits,
     ) -> None:
         self._ids = ids
         self._log = log
-        self._routes = [cors.preflight, *routes] if cors.origin else routes
+        self._routes = [guard, *([cors.preflight] if cors.origin else []), *routes]
         self._fixed = (*NO_CACHE, *cors.answer_headers())
         self._limits = limits
         self._departures = Departures()

@@ -88,6 +88,12 @@ class HttpRequest:
         client = self._scope.get("client")
         return f"{client[0]}:{client[1]}" if client else "unix"
 
+    @property
+    def reached(self) -> str:
+        """The address that the client connected to, "" on a Unix socket."""
+        server = self._scope.get("server")
+        return str(server[0]) if server and server[1] else ""
+
     def header(self, name: bytes) -> str:
         """The last value of a header, "" without it."""
         found = b""

@@ -9,7 +9,6 @@ from ts_frontend.ingress.http_call import HttpAnswer, HttpRequest, Serve
 from ts_frontend.services.actions import Administration
 from ts_frontend.services.http_answers import Parameters, json_answer, query_pairs
 from ts_frontend.services.http_managing import admitted, outcome_answer, page_asked, register_parameters
-from ts_frontend.services.origins import Origins
 
 
 class Served(Protocol):
@@ -26,16 +25,13 @@ class Models(Protocol):
 class HttpManagement:
     """`model_api` False: there are no methods to register and unregister."""
 
-    def __init__(
-        self, administration: Administration, models: Models, origins: Origins, *, model_api: bool = True
-    ) -> None:
+    def __init__(self, administration: Administration, models: Models, *, model_api: bool = True) -> None:
         self._administration = administration
         self._models = models
-        self._origins = origins
         self._switched_off = () if model_api else (self._register, self._unregister)
 
     def route(self, request: HttpRequest) -> Serve | None:
-        return admitted(self._find(request.method, request.segments), request, self._origins, self._switched_off)
+        return admitted(self._find(request.method, request.segments), self._switched_off)
 
     def _find(self, method: str, segments: list[str]) -> Serve | None:
         match method, segments:

@@ -9,17 +9,12 @@ from ts_frontend.ingress.http import MethodNotAllowed
 from ts_frontend.ingress.http_call import HttpAnswer, HttpRequest, Serve
 from ts_frontend.services.actions import LIST_LIMIT, Outcome
 from ts_frontend.services.http_answers import Parameters, json_answer, query_pairs
-from ts_frontend.services.origins import Origins
 
 
-def admitted(
-    serve: Serve | None, request: HttpRequest, origins: Origins, switched_off: tuple[Serve, ...]
-) -> Serve | None:
-    """Who serves a request, if it may. Raises ForeignOrigin, and MethodNotAllowed for what is switched off."""
-    if serve is not None:
-        origins.check(request)
-        if serve in switched_off:
-            raise MethodNotAllowed
+def admitted(serve: Serve | None, switched_off: tuple[Serve, ...]) -> Serve | None:
+    """Who serves a request. Raises MethodNotAllowed for what is switched off."""
+    if serve is not None and serve in switched_off:
+        raise MethodNotAllowed
     return serve
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
@@ -11,8 +11,9 @@ from ts_frontend.authorization.keys import Kind
 from ts_frontend.errors import Code, PermissionDenied, ServeError
 from ts_frontend.ingress.http import JSON
 from ts_frontend.ingress.http_call import HttpAnswer, HttpRequest, Route, Serve
-from ts_frontend.services import http_openai, http_v2
+from ts_frontend.services.guard import REFUSALS
 from ts_frontend.services.http_answers import Parameters, query_pairs
+from ts_frontend.services.route_table import Dialect, Effect, decision
 
 AUTHORIZATION = b"authorization"
 CHALLENGE = (b"www-authenticate", b"Bearer")
@@ -71,10 +72,10 @@ class HttpGuard:
         try:
             self._check(request, kinds)
         except PermissionDenied as error:
-            form = _form(request.segments)
-            if form is None:
+            dialect = decision(request.method, request.path).dialect
+            if dialect is Dialect.TORCHSERVE:
                 raise
-            answer = form(Unauthorized(error.message))
+            answer = REFUSALS[dialect](Unauthorized(error.message))
             return partial(_answered, answer._replace(headers=(*answer.headers, CHALLENGE)))
         return None
 
@@ -104,16 +105,6 @@ class HttpGuard:
         return HttpAnswer(200, (JSON,), b"\n")
 
 
-def _form(segments: Sequence[str]) -> Callable[[ServeError], HttpAnswer] | None:
-    """How the protocol of that path tells an error; None for TorchServe's."""
-    match segments:
-        case ["v2", *_]:
-            return http_v2.refusal
-        case ["v1", "completions" | "models"] | ["v1", "chat", "completions"]:
-            return http_openai.refusal
-    return None
-
-
 async def _answered(answer: HttpAnswer, request: HttpRequest) -> HttpAnswer:
     return answer
 
@@ -125,11 +116,4 @@ def presented(request: HttpRequest) -> list[bytes]:
 
 def is_open(request: HttpRequest) -> bool:
     """Is it for everyone? Probes have no keys, and the description tells nothing about what is served."""
-    match request.segments:
-        case ["ping"] | ["api-description"] | ["v2", "health", "live" | "ready"]:
-            return True
-        case ["v2", "models", _, "ready"] | ["v2", "models", _, "versions", _, "ready"]:
-            return True
-        case ["v1", "models", name]:
-            return request.method == "GET" and ":" not in name
-    return request.method == "OPTIONS" and not any(request.segments)
+    return decision(request.method, request.path).effect is Effect.OPEN

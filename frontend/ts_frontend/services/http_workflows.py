@@ -19,7 +19,6 @@ from ts_frontend.services.actions import Outcome
 from ts_frontend.services.http_answers import Parameters, json_answer, query_pairs
 from ts_frontend.services.http_inference import check_form, handler_headers
 from ts_frontend.services.http_managing import admitted, outcome_answer, page_asked, register_parameters
-from ts_frontend.services.origins import Origins
 
 #: Answers of several nodes that are larger together are read as JSON outside of the event loop.
 JSON_AT_ONCE_BYTES = 65_536
@@ -62,9 +61,8 @@ class UnusableAnswer(ServeError):
 class HttpWorkflows:
     """`model_api` False: there are no methods to register and unregister, as there are none for models."""
 
-    def __init__(self, workflows: Workflows, origins: Origins, *, model_api: bool) -> None:
+    def __init__(self, workflows: Workflows, *, model_api: bool) -> None:
         self._workflows = workflows
-        self._origins = origins
         self._switched_off = () if model_api else (self._register, self._unregister)
 
     def predicting(self, request: HttpRequest) -> Serve | None:
@@ -73,7 +71,7 @@ class HttpWorkflows:
         return self._predict if len(segments) > 1 and segments[0] == "wfpredict" else None
 
     def managing(self, request: HttpRequest) -> Serve | None:
-        return admitted(self._find(request.method, request.segments), request, self._origins, self._switched_off)
+        return admitted(self._find(request.method, request.segments), self._switched_off)
 
     def _find(self, method: str, segments: list[str]) -> Serve | None:
         match method, segments:
