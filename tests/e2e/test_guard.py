@@ -5,10 +5,17 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import re
+import socket
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from ts_frontend.authorization.keys import Kind
+from ts_frontend.services.route_table import ROUTES, Decision, Dialect, Effect, Row, decision
 
 GUARD_S = 60
 #: Imported by its worker, it leaves a file behind.
@@ -63,3 +70,287 @@ def test_no_page_runs_code_here(start: Any, tmp_path: Path, headers: dict[str, s
     own = {"Content-Type": "application/json"}
     status, answer = ask(port, "POST", "/v2/repository/models/X/load", own, loading(mark))
     assert status == 200 and mark.exists(), answer  # the very same body does it, sent by who may
+
+
+# --- every route of the table
+
+
+def decided(row: Row, method: str) -> Decision:
+    return decision(method, target_of(row))
+
+
+def target_of(row: Row) -> str:
+    """A path of that row; what it names isn't there, but for the model."""
+    names = {"model": "probe", "version": "1.0", "verb": "predict"}
+    return re.sub(r"\{(\w+)\*?\}", lambda match: names.get(match[1], "x"), row.path)
+
+
+ALL = [(row, method) for row in ROUTES for method in (row.methods.split() if row.methods != "*" else ["POST", "GET"])]
+GUARDED = [
+    (row, method)
+    for row, method in ALL
+    if row.effect is Effect.CHANGES or row.key in (Kind.MANAGEMENT, Kind.API) or decided(row, method).managing
+]
+FREE = [(row, method) for row, method in ALL if (row, method) not in GUARDED]
+JSON = [(row, method) for row, method in ALL if row.json]
+LISTENERS = ("http_inference", "http_management", "http_metrics")
+FOREIGN = (
+    {"Origin": "http://evil.example"},
+    {"Origin": "http://evil.example", "Sec-Fetch-Site": "same-origin"},
+    {"Origin": "null"},
+    {"Origin": "http://localhost:1"},
+    {"Sec-Fetch-Site": "cross-site"},
+    {"Sec-Fetch-Site": "same-site"},
+    {"Sec-Fetch-Site": "CROSS-SITE", "Sec-Fetch-Mode": "no-cors"},
+)
+
+
+def is_in(dialect: Dialect, answer: bytes, status: int) -> bool:
+    found = json.loads(answer)
+    if dialect is Dialect.OPEN_INFERENCE:
+        return set(found) == {"error"} and isinstance(found["error"], str)
+    if dialect is Dialect.OPENAI:
+        return set(found["error"]) == {"message", "type", "param", "code"}
+    return set(found) == {"code", "type", "message"} and found["code"] == status
+
+
+def open_server(tmp_path_factory: Any, serving: Any, model_writer: Any, probe_handler: Path, **more: Any) -> Any:
+    directory = tmp_path_factory.mktemp("guarded")
+    (directory / "store").mkdir()
+    (directory / "repository").mkdir()
+    model_writer(directory / "store", "probe", probe_handler)
+    settings = {
+        "model_repository": directory / "repository",
+        "model_control_mode": "explicit",
+        "enable_docs_url": "true",
+        "enable_model_api": "true",
+        "default_workers_per_model": 1,
+        "shared_memory_keys": ".*",
+    }
+    return serving(directory, directory / "store", settings | more, ["--ncs", "--models", "probe"])
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: Any, serving: Any, model_writer: Any, probe_handler: Path) -> Iterator[Any]:
+    server = open_server(tmp_path_factory, serving, model_writer, probe_handler)
+    try:
+        yield server.wait_started()
+    finally:
+        server.terminate()
+
+
+def state(server: Any) -> list[tuple[int, bytes]]:
+    """What attacks would change."""
+    inference, management = server.port("http_inference"), server.port("http_management")
+    own = {"Content-Type": "application/json"}
+    return [
+        ask(inference, "POST", "/v2/repository/index", own),
+        ask(inference, "GET", "/v2/logging", {}),
+        ask(inference, "GET", "/v2/trace/setting", {}),
+        ask(inference, "GET", "/v2/systemsharedmemory/status", {}),
+        ask(management, "GET", "/models", {}),
+        ask(management, "GET", "/workflows", {}),
+    ]
+
+
+def test_each_attack_is_refused_on_each_listener(guarded: Any) -> None:
+    """Whatever has a row: also where this listener has no such route."""
+    before = state(guarded)
+    assert len(GUARDED) > 30
+    for row, method in GUARDED:
+        for listener in LISTENERS:
+            for headers in FOREIGN:
+                for content in ({}, {"Content-Type": "text/plain"}, {"Content-Type": "application/json"}):
+                    found = ask(
+                        guarded.port(listener), method, target_of(row), headers | content, b'{"parameters": {}}'
+                    )
+                    assert found[0] == 403, (row, method, listener, headers, content, found)
+                    if method != "HEAD":
+                        assert is_in(decided(row, method).dialect, found[1], 403), (row, found)
+    assert state(guarded) == before
+
+
+def test_a_foreign_host_gets_nothing(guarded: Any) -> None:
+    for row, method in ALL:
+        for listener in LISTENERS:
+            port = guarded.port(listener)
+            for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "localhost.evil.example"):
+                status, answer = ask(port, method, target_of(row), {"Host": host})
+                assert status == 403, (row, method, listener, host, answer)
+                assert is_in(decided(row, method).dialect, answer, 403), (row, answer)
+    status, _ = ask(guarded.port("http_inference"), "GET", "/nowhere", {"Host": "evil.example"})
+    assert status == 403
+
+
+def test_pages_content_types_are_refused_where_json_is_expected(guarded: Any) -> None:
+    before = state(guarded)
+    port = guarded.port("http_inference")
+    own = {"Origin": f"http://127.0.0.1:{port}", "Sec-Fetch-Site": "same-origin"}
+    for row, method in JSON:
+        for content, from_page in (
+            ("text/plain", False),
+            ("Text/Plain; charset=utf-8", False),
+            ("multipart/form-data; boundary=x", False),
+            ("application/x-www-form-urlencoded", True),
+            ("", True),
+        ):
+            headers = ({"Content-Type": content} if content else {}) | (own if from_page else {})
+            status, answer = ask(port, method, target_of(row), headers, b'{"parameters": {"x": 1}}')
+            assert status == 415, (row, method, headers, answer)
+            assert is_in(row.dialect, answer, 415)
+    assert state(guarded) == before
+
+
+def test_foreign_pages_may_have_the_rest_sent(guarded: Any) -> None:
+    """Predictions and what anybody may read: without CORS the page doesn't see the answer."""
+    for row, method in FREE:
+        if row.json:
+            continue
+        for listener in LISTENERS:
+            status, answer = ask(guarded.port(listener), method, target_of(row), FOREIGN[0], b"{}")
+            assert status != 403, (row, method, listener, answer)
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST.", "127.0.0.1", "127.1.2.3", "[::1]", "a.localhost"])
+def test_names_of_this_machine(guarded: Any, host: str) -> None:
+    for listener, target in zip(LISTENERS, ("/ping", "/models", "/metrics"), strict=True):
+        for port in ("", f":{guarded.port(listener)}", ":1"):
+            assert ask(guarded.port(listener), "GET", target, {"Host": host + port})[0] == 200
+
+
+def test_programs_go_on_as_they_did(guarded: Any) -> None:
+    """`curl -d` and Triton's clients send JSON as a form or without a content type; TorchServe's take the query."""
+    inference, management = guarded.port("http_inference"), guarded.port("http_management")
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    for headers in (form, {}, {"Content-Type": "application/json"}):
+        status, answer = ask(inference, "POST", "/v2/logging", headers, b'{"log_verbose_level": 0}')
+        assert status == 200, answer
+        status, answer = ask(inference, "POST", "/v2/repository/models/none/unload", headers)
+        assert status != 415 and status != 403, answer
+        assert ask(management, "PUT", "/models/probe?min_worker=1", headers)[0] == 202
+    assert ask(management, "POST", "/models?url=probe", form)[0] == 409
+
+
+def test_the_servers_own_page_may(guarded: Any) -> None:
+    port = guarded.port("http_management")
+    for name in ("127.0.0.1", "localhost", "[::1]"):
+        own = {"Host": f"{name}:{port}", "Origin": f"http://{name}:{port}", "Sec-Fetch-Site": "same-origin"}
+        assert ask(port, "PUT", "/models/probe/1.0/set-default", own)[0] == 200
+    typed = {"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate"}
+    assert ask(port, "GET", "/models", typed)[0] == 200
+
+
+def test_http_2_has_the_same_guard(guarded: Any) -> None:
+    port = guarded.port("http_management")
+    for authority, more, status in (
+        (f"127.0.0.1:{port}", (), 200),
+        ("evil.example", (), 403),
+        ("localhost", ("-H", "sec-fetch-site: cross-site"), 403),
+    ):
+        command = ["curl", "-sS", "--http2-prior-knowledge", "-o", "-", "-w", " %{http_version} %{http_code}"]
+        command += ["-H", f"Host: {authority}", *more, f"http://127.0.0.1:{port}/models"]
+        said = subprocess.run(command, capture_output=True, text=True, timeout=GUARD_S).stdout
+        assert said.endswith(f" 2 {status}"), said
+
+
+# --- other listeners
+
+
+def test_a_shared_listener_and_a_named_host(
+    tmp_path_factory: Any, serving: Any, model_writer: Any, probe_handler: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    address = f"http://127.0.0.1:{port}"
+    server = open_server(
+        *(tmp_path_factory, serving, model_writer, probe_handler),
+        inference_address=address,
+        management_address=address,
+        metrics_address=address,
+        allowed_hosts="models.example.org, .inner.example.org, 10.1.2.3",
+        cors_allowed_origin="https://app.example.org",
+        grpc_metrics="true",
+    )
+    try:
+        server.wait_started()
+        before = state_of_one(port)
+        for row, method in GUARDED:
+            for headers in FOREIGN:
+                found = ask(port, method, target_of(row), headers | {"Content-Type": "text/plain"}, b"{}")
+                assert found[0] == 403, (row, method, headers, found)
+        assert state_of_one(port) == before
+        for host, status in (
+            ("models.example.org", 200),
+            ("MODELS.example.org.:1", 200),
+            ("a.b.inner.example.org", 200),
+            ("10.1.2.3", 200),
+            ("inner.example.org", 403),
+            ("example.org", 403),
+            ("xmodels.example.org", 403),
+        ):
+            for listener in (port, server.port("grpc_inference")):
+                assert ask(listener, "GET", "/metrics", {"Host": host})[0] == status, host
+        app = {"Origin": "https://app.example.org", "Sec-Fetch-Site": "cross-site"}
+        assert ask(port, "PUT", "/models/probe/1.0/set-default", app)[0] == 200
+        assert ask(port, "POST", "/v2/logging", app | {"Content-Type": "application/json"}, b"{}")[0] == 200
+        assert ask(port, "POST", "/v2/logging", app | {"Content-Type": "text/plain"}, b"{}")[0] == 415
+        assert ask(port, "PUT", "/models/probe/1.0/set-default", app | {"Host": "evil.example"})[0] == 403
+        asked = app | {"Access-Control-Request-Method": "POST"}
+        assert ask(port, "OPTIONS", "/v2/logging", asked)[0] == 200
+    finally:
+        server.terminate()
+
+
+def state_of_one(port: int) -> list[tuple[int, bytes]]:
+    return [ask(port, "GET", target, {}) for target in ("/models", "/workflows", "/v2/logging", "/v2/trace/setting")]
+
+
+def test_listeners_that_other_machines_reach(
+    tmp_path_factory: Any, serving: Any, model_writer: Any, probe_handler: Path
+) -> None:
+    """Any name unless `allowed_hosts` is set; then the address that was connected to is one, too. Foreign origins are
+    refused in any case."""
+    for allowed, status in ((None, 200), ("models.example.org", 403), ("*", 200)):
+        more = {} if allowed is None else {"allowed_hosts": allowed}
+        server = open_server(
+            *(tmp_path_factory, serving, model_writer, probe_handler),
+            inference_address="http://0.0.0.0:0",
+            management_address="http://0.0.0.0:0",
+            disable_token_authorization="true",
+            **more,
+        )
+        try:
+            server.wait_started()
+            port = server.port("http_management")
+            assert ask(port, "GET", "/models", {"Host": "any.example"})[0] == status
+            for host in ("127.0.0.1", "localhost", "0.0.0.0", socket.gethostname(), "models.example.org"):
+                assert ask(port, "GET", "/models", {"Host": host})[0] == 200, host
+            inference = server.port("http_inference")
+            for headers in FOREIGN:
+                assert ask(inference, "POST", "/v2/logging", headers, b"{}")[0] == 403
+                assert ask(port, "DELETE", "/models/probe", headers)[0] == 403
+        finally:
+            server.terminate()
+
+
+def test_unix_sockets(tmp_path_factory: Any, serving: Any, model_writer: Any, probe_handler: Path) -> None:
+    """Any name may be there, as clients make one up; for foreign pages something would have to forward them."""
+    path = tmp_path_factory.mktemp("s") / "s"
+    server = open_server(
+        *(tmp_path_factory, serving, model_writer, probe_handler),
+        inference_address=f"unix:{path}",
+    )
+    try:
+        server.wait_started()
+
+        def call(*more: str) -> str:
+            command = ["curl", "-sS", "-o", "/dev/null", "-w", "%{http_code}", "--unix-socket", str(path), *more]
+            return subprocess.run(command, capture_output=True, text=True, timeout=GUARD_S).stdout
+
+        assert call("http://any.example/v2/models") == "200"
+        assert call("-d", "{}", "http://any.example/v2/logging") == "200"
+        json_type = ("-H", "Content-Type: application/json")
+        for own, status in (("http://localhost", "200"), ("http://evil.example", "403")):
+            assert call("-d", "{}", *json_type, "-H", f"Origin: {own}", f"{own}/v2/logging") == status
+    finally:
+        server.terminate()
