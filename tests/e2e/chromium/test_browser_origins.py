@@ -5,12 +5,14 @@ The pages come from a server of the test; another port is another origin.
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import re
 import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,12 +20,16 @@ from typing import Any
 
 import pytest
 
+from ts_frontend.services.route_table import ROUTES, Effect, Row, decision
+
 pytestmark = pytest.mark.external
 
 GUARD_S = 120
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
     *("--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"),
+    # Names that were made to mean this machine, and its own.
+    "--host-resolver-rules=MAP rebound.example 127.0.0.1, MAP told.example 127.0.0.1",
 )
 HANDLER = """
 from pathlib import Path
@@ -55,6 +61,15 @@ fetch(url, options).then(
 """
 
 
+SUBMIT = """
+const [url, method, encoding] = arguments;
+const form = Object.assign(document.createElement("form"), {action: url, method, enctype: encoding});
+form.append(Object.assign(document.createElement("input"), {name: '{"parameters": {"x": "', value: '"}}'}));
+document.body.append(form);
+form.submit();
+"""
+
+
 class Browser:
     """A session of ChromeDriver."""
 
@@ -80,6 +95,19 @@ class Browser:
     def fetch(self, url: str, **options: Any) -> dict[str, Any]:
         """`fetch` in the open page."""
         return dict(self._ask("POST", f"{self._session}/execute/async", {"script": FETCH, "args": [url, options]}))
+
+    def text(self) -> str:
+        """What the open page says."""
+        script = {"script": "return document.documentElement.innerText", "args": []}
+        return str(self._ask("POST", f"{self._session}/execute/sync", script))
+
+    def submit(self, url: str, method: str, encoding: str) -> str:
+        """Sends a form of the open page to `url`, a text of JSON in it, and says what comes of it."""
+        self._ask("POST", f"{self._session}/execute/sync", {"script": SUBMIT, "args": [url, method, encoding]})
+        until_s = time.monotonic() + GUARD_S
+        while not self._ask("GET", f"{self._session}/url").startswith(url):  # until the answer is there
+            assert time.monotonic() < until_s
+        return self.text()
 
     def close(self) -> None:
         self._ask("DELETE", self._session)
@@ -239,3 +267,130 @@ def test_the_servers_own_page_can(browser: Browser, without_cors: Site) -> None:
     browser.open(f"{without_cors.management}/api-description")
     assert browser.fetch(f"{without_cors.management}/models/hello?min_worker=1", method="PUT")["status"] == 202
     assert browser.fetch(f"{without_cors.management}/models")["type"] == "basic"
+
+
+# --- the guard: every route, by a page that isn't the server's
+
+
+#: Imported by a worker, it leaves a file behind.
+ATTACK = """
+from pathlib import Path
+Path({mark!r}).write_text("ran")
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return []
+"""
+SIMPLE = ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
+
+
+@pytest.fixture(scope="module")
+def managed(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A server that takes code with a call (explicit mode), and with everything switched on."""
+    directory = tmp_path_factory.mktemp("managed")
+    (directory / "repository").mkdir()
+    yield from serve(
+        serving,
+        directory,
+        model_repository=directory / "repository",
+        model_control_mode="explicit",
+        enable_docs_url="true",
+        shared_memory_keys=".*",
+        allowed_hosts="told.example",
+    )
+
+
+def target_of(row: Row) -> str:
+    names = {"model": "hello", "version": "1.0", "verb": "predict"}
+    return re.sub(r"\{(\w+)\*?\}", lambda match: names.get(match[1], "x"), row.path)
+
+
+def listeners(site: Site) -> list[str]:
+    return [site.inference, site.management, f"http://127.0.0.1:{site.server.port('http_metrics')}"]
+
+
+def statuses(site: Site, method: str, word: str) -> list[str]:
+    """Of the requests with that method whose query says `word`, in the access log."""
+    line = re.compile(rf'"{method} \S*\?{word}\S* HTTP/[\d.]+" (\d+)')
+    return [match[1] for text in site.server.lines if (match := line.search(text))]
+
+
+def state(site: Site) -> list[Any]:
+    found: list[Any] = [sorted(site.models())]
+    for method, target in (
+        ("POST", "/v2/repository/index"),
+        ("GET", "/v2/logging"),
+        ("GET", "/v2/trace/setting"),
+        ("GET", "/v2/systemsharedmemory/status"),
+    ):
+        connection = http.client.HTTPConnection(site.inference.partition("//")[2], timeout=GUARD_S)
+        connection.request(method, target)
+        found.append(json.loads(connection.getresponse().read()))
+        connection.close()
+    return found
+
+
+def test_a_page_can_not_have_code_run(browser: Browser, page: str, managed: Site) -> None:
+    """With any content type that browsers send without asking, from another origin and from another port."""
+    mark = managed.server.directory / "mark"
+    code = base64.b64encode(ATTACK.format(mark=str(mark)).encode()).decode()
+    config = '{"backend": "python", "input": [{"name": "I", "data_type": "TYPE_FP32", "dims": [1]}]}'
+    body = json.dumps({"parameters": {"config": config, "file:1/model.py": code}})
+    load = f"{managed.inference}/v2/repository/models/bad/load"
+    before = state(managed)
+    for origin in (page, page.replace("127.0.0.1", "localhost"), page.replace("127.0.0.1", "rebound.example")):
+        browser.open(origin)
+        for kind in SIMPLE:
+            sent = browser.fetch(load, method="POST", mode="no-cors", headers={"Content-Type": kind}, body=body)
+            assert sent["type"] == "opaque"
+        sent = browser.fetch(load, method="POST", headers={"Content-Type": "application/json"}, body=body)
+        assert sent == {"error": "TypeError"}
+        assert '"error"' in browser.submit(load, "post", "text/plain")
+    assert state(managed) == before and not mark.exists()
+    connection = http.client.HTTPConnection(managed.inference.partition("//")[2], timeout=GUARD_S)
+    connection.request("POST", "/v2/repository/models/bad/load", body, {"Content-Type": "application/json"})
+    assert connection.getresponse().status == 200 and mark.exists()  # sent by a program, it does what it would have
+    connection.close()
+
+
+def test_a_page_changes_nothing_by_any_route(browser: Browser, page: str, managed: Site) -> None:
+    """What browsers send without asking reaches the server, and is refused; the rest they ask about, in vain."""
+    before = state(managed)
+    browser.open(page.replace("127.0.0.1", "localhost"))
+    refused = 0
+    for row in ROUTES:
+        for method in ("GET", "POST", "PUT", "DELETE") if row.methods == "*" else row.methods.split():
+            target = target_of(row)
+            decided = decision(method, target)
+            for number, origin in enumerate(listeners(managed)):
+                word = f"w{ROUTES.index(row)}x{method}x{number}x"
+                simple = method in ("GET", "POST")
+                options = {"body": '{"parameters": {}}'} if method == "POST" else {}
+                sent = browser.fetch(f"{origin}{target}?{word}", method=method, mode="cors", **options)
+                assert sent == {"error": "TypeError"}, (row, method, sent)  # it reads nothing
+                if not simple:
+                    assert method == "OPTIONS" or not statuses(managed, method, word), (row, method)  # never sent
+                elif decided.managing or decided.effect is Effect.CHANGES:
+                    managed.server.wait_for_log(f"?{word}")
+                    assert set(statuses(managed, method, word)) == {"403"}, (row, method)
+                    refused += 1
+    assert refused > 60
+    assert state(managed) == before
+
+
+def test_a_page_whose_name_was_made_to_mean_this_machine(browser: Browser, managed: Site) -> None:
+    """Its browser takes the server for the page's own; also over a form, and for the names that the server was told."""
+    before = state(managed)
+    for origin in listeners(managed):
+        rebound = origin.replace("127.0.0.1", "rebound.example")
+        browser.open(f"{rebound}/api-description")
+        assert "ForeignHostException" in browser.text()
+        for row in ROUTES:
+            for method in ("GET", "POST", "DELETE") if row.methods == "*" else row.methods.split():
+                sent = browser.fetch(f"{rebound}{target_of(row)}", method=method)
+                assert sent["status"] == 403, (row, method, sent)
+                assert method == "HEAD" or "rebound.example" in sent["text"]
+    assert state(managed) == before
+    browser.open(managed.management.replace("127.0.0.1", "told.example") + "/api-description")
+    assert browser.fetch("/models")["status"] == 200
+    assert browser.fetch("/models/hello?min_worker=1", method="PUT")["status"] == 202

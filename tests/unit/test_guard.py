@@ -1,0 +1,333 @@
+"""The guard's decisions, and the table of routes by which it decides: no route may be without a row."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ts_frontend.services
+from ts_frontend.addresses import parse_name
+from ts_frontend.authorization.keys import Kind
+from ts_frontend.ingress.departures import Departures
+from ts_frontend.ingress.http_call import BodyLimits, HttpAnswer, HttpRequest
+from ts_frontend.services.guard import Guard, Hosts
+from ts_frontend.services.http_description import INFERENCE, MANAGEMENT, METRICS
+from ts_frontend.services.http_operations import KSERVE, OPEN_INFERENCE, OPENAI
+from ts_frontend.services.route_table import ROUTES, Dialect, Effect, decision
+
+LOAD = ("POST", "/v2/repository/models/X/load")
+EVIL = (b"origin", b"http://evil.example")
+CROSS = (b"sec-fetch-site", b"cross-site")
+JSON_TYPE = (b"content-type", b"application/json")
+SERVICES = Path(ts_frontend.services.__file__).parent
+
+
+def refusal(
+    guard: Guard, method: str, path: str, *headers: tuple[bytes, bytes], reached: str = "127.0.0.1"
+) -> HttpAnswer | None:
+    scope = {"method": method, "path": path, "query_string": b"", "headers": list(headers), "server": (reached, 8080)}
+    request = HttpRequest(scope, None, "id", BodyLimits(1, 1), Departures())  # type: ignore[arg-type]
+    serve = guard.route(request)
+    return None if serve is None else asyncio.run(serve(request))  # type: ignore[arg-type]
+
+
+def status(guard: Guard, method: str, path: str, *headers: tuple[bytes, bytes]) -> int:
+    found = refusal(guard, method, path, (b"host", b"localhost:8080"), *headers)
+    return 200 if found is None else found.status
+
+
+LOCAL = Guard(Hosts("127.0.0.1"))
+
+
+# --- pages
+
+
+def test_pages_of_other_origins_change_nothing() -> None:
+    assert status(LOCAL, *LOAD, EVIL, JSON_TYPE) == 403
+    assert status(LOCAL, *LOAD, CROSS, JSON_TYPE) == 403
+    for site in (b"same-site", b"Cross-Site", b"of-tomorrow"):
+        assert status(LOCAL, *LOAD, (b"sec-fetch-site", site), JSON_TYPE) == 403
+    assert status(LOCAL, *LOAD, (b"origin", b"http://localhost:8080"), EVIL, JSON_TYPE) == 403
+    assert status(LOCAL, *LOAD, (b"sec-fetch-site", b"same-origin"), CROSS, JSON_TYPE) == 403
+    for origin in (b"null", b"http://localhost", b"http://localhost:1", b"http://[", b"http://", b"localhost:8080"):
+        assert status(LOCAL, *LOAD, (b"origin", origin), JSON_TYPE) == 403, origin
+
+
+def test_the_servers_own_pages_and_programs_do() -> None:
+    own = ((b"origin", b"http://LOCALHOST:8080"), (b"sec-fetch-site", b"same-origin"))
+    assert status(LOCAL, *LOAD, *own, JSON_TYPE) == 200
+    assert status(LOCAL, *LOAD, JSON_TYPE) == 200
+    assert status(LOCAL, *LOAD) == 200
+    assert status(LOCAL, "DELETE", "/models/m", (b"sec-fetch-site", b"none")) == 200
+
+
+def test_content_types() -> None:
+    own = (b"sec-fetch-site", b"same-origin")
+    for kind, by_program, by_page in (
+        (b"application/json; charset=utf-8", 200, 200),
+        (b"text/plain", 415, 415),
+        (b" TEXT/PLAIN ;x", 415, 415),
+        (b"multipart/form-data; boundary=b", 415, 415),
+        (b"application/x-www-form-urlencoded", 200, 415),
+        (b"", 200, 415),
+    ):
+        assert status(LOCAL, *LOAD, (b"content-type", kind)) == by_program
+        assert status(LOCAL, *LOAD, (b"content-type", kind), own) == by_page
+    assert status(LOCAL, "POST", "/models", (b"content-type", b"text/plain"), own) == 200
+    assert status(LOCAL, "POST", "/v1/chat/completions", EVIL) == 415
+
+
+def test_cors_names_who_may() -> None:
+    guard = Guard(Hosts("127.0.0.1"), "http://app.example")
+    app = (b"origin", b"http://app.example")
+    assert status(guard, *LOAD, app, CROSS, JSON_TYPE) == 200
+    assert status(guard, *LOAD, app, CROSS) == 415
+    assert status(guard, *LOAD, app, EVIL, JSON_TYPE) == 403
+    assert status(guard, *LOAD, CROSS, JSON_TYPE) == 403
+    assert status(Guard(Hosts("127.0.0.1"), "*"), *LOAD, EVIL, CROSS, JSON_TYPE) == 200
+
+
+def test_paths_that_models_declare_are_predictions() -> None:
+    async def serve(request: HttpRequest) -> HttpAnswer:
+        return HttpAnswer(200, (), b"")
+
+    guard = Guard(Hosts("127.0.0.1"), of_a_model=lambda request: serve if request.path == "/mine" else None)
+    assert status(guard, "POST", "/mine", EVIL) == 200
+    assert status(guard, "POST", "/other", EVIL) == 403
+    everything = Guard(Hosts("127.0.0.1"), of_a_model=lambda request: serve)
+    assert status(everything, *LOAD, EVIL, JSON_TYPE) == 403  # what the table names, no model takes over
+
+
+# --- names
+
+
+@pytest.mark.parametrize(
+    ("host", "known"),
+    [
+        *(
+            (name, True)
+            for name in ("localhost", "LocalHost.:80", "x.localhost", "127.0.0.1:1", "127.9.9.9", "[::1]:1")
+        ),
+        *((name, True) for name in ("[::ffff:127.0.0.1]", "told.example:9", "10.0.0.7", "[fe80::1]")),
+        *((name, True) for name in ("a.example", "b.sub.example", "c.b.sub.example")),
+        *(
+            (name, False)
+            for name in ("evil.example", "sub.example", "xa.example", "localhost.evil.example", "10.0.0.8")
+        ),
+        *(
+            (name, False)
+            for name in ("", "user@localhost", "localhost/x", "localhost:80:80", "[::1", "0.0.0.0", "[::]")
+        ),
+        *(
+            (name, False)
+            for name in ("xlocalhost", "localhost" + "x" * 300, "local host", "a.example,localhost", "::1")
+        ),
+    ],
+)
+def test_names_of_a_local_listener(host: str, known: bool) -> None:
+    hosts = Hosts("127.0.0.1", ("told.example", "10.0.0.7", "fe80::1"), ("a.example", ".sub.example"))
+    assert not hosts.any_name
+    assert hosts.has(host, "127.0.0.1") is known
+
+
+def test_names_of_other_listeners() -> None:
+    assert Hosts("0.0.0.0").any_name and Hosts("name.example").any_name and Hosts("").any_name
+    assert Hosts("127.0.0.1", (), ("*",)).any_name
+    outside = Hosts("0.0.0.0", ("0.0.0.0",), ("a.example",))
+    assert not outside.any_name
+    for name, known in (("10.2.3.4", True), ("a.example", True), ("0.0.0.0", True), ("10.2.3.5", False), ("b", False)):
+        assert outside.has(name, "10.2.3.4") is known
+    assert Hosts("::", ("::",), ("a",)).has("10.2.3.4", "::ffff:10.2.3.4")
+
+
+def test_a_foreign_name_reads_nothing_in_the_form_of_the_path() -> None:
+    for path, keys in (("/models", {"code", "type", "message"}), ("/v2", {"error"}), ("/v1/models", {"error"})):
+        found = refusal(LOCAL, "GET", path, (b"host", b"evil.example"))
+        assert found is not None and found.status == 403
+        answer = json.loads(found.body)  # type: ignore[arg-type]
+        assert set(answer) == keys and "evil.example" in str(answer) and "allowed_hosts" in str(answer)
+    assert refusal(LOCAL, "GET", "/models", (b"host", b"localhost"), (b"host", b"evil.example")) is not None
+
+
+def test_allowed_names() -> None:
+    for text, name in (
+        ("A.Example.", "a.example"),
+        ("*.a.example", ".a.example"),
+        (".a", ".a"),
+        ("*", "*"),
+        ("[::1]", "::1"),
+        ("0::1", "::1"),
+        ("10.0.0.1", "10.0.0.1"),
+    ):
+        assert parse_name(text) == name
+    for text in ("a:80", "http://a", "a/b", "", "a b", "a*b", "..", "a..b", "[a]:1"):
+        with pytest.raises(ValueError, match="names and addresses"):
+            parse_name(text)
+
+
+# --- the table
+
+
+def test_the_strictest_row_counts_in_whatever_order_routes_are_asked() -> None:
+    assert decision("PUT", "/models/predict").effect is Effect.CHANGES
+    assert decision("PUT", "/models/m/predict").effect is Effect.CHANGES
+    assert decision("DELETE", "/models/m/invoke").managing
+    assert decision("POST", "/models/m/invoke").effect is Effect.RUNS
+    assert decision("GET", "/v1/models/m:predict").effect is Effect.RUNS
+    assert decision("GET", "/v1/models/m").effect is Effect.OPEN
+
+
+def test_forms_of_a_path_make_no_difference() -> None:
+    for path in ("/v2/logging", "/v2/logging/", "/v2/logging///", "/v2/logging" + "/" * 300):
+        assert decision("POST", path) == decision("POST", "/v2/logging")
+    assert decision("HEAD", "/v2/logging") == decision("GET", "/v2/logging")
+
+
+def test_what_no_row_names_is_closed() -> None:
+    for method, path in (
+        ("POST", "/new"),
+        ("GET", "/v2/repository/new"),
+        ("DELETE", "/v2/logging"),
+        ("POST", "//models"),
+    ):
+        found = decision(method, path)
+        assert not found.known and found.managing and found.effect is Effect.CHANGES
+    for path in ("", "*", "new", "/", "//"):
+        assert decision("POST", path).effect is Effect.CHANGES
+    assert decision("POST", "/v2/new").dialect is Dialect.OPEN_INFERENCE
+
+
+def filled(path: str) -> str:
+    return re.sub(r"\{\w+\}", "x", path)
+
+
+def test_every_described_operation_has_a_row() -> None:
+    for operation in (*INFERENCE, *MANAGEMENT, *METRICS, *OPEN_INFERENCE, *OPENAI, *KSERVE):
+        found = decision(operation.method.upper(), filled(operation.path))
+        assert found.known, operation
+        if "with a management key" in operation.summary:
+            assert found.managing, operation
+    for operation in MANAGEMENT:
+        found = decision(operation.method.upper(), filled(operation.path))
+        if operation.method in ("post", "put", "delete"):
+            assert found.effect is Effect.CHANGES and found.managing, operation
+
+
+#: What a `match` statement of a door looks at: the segments, or those behind a beginning.
+BEHIND = {
+    "segments": "",
+    "request.segments": "",
+    "(method, segments)": "",
+    "segments[1:]": "/v2",
+    "rest of _system": "/v2/systemsharedmemory",
+    "rest of _cuda": "/v2/cudasharedmemory",
+}
+#: Beginnings that hand the rest of the path to another function.
+HANDED_ON = {"/v2/systemsharedmemory", "/v2/cudasharedmemory"}
+
+
+def words_of(pattern: ast.pattern) -> Iterator[str]:
+    """What a pattern of one segment stands for."""
+    if isinstance(pattern, ast.MatchOr):
+        for one in pattern.patterns:
+            yield from words_of(one)
+    elif isinstance(pattern, ast.MatchValue) and isinstance(pattern.value, ast.Constant):
+        yield str(pattern.value.value)
+    elif isinstance(pattern, ast.MatchStar):
+        yield ""
+    else:
+        assert isinstance(pattern, ast.MatchAs), ast.dump(pattern)
+        yield "x"
+
+
+def paths_of(pattern: ast.pattern, beginning: str) -> Iterator[str]:
+    if isinstance(pattern, ast.MatchOr):
+        for one in pattern.patterns:
+            yield from paths_of(one, beginning)
+        return
+    assert isinstance(pattern, ast.MatchSequence), ast.dump(pattern)
+    segments = pattern.patterns
+    if beginning == "" and len(segments) == 2 and isinstance(segments[1], (ast.MatchSequence, ast.MatchOr)):
+        yield from paths_of(segments[1], beginning)  # of a method and segments
+        return
+    for words in itertools.product(*(tuple(words_of(one)) for one in segments)):
+        yield beginning + "".join(f"/{word}" for word in words if word)
+
+
+def matched_paths() -> Iterator[tuple[str, str]]:
+    """(where, path) of everything that the doors' `match` statements find."""
+    for file in sorted(SERVICES.glob("http_*.py")):
+        tree = ast.parse(file.read_text())
+        for function in ast.walk(tree):
+            if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                continue
+            for statement in ast.walk(function):
+                if not isinstance(statement, ast.Match):
+                    continue
+                subject = ast.unparse(statement.subject)
+                subject = subject if subject != "rest" else f"rest of {function.name}"
+                assert subject in BEHIND, f"{file.name}: match {subject}: say in BEHIND what it looks at"
+                for case in statement.cases:
+                    for path in paths_of(case.pattern, BEHIND[subject]):
+                        yield f"{file.name}:{case.pattern.lineno}", path
+
+
+def test_every_path_in_the_code_has_a_row() -> None:
+    found = list(matched_paths())
+    assert len(found) > 50
+    methods = ("GET", "POST", "PUT", "DELETE", "OPTIONS")
+    for where, path in found:
+        sample = path.replace("/v1/models/x", "/v1/models/x:predict") if ":predict" in path else path
+        assert path in HANDED_ON or any(decision(method, sample or "/").known for method in methods), (where, path)
+
+
+def compared_paths() -> Iterator[tuple[str, str]]:
+    """(where, path) of what doors compare all segments with: a list, or a tuple of lists of that module."""
+    for file in sorted(SERVICES.glob("http_*.py")):
+        tree = ast.parse(file.read_text())
+        named = {
+            target.id: node.value
+            for node in tree.body
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Compare) and ast.unparse(node.left) in ("segments", "request.segments"):
+                (right,) = node.comparators
+                value = named[right.id] if isinstance(right, ast.Name) else right
+                found = ast.literal_eval(value)
+                for segments in [found] if isinstance(found, list) else found:
+                    yield f"{file.name}:{node.lineno}", "".join(f"/{word}" for word in segments)
+
+
+def test_every_path_that_is_compared_has_a_row() -> None:
+    found = list(compared_paths())
+    assert {"/token", "/api-description", "/docs"} <= {path for _, path in found}
+    for where, path in found:
+        assert decision("GET", path).known, (where, path)
+    for rest in ("", "/ready", "/config", "/infer", "/infer_stream", "/generate", "/generate_stream", "/stats"):
+        for path in ("/v2/models/m", "/v2/models/m/versions/1"):
+            assert decision("GET", path + rest).known or decision("POST", path + rest).known
+
+
+def test_rows_are_consistent() -> None:
+    assert len({(method, row.path) for row in ROUTES for method in row.methods.split()}) == sum(
+        len(row.methods.split()) for row in ROUTES
+    )
+    for row in ROUTES:
+        assert row.path.startswith("/") and row.methods, row
+        assert row.key is None or row.effect is not Effect.OPEN, row
+        assert row.effect is not Effect.CHANGES or row.key is not None, row
+        assert (row.key is Kind.MANAGEMENT) is row.path.startswith(
+            ("/models", "/workflows", "/v2/repository", "/v2/logging", "/v2/trace")
+        ) or row.path.endswith(("/index", "/invoke", "/trace/setting", "/{rest*}")), row
+        if row.path.startswith("/v2") and row.effect is Effect.CHANGES:
+            assert row.json and row.dialect is Dialect.OPEN_INFERENCE, row
