@@ -6,6 +6,7 @@ import base64
 import http.client
 import json
 import re
+import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -240,6 +241,7 @@ def test_the_servers_own_page_may(guarded: Any) -> None:
     assert ask(port, "GET", "/models", typed)[0] == 200
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_http_2_has_the_same_guard(guarded: Any) -> None:
     port = guarded.port("http_management")
     for authority, more, status in (
@@ -333,6 +335,7 @@ def test_listeners_that_other_machines_reach(
             server.terminate()
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_unix_sockets(tmp_path_factory: Any, serving: Any, model_writer: Any, probe_handler: Path) -> None:
     """Any name may be there, as clients make one up; for foreign pages something would have to forward them."""
     path = tmp_path_factory.mktemp("s") / "s"

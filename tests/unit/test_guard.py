@@ -75,6 +75,8 @@ def test_content_types() -> None:
         (b"text/plain", 415, 415),
         (b" TEXT/PLAIN ;x", 415, 415),
         (b"multipart/form-data; boundary=b", 415, 415),
+        (b"text/ping", 415, 415),
+        (b"application/csp-report", 415, 415),
         (b"application/x-www-form-urlencoded", 200, 415),
         (b"", 200, 415),
     ):
@@ -123,7 +125,7 @@ def test_paths_that_models_declare_are_predictions() -> None:
         ),
         *(
             (name, False)
-            for name in ("", "user@localhost", "localhost/x", "localhost:80:80", "[::1", "0.0.0.0", "[::]")
+            for name in ("", ".", "user@localhost", "localhost/x", "localhost:80:80", "[::1", "0.0.0.0", "[::]")
         ),
         *(
             (name, False)
@@ -138,6 +140,7 @@ def test_names_of_a_local_listener(host: str, known: bool) -> None:
 
 
 def test_names_of_other_listeners() -> None:
+    assert not Hosts("").has(".", "")
     assert Hosts("0.0.0.0").any_name and Hosts("name.example").any_name and Hosts("").any_name
     assert Hosts("127.0.0.1", (), ("*",)).any_name
     outside = Hosts("0.0.0.0", ("0.0.0.0",), ("a.example",))

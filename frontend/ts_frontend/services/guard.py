@@ -27,9 +27,9 @@ REFUSALS: dict[Dialect, Callable[[ServeError], HttpAnswer]] = {
     Dialect.OPEN_INFERENCE: http_v2.refusal,
     Dialect.OPENAI: http_openai.refusal,
 }
-#: What browsers send for any page without asking first, beside no content type at all.
 FORM = "application/x-www-form-urlencoded"
-SIMPLE = frozenset({"", "text/plain", "multipart/form-data", FORM})
+#: What browsers send for any page without asking first: forms and fetches, pings of links, reports.
+SIMPLE = frozenset({"", "text/plain", "multipart/form-data", FORM, "text/ping", "application/csp-report"})
 #: What programs send without a browser, too: `curl -d`, Triton's clients.
 _USUAL = frozenset({"", FORM})
 #: Values of Sec-Fetch-Site for pages of the server itself, and for what a person typed; a browser without it says "".
@@ -65,7 +65,8 @@ class Hosts:
     def __init__(self, host: str, told: Sequence[str] = (), allowed: Sequence[str] = ()) -> None:
         local = not host or is_loopback(host)
         own = () if local else (socket.gethostname(),)
-        self._names = frozenset(map(_plain, (host, *told, *own, *(word for word in allowed if word[0] not in "*."))))
+        names = (host, *told, *own, *(word for word in allowed if word[0] not in "*."))
+        self._names = frozenset(map(_plain, filter(None, names)))
         self._ends = tuple(word for word in allowed if word[0] == ".")
         self._all = "*" in allowed or not (local or allowed)
         self.any_name = self._all or not host
@@ -76,9 +77,9 @@ class Hosts:
         if self._all:
             return True
         match = _HOST.fullmatch(header) if len(header) <= _HOST_CHARACTERS_MAX else None
-        if match is None:
+        name = _plain(match["name"]) if match else ""
+        if not name:
             return False
-        name = _plain(match["name"])
         if name in self._names or name.endswith(self._ends) or name == _plain(reached):
             return True
         return is_loopback(name) or name.endswith(".localhost")
