@@ -25,6 +25,7 @@ from ts_frontend.models.mlserver_model import Defaults
 from ts_frontend.models.remote import BYTES_MAX, FILES_MAX, TIMEOUT_S, TOTAL_S, DownloadLimits, failure
 from ts_frontend.models.stop import Stop
 from ts_frontend.models.urls import PIN, SCHEME, check_text, file_name, is_s3
+from ts_frontend.tasks import owned
 
 _log = logging.getLogger(__name__)
 _ARCHIVE_SUFFIXES = (".mar", ".model", ".tar.gz", ".tgz")
@@ -122,7 +123,7 @@ class Store:
 
     async def _fetched(self, url: str, place: _Place, signed: bool) -> Fetched:
         stop = Stop()
-        work = asyncio.ensure_future(asyncio.to_thread(self._fetch_now, url, stop, place, signed))
+        work = owned(asyncio.to_thread(self._fetch_now, url, stop, place, signed))
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
