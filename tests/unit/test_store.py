@@ -143,7 +143,9 @@ def test_allowed_urls_replaces_the_model_zoo(root: Path) -> None:
         fetch(Store(root, []), ZOO_FILE)
 
 
-@pytest.mark.parametrize("host", ["torchserve.pytorch.org", "torchserve.s3.amazonaws.com", "TorchServe.S3.amazonaws.com"])
+@pytest.mark.parametrize(
+    "host", ["torchserve.pytorch.org", "torchserve.s3.amazonaws.com", "TorchServe.S3.amazonaws.com"]
+)
 def test_the_model_zoo_has_two_names(root: Path, host: str) -> None:
     (root / "zoo.mar").write_bytes(b"there already")
     with pytest.raises(ArchiveExists):
