@@ -101,8 +101,8 @@ class HttpWorkflows:
         outcome = await self._workflows.register(
             parameters.required("url"),
             workflow_name=parameters.text("workflow_name"),
-            response_timeout=parameters.integer("response_timeout"),
-            startup_timeout=parameters.integer("startup_timeout"),
+            response_timeout=parameters.tuning("response_timeout"),
+            startup_timeout=parameters.tuning("startup_timeout"),
         )
         return outcome_answer(outcome)
 
