@@ -164,7 +164,8 @@ class ServerConfig:
         PATTERNS,
         None,
         "URLs that archives may come from, each matched whole and in any case; not set: files in the model store and "
-        "`https://torchserve.pytorch.org/mar_files/`. The variable counts only with `use_env_allowed_urls=true`",
+        "`https://torchserve.pytorch.org/mar_files/` (and the same at `torchserve.s3.amazonaws.com`). "
+        "The variable counts only with `use_env_allowed_urls=true`",
         restored=False,
     )
     use_env_allowed_urls: bool = _row(

@@ -11,6 +11,7 @@ import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import ts.version
@@ -40,6 +41,7 @@ from ts_frontend.models.startup import load_at_startup
 from ts_frontend.models.store import Store
 from ts_frontend.repository.repository import Repository
 from ts_frontend.services.model_calls import ModelCalls
+from ts_frontend.tasks import kept, owned
 from ts_frontend.telemetry.logs import Logs
 from ts_frontend.telemetry.metrics_other_names import mlserver_families, triton_families
 from ts_frontend.telemetry.metrics_served import refused_calls, served_families
@@ -164,9 +166,12 @@ class Server:
         await doors.engine.start()
         recorder.attach(administration, lambda: states_of(workflows))
         await recorder.write(Kind.STARTUP)
-        tasks = [self._sample_system(supervisor, registry), asyncio.create_task(repository.watch())]
+        tasks = [
+            *self._sample_system(supervisor, registry),
+            kept(repository.watch, "The watch over the model repositories"),
+        ]
         if authorization is not None:
-            tasks.append(asyncio.create_task(authorization.watch(config.token_reload_interval_s)))
+            tasks.append(kept(partial(authorization.watch, config.token_reload_interval_s), "The watch over the keys"))
             self._metrics.gather(lambda: [refused_calls(authorization.refusals.counts, self._metrics.host)])
         _settle()
         on_ready(doors.addresses(), [*failures, *doors.warnings])
@@ -184,8 +189,8 @@ class Server:
 
     async def _until_stopped(self, engine: Engine) -> None:
         """Returns when `stop` was called; raises when the engine ended by itself."""
-        stop = asyncio.create_task(self._stop.wait())
-        ended = asyncio.create_task(engine.wait())
+        stop = owned(self._stop.wait())
+        ended = owned(engine.wait())
         done, _ = await asyncio.wait({stop, ended}, return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()
         if ended in done:
@@ -244,8 +249,8 @@ class Server:
         if self._tracing is not None:
             metrics.gather(self._tracing.families)
 
-    def _sample_system(self, supervisor: Supervisor, models: Registry) -> asyncio.Task[None]:
-        """System metrics from now on, until the task is cancelled."""
+    def _sample_system(self, supervisor: Supervisor, models: Registry) -> list[asyncio.Task[None]]:
+        """System metrics from now on, until the task is cancelled; none where they are off."""
         inventory = supervisor.placement.inventory
         gpus = inventory.count if inventory.kind == "cuda" else 0
 
@@ -253,7 +258,7 @@ class Server:
             return [slot.worker.pid for model in models for slot in model.pool.slots if slot.worker is not None]
 
         system = system_metrics(self.config, self._metrics, gpus, worker_env(self.config), pids)
-        return asyncio.create_task(system.run() if system is not None else asyncio.sleep(0))
+        return [] if system is None else [kept(system.run, "The sampling of system metrics")]
 
     def _recorder(self) -> Recorder:
         config = self.config

@@ -1,10 +1,16 @@
-"""Work that goes on when its caller leaves; loads end with the server, the rest may take its time."""
+"""Tasks: every one of the server is begun here, so that none can fail without a word.
+
+`owned` is for work whose starter waits for it, `watched` for work that nobody waits for, `kept` for loops that last as
+long as the server. `Tasks` holds work that goes on when its caller leaves: loads end with the server, the rest may take
+its time.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Coroutine
+import time
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from ts_frontend.errors import Draining, ServeError
@@ -13,6 +19,46 @@ log = logging.getLogger(__name__)
 
 ENDING = "The server is shutting down"
 T = TypeVar("T")
+
+#: Until a loop that failed runs again; it doubles with each failure in a row.
+RESTART_S, RESTART_S_MAX = 1.0, 60.0
+
+
+def owned(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """A task whose starter waits for it and reads its outcome: the failure is the starter's to see."""
+    return asyncio.create_task(work)
+
+
+def watched(work: Coroutine[Any, Any, T], what: str) -> asyncio.Task[T]:
+    """A task that nobody waits for: its failure is logged with the traceback. `what`: the subject of that line."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(lambda done: _log_end(done, what))
+    return task
+
+
+def kept(loop: Callable[[], Awaitable[None]], what: str, restart_s: float = RESTART_S) -> asyncio.Task[None]:
+    """A task that runs `loop` until it returns or is cancelled. One that fails is logged with the traceback, and runs
+    again after `restart_s` seconds, twice as long after each further failure up to RESTART_S_MAX."""
+    return watched(_keep(loop, what, restart_s), what)
+
+
+async def _keep(loop: Callable[[], Awaitable[None]], what: str, restart_s: float) -> None:
+    pause_s = restart_s
+    while True:
+        begun_s = time.monotonic()
+        try:
+            return await loop()
+        except Exception:
+            if time.monotonic() - begun_s > RESTART_S_MAX:
+                pause_s = restart_s
+            log.exception("%s failed and goes on in %g s", what, pause_s)
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, RESTART_S_MAX)
+
+
+def _log_end(task: asyncio.Task[Any], what: str) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("%s failed", what, exc_info=error)
 
 
 class Tasks:
@@ -68,7 +114,7 @@ class Tasks:
         async def run() -> T:
             return await work
 
-        task = asyncio.create_task(run())
+        task = owned(run())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

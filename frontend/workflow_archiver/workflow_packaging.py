@@ -19,7 +19,8 @@ from workflow_archiver.workflow_archiver_error import WorkflowArchiverError
 
 __all__ = ["ArgParser", "WorkflowArchiverError", "generate_workflow_archive", "make_archive", "package_workflow"]
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_\-.]*")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_\-.]*")
+NAME_RULE = "letters, digits, '_', '-' and '.', and the first a letter or a digit"
 
 
 def generate_workflow_archive() -> None:
@@ -75,11 +76,8 @@ def make_archive(
 
 
 def _check(workflow_name: str, directory: Path, target: Path, force: bool) -> None:
-    if not _NAME.fullmatch(workflow_name):
-        raise WorkflowArchiverError(
-            f"--workflow-name {workflow_name!r} is not allowed: letters, digits, '_', '-' and '.', "
-            "and the first a letter or a digit"
-        )
+    if not NAME.fullmatch(workflow_name):
+        raise WorkflowArchiverError(f"--workflow-name {workflow_name!r} is not allowed: {NAME_RULE}")
     if not directory.is_dir():
         raise WorkflowArchiverError(f"--export-path: {directory} is not a directory")
     if target.is_dir():

@@ -152,7 +152,10 @@ def test_an_idle_sequence_ends_and_makes_room(client: httpx.Client) -> None:
     first = Ask(client, "brief", "first")(1)
     wait_until(lambda: Ask(client, "brief", "second").post("=").status_code == 200)
     assert first["numbers"] == [1]
-    wait_until(lambda: Ask(client, "brief", "first").post("=").status_code == 200)
+    gone = Ask(client, "brief", "first").post("=")
+    assert (gone.status_code, "is over, it was idle for longer" in gone.json()["message"]) == (503, True)
+    start = {"ts_request_sequence_start": "true"}
+    wait_until(lambda: Ask(client, "brief", "first").post("=", **start).status_code == 200)
 
 
 def test_a_sequence_that_is_too_old_takes_no_more_and_ends(client: httpx.Client) -> None:
@@ -187,7 +190,7 @@ def test_when_the_worker_dies_its_sequences_are_over_and_callers_are_told(
         over = behind.result()
     assert (over.status_code, over.json()["type"]) == (503, "ServiceUnavailableException")
     assert over.json()["message"].startswith("Sequence dying is over, the worker that held it has ended")
-    told = bystander.post(2)  # it had nothing running: its next request learns it, once
+    told = bystander.post(2)  # it had nothing running: its next request learns it
     assert (told.status_code, "start it again" in told.json()["message"]) == (503, True)
     answer = bystander(3, ts_request_sequence_start="true", ts_request_sequence_end="true")
     assert (answer["numbers"], answer["pid"] != pid) == ([3], True)
@@ -236,8 +239,10 @@ def test_grpc_streams_carry_sequences(served: Any) -> None:
         assert unnamed.sequence_id.startswith("ts-seq-")
         (ended,) = talk(stub, [message("sums", "s1", "=", ts_request_sequence_end=b"true")])
         assert json.loads(ended.prediction)["end"] == "true"
-        (anew,) = talk(stub, [message("sums", "s1", "=")])
-        assert json.loads(anew.prediction)["end"] is None
+        (over,) = talk(stub, [message("sums", "s1", "=")])
+        assert (over.status.code, "is over, its last request has come" in over.status.message) == (10, True)
+        (anew,) = talk(stub, [message("sums", "s1", "=", ts_request_sequence_start=b"true")])
+        assert (json.loads(anew.prediction)["start"], json.loads(anew.prediction)["end"]) == ("true", None)
 
 
 #: Recorded calls of StreamPredictions2, most of which end with UNKNOWN there: the requests, and what is answered here.

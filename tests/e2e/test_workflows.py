@@ -467,7 +467,7 @@ def test_urls_as_for_models(client: Client) -> None:
         ("", 400, "BadRequestException", "Parameter url is required."),
         ("?url=../x.war", 404, "WorkflowNotFoundException", "Relative path is not allowed in url: ../x.war"),
         ("?url=x.war", 404, "WorkflowNotFoundException", "Workflow not found in workflow store: x.war"),
-        ("?url=fan.war&response_timeout=soon", 400, "BadRequestException", ""),
+        ("?url=fan.war&response_timeout=soon", 409, "ConflictStatusException", ""),
         ("?url=fan.war&workflow_name=a%2Fb", 400, "BadRequestException", ""),
     ):
         found, answer = client.manage("POST", f"/workflows{query}")

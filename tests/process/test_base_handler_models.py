@@ -370,6 +370,18 @@ def test_handler_time_is_recorded_once_per_batch(tmp_path: Path, capsys: pytest.
     assert "|#ModelName:net,Level:Model|#type:GAUGE|" in line
 
 
+def test_a_context_of_a_test_needs_only_what_the_original_reads(files: Path) -> None:
+    """Attributes that TorchServe's handlers don't read may be missing from it."""
+
+    class Bare:
+        manifest = {"model": {"serializedFile": "script.pt"}}
+        system_properties = {"model_dir": str(files)}
+
+    handler = BaseHandler()
+    handler.initialize(Bare())  # type: ignore[arg-type]
+    assert handler.initialized and handler.model_yaml_config == {}
+
+
 def test_describe(tmp_path: Path) -> None:
     assert Steps().handle(None, context_of(tmp_path, headers=[{"describe": "True"}])) == [{"labels": 3}]
     assert BaseHandler().handle(None, context_of(tmp_path, headers=[{"describe": "True"}])) == [None]
@@ -430,6 +442,44 @@ def test_micro_batches_describe_and_fail_like_the_handler(tmp_path: Path) -> Non
         batching([{"body": 1}, {"body": "fail"}, {"body": 3}], context_of(tmp_path))
     assert batching([{"body": 1}], context_of(tmp_path)) == [2]
     batching.shutdown()
+
+
+class Indexed(Steps):
+    """Notes in which part of the batch each step was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: list[tuple[str, int | None]] = []
+        self.batching = MicroBatching(self, 2)
+
+    def preprocess(self, data: Any) -> Any:
+        self.places.append(("preprocess", self.batching.get_micro_batch_idx()))
+        return super().preprocess(data)
+
+    def postprocess(self, data: Any) -> Any:
+        self.places.append(("postprocess", self.batching.get_micro_batch_idx()))
+        return super().postprocess(data)
+
+
+def test_a_step_knows_its_part_of_the_batch_under_torchserves_names() -> None:
+    handler = Indexed()
+    assert handler.batching.handle([{"body": n} for n in range(5)]) == [0, 2, 4, 6, 8]
+    assert sorted(handler.places) == [(step, place) for step in ("postprocess", "preprocess") for place in range(3)]
+    assert handler.batching.get_micro_batch_idx() is None
+    assert handler.batching.handler is handler
+    handler.batching.shutdown()
+
+
+def test_threads_of_a_step_can_be_more_and_fewer() -> None:
+    batching = MicroBatching(Steps(), 1)
+    for counts in ({"preprocess": 3, "inference": 2}, {"preprocess": 1}, {"postprocess": 4, "inference": 1}):
+        batching.parallelism = counts
+        assert {step: len(group) for step, group in batching.thread_groups.items()} == batching.parallelism
+        assert batching.handle([{"body": n} for n in range(9)]) == [2 * n for n in range(9)]
+    assert batching.parallelism == {"preprocess": 1, "inference": 1, "postprocess": 4}
+    threads = [thread for group in batching.thread_groups.values() for thread in group]
+    batching.shutdown()
+    assert not any(thread.is_alive() for thread in threads)
 
 
 def test_micro_batching_checks_its_settings() -> None:

@@ -58,9 +58,13 @@ def test_a_server_is_started_asked_and_stopped(place: Path, capfd: pytest.Captur
     assert "TorchServe has stopped." in capfd.readouterr().out
 
 
-def test_a_server_that_does_not_start_is_an_error_with_its_words(place: Path) -> None:
-    with pytest.raises(RuntimeError, match="--model-store directory not found: nowhere"):
-        launcher.start(model_store="nowhere", snapshot_file="server.properties")
+def test_a_server_that_does_not_start_has_said_why_and_ended(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """As with TorchServe's: the call returns, and who reads the queue finds its end."""
+    lines = launcher.start(model_store="nowhere", snapshot_file="server.properties")
+    assert lines.get(timeout=HANG_S) is None and lines.empty()
+    said = capfd.readouterr().out
+    assert "--model-store directory not found: nowhere" in said
+    assert re.search(r"^torchserve ended with exit code [1-9]", said, re.MULTILINE)
 
 
 @pytest.mark.parametrize(("words", "code", "says"), [(["--version"], 0, "0.12.0"), (["--nonsense"], 2, "unrecognized")])

@@ -273,6 +273,30 @@ def test_signals_have_one_owner() -> None:
     assert not callers(frontend(), {"signal.signal", *names}, ("frontend/ts_frontend/server_process.py",))
 
 
+TASK_STARTERS = {"create_task", "ensure_future", "TaskGroup"}
+
+
+def starting_tasks(tree: ast.AST) -> set[str]:
+    """Names of the functions in which a task is begun without `ts_frontend.tasks`."""
+    functions = [one for one in ast.walk(tree) if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    return {
+        function.name
+        for function in functions
+        for one in ast.walk(function)
+        if isinstance(one, ast.Attribute) and one.attr in TASK_STARTERS
+    }
+
+
+def test_tasks_are_begun_where_their_failures_are_seen() -> None:
+    """A task that fails unseen ends silently. The keeper of a worker's place and the end of a worker see to their own:
+    they are the two that the failure of a worker depends on."""
+    own = "frontend/ts_frontend/tasks.py"
+    workers = "frontend/ts_frontend/workers"
+    allowed = {f"{workers}/pool.py": {"__init__"}, f"{workers}/worker.py": {"_closed"}}
+    found = {path: starting_tasks(tree) - allowed.get(path, set()) for path, tree in frontend().items() if path != own}
+    assert not {path: names for path, names in found.items() if names}
+
+
 def module_of(path: str) -> str:
     name = path.removeprefix("frontend/").removeprefix("worker/").removesuffix(".py").replace("/", ".")
     return name.removesuffix(".__init__")

@@ -15,6 +15,7 @@ from ts_frontend.telemetry.metrics import MetricsRegistry
 from ts_frontend.telemetry.metrics_definitions import Definition, Definitions, Kind, read_definitions
 from ts_frontend.telemetry.metrics_events import EVENTS_MAX, Line
 from ts_frontend.telemetry.metrics_record import parse_record
+from ts_frontend.telemetry.metrics_samples import SERIES_MAX
 from ts_frontend.telemetry.metrics_setup import DEFAULT_FILE
 
 #: What TorchServe 0.12.0 answered, in an order that differs run by run.
@@ -56,7 +57,8 @@ def logged(metrics: MetricsRegistry) -> dict[str, list[str]]:
 def handler_line(text: str, metrics: MetricsRegistry) -> None:
     record = parse_record(text)
     assert record is not None
-    metrics.handler_value(record)
+    metrics.model("probe", "1.0")
+    metrics.handler_value(record, "probe_1.0")
 
 
 def probe(name: str, value: float, kind: str = "COUNTER") -> str:
@@ -295,6 +297,109 @@ def test_wrong_dimensions_are_dropped(caplog: pytest.LogCaptureFixture) -> None:
     handler_line("[METRICS]HandlerTime.ms:1|#ModelName:m|#type:GAUGE|#hostname:vm,17", metrics)
     assert not shown(metrics)
     assert "its dimensions are ['ModelName'], not ['ModelName', 'Level']" in caplog.text
+
+
+# --- models that are gone
+
+
+def one_life(metrics: MetricsRegistry, name: str, version: str = "1.0") -> None:
+    """A version is registered, used in every way that is measured, and unregistered."""
+    model = metrics.model(name, version)
+    for named in (False, True):
+        recorder = model.requests(named)
+        recorder.accepted()
+        recorder.answered(10.0, 11.0, 13.0)
+    job = Job(Ledger(), [], request_id="r")
+    for state in (State.QUEUED, State.SENT, State.ANSWERED):
+        job.move(state)
+    model.batches.answered([job], 0.5, 2.0, 13.0)
+    model.batches.loaded(9000, 1.0)
+    for metric in ("HandlerTime", f"Only{name}"):
+        record = parse_record(f"[METRICS]{metric}.ms:1|#ModelName:{name},Level:Model|#type:GAUGE|#hostname:vm,17,ID")
+        assert record is not None
+        metrics.handler_value(record, f"{name}_{version}")
+    assert name in metrics.text() or metrics.mode == "log"
+    model.close()
+
+
+@pytest.mark.parametrize("mode", ["prometheus", "legacy", "log"])
+def test_thousands_of_registrations_leave_nothing_behind(mode: str) -> None:
+    """More than there may be series of a family, and families: the last model is measured as the first one was."""
+    metrics = registry(mode, auto_detect=True)
+    answered_job(metrics, name="stays")
+    logged(metrics)
+    before, tallies = metrics.text(), len(metrics.event_log._tallies)
+    for number in range(SERIES_MAX + 500):
+        one_life(metrics, f"m{number}")
+        if number % 100 == 0:
+            logged(metrics)
+    for _ in range(2):
+        logged(metrics)
+    assert settled(metrics.text()) == settled(before)
+    assert len(metrics.event_log._tallies) == tallies
+    answered_job(metrics, name="last")
+    if mode != "log":
+        assert shown(metrics, "ts_inference_requests_total")[-1].endswith(" 1.0")
+        assert 'model_name="last"' in metrics.text()
+    assert mode == "prometheus" or "ModelName:last" in str(logged(metrics))
+
+
+def test_what_was_counted_of_a_model_that_is_gone_is_logged_still() -> None:
+    metrics = registry("log")
+    for number in range(1000):
+        answered_job(metrics, request_id=str(number))
+    model = metrics.model("m", "1.0")
+    for _ in range(1001):
+        model.close()
+    counts = [line for line in logged(metrics)["TS_METRICS"] if line.startswith("ts_inference_requests_total")]
+    assert sum(float(line.partition(":")[2].partition("|")[0]) for line in counts) == 1000
+    logged(metrics)
+    assert len(metrics.event_log._tallies) == 0
+
+
+def test_series_that_another_version_shares_stay_until_it_goes() -> None:
+    metrics = registry()
+    first, second = metrics.model("m", "1.0"), metrics.model("m", "2.0")
+    for model in (first, second):
+        for named in (False, True):
+            model.requests(named).accepted()
+    first.close()
+    assert [line.partition("hostname")[0] for line in shown(metrics, "ts_inference_requests_total")] == [
+        'ts_inference_requests_total{model_name="m",model_version="default",',
+        'ts_inference_requests_total{model_name="m",model_version="2.0",',
+    ]
+    second.close()
+    assert 'model_name="m"' not in metrics.text()
+
+
+def test_a_version_that_takes_anothers_place_counts_on() -> None:
+    metrics = registry()
+    old = metrics.model("m", "1.0")
+    old.requests(True).accepted()
+    new = metrics.model("m", "1.0")
+    new.requests(True).accepted()
+    old.close()
+    new.requests(True).accepted()
+    (line,) = shown(metrics, "ts_inference_requests_total")
+    assert line.endswith(" 3.0")
+
+
+def test_late_words_of_a_model_that_is_gone_bring_nothing_back() -> None:
+    metrics = registry(auto_detect=True)
+    model = metrics.model("m", "1.0")
+    held = model.requests(True)
+    one_life(metrics, "m")
+    model.close()
+    before = metrics.text()
+    for recorder in (held, model.requests(True), model.requests(False)):
+        recorder.accepted()
+        recorder.answered(1.0, 2.0, 3.0)
+    model.batches.loaded(9000, 1.0)
+    record = parse_record("[METRICS]Late.ms:1|#ModelName:m,Level:Model|#type:GAUGE|#hostname:vm,17,ID")
+    assert record is not None
+    metrics.handler_value(record, "m_1.0")
+    assert [line for line in metrics.text().splitlines() if '"m"' in line or "Late" in line] == []
+    assert len(metrics.text().splitlines()) == len(before.splitlines())
 
 
 # --- metrics.yaml

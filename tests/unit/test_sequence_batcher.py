@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ts_frontend.batching.batcher import Full
 from ts_frontend.batching.sequence import Limits, Lost, NotBegun
-from ts_frontend.batching.sequences import LOST_MAX, SequenceBatcher
+from ts_frontend.batching.sequences import OVER_MAX, SequenceBatcher
 
 _numbers = iter(range(1, 1 << 60))
 
@@ -127,7 +127,7 @@ def test_a_last_request_ends_its_sequence_and_an_answer_ends_any() -> None:
     to = batcher()
     last = Request("a", ends=True)
     to.add(last, 0.0)
-    with pytest.raises(Full, match="its last one has come"):
+    with pytest.raises(Full, match="its last request has come"):
         put(to, "a")
     to.take("w")
     to.settled(last, 0.0)
@@ -140,7 +140,7 @@ def test_a_last_request_ends_its_sequence_and_an_answer_ends_any() -> None:
     assert to.sequences == 0
 
 
-def test_when_a_worker_is_lost_its_sequences_are_over_and_each_is_told_once() -> None:
+def test_when_a_worker_is_lost_its_sequences_are_over_until_they_are_started_again() -> None:
     to = batcher(batch_size=4)
     running, waiting, idle, elsewhere = put(to, "a", "a", "b", "c")
     assert to.take("w", 1) == [running, idle, elsewhere]
@@ -149,12 +149,55 @@ def test_when_a_worker_is_lost_its_sequences_are_over_and_each_is_told_once() ->
     assert to.lose("w", 0.0) == [waiting]
     to.settled(running, 0.0)
     assert to.sequences == 0
-    (anew,) = put(to, "a")  # its waiting request was told
+    for name in ("a", "b", "b"):
+        with pytest.raises(Lost, match=f"Sequence {name} is over, the worker that held it has ended: start it again"):
+            put(to, name)
+    anew = Request("a", starts=True)
+    to.add(anew, 0.0)
     assert to.take("w2") == [anew]
-    with pytest.raises(Lost, match="start it again"):
-        put(to, "b")
-    put(to, "b")
+    (following,) = put(to, "a")
+    to.settled(anew, 0.0)
+    assert to.take("w2") == [following]
     to.add(Request("c", starts=True), 0.0)
+
+
+def test_what_goes_on_with_a_sequence_that_has_ended_is_refused() -> None:
+    """By its last request, its handler, age and idleness; a request that begins it begins it."""
+    to = batcher(idle_s=1.0, life_s=5.0, sequences_max=4, batch_size=4)
+    last = Request("last", ends=True)
+    to.add(last, 0.0)
+    by_handler, old, idle = put(to, "handler", "old", "idle")
+    assert to.take("w") == [last, by_handler, old, idle]
+    to.end("handler", 0.0)
+    for done in (last, by_handler, idle):
+        to.settled(done, 0.0)
+    to.expire(2.0)
+    to.expire(6.0)
+    to.settled(old, 6.0)
+    why = {
+        "last": "its last request has come",
+        "handler": "its handler has ended it",
+        "old": "it is older than sequenceTimeoutMSec",
+        "idle": "it was idle for longer than sequenceMaxIdleMSec",
+    }
+    for name, reason in why.items():
+        for _ in range(2):
+            with pytest.raises(Lost, match=f"Sequence {name} is over, {reason}: start it again"):
+                put(to, name, now_s=6.0)
+    assert (to.sequences, len(to)) == (0, 0)
+    anew = [Request(name, starts=True) for name in why]
+    for request in anew:
+        to.add(request, 6.0)
+    assert to.take("w") == anew
+
+
+def test_a_sequence_that_never_ran_is_not_over() -> None:
+    to = batcher()
+    only = Request("a", ends=True)
+    to.add(only, 0.0)
+    assert to.remove(only, 0.0)
+    (again,) = put(to, "a")
+    assert to.take("w") == [again]
 
 
 def test_a_first_request_that_never_started_runs_elsewhere_a_later_one_does_not() -> None:
@@ -202,16 +245,16 @@ def test_a_wished_delay_is_waited_for_company() -> None:
     assert to.due_s(5.5) == 0.0
 
 
-def test_what_is_remembered_of_lost_sequences_is_bounded() -> None:
-    to = batcher(sequences_max=LOST_MAX + 10, batch_size=LOST_MAX + 10)
-    requests = put(to, *(f"s{number}" for number in range(LOST_MAX + 5)))
+def test_what_is_remembered_of_sequences_that_are_over_is_bounded() -> None:
+    to = batcher(sequences_max=OVER_MAX + 10, batch_size=OVER_MAX + 10)
+    requests = put(to, *(f"s{number}" for number in range(OVER_MAX + 5)))
     to.take("w")
     for request in requests:
         to.settled(request, 0.0)
     to.lose("w", 0.0)
     put(to, "s0")  # forgotten
     with pytest.raises(Lost):
-        put(to, f"s{LOST_MAX + 4}")
+        put(to, f"s{OVER_MAX + 4}")
 
 
 steps = st.lists(

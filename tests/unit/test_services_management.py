@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 from ts_frontend.errors import InvalidArgument, ModelNotFound, ServeError
 from ts_frontend.ingress.call import Call, Shape
 from ts_frontend.protos import management_pb2 as pb
+from ts_frontend.services.http_answers import Parameters
 from ts_frontend.services.management import ManagementService
 
 SERVICE = "/org.pytorch.serve.grpc.management.ManagementAPIsService"
@@ -174,3 +175,29 @@ def test_refusals(method: str, request_: Message | bytes, kind: type[ServeError]
     with pytest.raises(kind) as caught:
         ask(method, request_, Administration())
     assert caught.value.message == text
+
+
+# --- over HTTP
+
+
+@pytest.mark.parametrize("junk", ["junk", "1.5", "0x10"])
+def test_a_setting_that_is_no_number_counts_as_not_given(junk: str, caplog: pytest.LogCaptureFixture) -> None:
+    given = Parameters([("max_batch_delay", junk), ("batch_size", "4")])
+    assert (given.tuning("max_batch_delay"), given.tuning("batch_size"), given.tuning("response_timeout")) == (
+        None,
+        4,
+        None,
+    )
+    assert caplog.messages == [
+        f"Parameter max_batch_delay must be a whole number, not {junk!r}: it counts as not given"
+    ]
+    with pytest.raises(InvalidArgument, match="max_batch_delay must be a whole number"):
+        given.integer("max_batch_delay")
+
+
+def test_a_startup_timeout_of_0_counts_only_where_something_starts(caplog: pytest.LogCaptureFixture) -> None:
+    given = Parameters([("startup_timeout", "0")])
+    assert given.startup_timeout(starts=True) == 0 and not caplog.messages
+    assert given.startup_timeout(starts=False) is None
+    assert "startup_timeout is 0" in caplog.text
+    assert Parameters([("startup_timeout", "7")]).startup_timeout(starts=False) == 7

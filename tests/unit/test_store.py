@@ -143,6 +143,22 @@ def test_allowed_urls_replaces_the_model_zoo(root: Path) -> None:
         fetch(Store(root, []), ZOO_FILE)
 
 
+@pytest.mark.parametrize(
+    "host", ["torchserve.pytorch.org", "torchserve.s3.amazonaws.com", "TorchServe.S3.amazonaws.com"]
+)
+def test_the_model_zoo_has_two_names(root: Path, host: str) -> None:
+    (root / "zoo.mar").write_bytes(b"there already")
+    with pytest.raises(ArchiveExists):
+        fetch(Store(root), f"https://{host}/mar_files/zoo.mar")
+
+
+@pytest.mark.parametrize("allowed", [None, ["https://models[.]example[.]com/.*"]])
+def test_a_refused_url_says_that_it_is_forbidden_and_what_opens_it(root: Path, allowed: list[str] | None) -> None:
+    with pytest.raises(ArchiveNotFound) as caught:
+        fetch(Store(root, allowed), "https://torchserve.s3.amazonaws.com.evil.example/mar_files/zoo.mar")
+    assert "is forbidden" in caught.value.message and "The key allowed_urls" in caught.value.message
+
+
 def test_a_broken_pattern_is_told(root: Path) -> None:
     with pytest.raises(InvalidArgument, match="allowed_urls"):
         Store(root, ["("])

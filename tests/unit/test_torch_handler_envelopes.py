@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -136,6 +137,16 @@ def test_kservev2_as_recorded_from_torchserve() -> None:
         "model_version": "1.0",
         "outputs": [{"name": "input-0", "datatype": "INT64", "data": [1], "shape": [1]}],
     }
+
+
+def test_kservev2_takes_a_context_that_has_only_what_the_original_reads() -> None:
+    """As tests of handlers make one."""
+    context = SimpleNamespace(
+        manifest={"model": {"modelName": "m", "modelVersion": "2"}}, get_request_id=lambda idx=0: "id-0"
+    )
+    envelope = KServev2Envelope(lambda rows, context: [1])
+    note = {"id": None, "names": ["a"]}
+    assert envelope.close([1], note, context, 0)["model_name"] == "m"
 
 
 def test_kservev2_batch_with_several_inputs_each() -> None:

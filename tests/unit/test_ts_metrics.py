@@ -268,3 +268,17 @@ def test_store_adds_counters_up_and_writes_once(capsys: pytest.CaptureFixture[st
     ]
     store.emit()
     assert capsys.readouterr().out == ""
+
+
+def test_what_a_cache_holds_and_what_its_file_says(tmp_path: Path) -> None:
+    """Names that tests of handlers use."""
+    file = tmp_path / "metrics.yaml"
+    file.write_text(yaml.safe_dump({"model_metrics": {"counter": [{"name": "A", "unit": "ms", "dimensions": ["m"]}]}}))
+    cache = MetricsCacheYamlImpl(file)
+    assert cache.cache_keys() == []
+    cache.initialize_cache()
+    cache.add_metric_to_cache("B", "ms", [], MetricTypes.GAUGE)
+    assert cache.cache_keys() == ["counter:A", "gauge:B"]
+    assert cache._parse_metrics_section("model_metrics")["counter"][0]["name"] == "A"
+    with pytest.raises(errors.MetricsCacheKeyError, match="no `ts_metrics` section"):
+        cache._parse_metrics_section("ts_metrics")

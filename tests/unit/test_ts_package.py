@@ -87,6 +87,7 @@ ts.torch_handler.request_envelope.json.JSONEnvelope
 ts.torch_handler.request_envelope.kserve.KServeEnvelope
 ts.torch_handler.request_envelope.kservev2.KServev2Envelope
 ts.utils.hf_utils.download_model
+ts.utils.util.deprecated
 ts.utils.timeit_decorator.timeit
 ts.utils.util.CLEANUP_REGEX
 ts.utils.util.PredictionException

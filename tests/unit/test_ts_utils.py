@@ -92,3 +92,15 @@ def test_known_backends_need_no_torch() -> None:
 
 def test_html_tags() -> None:
     assert util.CLEANUP_REGEX.sub("", "<b>so</b> so<br/>") == "so so"
+
+
+def test_a_deprecated_function_works_and_warns_where_it_is_called() -> None:
+    @util.deprecated("2.0", "elsewhere", DeprecationWarning)
+    def add(a: int, b: int = 1) -> int:
+        """Adds."""
+        return a + b
+
+    with pytest.warns(DeprecationWarning, match="^add is deprecated in 2.0 and moved to elsewhere$") as caught:
+        assert add(2, b=3) == 5
+    assert caught[0].filename == __file__
+    assert (add.__name__, add.__doc__) == ("add", "Adds.")

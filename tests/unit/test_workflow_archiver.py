@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from ts_frontend.errors import InvalidWorkflow
 from ts_frontend.models.extraction import ExtractLimits
 from ts_frontend.workflows.archive import open_workflow
 from workflow_archiver.workflow_packaging import WorkflowArchiverError, make_archive, package_workflow
+from workflow_archiver.workflow_packaging_utils import WorkflowExportUtils
 
 SPEC = "models: {m: {url: m.mar}}\ndag: {pre: [m]}\n"
 
@@ -126,3 +128,31 @@ def test_torchserves_function_takes_arguments_and_a_manifest(src: Path) -> None:
     assert manifest(src / "w.war") == {"workflow": {"workflowName": "mine"}}
     with pytest.raises(SystemExit):
         package_workflow(arguments)
+
+
+def test_the_steps_can_be_called_one_by_one(src: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under TorchServe's names, as scripts and tests do; what comes out is an archive."""
+    monkeypatch.setattr(tempfile, "tempdir", str(src))
+    utils, where = WorkflowExportUtils, str(src)
+    utils.validate_inputs("steps", where)
+    assert utils.check_war_already_exists("steps", None, False) == where
+    args = SimpleNamespace(workflow_name="steps", spec_file="flow/spec.yaml", handler="flow/functions.py")
+    manifest = utils.generate_manifest_json(args)
+    folder = utils.copy_artifacts("packed", ["flow/spec.yaml", "flow/functions.py", "extra/one.txt,extra/deep/two.txt"])
+    (Path(folder) / ".hidden").mkdir()
+    (Path(folder) / ".hidden" / "x").write_text("x")
+    utils.archive(where, "steps", folder, manifest)
+    war = Path(utils.get_archive_export_path(where, "steps"))
+    found = zipfile.ZipFile(war).namelist()
+    assert sorted(found) == ["WAR-INF/MANIFEST.json", "functions.py", "one.txt", "spec.yaml", "two.txt"]
+    workflow = open_workflow(war, src / "work", ExtractLimits())
+    assert workflow is not None
+    with pytest.raises(WorkflowArchiverError, match="already exists"):
+        utils.check_war_already_exists("steps", where, False)
+    assert utils.check_war_already_exists("steps", where, True) == where
+    for name, place in (("bad name", where), ("good", str(src / "nowhere"))):
+        with pytest.raises(WorkflowArchiverError):
+            utils.validate_inputs(name, place)
+    utils.clean_temp_files([str(war)])
+    assert not war.exists()
+    assert not utils.file_filter("x.war", set()) and utils.file_filter("x.py", set())

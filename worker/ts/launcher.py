@@ -19,7 +19,6 @@ from typing import IO, Any, TypeAlias
 MANAGEMENT_URL = "http://localhost:8081"
 LINES_MAX = 1000
 Params: TypeAlias = "Mapping[str, object] | Iterable[tuple[str, object]]"
-_LAST_LINES = 20
 #: Blanks and "" leave sys.path, so that a directory named `ts` where this is called isn't taken for ours.
 COMMAND = (
     sys.executable,
@@ -69,7 +68,7 @@ def start(
     """Stops a running server, starts one, and prints what it says until it is ready. The queue gets the lines after
     that, LINES_MAX at most while nobody takes them, and None at the server's end; they are printed too.
 
-    Raises RuntimeError when the server doesn't start; the message has its last lines.
+    Of a server that doesn't start all lines are printed, then its exit code, and the queue has None alone.
     """
     stop()
     named = {
@@ -89,22 +88,24 @@ def start(
         [*COMMAND, "--start", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     assert process.stdout is not None
-    _print_until_started(process, process.stdout)
     lines: Queue[str | None] = Queue(LINES_MAX)
+    if not _print_until_started(process, process.stdout):
+        lines.put_nowait(None)
+        return lines
     threading.Thread(target=_follow, args=(process, process.stdout, lines), name="torchserve", daemon=True).start()
     return lines
 
 
-def _print_until_started(process: subprocess.Popen[bytes], output: IO[bytes]) -> None:
-    seen: list[str] = []
+def _print_until_started(process: subprocess.Popen[bytes], output: IO[bytes]) -> bool:
+    """Whether it has started; else it has ended."""
     for line in output:
-        seen.append(line.decode(errors="replace").rstrip())
-        print(seen[-1], flush=True)
-        if "Model server started" in seen[-1]:
-            return
+        text = line.decode(errors="replace").rstrip()
+        print(text, flush=True)
+        if "Model server started" in text:
+            return True
     output.close()
-    code = process.wait()
-    raise RuntimeError("\n".join([f"torchserve ended with exit code {code}; it said:", *seen[-_LAST_LINES:]]))
+    print(f"torchserve ended with exit code {process.wait()}", flush=True)
+    return False
 
 
 def _follow(process: subprocess.Popen[bytes], output: IO[bytes], lines: Queue[str | None]) -> None:

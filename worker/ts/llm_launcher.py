@@ -10,6 +10,7 @@ import contextlib
 import json
 import shutil
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from queue import Queue
@@ -70,7 +71,7 @@ def model_directory(given: argparse.Namespace, gpus: int) -> Iterator[Path]:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Serves until Ctrl-C, SIGTERM or the server's end."""
+    """Serves until Ctrl-C, SIGTERM or the server's end. Exits with status 1 when it doesn't start."""
     given = parser().parse_args(words)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with model_directory(given, _gpus()), contextlib.suppress(KeyboardInterrupt):
@@ -81,6 +82,8 @@ def main(words: Sequence[str] | None = None) -> None:
                 models=given.model_name,
                 disable_token=given.disable_token_auth,
             )
+            if lines.get() is None:  # one that has started has more to say
+                sys.exit("The server did not start")
             while lines.get() is not None:
                 pass
         finally:

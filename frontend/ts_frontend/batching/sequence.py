@@ -42,7 +42,7 @@ class NotBegun(Exception):
 
 
 class Lost(Exception):
-    """The sequence's worker has ended, and its state with it."""
+    """The sequence is over, and the state that its requests need is gone."""
 
 
 @dataclass(slots=True, eq=False)

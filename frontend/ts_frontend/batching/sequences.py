@@ -16,8 +16,8 @@ from collections.abc import Hashable
 from ts_frontend.batching.batcher import Full, Waiting
 from ts_frontend.batching.sequence import Limits, Lost, NotBegun, Sequence, Sequenced
 
-#: Ends of sequences that nobody has heard of yet; the oldest are forgotten.
-LOST_MAX = 4096
+#: Sequences that have ended and were not started again; the oldest are forgotten.
+OVER_MAX = 4096
 
 
 class SequenceBatcher:
@@ -33,7 +33,7 @@ class SequenceBatcher:
         self._bound: dict[Hashable, set[str]] = {}
         self._idle: OrderedDict[str, float] = OrderedDict()
         self._aging: OrderedDict[str, float] = OrderedDict()
-        self._lost: OrderedDict[str, None] = OrderedDict()
+        self._over: OrderedDict[str, str] = OrderedDict()
 
     def __len__(self) -> int:
         """Jobs that wait."""
@@ -56,13 +56,13 @@ class SequenceBatcher:
     # --- jobs come and go
 
     def add(self, job: Sequenced, now_s: float) -> None:
-        """Queues a job. Full: no room for it or its sequence, or that takes no more. Lost: its state is gone.
-        NotBegun."""
+        """Queues a job. Full: no room for it or its sequence, or that takes no more. Lost: its sequence is over, and
+        its state gone. NotBegun."""
         self.expire(now_s)
         if not job.sequence_id:
             self._add_alone(job, now_s)
             return
-        self._tell_lost(job)
+        self._check_over(job)
         sequence = self._sequences.get(job.sequence_id) or self._open(job, now_s)
         if sequence.closed:
             raise Full(f"sequence {sequence.id} takes no more requests: {sequence.closed}")
@@ -76,7 +76,7 @@ class SequenceBatcher:
         self._count += 1
         self._idle.pop(sequence.id, None)
         if job.ends:
-            sequence.closed = "its last one has come"
+            sequence.closed = "its last request has come"
         self._refresh(sequence)
 
     def _add_alone(self, job: Sequenced, now_s: float) -> None:
@@ -86,12 +86,13 @@ class SequenceBatcher:
         self._alone[job.id] = job
         self._count += 1
 
-    def _tell_lost(self, job: Sequenced) -> None:
-        """Says once that a sequence is gone; one that begins anew needn't know."""
-        if job.sequence_id in self._lost:
-            del self._lost[job.sequence_id]
-            if not job.starts:
-                raise Lost(f"Sequence {job.sequence_id} has ended with the worker that held it: start it again")
+    def _check_over(self, job: Sequenced) -> None:
+        """Refuses what goes on with a sequence that is over: a new one, without its state, isn't what was meant."""
+        if job.starts:
+            self._over.pop(job.sequence_id, None)
+        elif job.sequence_id in self._over:
+            why = self._over[job.sequence_id]
+            raise Lost(f"Sequence {job.sequence_id} is over, {why}: start it again")
 
     def _open(self, job: Sequenced, now_s: float) -> Sequence:
         if self.limits.told_start and not job.starts:
@@ -143,9 +144,9 @@ class SequenceBatcher:
         sequence.runs -= 1
         if not sequence.runs:
             self._unbind(sequence)
-            self._lost.pop(sequence.id, None)
+            self._over.pop(sequence.id, None)
             sequence.lost = False
-            sequence.closed = "its last one has come" if job.ends else ""
+            sequence.closed = "its last request has come" if job.ends else ""
         self._refresh(sequence)
 
     # --- giving them to workers
@@ -246,17 +247,18 @@ class SequenceBatcher:
             sequence = self._sequences[name]
             sequence.lost = True
             sequence.closed = "the worker that held it has ended"
-            waiting = self._strand(sequence, now_s)
-            if not waiting:
-                self._remember_lost(name)
-            stranded += waiting
+            self._remember(sequence, sequence.closed)
+            stranded += self._strand(sequence, now_s)
         self._ready.pop(worker, None)
         return stranded
 
-    def _remember_lost(self, name: str) -> None:
-        self._lost[name] = None
-        if len(self._lost) > LOST_MAX:
-            self._lost.popitem(last=False)
+    def _remember(self, sequence: Sequence, why: str) -> None:
+        """That it is over; where every sequence is told to start, one that isn't open hasn't begun anyway."""
+        if sequence.runs and (sequence.lost or not self.limits.told_start):
+            self._over[sequence.id] = why
+            self._over.move_to_end(sequence.id)
+            if len(self._over) > OVER_MAX:
+                self._over.popitem(last=False)
 
     def _strand(self, sequence: Sequence, now_s: float) -> list[Sequenced]:
         stranded = list(sequence.waiting.values())
@@ -277,6 +279,7 @@ class SequenceBatcher:
             self._rest(sequence, now_s)
         while self._idle and next(iter(self._idle.values())) <= now_s:
             name, _ = self._idle.popitem(last=False)
+            self._remember(self._sequences[name], "it was idle for longer than sequenceMaxIdleMSec")
             self._forget(self._sequences[name])
 
     def next_end_s(self) -> float:
@@ -300,6 +303,8 @@ class SequenceBatcher:
         if sequence.waiting or sequence.out:
             return
         if sequence.closed or not sequence.runs or not self.limits.idle_s:
+            if sequence.closed:
+                self._remember(sequence, sequence.closed)
             self._forget(sequence)
         else:
             self._idle[sequence.id] = now_s + self.limits.idle_s

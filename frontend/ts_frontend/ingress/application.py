@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import json
-from typing import Any
 
 from ts_frontend.errors import Draining
 from ts_frontend.ingress.asgi import AsgiApp, Receive, Scope, Send
 from ts_frontend.ingress.call import Listener
-from ts_frontend.ingress.exchange import Exchange, uncancel
+from ts_frontend.ingress.exchange import Exchange, current_task, uncancel
 from ts_frontend.ingress.grpc_headers import is_grpc
 
 #: h2corn 2.0.0 closes a drained connection at the end of its last request, with whatever the client has just sent
@@ -32,6 +30,8 @@ class Application:
         self._limits = listener.limits
         self._http_app: AsgiApp = listener.http_app or not_found
         self._draining = self._aborted = False
+        #: The tasks whose calls have no complete answer yet.
+        self._running: set[asyncio.Task[None]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
@@ -43,6 +43,8 @@ class Application:
         ) and not await self._admit(scope, receive, send, headers):
             return
         exchange = Exchange(scope, headers, receive, send, self._limits)
+        task = current_task()
+        self._running.add(task)
         try:
             await exchange.run(self._routes.get(scope["path"]))
         except asyncio.CancelledError:
@@ -50,6 +52,8 @@ class Application:
                 raise
             uncancel()
             await exchange.refuse_draining()
+        finally:
+            self._running.discard(task)
         if self._draining:
             await asyncio.sleep(LINGER_S)
 
@@ -60,20 +64,14 @@ class Application:
     def abort(self) -> int:
         """Cancels the calls that are running, and answers them UNAVAILABLE; says how many."""
         self._aborted = True
-        # Looking for them now costs less than keeping a list: every call would pay for that.
-        running = [task for task in asyncio.all_tasks() if self._is_running_in(task)]
-        for task in running:
+        for task in self._running:
             task.cancel()
-        return len(running)
-
-    def _is_running_in(self, task: asyncio.Task[Any]) -> bool:
-        coroutine = task.get_coro()
-        return inspect.iscoroutine(coroutine) and inspect.getcoroutinelocals(coroutine).get("self") is self
+        return len(self._running)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send, headers: dict[bytes, bytes]) -> bool:
         """Whether it is a gRPC call after all; what isn't is answered here."""
         if scope["type"] != "http" or not is_grpc(headers.get(b"content-type")):
-            await self._http(scope, receive, send)
+            await self._answer_http(self._http, scope, receive, send)
         elif scope["http_version"] != "2":
             await answer_error(send, 505, "HttpVersionNotSupportedException", "gRPC needs HTTP/2")
         elif scope["method"] != "POST":
@@ -83,6 +81,20 @@ class Application:
         else:
             return True
         return False
+
+    async def _answer_http(self, app: AsgiApp, scope: Scope, receive: Receive, send: Send) -> None:
+        task = current_task()
+        self._running.add(task)
+        try:
+            await app(scope, receive, send)
+        except asyncio.CancelledError:
+            if not self._aborted:
+                raise
+            uncancel()
+            with contextlib.suppress(Exception):  # what was begun can't be answered otherwise any more
+                await answer_error(send, Draining.http_status, Draining.type_name, "The server is shutting down")
+        finally:
+            self._running.discard(task)
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] in self._routes and scope["method"] == "POST":
@@ -96,14 +108,7 @@ class HttpOnly(Application):
     """The same for a listener without gRPC: nothing stands between it and its HTTP application."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await self._http_app(scope, receive, send)
-        except asyncio.CancelledError:
-            if not self._aborted:
-                raise
-            uncancel()
-            with contextlib.suppress(Exception):  # what was begun can't be answered otherwise any more
-                await answer_error(send, Draining.http_status, Draining.type_name, "The server is shutting down")
+        await self._answer_http(self._http_app, scope, receive, send)
         if self._draining:
             await asyncio.sleep(LINGER_S)
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from ts_frontend.tasks import kept
+
 LOOK_EVERY_S = 0.5
 #: The kernel's tables are read in pieces, and one look may miss a connection while others come and go.
 MISSED_MIN = 2
@@ -60,7 +62,7 @@ class Departures:
         one = Watched(Connection(host, client[1], own_port), act)
         self._watched.add(one)
         if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._look())
+            self._looking = kept(self._look, "The look for clients that have left")
         return one
 
     def forget(self, one: Watched) -> None:

@@ -12,6 +12,7 @@ import math
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import grpc
@@ -37,6 +38,7 @@ from ts_frontend.ingress.exchange import UNEXPECTED
 from ts_frontend.ingress.grpc_headers import bounded
 from ts_frontend.ingress.grpc_protocol import too_large
 from ts_frontend.ingress.sockets import ListenFailed, path_claimed
+from ts_frontend.tasks import kept
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +80,9 @@ class GrpcioEngine:
         self._ports[listener.name] = _bind(server, listener, certificate)
         await server.start()
         if certificate is not None and certificate.tls.check_s:
-            self._following.append(asyncio.create_task(certificate.files.follow(certificate.renew)))
+            self._following.append(
+                kept(partial(certificate.files.follow, certificate.renew), f"{listener.name}: the watch over TLS files")
+            )
 
     def port(self, name: str) -> int:
         return self._ports[name]

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from ts_frontend.ingress.application import LINGER_S, application
 from ts_frontend.ingress.call import Keepalive, Listener
 from ts_frontend.ingress.certificates import CertificateFiles, CertificateRefused, Pem
 from ts_frontend.ingress.sockets import Listening, listen
+from ts_frontend.tasks import kept, owned, watched
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +98,9 @@ class ListenerServer:
         self._listening = listen(self._listener)
         self._serving = await self._serve(prepared)
         if files is not None and tls is not None and tls.check_s:
-            self._following = asyncio.create_task(files.follow(self._renew))
+            self._following = kept(
+                partial(files.follow, self._renew), f"{self._listener.name}: the watch over TLS files"
+            )
 
     async def _serve(self, prepared: Prepared) -> Serving:
         assert self._listening is not None
@@ -113,7 +117,9 @@ class ListenerServer:
         serving = await self._serve(prepare(self._listener, pem))
         former, self._serving = self._serving, serving
         if former is not None:
-            self._retired[former] = task = asyncio.create_task(former.drain(GRACE_S_MAX))
+            self._retired[former] = task = watched(
+                former.drain(GRACE_S_MAX), f"{self._listener.name}: the end of a server with a former certificate"
+            )
             task.add_done_callback(lambda _: self._retired.pop(former, None))
 
     async def drain(self, grace_s: float) -> None:
@@ -148,7 +154,7 @@ class Serving:
         self._application = application(listener)
         self.server = h2corn.Server(self._application, prepared.config)
         serving = self.server._serve_worker_fds(descriptors, prepared_tls=prepared.tls)
-        self.task: asyncio.Task[None] = asyncio.create_task(serving)
+        self.task: asyncio.Task[None] = owned(serving)
 
     async def drain(self, grace_s: float) -> None:
         self._application.drain()

@@ -10,6 +10,7 @@ from ts_frontend.errors import Code, MessageTooLarge, ServeError
 from ts_frontend.ingress.asgi import Event, Receive, Scope
 from ts_frontend.ingress.call import ClientGone
 from ts_frontend.ingress.departures import Departures, Watched
+from ts_frontend.tasks import watched
 
 Header: TypeAlias = "tuple[bytes, bytes]"
 Body: TypeAlias = "bytes | bytearray | memoryview"
@@ -147,7 +148,7 @@ class HttpRequest:
         loop = asyncio.get_running_loop()
 
         def watch() -> None:
-            self._watcher = loop.create_task(self._wait_gone(act))
+            self._watcher = watched(self._wait_gone(act), "The wait for a client to leave")
             client, server = self._scope.get("client"), self._scope.get("server")
             if client and server and server[1] and self._scope["http_version"].startswith("1"):
                 self._watched = self._departures.watch((client[0], client[1]), server[1], act)

@@ -177,6 +177,7 @@ class Installation:
         if environment is None:
             return
         await self._supervisor.dismiss(model.pool, 0.0)
+        model.forget_metrics()
         await asyncio.to_thread(model.archive.remove)
         await self._environments.release(environment)
         fetched = self._fetched.pop(model, None)

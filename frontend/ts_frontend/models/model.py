@@ -90,6 +90,10 @@ class Model:
         if archive.signature is not None:
             self._signature = archive.signature
 
+    def forget_metrics(self) -> None:
+        """It is gone: so are its series."""
+        self._metrics.close()
+
     def __str__(self) -> str:
         return f"{self.name} {self.version}"
 

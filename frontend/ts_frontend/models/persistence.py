@@ -13,6 +13,7 @@ from ts_frontend.models.registry import Registry
 from ts_frontend.models.settings import Requested
 from ts_frontend.models.snapshot import Kind, Snapshot, SnapshotFiles, VersionState, WorkflowState
 from ts_frontend.models.store import Store
+from ts_frontend.tasks import watched
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class Recorder:
             return
         self._pending = True
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._write_pending())
+            self._task = watched(self._write_pending(), "The writing of a snapshot")
 
     async def _write_pending(self) -> None:
         while self._pending:
@@ -56,19 +57,20 @@ class Recorder:
             await self.write(Kind.SNAPSHOT)
 
     async def write(self, kind: Kind) -> None:
-        """Writes now, after what is being written. A disk that can't be written is logged: it must not take the server
-        down."""
+        """Writes now, after what is being written. A failure is logged: it must not take the server down."""
         if self._files is None:
             return
         async with self._writing:
             if self._administration is None:
                 return
-            states = states_of(self._administration)
-            workflows = self._workflows()
             try:
+                states = states_of(self._administration)
+                workflows = self._workflows()
                 await asyncio.to_thread(self._files.write, kind, states, self._settings, workflows=workflows)
             except OSError as error:
                 log.error("Snapshot could not be written to %s: %s", self._files.directory, error)
+            except Exception:  # what can't be told in JSON, say
+                log.exception("Snapshot could not be written to %s", self._files.directory)
 
     async def close(self) -> None:
         """Finishes what is pending and writes the snapshot of the shutdown; what ends after that is not remembered."""

@@ -25,10 +25,12 @@ from ts_frontend.models.mlserver_model import Defaults
 from ts_frontend.models.remote import BYTES_MAX, FILES_MAX, TIMEOUT_S, TOTAL_S, DownloadLimits, failure
 from ts_frontend.models.stop import Stop
 from ts_frontend.models.urls import PIN, SCHEME, check_text, file_name, is_s3
+from ts_frontend.tasks import owned
 
 _log = logging.getLogger(__name__)
 _ARCHIVE_SUFFIXES = (".mar", ".model", ".tar.gz", ".tgz")
-_ZOO = r"https://torchserve\.pytorch\.org/mar_files/[\w.-]+"
+#: TorchServe's model zoo under both of its names: its own examples and clients use the second as well.
+_ZOO = r"https://torchserve\.(?:pytorch\.org|s3\.amazonaws\.com)/mar_files/[\w.-]+"
 #: Where a copy of a URL goes: its path, and the new folder that has nothing else, if it is in one.
 _Place = Callable[[str], "tuple[Path, Path | None]"]
 
@@ -122,7 +124,7 @@ class Store:
 
     async def _fetched(self, url: str, place: _Place, signed: bool) -> Fetched:
         stop = Stop()
-        work = asyncio.ensure_future(asyncio.to_thread(self._fetch_now, url, stop, place, signed))
+        work = owned(asyncio.to_thread(self._fetch_now, url, stop, place, signed))
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
@@ -286,12 +288,11 @@ class Store:
             return True
         if any(pattern.fullmatch(url) for pattern in self._allowed):
             return self._explicit
-        setting = (
-            "allowed_urls"
-            if self._explicit
-            else f"allowed_urls (not set: only files of the {self._place}, and the model zoo)"
+        now = "" if self._explicit else f"; not set, it allows files of the {self._place} and the model zoo"
+        raise ArchiveNotFound(
+            f"Given URL {shown or url} does not match any allowed URL(s): the server is forbidden to load from there. "
+            f"The key allowed_urls of its configuration opens it, with a regular expression for the whole URL{now}"
         )
-        raise ArchiveNotFound(f"Given URL {shown or url} does not match any allowed URL(s); setting: {setting}")
 
 
 def _is_model(folder: Path) -> bool:

@@ -111,7 +111,7 @@ class Repository:
             await asyncio.sleep(self._poll_s)
             try:
                 await self._follow()
-            except OSError as error:
+            except (OSError, ServeError) as error:
                 log.error("The model repositories can't be read: %s", error)
 
     async def _follow(self) -> None:
@@ -121,15 +121,21 @@ class Repository:
             with contextlib.suppress(ModelNotFound):
                 await self._unload(name)
         for name in sorted(names):
-            known = self._known.get(name, _Known())
-            before = known.reason
-            if known.stamp is not None and known.stamp == await self._stamp(name):
-                continue
-            try:
-                await self._one_at_a_time(name, self._load(name))
-            except ServeError as error:
-                if error.message != before:
-                    log.error("Model %s could not be loaded: %s", name, error.message)
+            await self._follow_one(name)
+
+    async def _follow_one(self, name: str) -> None:
+        """One model's mistake must not keep the others from being followed."""
+        known = self._known.get(name, _Known())
+        if known.stamp is not None and known.stamp == await self._stamp(name):
+            return
+        before = known.reason
+        try:
+            await self._one_at_a_time(name, self._load(name))
+        except ServeError as error:
+            if error.message != before:
+                log.error("Model %s could not be loaded: %s", name, error.message)
+        except Exception:
+            log.exception("Model %s could not be loaded", name)
 
     async def _stamp(self, name: str) -> object:
         """What changes with the model's files; None when it can't be told."""

@@ -15,6 +15,7 @@ from ts_frontend.errors import ServeError
 from ts_frontend.services.predictions import Request, failure_response, parse, sequence_response
 from ts_frontend.services.ready_answers import ReadyAnswers
 from ts_frontend.services.served import Answer
+from ts_frontend.tasks import owned, watched
 
 #: Requests of one call that have been read and not answered; the client's next ones wait in its connection.
 REQUESTS_MAX = 64
@@ -58,7 +59,7 @@ class _Conversation:
             await self._answers.put([failure_response(error, None)])
             return
         sequence_id = request.sequence_id
-        task = asyncio.create_task(self._run(request, self._last.get(sequence_id)))
+        task = watched(self._run(request, self._last.get(sequence_id)), f"A request of {self._method}")
         self._last[sequence_id] = task
         self._running.add(task)
         task.add_done_callback(lambda _: self._ended(sequence_id, task))
@@ -93,7 +94,7 @@ class _Conversation:
 async def converse(method: str, requests: AsyncIterator[bytes], start: Start) -> AsyncGenerator[Sequence[bytes], None]:
     """The answers to `requests`; `start` begins one. Leaving early cancels what is running."""
     conversation = _Conversation(method, start)
-    reader = asyncio.create_task(conversation.read(requests))
+    reader = owned(conversation.read(requests))
     try:
         while (answers := await conversation.ready()) is not None:
             yield answers

@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 from ts_frontend.errors import Code, InvalidArgument, ServeError
 from ts_frontend.ingress.call import Call, Method, Shape
 from ts_frontend.protos.grpc_health_v1_health_pb2 import HealthCheckRequest, HealthCheckResponse
+from ts_frontend.tasks import owned
 
 SERVICE = "grpc.health.v1.Health"
 
@@ -57,7 +58,7 @@ class HealthService:
         name = _requested(data)
         sent: bytes | None = None
         while True:
-            change = asyncio.ensure_future(self._source.changed())
+            change = owned(self._source.changed())
             try:
                 # Lets `changed` begin: what changes after the look at the status below isn't missed.
                 await asyncio.sleep(0)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 from urllib.parse import parse_qsl
 
 from ts_frontend.errors import InvalidArgument
 from ts_frontend.ingress.http import JSON
 from ts_frontend.ingress.http_call import HttpAnswer, HttpRequest
+
+log = logging.getLogger(__name__)
 
 PARAMETERS_MAX = 256
 
@@ -73,6 +76,23 @@ class Parameters:
             return int(value)
         except ValueError:
             raise InvalidArgument(f"Parameter {name} must be a whole number, not {value[:80]!r}") from None
+
+    def tuning(self, name: str) -> int | None:
+        """As `integer`; what isn't a whole number counts as not given, as in TorchServe, and is logged: for settings
+        without which the call still does what was meant."""
+        try:
+            return self.integer(name)
+        except InvalidArgument as error:
+            log.warning("%s: it counts as not given", error.message)
+            return None
+
+    def startup_timeout(self, starts: bool) -> int | None:
+        """Seconds; where nothing `starts` in it, 0 counts as not given, too."""
+        value = self.tuning("startup_timeout")
+        if value == 0 and not starts:
+            log.warning("Parameter startup_timeout is 0, in which nothing can be loaded: it counts as not given")
+            return None
+        return value
 
     def flag(self, name: str, default: bool) -> bool:
         """True for `true` in any case, False for any other text."""

@@ -64,16 +64,17 @@ class HttpManagement:
 
     async def _register(self, request: HttpRequest) -> HttpAnswer:
         parameters = await register_parameters(request)
+        workers = parameters.integer("initial_workers")
         outcome = await self._administration.register(
             parameters.required("url"),
             model_name=parameters.text("model_name"),
             handler=parameters.text("handler"),
             runtime=parameters.text("runtime"),
-            batch_size=parameters.integer("batch_size"),
-            max_batch_delay=parameters.integer("max_batch_delay"),
-            initial_workers=parameters.integer("initial_workers"),
-            response_timeout=parameters.integer("response_timeout"),
-            startup_timeout=parameters.integer("startup_timeout"),
+            batch_size=parameters.tuning("batch_size"),
+            max_batch_delay=parameters.tuning("max_batch_delay"),
+            initial_workers=workers,
+            response_timeout=parameters.tuning("response_timeout"),
+            startup_timeout=parameters.startup_timeout(starts=bool(workers)),
             synchronous=parameters.flag("synchronous", True),
             s3_sse_kms=parameters.flag("s3_sse_kms", False),
         )

@@ -19,6 +19,7 @@ from ts_frontend.services.actions import Outcome
 from ts_frontend.services.http_answers import Parameters, json_answer, query_pairs
 from ts_frontend.services.http_inference import check_form, handler_headers
 from ts_frontend.services.http_managing import admitted, outcome_answer, page_asked, register_parameters
+from ts_frontend.tasks import owned
 
 #: Answers of several nodes that are larger together are read as JSON outside of the event loop.
 JSON_AT_ONCE_BYTES = 65_536
@@ -98,8 +99,8 @@ class HttpWorkflows:
         outcome = await self._workflows.register(
             parameters.required("url"),
             workflow_name=parameters.text("workflow_name"),
-            response_timeout=parameters.integer("response_timeout"),
-            startup_timeout=parameters.integer("startup_timeout"),
+            response_timeout=parameters.tuning("response_timeout"),
+            startup_timeout=parameters.tuning("startup_timeout"),
         )
         return outcome_answer(outcome)
 
@@ -120,7 +121,7 @@ class HttpWorkflows:
             check_form(content_type, body)
         headers = [(key.decode("latin-1"), value.decode("latin-1")) for key, value in request.headers]
         inputs = [Input("body", content_type, body)]
-        run = asyncio.create_task(workflow.predict(inputs, headers=headers, request_id=request.request_id))
+        run = owned(workflow.predict(inputs, headers=headers, request_id=request.request_id))
         request.when_gone(lambda: _cancel(run))
         try:
             await asyncio.wait({run})

@@ -25,6 +25,7 @@ from ts_frontend.services.read_ahead import ReadAhead
 from ts_frontend.services.ready_answers import ReadyAnswers
 from ts_frontend.services.served import Answer
 from ts_frontend.services.tensor_models import Stream, coded
+from ts_frontend.tasks import owned, watched
 
 #: So many elements with their lengths are no accident.
 ELEMENTS_SEEN_MAX = 256
@@ -159,7 +160,7 @@ class _Conversation:
         except ServeError as error:
             answer = error
         asked = _Asked(request.model_name, request.id)
-        task = asyncio.create_task(self._run(answer, asked, None if interleaves else self._last))
+        task = watched(self._run(answer, asked, None if interleaves else self._last), "A request of ModelStreamInfer")
         self._last = task
         self._running.add(task)
         task.add_done_callback(partial(self._ended, answer, len(data)))
@@ -186,6 +187,10 @@ class _Conversation:
             await self._drain(answer)
         except ServeError as error:
             await self._fail(error, asked, answer is not error)
+        except Exception as error:
+            internal = ServeError(f"ModelStreamInfer: {type(error).__name__} in the server, see its log")
+            await self._fail(internal, asked, True)
+            raise
         finally:
             if answer is self._stream:
                 self.finished = True
@@ -220,7 +225,7 @@ async def converse(
 ) -> AsyncGenerator[Sequence[bytes], None]:
     """The answers to `requests`. Leaving early cancels what is running."""
     conversation = _Conversation(call, configured, start, interleaves, begin)
-    reader = asyncio.create_task(conversation.read(requests))
+    reader = owned(conversation.read(requests))
     try:
         while (answers := await conversation.ready()) is not None:
             yield answers

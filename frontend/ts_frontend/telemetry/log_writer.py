@@ -11,7 +11,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
@@ -56,6 +57,7 @@ class Writer:
         self._lines: deque[ModelLine] = deque()
         self.sources: list[Source] = [self._access_portions]
         self._dropped = 0
+        self._failing: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
 
     def start(self) -> None:
@@ -109,7 +111,7 @@ class Writer:
             except Empty:
                 continue
             if item is _LINES or item is None:
-                self._write_lines()
+                self._attempt("Lines of workers", self._write_lines)
             elif isinstance(item, threading.Event):
                 item.set()
             else:
@@ -133,9 +135,29 @@ class Writer:
         """True when there was something to write."""
         found = False
         for source in self.sources:
-            for name, entries in source():
-                self._write_entries(logging.getLogger(name), entries)
-                found = found or bool(entries)
+            found = self._attempt(f"Entries of {source.__qualname__}", partial(self._write_source, source)) or found
+        return found
+
+    def _write_source(self, source: Source) -> bool:
+        found = False
+        for name, entries in source():
+            self._write_entries(logging.getLogger(name), entries)
+            found = found or bool(entries)
+        return found
+
+    def _attempt(self, what: str, work: Callable[[], bool | None]) -> bool:
+        """The result of `work`; a failure is logged once until it succeeds again: this thread must not end of it."""
+        try:
+            found = bool(work())
+        except Exception as error:
+            if what not in self._failing:
+                self._failing.add(what)
+                text = f"{what} could not be written: {type(error).__name__}: {error}"
+                about = (type(error), error, error.__traceback__)
+                record = logging.LogRecord(SERVER, logging.ERROR, "", 0, text, (), about)
+                write(record, targets(logging.getLogger(SERVER)))
+            return False
+        self._failing.discard(what)
         return found
 
     def _write_lines(self) -> None:
@@ -179,7 +201,10 @@ def _write_same(
 def write(record: logging.LogRecord, handlers: Iterable[logging.Handler]) -> None:
     for handler in handlers:
         if record.levelno >= handler.level:
-            handler.handle(record)
+            try:
+                handler.handle(record)
+            except Exception:  # a record that can't be formatted: the others still can
+                handler.handleError(record)
 
 
 def targets(logger: logging.Logger) -> list[logging.Handler]:

@@ -16,9 +16,9 @@ from dataclasses import replace
 from ts_frontend.job import Job, State
 from ts_frontend.telemetry import metrics_events as events
 from ts_frontend.telemetry.metrics_definitions import Definition, Definitions, Kind
-from ts_frontend.telemetry.metrics_events import BATCH, EVENTS_MAX, HTTP, EventLog, Tally
+from ts_frontend.telemetry.metrics_events import BATCH, EVENTS_MAX, HTTP, EventLog, EventSource, Tally
 from ts_frontend.telemetry.metrics_record import Record
-from ts_frontend.telemetry.metrics_requests import Batches, CountedRequests, LoggedRequests, Requests
+from ts_frontend.telemetry.metrics_requests import UNSEEN, Batches, CountedRequests, LoggedRequests, Requests
 from ts_frontend.telemetry.metrics_samples import NOTHING, Family, Histogram, Sample
 from ts_frontend.telemetry.metrics_text import exposition, log_text, prometheus_name
 
@@ -42,6 +42,20 @@ def _own_histogram() -> Sample:
     return Histogram(OWN_BOUNDS_S)
 
 
+class _Holdings:
+    """What one owner (MODEL_VERSION) has recorded, for the day on which it goes. `users`: those that record for it: a
+    version and the one that is to take its place are there at once. `detected`: names of its handlers' metrics that
+    metrics.yaml doesn't list."""
+
+    __slots__ = ("detected", "series", "tallies", "users")
+
+    def __init__(self) -> None:
+        self.users = 0
+        self.series: set[tuple[Family, tuple[str, ...]]] = set()
+        self.tallies: set[tuple[int, EventSource]] = set()
+        self.detected: set[str] = set()
+
+
 class MetricsRegistry:
     """All families. `host`: the value of host dimensions; `auto_detect`: unlisted metrics of handlers count too."""
 
@@ -55,6 +69,7 @@ class MetricsRegistry:
         self._auto_detect = auto_detect
         self._detected: dict[str, Definition] = {}
         self._dropped: set[str] = set()
+        self._holdings: dict[str, _Holdings] = {}
         self._exposed = frozenset({"prometheus": listed.keys(), "legacy": LEGACY & listed.keys()}.get(mode, ()))
         self._families = {name: Family(one) for name, one in listed.items() if name in self._exposed}
         self._own = {one.name: Family(one, text, _own_histogram) for one, text in _OWN} if self.everything else {}
@@ -93,8 +108,30 @@ class MetricsRegistry:
     # --- requests
 
     def model(self, name: str, version: str) -> ModelMetrics:
-        """What records the requests of one model version."""
+        """What records the requests of one model version, until it is closed."""
+        self._holdings.setdefault(owner_of(name, version), _Holdings()).users += 1
         return ModelMetrics(self, name, version)
+
+    def forget(self, name: str, version: str) -> None:
+        """One recorder of a model version was closed: with the last of them go its series, as Prometheus wants it of
+        what is there no more. Series that another version shares stay."""
+        owner = owner_of(name, version)
+        gone = self._holdings[owner]
+        gone.users -= 1
+        if gone.users:
+            return
+        del self._holdings[owner]
+        left = self._holdings.values()
+        for family, labels in gone.series:
+            if not any((family, labels) in one.series for one in left):
+                family.samples.pop(labels, None)
+        for tally in gone.tallies:
+            if not any(tally in one.tallies for one in left):
+                self.event_log.release(*tally)
+        for metric in gone.detected:
+            if not any(metric in one.detected for one in left):
+                self._detected.pop(metric, None)
+                self._families.pop(metric, None)
 
     def http_answered(self, status: int) -> None:
         """An HTTP request was answered, on any listener."""
@@ -122,28 +159,63 @@ class MetricsRegistry:
 
     def requests(self, name: str, version: str, label: str) -> Requests:
         """The recorder for calls of a model `version` that named it (`label` is the version), or didn't."""
+        holdings = self._holdings.get(owner_of(name, version))
+        if holdings is None:
+            return UNSEEN
+        families = self._families
         counted = CountedRequests(
-            self._sample(events.REQUESTS, name, label),
-            self._sample(events.LATENCY, name, label),
-            self._sample(events.QUEUE_LATENCY, name, label),
+            self._held(holdings, families.get(events.REQUESTS), name, label),
+            self._held(holdings, families.get(events.LATENCY), name, label),
+            self._held(holdings, families.get(events.QUEUE_LATENCY), name, label),
             self._sample(events.QUEUE_TIME, "Host"),
-            self._own_sample(OWN_LATENCY, name, version),
-            self._own_sample(OWN_QUEUE, name, version),
+            self._held(holdings, self._own.get(OWN_LATENCY.name), name, version),
+            self._held(holdings, self._own.get(OWN_QUEUE.name), name, version),
         )
         if self.everything:
             return counted
-        return LoggedRequests(self.event_log, (name, label), counted if self._exposed else None)
+        source = (name, label)
+        holdings.tallies |= {(events.ACCEPTED, source), (events.ANSWERED, source)}
+        return LoggedRequests(self.event_log, source, counted if self._exposed else None)
 
-    def _own_sample(self, definition: Definition, name: str, version: str) -> Sample:
+    def _held(self, holdings: _Holdings, family: Family | None, *labels: str) -> Sample:
+        """A series that goes with its owner; `labels` without the host."""
+        if family is None:
+            return NOTHING
+        sample = family.sample((*labels, self.host))
+        if sample is not NOTHING:
+            holdings.series.add((family, (*labels, self.host)))
+        return sample
+
+    def _own_sample(self, definition: Definition, name: str, version: str) -> Sample | None:
         family = self._own.get(definition.name)
-        return family.sample((name, version, self.host)) if family is not None else NOTHING
+        return None if family is None else family.samples.get((name, version, self.host))
 
     def batches(self, name: str, version: str) -> Batches:
         return _ModelBatches(self, name, version)
 
-    def batch_samples(self, name: str) -> tuple[Sample, Sample]:
+    def batch_samples(self, name: str, version: str) -> tuple[Sample, Sample]:
         """WorkerThreadTime and a model's PredictionTime."""
-        return self._sample(events.WORKER_THREAD_TIME, "Host"), self._sample(events.PREDICTION_TIME, name, "Model")
+        holdings = self._holdings.get(owner_of(name, version))
+        if holdings is None:
+            return NOTHING, NOTHING
+        predicted = self._held(holdings, self._families.get(events.PREDICTION_TIME), name, "Model")
+        return self._sample(events.WORKER_THREAD_TIME, "Host"), predicted
+
+    def batch_tally(self, name: str, version: str) -> Tally:
+        """Where a model's batches are added up that the feed has no room for."""
+        self._holdings[owner_of(name, version)].tallies.add((BATCH, name))
+        return self.event_log.tally(BATCH, name)
+
+    def worker_loaded(self, name: str, version: str, worker_id: int, seconds: float) -> None:
+        """A worker of a model version has loaded it, so long after it was created."""
+        holdings = self._holdings.get(owner_of(name, version))
+        if holdings is None:
+            return
+        labels = (f"W-{worker_id}-{owner_of(name, version)}", "Host")
+        self.server_value(WORKER_LOAD_TIME, int(seconds * 1000), *labels)
+        family = self._families.get(WORKER_LOAD_TIME)
+        if family is not None and (*labels, self.host) in family.samples:
+            holdings.series.add((family, (*labels, self.host)))
 
     # --- everything that isn't a request
 
@@ -159,14 +231,24 @@ class MetricsRegistry:
             text = log_text(definition, value, pairs, self.host, time.time())
             logging.getLogger(events.SERVER_LOG).info("%s", text)
 
-    def handler_value(self, record: Record) -> None:
-        """One value that a worker reported; one that metrics.yaml doesn't list is dropped, unless `auto_detect`."""
+    def handler_value(self, record: Record, owner: str) -> None:
+        """One value that a worker of `owner` (MODEL_VERSION) reported; one that metrics.yaml doesn't list is dropped,
+        unless `auto_detect`."""
+        holdings = self._holdings.get(owner)
+        if holdings is None:  # the last words of a worker whose model is gone
+            return
         definition = self._definitions.model.get(record.name) or self._detect(record)
         values = record.values(definition) if definition is not None else None
         if definition is None or values is None:
             self._drop(record, definition)
-        elif self.everything:
-            self._families[record.name].sample(values).add(record.value)
+            return
+        if record.name in self._detected:
+            holdings.detected.add(record.name)
+        if self.everything:
+            family = self._families[record.name]
+            family.sample(values).add(record.value)
+            if values in family.samples:
+                holdings.series.add((family, values))
         else:
             self.event_log.record(record, definition, values)
 
@@ -195,6 +277,11 @@ class MetricsRegistry:
         log.warning("Metric %s of a handler is dropped: %s", record.name, reason)
 
 
+def owner_of(name: str, version: str) -> str:
+    """How a model version's workers call themselves."""
+    return f"{name}_{version}"
+
+
 def _http_name(kind: int) -> str:
     return {2: "Requests2XX", 4: "Requests4XX"}.get(kind, "Requests5XX")
 
@@ -207,6 +294,11 @@ class ModelMetrics:
         self._unnamed: Requests | None = None
         self._named: Requests | None = None
         self.batches = registry.batches(name, version)
+
+    def close(self) -> None:
+        """The model is gone: nothing more is recorded of it, and what was shown isn't shown any more."""
+        self._unnamed = self._named = UNSEEN
+        self._registry.forget(self._name, self._version)
 
     def requests(self, version_named: bool) -> Requests:
         """For a call that named the model's version, or didn't."""
@@ -229,7 +321,7 @@ class _ModelBatches:
         self._registry, self._name, self._version = registry, name, version
         self._everything = registry.everything
         self._feed = registry.event_log.feed
-        self._tally = registry.event_log.tally(BATCH, name)
+        self._tally = registry.batch_tally(name, version)
         self._source = name
         self._samples: tuple[Sample, Sample] | None = None
 
@@ -249,12 +341,11 @@ class _ModelBatches:
             self._feed.append((BATCH, self._source, worked_s, waited_s, now_s, ids))
 
     def _first(self) -> tuple[Sample, Sample]:
-        self._samples = self._registry.batch_samples(self._name)
+        self._samples = self._registry.batch_samples(self._name, self._version)
         return self._samples
 
     def loaded(self, worker_id: int, seconds: float) -> None:
-        worker = f"W-{worker_id}-{self._name}_{self._version}"
-        self._registry.server_value(WORKER_LOAD_TIME, int(seconds * 1000), worker, "Host")
+        self._registry.worker_loaded(self._name, self._version, worker_id, seconds)
 
 
 _OWN = (

@@ -9,6 +9,7 @@ sums stay exact, and the cost is bounded.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -79,12 +80,13 @@ class Tally:
     """The sum that is being added to, and the one before it: the writing thread takes that one, a period after the
     event loop has seen it last, so that no lock is needed."""
 
-    __slots__ = ("_before", "now", "source", "what")
+    __slots__ = ("_before", "now", "released", "source", "what")
 
     def __init__(self, what: int, source: EventSource) -> None:
         self.what, self.source = what, source
         self.now = Sum()
         self._before: Sum | None = None
+        self.released = False
 
     def take(self) -> Sum | None:
         """What is complete. Nothing is lost when it is called until it has nothing."""
@@ -93,6 +95,11 @@ class Tally:
             self._before, self.now = self.now, Sum()
         return complete
 
+    @property
+    def empty(self) -> bool:
+        """Is there nothing to take, now or the next time?"""
+        return self._before is None and not self.now.count
+
 
 class EventLog:
     """Makes the lines. `logged`: names of the metrics that go to the logs."""
@@ -100,6 +107,7 @@ class EventLog:
     def __init__(self, definitions: Definitions, logged: Collection[str], host: str) -> None:
         self.feed: Feed = deque()
         self._tallies: dict[tuple[int, EventSource], Tally] = {}
+        self._making = threading.Lock()
         self._records: deque[tuple[Record, Definition, tuple[str, ...]]] = deque()
         self._dropped = 0
         self._definitions: Mapping[str, Definition] = {
@@ -109,7 +117,23 @@ class EventLog:
 
     def tally(self, what: int, source: EventSource) -> Tally:
         """Where events are added that the feed has no room for."""
-        return self._tallies.setdefault((what, source), Tally(what, source))
+        with self._making:
+            tally = self._tallies.setdefault((what, source), Tally(what, source))
+            tally.released = False
+        return tally
+
+    def release(self, what: int, source: EventSource) -> None:
+        """Nobody adds events of that source any more: it is forgotten when what it holds is written."""
+        with self._making:
+            tally = self._tallies.get((what, source))
+            if tally is not None:
+                tally.released = True
+
+    def _forget(self, tally: Tally) -> None:
+        """Of the writing thread, when a tally had nothing: one that is made again just now stays."""
+        with self._making:
+            if tally.released and tally.empty:
+                self._tallies.pop((tally.what, tally.source), None)
 
     def record(self, record: Record, definition: Definition, values: tuple[str, ...]) -> None:
         """One value of a metric that a handler reported."""
@@ -130,7 +154,10 @@ class EventLog:
             found += self._lines(values, at_s + to_wall_s, ",".join(ids))
         for tally in list(self._tallies.values()):
             one = tally.take()
-            if one is not None:
+            if one is None:
+                if tally.released:
+                    self._forget(tally)
+            else:
                 values = _values(tally.what, tally.source, one.count, one.a, one.b, one.last_a, one.last_b)
                 found += self._lines(values, wall_s, "")
         found += self._recorded(wall_s)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from ts_frontend.job import Job
 from ts_frontend.telemetry.metrics_events import ACCEPTED, ANSWERED, EVENTS_MAX, EventLog
-from ts_frontend.telemetry.metrics_samples import Sample
+from ts_frontend.telemetry.metrics_samples import NOTHING, Sample
 
 
 class Requests(Protocol):
@@ -49,6 +49,10 @@ class CountedRequests:
         self._queue_time.add(int(queue_s * 1e3))
         self._latency_s.add(latency_s)
         self._queue_s.add(queue_s)
+
+
+#: Of a model that is gone.
+UNSEEN = CountedRequests(*[NOTHING] * 6)
 
 
 class LoggedRequests:

@@ -57,7 +57,7 @@ class ModelLog:
         if line.startswith(METRICS_PREFIX):
             record = parse_record(line)
             if record is not None:
-                self._metrics.handler_value(record)
+                self._metrics.handler_value(record, name)
                 return
         known = self._streams.get((worker_id, stream))
         if known is None:

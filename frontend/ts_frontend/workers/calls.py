@@ -12,6 +12,7 @@ from contextlib import aclosing
 
 from ts.protocol.frames import CALL_BYTES, CALL_COST_BYTES, Call, Chunk, Credit, Failed, Message
 from ts_frontend.errors import QueueFull, ServeError
+from ts_frontend.tasks import owned
 from ts_frontend.workers.plan import Answers, Caller
 from ts_frontend.workers.running import Batch
 
@@ -75,7 +76,7 @@ class Calls:
             self._push(Failed(call.call_id, full.http_status, full.message))
         else:
             entry = self._open[call.call_id] = _Open(batch)
-            task = entry.task = asyncio.create_task(self._run(call, entry))
+            task = entry.task = owned(self._run(call, entry))
             task.add_done_callback(lambda done: self._ended(call.call_id, entry, done))
             self._sign(entry)
 

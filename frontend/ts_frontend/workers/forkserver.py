@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Mapping
 from typing import Any
 
+from ts_frontend.tasks import watched
 from ts_frontend.workers.exits import Exit
 from ts_frontend.workers.process import LaunchFailed, resolve, start_forkserver
 from ts_frontend.workers.started import Ends, LineSink, Process, Spec, adopt
@@ -45,7 +46,7 @@ class Forkserver:
         self.usable = True
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.ready.add_done_callback(lambda done: None if done.cancelled() else done.exception())
-        self.reader = asyncio.create_task(self._read())
+        self.reader = watched(self._read(), "The forkserver's reader")
 
     @staticmethod
     async def start(env: Mapping[str, str]) -> Forkserver:
@@ -131,6 +132,9 @@ class Forkserver:
                 data = self._take(data + piece)
         except (OSError, ValueError, KeyError) as error:
             reason = str(error)
+        except Exception as error:  # whatever else: who waits for an answer must hear that none will come
+            log.exception("A reply of the forkserver can't be handled")
+            reason = f"{type(error).__name__}: {error}"
         self._stop_sending()
         async with self._sending:
             self._control.close()

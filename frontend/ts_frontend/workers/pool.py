@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from ts_frontend.batching.job_queue import WorkQueue
 from ts_frontend.errors import NoWorker
+from ts_frontend.tasks import watched
 from ts_frontend.workers.backoff import Backoff
 from ts_frontend.workers.devices import Device
 from ts_frontend.workers.life import Life, StartFailed, unattended_future
@@ -178,7 +179,7 @@ class Pool:
         del self.slots[count:]
         self.slots += [self._new_slot() for _ in range(count - len(self.slots))]
         starting = [slot for slot in self.slots if not slot.first_try.done()]
-        retiring = [asyncio.create_task(self._retire(slot, drain_s)) for slot in surplus]
+        retiring = [watched(self._retire(slot, drain_s), f"Worker {slot.id}'s retirement") for slot in surplus]
         self._retiring.update(retiring)
         for task in retiring:
             task.add_done_callback(self._retiring.discard)

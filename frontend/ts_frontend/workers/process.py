@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from ts_frontend.tasks import owned, watched
 from ts_frontend.workers.exits import Exit
 from ts_frontend.workers.started import Ends, LineSink, Process, Spec, adopt
 
@@ -52,7 +53,7 @@ class ExecLauncher:
     ) -> Process:
         """Runs a module, `words[0]`, in a new interpreter; `pass_fds` are open in it under the same numbers."""
         _, _, stdout, stderr = ends.worker_fds()
-        starting = asyncio.create_task(
+        starting = owned(
             asyncio.to_thread(
                 subprocess.Popen,
                 [spec.python or sys.executable, "-m", *words],
@@ -70,7 +71,7 @@ class ExecLauncher:
         except asyncio.CancelledError:
             self._keep(self._discard(starting, ends))
             raise
-        except OSError:
+        except Exception:
             ends.close()
             raise
         ends.close_worker_side()
@@ -79,7 +80,7 @@ class ExecLauncher:
         return process
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> None:
-        waiter = asyncio.create_task(work)
+        waiter = watched(work, "A wait for a worker process")
         self._waiters.add(waiter)
         waiter.add_done_callback(self._waiters.discard)
 
@@ -95,11 +96,15 @@ class ExecLauncher:
         await asyncio.to_thread(child.wait)
 
     async def _wait(self, child: subprocess.Popen[bytes], process: Process) -> None:
-        if process.pidfd is None:
-            code = await asyncio.to_thread(child.wait)
-        else:
-            await _readable(process.pidfd)
-            code = child.wait()
+        try:
+            if process.pidfd is None:
+                code = await asyncio.to_thread(child.wait)
+            else:
+                await _readable(process.pidfd)
+                code = child.wait()
+        except Exception:
+            process.ended(Exit(None))
+            raise
         process.ended(Exit(code))
 
     async def close(self) -> None:

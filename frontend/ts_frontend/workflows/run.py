@@ -21,6 +21,7 @@ from ts_frontend.errors import (
     QueueFull,
     ServeError,
 )
+from ts_frontend.tasks import owned
 from ts_frontend.workflows.graph import Graph
 from ts_frontend.workflows.spec import Node
 
@@ -117,7 +118,7 @@ class Run:
         return {name: self._replies[name] for name in graph.leaves}
 
     def _begin(self, name: str, inputs: Sequence[Input]) -> None:
-        self._running[asyncio.create_task(self._answer(self._nodes[name], inputs))] = name
+        self._running[owned(self._answer(self._nodes[name], inputs))] = name
 
     async def _cancel(self) -> None:
         for task in self._running:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from itertools import chain
-from typing import Any, Protocol, cast
+from queue import SimpleQueue
+from typing import Any, NamedTuple, Protocol, cast
 
 STEPS = ("preprocess", "inference", "postprocess")
+#: Between two looks at which of a step's threads has ended.
+JOIN_S = 0.01
 
 
 class Steps(Protocol):
@@ -27,8 +31,29 @@ class Steps(Protocol):
     def describe_handle(self) -> Any: ...
 
 
-def _after(step: Callable[[Any], Any], before: Future[Any]) -> Any:
-    return step(before.result())
+class _Part(NamedTuple):
+    """A part of a batch on its way: its place, what the last step made of it, and where its end is awaited."""
+
+    place: int
+    value: Any
+    outcome: Future[Any]
+
+
+def _work(
+    name: str, handler: Steps, taken: SimpleQueue[_Part | None], after: SimpleQueue[_Part | None] | None, own: Any
+) -> None:
+    """What a step's thread does until it takes None. `after`: the next step's queue, `own` is local to threads."""
+    while (part := taken.get()) is not None:
+        own.micro_batch_idx = part.place
+        try:
+            value = getattr(handler, name)(part.value)
+        except BaseException as error:  # it is raised where the batch is awaited
+            part.outcome.set_exception(error)
+            continue
+        if after is None:
+            part.outcome.set_result(value)
+        else:
+            after.put(part._replace(value=value))
 
 
 class MicroBatching:
@@ -44,14 +69,54 @@ class MicroBatching:
     ) -> None:
         if micro_batch_size < 1:
             raise ValueError(f"micro_batch_size must be at least 1, not {micro_batch_size}")
-        threads = dict(parallelism or {})
-        unknown = threads.keys() - set(STEPS)
+        self.parent_handler = self.handler = parent_handler
+        self.micro_batch_size = micro_batch_size
+        self.thread_groups: dict[str, list[threading.Thread]] = {step: [] for step in STEPS}
+        self.thread_local_data = threading.local()
+        self._queues: dict[str, SimpleQueue[_Part | None]] = {step: SimpleQueue() for step in STEPS}
+        self._parallelism = dict.fromkeys(STEPS, 1)
+        self.parallelism = dict(parallelism or {})
+
+    @property
+    def parallelism(self) -> dict[str, int]:
+        """Threads by step."""
+        return dict(self._parallelism)
+
+    @parallelism.setter
+    def parallelism(self, parallelism: Mapping[str, int]) -> None:
+        """Starts and ends threads of the steps that are given. Raises ValueError for other names."""
+        unknown = parallelism.keys() - set(STEPS)
         if unknown:
             raise ValueError(f"parallelism of {', '.join(sorted(unknown))}: the steps are {', '.join(STEPS)}")
-        self.parent_handler = parent_handler
-        self.micro_batch_size = micro_batch_size
-        self.parallelism = {step: threads.get(step) or 1 for step in STEPS}
-        self._pools = [ThreadPoolExecutor(count, f"micro-batch-{step}") for step, count in self.parallelism.items()]
+        self._parallelism.update({step: count or 1 for step, count in parallelism.items()})
+        for number, step in enumerate(STEPS):
+            following = self._queues[STEPS[number + 1]] if number + 1 < len(STEPS) else None
+            self._set_threads(step, self._parallelism[step], following)
+
+    def _set_threads(self, step: str, count: int, following: SimpleQueue[_Part | None] | None) -> None:
+        """A thread that is one too many ends with what it is doing; which one it is, shows."""
+        group, taken = self.thread_groups[step], self._queues[step]
+        surplus = len(group) - count
+        for _ in range(surplus):
+            taken.put(None)
+        while len(group) > count:
+            group[:] = [thread for thread in group if thread.is_alive()]
+            if len(group) > count:
+                group[0].join(JOIN_S)
+        for _ in range(count - len(group)):
+            thread = threading.Thread(
+                target=_work,
+                args=(step, self.handler, taken, following, self.thread_local_data),
+                name=f"micro-batch-{step}",
+                daemon=True,
+            )
+            thread.start()
+            group.append(thread)
+
+    def get_micro_batch_idx(self) -> int | None:
+        """In a step: which part of the batch it has, from 0; elsewhere None."""
+        index: int | None = getattr(self.thread_local_data, "micro_batch_idx", None)
+        return index
 
     def __call__(self, data: Sequence[Any], context: Any) -> Sequence[Any]:
         """One answer per row of `data`. The first part's error, if any, is raised after all parts have ended."""
@@ -68,24 +133,28 @@ class MicroBatching:
             return [handler.describe_handle()]
         if context.get_request_header(0, "explain") == "True":
             return cast(Sequence[Any], handler.explain_handle(handler.preprocess(data), data))
+        return self._in_parts(data)
+
+    def _in_parts(self, data: Sequence[Any]) -> Sequence[Any]:
         size = self.micro_batch_size
-        return list(chain.from_iterable(self._run([data[at : at + size] for at in range(0, len(data), size)])))
-
-    handle = __call__
-
-    def _run(self, parts: Sequence[Sequence[Any]]) -> list[Any]:
-        first, *rest = self._pools
-        running = [first.submit(self.parent_handler.preprocess, part) for part in parts]
-        for pool, name in zip(rest, STEPS[1:], strict=True):
-            step = getattr(self.parent_handler, name)
-            running = [pool.submit(_after, step, before) for before in running]
-        failures = [future.exception() for future in running]
+        parts = [_Part(index, data[at : at + size], Future()) for index, at in enumerate(range(0, len(data), size))]
+        for part in parts:
+            self._queues[STEPS[0]].put(part)
+        failures = [part.outcome.exception() for part in parts]
         for failure in failures:
             if failure is not None:
                 raise failure
-        return [future.result() for future in running]
+        return list(chain.from_iterable(part.outcome.result() for part in parts))
+
+    def handle(self, data: Sequence[Any], context: Any = None) -> Sequence[Any]:
+        """The answers alone, without metrics; with a `context`, a call."""
+        return self._in_parts(data) if context is None else self(data, context)
 
     def shutdown(self) -> None:
-        """End the threads."""
-        for pool in self._pools:
-            pool.shutdown()
+        """Ends the threads."""
+        for step, group in self.thread_groups.items():
+            for _ in group:
+                self._queues[step].put(None)
+        for group in self.thread_groups.values():
+            while group:
+                group.pop().join()

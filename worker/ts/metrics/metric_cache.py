@@ -54,6 +54,10 @@ class MetricCache:
             message = f"no metric {metric_name!r} of type {getattr(metric_type, 'value', metric_type)}"
             raise MetricsCacheKeyError(f"{message}: declare it with add_metric_to_cache or in metrics.yaml") from None
 
+    def cache_keys(self) -> list[str]:
+        """What is declared, each as TYPE:NAME."""
+        return [f"{kind.value}:{name}" for kind, metrics in self.cache.items() for name in metrics]
+
     def add_counter(
         self, name: str, value: float, idx: int | None = None, dimensions: Sequence[Dimension] = ()
     ) -> None:

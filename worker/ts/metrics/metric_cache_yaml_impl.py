@@ -42,11 +42,20 @@ class MetricsCacheYamlImpl(MetricCache):
     def initialize_cache(self) -> None:
         """Declare the file's metrics. Raises MetricsCacheKeyError without a `model_metrics` section,
         MetricsCacheTypeError where an entry isn't one."""
-        section = self._content.get("model_metrics")
+        section = self._parse_metrics_section()
         if not section:
-            raise MetricsCacheKeyError(f"metrics file {self.config_file_path} has no `model_metrics` section")
+            raise MetricsCacheKeyError(
+                f"metrics file {self.config_file_path} has nothing in its `model_metrics` section"
+            )
         for kind, entries in section.items():
             self._declare_all(kind, entries or [])
+
+    def _parse_metrics_section(self, key: str = "model_metrics") -> dict[str, Any]:
+        """A section of the file, as it was read. Raises MetricsCacheKeyError when it isn't there."""
+        if key not in self._content:
+            raise MetricsCacheKeyError(f"metrics file {self.config_file_path} has no `{key}` section")
+        section: dict[str, Any] = self._content[key]
+        return section
 
     def _declare_all(self, kind: str, entries: list[dict[str, Any]]) -> None:
         try:

@@ -52,7 +52,7 @@ class BaseHandler:
         """
         self.context = context
         self.manifest = context.manifest or {}
-        self.model_yaml_config = context.model_yaml_config or {}
+        self.model_yaml_config = getattr(context, "model_yaml_config", None) or {}
         self.device = choose_device(context.system_properties.get("gpu_id"))
         self.map_location = self.device.type
         model_dir = str(context.system_properties["model_dir"])

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import yaml
 
 logger = logging.getLogger(__name__)
+P = ParamSpec("P")
+R = TypeVar("R")
 
 CLEANUP_REGEX = re.compile("<.*?>")
 
@@ -35,6 +39,24 @@ class PredictionException(Exception):
 
     def __str__(self) -> str:
         return f"message : {self.message}, error_code : {self.error_code}"
+
+
+def deprecated(
+    version: str, replacement: str = "", klass: type[Warning] = PendingDeprecationWarning
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Makes a function warn, each time it is called, that it goes in `version`. `replacement`: what to call instead;
+    `klass`: the warning's category."""
+
+    def marked(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def warning(*args: P.args, **more: P.kwargs) -> R:
+            text = f"{function.__name__} is deprecated in {version} and moved to {replacement}"
+            warnings.warn(text, klass, stacklevel=2)
+            return function(*args, **more)
+
+        return warning
+
+    return marked
 
 
 def list_classes_from_module(module: ModuleType, parent_class: type | None = None) -> list[type]:

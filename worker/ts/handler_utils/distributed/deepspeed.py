@@ -31,7 +31,7 @@ def get_ds_engine(model: Any, ctx: Context) -> Any:
     if not isinstance(handler, dict) or "model_path" not in handler:
         raise ValueError(f"model {ctx.model_name}: model-config.yaml has no handler: {{model_path: …}}")
     folder = Path(ctx.system_properties["model_dir"])
-    config = _config(folder, section, ctx.model_name)
+    config = _config(folder, section, getattr(ctx, "model_name", ""))
     checkpoint = None
     if "checkpoint" in section:
         checkpoint = str(folder / section["checkpoint"])

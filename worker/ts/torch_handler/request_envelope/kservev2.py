@@ -38,7 +38,7 @@ class KServev2Envelope(BaseEnvelope):
         names = note["names"]
         return {
             "id": note["id"] or context.get_request_id(idx),
-            "model_name": context.model_name or model.get("modelName"),
+            "model_name": model.get("modelName") or getattr(context, "model_name", None),
             "model_version": model.get("modelVersion"),
             "outputs": [
                 output(names[at] if at < len(names) else f"output-{at}", result) for at, result in enumerate(results)

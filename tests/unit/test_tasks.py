@@ -1,0 +1,240 @@
+"""Tasks of the server that fail: each is seen, loops go on, and what depends on them isn't left waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ts_frontend.ingress.application import application
+from ts_frontend.ingress.call import Limits, Listener, Method, Shape
+from ts_frontend.models import persistence
+from ts_frontend.models.persistence import Recorder
+from ts_frontend.models.snapshot import Kind, SnapshotFiles
+from ts_frontend.repository.repository import Repository
+from ts_frontend.tasks import kept, owned, watched
+from ts_frontend.telemetry import log_writer
+from ts_frontend.telemetry.log_entries import ModelLine
+
+LIMIT_S = 60
+
+
+async def broken() -> None:
+    raise RuntimeError("a mistake")
+
+
+def ended(scenario: Callable[[], Any]) -> None:
+    asyncio.run(asyncio.wait_for(scenario(), LIMIT_S))
+
+
+def test_a_task_that_nobody_waits_for_says_that_it_failed(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        await asyncio.wait({watched(broken(), "The look at a thing")})
+
+    ended(scenario)
+    assert caplog.messages == ["The look at a thing failed"]
+    assert "RuntimeError: a mistake" in caplog.text and "in broken" in caplog.text
+
+
+def test_the_starter_of_a_task_sees_its_failure_and_the_log_does_not(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        with pytest.raises(RuntimeError, match="a mistake"):
+            await owned(broken())
+
+    ended(scenario)
+    assert not caplog.messages
+
+
+def test_a_loop_that_fails_runs_again(caplog: pytest.LogCaptureFixture) -> None:
+    runs = 0
+
+    async def loop() -> None:
+        nonlocal runs
+        runs += 1
+        if runs < 4:
+            await broken()
+
+    async def scenario() -> None:
+        await kept(loop, "A watch", 0.001)
+
+    ended(scenario)
+    assert runs == 4
+    assert caplog.messages == [f"A watch failed and goes on in 0.00{after} s" for after in (1, 2, 4)]
+    assert caplog.text.count("RuntimeError: a mistake") == 3
+
+
+def test_a_loop_that_is_cancelled_ends() -> None:
+    async def scenario() -> None:
+        begun = asyncio.Event()
+
+        async def loop() -> None:
+            begun.set()
+            await asyncio.get_running_loop().create_future()
+
+        task = kept(loop, "A watch")
+        await begun.wait()
+        task.cancel()
+        await asyncio.wait({task})
+        assert task.cancelled()
+
+    ended(scenario)
+
+
+# --- who has such tasks
+
+
+class Installed:
+    async def folders(self, url: str) -> list[str]:
+        return []
+
+
+class Administration:
+    """As much of one as a repository asks for while it looks."""
+
+    def __init__(self) -> None:
+        self.installation = Installed()
+        self.registry: list[object] = []
+
+
+def test_one_model_that_cannot_be_looked_at_does_not_keep_the_others_from_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded = []
+    again = asyncio.Event()
+    for name in ("a", "b", "c"):
+        (tmp_path / name / "1").mkdir(parents=True)
+
+    class Watching(Repository):
+        async def _load(self, name: str, config_text: str | None = None) -> None:
+            if name == "b":
+                raise RuntimeError("a mistake")
+            loaded.append(name)
+            if loaded.count("c") == 3:
+                again.set()
+
+    async def scenario() -> None:
+        repository = Watching(Administration(), [tmp_path], "poll", 0.001, 0)  # type: ignore[arg-type]
+        watch = kept(repository.watch, "The watch", 0.001)
+        await again.wait()
+        watch.cancel()
+
+    ended(scenario)
+    assert "Model b could not be loaded" in caplog.messages
+    assert "RuntimeError: a mistake" in caplog.text
+
+
+def test_a_snapshot_that_cannot_be_made_takes_nothing_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    states: list[Any] = [{}]
+
+    def states_of(administration: object) -> Any:
+        if not states:
+            raise RuntimeError("a mistake")
+        return states[0]
+
+    monkeypatch.setattr(persistence, "states_of", states_of)
+
+    async def scenario() -> None:
+        recorder = Recorder(SnapshotFiles(tmp_path, kept_max=9), {})
+        recorder.attach(object())  # type: ignore[arg-type]
+        good = states.pop()
+        recorder.changed()
+        await recorder.write(Kind.STARTUP)
+        states.append(good)
+        await recorder.close()
+
+    ended(scenario)
+    assert "RuntimeError: a mistake" in caplog.text
+    assert [name.rpartition("-")[2] for name in SnapshotFiles(tmp_path).names()][-1] == "shutdown.cfg"
+
+
+def test_the_thread_that_writes_the_logs_outlives_what_it_cannot_write(capsys: pytest.CaptureFixture[str]) -> None:
+    written: list[str] = []
+    asked = threading.Semaphore(0)
+
+    class Wrong(logging.Handler):
+        def handle(self, record: logging.LogRecord) -> bool:
+            raise RuntimeError("a handler's mistake")
+
+    class Right(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            written.append(record.getMessage())
+
+    def source() -> list[tuple[str, list[ModelLine]]]:
+        asked.release()
+        raise RuntimeError("a source's mistake")
+
+    server = logging.getLogger(log_writer.SERVER)
+    right = Right()
+    server.addHandler(right)
+    writer = log_writer.Writer()
+    writer.sources.append(source)
+    writer.start()
+    try:
+        record = logging.LogRecord("x", logging.INFO, "", 0, "text", (), None)
+        writer.put(record, [Wrong(), right])
+        for _ in range(3):
+            assert asked.acquire(timeout=LIMIT_S)
+        writer.put(logging.LogRecord("x", logging.INFO, "", 0, "later", (), None), [right])
+        assert writer.flush(LIMIT_S)
+    finally:
+        writer.close()
+        server.removeHandler(right)
+    assert "text" in written and "later" in written
+    assert [line.partition(" could")[2] for line in written if "mistake" in line] == [
+        " not be written: RuntimeError: a source's mistake"
+    ]
+    assert "a handler's mistake" in capsys.readouterr().err
+
+
+# --- calls in flight
+
+
+@pytest.mark.parametrize("grpc_too", [True, False])
+def test_what_is_running_is_known_and_ended(grpc_too: bool) -> None:
+    """Calls that wait for something, however deep, are answered; one whose answer is complete is no call any more."""
+    sent: list[dict[str, Any]] = []
+
+    async def scenario() -> None:
+        begun = asyncio.Event()
+
+        async def waits(scope: Any, receive: Any, send: Any) -> None:
+            if scope["path"] == "/quick":
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+                return
+            begun.set()
+            await asyncio.get_running_loop().create_future()
+
+        async def send(event: Any) -> None:
+            sent.append(event)
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def method(call: Any, data: bytes) -> bytes:
+            return b""
+
+        routes = {"/m": Method("/m", Shape.UNARY, method)} if grpc_too else {}
+        app = application(Listener("test", "127.0.0.1", 0, routes, Limits(1000, 1000), http_app=waits))
+
+        async def wrapped(path: str) -> None:
+            """As a server may call it: from a coroutine of its own."""
+            scope = {"type": "http", "method": "GET", "path": path, "http_version": "1.1", "headers": []}
+            await app(scope, receive, send)
+
+        app.drain()
+        quick = owned(wrapped("/quick"))
+        slow = owned(wrapped("/slow"))
+        await begun.wait()
+        assert app.abort() == 1
+        await asyncio.gather(quick, slow)
+        assert app.abort() == 0
+
+    ended(scenario)
+    assert [event["status"] for event in sent if event["type"] == "http.response.start"] == [200, 503]
