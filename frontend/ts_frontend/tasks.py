@@ -74,6 +74,19 @@ class Tasks:
         return task
 
 
+def watched(work: Coroutine[Any, Any, T], what: str) -> asyncio.Task[T]:
+    """A task whose failure is logged with its traceback, as one of `what`, whether or not somebody waits for it."""
+
+    def look(task: asyncio.Task[T]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("%s failed", what, exc_info=error)
+
+    task = asyncio.create_task(work)
+    task.add_done_callback(look)
+    return task
+
+
 def _log_failure(task: asyncio.Task[Any]) -> None:
     if task.cancelled():
         return

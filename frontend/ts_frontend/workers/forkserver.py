@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Mapping
 from typing import Any
 
+from ts_frontend.tasks import watched
 from ts_frontend.workers.exits import Exit
 from ts_frontend.workers.process import LaunchFailed, resolve, start_forkserver
 from ts_frontend.workers.started import Ends, LineSink, Process, Spec, adopt
@@ -45,7 +46,7 @@ class Forkserver:
         self.usable = True
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.ready.add_done_callback(lambda done: None if done.cancelled() else done.exception())
-        self.reader = asyncio.create_task(self._read())
+        self.reader = watched(self._read(), "Reading from the forkserver")
 
     @staticmethod
     async def start(env: Mapping[str, str]) -> Forkserver:
@@ -129,8 +130,8 @@ class Forkserver:
         try:
             while piece := await loop.sock_recv(self._control, 65536):
                 data = self._take(data + piece)
-        except (OSError, ValueError, KeyError) as error:
-            reason = str(error)
+        except Exception as error:  # whatever it is: nobody reads its answers any more, and who waits must be told
+            reason = f"{type(error).__name__}: {error}"
         self._stop_sending()
         async with self._sending:
             self._control.close()

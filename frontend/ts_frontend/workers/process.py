@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -15,8 +16,11 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from ts_frontend.tasks import watched
 from ts_frontend.workers.exits import Exit
 from ts_frontend.workers.started import Ends, LineSink, Process, Spec, adopt
+
+log = logging.getLogger(__name__)
 
 TOOL_READ_BYTES = 64 * 1024
 
@@ -79,7 +83,7 @@ class ExecLauncher:
         return process
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> None:
-        waiter = asyncio.create_task(work)
+        waiter = watched(work, "Waiting for a worker process")
         self._waiters.add(waiter)
         waiter.add_done_callback(self._waiters.discard)
 
@@ -95,11 +99,17 @@ class ExecLauncher:
         await asyncio.to_thread(child.wait)
 
     async def _wait(self, child: subprocess.Popen[bytes], process: Process) -> None:
-        if process.pidfd is None:
-            code = await asyncio.to_thread(child.wait)
-        else:
-            await _readable(process.pidfd)
-            code = child.wait()
+        """Tells `process` how it ended; what can't be waited for ends now, with a status that nobody knows."""
+        code: int | None = None
+        try:
+            if process.pidfd is None:
+                code = await asyncio.to_thread(child.wait)
+            else:
+                await _readable(process.pidfd)
+                code = child.wait()
+        except Exception:
+            log.exception("The process %s of %s can't be waited for", child.pid, process.name)
+            child.kill()
         process.ended(Exit(code))
 
     async def close(self) -> None:

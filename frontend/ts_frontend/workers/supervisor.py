@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from ts_frontend.batching.job_queue import WorkQueue
+from ts_frontend.tasks import watched
 from ts_frontend.workers.backoff import Backoff
 from ts_frontend.workers.devices import Device, Inventory, Placement
 from ts_frontend.workers.forking import ForkLauncher
@@ -63,9 +64,9 @@ class Supervisor:
         """Starts the forkserver (before any listener exists) and the clock."""
         if self._fork is not None:
             await self._fork.start()
-        self._tasks.append(asyncio.create_task(self._tick()))
+        self._tasks.append(watched(self._tick(), "The workers' clock"))
         if os.getpid() == 1:
-            self._tasks.append(asyncio.create_task(reap_orphans()))
+            self._tasks.append(watched(reap_orphans(), "Waiting for orphans"))
 
     def next_worker_id(self) -> int:
         return next(self._ids)
