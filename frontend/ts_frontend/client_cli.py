@@ -158,7 +158,9 @@ def ping(client: Client, as_json: bool) -> None:
 def list_command(client: Client, as_json: bool) -> None:
     """List the registered models, all versions."""
     found = list(versions(client))
-    listed = [{**description, "defaultVersion": default} for description, default in found]
+    listed = [
+        {**description, "defaultVersion": default, "state": text.state(description)} for description, default in found
+    ]
     _print({"models": listed}, text.overview(found), as_json)
 
 

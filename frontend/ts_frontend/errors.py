@@ -37,6 +37,8 @@ class ServeError(Exception):
     code = Code.INTERNAL
     http_status = 500
     type_name = "InternalServerException"
+    #: Seconds after which the same request may fare better, where that is known.
+    retry_after_s: float | None = None
 
     @property
     def message(self) -> str:
@@ -130,6 +132,14 @@ class NoWorker(ServeError):
     """The model has no worker that could ever take the request."""
 
     code, http_status, type_name = Code.UNAVAILABLE, 503, "ServiceUnavailableException"
+
+
+class ModelNotLoaded(NoWorker):
+    """The last start of every worker ended before it had loaded the model; the message carries the cause."""
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class QueueFull(ServeError):

@@ -9,6 +9,8 @@ from ts_frontend.client.waiting import count_ready
 
 #: Settings worth a line only when they are in use.
 _QUIET = frozenset({None, "", 0})
+#: Of a state in a table: the whole of it is in `describe` and in JSON.
+STATE_CHARS_MAX = 80
 _LISTED = {"modelName", "modelVersion", "workers", "jobQueueStatus", "lastWorkerFailure", "customizedMetadata"}
 
 
@@ -26,6 +28,17 @@ def workers(description: dict[str, Any]) -> str:
     return f"{count_ready(description)} of {max(description['minWorkers'], len(description['workers']))} ready"
 
 
+def state(description: dict[str, Any]) -> str:
+    """`2 of 3 ready`, or why the model can't be loaded."""
+    failure = description.get("loadFailure")
+    return workers(description) if failure is None else f"failed: {failure}"
+
+
+def _short(line: str) -> str:
+    line = " ".join(line.split())
+    return line if len(line) <= STATE_CHARS_MAX else f"{line[: STATE_CHARS_MAX - 3]}..."
+
+
 def overview(descriptions: Iterable[tuple[dict[str, Any], bool]]) -> str:
     """One line for each version; the flag marks the default one."""
     head = ("MODEL", "VERSION", "DEFAULT", "WORKERS", "WAITING", "URL")
@@ -34,7 +47,7 @@ def overview(descriptions: Iterable[tuple[dict[str, Any], bool]]) -> str:
             description["modelName"],
             description["modelVersion"],
             "yes" if default else "",
-            workers(description),
+            _short(state(description)),
             description["jobQueueStatus"]["pendingRequests"],
             description["modelUrl"],
         )

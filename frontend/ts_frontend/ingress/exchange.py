@@ -20,6 +20,7 @@ from ts_frontend.ingress.grpc_headers import (
     ReceivedMetadata,
     answering_s,
     encode_metadata,
+    retry_details,
     status_headers,
     timeout_s,
 )
@@ -83,6 +84,7 @@ class Exchange:
             else:
                 await self._perform(method)
         except ServeError as error:
+            self._call.trailing += retry_details(error.code, error.message, error.retry_after_s)
             await self._finish(error.code, error.message)
         except ClientGone:
             pass

@@ -12,8 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import overload
 from urllib.parse import quote
 
+from google.protobuf.duration_pb2 import Duration
+
 from ts_frontend.errors import Code, ServeError
 from ts_frontend.ingress.grpc_protocol import ACCEPTED_ENCODINGS
+from ts_frontend.protos.google_rpc_status_pb2 import Status
 
 Header = tuple[bytes, bytes]
 Entry = tuple[str, "str | bytes"]
@@ -24,6 +27,10 @@ STATUS_OK: Header = (b"grpc-status", b"0")
 
 #: Clients refuse headers above 8 KiB by default (grpcio), and then lose the status too.
 STATUS_MESSAGE_BYTES_MAX = 4096
+#: A longer message isn't said a second time in the status details: with both, the headers would be above that.
+DETAILS_MESSAGE_BYTES_MAX = 1500
+STATUS_DETAILS = "grpc-status-details-bin"
+RETRY_INFO_URL = "type.googleapis.com/google.rpc.RetryInfo"
 
 _PLAIN = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
@@ -97,6 +104,18 @@ def status_headers(code: int, message: str) -> list[Header]:
     if message:
         headers.append((b"grpc-message", encode_message(message)))
     return headers
+
+
+def retry_details(code: int, message: str, retry_after_s: float | None) -> list[Entry]:
+    """The metadata that repeats the status with a google.rpc.RetryInfo, where it is known when the same call may fare
+    better."""
+    if retry_after_s is None or len(message.encode()) > DETAILS_MESSAGE_BYTES_MAX:
+        return []
+    delay = Duration(seconds=int(retry_after_s), nanos=int(retry_after_s % 1 * 1e9)).SerializeToString()
+    info = b"\x0a" + bytes((len(delay),)) + delay  # its one field, retry_delay, written by hand
+    status = Status(code=int(code), message=message)
+    status.details.add(type_url=RETRY_INFO_URL, value=info)
+    return [(STATUS_DETAILS, status.SerializeToString())]
 
 
 def decode_metadata(headers: Iterable[Header]) -> list[Entry]:

@@ -35,7 +35,7 @@ from ts_frontend.ingress.call import (
 from ts_frontend.ingress.certificates import CertificateFiles, Pem
 from ts_frontend.ingress.connections import hold, release
 from ts_frontend.ingress.exchange import UNEXPECTED
-from ts_frontend.ingress.grpc_headers import bounded
+from ts_frontend.ingress.grpc_headers import bounded, retry_details
 from ts_frontend.ingress.grpc_protocol import too_large
 from ts_frontend.ingress.sockets import ListenFailed, path_claimed
 from ts_frontend.tasks import kept
@@ -299,6 +299,7 @@ async def _abort(call: Call, context: Context, error: Exception) -> bytes:
     """Ends the call with the error's status. CancelledError never comes here: grpcio must see it, or it leaks."""
     if isinstance(error, ServeError):
         code, message = error.code, error.message
+        call.trailing += retry_details(code, message, error.retry_after_s)
     elif isinstance(error, grpc.aio.AbortError | grpc.aio.UsageError | grpc.aio.InternalError):
         raise error  # the last: what was written can't be sent any more
     else:

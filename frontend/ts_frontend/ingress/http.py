@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -86,8 +87,15 @@ async def _allowed(request: HttpRequest) -> HttpAnswer:
     return HttpAnswer(200, (), b"")
 
 
+def retry_headers(error: ServeError) -> tuple[Header, ...]:
+    """Retry-After in whole seconds, where it is known when the same request may fare better."""
+    seconds = error.retry_after_s
+    return () if seconds is None else ((b"retry-after", b"%d" % max(1, math.ceil(seconds))),)
+
+
 def error_answer(error: ServeError) -> HttpAnswer:
-    return HttpAnswer(error.http_status, (JSON,), error_body(error.http_status, error.type_name, error.message))
+    body = error_body(error.http_status, error.type_name, error.message)
+    return HttpAnswer(error.http_status, (JSON, *retry_headers(error)), body)
 
 
 class HttpApp:

@@ -52,6 +52,8 @@ def describe(model: Model) -> dict[str, Any]:
             "pendingRequests": queued,
         },
     }
+    if model.pool.load_failure is not None:
+        out["loadFailure"] = model.pool.load_failure.cause
     if model.pool.last_failure is not None:
         out["lastWorkerFailure"] = _failure(model.pool.last_failure)
     return out

@@ -110,7 +110,7 @@ class Model:
         counted: bool = True,
         new_job: Callable[..., Job] | None = None,
     ) -> Job:
-        """Accepts a request; NoWorker, QueueFull or Draining when it can't be.
+        """Accepts a request; NoWorker, ModelNotLoaded, QueueFull or Draining when it can't be.
 
         `deadline_s`: `time.monotonic()` seconds. `alone`: it shares no batch. `version_named`: the caller named this
         version, instead of meaning the default one. `counted`: it is an inference, for the metrics. `new_job`: another
@@ -123,6 +123,8 @@ class Model:
             raise Draining(f'Model "{self.name}" version {self.version} is being unregistered')
         if self.pool.hopeless:
             raise NoWorker(NO_WORKER.format(name=self.name) + self.pool.refusal())
+        if self.pool.load_failure is not None:
+            raise self.pool.not_loaded()
         if self.settings.client_timeout_ms:
             deadline_s = min(deadline_s, time.monotonic() + self.settings.client_timeout_ms / 1000)
         job = (new_job or self._new_job)(

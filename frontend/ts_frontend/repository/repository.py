@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 
 from ts_frontend.errors import Code, InvalidArgument, ModelNotFound, ServeError
 from ts_frontend.models.administration import Administration
+from ts_frontend.models.model import Model
 from ts_frontend.models.store import Fetched
 from ts_frontend.repository import layout
 from ts_frontend.repository.layout import ModelDirectory
@@ -229,7 +230,7 @@ class Repository:
         for model in registry:
             if model.workflow:
                 continue
-            reason = "" if model.ready else self._known.get(model.name, _Known()).reason or "no worker is ready"
+            reason = "" if model.ready else self._known.get(model.name, _Known()).reason or _unready(model)
             found.append(Entry(model.name, model.version, "READY" if model.ready else "UNAVAILABLE", reason))
         served = {model.name for model in registry}
         found += [
@@ -295,6 +296,11 @@ class Repository:
                 self._administration.tasks.background(self._administration.take_out(model))
             if remembered:
                 self._known[name] = _Known(reason=UNLOADED, versions=tuple(model.version for model in models))
+
+
+def _unready(model: Model) -> str:
+    failure = model.pool.load_failure
+    return "no worker is ready" if failure is None else failure.message
 
 
 def _read(path: Path, config_text: str | None) -> tuple[object, ModelDirectory]:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from ts.protocol.frames import Buffer, Input
 from ts_frontend.errors import InvalidArgument, ServeError
-from ts_frontend.ingress.http import MethodNotAllowed
+from ts_frontend.ingress.http import MethodNotAllowed, retry_headers
 from ts_frontend.ingress.http_call import HttpAnswer, HttpRequest, Serve
 from ts_frontend.services.http_answers import compact_json, json_object
 from ts_frontend.services.http_open_inference import EVENTS, event
@@ -215,4 +215,5 @@ def refusal(error: ServeError) -> HttpAnswer:
     """OpenAI's form of an error."""
     status = error.http_status if 400 <= error.http_status < 600 else 500
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return compact_json(status, {"error": {"message": error.message, "type": kind, "param": None, "code": status}})
+    answer = compact_json(status, {"error": {"message": error.message, "type": kind, "param": None, "code": status}})
+    return answer._replace(headers=(*answer.headers, *retry_headers(error)))

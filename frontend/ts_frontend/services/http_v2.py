@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Sequence
 
 from ts_frontend.errors import Code, InvalidArgument, MessageTooLarge, ServeError
-from ts_frontend.ingress.http import MethodNotAllowed
+from ts_frontend.ingress.http import MethodNotAllowed, retry_headers
 from ts_frontend.ingress.http_call import Header, HttpAnswer, HttpRequest, Serve
 from ts_frontend.services.http_answers import compact_json
 
@@ -51,9 +51,8 @@ def refusal(error: ServeError) -> HttpAnswer:
     """The protocol's form of an error."""
     status = error.http_status
     answer = compact_json(status if 400 <= status < 600 else 500, {"error": error.message})
-    if isinstance(error, UnknownEncoding):
-        return answer._replace(headers=(*answer.headers, ACCEPTED))
-    return answer
+    own = (ACCEPTED,) if isinstance(error, UnknownEncoding) else retry_headers(error)
+    return answer._replace(headers=(*answer.headers, *own))
 
 
 def unknown(request: HttpRequest) -> Serve | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from enum import Enum
 
 
@@ -28,11 +29,23 @@ NEXT_LIFE: dict[Life, frozenset[Life]] = {
 
 
 class StartFailed(Exception):
-    """The process didn't start or didn't load its model. `code`: HTTP status; `tail`: its last lines."""
+    """The process didn't start or didn't load its model. `code`: HTTP status; `tail`: its last lines; `cause`: the
+    message without what every such failure has in common; `traceback`: of the handler's exception, which nobody has
+    logged yet; `died`: the process was killed, so that another may load what this one didn't."""
 
-    def __init__(self, message: str, code: int = 500, tail: list[str] | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        code: int = 500,
+        tail: Sequence[str] = (),
+        *,
+        cause: str = "",
+        traceback: str = "",
+        died: bool = False,
+    ) -> None:
         super().__init__(message)
-        self.message, self.code, self.tail = message, code, tail or []
+        self.message, self.code, self.tail = message, code, list(tail)
+        self.cause, self.traceback, self.died = cause or message, traceback, died
 
 
 def _look_at(done: asyncio.Future[None]) -> None:

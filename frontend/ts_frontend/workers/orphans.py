@@ -4,9 +4,12 @@ it is waited for."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 
 import psutil
+
+log = logging.getLogger(__name__)
 
 PERIOD_S = 5.0
 
@@ -39,8 +42,11 @@ def reap(before: Zombies) -> Zombies:
 
 
 async def reap_orphans(period_s: float = PERIOD_S) -> None:
-    """For ever; for a server that is process 1."""
+    """For ever; for a server that is process 1. A look that fails is logged, and the next one follows."""
     before: Zombies = frozenset()
     while True:
         await asyncio.sleep(period_s)
-        before = await asyncio.to_thread(reap, before)
+        try:
+            before = await asyncio.to_thread(reap, before)
+        except Exception:
+            log.exception("Processes that lost their parent could not be waited for")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import math
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -11,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ts_frontend.batching.job_queue import WorkQueue
-from ts_frontend.errors import NoWorker
+from ts_frontend.errors import ModelNotLoaded, NoWorker
 from ts_frontend.tasks import watched
 from ts_frontend.workers.backoff import Backoff
 from ts_frontend.workers.devices import Device
@@ -22,6 +24,15 @@ from ts_frontend.workers.started import LineSink
 from ts_frontend.workers.worker import Worker
 
 log = logging.getLogger(__name__)
+
+#: Until the process of a worker that was killed is gone.
+ENDS_S_MAX = 5.0
+#: How long a worker that failed several times in a row has to stay before a scale call believes that it is ready.
+STAYS_S = 1.0
+#: Of the cause that requests are told.
+CAUSE_CHARS_MAX = 500
+#: Different tracebacks of one model that are known from before, so that they are counted instead of logged.
+TRACEBACKS_MAX = 16
 
 
 class Staff(Protocol):
@@ -34,9 +45,22 @@ class Staff(Protocol):
     def line_sink(self, worker_id: int, plan: Plan) -> LineSink: ...
 
 
+class Clock:
+    """The time, as slots have it."""
+
+    def now_s(self) -> float:
+        """`time.monotonic()` seconds."""
+        return time.monotonic()
+
+    async def pause(self, seconds: float, hurry: asyncio.Event) -> None:
+        """Waits for so long, or until `hurry` is set."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(hurry.wait(), seconds)
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a worker ended or didn't start: what describe shows."""
+    """Why a worker ended or didn't start: what describe shows. `failures`: of the same worker in a row."""
 
     at: float
     worker_id: int
@@ -53,11 +77,21 @@ class Slot:
         self.device = device
         self.worker: Worker | None = None
         self.gave_up = False
-        self.first_try = unattended_future()
+        #: Of the start that goes on or comes next: done when the worker is ready, or with the StartFailed, and replaced
+        #: then. A process that was killed while it loaded is followed by another one first: only what fails then fails
+        #: the start.
+        self.attempt = unattended_future()
+        #: Why the last start failed, until one succeeds.
+        self.load_failure: StartFailed | None = None
+        #: When the next start is due (`time.monotonic()`), while it waits for that.
+        self.next_start_s = 0.0
         self._pool = pool
         self._backoff = backoff
         self._retired = False
+        self._second_try = False
+        self._hurry = asyncio.Event()
         self._task = asyncio.create_task(self._keep())
+        self._task.add_done_callback(self._left)
 
     @property
     def ready(self) -> bool:
@@ -67,44 +101,128 @@ class Slot:
     def failures(self) -> int:
         return self._backoff.failures
 
-    async def _keep(self) -> None:
-        pool, backoff = self._pool, self._backoff
-        while not self._retired:
-            worker = self.worker = pool.new_worker(self)
-            reason, tail = await self._one_life(worker)
-            pool.queue.detach(worker)
-            if self._retired or worker.life is Life.STOPPED:
-                break
-            now_s = time.monotonic()
-            if worker.answered_batches or now_s - worker.ready_at_s > backoff.delay_s_max:
-                backoff.worked()
-            backoff.failed(now_s)
-            pool.failed(Failure(time.time(), self.id, reason, backoff.failures, tail))
-            if backoff.exhausted(now_s):
-                self._give_up(reason)
-                break
-            delay_s = backoff.delay_s(random.random())
-            log.info("Retry worker: %s in %.1f seconds.", self.id, delay_s)
-            await asyncio.sleep(delay_s)
+    def try_now(self) -> None:
+        """What waits for the next start waits no longer."""
+        if not self.ready:
+            self._hurry.set()
 
-    async def _one_life(self, worker: Worker) -> tuple[str, list[str]]:
-        """Runs a worker from start to end; the reason of its end and its last lines."""
+    async def stays(self, limit_s: float) -> None:
+        """Watches a worker that has failed several times in a row, and is ready, for a while: StartFailed when it ends
+        again."""
+        worker = self.worker
+        if self.failures < 2 or worker is None:
+            return
+        await asyncio.wait({worker.ended}, timeout=limit_s)
+        if worker.ended.done() and not self._retired:
+            raise StartFailed(f"Worker ended soon after it was ready: {worker.ended.result()}", 500, worker.tail())
+
+    # --- its task
+
+    async def _keep(self) -> None:
+        delay_s: float | None = 0.0
+        while delay_s is not None and not self._retired:
+            if delay_s:
+                await self._wait(delay_s)
+            try:
+                delay_s = self._after(await self._one_life())
+            except Exception as error:  # a mistake of the server's own: the worker is started again like a failed one
+                delay_s = self._after_mistake(error)
+
+    async def _wait(self, delay_s: float) -> None:
+        self.next_start_s = self._pool.clock.now_s() + delay_s
+        log.info("Retry worker: %s in %.1f seconds.", self.id, delay_s)
+        await self._pool.clock.pause(delay_s, self._hurry)
+
+    async def _one_life(self) -> StartFailed | str:
+        """Runs a worker from start to end: why it didn't start, or the reason of its end."""
         pool = self._pool
+        self._hurry.clear()
+        worker = self.worker = pool.new_worker(self)
         try:
             await worker.start(pool.staff.launcher, pool.staff.line_sink(self.id, pool.plan))
+            self.load_failure = None
+            pool.started(worker)
         except StartFailed as error:
-            if not self.first_try.done():
-                self.first_try.set_exception(error)
-            return error.message, error.tail
-        if not self.first_try.done():
-            self.first_try.set_result(None)
-        pool.started(worker)
-        return await asyncio.shield(worker.ended), worker.tail()
+            if worker.process is not None:
+                await asyncio.shield(worker.ended)  # what it has printed is logged by then
+            return error
+        except Exception as error:
+            worker.kill(f"the server failed: {type(error).__name__}: {error}")
+            raise
+        self._settle(None)
+        return await asyncio.shield(worker.ended)
+
+    def _settle(self, error: StartFailed | None) -> None:
+        """The start has succeeded or failed; whoever asks from now on means the next one."""
+        self._second_try = False
+        attempt, self.attempt = self.attempt, unattended_future()
+        if error is None:
+            attempt.set_result(None)
+        else:
+            attempt.set_exception(error)
+
+    def _after(self, end: StartFailed | str) -> float | None:
+        """One life is over: seconds until the next, None when there is no other."""
+        pool, backoff, worker = self._pool, self._backoff, self.worker
+        assert worker is not None
+        pool.queue.detach(worker)
+        if self._retired or worker.life is Life.STOPPED:
+            return None
+        now_s = pool.clock.now_s()
+        if worker.answered_batches or now_s - worker.ready_at_s > backoff.delay_s_max:
+            backoff.worked()
+        backoff.failed(now_s)
+        if isinstance(end, StartFailed):
+            failure = Failure(time.time(), self.id, end.message, backoff.failures, end.tail)
+            self._start_failed(end)
+            pool.failed(failure, end.traceback)
+        else:
+            pool.failed(Failure(time.time(), self.id, end, backoff.failures, worker.tail()))
+        return self._delay_s(now_s)
+
+    def _start_failed(self, error: StartFailed) -> None:
+        if error.died and not self._second_try:
+            self._second_try = True
+            return
+        self.load_failure = error
+        self._settle(error)
+
+    def _after_mistake(self, error: Exception) -> float | None:
+        pool = self._pool
+        log.error("Worker %s of %s: the server failed to look after it", self.id, pool.name, exc_info=error)
+        if self.worker is not None:
+            pool.queue.detach(self.worker)
+        now_s = pool.clock.now_s()
+        self._backoff.failed(now_s)
+        failed = StartFailed(f"The server failed to look after the worker: {type(error).__name__}: {error}")
+        self._start_failed(failed)
+        pool.failed(Failure(time.time(), self.id, failed.message, self.failures, []))
+        return self._delay_s(now_s)
+
+    def _delay_s(self, now_s: float) -> float | None:
+        pool, backoff = self._pool, self._backoff
+        if not backoff.exhausted(now_s):
+            return backoff.delay_s(random.random())
+        self._give_up(pool.last_failure.reason if pool.last_failure is not None else "")
+        return None
 
     def _give_up(self, reason: str) -> None:
         self.gave_up = True
         log.error("Worker %s of %s is not started again: %s", self.id, self._pool.name, reason)
+        self._settle(StartFailed(f"The worker is not started again: {reason}"))
         self._pool.gave_up(reason)
+
+    def _left(self, task: asyncio.Task[None]) -> None:
+        """Its task has ended. Unless that was asked for or decided, the worker is lost, and everybody is told."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("Worker %s of %s is no longer looked after", self.id, self._pool.name, exc_info=error)
+        if not self._retired and not self.gave_up and (error is not None or task.cancelled()):
+            if self.worker is not None:
+                self._pool.queue.detach(self.worker)
+                self.worker.kill("no longer looked after")
+            self._give_up(f"{type(error).__name__}: {error}" if error is not None else "its task was cancelled")
+        self._settle(StartFailed("Worker was stopped before its model was loaded"))
 
     async def retire(self, timeout_s: float | None) -> None:
         """Ends the worker for good after at most `timeout_s` (None: however long its requests take)."""
@@ -117,10 +235,12 @@ class Slot:
             worker.kill("stopped while loading")
         self._task.cancel()
         await asyncio.wait({self._task})
+        worker = self.worker
         if worker is not None:
             self._pool.queue.detach(worker)
-        if not self.first_try.done():
-            self.first_try.set_exception(StartFailed("Worker was stopped before its model was loaded"))
+            if worker.process is not None:
+                worker.kill("stopped")
+                await asyncio.wait({worker.ended}, timeout=ENDS_S_MAX)
 
 
 class Pool:
@@ -135,6 +255,7 @@ class Pool:
         next_device: Callable[[], Device],
         new_backoff: Callable[[], Backoff],
         on_change: Callable[[], None],
+        clock: Clock | None = None,
     ) -> None:
         self.name = name
         self.plan = plan
@@ -144,6 +265,10 @@ class Pool:
         self.last_failure: Failure | None = None
         #: No worker is there or will come. Kept up to date by `_changed`: every request asks.
         self.hopeless = True
+        #: The last start of each worker has failed, and this is why the latest did. Kept up to date like `hopeless`.
+        self.load_failure: StartFailed | None = None
+        self.clock = clock or Clock()
+        self._tracebacks: dict[str, int] = {}
         self._next_device = next_device
         self._new_backoff = new_backoff
         self._on_change = on_change
@@ -164,8 +289,17 @@ class Pool:
         failure = self.last_failure
         return f" Last worker's end: {failure.reason}." if failure is not None else ""
 
+    def not_loaded(self) -> ModelNotLoaded:
+        """What requests are told while there is a `load_failure`: the cause, and when it is tried again."""
+        cause = self.load_failure.cause if self.load_failure is not None else ""
+        cause = cause if len(cause) <= CAUSE_CHARS_MAX else f"{cause[:CAUSE_CHARS_MAX]} ..."
+        due_s = min((slot.next_start_s for slot in self.slots if not slot.gave_up), default=0.0)
+        wait_s = max(1, math.ceil(due_s - self.clock.now_s()))
+        return ModelNotLoaded(f"Model {self.name} could not be loaded: {cause.rstrip('.')}. It is tried again.", wait_s)
+
     async def scale(self, count: int, drain_s: float | None = None) -> None:
-        """Makes it `count` workers; returns when all that still start are loaded and the surplus is gone.
+        """Makes it `count` workers; returns when all of them are ready and the surplus is gone. What waits to be
+        started again is started now.
 
         Raises StartFailed with the first failure; workers that failed go on trying. `drain_s`: how long a surplus
         worker may take to finish (None: as long as it needs, 0: not at all; its requests then run elsewhere).
@@ -178,8 +312,11 @@ class Pool:
         surplus = self.slots[count:]
         del self.slots[count:]
         self.slots += [self._new_slot() for _ in range(count - len(self.slots))]
-        starting = [slot for slot in self.slots if not slot.first_try.done()]
-        retiring = [watched(self._retire(slot, drain_s), f"Worker {slot.id}'s retirement") for slot in surplus]
+        kept = list(self.slots)
+        starting = [slot.attempt for slot in kept if not slot.ready]
+        for slot in kept:
+            slot.try_now()
+        retiring = [watched(self._retire(slot, drain_s), f"Retiring worker {slot.id}") for slot in surplus]
         self._retiring.update(retiring)
         for task in retiring:
             task.add_done_callback(self._retiring.discard)
@@ -189,9 +326,10 @@ class Pool:
             await asyncio.wait(retiring)
             self._fail_what_waits()  # what they gave back
         if starting:
-            await asyncio.wait([slot.first_try for slot in starting])
-            for slot in starting:
-                slot.first_try.result()
+            await asyncio.wait(starting)
+            for attempt in starting:
+                attempt.result()
+        await asyncio.gather(*(slot.stays(STAYS_S) for slot in kept))
 
     async def _retire(self, slot: Slot, drain_s: float | None) -> None:
         self._leaving.add(slot)
@@ -219,8 +357,17 @@ class Pool:
             await asyncio.wait(self._retiring)
 
     def _changed(self) -> None:
-        self.hopeless = all(slot.gave_up for slot in self.slots)
-        self._on_change()
+        """Readiness may have changed. Requests that wait are told when no start succeeds."""
+        slots = self.slots
+        self.hopeless = all(slot.gave_up for slot in slots)
+        failures = [slot.load_failure for slot in slots]
+        self.load_failure = failures[-1] if failures and None not in failures else None
+        if self.load_failure is not None and not self.hopeless and len(self.queue):
+            self.queue.fail_all(self.not_loaded())
+        try:
+            self._on_change()
+        except Exception:  # theirs, whoever wants to know of changes: the workers are looked after all the same
+            log.exception("A change of the workers of %s could not be told", self.name)
 
     def _fail_what_waits(self) -> None:
         """Nobody will take it: it is told so now."""
@@ -238,11 +385,27 @@ class Pool:
         self.queue.attach(worker)
         log.info("Worker %s of %s is ready (pid %s).", worker.id, self.name, worker.pid)
         self._changed()
+        if not any(slot.load_failure for slot in self.slots):
+            self._tracebacks.clear()
 
-    def failed(self, failure: Failure) -> None:
+    def failed(self, failure: Failure, traceback: str = "") -> None:
+        """`traceback`: the handler's, of a model that couldn't be loaded. It is logged as if its worker had printed it,
+        once; the same one is only counted after that."""
         self.last_failure = failure
-        log.warning("Worker %s of %s ended: %s", failure.worker_id, self.name, failure.reason)
+        again = self._log_traceback(failure.worker_id, traceback) if traceback else ""
+        log.warning("Worker %s of %s ended: %s%s", failure.worker_id, self.name, failure.reason, again)
         self._changed()
+
+    def _log_traceback(self, worker_id: int, traceback: str) -> str:
+        times = self._tracebacks[traceback] = self._tracebacks.pop(traceback, 0) + 1
+        if times > 1:
+            return f" (with the same traceback as before, {times} times now)"
+        if len(self._tracebacks) > TRACEBACKS_MAX:
+            del self._tracebacks[next(iter(self._tracebacks))]
+        sink = self.staff.line_sink(worker_id, self.plan)
+        for line in traceback.splitlines():
+            sink("stderr", line)
+        return ""
 
     def gave_up(self, reason: str) -> None:
         self._changed()

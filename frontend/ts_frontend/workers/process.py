@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -18,6 +19,8 @@ from typing import Any, Protocol
 from ts_frontend.tasks import owned, watched
 from ts_frontend.workers.exits import Exit
 from ts_frontend.workers.started import Ends, LineSink, Process, Spec, adopt
+
+log = logging.getLogger(__name__)
 
 TOOL_READ_BYTES = 64 * 1024
 
@@ -96,6 +99,8 @@ class ExecLauncher:
         await asyncio.to_thread(child.wait)
 
     async def _wait(self, child: subprocess.Popen[bytes], process: Process) -> None:
+        """Tells `process` how it ended; what can't be waited for ends now, with a status that nobody knows."""
+        code: int | None = None
         try:
             if process.pidfd is None:
                 code = await asyncio.to_thread(child.wait)
@@ -103,8 +108,8 @@ class ExecLauncher:
                 await _readable(process.pidfd)
                 code = child.wait()
         except Exception:
-            process.ended(Exit(None))
-            raise
+            log.exception("The process %s of %s can't be waited for", child.pid, process.name)
+            child.kill()
         process.ended(Exit(code))
 
     async def close(self) -> None:

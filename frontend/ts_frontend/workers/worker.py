@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ from ts.protocol.frames import (
 )
 from ts_frontend.errors import DeadlineExceeded, Draining, HandlerFailed, InvalidArgument
 from ts_frontend.job import Job, State
+from ts_frontend.tasks import watched
 from ts_frontend.workers.calls import Calls
 from ts_frontend.workers.connection import Connection
 from ts_frontend.workers.devices import Device
@@ -35,7 +37,9 @@ from ts_frontend.workers.process import Launcher
 from ts_frontend.workers.ranks import Ranks
 from ts_frontend.workers.responding import Responding
 from ts_frontend.workers.running import Alone, Batch, Running
-from ts_frontend.workers.started import NONE_STARTED, LineSink, Process
+from ts_frontend.workers.started import NONE_STARTED, TAIL_LINE_CHARS_MAX, TAIL_LINES_MAX, LineSink, Process
+
+log = logging.getLogger(__name__)
 
 STOP_S_MAX = 5.0
 EXIT_STATUS_S_MAX = 3.0
@@ -70,6 +74,7 @@ class Worker:
         self._idle: asyncio.Future[None] | None = None
         self._hung_at_s: float | None = None
         self._death_note = ""
+        self._settling: asyncio.Task[None] | None = None
 
     # --- life
 
@@ -99,7 +104,8 @@ class Worker:
         return "READY" if self.life is Life.READY else "UNLOADING"
 
     async def start(self, launcher: Launcher, sink: LineSink) -> None:
-        """Starts the process and loads the model; StartFailed with the reason when either doesn't happen in time."""
+        """Starts the process and loads the model; StartFailed with the reason when either doesn't happen in time.
+        Whatever else ends it, a cancellation too, ends the process."""
         plan = self._plan
         try:
             self.process = await launcher.launch(plan.spec.placed(self.id, self.device), sink)
@@ -107,17 +113,25 @@ class Worker:
             self._live(Life.FAILED)
             raise StartFailed(f"Worker process couldn't be started: {error}") from error
         self._live(Life.LOADING)
-        connection = self._connection = self._connect(self.process)
-        self.process.exited.add_done_callback(lambda _: connection.finish("process ended"))
+        try:
+            await self._load(self.process)
+        except StartFailed:
+            raise
+        except BaseException as error:
+            stopped = isinstance(error, asyncio.CancelledError)
+            self.kill("stopped while loading" if stopped else f"the server failed: {type(error).__name__}: {error}")
+            raise
+
+    async def _load(self, process: Process) -> None:
+        plan = self._plan
+        connection = self._connection = self._connect(process)
+        process.exited.add_done_callback(lambda _: connection.finish("process ended"))
         gpu = {"gpu_id": self.device.seen_id, "device_type": self.device.kind, "worker_id": self.id}
         connection.push(Load({**plan.load, **gpu}))
         try:
             await asyncio.wait_for(asyncio.shield(self._loaded), plan.startup_timeout_s)
         except asyncio.TimeoutError:
             await self._abandon(f"Worker didn't load its model within {plan.startup_timeout_s:g} s (startupTimeout)")
-        except asyncio.CancelledError:
-            self.kill("stopped while loading")
-            raise
 
     def _connect(self, process: Process) -> Connection | Ranks:
         size_max = self._plan.message_bytes_max
@@ -137,11 +151,14 @@ class Worker:
     def kill(self, reason: str) -> None:
         """Ends the process at once; what it had started fails with `reason`."""
         self._death_note = self._death_note or reason
-        if self.process is not None:
-            self.process.kill()
+        if self.process is None:
+            return
+        self.process.kill()
         if self._connection is not None:
             self._connection.close()
-            self._closed(reason)
+        else:
+            self.process.sock.close()
+        self._closed(reason)
 
     def retire(self) -> None:
         """Takes nothing new from now on."""
@@ -313,8 +330,10 @@ class Worker:
             info = message.info
             self._death_note = f"Model couldn't be loaded: {info.get('message')}"
             if not self._loaded.done():
-                tail = str(info.get("traceback") or "").splitlines()
-                self._loaded.set_exception(StartFailed(self._death_note, int(info.get("code", 500)), tail))
+                traceback = str(info.get("traceback") or "")
+                tail = [line[:TAIL_LINE_CHARS_MAX] for line in traceback.splitlines()[-TAIL_LINES_MAX:]]
+                cause, code = str(info.get("message")), int(info.get("code", 500))
+                self._loaded.set_exception(StartFailed(self._death_note, code, tail, cause=cause, traceback=traceback))
             self.kill(self._death_note)
 
     def _count_responses(self, info: Mapping[str, Any]) -> None:
@@ -360,7 +379,7 @@ class Worker:
             self._calls.close()
         expected = self.life is Life.DRAINING and not self._running.batches
         self._live(Life.STOPPED if expected else Life.FAILED)
-        asyncio.get_running_loop().create_task(self._settle(reason))
+        self._settling = watched(self._settle(reason), f"The end of worker {self.id}")
 
     def _put_back_unstarted(self) -> None:
         """Jobs whose handler call had not begun go back to the queue."""
@@ -376,25 +395,39 @@ class Worker:
             self._work.put_back(back)
 
     async def _settle(self, reason: str) -> None:
-        """Learns how the process ended and fails what it had started."""
+        """Learns how the process ended and fails what it had started. `ended` is told whatever goes wrong with that:
+        who waits for it would wait for ever."""
         process = self.process
         assert process is not None
+        how = Exit(None)
+        lost = process.meeting.lost if process.meeting is not None else ""
         try:
-            how = await asyncio.wait_for(asyncio.shield(process.exited), EXIT_STATUS_S_MAX)
+            how = await self._exit_of(process)
+            try:
+                self._put_back_unstarted()
+            finally:
+                process.release()
+        except Exception:
+            log.exception("Worker %s of %s: its end could not be settled", self.id, self._plan.spec.name)
+        note = self._death_note or lost or how.sentence()
+        try:
+            out_of_memory = how.by_sigkill and not self._death_note
+            for job in list(self._running.open_jobs()):
+                job.fail(HandlerFailed(507 if out_of_memory else 500, f"Worker died. {note}."))
+            self._forget_all()
+        finally:
+            if not self._loaded.done():
+                killed = how.code is None or how.code < 0 or process.meeting is not None
+                message = f"Worker process ended while loading: {note}"
+                self._loaded.set_exception(StartFailed(message, 500, self.tail(), died=killed and not self._death_note))
+            self.ended.set_result(note if self._death_note or how.code else f"{note} ({reason})")
+
+    async def _exit_of(self, process: Process) -> Exit:
+        try:
+            return await asyncio.wait_for(asyncio.shield(process.exited), EXIT_STATUS_S_MAX)
         except asyncio.TimeoutError:
             process.kill()
-            how = Exit(None)
-        self._put_back_unstarted()
-        process.release()
-        lost = process.meeting.lost if process.meeting is not None else ""
-        note = self._death_note or lost or how.sentence()
-        out_of_memory = how.by_sigkill and not self._death_note
-        for job in list(self._running.open_jobs()):
-            job.fail(HandlerFailed(507 if out_of_memory else 500, f"Worker died. {note}."))
-        self._forget_all()
-        if not self._loaded.done():
-            self._loaded.set_exception(StartFailed(f"Worker process ended while loading: {note}", 500, self.tail()))
-        self.ended.set_result(note if self._death_note or how.code else f"{note} ({reason})")
+            return Exit(None)
 
     # --- time
 

@@ -66,6 +66,7 @@ class NodeFailed(ServeError):
         tries = f" ({attempts} attempts)" if attempts > 1 else ""
         super().__init__(f"{text}: {cause.message}{tries}")
         self.code, self.http_status, self.type_name = cause.code, cause.http_status, cause.type_name
+        self.retry_after_s = cause.retry_after_s
 
 
 class NodeGone(ServeError):

@@ -19,6 +19,8 @@ from ts.runtime.failures import user_traceback
 
 Settings = dict[str, Any]
 Entry = Callable[[Any, Context], Any]
+#: What is kept of a traceback, its end.
+TRACEBACK_CHARS_MAX = 64 * 1024
 
 
 class HandlerNotUsable(ValueError):
@@ -301,4 +303,4 @@ def describe_failure(error: BaseException) -> dict[str, Any]:
         code, message = 500, f"The handler called sys.exit({error.code!r}) while it was loaded"
     else:
         code, message = 500, str(error) if isinstance(error, HandlerNotUsable) else f"{type(error).__name__}: {error}"
-    return {"code": code, "message": message, "traceback": text[-8000:]}
+    return {"code": code, "message": message, "traceback": text[-TRACEBACK_CHARS_MAX:]}

@@ -25,7 +25,6 @@ from ts.runtime.blocking import BlockingRunner
 from ts.runtime.calls import Calls
 from ts.runtime.child import set_threads
 from ts.runtime.continuous import ContinuousRunner
-from ts.runtime.failures import user_traceback
 from ts.runtime.handlers import Loaded, describe_failure, load
 from ts.runtime.jobs import Ledger, SilentLedger
 from ts.runtime.output import mark_lines, turn_to
@@ -98,9 +97,7 @@ def _load(link: Link, settings: dict[str, Any]) -> Loaded | None:
     link.enter()
     try:
         loaded = load(settings)
-    except BaseException as error:
-        sys.stderr.write(user_traceback(error))
-        sys.stderr.flush()
+    except BaseException as error:  # its traceback is logged by who gets it, once for all workers and tries
         link.announce(LoadFailed(describe_failure(error)))
         link.drain()
         return None

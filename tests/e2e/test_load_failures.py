@@ -1,0 +1,171 @@
+"""A model that can't be loaded: every door says so at once and why, until it can be loaded."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from google.protobuf.duration_pb2 import Duration
+
+from ts.protocol.open_inference_pb2 import ModelInferRequest
+from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from ts_frontend.protos.google_rpc_status_pb2 import Status
+from ts_frontend.protos.inference_pb2 import PredictionsRequest
+from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
+
+GUARD_S = 60
+#: An answer that nobody waits for comes in milliseconds; the model's queue would hold it for two minutes.
+AT_ONCE_S = 20
+HANDLER = """
+import pathlib
+if not pathlib.Path({flag!r}).exists():
+    raise ValueError("the weights are of another model")
+
+def handle(data, context):
+    return ["served"] * len(data or ())
+"""
+CAUSE = "ValueError: the weights are of another model"
+
+
+@pytest.fixture(scope="module", params=["h2corn", "grpcio"])
+def flag_and_server(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    serving: Callable[..., Any],
+    model_writer: Callable[..., str],
+) -> Iterator[tuple[Path, Any]]:
+    directory = tmp_path_factory.mktemp("failing")
+    store, flag = directory / "store", directory / "flag"
+    store.mkdir()
+    model_writer(store, "m", HANDLER.format(flag=str(flag)))
+    server = serving(directory, store, {"grpc_engine": request.param}, ["--ncs"])
+    try:
+        server.wait_started().register("m", initial_workers=2, synchronous=False)
+        deadline_s = time.monotonic() + GUARD_S
+        while "loadFailure" not in server.describe("m"):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+        yield flag, server
+    finally:
+        server.terminate()
+
+
+@pytest.fixture
+def server(flag_and_server: tuple[Path, Any]) -> Any:
+    flag_and_server[0].unlink(missing_ok=True)
+    return flag_and_server[1]
+
+
+def refused(call: Callable[[], Any]) -> grpc.RpcError:
+    with pytest.raises(grpc.RpcError) as refusal:
+        call()
+    return refusal.value
+
+
+@pytest.mark.parametrize("method", ["Predictions", "StreamPredictions", "ModelInfer"])
+def test_grpc_calls_end_unavailable_with_the_cause_and_when_to_try_again(server: Any, method: str) -> None:
+    with grpc.insecure_channel(server.inference) as channel:
+        if method == "ModelInfer":
+            error = refused(
+                lambda: GRPCInferenceServiceStub(channel).ModelInfer(
+                    ModelInferRequest(model_name="m"), timeout=AT_ONCE_S
+                )
+            )
+        else:
+            call = getattr(InferenceAPIsServiceStub(channel), method)
+            request = PredictionsRequest(model_name="m", input={"data": b"x"})
+            error = refused(lambda: list(call(request, timeout=AT_ONCE_S)))
+    assert error.code() is grpc.StatusCode.UNAVAILABLE and CAUSE in error.details()
+    (details,) = (value for key, value in error.trailing_metadata() if key == "grpc-status-details-bin")
+    status = Status.FromString(details)
+    assert (status.code, status.message) == (14, error.details())
+    (info,) = status.details
+    assert info.type_url == "type.googleapis.com/google.rpc.RetryInfo"
+    assert info.value[:1] == b"\n" and 1 <= Duration.FromString(info.value[2:]).seconds <= 30
+
+
+def test_a_stream_of_tensor_requests_carries_the_cause(server: Any) -> None:
+    with grpc.insecure_channel(server.inference) as channel:
+        stub = GRPCInferenceServiceStub(channel)
+        said = ""
+        try:
+            for answer in stub.ModelStreamInfer(iter([ModelInferRequest(model_name="m")]), timeout=AT_ONCE_S):
+                said += answer.error_message
+        except grpc.RpcError as error:
+            assert error.code() is grpc.StatusCode.UNAVAILABLE
+            said += error.details()
+    assert CAUSE in said
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/predictions/m", {"x": 1}),
+        ("/v1/models/m:predict", {"instances": [1]}),
+        ("/v2/models/m/infer", {"inputs": [{"name": "a", "shape": [1], "datatype": "INT32", "data": [1]}]}),
+        ("/v1/chat/completions", {"model": "m", "messages": [{"role": "user", "content": "hi"}]}),
+        ("/invocations?model_name=m", {"x": 1}),
+    ],
+)
+def test_http_requests_are_answered_503_with_the_cause_and_retry_after(server: Any, path: str, body: object) -> None:
+    answer = httpx.post(server.http + path, json=body, timeout=AT_ONCE_S)
+    assert answer.status_code == 503 and CAUSE in answer.text
+    assert 1 <= int(answer.headers["retry-after"]) <= 30
+
+
+def test_readiness_health_and_descriptions_tell_it(server: Any) -> None:
+    assert server.describe("m")["loadFailure"] == CAUSE
+    assert httpx.get(f"{server.http}/v2/models/m/ready", timeout=GUARD_S).status_code != 200
+    assert httpx.get(f"{server.http}/ping", timeout=GUARD_S).status_code == 500
+    ports = ["--inference-port", server.inference.split(":")[1], "--management-port", server.management.split(":")[1]]
+    words = [sys.executable, "-c", "import sys; from ts_frontend.cli import main; sys.exit(main())", "list", *ports]
+    text = subprocess.run(words, capture_output=True, text=True, check=True, timeout=GUARD_S).stdout
+    assert f"failed: {CAUSE}" in text
+    listed = subprocess.run([*words, "--json"], capture_output=True, text=True, check=True, timeout=GUARD_S).stdout
+    assert json.loads(listed)["models"][0]["state"] == f"failed: {CAUSE}"
+
+
+def test_scaling_it_fails_with_the_cause_and_its_traceback_is_logged_once(server: Any) -> None:
+    for _ in range(2):
+        answer = httpx.put(
+            f"{server.http_management}/models/m", params={"min_worker": 2, "synchronous": "true"}, timeout=GUARD_S
+        )
+        assert answer.status_code == 500 and CAUSE in answer.json()["message"]
+    error = refused(lambda: server.scale("m", 2))
+    assert error.code() is grpc.StatusCode.INTERNAL and CAUSE in error.details()
+    server.wait_for_log("with the same traceback as before", 3)
+    assert sum(line.endswith(CAUSE) and "MODEL_LOG" in line for line in server.lines) == 1
+
+
+def test_once_it_can_be_loaded_it_serves(flag_and_server: tuple[Path, Any]) -> None:
+    flag, server = flag_and_server
+    flag.touch()
+    assert server.scale("m", 2).startswith("Workers scaled to 2")
+    assert server.predict("m", "x") == b"served"
+    assert "loadFailure" not in server.describe("m")
+    assert httpx.get(f"{server.http}/ping", timeout=GUARD_S).status_code == 200
+
+
+def test_a_worker_that_is_killed_while_a_registration_loads_is_replaced(
+    start: Callable[..., Any], write: Callable[..., str], tmp_path: Path
+) -> None:
+    """The registration fails with the second one."""
+    killing = "import os, pathlib, signal\nflag = pathlib.Path({flag!r})\nif {often} or not flag.exists():\n"
+    killing += "    flag.touch()\n    os.kill(os.getpid(), signal.SIGKILL)\n\ndef handle(data, context):\n"
+    killing += "    return ['served'] * len(data or ())\n"
+    write("once", killing.format(flag=str(tmp_path / "killed"), often=False))
+    write("always", killing.format(flag=str(tmp_path / "killed_too"), often=True))
+    server = start()
+    server.register("once")
+    assert server.predict("once", "x") == b"served"
+    error = refused(lambda: server.register("always"))
+    assert "killed by SIGKILL (out of memory?)" in error.details()
+    assert refused(lambda: server.describe("always")).code() is grpc.StatusCode.NOT_FOUND

@@ -1,0 +1,432 @@
+"""Pools and their slots with a launcher and a clock of the test's: how workers fail to start, and who is told."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from ts.protocol.frames import Input, LoadFailed, Ready, encode_bytes
+from ts_frontend.batching.batcher import Policy
+from ts_frontend.batching.job_queue import JobQueue
+from ts_frontend.errors import ModelNotLoaded
+from ts_frontend.job import Job, Ledger
+from ts_frontend.workers import orphans
+from ts_frontend.workers.backoff import Backoff
+from ts_frontend.workers.connection import Connection
+from ts_frontend.workers.devices import CPU
+from ts_frontend.workers.exits import Exit
+from ts_frontend.workers.life import StartFailed
+from ts_frontend.workers.plan import Plan
+from ts_frontend.workers.pool import Clock, Pool, Slot
+from ts_frontend.workers.process import LaunchFailed
+from ts_frontend.workers.started import Ends, LineSink, Process, Spec
+
+GUARD_S = 30
+SYNTAX_ERROR = {
+    "code": 500,
+    "message": "SyntaxError: invalid syntax (m.py, line 1)",
+    "traceback": "  m.py\nSyntaxError",
+}
+
+
+@pytest.fixture(autouse=True)
+def unhearing_actors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They don't react to being asked to stop."""
+    monkeypatch.setattr("ts_frontend.workers.worker.STOP_S_MAX", 0.01)
+
+
+class Actor(Process):
+    """A process that the test plays: `theirs` is its end of the socket."""
+
+    theirs: socket.socket
+
+    def kill(self) -> None:
+        self.end(-signal.SIGKILL)
+
+    def end(self, code: int | None) -> None:
+        self.theirs.close()
+        self.ended(Exit(code))
+
+    def release(self) -> None:
+        self.progress.close()
+
+
+class Stage:
+    """The launcher, and what else a pool asks of the server. `scenes` says what the next processes do, then they are
+    ready: ready, fails (a handler's exception), dies (killed while loading), exits (with a status while loading), hangs
+    (loads for ever), an exception (raised by the launch), or a function that is awaited by the launch."""
+
+    def __init__(self, *scenes: str | Exception | Callable[[], Awaitable[None]]) -> None:
+        self.scenes = list(scenes)
+        self.launcher = self
+        self.actors: list[Actor] = []
+        self.launched = 0
+        self.lines: list[str] = []
+        self._id = 9000
+
+    def next_worker_id(self) -> int:
+        self._id += 1
+        return self._id - 1
+
+    def line_sink(self, worker_id: int, plan: Plan) -> LineSink:
+        return lambda stream, line: self.lines.append(line)
+
+    async def launch(self, spec: Spec, sink: LineSink) -> Process:
+        self.launched += 1
+        scene = self.scenes.pop(0) if self.scenes else "ready"
+        if isinstance(scene, Exception):
+            raise scene
+        if callable(scene):
+            await scene()
+            scene = "ready"
+        ends = Ends()
+        actor = Actor(1 << 30, spec.name, ends.sock, ends.progress)
+        actor.theirs = socket.socket(fileno=ends.worker_sock.detach())
+        ends.worker_sock = socket.socket()
+        ends.close_worker_side()
+        for fd in (ends.stdout, ends.stderr):
+            os.close(fd)
+        self.actors.append(actor)
+        if scene == "ready":
+            actor.theirs.sendall(encode_bytes(Ready({"handler_kind": "blocking"})))
+        elif scene == "fails":
+            actor.theirs.sendall(encode_bytes(LoadFailed(SYNTAX_ERROR)))
+        elif scene != "hangs":
+            actor.end({"dies": -signal.SIGKILL, "exits": 3}[scene])
+        return actor
+
+    async def close(self) -> None:
+        pass
+
+
+class Skipping(Clock):
+    """Time that passes at once, but for the pauses after `held` of them: those wait for the hurry."""
+
+    def __init__(self, held: int = 1 << 30) -> None:
+        self.pauses: list[float] = []
+        self._skipped_s = 0.0
+        self._held = held
+        self.holding = asyncio.Event()
+
+    def now_s(self) -> float:
+        return time.monotonic() + self._skipped_s
+
+    async def pause(self, seconds: float, hurry: asyncio.Event) -> None:
+        self.pauses.append(seconds)
+        if len(self.pauses) > self._held:
+            self.holding.set()
+            await hurry.wait()
+        self._skipped_s += seconds
+
+
+def pool_of(stage: Stage, clock: Clock, give_up_s: float = 300.0, on_change: Callable[[], None] = lambda: None) -> Pool:
+    plan = Plan(Spec("m_1.0", {}), {}, startup_timeout_s=GUARD_S, response_timeout_s=GUARD_S, message_bytes_max=1 << 20)
+    backoff = lambda: Backoff(give_up_s)  # noqa: E731
+    return Pool("m_1.0", plan, JobQueue(Policy()), stage, lambda: CPU, backoff, on_change, clock)
+
+
+async def until(holds: Callable[[], object]) -> None:
+    """Returns when it holds; the test's own limit ends what never does."""
+    for _ in itertools.count():
+        if holds():
+            return
+        await asyncio.sleep(0)
+
+
+def waiting(pool: Pool) -> Job:
+    job = Job(Ledger(), [Input("data", "", b"x")], request_id="r")
+    pool.queue.put(job)
+    return job
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    """Nothing of it may be left when it ends."""
+
+    async def whole() -> None:
+        await asyncio.wait_for(scenario, GUARD_S)
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        assert not left, left
+
+    asyncio.run(whole())
+
+
+def test_requests_that_wait_learn_why_the_model_cannot_be_loaded() -> None:
+    async def scenario() -> None:
+        stage, clock = Stage("fails", "hangs"), Skipping(0)
+        pool = pool_of(stage, clock)
+        scaling = asyncio.create_task(pool.scale(1))
+        job = waiting(pool)
+        with pytest.raises(ModelNotLoaded, match=r"could not be loaded: SyntaxError: .*line 1") as told:
+            await job.result()
+        assert told.value.retry_after_s is not None and 1 <= told.value.retry_after_s <= 30
+        with pytest.raises(StartFailed, match="SyntaxError"):
+            await scaling
+        await until(lambda: stage.launched >= 2)
+        assert pool.load_failure is not None, "it loads again; until it is ready nothing has changed"
+        await until(lambda: len(stage.actors) == 2)
+        stage.actors[1].theirs.sendall(encode_bytes(Ready({"handler_kind": "blocking"})))
+        await pool.scale(1)
+        assert pool.load_failure is None and pool.ready_count == 1
+        await pool.close(0)
+
+    run(scenario())
+
+
+def test_one_worker_that_still_loads_is_waited_for() -> None:
+    async def scenario() -> None:
+        stage, clock = Stage("fails", "hangs", "hangs"), Skipping()
+        pool = pool_of(stage, clock)
+        scaling = asyncio.create_task(pool.scale(2))
+        job = waiting(pool)
+        await until(lambda: stage.launched >= 3)
+        assert pool.load_failure is None and not job.done
+        stage.actors[1].theirs.sendall(encode_bytes(LoadFailed(SYNTAX_ERROR)))
+        with pytest.raises(ModelNotLoaded):
+            await job.result()
+        with pytest.raises(StartFailed):
+            await scaling
+        await pool.close(0)
+
+    run(scenario())
+
+
+def test_a_worker_that_is_killed_while_it_loads_gets_a_second_try() -> None:
+    async def scenario() -> None:
+        stage = Stage("dies", "ready")
+        pool = pool_of(stage, Skipping())
+        await pool.scale(1)
+        assert (stage.launched, pool.ready_count) == (2, 1)
+        await pool.close(0)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("scenes", "words"),
+    [
+        (("dies", "dies"), "killed by SIGKILL"),
+        (("dies", "fails"), "SyntaxError"),
+        (("fails", "dies"), "SyntaxError"),
+        (("exits", "fails"), "exit code 3"),
+        ((LaunchFailed("no memory"), "fails"), "no memory"),
+    ],
+)
+def test_what_fails_a_start(scenes: tuple[Any, ...], words: str) -> None:
+    """The second death in a row, but the first exception of a handler."""
+
+    async def scenario() -> None:
+        stage = Stage(*scenes)
+        pool = pool_of(stage, Skipping(0))
+        with pytest.raises(StartFailed, match=words):
+            await pool.scale(1)
+        assert stage.launched <= 2
+        await pool.close(0)
+
+    run(scenario())
+
+
+def test_scaling_a_crash_loop_tries_at_once_and_says_why_it_failed() -> None:
+    async def scenario() -> None:
+        stage, clock = Stage(*["fails"] * 5), Skipping(1)
+        pool = pool_of(stage, clock)
+        with pytest.raises(StartFailed, match="SyntaxError"):
+            await pool.scale(1)
+        await clock.holding.wait()
+        before = stage.launched
+        with pytest.raises(StartFailed, match="SyntaxError"):
+            await pool.scale(1)
+        assert stage.launched == before + 1
+        stage.scenes.clear()
+        await pool.scale(1)
+        assert pool.ready_count == 1
+        await pool.close(0)
+
+    run(scenario())
+
+
+def test_a_worker_that_dies_whenever_it_is_ready_is_not_scaled() -> None:
+    async def scenario() -> None:
+        stage, clock = Stage(), Skipping(1)
+        pool = pool_of(stage, clock)
+        await pool.scale(1)
+        while not clock.holding.is_set():
+            if pool.ready_count:
+                stage.actors[-1].end(-signal.SIGSEGV)
+            await asyncio.sleep(0)
+        scaling = asyncio.create_task(pool.scale(1))
+        await until(lambda: pool.ready_count)
+        stage.actors[-1].end(-signal.SIGSEGV)
+        with pytest.raises(StartFailed, match="soon after it was ready: .*SIGSEGV"):
+            await scaling
+        await pool.close(0)
+
+    run(scenario())
+
+
+def test_the_same_traceback_is_logged_once_and_then_counted(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        stage, clock = Stage(*["fails"] * 6), Skipping(2)
+        pool = pool_of(stage, clock)
+        with pytest.raises(StartFailed):
+            await pool.scale(2)
+        await until(lambda: stage.launched >= 6)
+        assert stage.lines == ["  m.py", "SyntaxError"]
+        await pool.close(0)
+
+    with caplog.at_level(logging.WARNING):
+        run(scenario())
+    assert "same traceback as before, 4 times now" in caplog.text
+
+
+# --- mistakes of the server's own, and cancellation
+
+
+async def started(pool: Pool) -> Slot:
+    """The slot of a pool that has been asked for one worker, which needn't be ready."""
+    asyncio.create_task(pool.scale(1)).add_done_callback(lambda task: task.exception())
+    await until(lambda: pool.slots)
+    return pool.slots[0]
+
+
+@pytest.mark.parametrize("where", ["new_worker", "launch", "connect", "started", "put_back", "release", "on_change"])
+def test_a_mistake_anywhere_is_logged_and_the_worker_started_again(
+    where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each step of a worker's life raises once."""
+    raised: list[str] = []
+
+    def once(original: Callable[..., Any]) -> Callable[..., Any]:
+        def replacement(*arguments: Any, **more: Any) -> Any:
+            if not raised:
+                raised.append(where)
+                raise RuntimeError("a mistake")
+            return original(*arguments, **more)
+
+        return replacement
+
+    async def scenario() -> None:
+        stage = Stage(RuntimeError("a mistake")) if where == "launch" else Stage()
+        pool = pool_of(stage, Skipping(), on_change=once(lambda: None) if where == "on_change" else lambda: None)
+        if where == "new_worker":
+            monkeypatch.setattr(pool, "new_worker", once(pool.new_worker))
+        elif where == "started":
+            monkeypatch.setattr(pool, "on_ready", once(pool.on_ready))
+        elif where == "connect":
+            monkeypatch.setattr("ts_frontend.workers.worker.Connection.push", once(Connection.push))
+        elif where == "put_back":
+            monkeypatch.setattr(Actor, "last_started_batch", once(Actor.last_started_batch))
+        elif where == "release":
+            release = once(lambda: None)
+            monkeypatch.setattr(Actor, "release", lambda actor: (actor.progress.close(), release()))
+        slot = await started(pool)
+        if where in ("put_back", "release"):
+            await until(lambda: slot.ready)
+            stage.actors[-1].end(-signal.SIGSEGV)
+            await until(lambda: not slot.ready)
+        lives = 1 if where in ("new_worker", "on_change") else 2
+        await until(lambda: slot.ready and stage.launched >= lives)
+        await pool.scale(1)
+        assert pool.load_failure is None and not pool.hopeless
+        await pool.close(0)
+
+    with caplog.at_level(logging.WARNING):
+        run(scenario())
+    assert "a mistake" in caplog.text
+    if where != "launch":  # that is a failure like others: its message says it
+        assert raised and "Traceback" in caplog.text
+
+
+@pytest.mark.parametrize("turns", range(14))
+@pytest.mark.parametrize("scene", ["ready", "fails", "dies", "hangs", "late"])
+def test_retiring_at_any_step_of_a_start_leaves_nothing(scene: str, turns: int) -> None:
+    """The pool is closed after so many turns of the loop."""
+
+    async def late() -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    async def scenario() -> None:
+        stage = Stage(*[late if scene == "late" else scene] * 20)
+        pool = pool_of(stage, Skipping())
+        scaling = asyncio.create_task(pool.scale(1))
+        for _ in range(turns + 1):
+            await asyncio.sleep(0)
+        await pool.close(0)
+        await asyncio.wait({scaling})
+        assert not scaling.cancelled()
+        assert scaling.exception() is None or isinstance(scaling.exception(), StartFailed)
+        assert all(actor.exited.done() and actor.sock.fileno() < 0 for actor in stage.actors)
+        assert all(actor.progress.closed for actor in stage.actors)
+
+    run(scenario())
+
+
+def test_a_slot_whose_task_is_lost_is_given_up_and_everybody_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        stage = Stage("hangs")
+        pool = pool_of(stage, Skipping())
+        scaling = asyncio.create_task(pool.scale(1))
+        await until(lambda: stage.actors)
+        job = waiting(pool)
+        pool.slots[0]._task.cancel()
+        with pytest.raises(StartFailed, match="not started again"):
+            await scaling
+        with pytest.raises(Exception, match="could be kept running"):
+            await job.result()
+        assert pool.hopeless
+        await pool.scale(1)
+        assert pool.ready_count == 1, "a scale call makes a new one"
+        await pool.close(0)
+
+    with caplog.at_level(logging.ERROR):
+        run(scenario())
+    assert "is not started again" in caplog.text
+
+
+def test_a_start_that_has_failed_for_too_long_is_given_up() -> None:
+    async def scenario() -> None:
+        stage, clock = Stage(*["fails"] * 50), Skipping()
+        pool = pool_of(stage, clock, give_up_s=20)
+        with pytest.raises(StartFailed):
+            await pool.scale(1)
+        await until(lambda: pool.hopeless)
+        assert 20 <= sum(clock.pauses) <= 60
+        await pool.close(0)
+
+    run(scenario())
+
+
+def test_orphans_are_looked_for_again_after_a_look_that_failed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks: list[int] = []
+    again = asyncio.Event()
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+
+        def reap(before: orphans.Zombies) -> orphans.Zombies:
+            looks.append(1)
+            if len(looks) == 1:
+                raise OSError("no /proc")
+            loop.call_soon_threadsafe(again.set)
+            return frozenset()
+
+        monkeypatch.setattr(orphans, "reap", reap)
+        task = asyncio.create_task(orphans.reap_orphans(0.001))
+        await again.wait()
+        task.cancel()
+        await asyncio.wait({task})
+
+    with caplog.at_level(logging.ERROR):
+        run(scenario())
+    assert "no /proc" in caplog.text
