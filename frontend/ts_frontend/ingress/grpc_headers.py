@@ -12,8 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import overload
 from urllib.parse import quote
 
+from google.protobuf.duration_pb2 import Duration
+
 from ts_frontend.errors import Code, ServeError
 from ts_frontend.ingress.grpc_protocol import ACCEPTED_ENCODINGS
+from ts_frontend.protos.google_rpc_status_pb2 import Status
 
 Header = tuple[bytes, bytes]
 Entry = tuple[str, "str | bytes"]
@@ -24,6 +27,9 @@ STATUS_OK: Header = (b"grpc-status", b"0")
 
 #: Clients refuse headers above 8 KiB by default (grpcio), and then lose the status too.
 STATUS_MESSAGE_BYTES_MAX = 4096
+#: Of a status's message that is told a second time, in its details.
+DETAILS_CHARS_MAX = 512
+RETRY_INFO = "type.googleapis.com/google.rpc.RetryInfo"
 
 _PLAIN = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
@@ -97,6 +103,25 @@ def status_headers(code: int, message: str) -> list[Header]:
     if message:
         headers.append((b"grpc-message", encode_message(message)))
     return headers
+
+
+def retry_details(error: ServeError) -> list[Entry]:
+    """`grpc-status-details-bin` with a google.rpc.RetryInfo, for errors that say when to ask again; else nothing."""
+    if error.retry_delay_s is None:
+        return []
+    status = status_of(error)
+    status.message = status.message[:DETAILS_CHARS_MAX]
+    return [("grpc-status-details-bin", status.SerializeToString())]
+
+
+def status_of(error: ServeError) -> Status:
+    """The error as a google.rpc.Status, with when to ask again where that is known."""
+    status = Status(code=int(error.code), message=error.message)
+    if error.retry_delay_s is not None:
+        delay = Duration(seconds=error.retry_delay_s).SerializeToString()
+        # RetryInfo is a message with one field, 1, the delay.
+        status.details.add(type_url=RETRY_INFO, value=bytes((0x0A, len(delay))) + delay)
+    return status
 
 
 def decode_metadata(headers: Iterable[Header]) -> list[Entry]:

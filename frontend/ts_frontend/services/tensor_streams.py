@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.frames import Input
-from ts_frontend.errors import HandlerFailed, InvalidArgument, ServeError
+from ts_frontend.errors import Ending, HandlerFailed, InvalidArgument, ServeError
 from ts_frontend.ingress.call import Call
 from ts_frontend.services.metadata import response_metadata
 from ts_frontend.services.read_ahead import ReadAhead
@@ -108,7 +108,7 @@ class _Conversation:
         self._last: asyncio.Task[None] | None = None
         self._running: set[asyncio.Task[None]] = set()
         self._answers = ReadyAnswers()
-        self._error: ServeError | None = None
+        self._ending: Ending | None = None
         self.finished = False  # the one call that takes the whole stream has ended, whatever the client still sends
 
     async def read(self, requests: AsyncIterator[bytes]) -> None:
@@ -116,14 +116,14 @@ class _Conversation:
         try:
             async for data in requests:
                 await self._take(data)
-                if self._error is not None:
+                if self._ending is not None:
                     return
             if self._stream is not None:
                 await self._stream.feed((), last=True)
             if self._running:
                 await asyncio.wait(self._running)
         except ServeError as error:
-            self._error = self._error or error
+            self._ending = self._ending or error.ending()
         finally:
             for task in self._running:
                 task.cancel()
@@ -133,8 +133,8 @@ class _Conversation:
         """The answers that are ready; None after the last. Raises the ServeError that ends the stream."""
         answers = await self._answers.get()
         if answers is None:
-            if self._error is not None:
-                raise self._error
+            if self._ending is not None:
+                raise self._ending.error()
             return None
         return answers
 
@@ -151,13 +151,13 @@ class _Conversation:
             self._dialect = dialect_of(self._call, request, self._configured)
             if self._dialect is Dialect.MLSERVER:
                 self._stream = self._begin(data, request)
-        answer: Answer | ServeError
+        answer: Answer | Ending
         interleaves = False
         try:
             interleaves = self._dialect is Dialect.TRITON and self._interleaves(request)
             answer = self._stream or self._start(data, request, self._form())
         except ServeError as error:
-            answer = error
+            answer = error.ending()
         asked = _Asked(request.model_name, request.id)
         task = asyncio.create_task(self._run(answer, asked, None if interleaves else self._last))
         self._last = task
@@ -172,28 +172,30 @@ class _Conversation:
         """Whether a failure ends the stream with its status."""
         return self._dialect is not Dialect.TRITON or self._call.value(STATUS_KEY) == "true"
 
-    def _ended(self, answer: Answer | ServeError, size_bytes: int, task: asyncio.Task[None]) -> None:
+    def _ended(self, answer: Answer | Ending, size_bytes: int, task: asyncio.Task[None]) -> None:
         """Also of a task that was cancelled before it began."""
-        if not isinstance(answer, ServeError):
+        if not isinstance(answer, Ending):
             answer.cancel()
         self._room.leave(size_bytes)
         self._running.discard(task)
+        if self._last is task:
+            self._last = None  # a cancelled task keeps its exception, and with that the frames that hold this
 
-    async def _run(self, answer: Answer | ServeError, asked: _Asked, before: asyncio.Task[None] | None) -> None:
+    async def _run(self, answer: Answer | Ending, asked: _Asked, before: asyncio.Task[None] | None) -> None:
         try:
             if before is not None:
                 await asyncio.wait({before})
             await self._drain(answer)
         except ServeError as error:
-            await self._fail(error, asked, answer is not error)
+            await self._fail(error, asked, not isinstance(answer, Ending))
         finally:
             if answer is self._stream:
                 self.finished = True
                 self._answers.end()
 
-    async def _drain(self, answer: Answer | ServeError) -> None:
-        if isinstance(answer, ServeError):
-            raise answer
+    async def _drain(self, answer: Answer | Ending) -> None:
+        if isinstance(answer, Ending):
+            raise answer.error()
         async for pieces in answer.chunks():
             found = [bytes(piece) for piece in pieces if len(piece)]
             if found:
@@ -205,8 +207,8 @@ class _Conversation:
         """In band, or as the end of the stream."""
         if not self._ends_failed():
             await self._answers.put([_failed(error, asked, started)])
-        elif self._error is None:
-            self._error = coded(error) if isinstance(error, HandlerFailed) else error
+        elif self._ending is None:
+            self._ending = (coded(error) if isinstance(error, HandlerFailed) else error).ending()
             self._answers.end()
 
 
@@ -228,3 +230,4 @@ async def converse(
             await reader
     finally:
         reader.cancel()
+        del reader  # the exception that it ended with may be on its way through this frame
