@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ from ts.protocol.frames import (
     Ready,
     Stop,
 )
-from ts_frontend.errors import DeadlineExceeded, Draining, HandlerFailed, InvalidArgument
+from ts_frontend.errors import DeadlineExceeded, Draining, InvalidArgument, WorkerDied
 from ts_frontend.job import Job, State
 from ts_frontend.workers.calls import Calls
 from ts_frontend.workers.connection import Connection
@@ -36,6 +37,8 @@ from ts_frontend.workers.ranks import Ranks
 from ts_frontend.workers.responding import Responding
 from ts_frontend.workers.running import Alone, Batch, Running
 from ts_frontend.workers.started import NONE_STARTED, LineSink, Process
+
+log = logging.getLogger(__name__)
 
 STOP_S_MAX = 5.0
 EXIT_STATUS_S_MAX = 3.0
@@ -69,7 +72,9 @@ class Worker:
         self._running = Running(Alone()) if self._lockstep else Running()
         self._idle: asyncio.Future[None] | None = None
         self._hung_at_s: float | None = None
+        self._hung = False
         self._death_note = ""
+        self._settling: asyncio.Task[None] | None = None
 
     # --- life
 
@@ -360,7 +365,8 @@ class Worker:
             self._calls.close()
         expected = self.life is Life.DRAINING and not self._running.batches
         self._live(Life.STOPPED if expected else Life.FAILED)
-        asyncio.get_running_loop().create_task(self._settle(reason))
+        self._settling = asyncio.get_running_loop().create_task(self._settle(reason))
+        self._settling.add_done_callback(self._settled)
 
     def _put_back_unstarted(self) -> None:
         """Jobs whose handler call had not begun go back to the queue."""
@@ -388,13 +394,26 @@ class Worker:
         process.release()
         lost = process.meeting.lost if process.meeting is not None else ""
         note = self._death_note or lost or how.sentence()
-        out_of_memory = how.by_sigkill and not self._death_note
+        killed = how.by_sigkill and not self._death_note
+        self._end(note, note if self._death_note or how.code else f"{note} ({reason})", 507 if killed else 500)
+
+    def _settled(self, task: asyncio.Task[None]) -> None:
+        """Should the look at its end have failed: its callers and its slot are told all the same."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("What became of worker %s couldn't be settled", self.id, exc_info=error)
+        if not self.ended.done():
+            note = self._death_note or "how its process ended isn't known"
+            self._end(note, note, 500)
+
+    def _end(self, note: str, reason: str, http_status: int) -> None:
+        """What it had started fails, and who waits for its end gets `reason`."""
         for job in list(self._running.open_jobs()):
-            job.fail(HandlerFailed(507 if out_of_memory else 500, f"Worker died. {note}."))
+            job.fail(WorkerDied(f"Worker died. {note}.", http_status, hung=self._hung))
         self._forget_all()
         if not self._loaded.done():
             self._loaded.set_exception(StartFailed(f"Worker process ended while loading: {note}", 500, self.tail()))
-        self.ended.set_result(note if self._death_note or how.code else f"{note} ({reason})")
+        self.ended.set_result(reason)
 
     # --- time
 
@@ -406,13 +425,18 @@ class Worker:
         if running.shared and running.count_stalled(now_s):
             self._work.wake()
         for job, batch in list(running.jobs.values()):
-            if not job.done and job.unread_since(now_s) > limit_s:
+            if job.ends_s <= now_s and not job.done:
+                ran_s = now_s - job.sent_at_s
+                job.expire(DeadlineExceeded(f"Deadline passed {ran_s:.1f} s after the request was given to a worker"))
+                self.release(job)
+            elif not job.done and job.unread_since(now_s) > limit_s:
                 job.fail(DeadlineExceeded(f"The stream's reader has taken nothing for {limit_s:g} s"))
                 self.release(job)
                 batch.active_s = running.turn_s = now_s
         if not running.overdue(now_s, limit_s):
             self._not_hung()
         elif self._ready_to_kill(now_s):
+            self._hung = True
             self.kill(f"It gave no answer for {limit_s:g} s (responseTimeout)")
 
     def _not_hung(self) -> None:
