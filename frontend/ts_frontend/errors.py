@@ -6,7 +6,9 @@ error bodies (as of TorchServe 0.12). The message says what was wrong, with whic
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
+from typing import Any, NamedTuple
 
 
 class Code(IntEnum):
@@ -43,6 +45,26 @@ class ServeError(Exception):
     @property
     def message(self) -> str:
         return str(self.args[0]) if self.args else self.__class__.__name__
+
+    def ending(self) -> Ending:
+        """The error as a value: what can be kept without the frames that raised it."""
+        return Ending(type(self), self.args, dict(self.__dict__))
+
+
+class Ending(NamedTuple):
+    """How something ended without an answer. An exception that has been raised holds the frames it went through, with
+    the request's bytes in them; an object that keeps it, and is in one of those frames, is then freed by the garbage
+    collector alone. So what is remembered is this, and every raise has an exception of its own."""
+
+    kind: type[ServeError]
+    arguments: tuple[Any, ...]
+    details: Mapping[str, Any]
+
+    def error(self) -> ServeError:
+        """A new exception, whatever the arguments of its kind's constructor are."""
+        found = self.kind.__new__(self.kind, *self.arguments)
+        found.__dict__.update(self.details)
+        return found
 
 
 class InvalidArgument(ServeError):
@@ -226,9 +248,25 @@ def code_of_http(status: int) -> Code:
 
 
 class HandlerFailed(ServeError):
-    """The user's handler raised, or its worker died or timed out: `http_status` says how TorchServe names it."""
+    """The user's handler raised: `http_status` says how TorchServe names it."""
 
     def __init__(self, http_status: int, message: str) -> None:
         super().__init__(message)
         self.http_status = http_status
         self.code = code_of_http(http_status)
+
+
+#: How long a client should wait before it asks again when a worker has died: about as long as the next takes to start.
+RETRY_AFTER_S = 1.0
+
+
+class WorkerDied(ServeError):
+    """The worker that had begun the request ended. That request is lost, the model isn't: UNAVAILABLE with a delay is
+    what clients of gRPC repeat. One that hung (`hung`) would only hang the next worker: INTERNAL. Over HTTP it has
+    TorchServe's status: 500, or 507 for a process that was killed as the system does when memory runs out."""
+
+    def __init__(self, message: str, http_status: int = 500, *, hung: bool = False) -> None:
+        super().__init__(message)
+        self.http_status = http_status
+        self.code = Code.INTERNAL if hung else Code.UNAVAILABLE
+        self.retry_after_s = None if hung else RETRY_AFTER_S

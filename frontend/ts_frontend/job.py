@@ -16,7 +16,7 @@ from enum import Enum
 from typing import Protocol
 
 from ts.protocol.frames import Buffer, Chunk, Failed, Feed, Input, Item, Pairs
-from ts_frontend.errors import Cancelled, HandlerFailed, MessageTooLarge, ServeError
+from ts_frontend.errors import Cancelled, Ending, HandlerFailed, MessageTooLarge, ServeError
 
 #: What a chunk costs of a stream's credit beside its bytes; the worker counts the same.
 CHUNK_COST_BYTES = 64
@@ -141,19 +141,20 @@ _ids = itertools.count(1).__next__
 
 class Job:
     """One request. Its door awaits `result()` or `pieces()`, or iterates `chunks()`; its worker calls `deliver` and
-    `fail`."""
+    `fail`. Not begun by `deadline_s`, or not answered by `ends_s`, it expires (`time.monotonic()` seconds)."""
 
     #: The sequence it belongs to, "" for none.
     sequence_id: str = ""
 
     __slots__ = (
         "_chunks",
-        "_error",
+        "_ending",
         "_ungranted",
         "_unread_s",
         "_waiter",
         "alone",
         "deadline_s",
+        "ends_s",
         "headers",
         "id",
         "inputs",
@@ -181,6 +182,7 @@ class Job:
         request_id: str,
         headers: Pairs = (),
         deadline_s: float = math.inf,
+        ends_s: float = math.inf,
         stream: bool = False,
         alone: bool = False,
         response_bytes_max: int = 1 << 62,
@@ -192,6 +194,7 @@ class Job:
         self.request_id = request_id
         self.request_headers = headers
         self.deadline_s = deadline_s
+        self.ends_s = ends_s
         self.stream = stream
         self.alone = alone
         self.response_bytes_max = response_bytes_max
@@ -205,7 +208,7 @@ class Job:
         self.headers: Pairs = ()
         self.received_bytes = 0
         self._chunks: list[Buffer] = []
-        self._error: ServeError | None = None
+        self._ending: Ending | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._ungranted = 0
         self._unread_s = math.inf
@@ -255,7 +258,7 @@ class Job:
     def _refuse_response(self) -> None:
         owner = self.owner
         limit = self.response_bytes_max
-        self._chunks = []  # the error's traceback keeps the job alive for a while
+        self._chunks = []
         self.fail(
             MessageTooLarge(
                 f"Response of at least {self.received_bytes} bytes is over max_response_size of {limit} bytes"
@@ -265,10 +268,10 @@ class Job:
             owner.release(self)
 
     def fail(self, error: ServeError, state: State = State.FAILED) -> None:
-        """Ends the job without an answer; an ended job stays as it ended."""
+        """Ends the job without an answer; an ended job stays as it ended. `error` itself isn't kept."""
         if self.state in FINAL:
             return
-        self._error = error
+        self._ending = error.ending()
         self.move(state)
 
     def failed_by_worker(self, failed: Failed) -> None:
@@ -325,8 +328,8 @@ class Job:
         """The whole answer, its pieces joined; raises the ServeError it ended with."""
         if self.state not in FINAL:
             await self._wait()
-        if self._error is not None:
-            raise self._error
+        if self._ending is not None:
+            raise self._ending.error()
         chunks = self._chunks
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
@@ -335,8 +338,8 @@ class Job:
         `result`."""
         if self.state not in FINAL:
             await self._wait()
-        if self._error is not None:
-            raise self._error
+        if self._ending is not None:
+            raise self._ending.error()
         return [piece for piece in self._chunks if len(piece)]
 
     async def chunks(self) -> AsyncIterator[list[Buffer]]:
@@ -358,8 +361,8 @@ class Job:
                     self._give_credit(ready)
                 elif self.state in FINAL:
                     break
-            if self._error is not None:
-                raise self._error
+            if self._ending is not None:
+                raise self._ending.error()
             if not sent_any:
                 yield [b""]
         finally:

@@ -109,6 +109,8 @@ class Tasks:
                 raise Draining(ENDING) from None
             task.add_done_callback(_log_failure)
             raise
+        finally:
+            del task  # its exception goes through this frame
 
     def _begin(self, work: Awaitable[T]) -> asyncio.Task[T]:
         async def run() -> T:

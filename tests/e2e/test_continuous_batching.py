@@ -232,7 +232,7 @@ def test_a_dead_worker_fails_its_batch_and_another_takes_over(stub: InferenceAPI
     with pytest.raises(grpc.RpcError) as also:
         neighbour.rest()
     for error in (failed, also):
-        assert error.value.code() is grpc.StatusCode.INTERNAL
+        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
         assert error.value.details().startswith("Worker died.")
     assert len(parsed(stub.Predictions(ask("pair", "next 3"), timeout=GUARD_S).prediction)) == 3
 

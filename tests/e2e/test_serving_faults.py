@@ -12,7 +12,9 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.duration_pb2 import Duration
 
+from ts_frontend.protos.google_rpc_status_pb2 import Status
 from ts_frontend.protos.grpc_health_v1_health_pb2 import HealthCheckRequest
 from ts_frontend.protos.grpc_health_v1_health_pb2_grpc import HealthStub
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
@@ -50,7 +52,7 @@ async def appears(path: Path) -> None:
         ({"op": "item_fails"}, grpc.StatusCode.INVALID_ARGUMENT, "this one only"),
         ({"op": "too_few"}, grpc.StatusCode.UNAVAILABLE, "number of batch response mismatched"),
         ({"op": "set"}, grpc.StatusCode.UNAVAILABLE, "Unsupported model output data type."),
-        ({"op": "exit", "code": 7}, grpc.StatusCode.INTERNAL, "exit code 7"),
+        ({"op": "exit", "code": 7}, grpc.StatusCode.UNAVAILABLE, "exit code 7"),
     ],
     ids=lambda value: value.get("op") if isinstance(value, dict) else None,
 )
@@ -58,6 +60,25 @@ def test_a_handler_that_fails_fails_its_request_and_nothing_else(shared, request
     got, details = status_of(lambda: shared.predict("probe", request_value))
     assert got is code and words in details and "Exception" not in details
     assert shared.predict("probe", {"op": "echo", "value": "next"}) == b"next"
+
+
+def test_callers_of_a_dead_worker_are_told_when_to_ask_again(shared):
+    """In the trailers, and in the status of StreamPredictions2; the delay is a google.rpc.RetryInfo."""
+    request = request_for({"op": "exit", "code": 9})
+    with grpc.insecure_channel(shared.inference) as channel:
+        stub = InferenceAPIsServiceStub(channel)
+        with pytest.raises(grpc.RpcError) as failed:
+            stub.Predictions(request, timeout=GUARD_S)
+        trailing = dict(failed.value.trailing_metadata())
+        (answer,) = stub.StreamPredictions2(iter([request]), timeout=GUARD_S)
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.Predictions(request_for({"op": "raise"}), timeout=GUARD_S)
+    for status in (Status.FromString(trailing["grpc-status-details-bin"]), answer.status):
+        assert (status.code, status.message) == (14, failed.value.details())
+        (detail,) = status.details
+        assert detail.type_url == "type.googleapis.com/google.rpc.RetryInfo"
+        assert detail.value[:2] == b"\x0a\x02" and Duration.FromString(detail.value[2:]).seconds == 1
+    assert "grpc-status-details-bin" not in dict(refused.value.trailing_metadata())
 
 
 def test_the_reason_of_a_workers_end_is_in_describe(shared):

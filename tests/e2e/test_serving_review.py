@@ -229,7 +229,7 @@ def test_what_a_worker_has_started_ends_with_it(start, write, tmp_path, worker_s
     server.register("rough")
     child = tmp_path / "child"
     code, details = failure_of(lambda: server.predict("rough", {"op": "orphan", "child": str(child)}, timeout=GUARD_S))
-    assert code is grpc.StatusCode.INTERNAL and "exit code 6" in details
+    assert code is grpc.StatusCode.UNAVAILABLE and "exit code 6" in details
     assert ended(int(child.read_text()))
 
 

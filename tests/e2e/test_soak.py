@@ -30,9 +30,10 @@ from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 
 SOAK_S = float(os.environ.get("TORCHRELAY_SOAK_S", "6"))
 GUARD_S = 60
-#: Over 10 minutes and 57000 calls the server goes up and down between 95 and 175 MB, without a trend: what is on its
-#: way to clients that read slowly or leave is some 2 MB each, and freed memory isn't given back at once.
-MEMORY_GROWTH_MAX = 120 << 20
+#: What is on its way to clients that read slowly or leave is some 2 MB each, and freed memory isn't given back at once.
+#: Once the server swung by 80 MB: failed requests were in cycles, and waited, 1500 of them or so, for a collection.
+#: Since they are freed at once it grew by 4 MB, in 15 s as in 60 s with 1400 calls (on a machine that was busy).
+MEMORY_GROWTH_MAX = 40 << 20
 QUICK = """
 def handle(data, context):
     return None if data is None else [bytes(row.get("data") or row.get("body")) for row in data]
@@ -218,8 +219,7 @@ def test_nothing_is_left_of_a_storm(server: Any) -> None:
         "UNAVAILABLE",
         "503",
         "404",
-        "507",  # its worker was killed; over gRPC it is INTERNAL
-        "INTERNAL",
+        "507",  # its worker was killed; over gRPC it is UNAVAILABLE
         "NOT_FOUND",
         "RESOURCE_EXHAUSTED",
         "CANCELLED",

@@ -97,6 +97,21 @@ def op_huge_phrase(ask, row, idx, context):
     return "never seen"
 
 
+def op_many_headers(ask, row, idx, context):
+    for number in range(ask.get("count", 70_000)):
+        context.set_response_header(idx, f"x-{number}", "1")
+    return "never seen"
+
+
+def op_late_headers(ask, row, idx, context):
+    """As the head of a first piece that is sent while the handler runs."""
+    op_many_headers(ask, row, idx, context)
+    try:
+        send_intermediate_predict_response(["piece"], context.request_ids, "ok", 200, context)
+    except ValueError as error:
+        return f"told: {error}"
+
+
 def op_bad_header(ask, row, idx, context):
     context.set_response_header(idx, "x-number", 7)
     return "a number as a header's value becomes text"

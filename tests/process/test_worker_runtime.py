@@ -14,6 +14,12 @@ from ts.protocol.frames import Cancel, Credit, Failed, Input, LoadFailed, Predic
 PIECE_COST = 64
 
 
+OPS_UNSENDABLE = [
+    *("bad_status", "bad_header", "silent_error", "odd_code", "huge_phrase", "odd_text", "many_headers"),
+    "late_headers",
+]
+
+
 def failed(answer):
     assert isinstance(answer, Failed), answer
     return answer.code, answer.message
@@ -165,11 +171,20 @@ def test_failures_fail_their_batch_and_nothing_else(start_worker, body, code, me
     assert worker.ask({"op": "value", "value": "alive"}) == b"alive"
 
 
-@pytest.mark.parametrize("op", ["bad_status", "bad_header", "silent_error", "odd_code", "huge_phrase", "odd_text"])
+@pytest.mark.parametrize("op", OPS_UNSENDABLE)
 def test_answers_that_cannot_be_sent_fail_and_the_worker_lives(start_worker, op):
     worker = start_worker()
     assert isinstance(worker.ask({"op": op}), Failed if op != "bad_header" else bytes)
     assert worker.ask({"op": "value", "value": "alive"}) == b"alive"
+
+
+@pytest.mark.parametrize("op", ["bad_status", "huge_phrase", "many_headers"])
+def test_an_answer_that_cannot_be_sent_fails_alone_of_its_batch(start_worker, op):
+    worker = start_worker(batch_size=3)
+    fine, bad, also = worker.ask({"op": "value", "value": "1"}, {"op": op}, {"op": "value", "value": "3"})
+    assert (fine, also) == (b"1", b"3")
+    assert failed(bad) == (503, "Prediction failed")
+    assert "id-2" in worker.err_file.read_text()
 
 
 def test_json_that_is_too_deep_stays_bytes(start_worker):

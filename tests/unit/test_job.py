@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import math
 import time
+import weakref
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from ts.protocol.frames import Chunk, Failed, Input
 from ts_frontend.config import ConfigError, Option, load_config
-from ts_frontend.errors import Cancelled, Code, HandlerFailed, MessageTooLarge, NoWorker
+from ts_frontend.errors import (
+    Cancelled,
+    Code,
+    DeadlineExceeded,
+    HandlerFailed,
+    MessageTooLarge,
+    NoWorker,
+    ServeError,
+    WorkerDied,
+)
+from ts_frontend.fed_job import FedJob
 from ts_frontend.job import CREDIT_GRANT_BYTES, FINAL, NEXT, IllegalTransition, Job, Ledger, State
 
 
@@ -199,3 +212,94 @@ def test_the_ledger_tells_when_nothing_is_left():
 
 def test_the_end_of_a_job_is_final():
     assert {State.ANSWERED, State.FAILED, State.CANCELLED, State.EXPIRED} == FINAL
+
+
+class Body(bytearray):
+    """Bytes that a weak reference can be made to."""
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """What goes away meanwhile was in no cycle."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+async def joined(job: Job) -> object:
+    return await job.result()
+
+
+async def in_pieces(job: Job) -> object:
+    return await job.pieces()
+
+
+async def streamed(job: Job) -> object:
+    return [pieces async for pieces in job.chunks()]
+
+
+ENDINGS: dict[str, Callable[[Job], object]] = {
+    "handler": lambda job: job.failed_by_worker(Failed(job.id, 413, "too long")),
+    "after a piece": lambda job: (job.deliver(Chunk(job.id, b"x", last=False)), job.fail(NoWorker("gone"))),
+    "expired": lambda job: job.expire(DeadlineExceeded("late")),
+    "cancelled": lambda job: job.cancel(),
+    "too large": lambda job: job.deliver(Chunk(job.id, b"x" * 101)),
+    "worker": lambda job: job.fail(WorkerDied("killed")),
+}
+
+
+@pytest.mark.parametrize("kind", [Job, FedJob])
+@pytest.mark.parametrize("read", [joined, in_pieces, streamed])
+@pytest.mark.parametrize("early", [True, False], ids=["ended before", "awaited"])
+@pytest.mark.parametrize("end", ENDINGS.values(), ids=ENDINGS)
+def test_a_failed_job_is_freed_as_soon_as_its_caller_has_its_error(no_collector, end, early, read, kind):
+    async def door(job: Job) -> tuple[str, Code]:
+        """As the doors do it: they take what they need from the error and let it go."""
+        try:
+            await read(job)
+        except ServeError as error:
+            return error.message, error.code
+        return "", Code.OK
+
+    async def scenario() -> None:
+        body = Body(b"12345")
+        job = kind(Ledger(), [Input("data", "", body)], request_id="r", response_bytes_max=100)
+        job.owner = Recording()
+        job.move(State.QUEUED)
+        job.move(State.SENT)
+        alive = weakref.ref(body)
+        del body
+        if early:
+            end(job)
+        answer = asyncio.ensure_future(door(job))
+        await asyncio.sleep(0)
+        if not early:
+            end(job)
+        message, code = await answer
+        assert (message and code) or end is ENDINGS["too large"]
+        del job, answer
+        assert alive() is None, gc.get_referrers(alive())
+
+    asyncio.run(scenario())
+
+
+def test_every_raise_has_an_exception_of_its_own_that_says_the_same():
+    async def scenario() -> None:
+        job, _ = sent()
+        given = HandlerFailed(413, "too long")
+        job.fail(given)
+        raised = []
+        for read in (joined, in_pieces, streamed):
+            try:
+                await read(job)
+            except HandlerFailed as error:
+                raised.append(error)
+        assert len({id(error) for error in (given, *raised)}) == 4 and given.__traceback__ is None
+        assert {(error.message, error.code, error.http_status) for error in raised} == {
+            ("too long", given.code, given.http_status)
+        }
+
+    asyncio.run(scenario())

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import logging
 import socket
 import time
 
 import pytest
 
 from ts.protocol.decoder import Decoder
-from ts.protocol.frames import Input, Predict
+from ts.protocol.frames import Cancel, Chunk, Input, Predict, encode_bytes
 from ts_frontend.batching.batcher import Policy
 from ts_frontend.batching.job_queue import JobQueue, TicketQueue
-from ts_frontend.errors import DeadlineExceeded, InvalidArgument, QueueFull
+from ts_frontend.errors import Code, DeadlineExceeded, InvalidArgument, QueueFull, WorkerDied
 from ts_frontend.job import Job, Ledger, State
 from ts_frontend.workers.connection import Connection
 from ts_frontend.workers.devices import CPU
+from ts_frontend.workers.exits import Exit
 from ts_frontend.workers.life import Life
 from ts_frontend.workers.plan import Plan
 from ts_frontend.workers.running import Running
-from ts_frontend.workers.started import Spec
+from ts_frontend.workers.started import Process, Spec
 from ts_frontend.workers.worker import Worker
 
 
@@ -146,3 +149,65 @@ def test_a_request_that_fits_no_message_fails_and_its_batch_goes_on_without_it()
         theirs.close()
 
     asyncio.run(scenario())
+
+
+def ready_worker(queue: JobQueue, ours: socket.socket) -> Worker:
+    worker = Worker(1, Plan(Spec("m", {}), {}, 1, 1000, 1 << 20), CPU, queue)
+    worker._connection = Connection(ours, worker._received, worker._closed, 1 << 20)
+    worker.life = Life.READY
+    return worker
+
+
+def test_a_deadline_ends_what_runs_and_the_time_to_begin_does_not() -> None:
+    async def scenario() -> None:
+        ours, theirs = socket.socketpair()
+        queue, ledger = JobQueue(Policy(batch_size=2)), Ledger()
+        worker = ready_worker(queue, ours)
+        now_s = time.monotonic()
+        data = [Input("data", "", b"")]
+        bound = Job(ledger, data, request_id="r", deadline_s=now_s + 60, ends_s=now_s + 60)
+        patient = Job(ledger, data, request_id="r", deadline_s=now_s + 60)  # clientTimeoutInMills is a limit to begin
+        for each in (bound, patient):
+            queue.put(each)
+        queue.attach(worker)
+        await turns()
+        worker.tick(now_s + 59)
+        assert (bound.state, patient.state) == (State.SENT, State.SENT)
+        worker.tick(now_s + 61)
+        with pytest.raises(DeadlineExceeded, match="after the request was given to a worker"):
+            await bound.result()
+        assert (bound.state, patient.state) == (State.EXPIRED, State.SENT)
+        worker.flush()
+        told = Decoder(1 << 20).feed(theirs.recv(1 << 20))
+        assert [message.job_id for message in told if isinstance(message, Cancel)] == [bound.id]
+        theirs.sendall(encode_bytes(Chunk(bound.id, b"late")) + encode_bytes(Chunk(patient.id, b"in time")))
+        assert await patient.result() == b"in time"
+        assert not worker.busy
+        worker._connection.close()
+        theirs.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_whose_end_cannot_be_settled_is_gone_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        ours, theirs = socket.socketpair()
+        queue, ledger = JobQueue(Policy()), Ledger()
+        worker = ready_worker(queue, ours)
+        worker._loaded.set_result(None)
+        worker.process = Process(1 << 30, "m", ours, io.BytesIO())  # without a descriptor: its progress can't be read
+        worker.process.exited.set_result(Exit(-9))
+        running = job(ledger)
+        queue.put(running)
+        queue.attach(worker)
+        await turns()
+        theirs.close()
+        with pytest.raises(WorkerDied, match="how its process ended isn't known") as died:
+            await asyncio.wait_for(running.result(), 10)
+        assert died.value.code is Code.UNAVAILABLE
+        assert "isn't known" in await asyncio.wait_for(worker.ended, 10)
+        assert worker.life is Life.FAILED and not worker.busy
+
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(scenario())
+    assert "couldn't be settled" in caplog.text

@@ -325,3 +325,40 @@ def test_a_handler_that_is_not_there_needs_no_traceback(tmp_path):
             sys.path[:] = path
     lines = handlers.describe_failure(failure.value)["traceback"].splitlines()
     assert not [line for line in lines if line.startswith("  File ") and __file__ not in line]
+
+
+# --- what can't be encoded
+
+UNSENDABLE = {
+    "headers": Chunk(1, b"x", True, 200, "", [("a", "b")] * 70_000),
+    "phrase": Chunk(1, b"x", True, 200, "x" * 70_000, ()),
+    "surrogate": Chunk(1, b"x", True, 200, "", [("a", "\udcff")]),
+}
+
+
+@pytest.mark.parametrize("last", [True, False], ids=["last", "piece"])
+@pytest.mark.parametrize("credit", [1000, 0], ids=["sent", "held"])
+@pytest.mark.parametrize("chunk", UNSENDABLE.values(), ids=UNSENDABLE)
+def test_an_answer_that_fits_no_message_leaves_its_request_to_be_failed(chunk, credit, last):
+    ledger = ledger_with([1, 2], credit=credit)
+    batch = ledger.queue.popleft()
+    ledger.start(batch)
+    job, other = batch.jobs
+    before = job.credit_bytes
+    with pytest.raises(ValueError):
+        ledger.give(job, chunk.data, last, chunk.status, chunk.phrase, chunk.headers)
+    assert (job.answered, job.over, job.done, job.credit_bytes, bool(job.held)) == (False, False, False, before, False)
+    assert set(ledger.jobs) == {1, 2} and pushed(ledger) == []
+    ledger.give(job, replies.PREDICTION_FAILED, last=True)
+    ledger.receive(Credit(2, 100))
+    ledger.give(other, b"y", last=True)
+    assert pushed(ledger) == [Failed(1, *replies.PREDICTION_FAILED), Chunk(2, b"y")]
+    assert not ledger.jobs
+
+
+def test_a_failure_can_always_be_sent():
+    ledger = ledger_with([1])
+    batch = ledger.queue.popleft()
+    ledger.start(batch)
+    ledger.give(batch.jobs[0], replies.Failure(500, "no such file: \udcff"), last=True)
+    assert pushed(ledger) == [Failed(1, 500, "no such file: ?")]

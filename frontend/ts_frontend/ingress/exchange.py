@@ -50,6 +50,22 @@ def uncancel() -> None:
     current_task().uncancel()
 
 
+class _Expiry:
+    """Cancels a task when its time is over. Who waits for it clears `task`: a cancelled task keeps its exception, and
+    with that the frames it went through, which must not lead back to it."""
+
+    __slots__ = ("passed", "task")
+
+    def __init__(self, task: asyncio.Task[None]) -> None:
+        self.task: asyncio.Task[None] | None = task
+        self.passed = False
+
+    def expire(self) -> None:
+        if self.task is not None:
+            self.passed = True
+            self.task.cancel()
+
+
 class Exchange:
     """One call. `run` always ends it with exactly one status, unless the client is gone."""
 
@@ -84,7 +100,7 @@ class Exchange:
             else:
                 await self._perform(method)
         except ServeError as error:
-            self._call.trailing += retry_details(error.code, error.message, error.retry_after_s)
+            self._call.trailing += retry_details(error)
             await self._finish(error.code, error.message)
         except ClientGone:
             pass
@@ -97,26 +113,20 @@ class Exchange:
         await self._finish(Draining.code, "The server shut down before the call was answered")
 
     async def _run_in_time(self, method: Method | None) -> None:
-        task = current_task()
         seconds = timeout_s(self._request[b"grpc-timeout"])
         self._call.deadline_s = time.monotonic() + seconds
-        expired = False
-
-        def expire() -> None:
-            nonlocal expired
-            expired = True
-            task.cancel()
-
-        timer = asyncio.get_running_loop().call_later(answering_s(seconds), expire)
+        expiry = _Expiry(current_task())
+        timer = asyncio.get_running_loop().call_later(answering_s(seconds), expiry.expire)
         try:
             await self._perform(method)
         except asyncio.CancelledError:
-            if not expired:
+            if not expiry.passed:
                 raise
             uncancel()
             await self._finish(Code.DEADLINE_EXCEEDED, f"The deadline of {seconds:g} s passed before the call ended")
         finally:
             timer.cancel()
+            expiry.task = None
 
     async def _perform(self, method: Method | None) -> None:
         if method is None:

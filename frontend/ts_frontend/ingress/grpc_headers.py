@@ -106,16 +106,22 @@ def status_headers(code: int, message: str) -> list[Header]:
     return headers
 
 
-def retry_details(code: int, message: str, retry_after_s: float | None) -> list[Entry]:
-    """The metadata that repeats the status with a google.rpc.RetryInfo, where it is known when the same call may fare
-    better."""
-    if retry_after_s is None or len(message.encode()) > DETAILS_MESSAGE_BYTES_MAX:
+def retry_details(error: ServeError) -> list[Entry]:
+    """`grpc-status-details-bin` with a google.rpc.RetryInfo, for errors that say when to ask again; else nothing."""
+    if error.retry_after_s is None or len(error.message.encode()) > DETAILS_MESSAGE_BYTES_MAX:
         return []
-    delay = Duration(seconds=int(retry_after_s), nanos=int(retry_after_s % 1 * 1e9)).SerializeToString()
-    info = b"\x0a" + bytes((len(delay),)) + delay  # its one field, retry_delay, written by hand
-    status = Status(code=int(code), message=message)
-    status.details.add(type_url=RETRY_INFO_URL, value=info)
-    return [(STATUS_DETAILS, status.SerializeToString())]
+    return [(STATUS_DETAILS, status_of(error).SerializeToString())]
+
+
+def status_of(error: ServeError) -> Status:
+    """The error as a google.rpc.Status, with when to ask again where that is known."""
+    status = Status(code=int(error.code), message=error.message)
+    if error.retry_after_s is not None:
+        whole, part = divmod(error.retry_after_s, 1)
+        delay = Duration(seconds=int(whole), nanos=int(part * 1e9)).SerializeToString()
+        # RetryInfo is a message with one field, 1, the delay.
+        status.details.add(type_url=RETRY_INFO_URL, value=bytes((0x0A, len(delay))) + delay)
+    return status
 
 
 def decode_metadata(headers: Iterable[Header]) -> list[Entry]:

@@ -47,6 +47,8 @@ HEADER_BYTES_MAX = 64 * 1024
 LINGER_S_MAX = 2.0
 
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
+#: A status and its message.
+Failure: TypeAlias = "tuple[Code, str]"
 _CODES = {int(code.value[0]): code for code in grpc.StatusCode}
 
 
@@ -226,13 +228,11 @@ def _unary(path: str, run: Unary, limits: Limits) -> Callable[[bytes, Context], 
     async def unary(request: bytes, context: Context) -> bytes:
         call = _call(path, context)
         try:
-            answer = await run(call, request)
-            _check_size(answer, limits)
-            await _send_initial(call, context)
-            context.set_trailing_metadata(tuple(call.trailing))
-            return answer
+            return await _answer(call, context, await run(call, request), limits)
         except Exception as error:
-            return await _abort(call, context, error)
+            failure = _failure(call, error)
+        del request
+        return await _abort(call, context, *failure)
 
     return unary
 
@@ -240,7 +240,9 @@ def _unary(path: str, run: Unary, limits: Limits) -> Callable[[bytes, Context], 
 def _server_stream(path: str, run: ServerStream, limits: Limits) -> Callable[[bytes, Context], Awaitable[None]]:
     async def server_stream(request: bytes, context: Context) -> None:
         call = _call(path, context)
-        await _answer_stream(call, context, run(call, request), limits)
+        answers = run(call, request)
+        del request  # what ends the call keeps this frame
+        await _answer_stream(call, context, answers, limits)
 
     return server_stream
 
@@ -253,22 +255,36 @@ def _bidi(path: str, run: Bidi, limits: Limits) -> Callable[[AsyncIterator[bytes
     return bidi
 
 
-async def _answer_stream(call: Call, context: Context, answers: AsyncIterator[Sequence[bytes]], limits: Limits) -> None:
+async def _answer(call: Call, context: Context, answer: bytes, limits: Limits) -> bytes:
+    _check_size(answer, limits)
+    await _send_initial(call, context)
+    context.set_trailing_metadata(tuple(call.trailing))
+    return answer
+
+
+async def _write(call: Call, context: Context, answers: AsyncIterator[Sequence[bytes]], limits: Limits) -> None:
     """`context.write` waits for the client's window, and costs less than yielding."""
-    try:
-        async for messages in answers:
-            await _send_initial(call, context)
-            for message in messages:
-                _check_size(message, limits)
-                await context.write(message)
+    async for messages in answers:
         await _send_initial(call, context)
-        context.set_trailing_metadata(tuple(call.trailing))
+        for message in messages:
+            _check_size(message, limits)
+            await context.write(message)
+    await _send_initial(call, context)
+    context.set_trailing_metadata(tuple(call.trailing))
+
+
+async def _answer_stream(call: Call, context: Context, answers: AsyncIterator[Sequence[bytes]], limits: Limits) -> None:
+    failure: Failure | None = None
+    try:
+        await _write(call, context, answers, limits)
     except Exception as error:
-        await _abort(call, context, error)
+        failure = _failure(call, error)
     finally:
         close = getattr(answers, "aclose", None)
         if close is not None:
             await close()
+    if failure is not None:
+        await _abort(call, context, *failure)
 
 
 def _call(path: str, context: Context) -> Call:
@@ -295,16 +311,20 @@ def _check_size(answer: bytes, limits: Limits) -> None:
         raise too_large(len(answer), limits.response_bytes_max, key="max_response_size", what="Answer")
 
 
-async def _abort(call: Call, context: Context, error: Exception) -> bytes:
-    """Ends the call with the error's status. CancelledError never comes here: grpcio must see it, or it leaks."""
+def _failure(call: Call, error: Exception) -> Failure:
+    """What the call ends with. CancelledError never comes here: grpcio must see it, or it leaks."""
     if isinstance(error, ServeError):
-        code, message = error.code, error.message
-        call.trailing += retry_details(code, message, error.retry_after_s)
-    elif isinstance(error, grpc.aio.AbortError | grpc.aio.UsageError | grpc.aio.InternalError):
+        call.trailing += retry_details(error)
+        return error.code, error.message
+    if isinstance(error, grpc.aio.AbortError | grpc.aio.UsageError | grpc.aio.InternalError):
         raise error  # the last: what was written can't be sent any more
-    else:
-        logger.error("%s failed", call.path, exc_info=error)
-        code, message = Code.INTERNAL, UNEXPECTED
+    logger.error("%s failed", call.path, exc_info=error)
+    return Code.INTERNAL, UNEXPECTED
+
+
+async def _abort(call: Call, context: Context, code: Code, message: str) -> bytes:
+    """Ends the call with that status. grpcio raises an exception for it that its own state keeps, until the garbage
+    collector comes: no frame on the way may have the request, nor what the method has raised."""
     await _send_initial(call, context)
     await context.abort(_CODES[code], bounded(message), tuple(call.trailing))
     return b""  # abort raises

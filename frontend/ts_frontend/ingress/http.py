@@ -89,7 +89,7 @@ async def _allowed(request: HttpRequest) -> HttpAnswer:
 
 def retry_headers(error: ServeError) -> tuple[Header, ...]:
     """Retry-After in whole seconds, where it is known when the same request may fare better."""
-    seconds = error.retry_after_s
+    seconds = error.retry_after_s if error.http_status == 503 else None
     return () if seconds is None else ((b"retry-after", b"%d" % max(1, math.ceil(seconds))),)
 
 

@@ -162,7 +162,8 @@ class HttpRequest:
 
     def close(self) -> None:
         """The answer has ended, one way or another. What may still come of the body is the engine's to discard: it
-        goes on reading only when nobody can ask for it any more, and an error's traceback may keep this alive."""
+        goes on reading only when nobody can ask for it any more. The watching task is forgotten: a task keeps the
+        exception it was cancelled with, that its frames, and these this."""
         self._receive = _closed
         if self._timer is not None:
             self._timer.cancel()
@@ -170,6 +171,7 @@ class HttpRequest:
                 self._watcher.cancel()
             if self._watched is not None:
                 self._departures.forget(self._watched)
+            self._timer = self._watcher = self._watched = None
 
 
 async def _closed() -> Event:

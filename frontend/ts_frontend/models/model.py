@@ -112,9 +112,9 @@ class Model:
     ) -> Job:
         """Accepts a request; NoWorker, ModelNotLoaded, QueueFull or Draining when it can't be.
 
-        `deadline_s`: `time.monotonic()` seconds. `alone`: it shares no batch. `version_named`: the caller named this
-        version, instead of meaning the default one. `counted`: it is an inference, for the metrics. `new_job`: another
-        kind of job than the model's.
+        `deadline_s`: `time.monotonic()` seconds, for its time in the queue and on a worker together. `alone`: it shares
+        no batch. `version_named`: the caller named this version, instead of meaning the default one. `counted`: it is
+        an inference, for the metrics. `new_job`: another kind of job than the model's.
         """
         recorder = self._metrics.requests(version_named) if counted else None
         if recorder is not None:
@@ -125,6 +125,7 @@ class Model:
             raise NoWorker(NO_WORKER.format(name=self.name) + self.pool.refusal())
         if self.pool.load_failure is not None:
             raise self.pool.not_loaded()
+        ends_s = deadline_s
         if self.settings.client_timeout_ms:
             deadline_s = min(deadline_s, time.monotonic() + self.settings.client_timeout_ms / 1000)
         job = (new_job or self._new_job)(
@@ -133,6 +134,7 @@ class Model:
             request_id=request_id or str(uuid.uuid4()),
             headers=headers,
             deadline_s=deadline_s,
+            ends_s=ends_s,
             stream=stream,
             alone=alone,
             response_bytes_max=self._response_bytes_max,

@@ -101,3 +101,4 @@ async def converse(method: str, requests: AsyncIterator[bytes], start: Start) ->
         await reader
     finally:
         reader.cancel()
+        del reader  # the exception that it ended with may be on its way through this frame

@@ -69,6 +69,7 @@ class HealthService:
                 await change
             finally:
                 change.cancel()
+                del change  # the exception that it ended with may be on its way through this frame
 
 
 def _requested(data: bytes) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from ts.protocol import forms
@@ -122,14 +123,15 @@ class HttpWorkflows:
         headers = [(key.decode("latin-1"), value.decode("latin-1")) for key, value in request.headers]
         inputs = [Input("body", content_type, body)]
         run = owned(workflow.predict(inputs, headers=headers, request_id=request.request_id))
-        request.when_gone(lambda: _cancel(run))
+        request.when_gone(partial(_cancel, run))
         try:
             await asyncio.wait({run})
+            if run.cancelled():
+                raise ClientGone
+            return await _answer(run.result())
         finally:
             run.cancel()
-        if run.cancelled():
-            raise ClientGone
-        return await _answer(run.result())
+            del run  # the exception that it ended with may be on its way through this frame
 
 
 def _cancel(run: asyncio.Task[Mapping[str, Reply]]) -> None:

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from ts.protocol.frames import Buffer, Input
 from ts_frontend.errors import InvalidArgument, ServeError
-from ts_frontend.protos.google_rpc_status_pb2 import Status
+from ts_frontend.ingress.grpc_headers import status_of
 from ts_frontend.protos.inference_pb2 import PredictionResponse, PredictionsRequest
 
 INPUTS_MAX = 4096
@@ -143,5 +143,4 @@ def sequence_response(prediction: Buffer, sequence_id: str | None) -> bytes:
 
 def failure_response(error: ServeError, sequence_id: str | None) -> bytes:
     """A PredictionResponse that says why there's no answer (StreamPredictions2)."""
-    status = Status(code=int(error.code), message=error.message)
-    return PredictionResponse(status=status, sequence_id=sequence_id).SerializeToString()
+    return PredictionResponse(status=status_of(error), sequence_id=sequence_id).SerializeToString()

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.frames import Input
-from ts_frontend.errors import HandlerFailed, InvalidArgument, ServeError
+from ts_frontend.errors import Ending, HandlerFailed, InvalidArgument, ServeError
 from ts_frontend.ingress.call import Call
 from ts_frontend.services.metadata import response_metadata
 from ts_frontend.services.read_ahead import ReadAhead
@@ -109,7 +109,7 @@ class _Conversation:
         self._last: asyncio.Task[None] | None = None
         self._running: set[asyncio.Task[None]] = set()
         self._answers = ReadyAnswers()
-        self._error: ServeError | None = None
+        self._ending: Ending | None = None
         self.finished = False  # the one call that takes the whole stream has ended, whatever the client still sends
 
     async def read(self, requests: AsyncIterator[bytes]) -> None:
@@ -117,14 +117,14 @@ class _Conversation:
         try:
             async for data in requests:
                 await self._take(data)
-                if self._error is not None:
+                if self._ending is not None:
                     return
             if self._stream is not None:
                 await self._stream.feed((), last=True)
             if self._running:
                 await asyncio.wait(self._running)
         except ServeError as error:
-            self._error = self._error or error
+            self._ending = self._ending or error.ending()
         finally:
             for task in self._running:
                 task.cancel()
@@ -134,8 +134,8 @@ class _Conversation:
         """The answers that are ready; None after the last. Raises the ServeError that ends the stream."""
         answers = await self._answers.get()
         if answers is None:
-            if self._error is not None:
-                raise self._error
+            if self._ending is not None:
+                raise self._ending.error()
             return None
         return answers
 
@@ -152,13 +152,13 @@ class _Conversation:
             self._dialect = dialect_of(self._call, request, self._configured)
             if self._dialect is Dialect.MLSERVER:
                 self._stream = self._begin(data, request)
-        answer: Answer | ServeError
+        answer: Answer | Ending
         interleaves = False
         try:
             interleaves = self._dialect is Dialect.TRITON and self._interleaves(request)
             answer = self._stream or self._start(data, request, self._form())
         except ServeError as error:
-            answer = error
+            answer = error.ending()
         asked = _Asked(request.model_name, request.id)
         task = watched(self._run(answer, asked, None if interleaves else self._last), "A request of ModelStreamInfer")
         self._last = task
@@ -173,20 +173,22 @@ class _Conversation:
         """Whether a failure ends the stream with its status."""
         return self._dialect is not Dialect.TRITON or self._call.value(STATUS_KEY) == "true"
 
-    def _ended(self, answer: Answer | ServeError, size_bytes: int, task: asyncio.Task[None]) -> None:
+    def _ended(self, answer: Answer | Ending, size_bytes: int, task: asyncio.Task[None]) -> None:
         """Also of a task that was cancelled before it began."""
-        if not isinstance(answer, ServeError):
+        if not isinstance(answer, Ending):
             answer.cancel()
         self._room.leave(size_bytes)
         self._running.discard(task)
+        if self._last is task:
+            self._last = None  # a cancelled task keeps its exception, and with that the frames that hold this
 
-    async def _run(self, answer: Answer | ServeError, asked: _Asked, before: asyncio.Task[None] | None) -> None:
+    async def _run(self, answer: Answer | Ending, asked: _Asked, before: asyncio.Task[None] | None) -> None:
         try:
             if before is not None:
                 await asyncio.wait({before})
             await self._drain(answer)
         except ServeError as error:
-            await self._fail(error, asked, answer is not error)
+            await self._fail(error, asked, not isinstance(answer, Ending))
         except Exception as error:
             internal = ServeError(f"ModelStreamInfer: {type(error).__name__} in the server, see its log")
             await self._fail(internal, asked, True)
@@ -196,9 +198,9 @@ class _Conversation:
                 self.finished = True
                 self._answers.end()
 
-    async def _drain(self, answer: Answer | ServeError) -> None:
-        if isinstance(answer, ServeError):
-            raise answer
+    async def _drain(self, answer: Answer | Ending) -> None:
+        if isinstance(answer, Ending):
+            raise answer.error()
         async for pieces in answer.chunks():
             found = [bytes(piece) for piece in pieces if len(piece)]
             if found:
@@ -210,8 +212,8 @@ class _Conversation:
         """In band, or as the end of the stream."""
         if not self._ends_failed():
             await self._answers.put([_failed(error, asked, started)])
-        elif self._error is None:
-            self._error = coded(error) if isinstance(error, HandlerFailed) else error
+        elif self._ending is None:
+            self._ending = (coded(error) if isinstance(error, HandlerFailed) else error).ending()
             self._answers.end()
 
 
@@ -233,3 +235,4 @@ async def converse(
             await reader
     finally:
         reader.cancel()
+        del reader  # the exception that it ended with may be on its way through this frame

@@ -120,8 +120,9 @@ class Calls:
             return Failed(call.call_id, 500, f"{type(error).__name__}: {error}")
 
     def _ended(self, call_id: int, entry: _Open, task: asyncio.Task[Chunk | Failed]) -> None:
-        """A task may be cancelled before it has run at all."""
+        """A task may be cancelled before it has run at all. It keeps its exception, and so its frames and `entry`."""
         del self._open[call_id]
+        entry.task = None
         self._push(Failed(call_id, 499, entry.reason) if task.cancelled() else task.result())
         self._sign(entry)
 

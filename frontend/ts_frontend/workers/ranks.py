@@ -23,7 +23,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from ts.protocol.frames import Cancel, Chunk, Credit, Failed, Load, LoadFailed, Message, Predict, Ready, Stop
+from ts.protocol.frames import Cancel, Chunk, Credit, Failed, Load, LoadFailed, Message, Predict, Ready, Stop, check
 from ts_frontend.workers.connection import Connection
 
 log = logging.getLogger(__name__)
@@ -185,6 +185,7 @@ class Ranks:
         elif not self._meeting.lockstep:
             self._lines[0].push(message)
         elif isinstance(message, Predict):
+            check(message)  # its sender has to know now, not when its turn comes
             self._waiting.append(message)
             self._send_next()
         elif isinstance(message, Cancel):
@@ -204,8 +205,8 @@ class Ranks:
         predict = self._waiting.pop(0)
         items = [item._replace(deadline_s=inf) for item in predict.items]
         for rank, line in self._lines.items():
-            self._open[rank] = {item.job_id for item in items}
             line.push(Predict(predict.batch_id, items))
+            self._open[rank] = {item.job_id for item in items}
             line.flush()
 
     def flush(self) -> None:

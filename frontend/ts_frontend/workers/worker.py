@@ -24,7 +24,7 @@ from ts.protocol.frames import (
     Ready,
     Stop,
 )
-from ts_frontend.errors import DeadlineExceeded, Draining, HandlerFailed, InvalidArgument
+from ts_frontend.errors import DeadlineExceeded, Draining, InvalidArgument, WorkerDied
 from ts_frontend.job import Job, State
 from ts_frontend.tasks import watched
 from ts_frontend.workers.calls import Calls
@@ -73,6 +73,7 @@ class Worker:
         self._running = Running(Alone()) if self._lockstep else Running()
         self._idle: asyncio.Future[None] | None = None
         self._hung_at_s: float | None = None
+        self._hung = False
         self._death_note = ""
         self._settling: asyncio.Task[None] | None = None
 
@@ -413,7 +414,7 @@ class Worker:
         try:
             out_of_memory = how.by_sigkill and not self._death_note
             for job in list(self._running.open_jobs()):
-                job.fail(HandlerFailed(507 if out_of_memory else 500, f"Worker died. {note}."))
+                job.fail(WorkerDied(f"Worker died. {note}.", 507 if out_of_memory else 500, hung=self._hung))
             self._forget_all()
         finally:
             if not self._loaded.done():
@@ -439,13 +440,18 @@ class Worker:
         if running.shared and running.count_stalled(now_s):
             self._work.wake()
         for job, batch in list(running.jobs.values()):
-            if not job.done and job.unread_since(now_s) > limit_s:
+            if job.ends_s <= now_s and not job.done:
+                ran_s = now_s - job.sent_at_s
+                job.expire(DeadlineExceeded(f"Deadline passed {ran_s:.1f} s after the request was given to a worker"))
+                self.release(job)
+            elif not job.done and job.unread_since(now_s) > limit_s:
                 job.fail(DeadlineExceeded(f"The stream's reader has taken nothing for {limit_s:g} s"))
                 self.release(job)
                 batch.active_s = running.turn_s = now_s
         if not running.overdue(now_s, limit_s):
             self._not_hung()
         elif self._ready_to_kill(now_s):
+            self._hung = True
             self.kill(f"It gave no answer for {limit_s:g} s (responseTimeout)")
 
     def _not_hung(self) -> None:

@@ -15,6 +15,7 @@ from ts_frontend.errors import (
     Code,
     DeadlineExceeded,
     Draining,
+    Ending,
     HandlerFailed,
     ModelNotFound,
     NoWorker,
@@ -95,7 +96,7 @@ class Run:
         self._request_id = request_id
         self._deadline_s = deadline_s
         self._replies: dict[str, Reply] = {}
-        self._running: dict[asyncio.Task[Reply], str] = {}
+        self._running: dict[asyncio.Task[Reply | Ending], str] = {}
 
     async def leaves(self, inputs: Sequence[Input]) -> dict[str, Reply]:
         """The answers of the nodes without children, in the graph's order. The first node that fails ends it: its
@@ -108,7 +109,10 @@ class Run:
                 done, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     name = self._running[task]
-                    self._replies[name] = task.result()
+                    reply = task.result()
+                    if isinstance(reply, Ending):
+                        raise reply.error()
+                    self._replies[name] = reply
                     del self._running[task]
                     for child in graph.children[name]:
                         missing[child] -= 1
@@ -119,13 +123,14 @@ class Run:
         return {name: self._replies[name] for name in graph.leaves}
 
     def _begin(self, name: str, inputs: Sequence[Input]) -> None:
-        self._running[owned(self._answer(self._nodes[name], inputs))] = name
+        self._running[owned(self._outcome(self._nodes[name], inputs))] = name
 
     async def _cancel(self) -> None:
         for task in self._running:
             task.cancel()
         if self._running:
             await asyncio.gather(*self._running, return_exceptions=True)
+            self._running.clear()  # a cancelled task keeps its exception, and with that the frames that hold this
 
     def _inputs(self, name: str) -> list[Input]:
         """What the parents answered: of one as `body`, of several by their names."""
@@ -134,6 +139,13 @@ class Run:
         return [Input(key, "", self._replies[parent].body) for key, parent in zip(names, parents, strict=True)]
 
     # --- one node
+
+    async def _outcome(self, node: Node, inputs: Sequence[Input]) -> Reply | Ending:
+        """As a value: an exception in a task would hold the frames that hold the task."""
+        try:
+            return await self._answer(node, inputs)
+        except ServeError as error:
+            return error.ending()
 
     async def _answer(self, node: Node, inputs: Sequence[Input]) -> Reply:
         """A node's answer, asked for again as often as it may be. NodeFailed."""

@@ -64,6 +64,15 @@ def handle(data, context):
     if data is not None:
         raise ValueError("no")
 """
+#: Runs until nobody waits for it any more.
+WAITS = """
+import time
+
+def handle(data, context):
+    while data is not None and not context.is_cancelled(0):
+        time.sleep(0.001)
+    return data
+"""
 UNSENDABLE = """
 def handle(data, context):
     return None if data is None else [{1, 2} for row in data]
@@ -97,6 +106,7 @@ MODELS = {
     "raises": (RAISES, ""),
     "same": (SAME, ""),
     "unsendable": (UNSENDABLE, ""),
+    "waits": (WAITS, ""),
 }
 
 

@@ -318,3 +318,11 @@ def test_a_result_that_is_no_tensor_is_not_the_clients_fault(stub: Stub) -> None
 
 def test_torchserves_own_api_serves_the_same_models(served: Any) -> None:
     assert served.predict("upper", b"abc") == b"ABC"
+
+
+def test_the_parameter_timeout_ends_what_runs_and_its_handler_knows(stub: Stub) -> None:
+    for _ in range(2):  # the second one needs the worker that the first one had
+        request = text("waits", "x")
+        request.parameters["timeout"].int64_param = 200_000
+        code, details = refusal(stub, request)
+        assert code is grpc.StatusCode.DEADLINE_EXCEEDED and "given to a worker" in details

@@ -209,7 +209,7 @@ def _encode_chunk(message: Chunk) -> tuple[int, int, list[Buffer]]:
 
 
 def _encode_failed(message: Failed) -> tuple[int, int, list[Buffer]]:
-    return FAILED, message.job_id, [FAILED_HEAD.pack(message.code), message.message.encode()]
+    return FAILED, message.job_id, [FAILED_HEAD.pack(message.code), message.message.encode("utf-8", "replace")]
 
 
 def _encode_feed(message: Feed) -> tuple[int, int, list[Buffer]]:
@@ -253,6 +253,11 @@ def encode(message: Message) -> tuple[int, int, list[Buffer]]:
         return _ENCODERS[type(message)](message)
     except struct.error as error:
         raise ValueError(f"{type(message).__name__} doesn't fit a frame: {error}") from error
+
+
+def check(message: Message) -> None:
+    """Raises ValueError for what `encode` can't encode: for messages that are kept for later."""
+    encode(message)
 
 
 def frames(kind: int, key: int, body: Sequence[Buffer]) -> Iterator[list[Buffer]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import struct
+import traceback
 from mmap import mmap
 from typing import Any
 
@@ -62,8 +63,9 @@ class AsyncRunner:
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, SystemExit):  # a fault of the runtime: handlers' are answers
+            traceback.print_exception(error)
         self._take()
 
     # --- writing

@@ -137,8 +137,9 @@ class Calls:
             )
             return call
         with self.link.ledger.lock:
+            self.link.ledger.outbox.push(message)
             self._open[message.call_id] = call
-        self.send(message)
+        self.link.flush()
         return call
 
     def send(self, message: frames.Message) -> None:

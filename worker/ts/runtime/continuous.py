@@ -80,9 +80,10 @@ class _Step(Running):
     def _give(self, pieces: Sequence[tuple[int, Outcome]]) -> None:
         if self.batch.cancelled:
             raise RequestCancelled
-        for index, value in pieces:
-            self._piece(index, frozen(value), last=False)
+        sent = [self._piece(index, frozen(value), last=False) for index, value in pieces]
         self.link.flush()
+        if not all(sent) and all(job.over for job in self.jobs):
+            raise ValueError("no request of the step is left: what was to be sent can't be, the log says why")
 
     def finish(self, result: Any) -> None:
         pieces = self._outcomes(result, True)
@@ -108,7 +109,7 @@ class _Step(Running):
         headers = self.context.request_processor[index].get_response_headers()
         return str(headers.get(STREAM_NEXT, "")).lower() == "true"
 
-    def _piece(self, index: int, value: Outcome, last: bool) -> None:
+    def _put(self, index: int, value: Outcome, last: bool) -> None:
         job = self.jobs[index]
         if not last and job.held and self.ledger.held_bytes(job) > HELD_BYTES_MAX:
             value = Failure(503, f"Over {HELD_BYTES_MAX} bytes of this stream wait for its reader")

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from ts.protocol.frames import Cancel, Chunk, Credit, Failed, Feed, Item, Message, Pairs, Predict, Stop
+from ts.protocol.frames import Cancel, Chunk, Credit, Failed, Feed, Item, Message, Pairs, Predict, Stop, check
 from ts.protocol.outbox import Outbox
 from ts.runtime.replies import CANCELLED, EXPIRED, Failure, Outcome, too_large
 
@@ -175,7 +175,8 @@ class Ledger:
         later: Pairs = (),
     ) -> None:
         """A piece of a request's answer, or its failure: sent now, or held until its reader has credit. Status, phrase
-        and headers count for the first piece, `later` are headers of those after it."""
+        and headers count for the first piece, `later` are headers of those after it. Raises ValueError for what fits no
+        message to the frontend: the request then is as it was, and can still be failed."""
         with self.lock:
             if job.over:
                 return
@@ -186,14 +187,14 @@ class Ledger:
             elif type(value) is not Failure and len(value) > self.response_bytes_max:
                 value = too_large(len(value), self.response_bytes_max)
             if type(value) is Failure:
-                job.over = True
                 self._put(job, Failed(job.job_id, *value))
+                job.over = True
                 return
-            job.over = last
             if job.answered:
                 status, phrase, headers = 200, "", later
-            job.answered = True
             self._put(job, Chunk(job.job_id, value, last, status, phrase, headers))  # type: ignore[arg-type]
+            job.answered = True
+            job.over = last
 
     def held_bytes(self, job: Job) -> int:
         with self.lock:
@@ -203,6 +204,7 @@ class Ledger:
         if job.held or (job.credit_bytes <= 0 and type(piece) is Chunk):
             if job.held is None:
                 job.held = deque()
+            check(piece)
             job.held.append(piece)
         else:
             self._push(job, piece)
@@ -213,8 +215,8 @@ class Ledger:
 
     def _push(self, job: Job, piece: Chunk | Failed) -> None:
         if type(piece) is Chunk and not piece.last:
-            job.credit_bytes -= len(piece.data) + CHUNK_COST_BYTES
             self.outbox.push(piece)
+            job.credit_bytes -= len(piece.data) + CHUNK_COST_BYTES
             self.unsent += 1
         else:
             self._end(job, piece)
@@ -222,9 +224,9 @@ class Ledger:
     def _end(self, job: Job, piece: Chunk | Failed) -> None:
         if job.done:
             return
+        self.outbox.push(piece)
         job.done = job.over = True
         self.jobs.pop(job.job_id, None)
-        self.outbox.push(piece)
         self.unsent += 1
 
 

@@ -34,6 +34,8 @@ OUT_OF_RESOURCES = Failure(507, "Out of resources")
 PREDICTION_FAILED = Failure(503, "Prediction failed")
 
 HEAD_TEXT_BYTES_MAX = 65535
+#: Of one answer, those of a tensor form among them.
+HEADERS_MAX = 60_000
 
 _RUNTIME_DIR = os.path.dirname(__file__)
 
@@ -136,6 +138,8 @@ def head(processor: RequestProcessor) -> Head:
     for text in (phrase, *(part for pair in headers for part in pair)):
         if len(text.encode()) > HEAD_TEXT_BYTES_MAX:
             raise ValueError(f"a phrase or header is over {HEAD_TEXT_BYTES_MAX} bytes: {text[:40]!r}…")
+    if len(headers) > HEADERS_MAX:
+        raise ValueError(f"{len(headers)} response headers are more than {HEADERS_MAX}")
     return Head(int(status), phrase, headers)
 
 

@@ -87,12 +87,14 @@ class Running:
             self.link.wait_for_credit(self.batch)
         if self.batch.cancelled:
             raise RequestCancelled
-        for index, value in pieces:
+        for index, _ in pieces:
             if self.jobs[index].held and self.ledger.held_bytes(self.jobs[index]) > HELD_BYTES_MAX:
                 raise BufferError(f"over {HELD_BYTES_MAX} bytes wait for a slow reader: await context.drain()")
-            self._piece(index, frozen(value), last=False)
+        sent = [self._piece(index, frozen(value), last=False) for index, value in pieces]
         if not self.link.may_hold_back():
             self.link.flush()
+        if not all(sent) and all(job.over for job in self.jobs):
+            raise ValueError("no request of the batch is left: what was to be sent can't be, the log says why")
 
     async def drain(self) -> None:
         while self.batch.stalled and not self.batch.cancelled:
@@ -111,7 +113,17 @@ class Running:
     def _head(self, index: int) -> replies.Head:
         return replies.head(self.context.request_processor[index])
 
-    def _piece(self, index: int, value: Outcome, last: bool) -> None:
+    def _piece(self, index: int, value: Outcome, last: bool) -> bool:
+        """Gives a piece of one answer. One whose head or bytes can't be sent fails that request alone: False."""
+        try:
+            self._put(index, value, last)
+            return True
+        except Exception as error:
+            job = self.jobs[index]
+            self.ledger.give(job, raised(error, [job.request_id]), last=True)
+            return False
+
+    def _put(self, index: int, value: Outcome, last: bool) -> None:
         job = self.jobs[index]
         start = replies.PLAIN_HEAD if job.answered else self._head(index)
         self.ledger.give(job, value, last, *start)

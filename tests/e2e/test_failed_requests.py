@@ -1,0 +1,343 @@
+"""Requests that fail leave nothing behind, on whichever door and however they fail: without the garbage collector, too.
+
+The server runs with it turned off, so that what only the collector could free stays, and is counted.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import psutil
+import pytest
+
+from ts.protocol import open_inference_pb2 as pb
+from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from ts_frontend.protos.inference_pb2 import PredictionsRequest
+from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
+
+GUARD_S = 60
+BODY_BYTES = 200_000
+#: Of each kind of failure, in each test.
+COUNTED = 4
+SETTLE_S_MAX = 5.0
+
+#: In the server: no collections, and a socket that tells what is alive. `all` gives the types of what only a collection
+#: would free, and what refers to the frames in it.
+WITHOUT_COLLECTOR = """
+import gc, json, os, socket, sys, threading
+gc.disable()
+KINDS = ("Job", "FedJob", "RankedJob", "SequenceJob", "HttpRequest", "Exchange", "_Conversation", "traceback")
+
+def serve():
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(os.path.join(os.environ["ALIVE_DIR"], str(os.getpid())))
+    listener.listen()
+    while True:
+        guest, _ = listener.accept()
+        asked = guest.recv(100).decode()
+        counts = {}
+        if asked == "all":
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            gc.set_debug(0)
+            for one in gc.garbage:
+                name = type(one).__qualname__
+                if name == "frame":
+                    name = "frame " + one.f_code.co_qualname + " " + ",".join(one.f_locals)
+                counts[name] = counts.get(name, 0) + 1
+            gc.garbage.clear()
+        else:
+            for one in gc.get_objects():
+                name = type(one).__name__
+                if name in KINDS or isinstance(one, BaseException):
+                    counts[name] = counts.get(name, 0) + 1
+        guest.sendall(json.dumps(counts).encode())
+        guest.close()
+
+if os.environ.get("ALIVE_DIR"):
+    threading.Thread(target=serve, daemon=True).start()
+"""
+HANDLER = """
+import os, signal, time
+from ts.utils.util import PredictionException
+
+def value_of(row):
+    found = row.get("data") or row.get("body") or row.get("text_input") or row.get("prompt") or b""
+    found = found[0] if isinstance(found, list) else found
+    found = found.get("text_input") or found.get("prompt") if isinstance(found, dict) else found
+    return (found.encode() if isinstance(found, str) else bytes(found)).split(b" ")[0].decode()
+
+def handle(data, context):
+    if data is None:
+        return None
+    ask = value_of(data[0])
+    if ask == "raise":
+        raise PredictionException("too long", 413)
+    if ask == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if ask == "item":
+        return [PredictionException("only this one", 422)] * len(data)
+    if ask == "large":
+        return [b"x" * 300_000] * len(data)
+    while ask == "wait" and not context.is_cancelled(0):
+        time.sleep(0.001)
+    return [b"ok"] * len(data)
+"""
+STREAM = (
+    HANDLER.replace("def handle(", "def whole(")
+    + """
+def handle(data, context):
+    if data is None:
+        return
+    yield [b"one"] * len(data)
+    yield whole(data, context)
+"""
+)
+
+
+class Alive:
+    """What the server still has."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def _asked(self, what: str) -> dict[str, int]:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(GUARD_S)
+            connection.connect(str(self._path))
+            connection.sendall(what.encode())
+            data = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+        return dict(json.loads(data))
+
+    def count(self) -> dict[str, int]:
+        return self._asked("count")
+
+    def garbage(self) -> dict[str, int]:
+        return self._asked("all")
+
+
+@pytest.fixture(scope="module", params=["h2corn", "grpcio"])
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any], write_to: Any
+) -> Iterator[Any]:
+    directory = tmp_path_factory.mktemp("alive")
+    (directory / "python").mkdir()
+    (directory / "python" / "sitecustomize.py").write_text(WITHOUT_COLLECTOR)
+    store = directory / "store"
+    store.mkdir()
+    write_to(store, "whole", HANDLER)
+    write_to(store, "stream", STREAM)
+    write_to(store, "idle", HANDLER)
+    write_to(store, "mortal", HANDLER)
+    write_to(store, "full", HANDLER, config="jobQueueSize: 1\n")
+    settings = {
+        "env": {"PYTHONPATH": str(directory / "python"), "ALIVE_DIR": str(directory)},
+        "grpc_engine": request.param,
+        "max_response_size": 250_000,
+    }
+    found = serving(directory, store, settings, []).wait_started()
+    try:
+        for model in ("whole", "stream", "full", "mortal"):
+            found.register(model)
+        found.register("idle", initial_workers=0)
+        found.alive = Alive(directory / str(found.process.pid))
+        yield found
+    finally:
+        found.terminate()
+
+
+def body(ask: str) -> bytes:
+    return ask.encode() + b" " + b"." * BODY_BYTES
+
+
+def prediction(model: str, ask: str) -> PredictionsRequest:
+    return PredictionsRequest(model_name=model, input={"data": body(ask)})
+
+
+def tensors(model: str, ask: str) -> pb.ModelInferRequest:
+    data = body(ask)
+    kind = pb.ModelInferRequest.InferInputTensor
+    inputs = [kind(name="data", datatype="BYTES", shape=[1])]
+    content = len(data).to_bytes(4, "little") + data
+    return pb.ModelInferRequest(model_name=model, inputs=inputs, raw_input_contents=[content])
+
+
+def _json(model: str, ask: str) -> dict[str, Any]:
+    return {"inputs": [{"name": "data", "datatype": "BYTES", "shape": [1], "data": [body(ask).decode()]}]}
+
+
+class Unanswered(Exception):
+    """A failure that came as an answer."""
+
+
+class Clients:
+    """A door is called as `door(model, what it is to do, seconds to wait for it)`; every failure is an exception."""
+
+    def __init__(self, server: Any) -> None:
+        self.http = httpx.Client(base_url=server.http)
+        options = [("grpc.max_send_message_length", -1)]
+        self.channel = grpc.insecure_channel(server.inference, options)
+        self.native, self.oip = InferenceAPIsServiceStub(self.channel), GRPCInferenceServiceStub(self.channel)
+
+    def close(self) -> None:
+        self.http.close()
+        self.channel.close()
+
+    def predictions(self, model: str, ask: str, wait_s: float) -> None:
+        self.native.Predictions(prediction(model, ask), timeout=wait_s)
+
+    def stream_predictions(self, model: str, ask: str, wait_s: float) -> None:
+        list(self.native.StreamPredictions(prediction(model, ask), timeout=wait_s))
+
+    def stream_predictions_2(self, model: str, ask: str, wait_s: float) -> None:
+        answers = list(self.native.StreamPredictions2(iter([prediction(model, ask)] * 2), timeout=wait_s))
+        if any(answer.status.code for answer in answers):
+            raise Unanswered
+
+    def model_infer(self, model: str, ask: str, wait_s: float) -> None:
+        self.oip.ModelInfer(tensors(model, ask), timeout=wait_s)
+
+    def model_stream_infer(self, model: str, ask: str, wait_s: float) -> None:
+        metadata = [("oip-stream-dialect", "triton")]
+        answers = list(self.oip.ModelStreamInfer(iter([tensors(model, ask)] * 2), timeout=wait_s, metadata=metadata))
+        if any(answer.error_message for answer in answers):
+            raise Unanswered
+
+    def model_stream_infer_mlserver(self, model: str, ask: str, wait_s: float) -> None:
+        metadata = [("oip-stream-dialect", "mlserver")]
+        list(self.oip.ModelStreamInfer(iter([tensors(model, ask)] * 2), timeout=wait_s, metadata=metadata))
+
+    def model_infer_stream(self, model: str, ask: str, wait_s: float) -> None:
+        call = self.channel.unary_stream(
+            "/inference.GRPCInferenceService/ModelInferStream",
+            request_serializer=pb.ModelInferRequest.SerializeToString,
+            response_deserializer=pb.ModelInferResponse.FromString,
+        )
+        list(call(tensors(model, ask), timeout=wait_s))
+
+    def _post(self, path: str, wait_s: float, **more: Any) -> None:
+        answer = self.http.post(path, timeout=wait_s, **more)
+        answer.raise_for_status()
+        if '"error"' in answer.text:
+            raise Unanswered
+
+    def http_predictions(self, model: str, ask: str, wait_s: float) -> None:
+        self._post(f"/predictions/{model}", wait_s, content=body(ask))
+
+    def http_infer(self, model: str, ask: str, wait_s: float) -> None:
+        self._post(f"/v2/models/{model}/versions/1.0/infer", wait_s, json=_json(model, ask))
+
+    def http_generate(self, model: str, ask: str, wait_s: float) -> None:
+        self._post(f"/v2/models/{model}/generate", wait_s, json={"text_input": body(ask).decode()})
+
+    def http_generate_stream(self, model: str, ask: str, wait_s: float) -> None:
+        self._post(f"/v2/models/{model}/generate_stream", wait_s, json={"text_input": body(ask).decode()})
+
+    def http_completions(self, model: str, ask: str, wait_s: float) -> None:
+        self._post("/v1/completions", wait_s, json={"model": model, "prompt": body(ask).decode()})
+
+
+DOORS = [name for name in vars(Clients) if not name.startswith("_") and name != "close"]
+#: How a request ends: the model, what its handler does, how long its client waits.
+WAYS: dict[str, tuple[str, str, float]] = {
+    "raises": ("whole", "raise", GUARD_S),
+    "item": ("whole", "item", GUARD_S),
+    "too large": ("whole", "large", GUARD_S),
+    "left": ("whole", "wait", 0.1),
+    "stream raises": ("stream", "raise", GUARD_S),
+    "stream left": ("stream", "wait", 0.1),
+    "queue full": ("full", "", GUARD_S),
+    "no worker": ("idle", "", GUARD_S),
+    "no model": ("nobody", "", GUARD_S),
+}
+
+
+@pytest.fixture
+def clients(server: Any) -> Iterator[Clients]:
+    found = Clients(server)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def fail(call: Callable[[str, str, float], None], model: str, ask: str, wait_s: float) -> None:
+    """One request that has no answer."""
+    try:
+        call(model, ask, wait_s)
+    except (grpc.RpcError, httpx.HTTPError, Unanswered):
+        return
+    raise AssertionError(f"{model} answered {ask!r}")
+
+
+#: grpcio's state of a call and the exception that ended it hold each other; what is large isn't among it.
+OF_GRPCIO = {"AbortError", "traceback"}
+
+
+def settled(alive: Alive, before: dict[str, int], more_max: int) -> dict[str, int]:
+    """What has grown by more than that, once nothing goes away any more."""
+    end_s = time.monotonic() + SETTLE_S_MAX
+    while True:
+        now = alive.count()
+        grown = {name: count - before.get(name, 0) for name, count in now.items()}
+        grown = {name: more for name, more in grown.items() if more > more_max and name not in OF_GRPCIO}
+        if not grown or time.monotonic() > end_s:
+            return grown
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_failure_leaves_nothing_behind(server: Any, clients: Clients, door: str) -> None:
+    """Each way to fail COUNTED times; what stayed of one way alone would be more than is allowed."""
+    call = getattr(clients, door)
+    busy = [clients.native.Predictions.future(prediction("full", "wait"), timeout=GUARD_S) for _ in range(2)]
+    try:
+        for way in WAYS.values():
+            fail(call, *way)  # the first brings what a server keeps for good
+        before = server.alive.count()
+        for _ in range(COUNTED):
+            for way in WAYS.values():
+                fail(call, *way)
+    finally:
+        for one in busy:
+            one.cancel()
+    grown = settled(server.alive, before, COUNTED - 1)
+    assert not grown, json.dumps(server.alive.garbage(), indent=1)
+
+
+DEADLY = ["predictions", "stream_predictions_2", "model_infer", "model_stream_infer", "http_predictions", "http_infer"]
+
+
+def test_a_dead_worker_leaves_nothing_behind(server: Any, clients: Clients) -> None:
+    def die() -> None:
+        for door in DEADLY:
+            fail(getattr(clients, door), "mortal", "die", GUARD_S)
+            clients.predictions("mortal", "", GUARD_S)  # the next one is there
+
+    die()
+    before = server.alive.count()
+    die()
+    assert not settled(server.alive, before, 1), json.dumps(server.alive.garbage(), indent=1)
+
+
+MANY, LARGE_BYTES, GROWN_BYTES_MAX = 30, 5_000_000, 60 << 20
+
+
+@pytest.mark.slow
+def test_many_large_requests_that_fail_need_no_memory(server: Any, clients: Clients) -> None:
+    """4 x 30 requests of 5 MB are 600 MB; what is on its way at a time is a few of them."""
+    process = psutil.Process(server.process.pid)
+    for door in ("predictions", "stream_predictions", "model_infer", "http_predictions"):
+        fail(getattr(clients, door), "whole", "raise " + "." * LARGE_BYTES, GUARD_S)
+    before = process.memory_info().rss
+    for door in ("predictions", "stream_predictions", "model_infer", "http_predictions"):
+        for _ in range(MANY):
+            fail(getattr(clients, door), "whole", "raise " + "." * LARGE_BYTES, GUARD_S)
+    assert process.memory_info().rss - before < GROWN_BYTES_MAX
