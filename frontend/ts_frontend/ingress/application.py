@@ -10,8 +10,9 @@ from typing import Any
 
 from ts_frontend.errors import Draining
 from ts_frontend.ingress.asgi import AsgiApp, Receive, Scope, Send
-from ts_frontend.ingress.call import Listener
+from ts_frontend.ingress.call import ClientGone, Listener
 from ts_frontend.ingress.exchange import Exchange, uncancel
+from ts_frontend.ingress.floods import Floods
 from ts_frontend.ingress.grpc_headers import is_grpc
 
 #: h2corn 2.0.0 closes a drained connection at the end of its last request, with whatever the client has just sent
@@ -32,6 +33,7 @@ class Application:
         self._limits = listener.limits
         self._http_app: AsgiApp = listener.http_app or not_found
         self._draining = self._aborted = False
+        self._floods = Floods(listener.name, listener.flooded)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
@@ -45,8 +47,11 @@ class Application:
         exchange = Exchange(scope, headers, receive, send, self._limits)
         try:
             await exchange.run(self._routes.get(scope["path"]))
+        except ClientGone:
+            self._floods.cancelled(scope)
         except asyncio.CancelledError:
             if not self._aborted:
+                self._floods.cancelled(scope)
                 raise
             uncancel()
             await exchange.refuse_draining()
@@ -89,7 +94,17 @@ class Application:
             message = f"{scope['path']} is a gRPC method: the content type must be application/grpc"
             await answer_error(send, 415, "UnsupportedMediaTypeException", message)
         else:
+            await self._serve_http(scope, receive, send)
+
+    async def _serve_http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
             await self._http_app(scope, receive, send)
+        except ClientGone:
+            self._floods.cancelled(scope)
+        except asyncio.CancelledError:
+            if not self._aborted:
+                self._floods.cancelled(scope)
+            raise
 
 
 class HttpOnly(Application):
@@ -97,7 +112,7 @@ class HttpOnly(Application):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await self._http_app(scope, receive, send)
+            await self._serve_http(scope, receive, send)
         except asyncio.CancelledError:
             if not self._aborted:
                 raise

@@ -52,7 +52,7 @@ def uncancel() -> None:
 
 
 class Exchange:
-    """One call. `run` always ends it with exactly one status, unless the client is gone."""
+    """One call. `run` always ends it with exactly one status, unless the client is gone, which it raises."""
 
     __slots__ = (
         "_answer_encoding",
@@ -87,7 +87,7 @@ class Exchange:
         except ServeError as error:
             await self._finish(error.code, error.message)
         except ClientGone:
-            pass
+            raise
         except Exception:
             logger.exception("%s failed", self._call.path)
             await self._finish(Code.INTERNAL, UNEXPECTED)

@@ -91,7 +91,8 @@ def error_answer(error: ServeError) -> HttpAnswer:
 
 
 class HttpApp:
-    """The ASGI application of an HTTP listener. `routes` are asked in turn; `log` None: no access log."""
+    """The ASGI application of an HTTP listener. `routes` are asked in turn; `log` None: no access log. Raises
+    ClientGone when nobody is left to answer."""
 
     def __init__(
         self, routes: Sequence[Route], ids: Callable[[], str], *, log: Log | None, cors: Cors, limits: BodyLimits
@@ -114,8 +115,8 @@ class HttpApp:
             answer = await self._answer(request)
             await self._send(request, answer, send, scope["http_version"])
             status = answer.status
-        except (ClientGone, OSError):  # OSError: what ASGI servers raise once the client has gone
-            pass
+        except OSError as error:  # what ASGI servers raise once the client has gone
+            raise ClientGone from error
         finally:
             request.close()
             if self._log is not None:

@@ -149,7 +149,7 @@ _INNER = re.compile(rb'(?:[^"\[\]{}]+|"[^"\\]*(?:\\.[^"\\]*)*"|\[[^"\[\]{}]*\])*
 _STEP_BYTES = 64 * 1024  # so much is searched at once; between two searches, other threads may run
 _DEPTH_MAX = 1000  # of Python's own parser
 _BOM = b"\xef\xbb\xbf"
-_STANDS_FOR = {b"{": {}, b"[": []}
+_STANDS_FOR: dict[bytes, dict[str, Any] | list[Any]] = {b"{": {}, b"[": []}
 
 
 class NotRead(ValueError):
