@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ts_frontend.ingress import floods
-from ts_frontend.ingress.floods import CANCELS_MAX, CONNECTIONS_MAX, Floods
+from ts_frontend.ingress.floods import CONNECTIONS_MAX, SEEN_MIN, Floods
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue\n"
 SCOPE = {"http_version": "2", "client": ("127.0.0.1", 4660), "server": ("127.0.0.1", 7070)}
@@ -35,11 +35,11 @@ async def counted(table: Path, cancels: int, scope: dict[str, object] = SCOPE) -
 @pytest.mark.parametrize(
     ("cancels", "state", "closed"),
     [
-        (CANCELS_MAX, TIME_WAIT, 0),
-        (CANCELS_MAX + 1, TIME_WAIT, 1),
-        (CANCELS_MAX + 100, TIME_WAIT, 1),
-        (CANCELS_MAX + 1, CLOSE_WAIT, 0),
-        (CANCELS_MAX + 1, "", 0),
+        (SEEN_MIN, TIME_WAIT, 0),
+        (SEEN_MIN + 1, TIME_WAIT, 1),
+        (SEEN_MIN + 100, TIME_WAIT, 1),
+        (SEEN_MIN + 1, CLOSE_WAIT, 0),
+        (SEEN_MIN + 1, "", 0),
     ],
 )
 def test_what_our_side_closed_after_so_many_cancels(
@@ -59,7 +59,7 @@ def test_it_is_told_when_the_connection_is_closed(tmp_path: Path, monkeypatch: p
     table.write_text(row(ESTABLISHED))
 
     async def close_later() -> int:
-        telling = asyncio.create_task(counted(table, CANCELS_MAX + 1))
+        telling = asyncio.create_task(counted(table, SEEN_MIN + 1))
         for _ in range(10):
             await asyncio.sleep(0)
         table.with_suffix(".new").write_text(row(TIME_WAIT))
@@ -74,13 +74,24 @@ def test_it_is_told_when_the_connection_is_closed(tmp_path: Path, monkeypatch: p
 )
 def test_what_can_be_no_such_connection(tmp_path: Path, scope: dict[str, object]) -> None:
     (tmp_path / "tcp").write_text(row(TIME_WAIT))
-    assert asyncio.run(counted(tmp_path / "tcp", CANCELS_MAX + 1, SCOPE | scope)) == 0
+    assert asyncio.run(counted(tmp_path / "tcp", SEEN_MIN + 1, SCOPE | scope)) == 0
+
+
+@pytest.mark.parametrize("state", [CLOSE_WAIT, TIME_WAIT, ""])
+def test_clients_that_close_first_when_told_to_go_away(
+    tmp_path: Path, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """75 cancels a second did not come from the connection's end."""
+    (tmp_path / "tcp").write_text(row(state) if state else HEAD)
+    now_s = iter(range(1_000_000))
+    monkeypatch.setattr(floods.time, "monotonic", lambda: next(now_s) / 75)
+    assert asyncio.run(counted(tmp_path / "tcp", SEEN_MIN + 11)) == 1
 
 
 def test_slow_cancels_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tcp").write_text(row(TIME_WAIT))
     now_s = iter(range(1_000_000))
-    monkeypatch.setattr(floods.time, "monotonic", lambda: next(now_s) / 19)  # 19 in a second
+    monkeypatch.setattr(floods.time, "monotonic", lambda: next(now_s) / 9)  # 9 in a second
 
     async def many() -> int:
         closed: list[None] = []
