@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import ts.version
@@ -59,6 +59,7 @@ from ts_frontend.telemetry.access import logged
 from ts_frontend.telemetry.logs import Logs
 from ts_frontend.telemetry.metrics import MetricsRegistry
 from ts_frontend.telemetry.metrics_grpc import CallMetrics
+from ts_frontend.telemetry.metrics_served import flooded_connections
 from ts_frontend.telemetry.tracing import Tracing, sampling_of
 from ts_frontend.tls import certificate_files
 from ts_frontend.workflows.administration import WorkflowAdministration
@@ -107,6 +108,8 @@ class Doors:
         self._calls = CallMetrics() if config.counts_grpc_calls else None
         if self._calls is not None:
             metrics.gather(self._calls.families, always=bool(config.grpc_metrics))
+        self._floods: dict[str, int] = {}
+        metrics.gather(lambda: [flooded_connections(self._floods, metrics.host)])
         self._regions = Regions(config.shared_memory_keys)
         self._log_settings = LogSettings(logs, administration.check_model_api)
         sampling = sampling_of(config, on=False) if tracing is None else tracing.sampling
@@ -200,7 +203,8 @@ class Doors:
         limits = Limits(config.max_request_size, config.max_response_size, *self._ages(name), keepalive=self._keepalive)
         table = routes(*map(self._counted, (*own, *reflection.methods(own))))
         app = self._http_app([MetricsApp(self._metrics).route], "" if path else host) if config.grpc_metrics else None
-        return Listener(name, host, port, table, limits, tls, app, path, self._path_mode)
+        flooded = self._flooded(name)
+        return Listener(name, host, port, table, limits, tls, app, path, self._path_mode, flooded)
 
     def _traced(self, method: Method) -> Method:
         return method if self._tracing is None else self._tracing.method(method)
@@ -298,7 +302,17 @@ class Doors:
         limits = Limits(
             config.max_request_size, config.max_response_size, head_pause_s_max=config.request_head_timeout_s
         )
-        return Listener(names[0], address.host, address.port, {}, limits, tls, app, address.path, self._path_mode)
+        path, mode, flooded = address.path, self._path_mode, self._flooded(names[0])
+        return Listener(names[0], address.host, address.port, {}, limits, tls, app, path, mode, flooded)
+
+    def _flooded(self, api: str) -> Callable[[], None]:
+        """What counts the connections of an API that h2corn closes because too many of their calls were cancelled."""
+        self._floods[api] = 0
+
+        def closed() -> None:
+            self._floods[api] += 1
+
+        return closed
 
     def _http_app(self, found: Sequence[Route], host: str) -> HttpApp:
         """These routes behind the guard of a listener on `host`, "" for a Unix socket."""

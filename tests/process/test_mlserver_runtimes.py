@@ -254,7 +254,7 @@ def asked(worker: Any, line: str, body: Any = None) -> Any:
 
 def test_paths_of_its_own(start_runtime: Any) -> None:
     worker, ready = start_runtime("routes")
-    assert {"method": "GET", "pattern": "/greet/(?P<name>[^/]+)"} in ready.info["routes"]
+    assert {"method": "GET", "path": "/greet/{name}"} in ready.info["routes"]
     assert asked(worker, "GET /greet/you?times=2&loud=true") == {"text": "HELLO YOU HELLO YOU"}
     assert asked(worker, "GET /greet/you?times=x")["detail"][0]["loc"] == ["query", "times"]
     tensor = {"name": "x", "datatype": "INT32", "shape": [1], "data": [1]}

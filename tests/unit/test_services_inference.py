@@ -17,6 +17,7 @@ from ts_frontend.job import Job, Ledger, State
 from ts_frontend.protos.inference_pb2 import PredictionResponse, PredictionsRequest, TorchServeHealthResponse
 from ts_frontend.services.inference import InferenceService
 from ts_frontend.services.metadata import RequestIds, request_headers, response_metadata
+from ts_frontend.services.read_ahead import REQUEST_BYTES_MAX
 
 Play = Callable[[Job], None]
 SERVICE = "/org.pytorch.serve.grpc.inference.InferenceAPIsService"
@@ -273,6 +274,36 @@ def test_sequences_run_side_by_side_and_each_in_order() -> None:
     answers = asyncio.run(collect(served.stream_predictions_2(Call("/p"), feed(*messages))))
     assert arrived == [b"slow 1", b"quick 1", b"quick 2", b"slow 2"]
     assert [answer.prediction for answer in answers] == [b"quick 1", b"quick 2", b"slow 1", b"slow 2"]
+
+
+def test_large_requests_of_a_conversation_wait_in_its_connection() -> None:
+    """64 of them used to be read whatever their size."""
+    model = PlayedModel(lambda job: None)
+    size_bytes = REQUEST_BYTES_MAX // 4
+    read = 0
+
+    async def large() -> AsyncIterator[bytes]:
+        nonlocal read
+        for number in range(20):
+            read += 1
+            yield request(input={"data": bytes(size_bytes)}, sequence_id=str(number % 7))
+
+    async def talk() -> int:
+        stream = InferenceService(Models(m=model), Health({})).stream_predictions_2(Call("/p"), large())
+        answering = asyncio.create_task(collect(stream))
+        answered = 0
+        while not answering.done():
+            for _ in range(20):  # as far as it gets by itself
+                await asyncio.sleep(0)
+            waiting = [job for job in model.jobs if job.state is State.SENT]
+            assert sum(job.size_bytes for job in waiting) <= REQUEST_BYTES_MAX
+            assert read - answered <= 4 + 1, "one more may have been read, to see that there is no room for it"
+            if waiting:
+                waiting[0].deliver(Chunk(waiting[0].id, b"x", last=True))
+                answered += 1
+        return len(await answering)
+
+    assert asyncio.run(asyncio.wait_for(talk(), 60)) == 20
 
 
 def test_leaving_a_conversation_cancels_its_requests() -> None:

@@ -8,8 +8,9 @@ import json
 
 from ts_frontend.errors import Draining
 from ts_frontend.ingress.asgi import AsgiApp, Receive, Scope, Send
-from ts_frontend.ingress.call import Listener
+from ts_frontend.ingress.call import ClientGone, Listener
 from ts_frontend.ingress.exchange import Exchange, current_task, uncancel
+from ts_frontend.ingress.floods import Floods
 from ts_frontend.ingress.grpc_headers import is_grpc
 
 #: h2corn 2.0.0 closes a drained connection at the end of its last request, with whatever the client has just sent
@@ -32,6 +33,7 @@ class Application:
         self._draining = self._aborted = False
         #: The tasks whose calls have no complete answer yet.
         self._running: set[asyncio.Task[None]] = set()
+        self._floods = Floods(listener.name, listener.flooded)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
@@ -47,8 +49,11 @@ class Application:
         self._running.add(task)
         try:
             await exchange.run(self._routes.get(scope["path"]))
+        except ClientGone:
+            self._floods.cancelled(scope)
         except asyncio.CancelledError:
             if not self._aborted:
+                self._floods.cancelled(scope)
                 raise
             uncancel()
             await exchange.refuse_draining()
@@ -101,14 +106,24 @@ class Application:
             message = f"{scope['path']} is a gRPC method: the content type must be application/grpc"
             await answer_error(send, 415, "UnsupportedMediaTypeException", message)
         else:
+            await self._serve_http(scope, receive, send)
+
+    async def _serve_http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
             await self._http_app(scope, receive, send)
+        except ClientGone:
+            self._floods.cancelled(scope)
+        except asyncio.CancelledError:
+            if not self._aborted:
+                self._floods.cancelled(scope)
+            raise
 
 
 class HttpOnly(Application):
     """The same for a listener without gRPC: nothing stands between it and its HTTP application."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._answer_http(self._http_app, scope, receive, send)
+        await self._answer_http(self._serve_http, scope, receive, send)
         if self._draining:
             await asyncio.sleep(LINGER_S)
 

@@ -118,11 +118,16 @@ class Tls:
     check_s: float = 0.0
 
 
+def _nothing() -> None:
+    """Nobody counts."""
+
+
 @dataclass(frozen=True, slots=True)
 class Listener:
     """One address and what answers there. `port` 0 takes a free one (`Engine.port` tells); `path` is a Unix socket's,
     instead of host and port, and `path_mode` who may connect to it. `http_app` answers what isn't gRPC (without one:
-    404); with it and without `routes` there is no gRPC. Only the h2corn engine serves an `http_app`."""
+    404); with it and without `routes` there is no gRPC. Only the h2corn engine serves an `http_app`. `flooded` is
+    called for each connection that h2corn closes because its client cancelled too many calls."""
 
     name: str
     host: str
@@ -133,3 +138,4 @@ class Listener:
     http_app: AsgiApp | None = None
     path: str = ""
     path_mode: int = 0o600
+    flooded: Callable[[], None] = _nothing

@@ -56,7 +56,7 @@ class Departures:
 
     def watch(self, client: tuple[str, int], own_port: int, act: Callable[[], None]) -> Watched | None:
         """Calls `act`, once, should the client leave before `forget`. None where addresses aren't those of IP."""
-        host = _packed(client[0])
+        host = packed(client[0])
         if host is None:
             return None
         one = Watched(Connection(host, client[1], own_port), act)
@@ -117,7 +117,8 @@ def _in_network_order(text: str) -> bytes:
     return words.removeprefix(_MAPPED) if len(words) == 16 else words
 
 
-def _packed(host: str) -> bytes | None:
+def packed(host: str) -> bytes | None:
+    """An address as `Connection` has it; None for what is none of IP."""
     for family in (socket.AF_INET, socket.AF_INET6):
         with contextlib.suppress(OSError):
             packed = socket.inet_pton(family, host.partition("%")[0])

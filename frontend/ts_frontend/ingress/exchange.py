@@ -27,8 +27,10 @@ from ts_frontend.ingress.grpc_headers import (
 
 logger = logging.getLogger(__name__)
 
-#: Larger messages are (de)compressed in a thread: at some 200 MB/s, this many bytes hold the loop for a millisecond.
+#: Larger messages are compressed in a thread: at some 200 MB/s, this many bytes hold the loop for a millisecond.
 THREAD_BYTES_MIN = 256 * 1024
+#: Of a compressed message: it may grow a thousandfold, and more than a megabyte takes milliseconds.
+THREAD_COMPRESSED_BYTES_MIN = 1024
 #: A larger message is sent apart from its prefix, so that it isn't copied behind it.
 JOIN_BYTES_MAX = 64 * 1024
 
@@ -67,7 +69,7 @@ class _Expiry:
 
 
 class Exchange:
-    """One call. `run` always ends it with exactly one status, unless the client is gone."""
+    """One call. `run` always ends it with exactly one status, unless the client is gone, which it raises."""
 
     __slots__ = (
         "_answer_encoding",
@@ -103,7 +105,7 @@ class Exchange:
             self._call.trailing += retry_details(error)
             await self._finish(error.code, error.message)
         except ClientGone:
-            pass
+            raise
         except Exception:
             logger.exception("%s failed", self._call.path)
             await self._finish(Code.INTERNAL, UNEXPECTED)
@@ -197,7 +199,7 @@ class Exchange:
 
     async def _content(self, message: protocol.Message) -> bytes:
         arguments = (self._encoding(), message.data, self._limits.request_bytes_max)
-        if len(message.data) < THREAD_BYTES_MIN // 8:
+        if len(message.data) < THREAD_COMPRESSED_BYTES_MIN:
             return protocol.decompress(*arguments)
         return await asyncio.to_thread(protocol.decompress, *arguments)
 

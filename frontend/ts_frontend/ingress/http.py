@@ -100,7 +100,7 @@ def error_answer(error: ServeError) -> HttpAnswer:
 
 class HttpApp:
     """The ASGI application of an HTTP listener. `guard` is asked before everything else, then `routes` in turn; `log`
-    None: no access log."""
+    None: no access log. Raises ClientGone when nobody is left to answer."""
 
     def __init__(
         self,
@@ -130,8 +130,8 @@ class HttpApp:
             answer = await self._answer(request)
             await self._send(request, answer, send, scope["http_version"])
             status = answer.status
-        except (ClientGone, OSError):  # OSError: what ASGI servers raise once the client has gone
-            pass
+        except OSError as error:  # what ASGI servers raise once the client has gone
+            raise ClientGone from error
         finally:
             request.close()
             if self._log is not None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
-import re
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ts.protocol.frames import Input, Pairs
+from ts.protocol.path_template import BadTemplate, PathTemplate
 from ts_frontend.batching.job_queue import WorkQueue
 from ts_frontend.errors import Draining, NoWorker
 from ts_frontend.fed_job import FedJob
@@ -23,6 +24,8 @@ from ts_frontend.models.statistics import CountedBatches, Statistics
 from ts_frontend.telemetry.metrics import ModelMetrics
 from ts_frontend.workers.pool import Pool
 
+log = logging.getLogger(__name__)
+
 NO_WORKER = (
     'Model "{name}" has no worker to serve inference request. Please use scale workers API to add workers. '
     "If this is a sequence inference, please check if it is closed, or expired; or exceeds maxSequenceJobQueueSize"
@@ -33,10 +36,10 @@ class Route(NamedTuple):
     """HTTP paths of a model's own."""
 
     method: str
-    pattern: re.Pattern[str]
+    template: PathTemplate
 
     def fits(self, path: str) -> bool:
-        return self.pattern.fullmatch(path) is not None
+        return self.template.fits(path)
 
 
 class Model:
@@ -186,10 +189,18 @@ class Model:
         if self._routes is None and self.archive.adapter:
             for slot in self.pool.slots:
                 if slot.worker is not None and slot.worker.info:
-                    found = slot.worker.info.get("routes") or ()
-                    self._routes = [Route(one["method"], re.compile(one["pattern"])) for one in found]
+                    self._routes = list(self._routes_of(slot.worker.info))
                     break
         return self._routes or ()
+
+    def _routes_of(self, info: Mapping[str, Any]) -> Iterator[Route]:
+        """What a worker says may be its handler's making: a path that can't be matched is left out, and nobody else's
+        are touched by it."""
+        for one in info.get("routes") or ():
+            try:
+                yield Route(one["method"], PathTemplate(one["path"]))
+            except BadTemplate as error:
+                log.error("Model %s %s: a route of its handler is left out. %s", self.name, self.version, error)
 
     @property
     def takes_tensors(self) -> bool:

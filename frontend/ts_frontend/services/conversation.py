@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import TypeAlias
 
 from ts_frontend.errors import ServeError
 from ts_frontend.services.predictions import Request, failure_response, parse, sequence_response
+from ts_frontend.services.read_ahead import ReadAhead
 from ts_frontend.services.ready_answers import ReadyAnswers
 from ts_frontend.services.served import Answer
 from ts_frontend.tasks import owned, watched
-
-#: Requests of one call that have been read and not answered; the client's next ones wait in its connection.
-REQUESTS_MAX = 64
 
 Start: TypeAlias = Callable[[Request], Answer]
 
@@ -28,7 +27,7 @@ class _Conversation:
 
     def __init__(self, method: str, start: Start) -> None:
         self._method, self._start = method, start
-        self._room = asyncio.Semaphore(REQUESTS_MAX)
+        self._room = ReadAhead()
         self._last: dict[str | None, asyncio.Task[None]] = {}
         self._running: set[asyncio.Task[None]] = set()
         self._answers = ReadyAnswers()
@@ -37,7 +36,7 @@ class _Conversation:
         """Starts every request and waits for their ends; `ready` ends after that, or with the first error here."""
         try:
             async for data in requests:
-                await self._room.acquire()
+                await self._room.enter(len(data))
                 await self._take(data)
             if self._running:
                 await asyncio.wait(self._running)
@@ -55,17 +54,17 @@ class _Conversation:
         try:
             request = parse(self._method, data)
         except ServeError as error:
-            self._room.release()
+            self._room.leave(len(data))
             await self._answers.put([failure_response(error, None)])
             return
         sequence_id = request.sequence_id
         task = watched(self._run(request, self._last.get(sequence_id)), f"A request of {self._method}")
         self._last[sequence_id] = task
         self._running.add(task)
-        task.add_done_callback(lambda _: self._ended(sequence_id, task))
+        task.add_done_callback(partial(self._ended, sequence_id, len(data)))
 
-    def _ended(self, sequence_id: str | None, task: asyncio.Task[None]) -> None:
-        self._room.release()
+    def _ended(self, sequence_id: str | None, size_bytes: int, task: asyncio.Task[None]) -> None:
+        self._room.leave(size_bytes)
         self._running.discard(task)
         if self._last.get(sequence_id) is task:
             del self._last[sequence_id]

@@ -164,12 +164,13 @@ class HttpOpenInference:
 
     # --- inference
 
-    def _submit(self, request: HttpRequest, model: Served, body: bytes, form: str) -> Answer:
+    async def _submit(self, request: HttpRequest, model: Served, form: str) -> Answer:
         """Of a form that isn't streamed all answers together may take max_response_size."""
+        body = await body_of(request)
+        given = await tensor_requests.of_json(body, request.header(tensor_requests.LENGTH_HEADER))
         named = "versions" in request.segments
         model = tensor_models.find(self._models, model.name, model.version if named else "")  # replaced meanwhile?
         headers: Pairs = [(key.decode("latin-1"), value.decode("latin-1")) for key, value in request.headers]
-        given = tensor_requests.of_json(body, request.header(tensor_requests.LENGTH_HEADER))
         deadline_s = math.inf
         if given:
             headers, deadline_s = tensor_requests.scheduled(model, given, headers, deadline_s, self._keys)
@@ -185,17 +186,17 @@ class HttpOpenInference:
         return answer
 
     async def _infer(self, request: HttpRequest, model: Served) -> HttpAnswer:
-        answer = await self._one(self._submit(request, model, await body_of(request), "json"), joined_json)
+        answer = await self._one(await self._submit(request, model, "json"), joined_json)
         return await compressed(request, answer)
 
     async def _infer_stream(self, request: HttpRequest, model: Served) -> HttpAnswer:
-        return await self._events(self._submit(request, model, await body_of(request), "json;stream"))
+        return await self._events(await self._submit(request, model, "json;stream"))
 
     async def _generate(self, request: HttpRequest, model: Served) -> HttpAnswer:
-        return await self._one(self._submit(request, model, await body_of(request), "generate"), joined_generate)
+        return await self._one(await self._submit(request, model, "generate"), joined_generate)
 
     async def _generate_stream(self, request: HttpRequest, model: Served) -> HttpAnswer:
-        return await self._events(self._submit(request, model, await body_of(request), "generate;stream"))
+        return await self._events(await self._submit(request, model, "generate;stream"))
 
     async def _one(self, answer: Answer, join: Callable[[list[Buffer]], bytes]) -> HttpAnswer:
         pieces = await answer.pieces()

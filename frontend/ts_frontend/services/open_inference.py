@@ -20,6 +20,7 @@ from ts_frontend.models.signature import TensorSpec
 from ts_frontend.services import tensor_models, tensor_requests
 from ts_frontend.services.metadata import RequestIds, identified, response_metadata
 from ts_frontend.services.served import Answer
+from ts_frontend.services.tensor_heads import head_of_message
 from ts_frontend.services.tensor_joining import joined_messages
 from ts_frontend.services.tensor_models import Health, Models, Regions, Stream
 from ts_frontend.services.tensor_streams import FIRST, Dialect, converse
@@ -128,7 +129,7 @@ class OpenInferenceService:
 
     async def model_infer(self, call: Call, data: bytes) -> bytes:
         """One ModelInferRequest -> one ModelInferResponse; the texts of a streamed answer are joined."""
-        request = message(pb.ModelInferRequest, data)
+        request = head_of_message(data)
         answer = self._submit(call, data, request, "grpc", stream=False)
         try:
             pieces = await answer.pieces()
@@ -140,7 +141,7 @@ class OpenInferenceService:
 
     async def model_infer_stream(self, call: Call, data: bytes) -> AsyncIterator[Sequence[bytes]]:
         """One ModelInferRequest -> a ModelInferResponse for every piece the handler sends (MAX)."""
-        answer = self._submit(call, data, message(pb.ModelInferRequest, data), "grpc;stream")
+        answer = self._submit(call, data, head_of_message(data), "grpc;stream")
         try:
             async for pieces in answer.chunks():
                 yield [bytes(piece) for piece in pieces if len(piece)]

@@ -6,8 +6,8 @@ import asyncio
 
 #: Requests of one stream that have been read and not answered; the client's next ones wait in its connection.
 REQUESTS_MAX = 64
-#: The same in bytes. A larger request goes alone.
-REQUEST_BYTES_MAX = 64 * 1024 * 1024
+#: The same in bytes: two of the largest that the default limits allow. A larger request goes alone.
+REQUEST_BYTES_MAX = 16 * 1024 * 1024
 
 
 class ReadAhead:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import time
@@ -14,6 +15,7 @@ from ts.protocol.frames import Pairs
 from ts_frontend.batching import ranked_queue
 from ts_frontend.batching.sequence_jobs import Keys
 from ts_frontend.errors import InvalidArgument
+from ts_frontend.services.tensor_heads import WHOLE_BYTES_MAX, parameters_of_json
 
 TIMEOUT, PRIORITY, SEQUENCE_ID = "timeout", "priority", "sequence_id"
 SEQUENCE_START, SEQUENCE_END = "sequence_start", "sequence_end"
@@ -21,6 +23,7 @@ _NAMES = (TIMEOUT, PRIORITY, SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END)
 #: Bodies without any of these words are not looked into.
 _WORDS = (b'"timeout"', b'"sequence_id"', b'"priority"')
 LENGTH_HEADER = b"inference-header-content-length"
+LENGTH_DIGITS_MAX = 18
 
 
 def of_message(request: Message) -> dict[str, Any]:
@@ -34,10 +37,12 @@ def _value(parameter: Any) -> Any:
     return getattr(parameter, choice) if choice else None
 
 
-def of_json(body: bytes, head_bytes: str) -> dict[str, Any]:
+async def of_json(body: bytes, head_bytes: str) -> dict[str, Any]:
     """The parameters of a V2 request in JSON, {} when none of them counts here; what is wrong with the body is for the
     worker to say. `head_bytes`: the value of LENGTH_HEADER, "" without it."""
-    head = body[: int(head_bytes)] if head_bytes.isdecimal() else body
+    head = body[: int(head_bytes)] if head_bytes.isdecimal() and len(head_bytes) <= LENGTH_DIGITS_MAX else body
+    if len(head) > WHOLE_BYTES_MAX:
+        return await asyncio.to_thread(parameters_of_json, head, _NAMES, _WORDS)
     if not any(word in head for word in _WORDS):
         return {}
     try:

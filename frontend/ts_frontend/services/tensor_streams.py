@@ -14,8 +14,6 @@ from enum import Enum
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
-from google.protobuf.message import DecodeError
-
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.frames import Input
 from ts_frontend.errors import Ending, HandlerFailed, InvalidArgument, ServeError
@@ -24,6 +22,7 @@ from ts_frontend.services.metadata import response_metadata
 from ts_frontend.services.read_ahead import ReadAhead
 from ts_frontend.services.ready_answers import ReadyAnswers
 from ts_frontend.services.served import Answer
+from ts_frontend.services.tensor_heads import head_of_message
 from ts_frontend.services.tensor_models import Stream, coded
 from ts_frontend.tasks import owned, watched
 
@@ -144,10 +143,7 @@ class _Conversation:
             await self._stream.feed([Input("", f"\0{FOLLOWING}", data)])
             return
         await self._room.enter(len(data))
-        try:
-            request = pb.ModelInferRequest.FromString(data)
-        except DecodeError as error:
-            raise InvalidArgument(f"The {len(data)} bytes of a request are not a ModelInferRequest: {error}") from None
+        request = head_of_message(data, forms=self._dialect is Dialect.AUTO)
         if self._dialect is Dialect.AUTO:
             self._dialect = dialect_of(self._call, request, self._configured)
             if self._dialect is Dialect.MLSERVER:

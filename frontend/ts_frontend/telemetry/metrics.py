@@ -361,6 +361,7 @@ OWN_NAMES = frozenset(
         "ts_ended_requests_total",
         "ts_ready_workers",
         "ts_refused_calls_total",
+        "ts_flooded_connections_total",
         *(f"grpc_server_{one}_total" for one in ("started", "handled", "msg_received", "msg_sent")),
         "grpc_server_handling_seconds",
     }

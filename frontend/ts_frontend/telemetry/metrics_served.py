@@ -30,8 +30,17 @@ def served_families(models: Iterable[Model], host: str) -> list[Family]:
 
 def refused_calls(counts: Mapping[str, int], host: str) -> Family:
     """Calls without a good key, by the API that they were for."""
-    definition = Definition("ts_refused_calls_total", Kind.COUNTER, "Count", ("api", "hostname"))
-    family = Family(definition, "Calls refused because of their key")
+    return _by_api("ts_refused_calls_total", "Calls refused because of their key", counts, host)
+
+
+def flooded_connections(counts: Mapping[str, int], host: str) -> Family:
+    """Connections that the HTTP/2 engine closed, by API, because their clients cancelled too many calls."""
+    sentence = "Connections closed because too many of their calls were cancelled"
+    return _by_api("ts_flooded_connections_total", sentence, counts, host)
+
+
+def _by_api(name: str, sentence: str, counts: Mapping[str, int], host: str) -> Family:
+    family = Family(Definition(name, Kind.COUNTER, "Count", ("api", "hostname")), sentence)
     for api, count in counts.items():
         family.samples[(api, host)] = Counter(count)
     return family

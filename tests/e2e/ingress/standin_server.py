@@ -66,7 +66,7 @@ class Echo:
     def __init__(self, events: Events) -> None:
         self._events = events
         self._sent: defaultdict[str, int] = defaultdict(int)
-        self.begun = self.ended = 0
+        self.begun = self.ended = self.floods = 0
 
     async def unary(self, call: Call, data: bytes) -> bytes:
         return data
@@ -136,6 +136,12 @@ class Echo:
     async def sent(self, call: Call, data: bytes) -> bytes:
         return str(self._sent[data.decode()]).encode()
 
+    async def count_floods(self, call: Call, data: bytes) -> bytes:
+        return str(self.floods).encode()
+
+    def flooded(self) -> None:
+        self.floods += 1
+
     async def slow(self, call: Call, data: bytes) -> bytes:
         self.begun += 1
         self._events.happened(f"{self.begun} begun")
@@ -157,6 +163,7 @@ def build_routes(echo: Echo, events: Events) -> dict[str, Method]:
         "/test.Echo/Sent": echo.sent,
         "/test.Echo/Slow": echo.slow,
         "/test.Probe/Wait": events.wait,
+        "/test.Probe/CountFloods": echo.count_floods,
         "/test.Probe/SetHealth": source.set,
     }
     streams = {
@@ -171,17 +178,19 @@ def build_routes(echo: Echo, events: Events) -> dict[str, Method]:
     return routes(*methods, *reflection.methods(methods))
 
 
-def build_listener(asked: dict[str, Any], table: dict[str, Method]) -> Listener:
+def build_listener(asked: dict[str, Any], table: dict[str, Method], echo: Echo) -> Listener:
     tls = Tls(**asked["tls"]) if asked.get("tls") else None
     limits = Limits(**asked.get("limits", {}))
     http_app = answer_http if asked.get("http") else None
     address = asked.get("host", "127.0.0.1"), asked.get("port", 0)
     path = {key: asked[key] for key in ("path", "path_mode") if key in asked}
-    return Listener(asked["name"], *address, table, limits, tls, http_app, **path)
+    return Listener(asked["name"], *address, table, limits, tls, http_app, flooded=echo.flooded, **path)
 
 
 async def answer_http(scope: Scope, receive: Receive, send: Send) -> None:
-    """Says what was asked for."""
+    """Says what was asked for; of /hang nothing."""
+    if scope["path"] == "/hang":
+        await asyncio.Event().wait()
     body = f"{scope['method']} {scope['path']} HTTP/{scope['http_version']}".encode()
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
     await send({"type": "http.response.body", "body": body, "more_body": False})
@@ -196,7 +205,7 @@ async def main() -> None:
     events = Events()
     echo = Echo(events)
     table = build_routes(echo, events)
-    engine = make_engine(asked["kind"], [build_listener(listener, table) for listener in asked["listeners"]])
+    engine = make_engine(asked["kind"], [build_listener(listener, table, echo) for listener in asked["listeners"]])
     try:
         await engine.start()
     except (OSError, ServeError, ValueError) as error:

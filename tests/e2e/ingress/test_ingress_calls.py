@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 import queue
+import socket
+import time
 from collections.abc import Iterator
 
 import grpc
+import h2.connection
+import h2.events
 import pytest
 
+from ts_frontend.ingress.floods import CANCELS_MAX
+
+GUARD_S = 60
 LIMIT = 6_553_500
 
 
@@ -233,3 +240,83 @@ def test_requests_that_come_one_by_one(client):
         yield b"2"
 
     assert list(client.bidi("Bidi", requests())) == [b"1", b"1", b"2", b"2"]
+
+
+# --- too many cancels on one connection
+
+
+def floods(client, expected):
+    """How many connections were closed for their cancels, once there are as many as expected."""
+    give_up_s = time.monotonic() + GUARD_S
+    while (found := int(client.unary("/test.Probe/CountFloods"))) < expected and time.monotonic() < give_up_s:
+        pass
+    return found
+
+
+def test_so_many_cancels_end_the_neighbours_on_h2corn_which_is_counted(kind, run_server, connect):
+    """h2corn's limit is 200 in 10 s. Should this fail with a later h2corn: docs/decisions/0006-cancels.md."""
+    with run_server({"name": "test"}) as server:
+        client, other = connect(server), connect(server)
+        neighbour = client.start_unary("/test.Probe/Wait", b"released started")
+        calls = [client.start_unary("Hang", b"%d" % number) for number in range(CANCELS_MAX + 10)]
+        for number in range(len(calls)):
+            other.wait(f"{number} started")
+        for call in calls:
+            call.cancel()
+        if kind == "h2corn":
+            with pytest.raises(grpc.RpcError) as ended:
+                neighbour.result()
+            assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert "rapid reset" in ended.value.details()
+            assert floods(other, 1) == 1
+        else:
+            releasing = other.start_unary("Hang", b"released")
+            assert neighbour.result() == b"released started"
+            releasing.cancel()
+            assert floods(other, 0) == 0
+
+
+def test_clients_that_leave_with_many_calls_are_no_flood(kind, run_server, connect):
+    with run_server({"name": "test"}) as server:
+        other = connect(server)
+        with socket.create_connection(("127.0.0.1", server.port), GUARD_S) as link:
+            sender = h2.connection.H2Connection()
+            sender.initiate_connection()
+            names = {":method": "POST", ":scheme": "http", ":authority": "test", ":path": "/test.Echo/Hang"}
+            for number in range(CANCELS_MAX + 10):
+                stream, name = 1 + 2 * number, b"%d" % number
+                sender.send_headers(stream, [*names.items(), ("content-type", "application/grpc"), ("te", "trailers")])
+                sender.send_data(stream, b"\0" + len(name).to_bytes(4, "big") + name, end_stream=True)
+                link.sendall(sender.data_to_send())
+            for number in range(CANCELS_MAX + 10):
+                other.wait(f"{number} started")
+        for number in range(CANCELS_MAX + 10):
+            other.wait(f"{number} cancelled")
+        assert floods(other, 0) == 0
+
+
+def test_cancels_over_http_count_too(kind, run_server, connect):
+    if kind != "h2corn":
+        pytest.skip("HTTP is served by h2corn alone")
+    with run_server({"name": "test", "http": True}) as server:
+        with socket.create_connection(("127.0.0.1", server.port), GUARD_S) as link:
+            sender = h2.connection.H2Connection()
+            sender.initiate_connection()
+            names = {":method": "GET", ":scheme": "http", ":authority": "test", ":path": "/hang"}
+            for number in range(CANCELS_MAX + 10):
+                sender.send_headers(1 + 2 * number, list(names.items()), end_stream=True)
+            link.sendall(sender.data_to_send())
+            # An answer to a later request says that the earlier ones have begun.
+            last = 1 + 2 * (CANCELS_MAX + 10)
+            sender.send_headers(last, [*names.items()][:3] + [(":path", "/other")], end_stream=True)
+            link.sendall(sender.data_to_send())
+            ended = False
+            while not ended:
+                events = sender.receive_data(link.recv(65536))
+                ended = any(isinstance(one, h2.events.StreamEnded) for one in events)
+            for number in range(CANCELS_MAX + 10):
+                sender.reset_stream(1 + 2 * number, 8)
+            link.sendall(sender.data_to_send())
+            while link.recv(65536):
+                pass
+        assert floods(connect(server), 1) == 1

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -120,6 +121,31 @@ def test_another_method_is_refused(started: Any) -> None:
 def test_a_path_that_raises(started: Any) -> None:
     assert ask(started, "/broken")[0] in (500, 503)
     started.wait_for_log("KeyError: 'no'")
+
+
+def test_a_path_that_fits_almost_holds_nobody_up(started: Any) -> None:
+    """As a regular expression its template takes the third power of the path's length."""
+    assert ask(started, "/split/xaya!")[0] == 404
+    assert ask(started, "/split/aaaz!")[:2] == (200, ["", "", "", "z"])
+    begun_s = time.monotonic()
+    assert ask(started, "/split/" + "a" * 4000)[0] == 404
+    assert time.monotonic() - begun_s < 5
+
+
+def test_a_path_that_cannot_be_matched_is_refused_at_load_and_no_other_models(started: Any, tmp_path: Path) -> None:
+    folder = started.directory / "folder" / "inside" / "unmatched"
+    shutil.copytree(RUNTIMES / "routes", folder)
+    code = (folder / "routes_model.py").read_text()
+    (folder / "routes_model.py").write_text(code.replace("/greet/{name}", "/{name}/{name}"))
+    settings = json.loads((folder / "model-settings.json").read_text())
+    (folder / "model-settings.json").write_text(json.dumps(settings | {"name": "unmatched"}))
+    try:
+        status, found, _ = ask(started, "/v2/repository/models/unmatched/load", {})
+        assert status >= 400 and "names the parameter 'name' twice" in (found["error"] + started.log)
+        assert ask(started, "/greet/you")[1] == {"text": "hello you"}
+    finally:
+        ask(started, "/v2/repository/models/unmatched/unload", {})
+        shutil.rmtree(folder)
 
 
 # --- headers

@@ -7,7 +7,6 @@ import asyncio
 import importlib
 import inspect
 import json
-import re
 import sys
 import traceback
 import typing
@@ -16,11 +15,10 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
 from ts.context import Context
+from ts.protocol.path_template import PathTemplate
 from ts.tensors.json_form import dumped
 from ts.tensors.route_form import RouteRequest, RouteResponse
 
-_PARAMETER = re.compile(r"\{(\w+)(?::(\w+))?\}")
-_CONVERTERS = {"path": ".*", "int": "[0-9]+", "float": r"[0-9]+(?:\.[0-9]+)?", "uuid": "[0-9a-fA-F-]{32,36}"}
 _TRUE, _FALSE = ("true", "1", "on", "yes", "t", "y"), ("false", "0", "off", "no", "f", "n")
 FAILED = 500
 _JSON = (("content-type", "application/json"),)
@@ -28,7 +26,7 @@ _JSON = (("content-type", "application/json"),)
 
 class _Route(NamedTuple):
     method: str
-    pattern: str
+    template: PathTemplate
     call: Callable[..., Any]
 
 
@@ -40,29 +38,19 @@ class _Invalid(ValueError):
         self.detail = {"type": kind, "loc": list(where), "msg": message, "input": value}
 
 
-def pattern_of(path: str) -> str:
-    """A regular expression for a path with `{name}` and `{name:converter}` in it."""
-    found, at = "", 0
-    for match in _PARAMETER.finditer(path):
-        converter = _CONVERTERS.get(match[2] or "", "[^/]+")
-        found += re.escape(path[at : match.start()]) + f"(?P<{match[1]}>{converter})"
-        at = match.end()
-    return found + re.escape(path[at:])
-
-
 class Routes:
-    """The custom handlers of `model`."""
+    """The custom handlers of `model`. Raises BadTemplate for a path that can't be matched."""
 
     def __init__(self, model: Any) -> None:
         handlers = importlib.import_module("mlserver.handlers.custom")
         found = handlers.get_custom_handlers(model)
-        self._routes = [_Route(one.rest_method.upper(), pattern_of(one.rest_path), call) for one, call in found]
+        self._routes = [_Route(one.rest_method.upper(), PathTemplate(one.rest_path), call) for one, call in found]
         self._error = importlib.import_module("mlserver.errors").MLServerError
         self._app = _fastapi(found, self._error) if found else None
 
     def known(self) -> list[dict[str, str]]:
-        """For the frontend: each route's method, and the pattern of its paths."""
-        return [{"method": one.method, "pattern": one.pattern} for one in self._routes]
+        """For the frontend: each route's method, and the template of its paths."""
+        return [{"method": one.method, "path": one.template.text} for one in self._routes]
 
     async def answers(self, request: RouteRequest, context: Context) -> AsyncIterator[list[RouteResponse]]:
         """Pieces of the answer; the first has its headers, and sets its status."""
@@ -87,14 +75,14 @@ class Routes:
             return 422, _response({"detail": [error.detail]})
 
     async def _called(self, request: RouteRequest) -> Any:
-        for method, pattern, call in self._routes:
-            match = re.fullmatch(pattern, request.path)
-            if method == request.method and match:
-                arguments = _arguments(call, match.groupdict(), request)
+        for method, template, call in self._routes:
+            found = template.match(request.path) if method == request.method else None
+            if found is not None:
+                arguments = _arguments(call, found, request)
                 if inspect.iscoroutinefunction(call):
                     return await call(**arguments)
-                found = await asyncio.to_thread(call, **arguments)
-                return await found if inspect.isawaitable(found) else found
+                answer = await asyncio.to_thread(call, **arguments)
+                return await answer if inspect.isawaitable(answer) else answer
         raise self._error(f"{request.method} {request.path} is no path of this model", 404)
 
 

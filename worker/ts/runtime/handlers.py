@@ -32,8 +32,8 @@ class Loaded(NamedTuple):
     `takes`: rows as TorchServe's handlers do, or requests (`ts.tensors.types.InferenceRequest`); `tensors`: the model's
     name, version and what it declares of its inputs and outputs; `signature`: what the handler itself says of them, for
     metadata (`platform`, lists `inputs` and `outputs` of name, datatype, shape); `takes_streams`: an async handler that
-    reads the requests `following` one; `routes`: HTTP paths of the handler's own, each a `method` and the `pattern` (a
-    regular expression) of its paths, whose requests come as `ts.tensors.route_form.RouteRequest`; `completed`: the
+    reads the requests `following` one; `routes`: HTTP paths of the handler's own, each a `method` and the `path` (a
+    template, `ts.protocol.path_template`), asked for as `ts.tensors.route_form.RouteRequest`; `completed`: the
     configuration of a model of another server, when the handler has added to it."""
 
     entry: Entry

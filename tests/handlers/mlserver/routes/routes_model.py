@@ -44,3 +44,7 @@ class Routes(MLModel):
     @custom_handler(rest_path="/broken", rest_method="GET")
     async def broken(self) -> None:
         raise KeyError("no")
+
+    @custom_handler(rest_path="/split/{a:path}a{b:path}a{c:path}a{d:path}!", rest_method="GET")
+    async def split(self, a: str, b: str, c: str, d: str) -> list:
+        return [a, b, c, d]

@@ -1,0 +1,251 @@
+"""Heads of tensor requests: what the server itself reads of one. Tensors are skipped; decoding them is the worker's.
+
+The parsers of protobuf and JSON hold the interpreter's lock until they have read all of a message, so that in a thread
+they would stop the event loop, too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator
+from typing import Any, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from ts.protocol import open_inference_pb2 as pb
+from ts_frontend.errors import InvalidArgument
+
+#: Smaller requests are parsed whole, which is faster than looking for their heads, and done in a fraction of a
+#: millisecond.
+WHOLE_BYTES_MAX = 16 * 1024
+#: Fields or members of a larger request on its top level, which are gone through one by one.
+FIELDS_MAX = 16_384
+
+# --- protobuf
+
+_INPUT, _RAW_CONTENTS = 5, 7
+_TENSOR_FIELDS = frozenset((_INPUT, 6, _RAW_CONTENTS))
+_INPUT_NAME, _INPUT_DATATYPE, _INPUT_CONTENTS = 1, 2, 5
+_INPUT_TAG, _EMPTY_CONTENTS = b"\x2a", b"\x2a\x00"
+_FIXED_BYTES = {1: 8, 5: 4}
+_VARINT, _SIZED, _GROUP, _GROUP_END = 0, 2, 3, 4
+_VARINT_SHIFT_MAX, _TAG_MAX = 63, (1 << 32) - 1
+
+
+class _Field(NamedTuple):
+    """A field of a message: from `start` on its tag, from `value` to `end` what is in it."""
+
+    number: int
+    kind: int
+    start: int
+    value: int
+    end: int
+
+
+def head_of_message(data: bytes, *, forms: bool = False) -> pb.ModelInferRequest:
+    """The ModelInferRequest in `data`, of a large one without its inputs and outputs. `forms`: with the datatypes of
+    its inputs, whether their `contents` are filled, and `raw_input_contents`.
+
+    Raises InvalidArgument for what is none; what is wrong inside of a large one's tensors is for the worker to say."""
+    try:
+        return pb.ModelInferRequest.FromString(
+            data if len(data) <= WHOLE_BYTES_MAX else b"".join(_pieces(data, forms=forms))
+        )
+    except (DecodeError, _Malformed) as error:
+        raise InvalidArgument(f"The {len(data)} bytes of the request are not a ModelInferRequest: {error}") from None
+
+
+def _pieces(data: bytes, *, forms: bool) -> Iterator[bytes]:
+    for count, field in enumerate(_fields(data, 0, len(data))):
+        if count >= FIELDS_MAX:
+            raise _Malformed(f"it has more than {FIELDS_MAX} fields")
+        if field.kind != _SIZED or field.number not in _TENSOR_FIELDS or (forms and field.number == _RAW_CONTENTS):
+            yield data[field.start : field.end]
+        elif forms and field.number == _INPUT:
+            tensor = _form_of(data, field)
+            yield _INPUT_TAG + _varint_of(len(tensor)) + tensor
+
+
+def _form_of(data: bytes, tensor: _Field) -> bytes:
+    """An InferInputTensor with its name and datatype, and empty contents where it has some."""
+    found = []
+    for count, field in enumerate(_fields(data, tensor.value, tensor.end)):
+        if count >= FIELDS_MAX:
+            raise _Malformed(f"an input of it has more than {FIELDS_MAX} fields")
+        if field.kind == _SIZED and field.number in (_INPUT_NAME, _INPUT_DATATYPE):
+            found.append(data[field.start : field.end])
+        elif field.kind == _SIZED and field.number == _INPUT_CONTENTS:
+            found.append(_EMPTY_CONTENTS)
+    return b"".join(found)
+
+
+class _Malformed(ValueError):
+    """The bytes are no message; why."""
+
+
+def _fields(data: bytes, at: int, end: int) -> Iterator[_Field]:
+    """The fields between `at` and `end`; those of a group are one field. Raises _Malformed."""
+    groups: list[tuple[int, int]] = []
+    while at < end:
+        start = at
+        tag, at = _varint(data, at, end)
+        number, kind = tag >> 3, tag & 7
+        if not number or tag > _TAG_MAX:
+            raise _Malformed(f"its byte {start} begins no field")
+        value = at
+        if kind == _SIZED:
+            size, value = _varint(data, at, end)
+            at = value + size
+        elif kind == _VARINT:
+            _, at = _varint(data, at, end)
+        elif kind in _FIXED_BYTES:
+            at += _FIXED_BYTES[kind]
+        elif kind == _GROUP:
+            groups.append((number, start))
+            if len(groups) > FIELDS_MAX:
+                raise _Malformed(f"it has more than {FIELDS_MAX} groups in each other")
+        elif kind == _GROUP_END and groups and groups[-1][0] == number:
+            _, start = groups.pop()
+        else:
+            raise _Malformed(f"its byte {start} begins no field")
+        if at > end:
+            raise _Malformed(f"it ends inside the field {number}")
+        if not groups:
+            yield _Field(number, kind, start, value, at)
+    if groups:
+        raise _Malformed(f"it ends inside the group {groups[-1][0]}")
+
+
+def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+    """The number that begins at `at`, and where it ends."""
+    number = shift = 0
+    while at < end and shift <= _VARINT_SHIFT_MAX:
+        byte = data[at]
+        at += 1
+        number |= (byte & 127) << shift
+        if byte < 128:
+            return number, at
+        shift += 7
+    raise _Malformed(f"its byte {at} is inside a number without an end")
+
+
+def _varint_of(number: int) -> bytes:
+    found = bytearray()
+    while number > 127:
+        found.append(number & 127 | 128)
+        number >>= 7
+    found.append(number)
+    return bytes(found)
+
+
+# --- JSON
+
+_BLANK = re.compile(rb"[ \t\n\r]*")
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_PLAIN = re.compile(rb"[^ \t\n\r,\]}]+")
+#: What has no part in the structure, as far as it goes: numbers, texts, and lists of neither texts nor lists.
+_INNER = re.compile(rb'(?:[^"\[\]{}]+|"[^"\\]*(?:\\.[^"\\]*)*"|\[[^"\[\]{}]*\])*', re.DOTALL)
+_STEP_BYTES = 64 * 1024  # so much is searched at once; between two searches, other threads may run
+_DEPTH_MAX = 1000  # of Python's own parser
+_BOM = b"\xef\xbb\xbf"
+_STANDS_FOR: dict[bytes, dict[str, Any] | list[Any]] = {b"{": {}, b"[": []}
+
+
+class NotRead(ValueError):
+    """The text is no JSON object as far as it was read, or too many members are in it."""
+
+
+def members(data: bytes, names: Collection[str]) -> dict[str, tuple[int, int]]:
+    """Where in a JSON object the values of its members `names` begin and end; of equal names the last counts. Raises
+    NotRead. What is skipped is not checked."""
+    found: dict[str, tuple[int, int]] = {}
+    at = _token(data, len(_BOM) if data.startswith(_BOM) else 0, b"{")
+    if data[at : at + 1] == b"}":
+        return found
+    for _ in range(FIELDS_MAX):
+        key = _matched(_STRING, data, at)
+        name = json.loads(data[at:key])
+        value = _token(data, _after_blanks(data, key), b":")
+        end = _value_end(data, value)
+        if name in names:
+            found[name] = value, end
+        at = _after_blanks(data, end)
+        if data[at : at + 1] == b"}":
+            return found
+        at = _token(data, at, b",")
+    raise NotRead(f"it has more than {FIELDS_MAX} members")
+
+
+def parameters_of_json(data: bytes, names: Collection[str], words: Collection[bytes]) -> dict[str, Any]:
+    """Those of a request's parameters that have one of the `names`; in the place of lists and objects, empty ones. {}
+    when it has none, isn't JSON, or mentions none of the `words`. Takes time in proportion to the size: for a
+    thread."""
+    if not mention(data, words):
+        return {}
+    try:
+        place = members(data, ("parameters",)).get("parameters")
+        if place is None:
+            return {}
+        inside = data[slice(*place)]
+        return {name: _plain(inside[slice(*at)]) for name, at in members(inside, names).items()}
+    except ValueError:
+        return {}
+
+
+def _plain(value: bytes) -> Any:
+    return _STANDS_FOR[value[:1]] if value[:1] in _STANDS_FOR else json.loads(value)
+
+
+def _after_blanks(data: bytes, at: int) -> int:
+    return _matched(_BLANK, data, at)
+
+
+def _token(data: bytes, at: int, expected: bytes) -> int:
+    """Where the text goes on behind the token `expected` and the blanks around it."""
+    at = _after_blanks(data, at)
+    if data[at : at + 1] != expected:
+        raise NotRead(f"its byte {at} is not {expected.decode()}")
+    return _after_blanks(data, at + 1)
+
+
+def _matched(expression: re.Pattern[bytes], data: bytes, at: int) -> int:
+    match = expression.match(data, at)
+    if match is None:
+        raise NotRead(f"its byte {at} is not JSON")
+    return match.end()
+
+
+def _value_end(data: bytes, at: int) -> int:
+    first = data[at : at + 1]
+    if first == b'"':
+        return _matched(_STRING, data, at)
+    return _nested_end(data, at) if first in _STANDS_FOR else _matched(_PLAIN, data, at)
+
+
+def _nested_end(data: bytes, at: int) -> int:
+    """Where the list or object that begins at `at` ends."""
+    depth = 0
+    while at < len(data):
+        first = data[at : at + 1]
+        if first == b'"':
+            at = _matched(_STRING, data, at)
+        elif first in b"[{":
+            at, depth = at + 1, depth + 1
+            if depth > _DEPTH_MAX:
+                raise NotRead(f"its lists and objects are over {_DEPTH_MAX} deep")
+        elif first in b"]}":
+            at, depth = at + 1, depth - 1
+            if not depth:
+                return at
+        match = _INNER.match(data, at, at + _STEP_BYTES)
+        assert match is not None, "it fits nothing, too"
+        at = match.end()
+    raise NotRead("it ends inside a list or an object")
+
+
+def mention(data: bytes, words: Collection[bytes]) -> bool:
+    """Whether one of the words stands anywhere in the text."""
+    more = max(map(len, words)) - 1
+    steps = range(0, len(data), _STEP_BYTES)
+    return any(data.find(word, at, at + _STEP_BYTES + more) >= 0 for at in steps for word in words)

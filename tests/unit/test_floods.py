@@ -1,0 +1,111 @@
+"""Connections that h2corn closed, over tables of the kernel that a test writes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from ts_frontend.ingress import floods
+from ts_frontend.ingress.floods import CONNECTIONS_MAX, SEEN_MIN, Floods
+
+HEAD = "  sl  local_address rem_address   st tx_queue rx_queue\n"
+SCOPE = {"http_version": "2", "client": ("127.0.0.1", 4660), "server": ("127.0.0.1", 7070)}
+TIME_WAIT, CLOSE_WAIT, ESTABLISHED = "06", "08", "01"
+
+
+def row(state: str) -> str:
+    return f"{HEAD}   0: 0100007F:{7070:04X} 0100007F:{4660:04X} {state} 00000000:00000000\n"
+
+
+async def counted(table: Path, cancels: int, scope: dict[str, object] = SCOPE) -> int:
+    closed: list[None] = []
+    found = Floods("grpc_inference", lambda: closed.append(None), (table,))
+    before = asyncio.all_tasks()
+    for _ in range(cancels):
+        found.cancelled(scope)
+    tasks = asyncio.all_tasks() - before
+    if tasks:
+        await asyncio.wait(tasks)
+    return len(closed)
+
+
+@pytest.mark.parametrize(
+    ("cancels", "state", "closed"),
+    [
+        (SEEN_MIN, TIME_WAIT, 0),
+        (SEEN_MIN + 1, TIME_WAIT, 1),
+        (SEEN_MIN + 100, TIME_WAIT, 1),
+        (SEEN_MIN + 1, CLOSE_WAIT, 0),
+        (SEEN_MIN + 1, "", 0),
+    ],
+)
+def test_what_our_side_closed_after_so_many_cancels(
+    tmp_path: Path, cancels: int, state: str, closed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "tcp").write_text(row(state) if state else HEAD)
+    with caplog.at_level(logging.WARNING):
+        assert asyncio.run(counted(tmp_path / "tcp", cancels)) == closed
+    assert len(caplog.records) == closed
+    assert closed == 0 or "grpc_inference: h2corn closed the connection of 127.0.0.1:4660" in caplog.text
+
+
+def test_it_is_told_when_the_connection_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GOAWAY is on its way when the calls end; the connection may still be there then."""
+    monkeypatch.setattr(floods, "LOOK_EVERY_S", 0.001)
+    table = tmp_path / "tcp"
+    table.write_text(row(ESTABLISHED))
+
+    async def close_later() -> int:
+        telling = asyncio.create_task(counted(table, SEEN_MIN + 1))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        table.with_suffix(".new").write_text(row(TIME_WAIT))
+        table.with_suffix(".new").replace(table)
+        return await telling
+
+    assert asyncio.run(close_later()) == 1
+
+
+@pytest.mark.parametrize(
+    "scope", [{"http_version": "1.1"}, {"client": None}, {"server": None}, {"server": ("/s", None)}]
+)
+def test_what_can_be_no_such_connection(tmp_path: Path, scope: dict[str, object]) -> None:
+    (tmp_path / "tcp").write_text(row(TIME_WAIT))
+    assert asyncio.run(counted(tmp_path / "tcp", SEEN_MIN + 1, SCOPE | scope)) == 0
+
+
+@pytest.mark.parametrize("state", [CLOSE_WAIT, TIME_WAIT, ""])
+def test_clients_that_close_first_when_told_to_go_away(
+    tmp_path: Path, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """75 cancels a second did not come from the connection's end."""
+    (tmp_path / "tcp").write_text(row(state) if state else HEAD)
+    now_s = iter(range(1_000_000))
+    monkeypatch.setattr(floods.time, "monotonic", lambda: next(now_s) / 75)
+    assert asyncio.run(counted(tmp_path / "tcp", SEEN_MIN + 11)) == 1
+
+
+def test_slow_cancels_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tcp").write_text(row(TIME_WAIT))
+    now_s = iter(range(1_000_000))
+    monkeypatch.setattr(floods.time, "monotonic", lambda: next(now_s) / 9)  # 9 in a second
+
+    async def many() -> int:
+        closed: list[None] = []
+        found = Floods("g", lambda: closed.append(None), (tmp_path / "tcp",))
+        for _ in range(1000):
+            found.cancelled(SCOPE)
+        assert not found._looking
+        return len(closed)
+
+    assert asyncio.run(many()) == 0
+
+
+def test_so_many_connections_are_kept(tmp_path: Path) -> None:
+    found = Floods("g", lambda: None, (tmp_path / "none",))
+    for port in range(1, CONNECTIONS_MAX + 50):
+        found.cancelled(SCOPE | {"client": ("127.0.0.1", port)})
+    assert len(found._cancels) == CONNECTIONS_MAX
