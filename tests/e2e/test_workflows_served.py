@@ -267,11 +267,11 @@ def test_a_workflow_that_cannot_come_back_is_set_aside(lives: Lives) -> None:
     (lives.store / "branches.war").write_bytes(whole[: len(whole) // 2])
     server = lives.start().wait_started()
     assert re.search(r"Workflow kept of the snapshot is set aside.*Put branches.war back", server.log)
-    assert manage(server, "GET", "/workflows") == (200, {"workflows": []})
+    assert "kept" not in [one["workflowName"] for one in manage(server, "GET", "/workflows")[1]["workflows"]]
     assert server.terminate() == 0
     (lives.store / "branches.war").write_bytes(whole)
     server = lives.start().wait_started()
-    assert [one["workflowName"] for one in manage(server, "GET", "/workflows")[1]["workflows"]] == ["kept"]
+    assert "kept" in [one["workflowName"] for one in manage(server, "GET", "/workflows")[1]["workflows"]]
     described = manage(server, "GET", "/models/kept__a")[1][0]
     assert (described["minWorkers"], described["responseTimeout"]) == (2, 77)
 
