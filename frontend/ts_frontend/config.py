@@ -41,6 +41,13 @@ _VARIABLE = re.compile(r"\$\$([A-Za-z_][A-Za-z0-9_]*)\$\$")
 _DEFAULT_FILE = Path("config.properties")
 #: What flags can open, and the environment can keep closed.
 OPENING = ("disable_token_authorization", "enable_model_api")
+#: Settings that belong to the models of a snapshot: without them they wouldn't be found, or not be what they were. None
+#: opens anything: where the server listens, TLS, tokens, origins and what clients may do are said anew by each start.
+WITH_MODELS = frozenset(
+    {"model_store", "models", "default_service_handler", "service_envelope", "install_py_dep_per_model"}
+    | {"decode_input_request", "job_queue_size", "default_response_timeout", "default_startup_timeout"}
+    | {"blacklist_env_vars"}
+)
 #: Variables with TorchServe's prefix that are no setting's: this server's, its workers' and TorchServe's own.
 OTHER_VARIABLES = frozenset(
     {"TS_CONFIG_FILE", "TS_REQUEST_SEQUENCE_ID", "TS_REQUEST_SEQUENCE_START", "TS_REQUEST_SEQUENCE_END"}
@@ -101,7 +108,8 @@ def load_config(
     command_line = _not_opened(command_line, environment, found)
     strong = [command_line, environment, _oip_properties(environ, found), file]
     mlserver, models = _mlserver(strong, environ, found)
-    layers = [*strong, mlserver, _profile(strong), _found_snapshot(strong, found)]
+    strong_or_profile = [*strong, mlserver, _profile(strong)]
+    layers = [*strong_or_profile, _found_snapshot(strong_or_profile, found)]
     config = replace(_resolved(layers, environ, found), mlserver=models)
     found.errors.extend(config_checks.problems(config))
     if found.errors:
@@ -303,20 +311,34 @@ def _snapshot_in(values: Mapping[str, _Value], found: _Findings) -> Snapshot | N
 
 
 def _found_snapshot(strong: Sequence[_Layer], found: _Findings) -> _Layer:
-    """The newest snapshot of the log directory, unless --ncs; some settings are never taken from it."""
+    """The newest snapshot of the log directory, unless --ncs: its models and what belongs to them, or, by name,
+    everything but what is never taken from it."""
     nothing = _Layer("snapshot", {})
-    if _on(strong, "ncs"):
+    wanted = _text(strong, "restore_snapshot").lower() or "models"
+    if _on(strong, "ncs") or wanted == "none":
         return nothing
-    directory = Path(_text(strong, "log_location") or "logs") / "config"
-    newest, skipped = SnapshotFiles(directory).newest()
+    newest, skipped = SnapshotFiles(_log_location(strong) / "config").newest()
     for line in skipped:
         found.warn(line)
     if newest is None:
         return nothing
     source = f"snapshot {newest.path.name}"
-    kept = {key for key, setting in SETTINGS.items() if setting.restored and not setting.secret}
+    known = {key for key, setting in SETTINGS.items() if setting.restored and not setting.secret}
+    kept = known if wanted == "all" else known & WITH_MODELS
     values = {key: _Value(text, source) for key, text in newest.settings.items() if key in kept}
+    left = sorted(newest.settings.keys() & (known - kept))
+    if left:
+        found.info(f"not taken from {source}: {', '.join(left)} (restore_snapshot=all takes them, too)")
     return _Layer(source, values, newest.snapshot)
+
+
+def _log_location(layers: Sequence[_Layer]) -> Path:
+    """Where the logs are, before the settings are put together; within `work_dir` where that is said as strongly."""
+    for layer in layers:
+        for key, below in (("log_location", "."), ("work_dir", "logs")):
+            if text := _text([layer], key):
+                return Path(text, below)
+    return Path("logs")
 
 
 # --- which layer wins

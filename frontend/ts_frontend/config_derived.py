@@ -30,7 +30,7 @@ class Derived:
         self._ports()
         if self._values.get("use_tls"):
             self._tls()
-        if "model_dir" in self._values and "model_store" not in self._values:
+        if "model_dir" in self._values and self._sources.get("model_store", "snapshot").startswith("snapshot"):
             self._set("model_store", self._values["model_dir"], self._sources["model_dir"])
         self._triton()
         self._places()

@@ -387,6 +387,11 @@ class ServerConfig:
     strict_readiness: bool = _own(
         BOOLEAN, True, "false: the server counts as ready, and healthy, also while a model has lost its workers"
     )
+    loads_at_once_max: int = _own(
+        whole(1),
+        4,
+        "models that a start, or a look at the repositories, makes ready at the same time; Triton's default",
+    )
     exit_on_error: bool = _own(
         BOOLEAN, False, "true: no server starts unless all models to load at start can be, with their workers"
     )
@@ -501,6 +506,13 @@ class ServerConfig:
     )
     console_log: bool = _own(BOOLEAN, True, "the log on standard output too", restored=False)
     ncs: bool = _own(BOOLEAN, False, "true: snapshots are neither read nor written (`--ncs`)", restored=False)
+    restore_snapshot: str = _own(
+        choice("models", "all", "none"),
+        "models",
+        "of the last snapshot: models and what belongs to them; `all`: addresses, TLS and the other settings, too, as "
+        "TorchServe does; `none`: nothing",
+        restored=False,
+    )
     snapshots_kept_max: int = _own(whole(1), 10, "snapshot files kept; older ones are deleted")
 
     # Not settings

@@ -13,17 +13,22 @@ _LOCAL = "http://127.0.0.1"
 #: These servers have no limit over HTTP, or 64 MiB; tensors of images are larger than TorchServe's 6.5 MB.
 _LARGE = {"max_request_size": "67108864", "max_response_size": "67108864"}
 
+#: Those servers remember nothing, and what TorchServe's users registered isn't theirs: no snapshot is read or written.
+_FORGETFUL = {"ncs": "true"}
+
 #: Settings by profile. 8081 is TorchServe's management API and the gRPC port of MLServer and KServe's servers.
 PROFILES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "torchserve": {},
         "triton": {
+            **_FORGETFUL,
             "inference_address": f"{_LOCAL}:8000",
             "grpc_inference_port": "8001",
             "metrics_address": f"{_LOCAL}:8002",
             **_LARGE,
         },
         "mlserver": {
+            **_FORGETFUL,
             "inference_address": f"{_LOCAL}:8080",
             "grpc_inference_port": "8081",
             "management_address": f"{_LOCAL}:8083",
@@ -33,6 +38,7 @@ PROFILES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             **_LARGE,
         },
         "kserve": {
+            **_FORGETFUL,
             "host": "0.0.0.0",
             "inference_address": f"{_LOCAL}:8080",
             "grpc_inference_port": "8081",
@@ -43,6 +49,7 @@ PROFILES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             **_LARGE,
         },
         "dynamo": {
+            **_FORGETFUL,
             "inference_address": f"{_LOCAL}:8000",
             "grpc_inference_port": "8001",
             "grpc_metrics": "true",
@@ -50,6 +57,7 @@ PROFILES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "max_response_size": "4194304",
         },
         "max": {
+            **_FORGETFUL,
             "inference_address": f"{_LOCAL}:8000",
             "grpc_inference_port": "9090",
             "model_store": "model_store",

@@ -32,7 +32,7 @@ from ts_frontend.models.environment import Environments
 from ts_frontend.models.environment_store import EnvironmentStore
 from ts_frontend.models.installation import Installation
 from ts_frontend.models.launchpad import Launchpad
-from ts_frontend.models.persistence import Recorder
+from ts_frontend.models.persistence import Recorder, restored
 from ts_frontend.models.programs import Programs
 from ts_frontend.models.registry import Registry
 from ts_frontend.models.settings import ModelSettings, Requested, resolve
@@ -81,6 +81,8 @@ class Server:
         self._metrics = open_metrics(config, logs)
         self._tracing: Tracing | None = None
         self._stop = asyncio.Event()
+        #: From now on a stop drains; before, there is nobody whose requests could be lost.
+        self._serving = False
 
     def stop(self) -> None:
         """Asks `run` to drain and return; a second time changes nothing."""
@@ -91,8 +93,26 @@ class Server:
         what couldn't be loaded, `progress` what is
         being done until then.
 
-        Raises OSError (an address is taken), RestoreFailed, ValueError with what was wrong when it can't start.
+        A stop that comes while it starts is obeyed at once, whatever is being done: `on_ready` isn't called then.
+        Raises OSError (an address is taken), StartRefused, ValueError with what was wrong when it can't start.
         """
+        life = asyncio.create_task(self._live(on_ready, progress))
+        stop = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({life, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if not self._serving and not life.done():
+                log.info("Asked to stop while it starts: what is being loaded is given up.")
+                life.cancel()
+            await asyncio.wait({life})
+        finally:
+            stop.cancel()
+            life.cancel()
+        if not life.cancelled():
+            life.result()
+
+    async def _live(
+        self, on_ready: Callable[[dict[str, str], list[str]], None], progress: Callable[[str], None]
+    ) -> None:
         config = self.config
         if config.bypass_serve:
             log.warning("%s", BYPASSED)
@@ -155,16 +175,21 @@ class Server:
         )
         doors.check_addresses()
 
-        async def restore(snapshot: Snapshot) -> None:
-            await restore_workflows(snapshot.workflows, workflows)
+        async def restore(snapshot: Snapshot) -> list[str]:
+            return await restore_workflows(snapshot.workflows, workflows, config.loads_at_once_max)
 
-        failures = await load_at_startup(config, administration, store, restore, gpus, progress)
-        calls.attach(repository)
-        failures += await repository.start(config.load_model)
-        if failures and config.exit_on_error:
-            raise StartRefused("\n".join((*failures, "exit_on_error is on")))
+        try:
+            failures = await load_at_startup(config, administration, store, restore, gpus, progress)
+            calls.attach(repository)
+            failures += await repository.start(config.load_model)
+            if failures and config.exit_on_error:
+                raise StartRefused("\n".join((*failures, "exit_on_error is on")))
+        except BaseException:
+            await administration.tasks.close(0.0)
+            raise
+        self._serving = True
         await doors.engine.start()
-        recorder.attach(administration, lambda: states_of(workflows))
+        recorder.attach(administration, lambda: states_of(workflows), config.snapshot)
         await recorder.write(Kind.STARTUP)
         tasks = [
             *self._sample_system(supervisor, registry),
@@ -174,7 +199,7 @@ class Server:
             tasks.append(kept(partial(authorization.watch, config.token_reload_interval_s), "The watch over the keys"))
             self._metrics.gather(lambda: [refused_calls(authorization.refusals.counts, self._metrics.host)])
         _settle()
-        on_ready(doors.addresses(), [*failures, *doors.warnings])
+        on_ready(doors.addresses(), [*restored(config.snapshot, administration), *failures, *doors.warnings])
         await self._until_stopped(doors.engine)
         for task in tasks:
             task.cancel()
@@ -239,6 +264,7 @@ class Server:
             config.repository_poll_secs,
             gpus,
             repositories_in_s3(config),
+            loads_at_once_max=config.loads_at_once_max,
         )
 
     def _measure(self, models: Registry) -> None:

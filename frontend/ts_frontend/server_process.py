@@ -15,7 +15,6 @@ from ts_frontend.config import ServerConfig, forget_secrets
 from ts_frontend.errors import ServeError
 from ts_frontend.last_resort import end_within
 from ts_frontend.launch import STARTED
-from ts_frontend.models.persistence import RestoreFailed
 from ts_frontend.report import Report
 from ts_frontend.server import Server
 from ts_frontend.telemetry.logs import Logs, setup_logs
@@ -46,8 +45,8 @@ def main(config: ServerConfig, report_ready_fd: int | None = None) -> int:
     try:
         _run_loop(_run(config, logs, report))
         return 0
-    except (OSError, RestoreFailed, ServeError, RuntimeError, ValueError) as error:
-        log.error("%s", error, exc_info=not isinstance(error, (OSError, RestoreFailed, ServeError)))
+    except (OSError, ServeError, RuntimeError, ValueError) as error:
+        log.error("%s", error, exc_info=not isinstance(error, (OSError, ServeError)))
         report.failed(str(error))
         return 1
     finally:
@@ -84,3 +83,4 @@ async def _run(config: ServerConfig, logs: Logs, report: Report) -> None:
         report.ready(listening, failures)
 
     await server.run(on_ready, report.progress)
+    report.failed("it was asked to stop before it was ready")  # nothing, when it has reported that it is

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from ts_frontend.errors import Draining, ServeError
@@ -59,6 +59,31 @@ async def _keep(loop: Callable[[], Awaitable[None]], what: str, restart_s: float
 def _log_end(task: asyncio.Task[Any], what: str) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("%s failed", what, exc_info=error)
+
+
+async def side_by_side(work: Sequence[Coroutine[Any, Any, T]], at_once_max: int) -> list[T]:
+    """Does all of it, at most so many at a time, begun in order; the results in order. What fails, or a caller who is
+    cancelled, ends the rest; nothing of it runs on."""
+    turns = asyncio.Semaphore(at_once_max)
+
+    async def one(each: Coroutine[Any, Any, T]) -> T:
+        try:
+            async with turns:
+                return await each
+        finally:
+            each.close()  # in case that its turn never came
+
+    tasks = [owned(one(each)) for each in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        raise
+    finally:
+        for each in work:
+            each.close()  # a task that was cancelled before it began closes nothing
 
 
 class Tasks:

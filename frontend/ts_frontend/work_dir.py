@@ -12,8 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PREFIX = "torchrelay-server-"
-#: A directory so young may be one that its server hasn't locked yet.
-AGE_S_MIN = 60.0
+#: What a directory is called until its server has locked it.
+NEW = "torchrelay-new-"
+#: One that is called so for longer was left by a server that was killed in that moment.
+NEW_S_MAX = 60.0
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
@@ -22,13 +24,16 @@ _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 def work_dir(parent: Path) -> Iterator[Path]:
     """A new directory in `parent`, deleted at the end; those that killed servers left there are deleted first.
 
-    A server holds a lock on its directory as long as it lives. Blocking; raises OSError.
+    A server holds a lock on its directory as long as it lives, and the directory gets its name with the lock held: one
+    of that name without a lock is nobody's, however young. Blocking; raises OSError.
     """
     remove_abandoned(parent)
-    path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-    handle = os.open(path, _FLAGS)
+    new = Path(tempfile.mkdtemp(prefix=NEW, dir=parent))
+    path = new.with_name(PREFIX + new.name.removeprefix(NEW))
+    handle = os.open(new, _FLAGS)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
+        os.rename(new, path)
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
@@ -39,14 +44,17 @@ def remove_abandoned(parent: Path) -> None:
     """Deletes this user's directories that no server holds any more. What can't be deleted stays."""
     for path in parent.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
-            _remove_if_abandoned(path)
+            _remove_if_abandoned(path, 0.0)
+    for path in parent.glob(f"{NEW}*"):
+        with contextlib.suppress(OSError):
+            _remove_if_abandoned(path, NEW_S_MAX)
 
 
-def _remove_if_abandoned(path: Path) -> None:
+def _remove_if_abandoned(path: Path, age_s_min: float) -> None:
     handle = os.open(path, _FLAGS)
     try:
         status = os.fstat(handle)
-        if status.st_uid != os.geteuid() or time.time() - status.st_mtime < AGE_S_MIN:
+        if status.st_uid != os.geteuid() or time.time() - status.st_mtime < age_s_min:
             return
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(path, ignore_errors=True)

@@ -260,11 +260,20 @@ def test_downloaded_archives_go_with_the_workflow(lives: Lives) -> None:
     assert sorted(path.name for path in lives.away.iterdir()) == ["far.war", "other.mar"]
 
 
-def test_a_start_says_which_workflow_cannot_come_back(lives: Lives) -> None:
+def test_a_workflow_that_cannot_come_back_is_set_aside(lives: Lives) -> None:
+    """The start says so, the others are served, and the next start finds it again."""
     assert lives.server.terminate() == 0
-    (lives.store / "branches.war").unlink()
-    lives.start().wait()
-    assert re.search(r"Workflow kept of the snapshot can't be loaded: .*branches.war.*--ncs", lives.server.log)
+    whole = (lives.store / "branches.war").read_bytes()
+    (lives.store / "branches.war").write_bytes(whole[: len(whole) // 2])
+    server = lives.start().wait_started()
+    assert re.search(r"Workflow kept of the snapshot is set aside.*Put branches.war back", server.log)
+    assert "kept" not in [one["workflowName"] for one in manage(server, "GET", "/workflows")[1]["workflows"]]
+    assert server.terminate() == 0
+    (lives.store / "branches.war").write_bytes(whole)
+    server = lives.start().wait_started()
+    assert "kept" in [one["workflowName"] for one in manage(server, "GET", "/workflows")[1]["workflows"]]
+    described = manage(server, "GET", "/models/kept__a")[1][0]
+    assert (described["minWorkers"], described["responseTimeout"]) == (2, 77)
 
 
 def test_without_the_model_api(serving: Any, tmp_path: Path, wars: Path) -> None:

@@ -124,6 +124,7 @@ ROWS = [
     ("--strict-readiness=true", "strict_readiness", True),
     ("--strict-readiness=0", "strict_readiness", False),
     ("--exit-timeout-secs 5", "drain_timeout_s", 5.0),
+    ("--model-load-thread-count=2", "loads_at_once_max", 2),
     ("--exit-on-error", "exit_on_error", True),
     ("--exit-on-error=false", "exit_on_error", False),
     ("--strict-model-config=false", "inference_address", HTTP),

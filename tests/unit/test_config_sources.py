@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ts_frontend.config import (
+    WITH_MODELS,
     ConfigError,
     Option,
     ServerConfig,
@@ -18,7 +19,9 @@ from ts_frontend.config import (
     snapshot_settings,
     worker_environment,
 )
+from ts_frontend.config_table import SETTINGS
 from ts_frontend.models.snapshot import Kind, SnapshotFiles, VersionState
+from ts_frontend.profiles import PROFILES
 
 STATE = VersionState(archive="m.mar", default=True, min_workers=1, max_workers=2)
 
@@ -246,9 +249,85 @@ def test_a_snapshot_gives_the_settings_back(tmp_path: Path) -> None:
     assert "workflow_store" not in settings  # it follows model_store
     assert settings["model_store"] == str(tmp_path / "s")
     SnapshotFiles(Path("logs/config")).write(Kind.SHUTDOWN, {}, settings)
-    restored = load_config(environ={})
+    every = load_config([Option("restore_snapshot", "all", "--set")], environ={})
     for key in ("models", "enable_metrics_api", "inference_address", "default_service_handler"):
-        assert getattr(restored, key) == getattr(config, key)
+        assert getattr(every, key) == getattr(config, key)
+    restored = load_config(environ={})
+    for key in ("models", "model_store", "default_service_handler"):
+        assert getattr(restored, key) == getattr(every, key)
+    assert (restored.enable_metrics_api, str(restored.inference_address)) == (True, "http://127.0.0.1:8080")
+    assert "enable_metrics_api, inference_address (restore_snapshot=all takes them, too)" in notes(restored)
+
+
+def _opens_nothing(config: ServerConfig) -> bool:
+    """It listens on the loopback address, as a server that nobody told anything does."""
+    return config.loopback_only and config.metrics_address.loopback and not config.enable_grpc_ssl
+
+
+EXPOSED = {
+    "inference_address": "https://0.0.0.0:8443",
+    "management_address": "http://0.0.0.0:8081",
+    "metrics_address": "http://0.0.0.0:8082",
+    "grpc_inference_address": "0.0.0.0",
+    "grpc_management_address": "0.0.0.0",
+    "enable_grpc_ssl": "true",
+    "certificate_file": "/c.pem",
+    "private_key_file": "/k.pem",
+    "cors_allowed_origin": "*",
+    "unix_socket_mode": "666",
+    "kserve_mode": "true",
+    "model_control_mode": "explicit",
+    "limit_max_image_pixels": "false",
+    "model_store": "/store",
+}
+
+
+def test_addresses_and_what_opens_the_server_do_not_come_back_by_themselves() -> None:
+    write_snapshot({"m": {"1.0": STATE}}, **EXPOSED)
+    config = load_config(environ={})
+    assert config.snapshot is not None and list(config.snapshot.models) == ["m"]
+    assert config.model_store == Path("/store")
+    default = load_config([Option("ncs", "true", "--ncs")], environ={})
+    for key in EXPOSED.keys() - {"model_store"}:
+        assert getattr(config, key) == getattr(default, key), key
+    assert _opens_nothing(config)
+    same = load_config([Option("restore_snapshot", "all", "--set")], environ={})
+    assert same.outside_addresses() and same.enable_grpc_ssl and same.cors_allowed_origin == "*"
+    nothing = load_config([Option("restore_snapshot", "none", "--set")], environ={})
+    assert (nothing.snapshot, nothing.model_store, nothing.ncs) == (None, None, False)
+
+
+def test_every_setting_that_comes_back_was_looked_at() -> None:
+    """A new setting is none of them until somebody has put it there."""
+    assert SETTINGS.keys() >= WITH_MODELS
+    for key in WITH_MODELS:
+        setting = SETTINGS[key]
+        assert setting.restored and not setting.secret, key
+        assert not any(word in key for word in ("address", "host", "port", "token", "cors", "ssl", "tls", "key", "url"))
+
+
+@pytest.mark.parametrize("profile", sorted(PROFILES))
+def test_another_servers_profile_restores_nothing(profile: str) -> None:
+    """Nor does it write anything that would come back."""
+    write_snapshot({"m": {"1.0": STATE}}, **EXPOSED)
+    config = load_config([Option("profile", profile, "--profile")], environ={})
+    own = profile == "torchserve"
+    assert (config.snapshot is not None, config.ncs) == (own, not own)
+    assert not config.enable_grpc_ssl and config.inference_address.scheme == "http"
+    options = [Option("profile", profile, "--profile"), Option("ncs", "false", "--set")]
+    assert load_config(options, environ={}).snapshot is not None
+
+
+def test_snapshots_are_looked_for_where_they_are_written() -> None:
+    given = [Option("work_dir", "w", "--work-dir")]
+    config = load_config(given, environ={})
+    SnapshotFiles(config.snapshot_dir).write(Kind.SHUTDOWN, {"m": {"1.0": STATE}}, {})
+    assert load_config(given, environ={}).snapshot is not None
+    stronger = load_config(given, environ={"LOG_LOCATION": "l"})
+    assert (stronger.snapshot_dir, stronger.snapshot is None) == (config.snapshot_dir, False)
+    write_file("work_dir=w")
+    elsewhere = load_config(environ={"LOG_LOCATION": "l"})
+    assert (elsewhere.snapshot_dir, elsewhere.snapshot) == (Path("l/config"), None)
 
 
 def test_secrets_are_not_shown() -> None:

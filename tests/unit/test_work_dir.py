@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ts_frontend.work_dir import AGE_S_MIN, PREFIX, work_dir
+from ts_frontend.work_dir import NEW, NEW_S_MAX, PREFIX, work_dir
 
 
 def test_it_is_there_as_long_as_the_server(tmp_path):
@@ -13,16 +13,20 @@ def test_it_is_there_as_long_as_the_server(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_server_left_is_deleted_and_nothing_else(tmp_path):
-    old, young, other, linked = (tmp_path / name for name in (f"{PREFIX}old", f"{PREFIX}young", "other", "linked"))
-    for path in (old, young, other, linked):
+def test_what_a_killed_server_left_is_deleted_at_once_and_nothing_else(tmp_path):
+    """One that was killed a moment ago, too; a name that only says that a server is about to lock it counts a while."""
+    left, new, old_new, other, linked = (
+        tmp_path / name for name in (f"{PREFIX}left", f"{NEW}young", f"{NEW}old", "other", "linked")
+    )
+    for path in (left, new, old_new, other, linked):
         path.mkdir()
         (path / "model").write_text("weights")
     link = tmp_path / f"{PREFIX}link"
     link.symlink_to(linked)
+    os.utime(old_new, (0, os.stat(old_new).st_mtime - 2 * NEW_S_MAX))
     with work_dir(tmp_path) as held:
-        for path in (old, other, linked, held):
-            os.utime(path, (0, os.stat(path).st_mtime - 2 * AGE_S_MIN))
+        (held / "model").write_text("weights")
         with work_dir(tmp_path) as second:
-            assert sorted(tmp_path.iterdir()) == sorted([young, other, linked, link, held, second])
+            assert sorted(tmp_path.iterdir()) == sorted([new, other, linked, link, held, second])
+        assert (held / "model").exists()
     assert (linked / "model").exists()

@@ -119,36 +119,41 @@ class Administration:
         self._on_change()
         return Outcome(200, f"{title} {count} initial workers")
 
-    async def add(self, url: str, requested: Requested, *, loaded_at_startup: bool) -> Model:
-        """Fetches, unpacks and registers an archive; no worker is started yet."""
-        return await self.add_fetched(
-            await self.installation.fetch(url), requested, loaded_at_startup=loaded_at_startup
-        )
-
     async def add_fetched(self, fetched: Fetched, requested: Requested, *, loaded_at_startup: bool) -> Model:
-        """The same for an archive that is at hand."""
-        try:
-            archive = await self.installation.opened(fetched, requested)
-            return await self.add_opened(fetched, archive, requested, loaded_at_startup=loaded_at_startup)
-        except BaseException:
-            await self.installation.discard(fetched)
-            raise
-
-    async def add_program(self, archive: Archive, url: str, workers: int) -> None:
-        """Registers all models of an archive that lies outside the store: a program's own, or the one it names. No
-        worker is started yet."""
-        fetched = Fetched(archive.dir, url, downloaded=False)
-        names: list[str | None] = [*await self.installation.names_of(archive)]
-        for name in names or [None]:
-            requested = Requested(model_name=name, initial_workers=workers)
-            await self.add_opened(fetched, archive, requested, loaded_at_startup=True)
+        """Unpacks and registers an archive that is at hand; no worker is started yet."""
+        return await self.enter(await self.made(fetched, requested, loaded_at_startup=loaded_at_startup))
 
     async def add_opened(
         self, fetched: Fetched, archive: Archive, requested: Requested, *, loaded_at_startup: bool
     ) -> Model:
         """The same for one that is unpacked; a failure removes what was."""
-        self.registry.check_free(model_name_for(requested, archive, fetched.path), archive.version)
-        model = await self.installation.model(fetched, archive, requested, loaded_at_startup=loaded_at_startup)
+        return await self.enter(
+            await self.made_of(fetched, archive, requested, loaded_at_startup=loaded_at_startup),
+        )
+
+    async def made(self, fetched: Fetched, requested: Requested, *, loaded_at_startup: bool) -> Model:
+        """A model of an archive that is at hand, with its environment, which nobody can ask before `enter`; a failure
+        removes what was fetched and unpacked."""
+        try:
+            archive = await self.installation.opened(fetched, requested)
+            return await self.made_of(fetched, archive, requested, loaded_at_startup=loaded_at_startup)
+        except BaseException:
+            await self.installation.discard(fetched)
+            raise
+
+    async def made_of(
+        self, fetched: Fetched, archive: Archive, requested: Requested, *, loaded_at_startup: bool
+    ) -> Model:
+        """The same for one that is unpacked."""
+        try:
+            self.registry.check_free(model_name_for(requested, archive, fetched.path), archive.version)
+        except BaseException:
+            await asyncio.to_thread(archive.remove)
+            raise
+        return await self.installation.model(fetched, archive, requested, loaded_at_startup=loaded_at_startup)
+
+    async def enter(self, model: Model) -> Model:
+        """Serves it; a failure removes it. No worker is started yet."""
         try:
             self.registry.add(model)
         except BaseException:

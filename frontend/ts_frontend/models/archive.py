@@ -24,6 +24,7 @@ from ts_frontend.models.extraction import ExtractLimits, extract, refusal
 from ts_frontend.models.manifest import file_name, member, read_manifest, read_text, text
 from ts_frontend.models.mlserver_model import Defaults
 from ts_frontend.models.signature import Signature
+from ts_frontend.models.stop import Stop
 
 __all__ = ["Archive", "ExtractLimits", "open_archive"]
 
@@ -73,11 +74,12 @@ def open_archive(
     work_dir: Path,
     limits: ExtractLimits = ExtractLimits(),  # noqa: B008 (frozen)
     mlserver: Defaults = Defaults(),  # noqa: B008 (frozen)
+    stop: Stop | None = None,
 ) -> Archive:
     """Opens the archive file or model directory at `path`. Blocking.
 
     A file is unpacked to `work_dir/models/<32 hex>`, which appears only when it's complete; a directory is used where
-    it lies, and so is a program. Raises ArchiveNotFound, InvalidArchive, ServeError (disk).
+    it lies, and so is a program. Raises ArchiveNotFound, InvalidArchive, ServeError (disk); Stopped once `stop` is set.
     """
     if path.suffix == program_model.SUFFIX and path.is_file():
         return Archive(dir=path.resolve().parent, owned=False, **program_model.described(path.resolve()))
@@ -85,7 +87,7 @@ def open_archive(
         return _describe(path, _root_of(path.resolve()), mlserver, owned=False)
     if not path.is_file():
         raise ArchiveNotFound(f"Model not found at: {path}")
-    target = unpack(path, work_dir / "models", limits)
+    target = unpack(path, work_dir / "models", limits, stop)
     try:
         return _describe(path, target, mlserver, owned=True)
     except BaseException:
@@ -108,14 +110,15 @@ def open_program(path: Path, argv: Sequence[str], directory: Path) -> Archive:
     return Archive(dir=program.parent, owned=False, remembered=False, **described)
 
 
-def unpack(path: Path, directory: Path, limits: ExtractLimits) -> Path:
-    """The files of an archive, unpacked to `directory/<32 hex>`. Blocking. Raises InvalidArchive, ServeError (disk)."""
+def unpack(path: Path, directory: Path, limits: ExtractLimits, stop: Stop | None = None) -> Path:
+    """The files of an archive, unpacked to `directory/<32 hex>`. Blocking. Raises InvalidArchive, ServeError (disk);
+    Stopped once `stop` is set."""
     name = secrets.token_hex(16)
     target, partial = directory / name, directory / f".partial-{name}"
     try:
         directory.mkdir(parents=True, exist_ok=True)
         partial.mkdir(mode=0o700)
-        extract(path, partial, limits)
+        extract(path, partial, limits, stop)
         os.rename(_root_of(partial), target)
     except OSError as error:
         raise ServeError(f"Could not unpack {path} to {directory}: {error.strerror or error}") from error

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from ts_frontend.errors import InvalidArchive, ServeError
+from ts_frontend.models.stop import Stop
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -98,16 +99,19 @@ class Budget:
     archive: Path
     limits: ExtractLimits
     packed_bytes: int
+    stop: Stop = field(default_factory=Stop)
     files: int = field(default=0, init=False)
     unpacked_bytes: int = field(default=0, init=False)
 
     def add_entry(self) -> None:
+        self.stop.check()
         self.files += 1
         if self.files > self.limits.files_max:
             reason = f"more than {self.limits.files_max} entries; extract_files_max raises the limit"
             raise refusal(self.archive, reason)
 
     def add_bytes(self, count: int, entry: str | None = None) -> None:
+        self.stop.check()
         self.unpacked_bytes += count
         self.check(self.unpacked_bytes, entry)
 
@@ -125,14 +129,15 @@ class Budget:
             raise refusal(self.archive, reason, entry)
 
 
-def extract(archive: Path, target: Path, limits: ExtractLimits) -> None:
+def extract(archive: Path, target: Path, limits: ExtractLimits, stop: Stop | None = None) -> None:
     """Unpacks `archive` (zip, tar, gzipped tar) into the empty directory `target`. Blocking.
 
-    Raises InvalidArchive; ServeError where the disk fails. What was written so far stays: the caller removes it.
+    Raises InvalidArchive; ServeError where the disk fails; Stopped once `stop` is set. What was written so far stays:
+    the caller removes it.
     """
     try:
         kind = archive_kind(archive)
-        budget = Budget(archive, limits, archive.stat().st_size)
+        budget = Budget(archive, limits, archive.stat().st_size, stop or Stop())
         if kind is None:
             raise refusal(archive, "neither a zip file (.mar) nor a tar file (.tar.gz, .tgz): broken or incomplete?")
         unpack = _extract_zip if kind == "zip" else _extract_tar

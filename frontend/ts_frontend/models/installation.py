@@ -20,6 +20,7 @@ from ts_frontend.models.model import Model
 from ts_frontend.models.program_model import is_program
 from ts_frontend.models.programs import Programs
 from ts_frontend.models.settings import ModelSettings, Requested, model_name_for
+from ts_frontend.models.stop import in_thread
 from ts_frontend.models.store import Fetched, Store
 from ts_frontend.workers.supervisor import Supervisor
 
@@ -91,9 +92,8 @@ class Installation:
 
     async def opened(self, fetched: Fetched, requested: Requested) -> Archive:
         """The archive at hand; a program that nobody named has its own name."""
-        archive = await asyncio.to_thread(
-            open_archive, fetched.path, self._work_dir, self._extract_limits, self._mlserver
-        )
+        opening = partial(open_archive, fetched.path, self._work_dir, self._extract_limits, self._mlserver)
+        archive = await in_thread(opening, Archive.remove)
         try:
             return archive if requested.model_name else await self._programs.named(archive)
         except BaseException:
@@ -169,6 +169,10 @@ class Installation:
     def fetched(self, model: Model) -> Fetched:
         """Where the model's archive lies."""
         return self._fetched[model]
+
+    def own(self, model: Model, fetched: Fetched) -> None:
+        """From now on the model's files are those: a copy in the store goes with it."""
+        self._fetched[model] = fetched
 
     async def remove(self, model: Model) -> None:
         """Ends a model's workers and removes its files, unless somebody already does: who replaces a model that still

@@ -9,19 +9,64 @@ from dataclasses import asdict, replace
 
 from ts_frontend.errors import ServeError
 from ts_frontend.models.administration import Administration
+from ts_frontend.models.model import Model
 from ts_frontend.models.registry import Registry
 from ts_frontend.models.settings import Requested
 from ts_frontend.models.snapshot import Kind, Snapshot, SnapshotFiles, VersionState, WorkflowState
-from ts_frontend.models.store import Store
-from ts_frontend.tasks import watched
+from ts_frontend.models.store import Fetched, Store
+from ts_frontend.tasks import side_by_side, watched
 
 log = logging.getLogger(__name__)
 
 States = Mapping[str, Mapping[str, VersionState]]
 
 
-class RestoreFailed(Exception):
-    """A model of the snapshot can't be loaded: the server would serve less than it was asked to."""
+class Aside:
+    """What a snapshot had and the start couldn't load: it stays remembered until something has its name."""
+
+    def __init__(
+        self,
+        models: States | None = None,
+        workflows: Mapping[str, WorkflowState] | None = None,
+        served: States | None = None,
+    ) -> None:
+        self._models = {name: dict(versions) for name, versions in (models or {}).items()}
+        self._workflows = dict(workflows or {})
+        #: The versions that are the default while the one that should be can't.
+        self._instead = {name: _default((served or {}).get(name, {})) for name in self._models}
+
+    @staticmethod
+    def of(snapshot: Snapshot, models: States, workflows: Mapping[str, WorkflowState]) -> Aside:
+        """That of `snapshot` which isn't among what is served."""
+        missing = {
+            name: {version: state for version, state in versions.items() if version not in models.get(name, {})}
+            for name, versions in snapshot.models.items()
+        }
+        lost = {name: state for name, state in snapshot.workflows.items() if name not in workflows}
+        return Aside({name: versions for name, versions in missing.items() if versions}, lost, models)
+
+    def added(
+        self, models: States, workflows: Mapping[str, WorkflowState]
+    ) -> tuple[States, Mapping[str, WorkflowState]]:
+        """What is served, and what was set aside. A default that was set aside stays the default, unless another was
+        chosen since."""
+        both = {name: dict(versions) for name, versions in models.items()}
+        for name, versions in self._models.items():
+            for version in [version for version in versions if version in models.get(name, {})]:
+                del versions[version]
+            if name in models and _default(models[name]) != self._instead[name]:
+                versions.update({version: replace(state, default=False) for version, state in versions.items()})
+            if _default(versions):
+                both[name] = {version: replace(state, default=False) for version, state in both.get(name, {}).items()}
+            if versions:
+                both[name] = {**both.get(name, {}), **versions}
+        for name in [name for name in self._workflows if name in workflows]:
+            del self._workflows[name]
+        return both, {**workflows, **self._workflows}
+
+
+def _default(versions: Mapping[str, VersionState]) -> str:
+    return next((version for version, state in versions.items() if state.default), "")
 
 
 class Recorder:
@@ -32,17 +77,24 @@ class Recorder:
         self._settings = settings
         self._administration: Administration | None = None
         self._workflows: Callable[[], Mapping[str, WorkflowState]] = dict
+        self._aside = Aside()
         self._pending = False
         self._task: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
 
     def attach(
-        self, administration: Administration, workflows: Callable[[], Mapping[str, WorkflowState]] = dict
+        self,
+        administration: Administration,
+        workflows: Callable[[], Mapping[str, WorkflowState]] = dict,
+        restored: Snapshot | None = None,
     ) -> None:
         """From now on, what `administration` serves is written, and the `workflows`; before, changes are those of the
-        start."""
+        start. What of `restored` isn't served now was set aside, and is written too, until something takes its
+        place."""
         self._administration = administration
         self._workflows = workflows
+        if restored is not None:
+            self._aside = Aside.of(restored, states_of(administration), workflows())
 
     def changed(self) -> None:
         if self._files is None or self._administration is None:
@@ -64,8 +116,7 @@ class Recorder:
             if self._administration is None:
                 return
             try:
-                states = states_of(self._administration)
-                workflows = self._workflows()
+                states, workflows = self._aside.added(states_of(self._administration), self._workflows())
                 await asyncio.to_thread(self._files.write, kind, states, self._settings, workflows=workflows)
             except OSError as error:
                 log.error("Snapshot could not be written to %s: %s", self._files.directory, error)
@@ -107,34 +158,80 @@ def states_of(administration: Administration) -> States:
     return states
 
 
-async def restore(snapshot: Snapshot, administration: Administration, store: Store) -> None:
-    """Loads every model of `snapshot` that isn't served yet, and its defaults; RestoreFailed when one can't be."""
+async def restore(snapshot: Snapshot, administration: Administration, store: Store, at_once_max: int) -> list[str]:
+    """Loads every model of `snapshot` that isn't served yet, side by side, and its defaults; a sentence for each that
+    can't be. Those are set aside, and tried again by the next start."""
     registry = administration.registry
+    served = {(model.name, model.version) for model in registry}
+    missing: list[tuple[str, str, VersionState]] = []
     for name, versions in snapshot.models.items():
         for version, state in versions.items():
-            if any((model.name, model.version) == (name, version) for model in registry):
+            if (name, version) in served:
                 log.info(
                     "Model %s %s: the one to load at the start (load_models) wins over the snapshot's.", name, version
                 )
-                continue
-            await _restore_one(name, version, state, administration, store)
+            else:
+                missing.append((name, version, state))
+    made = await side_by_side([_made(*one, administration, store) for one in missing], at_once_max)
+    failures = [await _enter(state, one, administration) for (_, _, state), one in zip(missing, made, strict=True)]
+    for name, versions in snapshot.models.items():
         default = next((version for version, state in versions.items() if state.default), None)
-        if default is not None:
+        if default is not None and any((model.name, model.version) == (name, default) for model in registry):
             registry.set_default(name, default)
+    return [failure for failure in failures if failure]
 
 
-async def _restore_one(
+async def _made(
     name: str, version: str, state: VersionState, administration: Administration, store: Store
-) -> None:
+) -> Model | str:
+    """The model, or why there is none."""
     try:
         fetched = await store.recall(state.url or state.archive, state.archive)
-        model = await administration.add_fetched(fetched, _requested(name, state), loaded_at_startup=True)
-    except ServeError as error:
-        raise RestoreFailed(
-            f"Model {name}, version {version} of the snapshot can't be loaded: {error.message}. "
-            f"Put {state.archive} back into the model store, or start with --ncs to forget the snapshot."
-        ) from error
-    model.minimum, model.maximum = state.min_workers, state.max_workers
+        model = await administration.made(left_there(fetched), _requested(name, state), loaded_at_startup=True)
+    except Exception as error:
+        return aside(f"Model {name}, version {version}", state.archive, "model store", error)
+    administration.installation.own(model, fetched)
+    return model
+
+
+async def _enter(state: VersionState, made: Model | str, administration: Administration) -> str:
+    if isinstance(made, str):
+        return made
+    try:
+        await administration.enter(made)
+    except Exception as error:
+        return aside(f"Model {made}", state.archive, "model store", error)
+    made.minimum, made.maximum = state.min_workers, state.max_workers
+    return ""
+
+
+def restored(snapshot: Snapshot | None, administration: Administration) -> list[str]:
+    """A sentence that names what of the snapshot is served; none when that is nothing."""
+    if snapshot is None:
+        return []
+    kept = [
+        f"{model.name} {model.version}"
+        for model in administration.registry
+        if model.version in snapshot.models.get(model.name, {})
+    ]
+    kept += [f"workflow {name}" for name in snapshot.workflows]
+    return [f"Models of the last snapshot: {', '.join(kept)} (--ncs starts without)"] if kept else []
+
+
+def left_there(fetched: Fetched) -> Fetched:
+    """The same, and what lay in the store before the start stays there when the start fails, or is given up."""
+    return replace(fetched, downloaded=fetched.downloaded and fetched.folder is not None)
+
+
+def aside(what: str, archive: str, place: str, error: Exception) -> str:
+    """The sentence for what a snapshot has and can't be loaded, which is logged."""
+    text = error.message if isinstance(error, ServeError) else f"{type(error).__name__}: {error}"
+    sentence = (
+        f"{what} of the snapshot is set aside, it can't be loaded: {text}. Put {archive} back into the {place}: "
+        "the next start tries it again. restore_snapshot=none starts without the snapshot and forgets it."
+    )
+    log.error("%s", sentence, exc_info=None if isinstance(error, ServeError) else error)
+    return sentence
 
 
 def _requested(name: str, state: VersionState) -> Requested:

@@ -1,7 +1,8 @@
-"""Ending a download from another thread: because its caller left, or because it takes too long."""
+"""Ending a download, or an unpacking, from another thread: because its caller left, or because it takes too long."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
@@ -13,7 +14,7 @@ _T = TypeVar("_T")
 
 
 class Stopped(Exception):
-    """The download was ended; the text says why."""
+    """The work was ended; the text says why."""
 
 
 class Stop:
@@ -76,6 +77,21 @@ class Stop:
         threading.Thread(target=run, daemon=True).start()
         self.watch(lambda: _settle(partial(outcome.set_exception, Stopped(self._reason))))
         return outcome.result()
+
+
+async def in_thread(work: Callable[[Stop], _T], unwanted: Callable[[_T], None]) -> _T:
+    """What `work` gives, in a thread. A caller who is cancelled stops it and leaves when it has ended; what it gave all
+    the same goes to `unwanted`. `work` looks at its Stop as often as it can."""
+    stop = Stop()
+    running = asyncio.ensure_future(asyncio.to_thread(work, stop))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        stop.set()
+        await asyncio.wait({running})
+        if not running.cancelled() and running.exception() is None:
+            await asyncio.to_thread(unwanted, running.result())
+        raise
 
 
 def _settle(settle: Callable[[], None]) -> None:

@@ -202,11 +202,11 @@ class Store:
         check_text(url, plain)
         scheme = SCHEME.match(plain)
         if scheme is None:
-            return Fetched(self._inside(url, plain, pin), url, downloaded=False)
+            return Fetched(self._inside(url, plain, pin, stop), url, downloaded=False)
         if scheme[1].lower() == "file":
             path = Path(url2pathname(urlsplit(plain).path))
             if self._lies_inside(path) or (path.is_dir() and self._allow(plain)):
-                return Fetched(self._used_in_place(url, path, pin), url, downloaded=False)
+                return Fetched(self._used_in_place(url, path, pin, stop), url, downloaded=False)
         self._allow(plain)
         path, folder = place(plain)
         try:
@@ -217,7 +217,7 @@ class Store:
             raise
         return Fetched(path, url, downloaded=True, folder=folder)
 
-    def _inside(self, url: str, plain: str, pin: re.Match[str] | None) -> Path:
+    def _inside(self, url: str, plain: str, pin: re.Match[str] | None, stop: Stop) -> Path:
         """A name in the store (a link there leads where its operator wanted), or an absolute path: inside it, or
         elsewhere if its file:// URL is allowed."""
         if self._root is None:
@@ -230,7 +230,7 @@ class Store:
             raise ArchiveNotFound(f"{self._missing}: {url} (it is the {self._place} itself)")
         if absolute and not self._lies_inside(path):
             self._allow(path.as_uri(), shown=url)
-        return self._used_in_place(url, path, pin)
+        return self._used_in_place(url, path, pin, stop)
 
     def _lies_inside(self, path: Path) -> bool:
         """True when, links followed, it's in the store; a path that isn't there counts by its name."""
@@ -240,13 +240,13 @@ class Store:
             return False
         return self._root is not None and self._root in real.parents
 
-    def _used_in_place(self, url: str, path: Path, pin: re.Match[str] | None) -> Path:
+    def _used_in_place(self, url: str, path: Path, pin: re.Match[str] | None, stop: Stop) -> Path:
         if not path.is_file() and not path.is_dir():
             raise ArchiveNotFound(f"{self._missing}: {url}")
         if pin is not None:
             if path.is_dir():
                 raise InvalidArgument(f"{url}: a directory has no SHA-256; leave #sha256= out")
-            check_file_digest(url, path, pin[1])
+            check_file_digest(url, path, pin[1], stop)
         return path.resolve()
 
     def _in_store(self, url: str) -> tuple[Path, None]:

@@ -18,6 +18,7 @@ from ts_frontend.models.store import Fetched
 from ts_frontend.repository import layout
 from ts_frontend.repository.layout import ModelDirectory
 from ts_frontend.repository.loading import Loading
+from ts_frontend.tasks import side_by_side
 
 log = logging.getLogger(__name__)
 
@@ -82,12 +83,15 @@ class Repository:
         poll_s: float,
         gpus: int,
         urls: Sequence[str] = (),
+        *,
+        loads_at_once_max: int = 4,
     ) -> None:
         self._administration = administration
         self._directories, self._urls = directories, urls
         self._mode = mode if directories or urls else "explicit"
         self._takes_files = mode == "explicit"
         self._poll_s = poll_s
+        self._loads_at_once_max = loads_at_once_max
         self._loading = Loading(administration, gpus)
         self._known: dict[str, _Known] = {}
         self._busy: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -95,16 +99,25 @@ class Repository:
     async def start(self, wanted: Sequence[str]) -> list[str]:
         """Loads what is to be there from the start (`wanted`: in explicit mode); a sentence for what couldn't be."""
         names = list(wanted) if self._mode == "explicit" and ALL not in wanted else await self._names()
-        failures = []
-        for name in names:
-            try:
-                url = None if self._is_here(name) else await self._url_of(name)
-                work = self._load(name) if url is None else self._load_remote(name, url, None)
-                await self._one_at_a_time(name, work)
-            except ServeError as error:
-                failures.append(f"Failed to load model: {name}: {error.message}")
-                log.error("%s", failures[-1])
-        return failures
+        said = await side_by_side([self._start(name) for name in names], self._loads_at_once_max)
+        return [failure for failure in said if failure]
+
+    async def _start(self, name: str) -> str:
+        """Loads it; why it couldn't be, or "". One model's mistake is no other's."""
+        try:
+            url = None if self._is_here(name) else await self._url_of(name)
+            work = self._load(name) if url is None else self._load_remote(name, url, None)
+            await self._one_at_a_time(name, work)
+        except ServeError as error:
+            failure = f"Failed to load model: {name}: {error.message}"
+            log.error("%s", failure)
+        except Exception as error:
+            failure = f"Failed to load model: {name}: {type(error).__name__}: {error}"
+            self._known.setdefault(name, _Known()).reason = failure
+            log.exception("%s", failure)
+        else:
+            return ""
+        return failure
 
     async def watch(self) -> None:
         """In poll mode: follows the files, until cancelled. What can't be read now is looked at again the next time."""
@@ -121,15 +134,14 @@ class Repository:
             log.info("Model %s is gone from its repository", name)
             with contextlib.suppress(ModelNotFound):
                 await self._unload(name)
-        for name in sorted(names):
-            await self._follow_one(name)
+        await side_by_side([self._follow_one(name) for name in sorted(names)], self._loads_at_once_max)
 
     async def _follow_one(self, name: str) -> None:
         """One model's mistake must not keep the others from being followed."""
         known = self._known.get(name, _Known())
+        before = known.reason
         if known.stamp is not None and known.stamp == await self._stamp(name):
             return
-        before = known.reason
         try:
             await self._one_at_a_time(name, self._load(name))
         except ServeError as error:

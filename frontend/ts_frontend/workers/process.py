@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -193,15 +194,49 @@ async def tool_output(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> str | None:
-    """What a small program prints, `given` on its standard input; None when it isn't there, fails or takes too long."""
+    """What a small program prints, `given` on its standard input; None when it isn't there, fails or takes too long.
+
+    It is killed, with what it started, when it takes longer, or when the caller is cancelled.
+    """
+    running: list[subprocess.Popen[str]] = []
+    left = threading.Event()
 
     def call() -> str | None:
         try:
-            done = subprocess.run(
-                argv, input=given, capture_output=True, text=True, timeout=timeout_s, check=False, env=env, cwd=cwd
+            child = subprocess.Popen(
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                env=env,
+                cwd=cwd,
+                start_new_session=True,
             )
-        except (OSError, subprocess.TimeoutExpired):
+        except OSError:
             return None
-        return done.stdout if done.returncode == 0 else None
+        running.append(child)
+        with child:
+            if left.is_set():
+                _kill_session(child)
+            try:
+                output, _ = child.communicate(given, timeout=timeout_s)
+            except (OSError, subprocess.TimeoutExpired):
+                _kill_session(child)
+                return None
+        return output if child.returncode == 0 else None
 
-    return await asyncio.to_thread(call)
+    try:
+        return await asyncio.to_thread(call)
+    except asyncio.CancelledError:
+        left.set()
+        for child in running:
+            _kill_session(child)
+        raise
+
+
+def _kill_session(child: subprocess.Popen[str]) -> None:
+    """Ends a process that leads a session, and what it has started there."""
+    if child.poll() is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ts_frontend.models.administration import Administration, Outcome
 from ts_frontend.models.extraction import ExtractLimits
 from ts_frontend.models.paging import LIST_LIMIT_MAX, page
 from ts_frontend.models.settings import check_name
+from ts_frontend.models.stop import in_thread
 from ts_frontend.models.store import Fetched, Store
 from ts_frontend.workflows.archive import WorkflowArchive, open_workflow
 from ts_frontend.workflows.nodes import Fetch, add_nodes, models_of, remove_nodes, start_nodes
@@ -97,7 +99,8 @@ class WorkflowAdministration:
         """The workflow in `fetched`, registered. `fetch` finds the nodes' archives; `start`: with running workers,
         which else somebody else starts. What fails leaves nothing behind."""
         try:
-            archive = await asyncio.to_thread(open_workflow, fetched.path, self._work_dir, self._extract_limits)
+            opening = partial(open_workflow, fetched.path, self._work_dir, self._extract_limits)
+            archive = await in_thread(opening, WorkflowArchive.remove)
             try:
                 return await self._add(fetched, archive, name or archive.name, timeouts, fetch, start)
             except BaseException:

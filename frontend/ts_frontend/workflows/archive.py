@@ -10,6 +10,7 @@ from ts_frontend.errors import InvalidArchive, InvalidWorkflow
 from ts_frontend.models.archive import read_config, unpack
 from ts_frontend.models.extraction import ExtractLimits, refusal
 from ts_frontend.models.manifest import file_name, member, read_manifest, text
+from ts_frontend.models.stop import Stop
 from ts_frontend.workflows.spec import Spec, parse_spec
 
 MANIFEST = Path("WAR-INF", "MANIFEST.json")
@@ -29,15 +30,15 @@ class WorkflowArchive:
         shutil.rmtree(self.dir, ignore_errors=True)
 
 
-def open_workflow(path: Path, work_dir: Path, limits: ExtractLimits) -> WorkflowArchive:
+def open_workflow(path: Path, work_dir: Path, limits: ExtractLimits, stop: Stop | None = None) -> WorkflowArchive:
     """Unpacks the archive at `path` to `work_dir/workflows/<32 hex>` and reads it. Blocking.
 
-    Raises InvalidWorkflow, InvalidGraph, ServeError (disk); nothing is left then.
+    Raises InvalidWorkflow, InvalidGraph, ServeError (disk), Stopped once `stop` is set; nothing is left then.
     """
     try:
         if path.is_dir():
             raise refusal(path, "a directory can't be registered: make an archive with torch-workflow-archiver")
-        target = unpack(path, work_dir / "workflows", limits)
+        target = unpack(path, work_dir / "workflows", limits, stop)
         try:
             return _read(path, target)
         except BaseException:

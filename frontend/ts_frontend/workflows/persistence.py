@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
-from typing import Any
 
-from ts_frontend.errors import ServeError
-from ts_frontend.models.persistence import RestoreFailed
+from ts_frontend.models.persistence import aside, left_there
 from ts_frontend.models.snapshot import NodeState, WorkflowState
+from ts_frontend.models.store import Fetched
+from ts_frontend.tasks import side_by_side
 from ts_frontend.workflows.administration import WorkflowAdministration
 from ts_frontend.workflows.nodes import models_of
 from ts_frontend.workflows.spec import Node
 from ts_frontend.workflows.workflow import Timeouts
-
-log = logging.getLogger(__name__)
 
 
 def states_of(workflows: WorkflowAdministration) -> Mapping[str, WorkflowState]:
@@ -37,27 +34,44 @@ def states_of(workflows: WorkflowAdministration) -> Mapping[str, WorkflowState]:
     }
 
 
-async def restore_workflows(states: Mapping[str, WorkflowState], workflows: WorkflowAdministration) -> None:
-    """Registers every workflow of a snapshot; their workers are started by somebody else. RestoreFailed when one can't
-    be."""
-    for name, state in states.items():
-        try:
-            await _restore(name, state, workflows)
-        except ServeError as error:
-            raise RestoreFailed(
-                f"Workflow {name} of the snapshot can't be loaded: {error.message}. "
-                f"Put {state.archive} back into the workflow store, or start with --ncs to forget the snapshot."
-            ) from error
+async def restore_workflows(
+    states: Mapping[str, WorkflowState], workflows: WorkflowAdministration, at_once_max: int
+) -> list[str]:
+    """Registers every workflow of a snapshot, side by side; their workers are started by somebody else. A sentence for
+    each that can't be: it is set aside, and tried again by the next start."""
+    work = [_restored(name, state, workflows) for name, state in states.items()]
+    return [failure for failure in await side_by_side(work, at_once_max) if failure]
+
+
+async def _restored(name: str, state: WorkflowState, workflows: WorkflowAdministration) -> str:
+    """Why it couldn't be, or ""."""
+    try:
+        await _restore(name, state, workflows)
+    except Exception as error:
+        return aside(f"Workflow {name}", state.archive, "workflow store", error)
+    return ""
 
 
 async def _restore(name: str, state: WorkflowState, workflows: WorkflowAdministration) -> None:
-    def fetch(node: Node) -> Any:
+    recalled: list[Fetched] = []
+
+    async def fetch(node: Node) -> Fetched:
         url, known = node.url or "", state.nodes.get(f"{name}__{node.name}")
-        return workflows.model_store.fetch(url) if known is None else workflows.model_store.recall(url, known.archive)
+        if known is None:
+            return await workflows.model_store.fetch(url)
+        recalled.append(await workflows.model_store.recall(url, known.archive))
+        return left_there(recalled[-1])
 
     fetched = await workflows.workflow_store.recall(state.url, state.archive)
+    installation = workflows.models.installation
     timeouts = Timeouts(state.response_timeout_s, state.startup_timeout_s)
-    workflow = await workflows.add(fetched, name, timeouts, fetch, start=False)
+    workflow = await workflows.add(left_there(fetched), name, timeouts, fetch, start=False)
+    workflow.fetched = fetched
+    for each in recalled:
+        first = next(
+            one for one in models_of(workflow, workflows.models) if installation.fetched(one).path == each.path
+        )
+        installation.own(first, each)
     for model in models_of(workflow, workflows.models):
         known = state.nodes.get(model.name)
         if known is not None:
