@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 from ts_frontend.errors import Draining
-from ts_frontend.ingress.asgi import AsgiApp, Receive, Scope, Send
+from ts_frontend.ingress.asgi import AsgiApp, Event, Receive, Scope, Send
 from ts_frontend.ingress.call import Listener
 from ts_frontend.ingress.exchange import Exchange, uncancel
 from ts_frontend.ingress.grpc_headers import is_grpc
@@ -18,6 +18,7 @@ from ts_frontend.ingress.grpc_headers import is_grpc
 #: unread; the system then resets the connection, and the client may lose answers that it hasn't read yet. So the last
 #: requests of a drain end a little after their answers.
 LINGER_S = 0.25
+CLOSE = (b"connection", b"close")
 NOT_FOUND = "Requested resource is not found, please refer to API document."
 
 
@@ -53,8 +54,22 @@ class Application:
         if self._draining:
             await asyncio.sleep(LINGER_S)
 
+    def _closing(self, scope: Scope, send: Send) -> Send:
+        """`send`, with which answers of HTTP/1.1 ask their client to close the connection once the server drains:
+        h2corn closes it without a word."""
+        if scope["type"] != "http" or scope["http_version"][0] != "1":
+            return send
+
+        async def closing(message: Event) -> None:
+            if self._draining and message["type"] == "http.response.start" and CLOSE not in message["headers"]:
+                message["headers"] = [*message["headers"], CLOSE]
+            await send(message)
+
+        return closing
+
     def drain(self) -> None:
-        """The listener is about to close: from now on requests end LINGER_S after their answers."""
+        """The listener is about to close: from now on requests end LINGER_S after their answers, and HTTP/1.1's answers
+        are the last on their connections."""
         self._draining = True
 
     def abort(self) -> int:
@@ -85,6 +100,7 @@ class Application:
         return False
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        send = self._closing(scope, send)
         if scope["type"] == "http" and scope["path"] in self._routes and scope["method"] == "POST":
             message = f"{scope['path']} is a gRPC method: the content type must be application/grpc"
             await answer_error(send, 415, "UnsupportedMediaTypeException", message)
@@ -96,6 +112,7 @@ class HttpOnly(Application):
     """The same for a listener without gRPC: nothing stands between it and its HTTP application."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        send = self._closing(scope, send)
         try:
             await self._http_app(scope, receive, send)
         except asyncio.CancelledError:

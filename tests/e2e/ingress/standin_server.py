@@ -1,6 +1,7 @@
 """An engine with stand-in services, in a process of its own.
 
-argv[1]: JSON {"kind", "listeners": [{"name", "host", "port", "limits", "tls", "http", "path", "path_mode"}]}.
+argv[1]: JSON {"kind", "listeners": [{"name", "host", "port", "limits", "tls", "http", "path", "path_mode"}]}; `http`:
+true beside gRPC, "only" without it.
 Prints one JSON line: {"ports"} when it listens, or {"error"}. A line with seconds on stdin drains; then {"begun",
 "ended"} (calls of Slow) is printed and the process ends.
 """
@@ -177,11 +178,14 @@ def build_listener(asked: dict[str, Any], table: dict[str, Method]) -> Listener:
     http_app = answer_http if asked.get("http") else None
     address = asked.get("host", "127.0.0.1"), asked.get("port", 0)
     path = {key: asked[key] for key in ("path", "path_mode") if key in asked}
-    return Listener(asked["name"], *address, table, limits, tls, http_app, **path)
+    return Listener(
+        asked["name"], *address, {} if asked.get("http") == "only" else table, limits, tls, http_app, **path
+    )
 
 
 async def answer_http(scope: Scope, receive: Receive, send: Send) -> None:
-    """Says what was asked for."""
+    """Says what was asked for, after so many seconds as the query says."""
+    await asyncio.sleep(float(scope["query_string"] or 0))
     body = f"{scope['method']} {scope['path']} HTTP/{scope['http_version']}".encode()
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
     await send({"type": "http.response.body", "body": body, "more_body": False})
