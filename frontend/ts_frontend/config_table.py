@@ -462,6 +462,9 @@ class ServerConfig:
     token_overlap_s: float = _own(
         number(), 0.0, "s that a key still counts after `/token` has made a new one; 0: none, as TorchServe"
     )
+    drain_grace_s: float = _own(
+        number(), 0.0, "s that a server which is to stop goes on serving, not ready any more, before it drains"
+    )
     drain_timeout_s: float = _own(number(), 30.0, "s that accepted requests have to end when the server stops")
     worker_kill_grace_s: float = _own(
         number(), 5.0, "s that the other requests of a worker have to end before it is killed for one that hangs"

@@ -6,6 +6,7 @@ import faulthandler
 import os
 import sys
 import threading
+from collections.abc import Callable
 
 #: As of a program that failed by itself (sysexits.h, EX_SOFTWARE).
 STATUS = 70
@@ -21,6 +22,16 @@ def end_within(limit_s: float) -> threading.Timer:
         sys.stderr.flush()
         os._exit(STATUS)
 
+    return _started(limit_s, end)
+
+
+def leave_within(limit_s: float, status: int) -> threading.Timer:
+    """Ends the process in `limit_s` seconds at the latest with the status it has anyhow: all is done, and threads that
+    don't end are no reason to stay."""
+    return _started(limit_s, lambda: os._exit(status))
+
+
+def _started(limit_s: float, end: Callable[[], object]) -> threading.Timer:
     timer = threading.Timer(limit_s, end)
     timer.daemon = True
     timer.start()

@@ -9,6 +9,7 @@ import logging
 import os
 import platform
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -96,8 +97,8 @@ class Server:
         A stop that comes while it starts is obeyed at once, whatever is being done: `on_ready` isn't called then.
         Raises OSError (an address is taken), StartRefused, ValueError with what was wrong when it can't start.
         """
-        life = asyncio.create_task(self._live(on_ready, progress))
-        stop = asyncio.create_task(self._stop.wait())
+        life = owned(self._live(on_ready, progress))
+        stop = owned(self._stop.wait())
         try:
             await asyncio.wait({life, stop}, return_when=asyncio.FIRST_COMPLETED)
             if not self._serving and not life.done():
@@ -203,14 +204,18 @@ class Server:
         await self._until_stopped(doors.engine)
         for task in tasks:
             task.cancel()
-        log.info("Draining: what was accepted is answered within %g s.", config.drain_timeout_s)
         health.drain()
+        if config.drain_grace_s:
+            log.info("Not ready any more; serving for %g s, until nobody routes here.", config.drain_grace_s)
+            await asyncio.sleep(config.drain_grace_s)
+        log.info("Draining: what was accepted is answered within %g s.", config.drain_timeout_s)
+        latest_s = time.monotonic() + config.drain_timeout_s
         for model in administration.registry:
             model.give_up_waiting("was to end with the server")
         administration.tasks.end_loads()
         await doors.engine.drain(config.drain_timeout_s)
         await recorder.close()
-        await administration.close(config.drain_timeout_s)
+        await administration.close(max(0.0, latest_s - time.monotonic()))
 
     async def _until_stopped(self, engine: Engine) -> None:
         """Returns when `stop` was called; raises when the engine ended by itself."""

@@ -301,7 +301,7 @@ def start(tmp_path: Path, store: Path) -> Iterator[Start]:
     for server in servers:
         children = psutil.Process(server.process.pid).children(True) if server.process.poll() is None else []
         try:
-            assert server.terminate() in (0, -signal.SIGTERM, -signal.SIGKILL, 1), server.log
+            assert server.terminate() in (0, 128 + signal.SIGTERM, -signal.SIGTERM, -signal.SIGKILL, 1), server.log
         finally:
             server.process.kill()
             _, alive = psutil.wait_procs(children, timeout=GUARD_S)

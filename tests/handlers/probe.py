@@ -1,9 +1,11 @@
 """Does what the request says: `{"op": NAME, ...}` as the JSON input `body`. Each `op_` function is one behaviour."""
 
 import json
+import multiprocessing
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -215,6 +217,17 @@ def op_process(ask, row, idx, context):
         "sigint": signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
         "torch": "torch" in sys.modules,
     }
+
+
+def op_terminate(ask, row, idx, context):
+    """The status of a child that gets SIGTERM."""
+    if ask["how"] == "spawned":
+        child = subprocess.Popen(["sleep", "1000"])
+    else:
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,))
+        child.start()
+    child.terminate()
+    return child.wait() if ask["how"] == "spawned" else (child.join(), child.exitcode)[1]
 
 
 def generator(ask):

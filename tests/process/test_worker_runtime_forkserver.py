@@ -91,22 +91,23 @@ def test_requests_that_arrive_in_pieces_or_together(start_forkserver):
     assert [reply["op"] for reply in collect(server, 4)] == ["failed"] * 4
 
 
-def test_ctrl_c_reaches_neither_forkserver_nor_workers(start_forkserver):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_what_ends_the_server_reaches_neither_forkserver_nor_workers(start_forkserver, number):
     server = start_forkserver("--no-torch")
     worker, pid = server.fork()
     worker.load("probe.py")
-    os.kill(server.process.pid, signal.SIGINT)
-    os.kill(pid, signal.SIGINT)
+    os.kill(server.process.pid, number)
+    os.kill(pid, number)
     assert worker.ask({"op": "value", "value": "alive"}) == b"alive"
     assert isinstance(server.fork()[0].load("probe.py"), Ready)
 
 
-def test_sigterm_ends_a_worker(start_forkserver):
+@pytest.mark.parametrize("how", ["spawned", "forked"])
+def test_what_a_handler_starts_ends_by_sigterm(start_forkserver, how):
     server = start_forkserver("--no-torch")
-    worker, pid = server.fork()
+    worker, _ = server.fork()
     worker.load("probe.py")
-    os.kill(pid, signal.SIGTERM)
-    assert server.reply() == {"op": "exit", "pid": pid, "status": signal.SIGTERM}
+    assert json.loads(worker.ask({"op": "terminate", "how": how})) == -signal.SIGTERM
 
 
 def test_the_end_of_the_control_socket_ends_everything(start_forkserver):

@@ -7,7 +7,7 @@ import contextlib
 import json
 
 from ts_frontend.errors import Draining
-from ts_frontend.ingress.asgi import AsgiApp, Receive, Scope, Send
+from ts_frontend.ingress.asgi import AsgiApp, Event, Receive, Scope, Send
 from ts_frontend.ingress.call import ClientGone, Listener
 from ts_frontend.ingress.exchange import Exchange, current_task, uncancel
 from ts_frontend.ingress.floods import Floods
@@ -17,6 +17,7 @@ from ts_frontend.ingress.grpc_headers import is_grpc
 #: unread; the system then resets the connection, and the client may lose answers that it hasn't read yet. So the last
 #: requests of a drain end a little after their answers.
 LINGER_S = 0.25
+CLOSE = (b"connection", b"close")
 NOT_FOUND = "Requested resource is not found, please refer to API document."
 
 
@@ -62,8 +63,22 @@ class Application:
         if self._draining:
             await asyncio.sleep(LINGER_S)
 
+    def _closing(self, scope: Scope, send: Send) -> Send:
+        """`send`, with which answers of HTTP/1.1 ask their client to close the connection once the server drains:
+        h2corn closes it without a word."""
+        if scope["type"] != "http" or scope["http_version"][0] != "1":
+            return send
+
+        async def closing(message: Event) -> None:
+            if self._draining and message["type"] == "http.response.start" and CLOSE not in message["headers"]:
+                message["headers"] = [*message["headers"], CLOSE]
+            await send(message)
+
+        return closing
+
     def drain(self) -> None:
-        """The listener is about to close: from now on requests end LINGER_S after their answers."""
+        """The listener is about to close: from now on requests end LINGER_S after their answers, and HTTP/1.1's answers
+        are the last on their connections."""
         self._draining = True
 
     def abort(self) -> int:
@@ -88,6 +103,7 @@ class Application:
         return False
 
     async def _answer_http(self, app: AsgiApp, scope: Scope, receive: Receive, send: Send) -> None:
+        send = self._closing(scope, send)
         task = current_task()
         self._running.add(task)
         try:

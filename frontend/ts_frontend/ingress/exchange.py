@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 
@@ -49,7 +50,8 @@ def current_task() -> asyncio.Task[None]:
 
 def uncancel() -> None:
     """Takes back a cancellation that was ours, so that the task may still wait for its last words to be sent."""
-    current_task().uncancel()
+    if sys.version_info >= (3, 11):  # before, a cancellation is forgotten once it is caught
+        current_task().uncancel()
 
 
 class _Expiry:

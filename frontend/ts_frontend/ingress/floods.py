@@ -21,6 +21,7 @@ from pathlib import Path
 
 from ts_frontend.ingress.asgi import Scope
 from ts_frontend.ingress.departures import TABLES, Connection, packed, read_table
+from ts_frontend.tasks import watched
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,9 @@ class Floods:
         host = packed(client[0])
         if host is not None:
             connection = Connection(host, client[1], own_port)
-            self._looking[client] = task = asyncio.create_task(self._tell(client, connection, times))
+            self._looking[client] = task = watched(
+                self._tell(client, connection, times), "The look for closed connections"
+            )
             task.add_done_callback(lambda _: self._looking.pop(client))
 
     async def _tell(self, client: tuple[str, int], connection: Connection, times: deque[float]) -> None:

@@ -11,14 +11,14 @@ import logging
 import math
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
 
-from ts_frontend.errors import Code, ServeError
+from ts_frontend.errors import Code, Draining, ServeError
 from ts_frontend.ingress.call import (
     Bidi,
     Call,
@@ -33,11 +33,11 @@ from ts_frontend.ingress.call import (
     Unary,
 )
 from ts_frontend.ingress.certificates import CertificateFiles, Pem
-from ts_frontend.ingress.connections import hold, release
-from ts_frontend.ingress.exchange import UNEXPECTED
+from ts_frontend.ingress.connections import cut, hold, listening, quiet, release, say_goaway
+from ts_frontend.ingress.exchange import UNEXPECTED, uncancel
 from ts_frontend.ingress.grpc_headers import bounded, retry_details
 from ts_frontend.ingress.grpc_protocol import too_large
-from ts_frontend.ingress.sockets import ListenFailed, path_claimed
+from ts_frontend.ingress.sockets import ListenFailed, path_claimed, refuse
 from ts_frontend.tasks import kept
 
 logger = logging.getLogger(__name__)
@@ -45,6 +45,10 @@ logger = logging.getLogger(__name__)
 HEADER_BYTES_MAX = 64 * 1024
 #: How long clients may take to read what was sent to them before a drained connection is gone.
 LINGER_S_MAX = 2.0
+#: After calls were cancelled: how long until their statuses are on their way.
+SETTLE_S = 1.0
+#: How long a drain takes to send clients away and to serve what they had begun, before it is grpcio's.
+QUIET_S_MAX = 1.0
 
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 #: A status and its message.
@@ -60,6 +64,7 @@ class GrpcioEngine:
         self._servers: list[grpc.aio.Server] = []
         self._ports: dict[str, int] = {}
         self._following: list[asyncio.Task[None]] = []
+        self._running = Running()
         logging.getLogger("grpc._cython.cygrpc").addFilter(is_news)
 
     async def start(self) -> None:
@@ -76,7 +81,7 @@ class GrpcioEngine:
                 "%s: grpcio answers gRPC only; what h2corn answers by HTTP there isn't served", listener.name
             )
         server = grpc.aio.server(options=server_options(listener.limits))
-        server.add_generic_rpc_handlers((BytesHandler(listener.routes, listener.limits),))
+        server.add_generic_rpc_handlers((BytesHandler(listener.routes, listener.limits, self._running),))
         self._servers.append(server)
         certificate = Certificate(listener.name, listener.tls) if listener.tls else None
         self._ports[listener.name] = _bind(server, listener, certificate)
@@ -90,18 +95,57 @@ class GrpcioEngine:
         return self._ports[name]
 
     async def drain(self, grace_s: float) -> None:
+        latest_s = time.monotonic() + grace_s
         for task in self._following:
             task.cancel()
         await asyncio.gather(*self._following, return_exceptions=True)
-        held = hold({port for port in self._ports.values() if port})
+        ports, paths = {port for port in self._ports.values() if port}, self._paths
+        if grace_s:
+            await _refuse(ports)
+            await self._send_away(min(QUIET_S_MAX, grace_s / 2))
+        held = hold(ports, paths)
+        linger_s = 0.0
         try:
-            await asyncio.gather(*(server.stop(grace_s) for server in self._servers))
+            # At the end of its grace grpcio would answer CANCELLED: ours comes first.
+            stops = (server.stop(grace_s + 2 * SETTLE_S) for server in self._servers)
+            stopping = asyncio.gather(*stops)
+            stopping.add_done_callback(_retrieved)
+            await asyncio.wait([stopping], timeout=latest_s - time.monotonic())
+            if stopping.done():
+                linger_s = min(LINGER_S_MAX, grace_s)
+                return
+            count = self._running.abort()
+            logger.warning("%d calls did not end in %g s and were cancelled", count, grace_s)
+            await asyncio.wait([stopping], timeout=SETTLE_S)
+            if not stopping.done():
+                cut(ports, paths)
+                logger.warning("Connections whose clients don't read were shut down")
+                await asyncio.wait([stopping], timeout=SETTLE_S)
         finally:
-            await release(held, min(LINGER_S_MAX, grace_s))
+            await release(held, linger_s)
+
+    async def _send_away(self, limit_s: float) -> None:
+        """Before grpcio is told: it cancels the calls that come between its first GOAWAY and its last, and has no other
+        way to say the first."""
+        plain = {self._ports[listener.name] for listener in self._listeners if not (listener.tls or listener.path)}
+        await say_goaway(plain, limit_s / 2)
+        await quiet(plain, (), 0.0, limit_s / 2)
+
+    @property
+    def _paths(self) -> set[str]:
+        return {listener.path for listener in self._listeners if listener.path}
 
     async def wait(self) -> None:
         # Cancelling grpcio's own wait cancels its shutdown, and with it the drain and every call.
-        await asyncio.shield(asyncio.gather(*(server.wait_for_termination() for server in self._servers)))
+        ended = asyncio.gather(*(server.wait_for_termination() for server in self._servers))
+        ended.add_done_callback(_retrieved)
+        await asyncio.shield(ended)
+
+
+def _retrieved(done: asyncio.Future[Any]) -> None:
+    """Nobody waits for it any more when a second signal ends the server: its end is no news."""
+    if not done.cancelled():
+        done.exception()
 
 
 def is_news(record: logging.LogRecord) -> bool:
@@ -127,6 +171,15 @@ def _add_port(server: grpc.aio.Server, listener: Listener, address: str, certifi
         return int(server.add_secure_port(address, certificate.credentials()))
     except RuntimeError as error:
         raise ListenFailed(listener, str(error)) from error
+
+
+async def _refuse(ports: Collection[int]) -> None:
+    found = listening(ports)
+    try:
+        await refuse(found)
+    finally:
+        for one in found:
+            one.close()
 
 
 @contextlib.contextmanager
@@ -199,8 +252,8 @@ def _configuration(pem: Pem) -> grpc.ServerCertificateConfiguration:
 class BytesHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no types
     """Finds the method of a path and wraps it as grpcio wants it, once for each method."""
 
-    def __init__(self, routes: Routes, limits: Limits) -> None:
-        self._handlers = {path: _wrap(method, limits) for path, method in routes.items()}
+    def __init__(self, routes: Routes, limits: Limits, running: Running) -> None:
+        self._handlers = {path: _wrap(method, limits, running) for path, method in routes.items()}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
         path: str = handler_call_details.method
@@ -215,76 +268,104 @@ def _unimplemented(path: str) -> Callable[[bytes, Context], Awaitable[bytes]]:
     return run
 
 
-def _wrap(method: Method, limits: Limits) -> grpc.RpcMethodHandler[bytes, bytes]:
-    run: Any = method.run
-    if method.shape is Shape.UNARY:
-        return grpc.unary_unary_rpc_method_handler(_unary(method.path, run, limits))
-    if method.shape is Shape.SERVER_STREAM:
-        return grpc.unary_stream_rpc_method_handler(_server_stream(method.path, run, limits))
-    return grpc.stream_stream_rpc_method_handler(_bidi(method.path, run, limits))
+class Running:
+    """The tasks of the calls that run."""
 
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._aborted = False
 
-def _unary(path: str, run: Unary, limits: Limits) -> Callable[[bytes, Context], Awaitable[bytes]]:
-    async def unary(request: bytes, context: Context) -> bytes:
-        call = _call(path, context)
+    def abort(self) -> int:
+        """Cancels the calls, which then answer UNAVAILABLE; says how many."""
+        self._aborted = True
+        for task in self._tasks:
+            task.cancel()
+        return len(self._tasks)
+
+    async def run(self, call: Call, context: Context, work: Awaitable[bytes]) -> bytes:
+        """Does a call's work in the call's own task, whatever becomes of it."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
         try:
-            return await _answer(call, context, await run(call, request), limits)
+            return await work
         except Exception as error:
             failure = _failure(call, error)
-        del request
+        except asyncio.CancelledError:
+            if not self._aborted:
+                raise
+            uncancel()
+            failure = _failure(call, Draining("The server is shutting down"))
+        finally:
+            self._tasks.discard(task)
         return await _abort(call, context, *failure)
+
+
+def _wrap(method: Method, limits: Limits, running: Running) -> grpc.RpcMethodHandler[bytes, bytes]:
+    run: Any = method.run
+    if method.shape is Shape.UNARY:
+        return grpc.unary_unary_rpc_method_handler(_unary(method.path, run, limits, running))
+    if method.shape is Shape.SERVER_STREAM:
+        return grpc.unary_stream_rpc_method_handler(_server_stream(method.path, run, limits, running))
+    return grpc.stream_stream_rpc_method_handler(_bidi(method.path, run, limits, running))
+
+
+def _unary(path: str, run: Unary, limits: Limits, running: Running) -> Callable[[bytes, Context], Awaitable[bytes]]:
+    async def answer(call: Call, request: bytes, context: Context) -> bytes:
+        answered = await run(call, request)
+        _check_size(answered, limits)
+        await _send_initial(call, context)
+        context.set_trailing_metadata(tuple(call.trailing))
+        return answered
+
+    async def unary(request: bytes, context: Context) -> bytes:
+        call = _call(path, context)
+        work = answer(call, request, context)
+        del request  # what ends the call keeps this frame
+        return await running.run(call, context, work)
 
     return unary
 
 
-def _server_stream(path: str, run: ServerStream, limits: Limits) -> Callable[[bytes, Context], Awaitable[None]]:
+def _server_stream(
+    path: str, run: ServerStream, limits: Limits, running: Running
+) -> Callable[[bytes, Context], Awaitable[None]]:
     async def server_stream(request: bytes, context: Context) -> None:
         call = _call(path, context)
-        answers = run(call, request)
+        work = _answer_stream(call, context, run(call, request), limits)
         del request  # what ends the call keeps this frame
-        await _answer_stream(call, context, answers, limits)
+        await running.run(call, context, work)
 
     return server_stream
 
 
-def _bidi(path: str, run: Bidi, limits: Limits) -> Callable[[AsyncIterator[bytes], Context], Awaitable[None]]:
+def _bidi(
+    path: str, run: Bidi, limits: Limits, running: Running
+) -> Callable[[AsyncIterator[bytes], Context], Awaitable[None]]:
     async def bidi(requests: AsyncIterator[bytes], context: Context) -> None:
         call = _call(path, context)
-        await _answer_stream(call, context, run(call, requests), limits)
+        await running.run(call, context, _answer_stream(call, context, run(call, requests), limits))
 
     return bidi
 
 
-async def _answer(call: Call, context: Context, answer: bytes, limits: Limits) -> bytes:
-    _check_size(answer, limits)
-    await _send_initial(call, context)
-    context.set_trailing_metadata(tuple(call.trailing))
-    return answer
-
-
-async def _write(call: Call, context: Context, answers: AsyncIterator[Sequence[bytes]], limits: Limits) -> None:
-    """`context.write` waits for the client's window, and costs less than yielding."""
-    async for messages in answers:
-        await _send_initial(call, context)
-        for message in messages:
-            _check_size(message, limits)
-            await context.write(message)
-    await _send_initial(call, context)
-    context.set_trailing_metadata(tuple(call.trailing))
-
-
-async def _answer_stream(call: Call, context: Context, answers: AsyncIterator[Sequence[bytes]], limits: Limits) -> None:
-    failure: Failure | None = None
+async def _answer_stream(
+    call: Call, context: Context, answers: AsyncIterator[Sequence[bytes]], limits: Limits
+) -> bytes:
+    """`context.write` waits for the client's window, and costs less than yielding. Gives b"": all is written."""
     try:
-        await _write(call, context, answers, limits)
-    except Exception as error:
-        failure = _failure(call, error)
+        async for messages in answers:
+            await _send_initial(call, context)
+            for message in messages:
+                _check_size(message, limits)
+                await context.write(message)
+        await _send_initial(call, context)
+        context.set_trailing_metadata(tuple(call.trailing))
+        return b""
     finally:
         close = getattr(answers, "aclose", None)
         if close is not None:
             await close()
-    if failure is not None:
-        await _abort(call, context, *failure)
 
 
 def _call(path: str, context: Context) -> Call:
@@ -312,7 +393,7 @@ def _check_size(answer: bytes, limits: Limits) -> None:
 
 
 def _failure(call: Call, error: Exception) -> Failure:
-    """What the call ends with. CancelledError never comes here: grpcio must see it, or it leaks."""
+    """What the call ends with. A client\'s CancelledError never comes here: grpcio must see it, or it leaks."""
     if isinstance(error, ServeError):
         call.trailing += retry_details(error)
         return error.code, error.message

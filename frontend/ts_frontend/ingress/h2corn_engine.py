@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from h2corn._server import TlsMaterial
 from ts_frontend.ingress.application import LINGER_S, application
 from ts_frontend.ingress.call import Keepalive, Listener
 from ts_frontend.ingress.certificates import CertificateFiles, CertificateRefused, Pem
+from ts_frontend.ingress.connections import cut, quiet
 from ts_frontend.ingress.sockets import Listening, listen
 from ts_frontend.tasks import kept, owned, watched
 
@@ -29,7 +31,9 @@ logger = logging.getLogger(__name__)
 #: The drain ends by our own clock (`drain`'s `grace_s`); h2corn wants its limit long before.
 GRACE_S_MAX = 86_400.0
 #: After calls were cancelled: how long until their statuses are on their way.
-SETTLE_S = 2.0
+SETTLE_S = 1.0
+#: How long a drain waits for HTTP/1.1 clients that are talking to it before h2corn closes idle connections.
+QUIET_S_MAX = 1.0
 STREAMS_PER_CONNECTION_MAX = 4096
 HEADER_BYTES_MAX = 64 * 1024
 #: A client that reads nothing for so long loses the stream.
@@ -104,7 +108,9 @@ class ListenerServer:
 
     async def _serve(self, prepared: Prepared) -> Serving:
         assert self._listening is not None
-        serving = Serving(self._listener, self._listening.descriptors(), prepared)
+        serving = Serving(
+            self._listener, self._listening.descriptors(), prepared, lambda: cut(self._ports, self._paths)
+        )
         try:
             await serving.server.wait_started()
         except BaseException:
@@ -123,15 +129,40 @@ class ListenerServer:
             task.add_done_callback(lambda _: self._retired.pop(former, None))
 
     async def drain(self, grace_s: float) -> None:
+        latest_s = time.monotonic() + grace_s
         await self._stop_following()
-        if self._listening is not None:
-            self._listening.close()
         retired = dict(self._retired)
         for task in retired.values():
             task.cancel()
         await asyncio.gather(*retired.values(), return_exceptions=True)
         servings = [*retired, *([self._serving] if self._serving else [])]
-        await asyncio.gather(*(serving.drain(grace_s) for serving in servings))
+        for serving in servings:
+            serving.application.drain()
+        if self._listening is not None:
+            if grace_s:
+                await self._until_quiet(self._listening, grace_s)
+            self._listening.close()
+        draining = [owned(serving.drain(latest_s - time.monotonic())) for serving in servings]
+        try:
+            await asyncio.gather(*draining)
+        finally:
+            for task in draining:
+                task.cancel()
+
+    async def _until_quiet(self, listening: Listening, grace_s: float) -> None:
+        """Before h2corn is told: it closes connections without a request at once, also when one has come in. Until then
+        each answer of HTTP/1.1 asks its client to leave; HTTP/2 is told by h2corn what it doesn't serve any more."""
+        await listening.refuse()
+        limit_s = min(QUIET_S_MAX, grace_s)
+        await quiet(self._ports, self._paths, min(LINGER_S, limit_s), limit_s)
+
+    @property
+    def _ports(self) -> tuple[int, ...]:
+        return (self.port,) if self.port else ()
+
+    @property
+    def _paths(self) -> tuple[str, ...]:
+        return (self._listener.path,) if self._listener.path else ()
 
     async def _stop_following(self) -> None:
         if self._following is not None:
@@ -147,30 +178,38 @@ class ListenerServer:
 
 
 class Serving:
-    """An h2corn server on one listener's sockets, with one certificate."""
+    """An h2corn server on one listener's sockets, with one certificate. `cut` shuts down the listener's connections."""
 
-    def __init__(self, listener: Listener, descriptors: list[int], prepared: Prepared) -> None:
+    def __init__(self, listener: Listener, descriptors: list[int], prepared: Prepared, cut: Callable[[], None]) -> None:
         self._name = listener.name
-        self._application = application(listener)
-        self.server = h2corn.Server(self._application, prepared.config)
+        self._cut = cut
+        self.application = application(listener)
+        self.server = h2corn.Server(self.application, prepared.config)
         serving = self.server._serve_worker_fds(descriptors, prepared_tls=prepared.tls)
         self.task: asyncio.Task[None] = owned(serving)
 
     async def drain(self, grace_s: float) -> None:
-        self._application.drain()
+        """Returns when all calls have ended, or `grace_s` and two SETTLE_S seconds later: h2corn waits for clients that
+        don't read, whose connections are shut down then."""
+        self.application.drain()
         # Answers that were sent just before are on their way, too.
-        lingering_s = min(LINGER_S, grace_s)
+        lingering_s = max(0.0, min(LINGER_S, grace_s))
         await asyncio.sleep(lingering_s)
         self.server.shutdown()
-        await asyncio.wait([self.task], timeout=grace_s - lingering_s)
+        await asyncio.wait([self.task], timeout=max(0.0, grace_s - lingering_s))
         if not self.task.done():
-            count = self._application.abort()
+            count = self.application.abort()
             if count:
                 logger.warning("%s: %d calls did not end in %g s and were cancelled", self._name, count, grace_s)
             await asyncio.wait([self.task], timeout=SETTLE_S)
         if not self.task.done():
-            self.task.cancel()
-        await asyncio.gather(self.task, return_exceptions=True)
+            self._cut()
+            logger.warning("%s: connections whose clients don't read were shut down", self._name)
+            await asyncio.wait([self.task], timeout=SETTLE_S)
+        if self.task.done():
+            await asyncio.gather(self.task, return_exceptions=True)
+        else:
+            logger.warning("%s: h2corn has not ended", self._name)
 
 
 class Prepared(NamedTuple):

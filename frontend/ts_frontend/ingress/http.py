@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from ts_frontend.errors import Code, ServeError
-from ts_frontend.ingress.application import NOT_FOUND, error_body, not_found
+from ts_frontend.ingress.application import CLOSE, NOT_FOUND, error_body, not_found
 from ts_frontend.ingress.asgi import Receive, Scope, Send
 from ts_frontend.ingress.call import ClientGone
 from ts_frontend.ingress.departures import Departures
@@ -30,7 +30,6 @@ JSON: Header = (b"content-type", b"application/json")
 REQUEST_ID = b"x-request-id"
 REQUEST_ID_BYTES_MAX = 128
 _ID = re.compile(rb"[\x21-\x7e]{1,%d}" % REQUEST_ID_BYTES_MAX)
-CLOSE: Header = (b"connection", b"close")
 #: Before the headers that every answer ends with; a handler can't set any of these.
 NO_CACHE: tuple[Header, ...] = (
     (b"pragma", b"no-cache"),

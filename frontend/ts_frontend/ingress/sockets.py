@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import ctypes
 import errno
 import fcntl
 import os
 import socket
+import struct
+import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ts_frontend.ingress.call import Listener
@@ -18,6 +22,11 @@ KEEPALIVE_IDLE_S = 60
 KEEPALIVE_EVERY_S = 15
 CONNECTIONS_PENDING_MAX = 1024
 LOCK_S_MAX = 1.0
+TAKEN_S_MAX = 1.0
+LOOK_EVERY_S = 0.005
+#: A socket's filter of one instruction (`struct sock_filter`): return 0, which drops every packet.
+_DROP = struct.pack("HBBI", 0x06, 0, 0, 0)
+_SO_ATTACH_FILTER = 26
 
 #: An address family that this machine resolves but doesn't have, usually IPv6 of `localhost`.
 _NO_SUCH_FAMILY = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
@@ -38,28 +47,61 @@ class Listening:
         self._sockets = sockets
         self._path = path
         self._file = _identity(path) if path else None
-
-    @property
-    def port(self) -> int:
-        """0 for a Unix socket."""
-        return 0 if self._path else int(self._sockets[0].getsockname()[1])
+        #: 0 for a Unix socket.
+        self.port = 0 if path else int(sockets[0].getsockname()[1])
 
     def descriptors(self) -> list[int]:
         """Duplicates for an engine, which closes them. While ours are open, too, no connection is refused between two
         engines."""
         return [os.dup(one.fileno()) for one in self._sockets]
 
-    def close(self) -> None:
-        """Closes our own sockets; engines listen on theirs until they are told otherwise.
+    async def refuse(self) -> None:
+        """No new connection from now on, while those that the system has accepted for us stay to be taken; returns
+        when the engine has taken them. A client that comes later is refused once everybody has closed."""
+        self._remove_path()
+        await refuse(self._sockets)
 
-        A Unix socket's file goes first: as long as somebody listens on it nobody else takes its name, so it is ours.
+    def close(self) -> None:
+        """Closes our own sockets; engines listen on theirs until they are told otherwise."""
+        self._remove_path()
+        for one in self._sockets:
+            one.close()
+
+    def _remove_path(self) -> None:
+        """As long as somebody listens on a Unix socket nobody else takes its name, so it is ours: hence before the
+        sockets are closed.
+
         """
         if self._file is not None and self._file == _identity(self._path):
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
         self._file = None
-        for one in self._sockets:
-            one.close()
+
+
+async def refuse(listening: Sequence[socket.socket]) -> None:
+    """Linux: drops what asks these listening sockets for a connection, and waits, TAKEN_S_MAX seconds at most, until
+    all connections that wait in them have been taken. Elsewhere, and for Unix sockets, it does nothing.
+
+    A listening socket that is closed resets the connections that wait in it, whose clients may have sent requests.
+    """
+    inet = [one for one in listening if one.family != socket.AF_UNIX]
+    if sys.platform != "linux":
+        return
+    for one in inet:
+        with contextlib.suppress(OSError):  # a sandbox may forbid filters; then the wait is all there is
+            drop = ctypes.create_string_buffer(_DROP)
+            one.setsockopt(
+                socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HL", len(_DROP) // 8, ctypes.addressof(drop))
+            )
+    latest_s = time.monotonic() + TAKEN_S_MAX
+    while any(map(_waiting, inet)) and time.monotonic() < latest_s:  # noqa: ASYNC110 - the kernel tells nobody
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
+def _waiting(one: socket.socket) -> int:
+    """How many connections wait in a listening socket."""
+    at = 24  # tcp_info.tcpi_unacked, which is that of a listening socket
+    return int.from_bytes(one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)[at : at + 4], sys.byteorder)
 
 
 def _identity(path: str) -> tuple[int, int] | None:

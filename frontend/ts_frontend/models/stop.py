@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TypeVar
 
+from ts_frontend.tasks import owned
+
 _T = TypeVar("_T")
 
 
@@ -83,7 +85,7 @@ async def in_thread(work: Callable[[Stop], _T], unwanted: Callable[[_T], None]) 
     """What `work` gives, in a thread. A caller who is cancelled stops it and leaves when it has ended; what it gave all
     the same goes to `unwanted`. `work` looks at its Stop as often as it can."""
     stop = Stop()
-    running = asyncio.ensure_future(asyncio.to_thread(work, stop))
+    running = owned(asyncio.to_thread(work, stop))
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:

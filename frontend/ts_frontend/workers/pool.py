@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from ts_frontend.batching.job_queue import WorkQueue
 from ts_frontend.errors import ModelNotLoaded, NoWorker
-from ts_frontend.tasks import watched
+from ts_frontend.tasks import owned, watched
 from ts_frontend.workers.backoff import Backoff
 from ts_frontend.workers.devices import Device
 from ts_frontend.workers.life import Life, StartFailed, unattended_future
@@ -90,7 +90,7 @@ class Slot:
         self._retired = False
         self._second_try = False
         self._hurry = asyncio.Event()
-        self._task = asyncio.create_task(self._keep())
+        self._task = owned(self._keep())
         self._task.add_done_callback(self._left)
 
     @property

@@ -24,6 +24,8 @@ from ts_frontend.workers.started import Ends, LineSink, Process, Spec, adopt
 log = logging.getLogger(__name__)
 
 TOOL_READ_BYTES = 64 * 1024
+#: The signals that ask a server to stop, as in ts.runtime.child.
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Launcher(Protocol):
@@ -59,7 +61,7 @@ class ExecLauncher:
         _, _, stdout, stderr = ends.worker_fds()
         starting = owned(
             asyncio.to_thread(
-                subprocess.Popen,
+                _start,
                 [spec.python or sys.executable, "-m", *words],
                 env=dict(spec.env),
                 cwd=spec.cwd,
@@ -67,7 +69,6 @@ class ExecLauncher:
                 stdout=stdout,
                 stderr=stderr,
                 pass_fds=pass_fds,
-                start_new_session=True,
             )
         )
         try:
@@ -136,7 +137,17 @@ async def _readable(fd: int) -> None:
 def start_forkserver(control_fd: int, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Starts the process that workers are forked from; its end of the control socket is `control_fd`."""
     argv = [sys.executable, "-m", "ts.runtime.forkserver", "--fd", str(control_fd)]
-    return subprocess.Popen(argv, env=dict(env), stdin=subprocess.DEVNULL, pass_fds=(control_fd,))
+    return _start(argv, env=dict(env), stdin=subprocess.DEVNULL, pass_fds=(control_fd,))
+
+
+def _start(argv: Sequence[str], **how: Any) -> subprocess.Popen[bytes]:
+    """Starts one of our own processes, in a session of its own and with the signals blocked that ask a server to stop,
+    until it handles them itself (`ts.runtime.child`): they must not end it on its way there. Blocking."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    try:
+        return subprocess.Popen(argv, start_new_session=True, **how)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 async def run_tool(

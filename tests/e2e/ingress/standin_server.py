@@ -1,6 +1,7 @@
 """An engine with stand-in services, in a process of its own.
 
-argv[1]: JSON {"kind", "listeners": [{"name", "host", "port", "limits", "tls", "http", "path", "path_mode"}]}.
+argv[1]: JSON {"kind", "listeners": [{"name", "host", "port", "limits", "tls", "http", "path", "path_mode"}]}; `http`:
+true beside gRPC, "only" without it.
 Prints one JSON line: {"ports"} when it listens, or {"error"}. A line with seconds on stdin drains; then {"begun",
 "ended"} (calls of Slow) is printed and the process ends.
 """
@@ -184,13 +185,15 @@ def build_listener(asked: dict[str, Any], table: dict[str, Method], echo: Echo) 
     http_app = answer_http if asked.get("http") else None
     address = asked.get("host", "127.0.0.1"), asked.get("port", 0)
     path = {key: asked[key] for key in ("path", "path_mode") if key in asked}
-    return Listener(asked["name"], *address, table, limits, tls, http_app, flooded=echo.flooded, **path)
+    methods = {} if asked.get("http") == "only" else table
+    return Listener(asked["name"], *address, methods, limits, tls, http_app, flooded=echo.flooded, **path)
 
 
 async def answer_http(scope: Scope, receive: Receive, send: Send) -> None:
-    """Says what was asked for; of /hang nothing."""
+    """Says what was asked for, after so many seconds as the query says; of /hang nothing."""
     if scope["path"] == "/hang":
         await asyncio.Event().wait()
+    await asyncio.sleep(float(scope["query_string"] or 0))
     body = f"{scope['method']} {scope['path']} HTTP/{scope['http_version']}".encode()
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
     await send({"type": "http.response.body", "body": body, "more_body": False})

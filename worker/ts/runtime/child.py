@@ -12,6 +12,8 @@ from pathlib import Path
 PR_SET_PDEATHSIG = 1
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 ORPHANED_STATUS = 71
+#: The signals that ask a server to stop.
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def die_with(parent_pid: int) -> None:
@@ -44,8 +46,33 @@ def _open_fds() -> list[int]:
 
 def reset_signals() -> None:
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGCHLD, *STOPPING):
         signal.signal(number, signal.SIG_DFL)
+
+
+def outlive_stops() -> None:
+    """What ends the server (SIGTERM of systemd or supervisord, Ctrl-C, a terminal that goes away) often reaches all its
+    processes. This one goes on until its frontend says otherwise: what was accepted is still to be answered.
+
+    Not ignored but handled, so that programs which a handler starts end by SIGTERM as usual, and reset in forks. A
+    handler that a model installs itself counts instead.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _stays)
+        signal.siginterrupt(number, False)
+    os.register_at_fork(after_in_child=_forked)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+
+
+def _stays(number: int, frame: object) -> None:
+    pass
+
+
+def _forked() -> None:
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is _stays:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def reseed() -> None:

@@ -48,7 +48,7 @@ class Forkserver:
 
     def serve(self) -> None:
         """Until the control socket ends."""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        child.outlive_stops()
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         self._answer({"op": "ready", "pid": os.getpid()})
@@ -126,9 +126,13 @@ class Forkserver:
         sys.stdout.flush()
         sys.stderr.flush()
         parent_pid = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            _become_worker(parent_pid, fds, env)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, child.STOPPING)  # until the worker handles them itself
+        try:
+            pid = os.fork()
+            if pid == 0:
+                _become_worker(parent_pid, fds, env)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return pid
 
 

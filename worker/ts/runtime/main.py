@@ -13,7 +13,6 @@ import faulthandler
 import gc
 import mmap
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from ts.protocol.frames import LoadFailed, Ready
 from ts.runtime.asynchronous import AsyncRunner
 from ts.runtime.blocking import BlockingRunner
 from ts.runtime.calls import Calls
-from ts.runtime.child import set_threads
+from ts.runtime.child import outlive_stops, set_threads
 from ts.runtime.continuous import ContinuousRunner
 from ts.runtime.handlers import Loaded, describe_failure, load
 from ts.runtime.jobs import Ledger, SilentLedger
@@ -84,8 +83,6 @@ def _response_bytes_max(settings: dict[str, Any]) -> int:
 
 
 def _prepare_process() -> None:
-    """Ctrl-C in a terminal reaches every process of its group: a worker ends when its frontend says so."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable(file=2)
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
@@ -130,6 +127,7 @@ def _exit_status(error: SystemExit) -> int:
 
 def live(socket_fd: int, progress_fd: int, silent: bool = False) -> None:
     """`run`, and the end of the process: threads that the handler left running don't hold it up."""
+    outlive_stops()
     status = run(socket_fd, progress_fd, silent)
     with contextlib.suppress(Exception):
         atexit._run_exitfuncs()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
-from ts.runtime.child import die_with
+from ts.runtime.child import STOPPING, die_with
 
 
 def main() -> None:
     die_with(int(sys.argv[1]))
+    # torchrun ends its processes on any of these. Blocked, so that it never hears of them; its processes unblock them.
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     from torch.distributed.run import main as run
 
     run(sys.argv[2:])

@@ -1,0 +1,213 @@
+"""Drains under load: whatever the system has accepted for the server is answered.
+
+What counts as lost: a connection that was made, on which a request was sent and which ended before the answer's end,
+unless an answer before said `Connection: close`, or GOAWAY that the stream isn't served; a gRPC call that ended other
+than OK or UNAVAILABLE, or UNAVAILABLE although it had begun. 5 drains of each engine; `TORCHRELAY_DRAINS=100` and
+`-o faulthandler_timeout=0` for more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+import h2.config
+import h2.connection
+import h2.errors
+import hpack
+import pytest
+from hyperframe.frame import Frame, GoAwayFrame, HeadersFrame, PingFrame, RstStreamFrame, SettingsFrame
+
+DRAINS = int(os.environ.get("TORCHRELAY_DRAINS", "5"))
+LOAD_S, WORK_S = 0.4, 0.004
+GUARD_S = 60
+CALL = "/test.Echo/Slow"
+GRPC_HEADERS = [
+    (":method", "POST"),
+    (":scheme", "http"),
+    (":authority", "test"),
+    (":path", CALL),
+    ("content-type", "application/grpc"),
+    ("te", "trailers"),
+]
+REQUEST = f"GET /work?{WORK_S} HTTP/1.1\r\nHost: test\r\n\r\n".encode()
+MESSAGE = str(WORK_S).encode()
+#: What connecting ends with once nobody listens; a SYN that was dropped is sent again after a second.
+REFUSED = (ConnectionRefusedError, ConnectionResetError)
+
+
+@contextlib.asynccontextmanager
+async def connected(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+class Load:
+    """Clients of one server until it refuses connections; what became of their requests."""
+
+    def __init__(self, grpc_port: int, http_port: int) -> None:
+        self._grpc_port, self._http_port = grpc_port, http_port
+        self.seen: Counter[str] = Counter()
+
+    async def run(self, drain: Callable[[], None]) -> Counter[str]:
+        clients = [
+            *(self._keep_alive(0) for _ in range(8)),
+            *(self._keep_alive(0.05) for _ in range(8)),
+            *(self._one_by_one() for _ in range(8)),
+            *(self._http2(streams=4) for _ in range(4)),
+            *(self._grpcio(calls=8) for _ in range(2)),
+        ]
+        tasks = [asyncio.create_task(client) for client in clients]
+        await asyncio.sleep(LOAD_S)
+        drain()
+        await asyncio.wait_for(asyncio.gather(*tasks), GUARD_S)
+        return self.seen
+
+    # --- HTTP/1.1
+
+    async def _keep_alive(self, think_s: float) -> None:
+        """One request after another on a connection, with pauses between; a new one when the server asks for it."""
+        with contextlib.suppress(*REFUSED):
+            while True:
+                async with connected(self._http_port) as (reader, writer):
+                    while await self._exchange(reader, writer):  # noqa: ASYNC110 - a pause, nothing is waited for
+                        await asyncio.sleep(random.uniform(0, think_s))
+
+    async def _one_by_one(self) -> None:
+        with contextlib.suppress(*REFUSED):
+            while True:
+                async with connected(self._http_port) as (reader, writer):
+                    await self._exchange(reader, writer)
+
+    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Whether the connection may be used again."""
+        if reader.at_eof():
+            return False  # closed while it was idle: nothing was asked
+        head = b""
+        try:
+            writer.write(REQUEST)
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = re.search(rb"content-length: (\d+)", head.lower())
+            assert length, head
+            await reader.readexactly(int(length[1]))
+        except (OSError, asyncio.IncompleteReadError) as error:
+            self.seen[f"HTTP/1.1 lost after {len(head)} bytes: {type(error).__name__}"] += 1
+            return False
+        self.seen["HTTP/1.1 answered"] += 1
+        return b"connection: close" not in head.lower()
+
+    # --- HTTP/2 and gRPC
+
+    async def _http2(self, streams: int) -> None:
+        with contextlib.suppress(*REFUSED):
+            while True:
+                async with connected(self._grpc_port) as (reader, writer):
+                    await Http2(self.seen, reader, writer).run(streams)
+
+    async def _grpcio(self, calls: int) -> None:
+        async with grpc.aio.insecure_channel(
+            f"127.0.0.1:{self._grpc_port}", options=[("grpc.use_local_subchannel_pool", 1)]
+        ) as channel:
+            call = channel.unary_unary(CALL)
+            await asyncio.gather(*(self._calls(call) for _ in range(calls)))
+
+    async def _calls(self, call: Any) -> None:
+        while True:
+            try:
+                await call(MESSAGE, timeout=GUARD_S)
+                self.seen["gRPC answered"] += 1
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.UNAVAILABLE:
+                    self.seen["gRPC refused"] += 1
+                else:
+                    self.seen[f"gRPC lost: {error.code().name} {error.details()}"] += 1
+                return
+
+
+class Http2:
+    """gRPC calls on one connection until the server says GOAWAY. Frames are read here: h2 reads none after GOAWAY."""
+
+    def __init__(self, seen: Counter[str], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._seen, self._reader, self._writer = seen, reader, writer
+        self._sender = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
+        self._decoder = hpack.Decoder()
+        self._open: set[int] = set()
+        self._leaving = False
+
+    async def run(self, streams: int) -> None:
+        self._sender.initiate_connection()
+        for _ in range(streams):
+            self._call()
+        ended = "end"
+        try:
+            while self._open:
+                self._writer.write(self._sender.data_to_send())
+                frame, length = Frame.parse_frame_header(memoryview(await self._reader.readexactly(9)))
+                frame.parse_body(memoryview(await self._reader.readexactly(length)))
+                self._take(frame)
+        except (OSError, asyncio.IncompleteReadError) as error:
+            ended = type(error).__name__
+        for _ in self._open:
+            self._seen[f"HTTP/2 lost: {ended}{' after GOAWAY' if self._leaving else ''}"] += 1
+
+    def _call(self) -> None:
+        number = self._sender.get_next_available_stream_id()
+        self._sender.send_headers(number, GRPC_HEADERS)
+        self._sender.send_data(number, b"\0" + len(MESSAGE).to_bytes(4, "big") + MESSAGE, end_stream=True)
+        self._open.add(number)
+
+    def _take(self, frame: Frame) -> None:
+        if isinstance(frame, HeadersFrame):
+            headers = dict(self._decoder.decode(frame.data))
+            if "END_STREAM" in frame.flags:
+                self._ended(frame.stream_id, headers["grpc-status"])
+        elif isinstance(frame, RstStreamFrame) and frame.stream_id in self._open:
+            self._open.discard(frame.stream_id)
+            refused = frame.error_code == h2.errors.ErrorCodes.REFUSED_STREAM
+            self._seen["HTTP/2 refused" if refused else f"HTTP/2 lost: reset {frame.error_code}"] += 1
+        elif isinstance(frame, GoAwayFrame):
+            self._leaving = True
+            refused = {number for number in self._open if number > frame.last_stream_id}
+            self._seen["HTTP/2 refused"] += len(refused)
+            self._open -= refused
+        elif isinstance(frame, (PingFrame, SettingsFrame)) and "ACK" not in frame.flags:
+            answer = PingFrame(0, frame.opaque_data) if isinstance(frame, PingFrame) else SettingsFrame(0)
+            answer.flags.add("ACK")
+            self._writer.write(answer.serialize())
+
+    def _ended(self, number: int, status: str) -> None:
+        self._open.discard(number)
+        self._seen["HTTP/2 answered" if status == "0" else f"HTTP/2 lost: grpc-status {status}"] += 1
+        if not self._leaving:
+            self._call()
+
+
+@pytest.mark.slow
+def test_drains_under_load_lose_nothing(kind: str, run_server: Any) -> None:
+    total: Counter[str] = Counter()
+    for _ in range(DRAINS):
+        with run_server({"name": "grpc"}, {"name": "http", "http": "only"}) as server:
+            load = Load(server.ports["grpc"], server.ports["http"])
+            seen = asyncio.run(load.run(lambda: server.drain(30)))
+            printed, status = server.end()
+        assert status == 0
+        said = json.loads(printed)
+        seen["begun, not answered"] = said["begun"] - seen["gRPC answered"] - seen["HTTP/2 answered"]
+        total += seen
+    print(f"\n{kind}, {DRAINS} drains: {dict(total)}")
+    assert total["HTTP/1.1 answered"] and total["HTTP/2 answered"] and total["gRPC answered"]
+    assert not {what: count for what, count in total.items() if "lost" in what or "not answered" in what}

@@ -1,0 +1,223 @@
+"""How a server ends: whom signals reach, what clients can't prevent, and what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import h2.config
+import h2.connection
+import psutil
+import pytest
+
+from ts_frontend.protos.inference_pb2 import PredictionsRequest
+from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
+
+pytestmark = pytest.mark.slow
+
+GUARD_S = 60
+DRAIN_S = 2
+ENGINES = ("h2corn", "grpcio")
+FOREGROUND = (
+    sys.executable,
+    "-c",
+    "import sys; from ts_frontend.cli import main; sys.exit(main())",
+    "--start",
+    "--foreground",
+    "--ts-config",
+    "config.properties",
+    "--ncs",
+)
+PIPELINED = b"GET /ping HTTP/1.1\r\nHost: test\r\n\r\n" * 100
+
+
+def request_for(value: object) -> PredictionsRequest:
+    return PredictionsRequest(model_name="probe", input={"data": json.dumps(value).encode()})
+
+
+# --- clients that don't read
+
+
+def link_to(port: int) -> socket.socket:
+    link = socket.socket()
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    link.settimeout(1)
+    link.connect(("127.0.0.1", port))
+    return link
+
+
+def pipelined_pings(server: Any, left: Path) -> socket.socket:
+    """As many requests as the server takes without any of its answers being read."""
+    link = link_to(server.port("http_inference"))
+    try:
+        while True:
+            link.sendall(PIPELINED)
+    except TimeoutError:
+        return link
+
+
+def http_stream(server: Any, left: Path) -> socket.socket:
+    link = link_to(server.port("http_inference"))
+    part = b'--B\r\nContent-Disposition: form-data; name="data"; filename="f"\r\n\r\n%s\r\n--B--\r\n'
+    body = part % json.dumps({"op": "stream_until_left", "left": str(left)}).encode()
+    head = "POST /predictions/probe HTTP/1.1\r\nHost: test\r\nContent-Type: multipart/form-data; boundary=B\r\n"
+    link.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    assert link.recv(12) == b"HTTP/1.1 200"
+    return link
+
+
+def grpc_stream(server: Any, left: Path) -> socket.socket:
+    link = link_to(server.port("grpc_inference"))
+    message = request_for({"op": "stream_until_left", "left": str(left)}).SerializeToString()
+    http2 = h2.connection.H2Connection(h2.config.H2Configuration())
+    http2.initiate_connection()
+    headers = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":authority": "test",
+        ":path": "/org.pytorch.serve.grpc.inference.InferenceAPIsService/StreamPredictions",
+        "content-type": "application/grpc",
+        "te": "trailers",
+    }
+    http2.send_headers(1, list(headers.items()))
+    http2.send_data(1, b"\0" + len(message).to_bytes(4, "big") + message, end_stream=True)
+    link.sendall(http2.data_to_send())
+    received = 0
+    while received < 1000:  # the stream has begun
+        received += len(link.recv(100))
+    return link
+
+
+def assert_nothing_left(server: Any, children: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(children, timeout=GUARD_S)
+    assert not alive
+    assert not list((server.directory / "tmp").iterdir())
+
+
+@pytest.mark.parametrize("client", [pipelined_pings, http_stream, grpc_stream])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_who_does_not_read_holds_no_server_up(
+    start: Any, tmp_path: Path, engine: str, client: Callable[[Any, Path], socket.socket]
+) -> None:
+    server = start(grpc_engine=engine, drain_timeout_s=DRAIN_S)
+    server.register("probe")
+    with client(server, tmp_path / "left"):
+        children = psutil.Process(server.process.pid).children(True)
+        asked_s = time.monotonic()
+        assert server.terminate() == 0, server.log
+        assert time.monotonic() - asked_s < DRAIN_S + 10
+        assert_nothing_left(server, children)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_second_signal_ends_at_once(start: Any, tmp_path: Path, engine: str) -> None:
+    server = start(grpc_engine=engine, drain_timeout_s=600)
+    server.register("probe")
+    with grpc_stream(server, tmp_path / "left"):
+        children = psutil.Process(server.process.pid).children(True)
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for_log("Draining")
+        time.sleep(1.1)  # a sooner one counts as the same
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait() == 128 + signal.SIGTERM, server.log
+        assert_nothing_left(server, children)
+
+
+# --- whom signals reach
+
+
+def group(server: Any) -> None:
+    """supervisord's stopasgroup, `kill -TERM -- -PGID`; `timeout` passes its own on to the server and the group."""
+    os.killpg(server.process.pid, signal.SIGTERM)
+
+
+def every_process(server: Any) -> None:
+    """systemd's KillMode=control-group."""
+    for process in [*psutil.Process(server.process.pid).children(True), server.process]:
+        process.send_signal(signal.SIGTERM)
+
+
+def timeout_alone(server: Any) -> None:
+    server.process.send_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("engine", "stop"), [("h2corn", group), ("grpcio", group), ("h2corn", every_process), ("h2corn", timeout_alone)]
+)
+def test_a_signal_to_all_processes_loses_no_accepted_request(
+    start: Any, store: Path, tmp_path: Path, engine: str, stop: Callable[[Any], None]
+) -> None:
+    command = ["timeout", "600", *FOREGROUND, "--model-store", str(store)]
+    server = start(grpc_engine=engine, command=command)
+    server.register("probe", initial_workers=2)
+    ran = tmp_path / "ran"
+
+    async def scenario() -> tuple[int, list[grpc.aio.AioRpcError]]:
+        answered, failures = 0, []
+
+        async def client(stub: Any) -> None:
+            nonlocal answered
+            while not failures:
+                try:
+                    await stub.Predictions(
+                        request_for({"op": "work", "seconds": 0.02, "ran": str(ran)}), timeout=GUARD_S
+                    )
+                    answered += 1
+                except grpc.aio.AioRpcError as error:
+                    failures.append(error)
+                if answered == 100:
+                    stop(server)
+
+        async with grpc.aio.insecure_channel(server.inference) as channel:
+            await asyncio.gather(*(client(InferenceAPIsServiceStub(channel)) for _ in range(16)))
+        return answered, failures
+
+    children = psutil.Process(server.process.pid).children(True)
+    answered, failures = asyncio.run(scenario())
+    assert server.wait() == 0, server.log
+    assert {failure.code() for failure in failures} <= {grpc.StatusCode.UNAVAILABLE}, failures
+    assert answered == ran.stat().st_size
+    assert_nothing_left(server, children)
+
+
+def test_a_terminal_that_goes_away_drains(start: Any) -> None:
+    server = start()
+    server.process.send_signal(signal.SIGHUP)
+    assert server.wait() == 0, server.log
+    assert "Draining" in server.log
+    assert_nothing_left(server, [])
+
+
+@pytest.mark.parametrize("by", ["nohup", "setsid"])
+def test_nohup_and_daemons_outlive_a_terminal(start: Any, store: Path, by: str) -> None:
+    server = start(command=[by, *FOREGROUND, "--model-store", str(store)])
+    server.process.send_signal(signal.SIGHUP)
+    server.register("probe")
+    assert json.loads(server.predict("probe", {"value": 1})) == 1
+    assert "Draining" not in server.log
+
+
+# --- readiness first
+
+
+def test_readiness_fails_first_while_serving_goes_on(start: Any) -> None:
+    server = start(drain_grace_s=3)
+    server.register("probe")
+    server.process.send_signal(signal.SIGTERM)
+    server.wait_for_log("Not ready any more")
+    with link_to(server.port("http_inference")) as link:
+        link.sendall(PIPELINED[:34])
+        answer = link.recv(4096)
+        assert b'"Unhealthy"' in answer, answer
+    assert json.loads(server.predict("probe", {"value": 1})) == 1  # on a new connection
+    assert "Draining:" not in server.log
+    assert server.wait() == 0, server.log
