@@ -14,9 +14,10 @@ from collections.abc import AsyncIterator, Sequence
 
 import uvloop
 
-from ts_frontend.ingress.asgi import Receive, Scope, Send
-from ts_frontend.ingress.call import Call, Listener, Method, Shape, routes
-from ts_frontend.ingress.engine import make_engine
+from ts_frontend.grpc.call import Call, Method, Shape, routes
+from ts_frontend.http.request import Receive, Scope, Send
+from ts_frontend.listeners.listener import Listener
+from ts_frontend.listeners.listeners import make_engine
 from ts_frontend.protos.inference_pb2 import PredictionResponse
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub as Names
 

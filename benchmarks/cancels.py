@@ -20,8 +20,9 @@ from typing import NamedTuple
 import grpc
 import psutil
 
-from ts_frontend.ingress.call import Call, Listener, Method, Shape, routes
-from ts_frontend.ingress.engine import make_engine
+from ts_frontend.grpc.call import Call, Method, Shape, routes
+from ts_frontend.listeners.listener import Listener
+from ts_frontend.listeners.listeners import make_engine
 
 KINDS = ("h2corn", "grpcio")
 PIECE_EVERY_S = 0.1

@@ -270,3 +270,7 @@ class WorkerDied(ServeError):
         self.http_status = http_status
         self.code = Code.INTERNAL if hung else Code.UNAVAILABLE
         self.retry_after_s = None if hung else RETRY_AFTER_S
+
+
+class ClientGone(Exception):
+    """The client reset the stream or closed the connection: nobody is left to answer."""

@@ -11,11 +11,12 @@ import asyncio
 import itertools
 import math
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
-from ts.protocol.frames import Buffer, Chunk, Failed, Feed, Input, Item, Pairs
+from ts.protocol.frames import FEED_BYTES, FEED_COST_BYTES, Buffer, Chunk, Failed, Feed, Input, Item, Pairs
 from ts_frontend.errors import Cancelled, Ending, HandlerFailed, MessageTooLarge, ServeError
 
 #: What a chunk costs of a stream's credit beside its bytes; the worker counts the same.
@@ -23,7 +24,7 @@ CHUNK_COST_BYTES = 64
 CREDIT_GRANT_BYTES = 65_536
 
 
-class State(Enum):
+class JobState(Enum):
     """Where a job is. QUEUED waits for a worker, SENT is on a worker (running, or read ahead)."""
 
     NEW = "new"
@@ -37,14 +38,16 @@ class State(Enum):
     __hash__ = object.__hash__  # that of Enum is Python code, and every request asks for it a dozen times
 
 
-NEXT: dict[State, frozenset[State]] = {
-    State.NEW: frozenset({State.QUEUED, State.FAILED}),
-    State.QUEUED: frozenset({State.SENT, State.FAILED, State.CANCELLED, State.EXPIRED}),
-    State.SENT: frozenset({State.QUEUED, State.ANSWERED, State.FAILED, State.CANCELLED, State.EXPIRED}),
-    State.ANSWERED: frozenset(),
-    State.FAILED: frozenset(),
-    State.CANCELLED: frozenset(),
-    State.EXPIRED: frozenset(),
+NEXT: dict[JobState, frozenset[JobState]] = {
+    JobState.NEW: frozenset({JobState.QUEUED, JobState.FAILED}),
+    JobState.QUEUED: frozenset({JobState.SENT, JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED}),
+    JobState.SENT: frozenset(
+        {JobState.QUEUED, JobState.ANSWERED, JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED}
+    ),
+    JobState.ANSWERED: frozenset(),
+    JobState.FAILED: frozenset(),
+    JobState.CANCELLED: frozenset(),
+    JobState.EXPIRED: frozenset(),
 }
 FINAL = frozenset(state for state, following in NEXT.items() if not following)
 
@@ -66,7 +69,7 @@ class Owner(Protocol):
         """A further input of a job that runs."""
 
 
-class Recorder(Protocol):
+class JobRecorder(Protocol):
     """Who measures answers."""
 
     def answered(self, queued_at_s: float, sent_at_s: float, now_s: float) -> None:
@@ -79,7 +82,7 @@ class Ledger:
     were sent; `last_s`: when the last one was answered (`time.monotonic()`)."""
 
     def __init__(self) -> None:
-        self.counts = dict.fromkeys(State, 0)
+        self.counts = dict.fromkeys(JobState, 0)
         self.answered = self.failed = 0
         self.answered_s = self.failed_s = self.queued_s = self.last_s = 0.0
         self.live: dict[int, Job] = {}
@@ -94,11 +97,11 @@ class Ledger:
 
     @property
     def queued(self) -> int:
-        return self.counts[State.QUEUED]
+        return self.counts[JobState.QUEUED]
 
     @property
     def sent(self) -> int:
-        return self.counts[State.SENT]
+        return self.counts[JobState.SENT]
 
     def when_empty(self, call: Callable[[], None]) -> None:
         """Calls once as soon as no job is alive (at once when none is)."""
@@ -107,9 +110,9 @@ class Ledger:
         else:
             call()
 
-    def moved(self, job: Job, old: State, new: State) -> None:
+    def moved(self, job: Job, old: JobState, new: JobState) -> None:
         counts = self.counts
-        if old is State.NEW:
+        if old is JobState.NEW:
             self.live[job.id] = job
         else:
             counts[old] -= 1
@@ -123,9 +126,9 @@ class Ledger:
                 for call in calls:
                     call()
 
-    def _inferred(self, job: Job, old: State, new: State, recorder: Recorder) -> None:
+    def _inferred(self, job: Job, old: JobState, new: JobState, recorder: JobRecorder) -> None:
         now_s, queued_at_s = time.monotonic(), job.queued_at_s
-        if new is State.ANSWERED:
+        if new is JobState.ANSWERED:
             self.answered += 1
             self.answered_s += now_s - queued_at_s
             self.queued_s += job.sent_at_s - queued_at_s
@@ -133,7 +136,7 @@ class Ledger:
             recorder.answered(queued_at_s, job.sent_at_s, now_s)
         else:
             self.failed += 1
-            self.failed_s += now_s - queued_at_s if old is not State.NEW else 0.0
+            self.failed_s += now_s - queued_at_s if old is not JobState.NEW else 0.0
 
 
 _ids = itertools.count(1).__next__
@@ -186,7 +189,7 @@ class Job:
         stream: bool = False,
         alone: bool = False,
         response_bytes_max: int = 1 << 62,
-        recorder: Recorder | None = None,
+        recorder: JobRecorder | None = None,
     ) -> None:
         self.id = _ids()
         self.ledger = ledger
@@ -200,7 +203,7 @@ class Job:
         self.response_bytes_max = response_bytes_max
         self.recorder = recorder
         self.size_bytes = sum([len(part.data) for part in inputs])
-        self.state = State.NEW
+        self.state = JobState.NEW
         self.owner: Owner | None = None
         self.queued_at_s = self.sent_at_s = 0.0
         self.status = 200
@@ -222,7 +225,7 @@ class Job:
 
     # --- transitions
 
-    def move(self, state: State) -> None:
+    def move(self, state: JobState) -> None:
         """The one place where a state changes; IllegalTransition when the table has no such way."""
         old = self.state
         if state not in NEXT[old]:
@@ -235,7 +238,7 @@ class Job:
 
     def deliver(self, chunk: Chunk) -> None:
         """A piece of the answer has come from the worker."""
-        if self.state is not State.SENT:
+        if self.state is not JobState.SENT:
             return
         data = chunk.data
         if not self.received_bytes and not self._chunks:
@@ -247,7 +250,7 @@ class Job:
         if len(data) or not chunk.last:
             self._chunks.append(data)
         if chunk.last:
-            self.move(State.ANSWERED)
+            self.move(JobState.ANSWERED)
         elif self.stream:
             if self._waiter is None and self._unread_s == math.inf:
                 self._unread_s = time.monotonic()
@@ -267,7 +270,7 @@ class Job:
         if owner is not None:
             owner.release(self)
 
-    def fail(self, error: ServeError, state: State = State.FAILED) -> None:
+    def fail(self, error: ServeError, state: JobState = JobState.FAILED) -> None:
         """Ends the job without an answer; an ended job stays as it ended. `error` itself isn't kept."""
         if self.state in FINAL:
             return
@@ -282,13 +285,13 @@ class Job:
         if self.state in FINAL:
             return
         owner = self.owner
-        self.fail(Cancelled("Request was cancelled by its caller"), State.CANCELLED)
+        self.fail(Cancelled("Request was cancelled by its caller"), JobState.CANCELLED)
         if owner is not None:
             owner.release(self)
 
     def expire(self, error: ServeError) -> None:
         """Its deadline has passed."""
-        self.fail(error, State.EXPIRED)
+        self.fail(error, JobState.EXPIRED)
 
     def unread_since(self, now_s: float) -> float:
         """Seconds for which the reader has been busy with pieces, or pieces have been waiting for it; -inf when
@@ -370,6 +373,79 @@ class Job:
 
     def _give_credit(self, taken: list[Buffer]) -> None:
         self._ungranted += sum(map(len, taken)) + CHUNK_COST_BYTES * len(taken)
-        if self._ungranted >= CREDIT_GRANT_BYTES and self.owner is not None and self.state is State.SENT:
+        if self._ungranted >= CREDIT_GRANT_BYTES and self.owner is not None and self.state is JobState.SENT:
             self.owner.grant(self, self._ungranted)
             self._ungranted = 0
+
+
+#: Bytes that wait here for the handler to take them; the caller waits with more.
+WAITING_BYTES_MAX = 256 * 1024
+
+
+class FedJob(Job):
+    """Its further inputs wait with it until the worker that runs it has room for them: its handler takes them one after
+    another. Runs again elsewhere only while no worker has been sent any."""
+
+    __slots__ = ("_allowed_bytes", "_closed", "_fed", "_idle_s", "_space", "_waiting", "_waiting_bytes")
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._waiting: deque[Feed] = deque()
+        self._waiting_bytes = self._allowed_bytes = 0
+        self._space: asyncio.Future[None] | None = None
+        self._closed = self._fed = False
+        self._idle_s = math.inf
+
+    async def feed(self, inputs: Sequence[Input], last: bool = False) -> None:
+        """Hands `inputs` on; waits while too many wait already. What comes after the job's end is dropped."""
+        while self._waiting_bytes >= WAITING_BYTES_MAX and not self.done:
+            self._space = self.ledger.future()
+            await self._space
+        if not self.done:
+            feed = Feed(self.id, inputs, last)
+            self._closed |= last
+            self._waiting.append(feed)
+            self._waiting_bytes += _cost(feed)
+            self._send()
+
+    def allow(self, size_bytes: int) -> None:
+        self._allowed_bytes += size_bytes
+        self._send()
+
+    def _send(self) -> None:
+        while self._waiting and self._allowed_bytes > 0 and self.state is JobState.SENT and self.owner is not None:
+            feed = self._waiting.popleft()
+            self._waiting_bytes -= _cost(feed)
+            self._allowed_bytes -= _cost(feed)
+            self._fed = True
+            self.owner.feed(self, feed)
+        # Once the worker has given back all it was allowed, its handler waits for the next.
+        idle = self._allowed_bytes >= FEED_BYTES and not self._closed
+        self._idle_s = time.monotonic() if idle else math.inf
+        if self._waiting_bytes < WAITING_BYTES_MAX:
+            self._make_space()
+
+    def _make_space(self) -> None:
+        space, self._space = self._space, None
+        if space is not None and not space.done():
+            space.set_result(None)
+
+    def move(self, state: JobState) -> None:
+        super().move(state)
+        if state is JobState.QUEUED:
+            self._allowed_bytes = 0  # the next worker has to ask itself
+            self._idle_s = math.inf
+        elif self.done:
+            self._waiting.clear()
+            self._make_space()
+
+    def held_up(self, now_s: float) -> float:
+        return max(super().held_up(now_s), now_s - self._idle_s)
+
+    @property
+    def repeatable(self) -> bool:
+        return super().repeatable and not self._fed
+
+
+def _cost(feed: Feed) -> int:
+    return FEED_COST_BYTES + sum(len(part.data) for part in feed.inputs)

@@ -16,43 +16,46 @@ from functools import partial
 from pathlib import Path
 
 import ts.version
-from ts_frontend import config_checks
 from ts_frontend.authorization.authorization import Authorization, open_authorization
-from ts_frontend.batching.sequence_jobs import keys_of
-from ts_frontend.config import ServerConfig, snapshot_settings, worker_environment
-from ts_frontend.config_kinds import s3_of
-from ts_frontend.doors import Doors
+from ts_frontend.config import checks as config_checks
+from ts_frontend.config.foreign import kserve as kserve_options
+from ts_frontend.config.foreign import kserve as properties_file
+from ts_frontend.config.kinds import s3_of
+from ts_frontend.config.load import snapshot_settings, worker_environment
+from ts_frontend.config.snapshot import Snapshot, SnapshotFiles, SnapshotKind
+from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
-from ts_frontend.health import Health
-from ts_frontend.ingress.engine import Engine
-from ts_frontend.kserve import options as kserve_options
-from ts_frontend.kserve import properties_file
-from ts_frontend.models.administration import Administration
-from ts_frontend.models.archive import Archive, ExtractLimits
-from ts_frontend.models.environment import Environments
-from ts_frontend.models.environment_store import EnvironmentStore
-from ts_frontend.models.installation import Installation
-from ts_frontend.models.launchpad import Launchpad
-from ts_frontend.models.persistence import Recorder, restored
+from ts_frontend.listeners.listeners import Engine, Listeners
+from ts_frontend.models.archive import Archive
+from ts_frontend.models.environments import Environments, EnvironmentStore
+from ts_frontend.models.extraction import ExtractLimits
+from ts_frontend.models.factory import ModelFactory
+from ts_frontend.models.health import Health
+from ts_frontend.models.loader import ModelLoader
+from ts_frontend.models.manager import ModelManager
+from ts_frontend.models.metrics import (
+    mlserver_families,
+    refused_calls,
+    served_families,
+    system_metrics,
+    triton_families,
+)
 from ts_frontend.models.programs import Programs
 from ts_frontend.models.registry import Registry
+from ts_frontend.models.repository import Repository
 from ts_frontend.models.settings import ModelSettings, Requested, resolve
-from ts_frontend.models.snapshot import Kind, Snapshot, SnapshotFiles
-from ts_frontend.models.startup import load_at_startup
-from ts_frontend.models.store import Store
-from ts_frontend.repository.repository import Repository
-from ts_frontend.services.model_calls import ModelCalls
+from ts_frontend.models.startup import SnapshotRecorder, load_at_startup, restored
+from ts_frontend.models.store.store import ModelStore
+from ts_frontend.models.work_dir import work_dir
+from ts_frontend.open_inference.calls import ModelCalls
+from ts_frontend.scheduling.sequence_queue import keys_of
 from ts_frontend.tasks import kept, owned
-from ts_frontend.telemetry.logs import Logs
-from ts_frontend.telemetry.metrics_other_names import mlserver_families, triton_families
-from ts_frontend.telemetry.metrics_served import refused_calls, served_families
-from ts_frontend.telemetry.metrics_setup import open_metrics, system_metrics
-from ts_frontend.telemetry.model_log import ModelLog
-from ts_frontend.telemetry.tracing import Tracing, open_tracing
-from ts_frontend.work_dir import work_dir
+from ts_frontend.telemetry.logging.logs import Logs
+from ts_frontend.telemetry.logging.model_log import ModelLog
+from ts_frontend.telemetry.metrics.registry import open_metrics
+from ts_frontend.telemetry.tracing.tracing import Tracing, open_tracing
 from ts_frontend.workers.supervisor import Supervisor, find_accelerators
-from ts_frontend.workflows.administration import WorkflowAdministration
-from ts_frontend.workflows.persistence import restore_workflows, states_of
+from ts_frontend.workflows.manager import WorkflowManager, restore_workflows, states_of
 
 log = logging.getLogger(__name__)
 
@@ -163,7 +166,7 @@ class Server:
 
         repository = self._repository(administration, gpus)
         health = Health(administration, SERVICES, strict=config.strict_readiness)
-        doors = Doors(
+        doors = Listeners(
             config,
             administration,
             workflows,
@@ -191,7 +194,7 @@ class Server:
         self._serving = True
         await doors.engine.start()
         recorder.attach(administration, lambda: states_of(workflows), config.snapshot)
-        await recorder.write(Kind.STARTUP)
+        await recorder.write(SnapshotKind.STARTUP)
         tasks = [
             *self._sample_system(supervisor, registry),
             kept(repository.watch, "The watch over the model repositories"),
@@ -246,9 +249,9 @@ class Server:
 
     # --- parts
 
-    def _store(self, work_dir: Path) -> Store:
+    def _store(self, work_dir: Path) -> ModelStore:
         config = self.config
-        return Store(
+        return ModelStore(
             config.model_store,
             config.allowed_urls,
             download_bytes_max=config.download_bytes_max,
@@ -260,7 +263,7 @@ class Server:
             copies=work_dir / "downloads",
         )
 
-    def _repository(self, administration: Administration, gpus: int) -> Repository:
+    def _repository(self, administration: ModelManager, gpus: int) -> Repository:
         config = self.config
         return Repository(
             administration,
@@ -291,25 +294,25 @@ class Server:
         system = system_metrics(self.config, self._metrics, gpus, worker_env(self.config), pids)
         return [] if system is None else [kept(system.run, "The sampling of system metrics")]
 
-    def _recorder(self) -> Recorder:
+    def _recorder(self) -> SnapshotRecorder:
         config = self.config
         files = None if config.ncs else SnapshotFiles(config.snapshot_dir, config.snapshots_kept_max)
-        return Recorder(files, snapshot_settings(config))
+        return SnapshotRecorder(files, snapshot_settings(config))
 
     def _administration(
         self,
         registry: Registry,
         calls: ModelCalls,
         supervisor: Supervisor,
-        store: Store,
+        store: ModelStore,
         work_dir: Path,
-        recorder: Recorder,
-    ) -> Administration:
+        recorder: SnapshotRecorder,
+    ) -> ModelManager:
         config = self.config
-        launchpad = Launchpad(
+        launchpad = ModelFactory(
             config, supervisor, worker_env(config), registry.changes, self._metrics, self._tracing, calls
         )
-        installation = Installation(
+        installation = ModelLoader(
             store,
             launchpad,
             supervisor,
@@ -320,7 +323,7 @@ class Server:
             extract_limits=self._extract_limits(),
             mlserver=config.mlserver,
         )
-        return Administration(
+        return ModelManager(
             registry,
             installation,
             model_api=config.model_api_enabled,
@@ -343,10 +346,10 @@ class Server:
         return Programs(worker_env(config), work_dir, config.default_startup_timeout, latency_logging)
 
     def _workflows(
-        self, administration: Administration, store: Store, work_dir: Path, recorder: Recorder
-    ) -> WorkflowAdministration:
+        self, administration: ModelManager, store: ModelStore, work_dir: Path, recorder: SnapshotRecorder
+    ) -> WorkflowManager:
         config = self.config
-        wars = Store(
+        wars = ModelStore(
             config.workflow_store,
             config.allowed_urls,
             download_bytes_max=config.download_bytes_max,
@@ -356,7 +359,7 @@ class Server:
             missing="Workflow not found in workflow store",
             place="workflow store",
         )
-        return WorkflowAdministration(
+        return WorkflowManager(
             administration,
             store,
             wars,

@@ -155,3 +155,25 @@ def _log_failure(task: asyncio.Task[Any]) -> None:
         log.error("%s", error.message)
     elif error is not None:
         log.error("background work failed", exc_info=error)
+
+
+class Notifier:
+    """`notify()` wakes everyone who is in `wait()`; nothing is kept for those who come later."""
+
+    def __init__(self) -> None:
+        self._waiters: list[asyncio.Future[None]] = []
+
+    def notify(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def wait(self) -> None:
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        finally:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)

@@ -15,7 +15,7 @@ from PIL import Image
 from ts.context import Context
 from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
 from ts.torch_handler.compilation import compile_options
-from ts_frontend.telemetry.metrics_record import parse_record
+from ts_frontend.telemetry.metrics.text import parse_record
 
 
 def blocks(root: Path, page: str, language: str) -> list[str]:

@@ -60,7 +60,7 @@ class Serving:
         command = [
             sys.executable,
             "-c",
-            "import sys; from ts_frontend.cli import main; sys.exit(main())",
+            "import sys; from ts_frontend.cli.main import main; sys.exit(main())",
             "--start",
             "--foreground",
             "--ts-config",

@@ -112,7 +112,7 @@ def predict(channel: grpc.Channel, data: bytes = b"x", timeout: float = GUARD_S)
 
 
 def torchserve(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from ts_frontend.cli import main; raise SystemExit(main())", *words]
+    command = [sys.executable, "-c", "from ts_frontend.cli.main import main; raise SystemExit(main())", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=GUARD_S)
 
 

@@ -18,10 +18,10 @@ import pytest
 
 from ts.protocol import open_inference_pb2
 from ts.version import __version__
+from ts_frontend.open_inference.models import EXTENSIONS
 from ts_frontend.protos import inference_pb2, management_pb2
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 from ts_frontend.protos.management_pb2_grpc import ManagementAPIsServiceStub
-from ts_frontend.services.tensor_models import EXTENSIONS
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 GUARD_S = 60

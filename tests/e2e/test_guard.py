@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from ts_frontend.authorization.keys import Kind
-from ts_frontend.services.route_table import ROUTES, Decision, Dialect, Effect, Row, decision
+from ts_frontend.config.keys import KeyKind
+from ts_frontend.http.routes import ROUTES, Decision, Effect, ErrorDialect, Row, decision
 
 GUARD_S = 60
 #: Imported by its worker, it leaves a file behind.
@@ -90,7 +90,7 @@ ALL = [(row, method) for row in ROUTES for method in (row.methods.split() if row
 GUARDED = [
     (row, method)
     for row, method in ALL
-    if row.effect is Effect.CHANGES or row.key in (Kind.MANAGEMENT, Kind.API) or decided(row, method).managing
+    if row.effect is Effect.CHANGES or row.key in (KeyKind.MANAGEMENT, KeyKind.API) or decided(row, method).managing
 ]
 FREE = [(row, method) for row, method in ALL if (row, method) not in GUARDED]
 JSON = [(row, method) for row, method in ALL if row.json]
@@ -106,11 +106,11 @@ FOREIGN = (
 )
 
 
-def is_in(dialect: Dialect, answer: bytes, status: int) -> bool:
+def is_in(dialect: ErrorDialect, answer: bytes, status: int) -> bool:
     found = json.loads(answer)
-    if dialect is Dialect.OPEN_INFERENCE:
+    if dialect is ErrorDialect.OPEN_INFERENCE:
         return set(found) == {"error"} and isinstance(found["error"], str)
-    if dialect is Dialect.OPENAI:
+    if dialect is ErrorDialect.OPENAI:
         return set(found["error"]) == {"message", "type", "param", "code"}
     return set(found) == {"code", "type", "message"} and found["code"] == status
 

@@ -188,7 +188,7 @@ def test_the_readmes_program_runs_as_it_is(start: Start, environment: str) -> No
     assert program.ask("/v2/models/my_model")[1] == metadata | {"inputs": tensors[0], "outputs": tensors[1]}
     assert program.ask("/v2/models/my_model/ready")[:2] == (200, {"name": "my_model", "ready": True})
     first = psutil.Process(program.process.pid)
-    assert "ts_frontend.kserve.program" in " ".join(first.cmdline()), "the program's process is the server"
+    assert "ts_frontend.cli.program" in " ".join(first.cmdline()), "the program's process is the server"
     left = [*first.children(recursive=True)]
     assert program.close() == 0
     assert not psutil.wait_procs(left, timeout=GUARD_S)[1]

@@ -126,7 +126,13 @@ def test_readiness_health_and_descriptions_tell_it(server: Any) -> None:
     assert httpx.get(f"{server.http}/v2/models/m/ready", timeout=GUARD_S).status_code != 200
     assert httpx.get(f"{server.http}/ping", timeout=GUARD_S).status_code == 500
     ports = ["--inference-port", server.inference.split(":")[1], "--management-port", server.management.split(":")[1]]
-    words = [sys.executable, "-c", "import sys; from ts_frontend.cli import main; sys.exit(main())", "list", *ports]
+    words = [
+        sys.executable,
+        "-c",
+        "import sys; from ts_frontend.cli.main import main; sys.exit(main())",
+        "list",
+        *ports,
+    ]
     text = subprocess.run(words, capture_output=True, text=True, check=True, timeout=GUARD_S).stdout
     assert f"failed: {CAUSE}" in text
     listed = subprocess.run([*words, "--json"], capture_output=True, text=True, check=True, timeout=GUARD_S).stdout

@@ -75,7 +75,7 @@ class Container:
         self.output = (directory / "output").open("w+")
         ports = [f"--set=grpc_{api}_port=0" for api in ("inference", "management")]
         ports += [f"--set={api}_address=http://127.0.0.1:0" for api in ("inference", "management", "metrics")]
-        program = [sys.executable, "-c", "from ts_frontend.cli import main; import sys; sys.exit(main())"]
+        program = [sys.executable, "-c", "from ts_frontend.cli.main import main; import sys; sys.exit(main())"]
         writable = str(directory / "writable")
         environ = {name: value.format(writable=writable) for name, value in environ.items()}
         env = [f"{name}={value}" for name, value in environ.items()]

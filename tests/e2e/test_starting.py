@@ -21,7 +21,7 @@ import httpx
 import psutil
 import pytest
 
-from ts_frontend.models.snapshot import Kind, SnapshotFiles, VersionState
+from ts_frontend.config.snapshot import SnapshotFiles, SnapshotKind, VersionState
 
 GUARD_S = 60
 #: What nobody waits for to end by itself.
@@ -192,7 +192,7 @@ def test_a_stop_while_a_snapshot_is_restored(start, store, tmp_path):
     """What an earlier start downloaded is still there for the next one."""
     endless_archive(store / "endless.tar.gz")
     state = VersionState("endless.tar.gz", True, 1, 1, url="http://127.0.0.1:1/endless.tar.gz")
-    SnapshotFiles(tmp_path / "logs" / "config").write(Kind.SHUTDOWN, {"endless": {"1.0": state}}, {})
+    SnapshotFiles(tmp_path / "logs" / "config").write(SnapshotKind.SHUTDOWN, {"endless": {"1.0": state}}, {})
     server = start(wait=False, snapshots=True, extract_ratio_max=1e9)
     eventually(lambda: unpacking(tmp_path))
     stops_at_once(server)

@@ -30,7 +30,7 @@ ENGINES = ("h2corn", "grpcio")
 FOREGROUND = (
     sys.executable,
     "-c",
-    "import sys; from ts_frontend.cli import main; sys.exit(main())",
+    "import sys; from ts_frontend.cli.main import main; sys.exit(main())",
     "--start",
     "--foreground",
     "--ts-config",

@@ -285,7 +285,7 @@ def torchserve(directory: Path, *words: str, **environ: str) -> subprocess.Compl
     env = {key: value for key, value in os.environ.items() if not key.startswith(("TS_", "TORCHSERVE_"))}
     with (directory / "output.txt").open("w+") as file:
         done = subprocess.run(
-            [sys.executable, "-c", "from ts_frontend.cli import main; raise SystemExit(main())", *words],
+            [sys.executable, "-c", "from ts_frontend.cli.main import main; raise SystemExit(main())", *words],
             cwd=directory,
             env=env | environ,
             stdin=subprocess.DEVNULL,

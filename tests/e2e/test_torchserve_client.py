@@ -21,7 +21,7 @@ from google.protobuf import empty_pb2
 from google.rpc import status_pb2
 from grpc_tools import protoc
 
-from ts_frontend.client_cli import commands
+from ts_frontend.cli.commands import commands
 
 CALL_S_MAX = 60
 LOAD_THREADS = 4

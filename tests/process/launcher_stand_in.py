@@ -10,9 +10,10 @@ import os
 import signal
 import sys
 
-from ts_frontend.cli import Program, main
-from ts_frontend.config import ServerConfig
-from ts_frontend.launch import STARTED
+from ts_frontend.cli import main
+from ts_frontend.cli.main import Program
+from ts_frontend.config.table import ServerConfig
+from ts_frontend.process import STARTED
 
 
 def run(config: ServerConfig, ready_fd: int | None) -> int:

@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from ts_frontend.models.archive import Archive
-from ts_frontend.models.environment import Environment, EnvironmentFailed, Environments
-from ts_frontend.models.environment_store import EnvironmentStore, Held
-from ts_frontend.workers.process import run_tool
+from ts_frontend.models.environments import Environment, EnvironmentFailed, Environments, EnvironmentStore, Held
+from ts_frontend.workers.launchers import run_tool
 
 GUARD_S = 60.0
 HOLDER = """

@@ -11,12 +11,12 @@ from collections.abc import Callable, Coroutine, Iterator
 import psutil
 import pytest
 
-from ts_frontend.workers.forking import ForkLauncher
-from ts_frontend.workers.process import ExecLauncher
-from ts_frontend.workers.started import Process, Spec
+from ts_frontend.workers.forkserver import ForkLauncher
+from ts_frontend.workers.launchers import ExecLauncher
+from ts_frontend.workers.process import Process, ProcessSpec
 
 HANG_S = 60
-SPEC = Spec("m", dict(os.environ))
+SPEC = ProcessSpec("m", dict(os.environ))
 
 
 def forkservers() -> list[psutil.Process]:
@@ -44,7 +44,7 @@ class Started:
         self.launcher = ForkLauncher(dict(os.environ), self.fallback, fork_s_max=1.0)
         self.workers: list[Process] = []
 
-    async def worker(self, spec: Spec = SPEC) -> Process:
+    async def worker(self, spec: ProcessSpec = SPEC) -> Process:
         process = await self.launcher.launch(spec, lambda stream, line: None)
         self.workers.append(process)
         return process
@@ -113,7 +113,7 @@ def test_closing_does_not_wait_for_a_wedged_forkserver():
 
 def test_half_a_request_is_never_followed_by_another():
     """The rest of the first would be read as the beginning of the second."""
-    large = Spec("m", {**os.environ, **{f"LARGE_{number}": "x" * 100_000 for number in range(10)}})
+    large = ProcessSpec("m", {**os.environ, **{f"LARGE_{number}": "x" * 100_000 for number in range(10)}})
 
     async def scenario(started: Started) -> None:
         first = await started.worker()

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ts_frontend.launch import COMMAND
-from ts_frontend.models.snapshot import Snapshot, SnapshotFiles
+from ts_frontend.cli.launch import COMMAND
+from ts_frontend.config.snapshot import Snapshot, SnapshotFiles
 
 STORE = Path(__file__).parents[2] / "model_store"
 HANG_S = 120

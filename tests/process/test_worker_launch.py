@@ -8,8 +8,8 @@ import os
 import psutil
 import pytest
 
-from ts_frontend.workers.process import ExecLauncher
-from ts_frontend.workers.started import Spec
+from ts_frontend.workers.launchers import ExecLauncher
+from ts_frontend.workers.process import ProcessSpec
 
 
 @pytest.mark.parametrize("turns", [1, 2])
@@ -19,7 +19,7 @@ def test_a_start_that_is_cancelled_leaves_neither_a_process_nor_descriptors(turn
         await asyncio.to_thread(int)  # the loop's own thread and descriptors
         before, others = psutil.Process().num_fds(), psutil.Process().children()
         for _ in range(3):
-            start = asyncio.create_task(launcher.launch(Spec("m", dict(os.environ)), lambda stream, line: None))
+            start = asyncio.create_task(launcher.launch(ProcessSpec("m", dict(os.environ)), lambda stream, line: None))
             for _ in range(turns):
                 await asyncio.sleep(0)
             start.cancel()

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from ts_frontend.errors import Code, ModelNotFound
-from ts_frontend.ingress.call import Call, ClientGone, Method, Shape
-from ts_frontend.telemetry.access import code_of, logged
+from ts_frontend.errors import ClientGone, Code, ModelNotFound
+from ts_frontend.grpc.call import Call, Method, Shape
+from ts_frontend.grpc.telemetry import code_of, logged
 
 
 class Lines:

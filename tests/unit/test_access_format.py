@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from ts_frontend.telemetry.access_format import AccessFormatter
-from ts_frontend.telemetry.log_entries import Access
+from ts_frontend.telemetry.logging.access_format import AccessFormatter
+from ts_frontend.telemetry.logging.writer import Access
 
 ENTRY = Access(0.0, "10.0.0.1:5", "GET /a?b=c HTTP/1.1", 404, 12.5, "id")
 

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from ts_frontend import cli, command_line
-from ts_frontend.addresses import Address
-from ts_frontend.aliases import ALIASES
-from ts_frontend.config import ConfigError, Option, ServerConfig, load_config, snapshot_settings, worker_environment
-from ts_frontend.config_kinds import ExtraPort
-from ts_frontend.config_table import SETTINGS
-from ts_frontend.profiles import PROFILES
+from ts_frontend.cli import flags as command_line
+from ts_frontend.cli import main as cli
+from ts_frontend.config.addresses import Address
+from ts_frontend.config.foreign.aliases import ALIASES
+from ts_frontend.config.foreign.profiles import PROFILES
+from ts_frontend.config.kinds import ConfigError, ExtraPort
+from ts_frontend.config.load import Option, load_config, snapshot_settings, worker_environment
+from ts_frontend.config.table import SETTINGS, ServerConfig
 
 
 @pytest.fixture(autouse=True)

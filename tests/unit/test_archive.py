@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ts_frontend.errors import ArchiveNotFound, InvalidArchive
-from ts_frontend.models.archive import Archive, ExtractLimits, open_archive, open_program, parse_config
-from ts_frontend.models.extraction import safe_parts
+from ts_frontend.models.archive import Archive, open_archive, open_program, parse_config
+from ts_frontend.models.extraction import ExtractLimits, safe_parts
 
 MANIFEST = {
     "createdOn": "01/02/2026 03:04:05",

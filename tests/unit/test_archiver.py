@@ -19,7 +19,8 @@ import pytest
 
 from model_archiver import ModelArchiver, ModelArchiverConfig, ModelArchiverError
 from model_archiver.arg_parser import make_parser
-from ts_frontend.models.archive import ExtractLimits, open_archive
+from ts_frontend.models.archive import open_archive
+from ts_frontend.models.extraction import ExtractLimits
 
 FORMATS = {"default": "m.mar", "zip-store": "m.mar", "tgz": "m.tar.gz", "no-archive": "m"}
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ts_frontend.batching.batcher import Batcher, Full, Policy
+from ts_frontend.scheduling.batcher import Batcher, Full, Policy
 
 
 @dataclass

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ts_frontend.ingress.call import Tls
-from ts_frontend.ingress.certificates import CertificateFiles, CertificateRefused, Pem, read
-from ts_frontend.ingress.x509 import validities
+from ts_frontend.listeners.certificates import CertificateFiles, CertificateRefused, Pem, read, validities
+from ts_frontend.listeners.listener import Tls
 
 GUARD_S = 30
 

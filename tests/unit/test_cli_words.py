@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ts_frontend import cli, command_line
-from ts_frontend.config import ConfigError, Option
+from ts_frontend.cli import flags as command_line
+from ts_frontend.cli import main as cli
+from ts_frontend.config.kinds import ConfigError
+from ts_frontend.config.load import Option
 
 
 @pytest.fixture(autouse=True)

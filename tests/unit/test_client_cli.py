@@ -14,9 +14,9 @@ import pytest
 from click.testing import CliRunner, Result
 from google.protobuf import empty_pb2
 
-from ts_frontend.client import text
-from ts_frontend.client.waiting import WorkersFailed, wait_for_workers
-from ts_frontend.client_cli import commands
+from ts_frontend.cli import text
+from ts_frontend.cli.client import WorkersFailed, wait_for_workers
+from ts_frontend.cli.commands import commands
 from ts_frontend.protos import inference_pb2 as inference
 from ts_frontend.protos import management_pb2 as management
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ts_frontend.authorization.keys import Kind
-from ts_frontend.client.keys import ClientKeys, NoKeys, find_keys
-from ts_frontend.client_cli import commands
+from ts_frontend.cli.client import ClientKeys, NoKeys, find_keys
+from ts_frontend.cli.commands import commands
+from ts_frontend.config.keys import KeyKind
 
 FILE = """{
   "management": {"key": "management-key", "expiration time": "2026-11-21T00:34:37.796771500Z"},
@@ -25,7 +25,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def sent(keys: ClientKeys, kind: Kind = Kind.MANAGEMENT) -> str:
+def sent(keys: ClientKeys, kind: KeyKind = KeyKind.MANAGEMENT) -> str:
     metadata = dict(keys.metadata(kind))
     return metadata.get("authorization", "")
 
@@ -35,7 +35,7 @@ def test_the_key_file_of_the_directory_is_for_servers_of_this_machine(here: Path
     (here / "key_file.json").write_text(FILE)
     for host in ("127.0.0.1", "localhost", "::1"):
         assert sent(find_keys(None, None, host)) == "Bearer management-key"
-        assert sent(find_keys(None, None, host), Kind.INFERENCE) == "Bearer inference-key"
+        assert sent(find_keys(None, None, host), KeyKind.INFERENCE) == "Bearer inference-key"
     for host in ("10.0.0.1", "example.org"):
         assert sent(find_keys(None, None, host)) == ""
 
@@ -63,14 +63,14 @@ def test_a_token_that_cannot_be_a_key(token: str) -> None:
 
 
 def test_a_refusal_says_what_was_sent_and_what_to_do(here: Path) -> None:
-    assert "its management key; none was sent." in ClientKeys().advice(Kind.MANAGEMENT)
-    assert "the one of --token (or TORCHSERVE_TOKEN) isn't that" in ClientKeys("x").advice(Kind.INFERENCE)
+    assert "its management key; none was sent." in ClientKeys().advice(KeyKind.MANAGEMENT)
+    assert "the one of --token (or TORCHSERVE_TOKEN) isn't that" in ClientKeys("x").advice(KeyKind.INFERENCE)
     (here / "key_file.json").write_text(FILE)
     keys = find_keys(None, None, "127.0.0.1")
-    assert f"the one of {here / 'key_file.json'} isn't that" in keys.advice(Kind.INFERENCE, LONG_AGO)
-    assert "key_file.json has expired, at 2026-11-21T00:34:37" in keys.advice(Kind.INFERENCE, LATER)
+    assert f"the one of {here / 'key_file.json'} isn't that" in keys.advice(KeyKind.INFERENCE, LONG_AGO)
+    assert "key_file.json has expired, at 2026-11-21T00:34:37" in keys.advice(KeyKind.INFERENCE, LATER)
     (here / "key_file.json").write_text('{"inference": "inference-key"}')
-    assert "has none, and none was sent" in find_keys(None, None, "::1").advice(Kind.MANAGEMENT, LATER)
+    assert "has none, and none was sent" in find_keys(None, None, "::1").advice(KeyKind.MANAGEMENT, LATER)
     for part in ("--token", "TORCHSERVE_TOKEN", "--key-file", "/token?type=management"):
-        assert part in keys.advice(Kind.MANAGEMENT)
-    assert "inference-key" not in keys.advice(Kind.INFERENCE)
+        assert part in keys.advice(KeyKind.MANAGEMENT)
+    assert "inference-key" not in keys.advice(KeyKind.INFERENCE)

@@ -9,19 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from ts_frontend.config import (
-    WITH_MODELS,
-    ConfigError,
-    Option,
-    ServerConfig,
-    explain,
-    load_config,
-    snapshot_settings,
-    worker_environment,
-)
-from ts_frontend.config_table import SETTINGS
-from ts_frontend.models.snapshot import Kind, SnapshotFiles, VersionState
-from ts_frontend.profiles import PROFILES
+from ts_frontend.config.foreign.profiles import PROFILES
+from ts_frontend.config.kinds import ConfigError
+from ts_frontend.config.load import WITH_MODELS, Option, explain, load_config, snapshot_settings, worker_environment
+from ts_frontend.config.snapshot import SnapshotFiles, SnapshotKind, VersionState
+from ts_frontend.config.table import SETTINGS, ServerConfig
 
 STATE = VersionState(archive="m.mar", default=True, min_workers=1, max_workers=2)
 
@@ -38,7 +30,7 @@ def write_file(text: str, name: str = "config.properties") -> Path:
 
 
 def write_snapshot(models: Mapping[str, Mapping[str, VersionState]] | None = None, **settings: str) -> Path:
-    return SnapshotFiles(Path("logs/config")).write(Kind.SHUTDOWN, models or {}, settings, datetime(2026, 1, 2))
+    return SnapshotFiles(Path("logs/config")).write(SnapshotKind.SHUTDOWN, models or {}, settings, datetime(2026, 1, 2))
 
 
 def notes(config: ServerConfig) -> str:
@@ -248,7 +240,7 @@ def test_a_snapshot_gives_the_settings_back(tmp_path: Path) -> None:
     assert "allowed_urls" not in settings
     assert "workflow_store" not in settings  # it follows model_store
     assert settings["model_store"] == str(tmp_path / "s")
-    SnapshotFiles(Path("logs/config")).write(Kind.SHUTDOWN, {}, settings)
+    SnapshotFiles(Path("logs/config")).write(SnapshotKind.SHUTDOWN, {}, settings)
     every = load_config([Option("restore_snapshot", "all", "--set")], environ={})
     for key in ("models", "enable_metrics_api", "inference_address", "default_service_handler"):
         assert getattr(every, key) == getattr(config, key)
@@ -321,7 +313,7 @@ def test_another_servers_profile_restores_nothing(profile: str) -> None:
 def test_snapshots_are_looked_for_where_they_are_written() -> None:
     given = [Option("work_dir", "w", "--work-dir")]
     config = load_config(given, environ={})
-    SnapshotFiles(config.snapshot_dir).write(Kind.SHUTDOWN, {"m": {"1.0": STATE}}, {})
+    SnapshotFiles(config.snapshot_dir).write(SnapshotKind.SHUTDOWN, {"m": {"1.0": STATE}}, {})
     assert load_config(given, environ={}).snapshot is not None
     stronger = load_config(given, environ={"LOG_LOCATION": "l"})
     assert (stronger.snapshot_dir, stronger.snapshot is None) == (config.snapshot_dir, False)

@@ -8,20 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from ts_frontend.addresses import Address, is_loopback, parse_address, parse_host
-from ts_frontend.config import (
-    ConfigError,
-    Option,
-    ServerConfig,
-    explain,
-    forget_secrets,
-    load_config,
-    snapshot_settings,
-    worker_environment,
-)
-from ts_frontend.config_checks import who_may
-from ts_frontend.config_docs import settings_table
-from ts_frontend.config_table import INTERNAL, NO_EFFECT, SETTINGS
+from ts_frontend.config.addresses import Address, is_loopback, parse_address, parse_host
+from ts_frontend.config.checks import who_may
+from ts_frontend.config.docs import settings_table
+from ts_frontend.config.kinds import ConfigError
+from ts_frontend.config.load import Option, explain, forget_secrets, load_config, snapshot_settings, worker_environment
+from ts_frontend.config.table import INTERNAL, NO_EFFECT, SETTINGS, ServerConfig
 
 DOC = Path(__file__).parents[2] / "docs" / "configuration.md"
 

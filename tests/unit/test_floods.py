@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ts_frontend.ingress import floods
-from ts_frontend.ingress.floods import CONNECTIONS_MAX, SEEN_MIN, Floods
+from ts_frontend.listeners import floods
+from ts_frontend.listeners.floods import CONNECTIONS_MAX, SEEN_MIN, Floods
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue\n"
 SCOPE = {"http_version": "2", "client": ("127.0.0.1", 4660), "server": ("127.0.0.1", 7070)}

@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from ts_frontend.errors import ModelNotFound
-from ts_frontend.ingress.call import Call, Listener, Method, Shape
-from ts_frontend.telemetry.metrics_grpc import CallMetrics
-from ts_frontend.telemetry.metrics_text import exposition
+from ts_frontend.grpc.call import Call, Method, Shape
+from ts_frontend.grpc.telemetry import CallMetrics
+from ts_frontend.listeners.listener import Listener
+from ts_frontend.telemetry.metrics.text import exposition
 
 PATH = "/x.Y/Do"
 
@@ -92,7 +93,7 @@ def test_a_stream_that_is_left_is_cancelled() -> None:
 
 @pytest.mark.parametrize(("routes", "idle_s"), [(True, 0), (False, 120)])
 def test_idle_grpc_connections_stay_open_beside_http(routes: bool, idle_s: float) -> None:
-    engine = pytest.importorskip("ts_frontend.ingress.h2corn_engine", exc_type=ImportError)
+    engine = pytest.importorskip("ts_frontend.listeners.h2corn", exc_type=ImportError)
 
     async def app(*_: object) -> None: ...
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ts_frontend.errors import Code, MessageTooLarge, Unimplemented
-from ts_frontend.ingress import grpc_headers as headers
-from ts_frontend.ingress import grpc_protocol as protocol
+from ts_frontend.grpc import protocol
+from ts_frontend.grpc import protocol as headers
 
 MESSAGES = st.lists(st.binary(max_size=40), max_size=6)
 

@@ -8,7 +8,7 @@ import grpc.aio
 import pytest
 from grpc._cython import cygrpc
 
-from ts_frontend.ingress.grpcio_engine import is_news
+from ts_frontend.listeners.grpcio import is_news
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,13 @@ from pathlib import Path
 import pytest
 
 import ts_frontend.services
-from ts_frontend.addresses import parse_name
-from ts_frontend.authorization.keys import Kind
-from ts_frontend.ingress.departures import Departures
-from ts_frontend.ingress.http_call import BodyLimits, HttpAnswer, HttpRequest
-from ts_frontend.services.guard import Guard, Hosts
-from ts_frontend.services.http_description import INFERENCE, MANAGEMENT, METRICS
-from ts_frontend.services.http_operations import KSERVE, OPEN_INFERENCE, OPENAI
-from ts_frontend.services.route_table import ROUTES, Dialect, Effect, decision
+from ts_frontend.config.addresses import parse_name
+from ts_frontend.config.keys import KeyKind
+from ts_frontend.http.departures import Departures
+from ts_frontend.http.guard import Guard, Hosts
+from ts_frontend.http.openapi import INFERENCE, KSERVE, MANAGEMENT, METRICS, OPEN_INFERENCE, OPENAI
+from ts_frontend.http.request import BodyLimits, HttpAnswer, HttpRequest
+from ts_frontend.http.routes import ROUTES, Effect, ErrorDialect, decision
 
 LOAD = ("POST", "/v2/repository/models/X/load")
 EVIL = (b"origin", b"http://evil.example")
@@ -204,7 +203,7 @@ def test_what_no_row_names_is_closed() -> None:
         assert not found.known and found.managing and found.effect is Effect.CHANGES
     for path in ("", "*", "new", "/", "//"):
         assert decision("POST", path).effect is Effect.CHANGES
-    assert decision("POST", "/v2/new").dialect is Dialect.OPEN_INFERENCE
+    assert decision("POST", "/v2/new").dialect is ErrorDialect.OPEN_INFERENCE
 
 
 def filled(path: str) -> str:
@@ -329,8 +328,8 @@ def test_rows_are_consistent() -> None:
         assert row.path.startswith("/") and row.methods, row
         assert row.key is None or row.effect is not Effect.OPEN, row
         assert row.effect is not Effect.CHANGES or row.key is not None, row
-        assert (row.key is Kind.MANAGEMENT) is row.path.startswith(
+        assert (row.key is KeyKind.MANAGEMENT) is row.path.startswith(
             ("/models", "/workflows", "/v2/repository", "/v2/logging", "/v2/trace")
         ) or row.path.endswith(("/index", "/invoke", "/trace/setting", "/{rest*}")), row
         if row.path.startswith("/v2") and row.effect is Effect.CHANGES:
-            assert row.json and row.dialect is Dialect.OPEN_INFERENCE, row
+            assert row.json and row.dialect is ErrorDialect.OPEN_INFERENCE, row

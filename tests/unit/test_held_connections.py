@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from ts_frontend.ingress import connections
+from ts_frontend.listeners import sockets as connections
 
 ANSWER = bytes(1_000_000)
 

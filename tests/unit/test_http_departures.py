@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ts_frontend.ingress.departures import Connection, Departures, Watched, read_table
+from ts_frontend.http.departures import ConnectionKey, Departures, Watched, read_table
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
 REST = "00000000:00000000 00:00000000 00000000     0        0 1 1 0 20 4 30 10 -1\n"
@@ -37,11 +37,11 @@ def test_tables_are_read() -> None:
     )
     local = socket.inet_pton(socket.AF_INET, "127.0.0.1")
     assert dict(read_table(text, {8080})) == {
-        Connection(b"\0\0\0\0", 0, 8080): "0A",
-        Connection(local, 0xD431, 8080): "01",
-        Connection(socket.inet_pton(socket.AF_INET, "192.168.1.6"), 22, 8080): "08",
-        Connection(socket.inet_pton(socket.AF_INET6, "::1"), 0xD433, 8080): "01",
-        Connection(local, 0xD434, 8080): "06",
+        ConnectionKey(b"\0\0\0\0", 0, 8080): "0A",
+        ConnectionKey(local, 0xD431, 8080): "01",
+        ConnectionKey(socket.inet_pton(socket.AF_INET, "192.168.1.6"), 22, 8080): "08",
+        ConnectionKey(socket.inet_pton(socket.AF_INET6, "::1"), 0xD433, 8080): "01",
+        ConnectionKey(local, 0xD434, 8080): "06",
     }
     assert list(read_table(HEAD, {8080})) == []
 
@@ -70,7 +70,7 @@ async def left(table: Table, *steps: Callable[[], None]) -> bool:
         loop = asyncio.get_running_loop()
         looks = 0
 
-        def look(ports: set[int]) -> dict[Connection, str] | None:
+        def look(ports: set[int]) -> dict[ConnectionKey, str] | None:
             nonlocal looks
             states = seen(ports)  # noqa: B023 - called in this round only
             looks += 1
@@ -121,8 +121,8 @@ def test_a_table_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:
 
 def test_one_look_may_miss_a_connection(tmp_path: Path) -> None:
     departures = Departures((tmp_path / "tcp",))
-    one = Watched(Connection(b"host", 1, 2), lambda: None)
-    there, away = {one.connection: "01"}, dict[Connection, str]()
+    one = Watched(ConnectionKey(b"host", 1, 2), lambda: None)
+    there, away = {one.connection: "01"}, dict[ConnectionKey, str]()
     assert [departures._has_left(one, states) for states in (there, away, there, away, away)] == [False] * 4 + [True]
 
 

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ts.protocol.frames import Chunk, Failed, Input
-from ts_frontend.config import ConfigError, Option, load_config
+from ts_frontend.config.kinds import ConfigError
+from ts_frontend.config.load import Option, load_config
 from ts_frontend.errors import (
     Cancelled,
     Code,
@@ -24,8 +25,7 @@ from ts_frontend.errors import (
     ServeError,
     WorkerDied,
 )
-from ts_frontend.fed_job import FedJob
-from ts_frontend.job import CREDIT_GRANT_BYTES, FINAL, NEXT, IllegalTransition, Job, Ledger, State
+from ts_frontend.job import CREDIT_GRANT_BYTES, FINAL, NEXT, FedJob, IllegalTransition, Job, JobState, Ledger
 
 
 class Recording:
@@ -47,13 +47,13 @@ def sent(ledger: Ledger | None = None, **more: object) -> tuple[Job, Recording]:
     job = Job(ledger or Ledger(), [Input("data", "", b"12345")], request_id="r", **more)  # type: ignore[arg-type]
     owner = Recording()
     job.owner = owner
-    job.move(State.QUEUED)
-    job.move(State.SENT)
+    job.move(JobState.QUEUED)
+    job.move(JobState.SENT)
     job.owner = owner
     return job, owner
 
 
-@pytest.mark.parametrize(("old", "new"), list(itertools.product(State, State)))
+@pytest.mark.parametrize(("old", "new"), list(itertools.product(JobState, JobState)))
 def test_the_table_decides_which_moves_there_are(old, new):
     job = Job(Ledger(), [], request_id="r")
     job.state = old
@@ -79,7 +79,9 @@ def test_gauges_fall_however_a_job_ends():
         assert (ledger.sent, list(ledger.live)) == (1, [job.id])
         end(job)
         assert (ledger.queued, ledger.sent, ledger.live) == (0, 0, {})
-    assert [ledger.counts[state] for state in (State.ANSWERED, State.FAILED, State.CANCELLED, State.EXPIRED)] == [1] * 4
+    assert [
+        ledger.counts[state] for state in (JobState.ANSWERED, JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED)
+    ] == [1] * 4
 
 
 def test_pieces_are_joined_for_a_unary_caller_and_credit_comes_back_at_once():
@@ -122,7 +124,7 @@ def test_a_reader_that_takes_gives_credit_and_one_that_does_not_gives_none():
         await anext(chunks)
         assert owner.granted == [70_064]
         await chunks.aclose()
-        assert job.state is State.CANCELLED and owner.released == [job]
+        assert job.state is JobState.CANCELLED and owner.released == [job]
 
     asyncio.run(scenario())
 
@@ -174,7 +176,7 @@ def test_a_caller_that_leaves_cancels_wherever_the_job_is():
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        assert job.state is State.CANCELLED and owner.released == [job]
+        assert job.state is JobState.CANCELLED and owner.released == [job]
         job.deliver(Chunk(job.id, b"late"))
         with pytest.raises(Cancelled):
             await job.result()
@@ -211,7 +213,7 @@ def test_the_ledger_tells_when_nothing_is_left():
 
 
 def test_the_end_of_a_job_is_final():
-    assert {State.ANSWERED, State.FAILED, State.CANCELLED, State.EXPIRED} == FINAL
+    assert {JobState.ANSWERED, JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED} == FINAL
 
 
 class Body(bytearray):
@@ -268,8 +270,8 @@ def test_a_failed_job_is_freed_as_soon_as_its_caller_has_its_error(no_collector,
         body = Body(b"12345")
         job = kind(Ledger(), [Input("data", "", body)], request_id="r", response_bytes_max=100)
         job.owner = Recording()
-        job.move(State.QUEUED)
-        job.move(State.SENT)
+        job.move(JobState.QUEUED)
+        job.move(JobState.SENT)
         alive = weakref.ref(body)
         del body
         if early:

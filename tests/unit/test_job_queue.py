@@ -8,10 +8,10 @@ import time
 import pytest
 
 from ts.protocol.frames import Chunk, Input
-from ts_frontend.batching.batcher import Policy
-from ts_frontend.batching.job_queue import JobQueue
 from ts_frontend.errors import DeadlineExceeded, NoWorker, QueueFull
-from ts_frontend.job import Job, Ledger, State
+from ts_frontend.job import Job, JobState, Ledger
+from ts_frontend.scheduling.batcher import Policy
+from ts_frontend.scheduling.queues import JobQueue
 
 
 class Taking:
@@ -31,7 +31,7 @@ class Taking:
     def take(self, jobs: list[Job]) -> None:
         for job in jobs:
             job.owner = None
-            job.move(State.SENT)
+            job.move(JobState.SENT)
         self.batches.append(jobs)
         self.taken.set()
 
@@ -159,7 +159,7 @@ def test_old_jobs_can_be_failed_while_young_ones_stay():
         queue.put(young)
         old.queued_at_s -= 60
         assert queue.fail_older(NoWorker("none"), 30) == 1
-        assert (old.state, young.state, len(queue)) == (State.FAILED, State.QUEUED, 1)
+        assert (old.state, young.state, len(queue)) == (JobState.FAILED, JobState.QUEUED, 1)
         assert queue.fail_all(NoWorker("none")) == 1
 
     asyncio.run(scenario())

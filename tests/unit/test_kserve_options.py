@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from ts.compat import run
-from ts_frontend.config_kinds import ConfigError, ProgramLine, ProgramLines
-from ts_frontend.kserve import beside, options, program, properties_file
+from ts_frontend.cli import program
+from ts_frontend.cli import program as beside
+from ts_frontend.config.foreign import kserve as options
+from ts_frontend.config.foreign import kserve as properties_file
+from ts_frontend.config.kinds import ConfigError, ProgramLine, ProgramLines
 
 PROGRAM = ProgramLines((ProgramLine(("/models/model0",)), ProgramLine(("/models/a;b",))))
 
@@ -133,15 +136,17 @@ def test_options_become_the_servers_settings(tmp_path: Path):
 
 def test_what_is_served_beside_a_program():
     words = ["--times=3", "--model-store", "/s", "--models", "a", "b=c.mar", "--model_repository=/r", "--http_port=1"]
-    assert [(one.key, one.text, one.flag) for one in beside.settings(words)] == [
+    assert [(one.key, one.text, one.flag) for one in beside.co_served_settings(words)] == [
         ("model_store", "/s", "--model_store"),
         ("load_models", "a,b=c.mar", "--models"),
         ("model_repository", "/r", "--model_repository"),
     ]
-    assert beside.settings(["--times=3", "--model_name", "x"]) == []
-    assert beside.notes(beside.settings(["--model_store=/s"])) and not beside.notes(beside.settings(words))
+    assert beside.co_served_settings(["--times=3", "--model_name", "x"]) == []
+    assert beside.co_served_notes(beside.co_served_settings(["--model_store=/s"])) and not beside.co_served_notes(
+        beside.co_served_settings(words)
+    )
     with pytest.raises(ConfigError, match="model_store"):
-        beside.settings(["--model_store"])
+        beside.co_served_settings(["--model_store"])
 
 
 def test_options_before_a_program_are_the_servers():

@@ -10,13 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from ts_frontend.telemetry.log_entries import Access, Entry, Lines, ModelLine
-from ts_frontend.telemetry.log_formats import TextFormatter
-from ts_frontend.telemetry.log_pattern import PatternFormatter
-from ts_frontend.telemetry.metrics_definitions import Definition, Kind
-from ts_frontend.telemetry.metrics_events import Line
-from ts_frontend.telemetry.metrics_record import parse_record
-from ts_frontend.telemetry.metrics_text import log_text
+from ts_frontend.telemetry.logging.formats import PatternFormatter, TextFormatter
+from ts_frontend.telemetry.logging.writer import Access, Lines, LogEntry, ModelLine
+from ts_frontend.telemetry.metrics.definitions import Definition, MetricKind
+from ts_frontend.telemetry.metrics.requests import MetricLine
+from ts_frontend.telemetry.metrics.text import log_text, parse_record
 
 RECORDED = Path(__file__).parent.parent / "data" / "logs"
 TIME = r"(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d),(?P<ms>\d{3})"
@@ -33,7 +31,7 @@ def seconds(match: re.Match[str]) -> float:
     return time.mktime(time.strptime(match["time"], "%Y-%m-%dT%H:%M:%S")) + int(match["ms"]) / 1000 + 0.0001
 
 
-def record_of(name: str, entry: Entry) -> logging.LogRecord:
+def record_of(name: str, entry: LogEntry) -> logging.LogRecord:
     record = logging.LogRecord(name, entry.level, "", 0, "%s", (Lines([entry]),), None)
     record.entries, record.entry_lines, record.source = [entry], Lines([entry]), entry.source
     return record
@@ -76,7 +74,7 @@ def of_server(text: str) -> str:
     match = read(r"([^.]+)\.([^:]+):([^|]+)\|#([^|]*)\|#hostname:([^,]+),timestamp:(\d+)", text)
     name, unit, value, labels, host, at_s = match.groups()
     pairs = dict(part.split(":") for part in labels.split(","))
-    definition = Definition(name, Kind.GAUGE, unit, (*pairs, "Hostname"))
+    definition = Definition(name, MetricKind.GAUGE, unit, (*pairs, "Hostname"))
     return log_text(definition, float(value), pairs, host, float(at_s))
 
 
@@ -95,5 +93,5 @@ def of_handler(text: str) -> str:
 def test_metrics(name: str, ours: Callable[[str], str]) -> None:
     for line in recorded(f"{name}.txt"):
         match = read(TIME + r" - (?P<text>.*)", line)
-        entry = Line(seconds(match), ours(match["text"]))
+        entry = MetricLine(seconds(match), ours(match["text"]))
         assert [one.format(record_of(name.upper(), entry)) for one in both(SHORT)] == [line, line]

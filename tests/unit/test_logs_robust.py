@@ -15,16 +15,17 @@ from pathlib import Path
 import pytest
 
 from ts.protocol.marks import marked, unmarked
-from ts_frontend.config import ServerConfig
-from ts_frontend.telemetry import log_files, log_writer, model_log
-from ts_frontend.telemetry.log_entries import Access, ModelLine, folded, printable
-from ts_frontend.telemetry.log_files import RotatedFile, daily
-from ts_frontend.telemetry.logs import setup_logs
-from ts_frontend.telemetry.metrics import MetricsRegistry
-from ts_frontend.telemetry.metrics_definitions import read_definitions
-from ts_frontend.telemetry.metrics_setup import DEFAULT_FILE
-from ts_frontend.telemetry.model_log import ModelLog
-from ts_frontend.workers.output import LineReader
+from ts_frontend.config.table import ServerConfig
+from ts_frontend.telemetry.logging import files as log_files
+from ts_frontend.telemetry.logging import model_log
+from ts_frontend.telemetry.logging import writer as log_writer
+from ts_frontend.telemetry.logging.files import RotatedFile, daily
+from ts_frontend.telemetry.logging.logs import setup_logs
+from ts_frontend.telemetry.logging.model_log import ModelLog
+from ts_frontend.telemetry.logging.writer import Access, ModelLine, folded, printable
+from ts_frontend.telemetry.metrics.definitions import read_definitions
+from ts_frontend.telemetry.metrics.registry import DEFAULT_FILE, MetricsRegistry
+from ts_frontend.workers.process import LineReader
 
 
 def record(text: str) -> logging.LogRecord:

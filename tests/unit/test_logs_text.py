@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from ts_frontend.config import ConfigError, ServerConfig
-from ts_frontend.config_table import Note
-from ts_frontend.telemetry import log_writer
-from ts_frontend.telemetry.log_files import Console, RotatedFile, daily
-from ts_frontend.telemetry.logs import Logs, setup_logs
+from ts_frontend.config.kinds import ConfigError
+from ts_frontend.config.table import Note, ServerConfig
+from ts_frontend.telemetry.logging import writer as log_writer
+from ts_frontend.telemetry.logging.files import Console, RotatedFile, daily
+from ts_frontend.telemetry.logging.logs import Logs, setup_logs
 
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3}"
 FILES = ["access_log.log", "model_log.log", "model_metrics.log", "ts_log.log", "ts_metrics.log"]

@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 
 from ts.protocol.frames import Chunk
-from ts_frontend.config import ConfigError
-from ts_frontend.job import Job, Ledger, State
-from ts_frontend.telemetry.metrics import MetricsRegistry
-from ts_frontend.telemetry.metrics_definitions import Definition, Definitions, Kind, read_definitions
-from ts_frontend.telemetry.metrics_events import EVENTS_MAX, Line
-from ts_frontend.telemetry.metrics_record import parse_record
-from ts_frontend.telemetry.metrics_samples import SERIES_MAX
-from ts_frontend.telemetry.metrics_setup import DEFAULT_FILE
+from ts_frontend.config.kinds import ConfigError
+from ts_frontend.job import Job, JobState, Ledger
+from ts_frontend.telemetry.metrics.definitions import Definition, Definitions, MetricKind, read_definitions
+from ts_frontend.telemetry.metrics.registry import DEFAULT_FILE, MetricsRegistry
+from ts_frontend.telemetry.metrics.requests import EVENTS_MAX, MetricLine
+from ts_frontend.telemetry.metrics.samples import SERIES_MAX
+from ts_frontend.telemetry.metrics.text import parse_record
 
 #: What TorchServe 0.12.0 answered, in an order that differs run by run.
 RECORDED = Path(__file__).parents[1] / "data" / "metrics"
@@ -32,7 +31,7 @@ def answered_job(metrics: MetricsRegistry, *, name: str = "m", named: bool = Fal
     recorder = model.requests(named)
     recorder.accepted()
     job = Job(Ledger(), [], request_id=request_id)
-    for state in (State.QUEUED, State.SENT):
+    for state in (JobState.QUEUED, JobState.SENT):
         job.move(state)
     job.deliver(Chunk(job.id, b"", last=True))
     recorder.answered(10.0, 11.0, 13.0)
@@ -46,7 +45,7 @@ def shown(metrics: MetricsRegistry, *names: str) -> list[str]:
 
 def logged(metrics: MetricsRegistry) -> dict[str, list[str]]:
     """The lines by log, times masked."""
-    portions: Sequence[tuple[str, list[Line]]] = [*metrics.event_log.portions(), *metrics.event_log.portions()]
+    portions: Sequence[tuple[str, list[MetricLine]]] = [*metrics.event_log.portions(), *metrics.event_log.portions()]
     found: dict[str, list[str]] = {}
     for name, lines in portions:
         if lines:
@@ -78,9 +77,9 @@ def test_a_job_tells_its_recorder_once_and_only_of_an_answer() -> None:
     recorder = Recorder()
     jobs = [Job(Ledger(), [], request_id="r", recorder=recorder) for _ in range(2)]
     for job in jobs:
-        job.move(State.QUEUED)
+        job.move(JobState.QUEUED)
         job.queued_at_s, job.sent_at_s = 1.0, 2.0
-        job.move(State.SENT)
+        job.move(JobState.SENT)
     jobs[0].cancel()
     jobs[1].deliver(Chunk(jobs[1].id, b"x", last=True))
     jobs[1].deliver(Chunk(jobs[1].id, b"x", last=True))
@@ -178,7 +177,7 @@ def test_values_of_the_server(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_batch_that_failed_has_no_prediction_time() -> None:
     metrics = registry("log")
     job = Job(Ledger(), [], request_id="r")
-    job.move(State.QUEUED)
+    job.move(JobState.QUEUED)
     job.cancel()
     metrics.model("m", "1.0").batches.answered([job], 0.0, 1.0, 2.0)
     assert not logged(metrics)
@@ -244,7 +243,7 @@ def test_the_text_is_torchserves() -> None:
     metrics = recorded_registry()
     metrics.model("probe", "1.0").requests(False).answered(0.0, 0.0002, 0.02)
     job = Job(Ledger(), [], request_id="r")
-    for state in (State.QUEUED, State.SENT, State.ANSWERED):
+    for state in (JobState.QUEUED, JobState.SENT, JobState.ANSWERED):
         job.move(state)
     metrics.model("probe", "1.0").batches.answered([job], 0.002, 0.000185, 1.0)
     assert settled(metrics.text()) == settled((RECORDED / "prometheus.txt").read_text())
@@ -310,7 +309,7 @@ def one_life(metrics: MetricsRegistry, name: str, version: str = "1.0") -> None:
         recorder.accepted()
         recorder.answered(10.0, 11.0, 13.0)
     job = Job(Ledger(), [], request_id="r")
-    for state in (State.QUEUED, State.SENT, State.ANSWERED):
+    for state in (JobState.QUEUED, JobState.SENT, JobState.ANSWERED):
         job.move(state)
     model.batches.answered([job], 0.5, 2.0, 13.0)
     model.batches.loaded(9000, 1.0)
@@ -407,7 +406,9 @@ def test_late_words_of_a_model_that_is_gone_bring_nothing_back() -> None:
 
 def test_the_file_that_comes_with_the_server() -> None:
     definitions = read_definitions(DEFAULT_FILE)
-    assert definitions.server["Requests2XX"] == Definition("Requests2XX", Kind.COUNTER, "Count", ("Level", "Hostname"))
+    assert definitions.server["Requests2XX"] == Definition(
+        "Requests2XX", MetricKind.COUNTER, "Count", ("Level", "Hostname")
+    )
     assert definitions.model["PredictionTime"].dimensions == ("ModelName", "Level", "Hostname")
     assert len(definitions.server) == 19
 

@@ -8,11 +8,17 @@ from typing import Any
 
 import pytest
 
-from ts_frontend.telemetry.metrics import MetricsRegistry
-from ts_frontend.telemetry.metrics_definitions import read_definitions
-from ts_frontend.telemetry.metrics_gpu import GpuLoad, GpuReader
-from ts_frontend.telemetry.metrics_setup import DEFAULT_FILE
-from ts_frontend.telemetry.metrics_system import SystemMetrics, Value, command_line, command_values, sample
+from ts_frontend.telemetry.metrics.definitions import read_definitions
+from ts_frontend.telemetry.metrics.registry import DEFAULT_FILE, MetricsRegistry
+from ts_frontend.telemetry.metrics.system import (
+    GpuLoad,
+    GpuReader,
+    SystemMetrics,
+    Value,
+    command_line,
+    command_values,
+    sample,
+)
 
 NAMES = [
     "CPUUtilization",

@@ -6,13 +6,12 @@ import math
 
 import pytest
 
-from ts_frontend.services.http_metrics import wanted
-from ts_frontend.telemetry.metrics_definitions import Definition, Kind
-from ts_frontend.telemetry.metrics_record import Record, parse_record
-from ts_frontend.telemetry.metrics_samples import SERIES_MAX, Family
-from ts_frontend.telemetry.metrics_text import exposition, java_double, log_text, prometheus_name
+from ts_frontend.http.torchserve import wanted
+from ts_frontend.telemetry.metrics.definitions import Definition, MetricKind
+from ts_frontend.telemetry.metrics.samples import SERIES_MAX, Family
+from ts_frontend.telemetry.metrics.text import Record, exposition, java_double, log_text, parse_record, prometheus_name
 
-REQUESTS = Definition("Requests2XX", Kind.COUNTER, "Count", ("Level", "Hostname"))
+REQUESTS = Definition("Requests2XX", MetricKind.COUNTER, "Count", ("Level", "Hostname"))
 LINE = "[METRICS]ProbeTime.Milliseconds:12.5|#ModelName:probe,Level:Model|#type:GAUGE|#hostname:vm,1795217651,ID-1,ID-2"
 
 
@@ -52,14 +51,14 @@ def test_a_family_as_torchserve_writes_it() -> None:
 
 
 def test_a_family_without_values_shows_what_it_is() -> None:
-    text = exposition([Family(Definition("GPUUtilization", Kind.GAUGE, "Percent", ("Level",)))])
+    text = exposition([Family(Definition("GPUUtilization", MetricKind.GAUGE, "Percent", ("Level",)))])
     assert text == (
         "# HELP GPUUtilization Torchserve prometheus gauge metric with unit: Percent\n# TYPE GPUUtilization gauge\n"
     )
 
 
 def test_a_histogram_has_the_java_clients_buckets() -> None:
-    family = Family(Definition("T", Kind.HISTOGRAM, "s", ("A",)))
+    family = Family(Definition("T", MetricKind.HISTOGRAM, "s", ("A",)))
     for value in (0.005, 0.3, 99.0):
         family.sample(("x",)).add(value)
     lines = exposition([family]).splitlines()[2:]
@@ -74,8 +73,8 @@ def test_a_histogram_has_the_java_clients_buckets() -> None:
 
 
 def test_names_choose_families_or_series() -> None:
-    one, none = Family(REQUESTS), Family(Definition("Requests5XX", Kind.COUNTER, "Count", ("Level", "Hostname")))
-    times = Family(Definition("T", Kind.HISTOGRAM, "s", ()))
+    one, none = Family(REQUESTS), Family(Definition("Requests5XX", MetricKind.COUNTER, "Count", ("Level", "Hostname")))
+    times = Family(Definition("T", MetricKind.HISTOGRAM, "s", ()))
     one.sample(("Host", "vm")).add(1)
     times.sample(()).add(1)
     families = [one, none, times]
@@ -86,7 +85,7 @@ def test_names_choose_families_or_series() -> None:
 
 
 def test_what_would_break_the_text_is_escaped() -> None:
-    family = Family(Definition("My metric", Kind.GAUGE, "a\nb", ("the label",)))
+    family = Family(Definition("My metric", MetricKind.GAUGE, "a\nb", ("the label",)))
     family.sample(('say "\\"\n',)).add(1)
     assert exposition([family]).splitlines() == [
         "# HELP My_metric Torchserve prometheus gauge metric with unit: a\\nb",
@@ -97,7 +96,7 @@ def test_what_would_break_the_text_is_escaped() -> None:
 
 
 def test_series_have_a_limit() -> None:
-    family = Family(Definition("M", Kind.COUNTER, "Count", ("A",)))
+    family = Family(Definition("M", MetricKind.COUNTER, "Count", ("A",)))
     for number in range(SERIES_MAX + 5):
         family.sample((str(number),)).add(1)
     assert len(family.samples) == SERIES_MAX
@@ -119,13 +118,13 @@ def test_the_line_of_a_worker() -> None:
         "Milliseconds",
         12.5,
         {"ModelName": "probe", "Level": "Model"},
-        Kind.GAUGE,
+        MetricKind.GAUGE,
         "vm",
         1795217651,
         "ID-1,ID-2",
     )
     assert record is not None
-    listed = Definition("ProbeTime", Kind.GAUGE, "ms", ("Level", "ModelName", "Hostname"))
+    listed = Definition("ProbeTime", MetricKind.GAUGE, "ms", ("Level", "ModelName", "Hostname"))
     values = record.values(listed)
     assert values == ("Model", "probe", "vm")
     assert record.text(listed, values) == (
@@ -136,8 +135,12 @@ def test_the_line_of_a_worker() -> None:
 def test_labels_of_other_names_go_by_their_position() -> None:
     record = parse_record(LINE)
     assert record is not None
-    assert record.values(Definition("ProbeTime", Kind.GAUGE, "ms", ("A", "B", "Hostname"))) == ("probe", "Model", "vm")
-    assert record.values(Definition("ProbeTime", Kind.GAUGE, "ms", ("A", "Hostname"))) is None
+    assert record.values(Definition("ProbeTime", MetricKind.GAUGE, "ms", ("A", "B", "Hostname"))) == (
+        "probe",
+        "Model",
+        "vm",
+    )
+    assert record.values(Definition("ProbeTime", MetricKind.GAUGE, "ms", ("A", "Hostname"))) is None
 
 
 @pytest.mark.parametrize(

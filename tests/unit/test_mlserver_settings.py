@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from ts_frontend.config.foreign.mlserver import MLServerDefaults, dotenv, read
 from ts_frontend.errors import InvalidArgument
-from ts_frontend.mlserver_settings import Defaults, dotenv, read
 
 
 def values(settings: dict[str, Any], **environ: str) -> dict[str, str]:
@@ -21,7 +21,7 @@ def values(settings: dict[str, Any], **environ: str) -> dict[str, str]:
 
 def test_nothing_said_loads_all_models() -> None:
     assert read(None, {"PATH": "/bin"})[:2] == ({"load_models": "all"}, [])
-    assert read("{}", {}).models == Defaults(only=True)
+    assert read("{}", {}).models == MLServerDefaults(only=True)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_what_variables_say_of_models() -> None:
         },
     ).models
     parameters = {"uri": "/mnt/models", "extra": {"k": 1}, "version": "v2"}
-    assert found == Defaults(
+    assert found == MLServerDefaults(
         {"name": "m", "implementation": "a.B", "max_batch_size": 4, "parameters": parameters}, "s", only=True
     )
     assert found.is_model

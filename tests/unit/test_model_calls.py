@@ -10,17 +10,17 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from typing import Any
 
 from ts.protocol.frames import CALL_ID_MIN, Buffer, Call, Chunk, Credit, Failed, Message
-from ts_frontend.batching.batcher import Policy
-from ts_frontend.batching.job_queue import JobQueue
-from ts_frontend.batching.sequence_jobs import Keys
 from ts_frontend.errors import DeadlineExceeded, ModelNotFound, ServeError
-from ts_frontend.job import Job, Ledger, State
+from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.models.signature import Signature
-from ts_frontend.services.model_calls import ModelCalls
+from ts_frontend.open_inference.calls import ModelCalls
+from ts_frontend.scheduling.batcher import Policy
+from ts_frontend.scheduling.queues import JobQueue
+from ts_frontend.scheduling.sequence_queue import Keys
 from ts_frontend.workers import calls as worker_calls
 from ts_frontend.workers.calls import Calls
+from ts_frontend.workers.in_flight import Batch, InFlight
 from ts_frontend.workers.plan import Caller
-from ts_frontend.workers.running import Batch, Running
 
 NAMED = {"operation": "infer", "model": "b", "version": "", "stream": False, "request_id": "", "parameters": {}}
 
@@ -65,12 +65,12 @@ async def turns() -> None:
 
 
 def batch_with(*jobs: Job) -> Batch:
-    return Running().begin(list(jobs), time.monotonic())
+    return InFlight().begin(list(jobs), time.monotonic())
 
 
 def job(deadline_s: float = math.inf) -> Job:
     made = Job(Ledger(), [], request_id="r", deadline_s=deadline_s)
-    made.move(State.QUEUED)
+    made.move(JobState.QUEUED)
     return made
 
 
@@ -187,7 +187,7 @@ def test_the_latest_deadline_of_a_batch_is_that_of_its_calls() -> None:
 
 
 def test_a_worker_that_waits_for_another_model_does_not_hang() -> None:
-    running = Running()
+    running = InFlight()
     begun_s = time.monotonic()
     batch = running.begin([job()], begun_s - 10)
     assert running.overdue(begun_s, 5)
@@ -196,7 +196,7 @@ def test_a_worker_that_waits_for_another_model_does_not_hang() -> None:
 
 
 def test_nothing_is_sent_ahead_to_a_worker_that_waits_for_others() -> None:
-    running = Running()
+    running = InFlight()
     running.mean_s = 0.0
     running.settle_manner("blocking", 1)
     running.begin([job()], time.monotonic())
@@ -242,7 +242,7 @@ def test_a_call_that_gets_no_turn_ends_with_an_error_that_says_so() -> None:
             await answer_of(ModelCalls(lone, Keys("", "", "")), Caller("a", math.inf, 0.01))
         except DeadlineExceeded as error:
             assert "Model b gave no answer to a call from model a" in error.message and "busy" in error.message
-        assert lone.jobs[0].state is State.CANCELLED and not len(lone.queue)
+        assert lone.jobs[0].state is JobState.CANCELLED and not len(lone.queue)
 
     run(scenario)
 

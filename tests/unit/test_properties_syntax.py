@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ts_frontend.properties import Entry, PropertiesError, decode, parse, render
+from ts_frontend.config.properties import PropertiesError, Property, decode, parse, render
 
 
 def pairs(text: str) -> list[tuple[str, str]]:
@@ -42,7 +42,7 @@ def test_syntax(text: str, expected: list[tuple[str, str]]) -> None:
 
 
 def test_entries_know_where_they_begin() -> None:
-    assert parse("# first\na=1\\\n2\n\nb=3") == [Entry("a", "12", 2), Entry("b", "3", 5)]
+    assert parse("# first\na=1\\\n2\n\nb=3") == [Property("a", "12", 2), Property("b", "3", 5)]
 
 
 @pytest.mark.parametrize("text", ["a=\\u12", "a=\\uzzzz"])

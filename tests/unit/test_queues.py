@@ -12,18 +12,16 @@ import pytest
 
 from ts.protocol.decoder import Decoder
 from ts.protocol.frames import Cancel, Chunk, Input, Predict, encode_bytes
-from ts_frontend.batching.batcher import Policy
-from ts_frontend.batching.job_queue import JobQueue, TicketQueue
 from ts_frontend.errors import Code, DeadlineExceeded, InvalidArgument, QueueFull, WorkerDied
-from ts_frontend.job import Job, Ledger, State
+from ts_frontend.job import Job, JobState, Ledger
+from ts_frontend.scheduling.batcher import Policy
+from ts_frontend.scheduling.queues import JobQueue, TicketQueue
 from ts_frontend.workers.connection import Connection
 from ts_frontend.workers.devices import CPU
-from ts_frontend.workers.exits import Exit
-from ts_frontend.workers.life import Life
-from ts_frontend.workers.plan import Plan
-from ts_frontend.workers.running import Running
-from ts_frontend.workers.started import Process, Spec
-from ts_frontend.workers.worker import Worker
+from ts_frontend.workers.in_flight import InFlight
+from ts_frontend.workers.plan import WorkerPlan
+from ts_frontend.workers.process import Exit, Process, ProcessSpec
+from ts_frontend.workers.worker import Worker, WorkerState
 
 
 class Taking:
@@ -37,7 +35,7 @@ class Taking:
 
     def take(self, jobs: list[Job]) -> None:
         for each in jobs:
-            each.move(State.SENT)
+            each.move(JobState.SENT)
         self.taken += jobs
 
     def flush(self) -> None:
@@ -83,7 +81,7 @@ def test_what_has_expired_takes_no_room_and_is_answered() -> None:
         with pytest.raises(DeadlineExceeded, match="never ran"):
             await late.result()
         queue.expire(time.monotonic() + 61)
-        assert (later.state, len(queue)) == (State.EXPIRED, 1)
+        assert (later.state, len(queue)) == (JobState.EXPIRED, 1)
 
     asyncio.run(scenario())
 
@@ -116,12 +114,12 @@ def test_a_ticket_is_an_idle_worker() -> None:
     ],
 )
 def test_how_much_more_a_worker_takes(kind: str, limit: int, taken: int, room: float) -> None:
-    running, ledger = Running(), Ledger()
+    running, ledger = InFlight(), Ledger()
     running.settle_manner(kind, limit)
     assert running.room() == 2
     for _ in range(taken):
         each = job(ledger)
-        each.move(State.QUEUED)
+        each.move(JobState.QUEUED)
         running.begin([each], time.monotonic())
     assert running.room() == room
 
@@ -130,9 +128,9 @@ def test_a_request_that_fits_no_message_fails_and_its_batch_goes_on_without_it()
     async def scenario() -> None:
         ours, theirs = socket.socketpair()
         queue, ledger = JobQueue(Policy(batch_size=3)), Ledger()
-        worker = Worker(1, Plan(Spec("m", {}), {}, 1, 1, 1 << 20), CPU, queue)
+        worker = Worker(1, WorkerPlan(ProcessSpec("m", {}), {}, 1, 1, 1 << 20), CPU, queue)
         worker._connection = Connection(ours, lambda messages: None, lambda reason: None, 1 << 20)
-        worker.life = Life.READY
+        worker.life = WorkerState.READY
         jobs = [job(ledger), job(ledger, "n" * 70_000), job(ledger)]
         for each in jobs:
             queue.put(each)
@@ -140,7 +138,7 @@ def test_a_request_that_fits_no_message_fails_and_its_batch_goes_on_without_it()
         await turns()
         with pytest.raises(InvalidArgument, match="can't be passed to a worker"):
             await jobs[1].result()
-        assert [each.state for each in jobs] == [State.SENT, State.FAILED, State.SENT]
+        assert [each.state for each in jobs] == [JobState.SENT, JobState.FAILED, JobState.SENT]
         assert not worker.holds(jobs[1])
         sent = Decoder(1 << 20).feed(theirs.recv(1 << 20))
         ids = [item.job_id for message in sent if isinstance(message, Predict) for item in message.items]
@@ -152,9 +150,9 @@ def test_a_request_that_fits_no_message_fails_and_its_batch_goes_on_without_it()
 
 
 def ready_worker(queue: JobQueue, ours: socket.socket) -> Worker:
-    worker = Worker(1, Plan(Spec("m", {}), {}, 1, 1000, 1 << 20), CPU, queue)
+    worker = Worker(1, WorkerPlan(ProcessSpec("m", {}), {}, 1, 1000, 1 << 20), CPU, queue)
     worker._connection = Connection(ours, worker._received, worker._closed, 1 << 20)
-    worker.life = Life.READY
+    worker.life = WorkerState.READY
     return worker
 
 
@@ -172,11 +170,11 @@ def test_a_deadline_ends_what_runs_and_the_time_to_begin_does_not() -> None:
         queue.attach(worker)
         await turns()
         worker.tick(now_s + 59)
-        assert (bound.state, patient.state) == (State.SENT, State.SENT)
+        assert (bound.state, patient.state) == (JobState.SENT, JobState.SENT)
         worker.tick(now_s + 61)
         with pytest.raises(DeadlineExceeded, match="after the request was given to a worker"):
             await bound.result()
-        assert (bound.state, patient.state) == (State.EXPIRED, State.SENT)
+        assert (bound.state, patient.state) == (JobState.EXPIRED, JobState.SENT)
         worker.flush()
         told = Decoder(1 << 20).feed(theirs.recv(1 << 20))
         assert [message.job_id for message in told if isinstance(message, Cancel)] == [bound.id]
@@ -206,7 +204,7 @@ def test_a_worker_whose_end_cannot_be_settled_is_gone_all_the_same(caplog: pytes
             await asyncio.wait_for(running.result(), 10)
         assert died.value.code is Code.UNAVAILABLE
         assert "SIGKILL" in await asyncio.wait_for(worker.ended, 10)
-        assert worker.life is Life.FAILED and not worker.busy
+        assert worker.life is WorkerState.FAILED and not worker.busy
 
     with caplog.at_level(logging.ERROR):
         asyncio.run(scenario())

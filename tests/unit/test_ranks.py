@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ts_frontend.batching.batcher import Full, Policy
-from ts_frontend.batching.ranked_queue import PRIORITY, TIMEOUT_US, RankedJobs
-from ts_frontend.batching.ranks import RankedBatcher, Ranking, WaitPolicy
 from ts_frontend.errors import InvalidArgument
 from ts_frontend.job import Ledger
-from ts_frontend.repository import config as configs
+from ts_frontend.models.formats import triton as configs
+from ts_frontend.scheduling.batcher import Full, Policy, RankedBatcher, Ranking, WaitPolicy
+from ts_frontend.scheduling.queues import PRIORITY, TIMEOUT_US, RankedJobs
 
 
 @dataclass

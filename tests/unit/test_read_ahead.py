@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from ts_frontend.services.read_ahead import ReadAhead
+from ts_frontend.scheduling.stream import ReadAhead
 
 
 async def entered(room: ReadAhead, size_bytes: int) -> asyncio.Task[None]:

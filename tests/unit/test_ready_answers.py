@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from ts_frontend.services.ready_answers import WAITING_BYTES_MAX, ReadyAnswers
+from ts_frontend.scheduling.stream import WAITING_BYTES_MAX, ReadyAnswers
 
 PIECE = bytes(1000)
 

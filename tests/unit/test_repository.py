@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from ts_frontend.errors import InvalidArgument, ModelNotFound
+from ts_frontend.models.formats import triton as configs
+from ts_frontend.models.formats import triton as layout
 from ts_frontend.models.signature import TensorSpec
-from ts_frontend.repository import config as configs
-from ts_frontend.repository import layout
 
 CONFIG = """
 # a comment

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ts_frontend.models.requirements import digest
+from ts_frontend.models.environments import digest
 
 
 @pytest.fixture

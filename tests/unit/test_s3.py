@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from ts_frontend.errors import ArchiveNotFound, DownloadFailed, InvalidArgument
-from ts_frontend.models import s3
-from ts_frontend.models.s3 import Place
-from ts_frontend.models.stop import Stop, Stopped
-from ts_frontend.models.store import Store
+from ts_frontend.models.store import s3
+from ts_frontend.models.store.http import Stop, Stopped
+from ts_frontend.models.store.s3 import Place
+from ts_frontend.models.store.store import ModelStore
 
 URL = "s3://models/a/m.mar"
 SETTINGS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_DEFAULT_REGION")
@@ -54,8 +54,8 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
         yield listener
 
 
-def store(root: Path, **more: float) -> Store:
-    return Store(root, ["s3://models/.*"], copies=root.parent / "copies", **more)  # type: ignore[arg-type]
+def store(root: Path, **more: float) -> ModelStore:
+    return ModelStore(root, ["s3://models/.*"], copies=root.parent / "copies", **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_what_a_url_names(url: str, place: Place, name: str, prefix: str) -> Non
 @pytest.mark.parametrize("url", ["s3://", "s3:///key", "s3://who:secret@models/m", "s3://a b/m", "s3://models/a b"])
 def test_what_names_no_bucket_is_refused(root: Path, url: str) -> None:
     with pytest.raises(InvalidArgument, match="url"):
-        asyncio.run(Store(root, [".*"]).fetch(url))
+        asyncio.run(ModelStore(root, [".*"]).fetch(url))
 
 
 @pytest.mark.parametrize("url", ["s3://other/m.mar", "s3://models-not/m.mar", "s3://models"])
@@ -84,7 +84,7 @@ def test_only_what_allowed_urls_allows(root: Path, url: str) -> None:
     with pytest.raises(ArchiveNotFound, match="whole URL$"):
         asyncio.run(store(root).fetch(url))
     with pytest.raises(ArchiveNotFound, match="allowed_urls"):
-        asyncio.run(Store(root).fetch(url))
+        asyncio.run(ModelStore(root).fetch(url))
 
 
 def test_a_path_that_climbs_is_refused(root: Path) -> None:

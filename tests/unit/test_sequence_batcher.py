@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ts_frontend.batching.batcher import Full
-from ts_frontend.batching.sequence import Limits, Lost, NotBegun
-from ts_frontend.batching.sequences import OVER_MAX, SequenceBatcher
+from ts_frontend.scheduling.batcher import Full
+from ts_frontend.scheduling.sequences import OVER_MAX, Lost, NotBegun, SequenceBatcher, SequenceLimits
 
 _numbers = iter(range(1, 1 << 60))
 
@@ -29,7 +28,7 @@ class Request:
 
 
 def batcher(**limits: object) -> SequenceBatcher:
-    return SequenceBatcher(Limits(**{"sequences_max": 8, "jobs_max": 8, "idle_s": 10.0, **limits}))  # type: ignore[arg-type]
+    return SequenceBatcher(SequenceLimits(**{"sequences_max": 8, "jobs_max": 8, "idle_s": 10.0, **limits}))  # type: ignore[arg-type]
 
 
 def put(to: SequenceBatcher, *names: str, now_s: float = 0.0) -> list[Request]:

@@ -12,12 +12,11 @@ import pytest
 
 from ts.protocol.frames import Chunk, Failed, Input, Pairs
 from ts_frontend.errors import InvalidArgument, ModelNotFound, ModelVersionNotFound, NoWorker, ServeError
-from ts_frontend.ingress.call import Call, Shape
-from ts_frontend.job import Job, Ledger, State
+from ts_frontend.grpc.call import Call, RequestIds, Shape, request_headers, response_metadata
+from ts_frontend.grpc.inference import InferenceService
+from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.protos.inference_pb2 import PredictionResponse, PredictionsRequest, TorchServeHealthResponse
-from ts_frontend.services.inference import InferenceService
-from ts_frontend.services.metadata import RequestIds, request_headers, response_metadata
-from ts_frontend.services.read_ahead import REQUEST_BYTES_MAX
+from ts_frontend.scheduling.stream import REQUEST_BYTES_MAX
 
 Play = Callable[[Job], None]
 SERVICE = "/org.pytorch.serve.grpc.inference.InferenceAPIsService"
@@ -41,8 +40,8 @@ class PlayedModel:
         version_named: bool = False,
     ) -> Job:
         job = Job(Ledger(), inputs, headers=headers, deadline_s=deadline_s, request_id=request_id or "", stream=stream)
-        job.move(State.QUEUED)
-        job.move(State.SENT)
+        job.move(JobState.QUEUED)
+        job.move(JobState.SENT)
         self.jobs.append(job)
         self.play(job)
         return job
@@ -207,7 +206,7 @@ def test_leaving_a_stream_cancels_the_job() -> None:
         await stream.aclose()  # type: ignore[attr-defined]
 
     asyncio.run(leave_early())
-    assert model.jobs[0].state is State.CANCELLED
+    assert model.jobs[0].state is JobState.CANCELLED
 
 
 def test_cancelled_call_cancels_the_job() -> None:
@@ -222,7 +221,7 @@ def test_cancelled_call_cancels_the_job() -> None:
         await asyncio.wait({running})
 
     asyncio.run(cancel())
-    assert model.jobs[0].state is State.CANCELLED
+    assert model.jobs[0].state is JobState.CANCELLED
 
 
 def converse(play: Play, *messages: bytes) -> list[PredictionResponse]:
@@ -295,7 +294,7 @@ def test_large_requests_of_a_conversation_wait_in_its_connection() -> None:
         while not answering.done():
             for _ in range(20):  # as far as it gets by itself
                 await asyncio.sleep(0)
-            waiting = [job for job in model.jobs if job.state is State.SENT]
+            waiting = [job for job in model.jobs if job.state is JobState.SENT]
             assert sum(job.size_bytes for job in waiting) <= REQUEST_BYTES_MAX
             assert read - answered <= 4 + 1, "one more may have been read, to see that there is no room for it"
             if waiting:
@@ -322,7 +321,7 @@ def test_leaving_a_conversation_cancels_its_requests() -> None:
         await asyncio.wait(asyncio.all_tasks() - {current})
 
     asyncio.run(leave_early())
-    assert [job.state for job in model.jobs] == [State.CANCELLED, State.CANCELLED]
+    assert [job.state for job in model.jobs] == [JobState.CANCELLED, JobState.CANCELLED]
 
 
 def test_conversation_ends_with_its_clients_error() -> None:

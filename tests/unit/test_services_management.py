@@ -10,10 +10,10 @@ import pytest
 from google.protobuf.message import Message
 
 from ts_frontend.errors import InvalidArgument, ModelNotFound, ServeError
-from ts_frontend.ingress.call import Call, Shape
+from ts_frontend.grpc.call import Call, Shape
+from ts_frontend.grpc.management import ManagementService
+from ts_frontend.http.request import Parameters
 from ts_frontend.protos import management_pb2 as pb
-from ts_frontend.services.http_answers import Parameters
-from ts_frontend.services.management import ManagementService
 
 SERVICE = "/org.pytorch.serve.grpc.management.ManagementAPIsService"
 

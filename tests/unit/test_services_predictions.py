@@ -8,9 +8,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ts_frontend.errors import InvalidArgument, ModelNotFound
+from ts_frontend.grpc import inference as predictions
+from ts_frontend.grpc.inference import failure_response, parse, response, sequence_response
 from ts_frontend.protos.inference_pb2 import PredictionResponse, PredictionsRequest
-from ts_frontend.services import predictions
-from ts_frontend.services.predictions import failure_response, parse, response, sequence_response
 
 names = st.text(max_size=20)
 sizes = st.sampled_from([0, 1, 126, 127, 128, 129, 4095, 4096, 16383, 16384, 70000])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ts_frontend.config import ServerConfig
+from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArgument
 from ts_frontend.models.settings import ModelSettings, Requested, model_name_for, resolve
 

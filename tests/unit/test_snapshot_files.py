@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ts_frontend.models.snapshot import (
-    Kind,
+from ts_frontend.config.snapshot import (
     Snapshot,
     SnapshotError,
     SnapshotFiles,
+    SnapshotKind,
     VersionState,
     decode,
     encode,
@@ -105,7 +105,7 @@ def test_other_shapes_are_refused(tree: str) -> None:
 
 
 def test_names_times_and_modes(tmp_path: Path) -> None:
-    path = SnapshotFiles(tmp_path / "config").write(Kind.STARTUP, {"probe": {"1.0": STATE}}, {"a": "b"}, NOW)
+    path = SnapshotFiles(tmp_path / "config").write(SnapshotKind.STARTUP, {"probe": {"1.0": STATE}}, {"a": "b"}, NOW)
     assert path.name == "20261120233621195-startup.cfg"
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.read_text().startswith("#Saving snapshot\n#Fri Nov 20 23:36:21 2026\na=b\nmodel_snapshot=")
@@ -115,7 +115,7 @@ def test_names_times_and_modes(tmp_path: Path) -> None:
 def test_the_newest_is_the_last_written_also_when_the_clock_goes_back(tmp_path: Path) -> None:
     files = SnapshotFiles(tmp_path)
     for minutes, limit in ((0, "1"), (0, "2"), (-60, "3")):
-        files.write(Kind.SNAPSHOT, {}, {"limit": limit}, NOW + timedelta(minutes=minutes))
+        files.write(SnapshotKind.SNAPSHOT, {}, {"limit": limit}, NOW + timedelta(minutes=minutes))
     found, skipped = files.newest()
     assert found is not None
     assert (found.settings, skipped) == ({"limit": "3"}, ())
@@ -123,7 +123,7 @@ def test_the_newest_is_the_last_written_also_when_the_clock_goes_back(tmp_path: 
 
 def test_broken_newer_ones_are_skipped(tmp_path: Path) -> None:
     files = SnapshotFiles(tmp_path)
-    good = files.write(Kind.SNAPSHOT, {"m": {"1.0": STATE}}, {}, NOW)
+    good = files.write(SnapshotKind.SNAPSHOT, {"m": {"1.0": STATE}}, {}, NOW)
     (tmp_path / "20261120233621196-shutdown.cfg").write_bytes(b"\xff\x00")
     (tmp_path / "20261120233621197-shutdown.cfg").mkdir()
     found, skipped = files.newest()
@@ -135,7 +135,7 @@ def test_broken_newer_ones_are_skipped(tmp_path: Path) -> None:
 def test_only_the_newest_stay(tmp_path: Path) -> None:
     files = SnapshotFiles(tmp_path, kept_max=3)
     (tmp_path / "notes.txt").write_text("mine")
-    written = [files.write(Kind.SNAPSHOT, {}, {}, NOW).name for _ in range(5)]
+    written = [files.write(SnapshotKind.SNAPSHOT, {}, {}, NOW).name for _ in range(5)]
     assert files.names() == written[2:]
     assert (tmp_path / "notes.txt").exists()
 
@@ -146,9 +146,9 @@ def test_nothing_there(tmp_path: Path) -> None:
 
 def test_a_directory_that_cannot_be_written_keeps_what_it_has(tmp_path: Path) -> None:
     files = SnapshotFiles(tmp_path)
-    good = files.write(Kind.SNAPSHOT, {}, {}, NOW)
+    good = files.write(SnapshotKind.SNAPSHOT, {}, {}, NOW)
     blocked = tmp_path / ".20261120233621196-snapshot.cfg.tmp"
     blocked.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="symbolic link"):
-        files.write(Kind.SNAPSHOT, {}, {}, NOW)
+        files.write(SnapshotKind.SNAPSHOT, {}, {}, NOW)
     assert files.names() == [good.name]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ts_frontend.job import Job, Ledger, State
+from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.models.statistics import CountedBatches
 
 
@@ -27,7 +27,7 @@ def test_the_parts_are_never_more_than_the_whole(worked_s: float, handler_s: flo
     """Also where the end of a batch was seen late, as on a busy machine."""
     batches, ledger = CountedBatches(Nobody()), Ledger()
     ledger.answered, ledger.answered_s, ledger.queued_s = 1, 1.0, 0.1
-    job: Any = SimpleNamespace(state=State.ANSWERED)
+    job: Any = SimpleNamespace(state=JobState.ANSWERED)
     batches.answered([job], 0.1, worked_s, 0.0)
     found = batches.read(ledger)
     assert found.queue_s == pytest.approx(0.2) and found.handler_s == pytest.approx(handler_s)

@@ -15,10 +15,8 @@ from pathlib import Path
 import pytest
 
 from ts_frontend.errors import ArchiveExists, ArchiveNotFound, DownloadFailed, InvalidArgument, ServeError
-from ts_frontend.models.download import Progress
-from ts_frontend.models.remote import DownloadLimits, is_public, open_remote
-from ts_frontend.models.stop import Stop
-from ts_frontend.models.store import Fetched, Store
+from ts_frontend.models.store.http import DownloadLimits, Progress, Stop, is_public, open_remote
+from ts_frontend.models.store.store import Fetched, ModelStore
 
 ZOO_FILE = "https://torchserve.pytorch.org/mar_files/densenet161.mar"
 DIGEST = hashlib.sha256(b"archive").hexdigest()
@@ -34,18 +32,18 @@ def root(tmp_path: Path) -> Path:
     return store
 
 
-def fetch(store: Store, url: str) -> Fetched:
+def fetch(store: ModelStore, url: str) -> Fetched:
     return asyncio.run(store.fetch(url))
 
 
 @pytest.mark.parametrize("name", ["m.mar", "dirmodel", "./m.mar", f"m.mar#sha256={DIGEST}"])
 def test_names_inside_the_store(root: Path, name: str) -> None:
-    fetched = fetch(Store(root), name)
+    fetched = fetch(ModelStore(root), name)
     assert fetched == Fetched(root / name.removeprefix("./").split("#")[0], name, downloaded=False)
 
 
 def test_paths_and_file_urls_inside_the_store_are_used_in_place(root: Path) -> None:
-    store = Store(root)
+    store = ModelStore(root)
     for url in (str(root / "m.mar"), (root / "m.mar").as_uri()):
         assert fetch(store, url) == Fetched(root / "m.mar", url, downloaded=False)
 
@@ -53,7 +51,7 @@ def test_paths_and_file_urls_inside_the_store_are_used_in_place(root: Path) -> N
 @pytest.mark.parametrize("url", ["../outside.mar", "a/../../b", "%2e%2e/outside.mar", "https://x/%252e%252e/y.mar"])
 def test_climbing_paths_are_refused_cve_2024_35198(root: Path, url: str) -> None:
     with pytest.raises(ArchiveNotFound) as caught:
-        fetch(Store(root, [".*"]), url)
+        fetch(ModelStore(root, [".*"]), url)
     assert caught.value.message == f"Relative path is not allowed in url: {url}"
 
 
@@ -64,14 +62,14 @@ def test_climbing_paths_are_refused_cve_2024_35198(root: Path, url: str) -> None
 def test_what_is_not_there(root: Path, url: str, message: str) -> None:
     (root / ".hidden").write_bytes(b"")
     with pytest.raises(ArchiveNotFound, match=message):
-        fetch(Store(root), url)
+        fetch(ModelStore(root), url)
 
 
 def test_links_in_the_store_are_followed(root: Path) -> None:
     (root / "link.mar").symlink_to(root.parent / "outside.mar")
     (root / "linkdir").symlink_to(root.parent / "outdir")
     (root / "alias.mar").symlink_to(root / "m.mar")
-    store = Store(root)
+    store = ModelStore(root)
     assert fetch(store, "link.mar").path == root.parent / "outside.mar"
     assert not fetch(store, "link.mar").downloaded
     assert fetch(store, "linkdir").path == root.parent / "outdir"
@@ -82,7 +80,7 @@ def test_links_of_the_store_allow_no_path_beside_it(root: Path) -> None:
     (root / "link.mar").symlink_to(root.parent / "outside.mar")
     for url in (str(root.parent / "outside.mar"), (root.parent / "outside.mar").as_uri(), str(root / "link.mar")):
         with pytest.raises(ArchiveNotFound, match="does not match any allowed"):
-            fetch(Store(root), url)
+            fetch(ModelStore(root), url)
 
 
 def test_links_that_lead_nowhere(root: Path) -> None:
@@ -90,7 +88,7 @@ def test_links_that_lead_nowhere(root: Path) -> None:
     (root / "gone.mar").symlink_to(root.parent / "not there")
     for name in ("ring", "gone.mar"):
         with pytest.raises(ArchiveNotFound, match=f"Model not found at: {name}"):
-            fetch(Store(root), name)
+            fetch(ModelStore(root), name)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +105,7 @@ def test_links_that_lead_nowhere(root: Path) -> None:
 )
 def test_urls_nobody_allowed_are_refused_cve_2023_43654(root: Path, url: str) -> None:
     with pytest.raises(ArchiveNotFound) as caught:
-        fetch(Store(root), url)
+        fetch(ModelStore(root), url)
     assert caught.value.message.startswith(f"Given URL {url} does not match any allowed URL(s)")
     assert "allowed_urls" in caught.value.message
 
@@ -128,19 +126,19 @@ def test_urls_nobody_allowed_are_refused_cve_2023_43654(root: Path, url: str) ->
 )
 def test_urls_that_are_no_urls(root: Path, url: str) -> None:
     with pytest.raises(InvalidArgument, match="url"):
-        fetch(Store(root, [".*"]), url)
+        fetch(ModelStore(root, [".*"]), url)
 
 
 def test_an_allowed_pattern_must_match_the_whole_url(root: Path) -> None:
     outside = (root.parent / "outside.mar").as_uri()
     with pytest.raises(ArchiveNotFound):
-        fetch(Store(root, [outside[:-1]]), outside)
-    assert fetch(Store(root, [outside.upper()]), outside).downloaded
+        fetch(ModelStore(root, [outside[:-1]]), outside)
+    assert fetch(ModelStore(root, [outside.upper()]), outside).downloaded
 
 
 def test_allowed_urls_replaces_the_model_zoo(root: Path) -> None:
     with pytest.raises(ArchiveNotFound):
-        fetch(Store(root, []), ZOO_FILE)
+        fetch(ModelStore(root, []), ZOO_FILE)
 
 
 @pytest.mark.parametrize(
@@ -149,23 +147,23 @@ def test_allowed_urls_replaces_the_model_zoo(root: Path) -> None:
 def test_the_model_zoo_has_two_names(root: Path, host: str) -> None:
     (root / "zoo.mar").write_bytes(b"there already")
     with pytest.raises(ArchiveExists):
-        fetch(Store(root), f"https://{host}/mar_files/zoo.mar")
+        fetch(ModelStore(root), f"https://{host}/mar_files/zoo.mar")
 
 
 @pytest.mark.parametrize("allowed", [None, ["https://models[.]example[.]com/.*"]])
 def test_a_refused_url_says_that_it_is_forbidden_and_what_opens_it(root: Path, allowed: list[str] | None) -> None:
     with pytest.raises(ArchiveNotFound) as caught:
-        fetch(Store(root, allowed), "https://torchserve.s3.amazonaws.com.evil.example/mar_files/zoo.mar")
+        fetch(ModelStore(root, allowed), "https://torchserve.s3.amazonaws.com.evil.example/mar_files/zoo.mar")
     assert "is forbidden" in caught.value.message and "The key allowed_urls" in caught.value.message
 
 
 def test_a_broken_pattern_is_told(root: Path) -> None:
     with pytest.raises(InvalidArgument, match="allowed_urls"):
-        Store(root, ["("])
+        ModelStore(root, ["("])
 
 
 def test_an_allowed_file_is_copied_and_discarded_again(root: Path) -> None:
-    store = Store(root, [r"file://.*"])
+    store = ModelStore(root, [r"file://.*"])
     fetched = fetch(store, (root.parent / "outside.mar").as_uri())
     assert fetched.path == root / "outside.mar"
     assert fetched.path.read_bytes() == b"outside"
@@ -179,7 +177,7 @@ def test_an_allowed_file_is_copied_and_discarded_again(root: Path) -> None:
 
 
 def test_an_allowed_directory_elsewhere_is_used_in_place(root: Path) -> None:
-    store = Store(root, [r"file://.*"])
+    store = ModelStore(root, [r"file://.*"])
     for url in (str(root.parent / "outdir"), (root.parent / "outdir").as_uri()):
         fetched = fetch(store, url)
         assert (fetched.path, fetched.downloaded) == (root.parent / "outdir", False)
@@ -188,7 +186,7 @@ def test_an_allowed_directory_elsewhere_is_used_in_place(root: Path) -> None:
 
 
 def test_what_the_store_had_is_never_discarded(root: Path) -> None:
-    store = Store(root)
+    store = ModelStore(root)
     store.discard(fetch(store, "m.mar"))
     assert (root / "m.mar").exists()
 
@@ -196,11 +194,11 @@ def test_what_the_store_had_is_never_discarded(root: Path) -> None:
 def test_a_pin_that_does_not_match(root: Path) -> None:
     wrong = "0" * 64
     with pytest.raises(DownloadFailed, match=f"its SHA-256 is {DIGEST}, not {wrong}"):
-        fetch(Store(root), f"m.mar#sha256={wrong}")
+        fetch(ModelStore(root), f"m.mar#sha256={wrong}")
     with pytest.raises(InvalidArgument, match="directory"):
-        fetch(Store(root), f"dirmodel#sha256={wrong}")
+        fetch(ModelStore(root), f"dirmodel#sha256={wrong}")
     with pytest.raises(DownloadFailed, match="SHA-256"):
-        fetch(Store(root, ["file://.*"]), f"{(root.parent / 'outside.mar').as_uri()}#sha256={wrong}")
+        fetch(ModelStore(root, ["file://.*"]), f"{(root.parent / 'outside.mar').as_uri()}#sha256={wrong}")
     assert not (root / "outside.mar").exists()
 
 
@@ -208,16 +206,16 @@ def test_names_for_all(root: Path) -> None:
     for name in ("b.model", "c.tar.gz", "d.tgz", "e.war", "f.txt", ".download-1.mar", "index.html"):
         (root / name).write_bytes(b"")
     (root / ".git").mkdir()
-    assert Store(root).names() == ["b.model", "c.tar.gz", "d.tgz", "dirmodel", "m.mar"]
-    assert Store(None).names() == []
+    assert ModelStore(root).names() == ["b.model", "c.tar.gz", "d.tgz", "dirmodel", "m.mar"]
+    assert ModelStore(None).names() == []
 
 
 def test_without_a_store(tmp_path: Path) -> None:
     with pytest.raises(ArchiveNotFound, match="no model store"):
-        fetch(Store(None), "m.mar")
+        fetch(ModelStore(None), "m.mar")
     (tmp_path / "x.mar").write_bytes(b"")
     with pytest.raises(DownloadFailed, match="no model store"):
-        fetch(Store(None, ["file://.*"]), (tmp_path / "x.mar").as_uri())
+        fetch(ModelStore(None, ["file://.*"]), (tmp_path / "x.mar").as_uri())
 
 
 # --- over HTTP
@@ -267,8 +265,8 @@ def site() -> Iterator[Site]:
     server.server_close()
 
 
-def everything(root: Path, **limits: float) -> Store:
-    return Store(root, [r"https?://.*"], **limits)  # type: ignore[arg-type]
+def everything(root: Path, **limits: float) -> ModelStore:
+    return ModelStore(root, [r"https?://.*"], **limits)  # type: ignore[arg-type]
 
 
 def partials(root: Path) -> list[str]:
@@ -300,7 +298,7 @@ def test_redirects_elsewhere_are_refused(root: Path, site: Site) -> None:
     site.answers["/f.mar"] = (302, {"Location": "file:///etc/passwd"}, b"")
     site.answers["/u.mar"] = (302, {"Location": f"http://127.0.0.1:{site.port}@evil.example/"}, b"")
     site.answers["/loop.mar"] = (302, {"Location": "/loop.mar"}, b"")
-    only = Store(root, [r"http://127\.0\.0\.1:\d+/\w+\.mar"])
+    only = ModelStore(root, [r"http://127\.0\.0\.1:\d+/\w+\.mar"])
     with pytest.raises(ArchiveNotFound, match="secret does not match any allowed URL"):
         fetch(only, site.url("/a.mar"))
     with pytest.raises(DownloadFailed, match="file:///etc/passwd"):

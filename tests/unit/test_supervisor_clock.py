@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from ts_frontend.models import persistence
-from ts_frontend.models.persistence import Recorder
-from ts_frontend.models.snapshot import Kind, SnapshotFiles
+from ts_frontend.config.snapshot import SnapshotFiles, SnapshotKind
+from ts_frontend.models import startup as persistence
+from ts_frontend.models.startup import SnapshotRecorder
 from ts_frontend.workers.devices import Inventory
 from ts_frontend.workers.supervisor import Supervisor
 
@@ -75,11 +75,11 @@ def test_snapshots_are_written_one_after_the_other(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(persistence, "states_of", lambda administration: {})
 
     async def scenario() -> None:
-        recorder = Recorder(Files(tmp_path, kept_max=100), {})
+        recorder = SnapshotRecorder(Files(tmp_path, kept_max=100), {})
         recorder.attach(object())  # type: ignore[arg-type]
         for _ in range(20):
             recorder.changed()
-            await asyncio.gather(recorder.write(Kind.STARTUP), recorder.write(Kind.SNAPSHOT))
+            await asyncio.gather(recorder.write(SnapshotKind.STARTUP), recorder.write(SnapshotKind.SNAPSHOT))
         await recorder.close()
 
     asyncio.run(scenario())

@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 
-from ts_frontend.ingress.application import application
-from ts_frontend.ingress.call import Limits, Listener, Method, Shape
-from ts_frontend.models import persistence
-from ts_frontend.models.persistence import Recorder
-from ts_frontend.models.snapshot import Kind, SnapshotFiles
-from ts_frontend.repository.repository import Repository
+from ts_frontend.config.snapshot import SnapshotFiles, SnapshotKind
+from ts_frontend.grpc.call import ListenerLimits, Method, Shape
+from ts_frontend.listeners.application import application
+from ts_frontend.listeners.listener import Listener
+from ts_frontend.models import startup as persistence
+from ts_frontend.models.repository import Repository
+from ts_frontend.models.startup import SnapshotRecorder
 from ts_frontend.tasks import kept, owned, watched
-from ts_frontend.telemetry import log_writer
-from ts_frontend.telemetry.log_entries import ModelLine
+from ts_frontend.telemetry.logging import writer as log_writer
+from ts_frontend.telemetry.logging.writer import ModelLine
 
 LIMIT_S = 60
 
@@ -141,11 +142,11 @@ def test_a_snapshot_that_cannot_be_made_takes_nothing_down(
     monkeypatch.setattr(persistence, "states_of", states_of)
 
     async def scenario() -> None:
-        recorder = Recorder(SnapshotFiles(tmp_path, kept_max=9), {})
+        recorder = SnapshotRecorder(SnapshotFiles(tmp_path, kept_max=9), {})
         recorder.attach(object())  # type: ignore[arg-type]
         good = states.pop()
         recorder.changed()
-        await recorder.write(Kind.STARTUP)
+        await recorder.write(SnapshotKind.STARTUP)
         states.append(good)
         await recorder.close()
 
@@ -221,7 +222,7 @@ def test_what_is_running_is_known_and_ended(grpc_too: bool) -> None:
             return b""
 
         routes = {"/m": Method("/m", Shape.UNARY, method)} if grpc_too else {}
-        app = application(Listener("test", "127.0.0.1", 0, routes, Limits(1000, 1000), http_app=waits))
+        app = application(Listener("test", "127.0.0.1", 0, routes, ListenerLimits(1000, 1000), http_app=waits))
 
         async def wrapped(path: str) -> None:
             """As a server may call it: from a coroutine of its own."""

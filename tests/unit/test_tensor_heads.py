@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from ts.protocol import open_inference_pb2 as pb
 from ts_frontend.errors import InvalidArgument
-from ts_frontend.ingress.call import Call
-from ts_frontend.services import tensor_heads, tensor_requests
-from ts_frontend.services.tensor_heads import head_of_message, mention
-from ts_frontend.services.tensor_streams import Dialect, dialect_of
+from ts_frontend.grpc.call import Call
+from ts_frontend.grpc.tensor_streams import StreamDialect, dialect_of
+from ts_frontend.open_inference import heads as tensor_heads
+from ts_frontend.open_inference import requests as tensor_requests
+from ts_frontend.open_inference.heads import head_of_message, mention
 
 NAMES = ("timeout", "priority", "sequence_id", "sequence_start")
 TENSORS = ("inputs", "outputs", "raw_input_contents")
@@ -88,7 +89,7 @@ def test_a_head_is_the_message_without_its_tensors(first: pb.ModelInferRequest, 
     assert [(one.name, one.datatype, one.HasField("contents")) for one in forms.inputs] == [
         (one.name, one.datatype, one.HasField("contents")) for one in whole.inputs
     ]
-    assert dialect_of(Call("/p"), forms, Dialect.AUTO) == dialect_of(Call("/p"), whole, Dialect.AUTO)
+    assert dialect_of(Call("/p"), forms, StreamDialect.AUTO) == dialect_of(Call("/p"), whole, StreamDialect.AUTO)
 
 
 @given(messages, st.lists(st.tuples(st.integers(0, 300), st.integers(0, 255)), max_size=3), st.integers(0, 300))

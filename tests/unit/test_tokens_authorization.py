@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from ts_frontend.authorization.authorization import NOT_RENEWED, REFUSED, Authorization, open_authorization
-from ts_frontend.authorization.key_file import KeyFile, KeyFileError, remove_left_behind
-from ts_frontend.authorization.keys import Keys, Kind, parse_time
-from ts_frontend.authorization.sources import read_keys
-from ts_frontend.config import ConfigError, Option, load_config
+from ts_frontend.authorization.key_files import KeyFile, KeyFileError, read_keys, remove_left_behind
+from ts_frontend.config.keys import KeyKind, Keys, parse_time
+from ts_frontend.config.kinds import ConfigError
+from ts_frontend.config.load import Option, load_config
 from ts_frontend.errors import InvalidArgument, PermissionDenied
 
 
@@ -54,7 +54,7 @@ def test_made_keys_are_in_a_file_of_the_owner(tmp_path: Path) -> None:
     assert {len(entry["key"]) for entry in content.values()} == {8}
     assert parse_time(content["inference"]["expiration time"]) == clock.now_s + 60
     assert "expiration time" not in content["API"]
-    for kind in Kind:
+    for kind in KeyKind:
         assert authorization.opens(kind, header(in_file(tmp_path, kind.value)))
     authorization.close()
     assert list(tmp_path.iterdir()) == []
@@ -63,29 +63,29 @@ def test_made_keys_are_in_a_file_of_the_owner(tmp_path: Path) -> None:
 def test_a_key_opens_its_kind_until_it_expires(tmp_path: Path) -> None:
     authorization, clock = made(tmp_path)
     inference, management = in_file(tmp_path, "inference"), in_file(tmp_path, "management")
-    assert not authorization.opens(Kind.INFERENCE, header(management))
-    assert not authorization.opens(Kind.MANAGEMENT, header(inference))
-    assert not authorization.opens(Kind.API, header(management))
+    assert not authorization.opens(KeyKind.INFERENCE, header(management))
+    assert not authorization.opens(KeyKind.MANAGEMENT, header(inference))
+    assert not authorization.opens(KeyKind.API, header(management))
     clock.now_s += 59.9
-    authorization.check(Kind.INFERENCE, header(inference), "peer")
+    authorization.check(KeyKind.INFERENCE, header(inference), "peer")
     clock.now_s += 0.1
     with pytest.raises(PermissionDenied, match=REFUSED):
-        authorization.check(Kind.INFERENCE, header(inference), "peer")
-    assert authorization.opens(Kind.API, header(in_file(tmp_path, "API")))
+        authorization.check(KeyKind.INFERENCE, header(inference), "peer")
+    assert authorization.opens(KeyKind.API, header(in_file(tmp_path, "API")))
     authorization.close()
 
 
 def test_a_new_key_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
     authorization, clock = made(tmp_path)
-    before = {kind: in_file(tmp_path, kind.value) for kind in Kind}
+    before = {kind: in_file(tmp_path, kind.value) for kind in KeyKind}
     clock.now_s += 100
-    asyncio.run(authorization.renew(Kind.INFERENCE))
-    after = {kind: in_file(tmp_path, kind.value) for kind in Kind}
-    assert after[Kind.INFERENCE] != before[Kind.INFERENCE]
-    assert (after[Kind.MANAGEMENT], after[Kind.API]) == (before[Kind.MANAGEMENT], before[Kind.API])
-    assert authorization.opens(Kind.INFERENCE, header(after[Kind.INFERENCE]))
-    assert not authorization.opens(Kind.INFERENCE, header(before[Kind.INFERENCE]))
-    assert not authorization.opens(Kind.MANAGEMENT, header(before[Kind.MANAGEMENT]))
+    asyncio.run(authorization.renew(KeyKind.INFERENCE))
+    after = {kind: in_file(tmp_path, kind.value) for kind in KeyKind}
+    assert after[KeyKind.INFERENCE] != before[KeyKind.INFERENCE]
+    assert (after[KeyKind.MANAGEMENT], after[KeyKind.API]) == (before[KeyKind.MANAGEMENT], before[KeyKind.API])
+    assert authorization.opens(KeyKind.INFERENCE, header(after[KeyKind.INFERENCE]))
+    assert not authorization.opens(KeyKind.INFERENCE, header(before[KeyKind.INFERENCE]))
+    assert not authorization.opens(KeyKind.MANAGEMENT, header(before[KeyKind.MANAGEMENT]))
     assert stat.S_IMODE((tmp_path / "key_file.json").stat().st_mode) == 0o600
     authorization.close()
 
@@ -93,12 +93,12 @@ def test_a_new_key_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
 def test_an_old_key_may_count_a_little_longer(tmp_path: Path) -> None:
     authorization, clock = made(tmp_path, overlap_s=10.0)
     old = in_file(tmp_path, "inference")
-    asyncio.run(authorization.renew(Kind.INFERENCE))
+    asyncio.run(authorization.renew(KeyKind.INFERENCE))
     clock.now_s += 9.9
-    assert authorization.opens(Kind.INFERENCE, header(old))
+    assert authorization.opens(KeyKind.INFERENCE, header(old))
     clock.now_s += 0.1
-    assert not authorization.opens(Kind.INFERENCE, header(old))
-    assert authorization.opens(Kind.INFERENCE, header(in_file(tmp_path, "inference")))
+    assert not authorization.opens(KeyKind.INFERENCE, header(old))
+    assert authorization.opens(KeyKind.INFERENCE, header(in_file(tmp_path, "inference")))
     authorization.close()
 
 
@@ -106,8 +106,8 @@ def test_keys_count_without_their_file_and_it_comes_back_with_a_new_one(tmp_path
     authorization, _ = made(tmp_path)
     inference, api = in_file(tmp_path, "inference"), in_file(tmp_path, "API")
     (tmp_path / "key_file.json").unlink()
-    assert authorization.opens(Kind.INFERENCE, header(inference))
-    asyncio.run(authorization.renew(Kind.MANAGEMENT))
+    assert authorization.opens(KeyKind.INFERENCE, header(inference))
+    asyncio.run(authorization.renew(KeyKind.MANAGEMENT))
     assert in_file(tmp_path, "API") == api
     authorization.close()
 
@@ -120,8 +120,8 @@ def test_a_file_that_cannot_be_written_leaves_the_old_key(tmp_path: Path) -> Non
     (place / "key_file.json").unlink()
     place.rmdir()
     with pytest.raises(KeyFileError, match="can't be written"):
-        asyncio.run(authorization.renew(Kind.INFERENCE))
-    assert authorization.opens(Kind.INFERENCE, header(old))
+        asyncio.run(authorization.renew(KeyKind.INFERENCE))
+    assert authorization.opens(KeyKind.INFERENCE, header(old))
     authorization.close()
 
 
@@ -135,7 +135,7 @@ def test_a_second_server_does_not_take_the_file(tmp_path: Path) -> None:
         made(tmp_path)
     remove_left_behind(tmp_path)
     assert (tmp_path / "key_file.json").read_text() == text
-    asyncio.run(first.renew(Kind.INFERENCE))
+    asyncio.run(first.renew(KeyKind.INFERENCE))
     with pytest.raises(KeyFileError, match="another server that runs"):
         made(tmp_path)
     first.close()
@@ -148,7 +148,7 @@ def test_a_server_leaves_a_file_that_is_not_its_own(tmp_path: Path) -> None:
     (tmp_path / "key_file.json").unlink()
     second, _ = made(tmp_path)
     with pytest.raises(KeyFileError, match="another server that runs"):
-        asyncio.run(first.renew(Kind.INFERENCE))
+        asyncio.run(first.renew(KeyKind.INFERENCE))
     first.close()
     assert (tmp_path / "key_file.json").exists()
     second.close()
@@ -213,11 +213,11 @@ def test_a_mounted_secret_is_taken_over_as_it_changes(tmp_path: Path, mounted: P
     swap(mounted, inference="first-inference\nsecond-inference", management="first-management")
     asyncio.run(authorization.reload())
     for key in (b"first-inference", b"second-inference"):
-        assert authorization.opens(Kind.INFERENCE, header(key))
+        assert authorization.opens(KeyKind.INFERENCE, header(key))
     swap(mounted, inference="second-inference", management="first-management")
     asyncio.run(authorization.reload())
-    assert not authorization.opens(Kind.INFERENCE, header(b"first-inference"))
-    assert authorization.opens(Kind.INFERENCE, header(b"second-inference"))
+    assert not authorization.opens(KeyKind.INFERENCE, header(b"first-inference"))
+    assert authorization.opens(KeyKind.INFERENCE, header(b"second-inference"))
     authorization.close()
 
 
@@ -238,9 +238,9 @@ def test_what_cannot_be_read_leaves_the_keys_and_is_told_once(
     with caplog.at_level(logging.INFO):
         for _ in range(3):
             asyncio.run(authorization.reload())
-    assert authorization.opens(Kind.INFERENCE, header(b"first-inference"))
-    assert authorization.opens(Kind.MANAGEMENT, header(b"first-management"))
-    assert not authorization.opens(Kind.MANAGEMENT, header(b"other-management"))
+    assert authorization.opens(KeyKind.INFERENCE, header(b"first-inference"))
+    assert authorization.opens(KeyKind.MANAGEMENT, header(b"first-management"))
+    assert not authorization.opens(KeyKind.MANAGEMENT, header(b"other-management"))
     assert len(caplog.messages) == 1
     assert caplog.messages[0].startswith("The keys stay as they were: ")
     assert "first-" not in caplog.text and "hush" not in caplog.text
@@ -256,7 +256,7 @@ def test_a_file_that_is_no_json_for_a_while(tmp_path: Path, caplog: pytest.LogCa
         for text in (good[:20], good[:20], "", "", good, good, good[:20]):
             file.write_text(text)
             asyncio.run(authorization.reload())
-            assert authorization.opens(Kind.INFERENCE, header(b"first-inference"))
+            assert authorization.opens(KeyKind.INFERENCE, header(b"first-inference"))
     told = [message.partition(":")[0] for message in caplog.messages]
     assert told == ["The keys stay as they were", "Keys were read again", "The keys stay as they were"]
     authorization.close()
@@ -268,18 +268,18 @@ def test_what_is_not_given_is_made(tmp_path: Path) -> None:
     authorization, _ = made(tmp_path, lambda: read_keys(file))
     assert list(json.loads((tmp_path / "key_file.json").read_text())) == ["management", "API"]
     assert "from-outside" not in (tmp_path / "key_file.json").read_text()
-    asyncio.run(authorization.renew(Kind.MANAGEMENT))
+    asyncio.run(authorization.renew(KeyKind.MANAGEMENT))
     with pytest.raises(InvalidArgument, match="inference key was given"):
-        asyncio.run(authorization.renew(Kind.INFERENCE))
+        asyncio.run(authorization.renew(KeyKind.INFERENCE))
     authorization.close()
 
 
 def test_without_a_key_for_it_nobody_makes_new_ones(tmp_path: Path, mounted: Path) -> None:
     authorization, _ = made(tmp_path, lambda: read_keys(mounted))
-    assert not authorization.opens(Kind.API, header(b""))
-    assert not authorization.opens(Kind.API, header(b"first-management"))
+    assert not authorization.opens(KeyKind.API, header(b""))
+    assert not authorization.opens(KeyKind.API, header(b"first-management"))
     with pytest.raises(PermissionDenied, match=NOT_RENEWED):
-        authorization.refuse(Kind.API, [], "peer", NOT_RENEWED)
+        authorization.refuse(KeyKind.API, [], "peer", NOT_RENEWED)
     authorization.close()
 
 
@@ -289,7 +289,7 @@ def test_refusals_are_logged_with_the_peer_and_without_the_key(
     authorization, _ = made(tmp_path)
     for _ in range(50):
         with pytest.raises(PermissionDenied):
-            authorization.check(Kind.INFERENCE, [b"Bearer hush-hush"], "10.0.0.1:99")
+            authorization.check(KeyKind.INFERENCE, [b"Bearer hush-hush"], "10.0.0.1:99")
     assert 0 < len(caplog.messages) < 50
     assert "10.0.0.1:99" in caplog.messages[0]
     assert "hush" not in caplog.text
@@ -311,7 +311,7 @@ def test_settings_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert opened(tmp_path, disable_token_authorization="true", inference_token="from-setting") is None
     authorization = opened(tmp_path, inference_token="from-setting,and-another")
     assert authorization is not None
-    assert authorization.opens(Kind.INFERENCE, header(b"and-another"))
+    assert authorization.opens(KeyKind.INFERENCE, header(b"and-another"))
     authorization.close()
 
 
@@ -322,8 +322,8 @@ def test_settings_and_a_file_together(tmp_path: Path, monkeypatch: pytest.Monkey
     assert authorization is not None
     assert authorization.made_in is None
     asyncio.run(authorization.reload())
-    assert authorization.opens(Kind.INFERENCE, header(b"from-setting"))
-    assert authorization.opens(Kind.MANAGEMENT, header(b"from-a-file"))
+    assert authorization.opens(KeyKind.INFERENCE, header(b"from-setting"))
+    assert authorization.opens(KeyKind.MANAGEMENT, header(b"from-a-file"))
     authorization.close()
 
 

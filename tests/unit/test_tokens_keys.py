@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from ts_frontend.authorization.keys import (
+from ts_frontend.authorization.authorization import LINES_MAX, PERIOD_S, Refusals
+from ts_frontend.authorization.key_files import FILE_BYTES_MAX, read_keys
+from ts_frontend.config.keys import (
     KEYS_MAX,
     BadKeys,
     Key,
-    Kind,
+    KeyKind,
     bearer,
     joined,
     key_file_text,
@@ -23,14 +25,12 @@ from ts_frontend.authorization.keys import (
     time_text,
     why_refused,
 )
-from ts_frontend.authorization.refusals import LINES_MAX, PERIOD_S, Refusals
-from ts_frontend.authorization.sources import FILE_BYTES_MAX, read_keys
 
 SECRET = "hush-hush-hush"
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 KEYS = {
-    Kind.INFERENCE: (Key(b"inference1", 100.0), Key(b"inference2")),
-    Kind.MANAGEMENT: (Key(b"management"),),
+    KeyKind.INFERENCE: (Key(b"inference1", 100.0), Key(b"inference2")),
+    KeyKind.MANAGEMENT: (Key(b"management"),),
 }
 
 
@@ -61,7 +61,7 @@ def test_a_header_is_one_bearer_with_one_key(values: list[bytes], key: bytes | N
 
 
 def test_any_of_the_keys_opens_until_it_expires() -> None:
-    inference = KEYS[Kind.INFERENCE]
+    inference = KEYS[KeyKind.INFERENCE]
     assert opens(inference, b"inference1", 99.9)
     assert not opens(inference, b"inference1", 100.0)
     assert opens(inference, b"inference2", 1e12)
@@ -82,7 +82,7 @@ def test_any_of_the_keys_opens_until_it_expires() -> None:
     ],
 )
 def test_the_log_says_why(values: list[bytes], now_s: float, why: str) -> None:
-    assert why_refused(KEYS, Kind.INFERENCE, values, now_s) == why
+    assert why_refused(KEYS, KeyKind.INFERENCE, values, now_s) == why
 
 
 # --- key_file.json
@@ -91,7 +91,7 @@ def test_the_log_says_why(values: list[bytes], now_s: float, why: str) -> None:
 def test_the_key_file_has_torchserves_shape() -> None:
     recorded = (GOLDEN / "150_key_file_json.txt").read_text().partition("\n")[2].strip()
     keys = parse_key_file(recorded)
-    assert keys[Kind.API] == (Key(b"aShZObwf"),)
+    assert keys[KeyKind.API] == (Key(b"aShZObwf"),)
     written = key_file_text(keys)
     theirs, ours = json.loads(recorded), json.loads(written)
     for kind in ("management", "inference"):
@@ -121,9 +121,9 @@ def test_a_file_may_hold_several_keys_of_a_kind() -> None:
             }
         )
     )
-    assert [key.secret for key in keys[Kind.INFERENCE]] == [b"first-key", b"second-key"]
-    assert [math.isinf(key.expires_s) for key in keys[Kind.INFERENCE]] == [True, False]
-    assert set(keys) == set(Kind)
+    assert [key.secret for key in keys[KeyKind.INFERENCE]] == [b"first-key", b"second-key"]
+    assert [math.isinf(key.expires_s) for key in keys[KeyKind.INFERENCE]] == [True, False]
+    assert set(keys) == set(KeyKind)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_what_is_no_key_file_is_refused_without_a_key_in_the_message(text: str) 
 
 
 def test_a_secret_is_not_shown_by_accident() -> None:
-    assert SECRET not in repr(Key(SECRET.encode())) + str(parse_key_lines(Kind.API, SECRET))
+    assert SECRET not in repr(Key(SECRET.encode())) + str(parse_key_lines(KeyKind.API, SECRET))
 
 
 # --- files
@@ -169,8 +169,8 @@ def test_a_directory_has_a_file_for_each_kind(tmp_path: Path) -> None:
     (tmp_path / "README").write_text("not a key")
     keys = read_keys(tmp_path)
     assert {kind: [key.secret for key in ones] for kind, ones in keys.items()} == {
-        Kind.INFERENCE: [b"first-key", b"second-key"],
-        Kind.API: [b"third-key"],
+        KeyKind.INFERENCE: [b"first-key", b"second-key"],
+        KeyKind.API: [b"third-key"],
     }
 
 
@@ -201,8 +201,10 @@ def test_a_directory_without_keys_and_a_path_without_anything(tmp_path: Path) ->
 
 
 def test_keys_of_several_sources_all_count_once() -> None:
-    keys = joined({Kind.API: (Key(b"a", 1.0),)}, {Kind.API: (Key(b"a", 2.0), Key(b"b")), Kind.INFERENCE: (Key(b"c"),)})
-    assert keys == {Kind.API: (Key(b"a", 1.0), Key(b"b")), Kind.INFERENCE: (Key(b"c"),)}
+    keys = joined(
+        {KeyKind.API: (Key(b"a", 1.0),)}, {KeyKind.API: (Key(b"a", 2.0), Key(b"b")), KeyKind.INFERENCE: (Key(b"c"),)}
+    )
+    assert keys == {KeyKind.API: (Key(b"a", 1.0), Key(b"b")), KeyKind.INFERENCE: (Key(b"c"),)}
 
 
 # --- the log

@@ -9,11 +9,11 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from ts_frontend.config import ConfigError
-from ts_frontend.services.http_operations import OPEN_INFERENCE, OPENAI
-from ts_frontend.telemetry.trace_export import BoundedProcessor, CountedExporter
-from ts_frontend.telemetry.trace_http import Templates
-from ts_frontend.telemetry.trace_settings import GRPC, HTTP, endpoint, protocol_of, wanted
+from ts_frontend.config.kinds import ConfigError
+from ts_frontend.http.openapi import OPEN_INFERENCE, OPENAI
+from ts_frontend.http.tracing import Templates
+from ts_frontend.telemetry.tracing.export import BoundedProcessor, CountedExporter
+from ts_frontend.telemetry.tracing.settings import GRPC, HTTP, endpoint, protocol_of, wanted
 
 BASE = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318"}
 

@@ -15,20 +15,18 @@ from typing import Any
 import pytest
 
 from ts.protocol.frames import Input, LoadFailed, Ready, encode_bytes
-from ts_frontend.batching.batcher import Policy
-from ts_frontend.batching.job_queue import JobQueue
 from ts_frontend.errors import ModelNotLoaded
 from ts_frontend.job import Job, Ledger
-from ts_frontend.workers import orphans
-from ts_frontend.workers.backoff import Backoff
+from ts_frontend.scheduling.batcher import Policy
+from ts_frontend.scheduling.queues import JobQueue
+from ts_frontend.workers import process as orphans
 from ts_frontend.workers.connection import Connection
 from ts_frontend.workers.devices import CPU
-from ts_frontend.workers.exits import Exit
-from ts_frontend.workers.life import StartFailed
-from ts_frontend.workers.plan import Plan
-from ts_frontend.workers.pool import Clock, Pool, Slot
-from ts_frontend.workers.process import LaunchFailed
-from ts_frontend.workers.started import Ends, LineSink, Process, Spec
+from ts_frontend.workers.launchers import LaunchFailed
+from ts_frontend.workers.plan import WorkerPlan
+from ts_frontend.workers.pool import Backoff, Clock, Pool, Slot
+from ts_frontend.workers.process import Ends, Exit, LineSink, Process, ProcessSpec
+from ts_frontend.workers.worker import StartFailed
 
 GUARD_S = 30
 SYNTAX_ERROR = {
@@ -77,10 +75,10 @@ class Stage:
         self._id += 1
         return self._id - 1
 
-    def line_sink(self, worker_id: int, plan: Plan) -> LineSink:
+    def line_sink(self, worker_id: int, plan: WorkerPlan) -> LineSink:
         return lambda stream, line: self.lines.append(line)
 
-    async def launch(self, spec: Spec, sink: LineSink) -> Process:
+    async def launch(self, spec: ProcessSpec, sink: LineSink) -> Process:
         self.launched += 1
         scene = self.scenes.pop(0) if self.scenes else "ready"
         if isinstance(scene, Exception):
@@ -129,7 +127,9 @@ class Skipping(Clock):
 
 
 def pool_of(stage: Stage, clock: Clock, give_up_s: float = 300.0, on_change: Callable[[], None] = lambda: None) -> Pool:
-    plan = Plan(Spec("m_1.0", {}), {}, startup_timeout_s=GUARD_S, response_timeout_s=GUARD_S, message_bytes_max=1 << 20)
+    plan = WorkerPlan(
+        ProcessSpec("m_1.0", {}), {}, startup_timeout_s=GUARD_S, response_timeout_s=GUARD_S, message_bytes_max=1 << 20
+    )
     backoff = lambda: Backoff(give_up_s)  # noqa: E731
     return Pool("m_1.0", plan, JobQueue(Policy()), stage, lambda: CPU, backoff, on_change, clock)
 

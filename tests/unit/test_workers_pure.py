@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ts_frontend.workers.backoff import Backoff
 from ts_frontend.workers.devices import CPU, Inventory, Placement
-from ts_frontend.workers.exits import Exit
+from ts_frontend.workers.pool import Backoff
+from ts_frontend.workers.process import Exit
 
 
 def delays(backoff: Backoff, count: int, chance: float = 0.0) -> list[float]:

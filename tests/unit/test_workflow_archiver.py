@@ -14,7 +14,7 @@ import pytest
 
 from ts_frontend.errors import InvalidWorkflow
 from ts_frontend.models.extraction import ExtractLimits
-from ts_frontend.workflows.archive import open_workflow
+from ts_frontend.workflows.specification import open_workflow
 from workflow_archiver.workflow_packaging import WorkflowArchiverError, make_archive, package_workflow
 from workflow_archiver.workflow_packaging_utils import WorkflowExportUtils
 

@@ -20,9 +20,8 @@ from ts_frontend.errors import (
     QueueFull,
     ServeError,
 )
-from ts_frontend.workflows.graph import make_graph
-from ts_frontend.workflows.run import NodeFailed, Reply, Run
-from ts_frontend.workflows.spec import Node
+from ts_frontend.workflows.specification import Node, make_graph
+from ts_frontend.workflows.workflow import NodeFailed, Reply, Run
 
 GUARD_S = 20
 HEADERS = (("x-a", "1"),)

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ts_frontend.errors import InvalidGraph, InvalidWorkflow
-from ts_frontend.workflows.graph import NODES_MAX, make_graph
-from ts_frontend.workflows.spec import Spec, parse_spec
+from ts_frontend.workflows.specification import NODES_MAX, WorkflowSpec, make_graph, parse_spec
 
 
-def parse(text: str, *, has_handler: bool = True) -> Spec:
+def parse(text: str, *, has_handler: bool = True) -> WorkflowSpec:
     return parse_spec(yaml.safe_load(text), has_handler=has_handler)
 
 

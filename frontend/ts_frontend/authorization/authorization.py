@@ -8,17 +8,44 @@ import logging
 import os
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ts_frontend.authorization.key_file import KeyFile
-from ts_frontend.authorization.keys import BadKeys, Key, Keys, Kind, bearer, joined, key_file_text, opens, why_refused
-from ts_frontend.authorization.refusals import Refusals
-from ts_frontend.authorization.sources import read_keys
-from ts_frontend.config import ConfigError, ServerConfig
+from ts_frontend.authorization.key_files import KeyFile, read_keys
+from ts_frontend.config.keys import BadKeys, Key, KeyKind, Keys, bearer, joined, key_file_text, opens, why_refused
+from ts_frontend.config.kinds import ConfigError
+from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArgument, PermissionDenied
 
 log = logging.getLogger(__name__)
+
+LINES_MAX = 10
+PERIOD_S = 60.0
+
+
+class Refusals:
+    """`counts`: by API. At most LINES_MAX lines in PERIOD_S; the next period says how many weren't told."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._period_began_s = -PERIOD_S
+        self._told = self._untold = 0
+
+    def line(self, api: str, peer: str, why: str, now_s: float) -> str | None:
+        """Counts one; what to log, None for nothing. `now_s`: of a clock that doesn't go back."""
+        self.counts[api] += 1
+        more = ""
+        if now_s - self._period_began_s >= PERIOD_S:
+            if self._untold:
+                more = f" ({self._untold} earlier refusals weren't logged)"
+            self._period_began_s, self._told, self._untold = now_s, 0, 0
+        if self._told == LINES_MAX:
+            self._untold += 1
+            return None
+        self._told += 1
+        return f"Refused a call to the {api} API from {peer or 'a Unix socket'}: {why}{more}"
+
 
 #: TorchServe's sentences; its token API has one of its own.
 REFUSED = "Token Authorization failed. Token either incorrect, expired, or not provided correctly"
@@ -57,10 +84,10 @@ class Authorization:
 
     def _first_keys(self) -> Keys:
         """Keys of the kinds that nobody gave; without any there is nothing to renew, and no key for that."""
-        kinds = [kind for kind in (Kind.MANAGEMENT, Kind.INFERENCE) if kind not in self._outside]
+        kinds = [kind for kind in (KeyKind.MANAGEMENT, KeyKind.INFERENCE) if kind not in self._outside]
         made = {kind: (self._new_key(),) for kind in kinds}
-        if made and Kind.API not in self._outside:
-            made[Kind.API] = (Key(new_secret()),)
+        if made and KeyKind.API not in self._outside:
+            made[KeyKind.API] = (Key(new_secret()),)
         return made
 
     def _new_key(self) -> Key:
@@ -76,7 +103,7 @@ class Authorization:
 
     # --- requests
 
-    def check(self, kind: Kind, values: Sequence[bytes], peer: str) -> None:
+    def check(self, kind: KeyKind, values: Sequence[bytes], peer: str) -> None:
         """Returns for a call with a good key. `values`: those of all its `Authorization` headers.
 
         :raises PermissionDenied: it hasn't one.
@@ -84,21 +111,21 @@ class Authorization:
         if not self.opens(kind, values):
             self.refuse(kind, values, peer)
 
-    def opens(self, kind: Kind, values: Sequence[bytes]) -> bool:
+    def opens(self, kind: KeyKind, values: Sequence[bytes]) -> bool:
         presented = bearer(values)
         return presented is not None and opens(self._keys.get(kind, ()), presented, self._clock())
 
-    def refuse(self, kind: Kind, values: Sequence[bytes], peer: str, message: str = REFUSED) -> None:
+    def refuse(self, kind: KeyKind, values: Sequence[bytes], peer: str, message: str = REFUSED) -> None:
         """Counts and logs a refusal. :raises PermissionDenied: always."""
         why = why_refused(self._keys, kind, values, self._clock())
-        line = self.refusals.line("token" if kind is Kind.API else kind.value, peer, why, time.monotonic())
+        line = self.refusals.line("token" if kind is KeyKind.API else kind.value, peer, why, time.monotonic())
         if line is not None:
             log.warning("%s", line)
         raise PermissionDenied(message)
 
     # --- new keys
 
-    async def renew(self, kind: Kind) -> None:
+    async def renew(self, kind: KeyKind) -> None:
         """Makes a new key in the place of the one that was made before, which counts for `overlap_s` more at most.
 
         :raises InvalidArgument: its keys come from outside. :raises KeyFileError: the file can't be written.
@@ -173,9 +200,9 @@ def open_authorization(config: ServerConfig, directory: Path) -> Authorization |
 def _outside(config: ServerConfig) -> Callable[[], Keys] | None:
     """What reads the keys from outside; those of the settings are the same each time."""
     given = {
-        Kind.MANAGEMENT: config.management_token,
-        Kind.INFERENCE: config.inference_token,
-        Kind.API: config.api_token,
+        KeyKind.MANAGEMENT: config.management_token,
+        KeyKind.INFERENCE: config.inference_token,
+        KeyKind.API: config.api_token,
     }
     fixed = {kind: tuple(Key(text.encode()) for text in texts) for kind, texts in given.items() if texts}
     path = config.token_path

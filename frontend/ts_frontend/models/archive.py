@@ -17,14 +17,15 @@ from typing import Any
 
 import yaml
 
-from ts_frontend.batching.ranks import Ranking
+from ts_frontend.config.foreign.mlserver import MLServerDefaults
 from ts_frontend.errors import ArchiveNotFound, ServeError
-from ts_frontend.models import mlserver_model, program_model
 from ts_frontend.models.extraction import ExtractLimits, extract, refusal
+from ts_frontend.models.formats import mlserver as mlserver_model
+from ts_frontend.models.formats import program as program_model
 from ts_frontend.models.manifest import file_name, member, read_manifest, read_text, text
-from ts_frontend.models.mlserver_model import Defaults
 from ts_frontend.models.signature import Signature
-from ts_frontend.models.stop import Stop
+from ts_frontend.models.store.http import Stop
+from ts_frontend.scheduling.batcher import Ranking
 
 __all__ = ["Archive", "ExtractLimits", "open_archive"]
 
@@ -73,7 +74,7 @@ def open_archive(
     path: Path,
     work_dir: Path,
     limits: ExtractLimits = ExtractLimits(),  # noqa: B008 (frozen)
-    mlserver: Defaults = Defaults(),  # noqa: B008 (frozen)
+    mlserver: MLServerDefaults = MLServerDefaults(),  # noqa: B008 (frozen)
     stop: Stop | None = None,
 ) -> Archive:
     """Opens the archive file or model directory at `path`. Blocking.
@@ -102,7 +103,7 @@ def open_program(path: Path, argv: Sequence[str], directory: Path) -> Archive:
     program = path.absolute()
     if path.is_dir():
         if not program_model.is_program(path):
-            return replace(_describe(path, _root_of(path.resolve()), Defaults(), owned=False), remembered=False)
+            return replace(_describe(path, _root_of(path.resolve()), MLServerDefaults(), owned=False), remembered=False)
         program /= program_model.FILE
     elif not program_model.is_program(path):
         raise ArchiveNotFound(f"Program not found at: {path}")
@@ -135,7 +136,7 @@ def _root_of(directory: Path) -> Path:
     return directory
 
 
-def _describe(path: Path, directory: Path, mlserver: Defaults, *, owned: bool) -> Archive:
+def _describe(path: Path, directory: Path, mlserver: MLServerDefaults, *, owned: bool) -> Archive:
     """Reads what the files in `directory` say; `path` is the archive's name in errors."""
     if not (directory / _MANIFEST).exists():
         if mlserver_model.is_one(directory) or (mlserver.is_model and not owned):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import psutil
 
@@ -103,3 +104,21 @@ def _resident_bytes(pid: int) -> int:
         return int(psutil.Process(pid).memory_info().rss)
     except psutil.Error:
         return 0
+
+
+LIST_LIMIT_MAX = 100
+T = TypeVar("T")
+
+
+def page(found: Sequence[T], limit: int, token: int) -> tuple[Sequence[T], dict[str, str]]:
+    """At most `limit` from the place that `token` says, and what tells of the next page: its `nextPageToken`, if there
+    is one."""
+    limit = LIST_LIMIT_MAX if limit < 0 or limit > LIST_LIMIT_MAX else limit
+    first = max(0, token)
+    more = {"nextPageToken": str(first + limit)} if first + limit <= len(found) else {}
+    return found[first : first + limit], more
+
+
+LIST_LIMIT = 100
+#: The `timeout` that stands for none.
+UNLIMITED = -1

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from ts_frontend.errors import InvalidArchive, ServeError
-from ts_frontend.models.stop import Stop
+from ts_frontend.models.store.http import Stop
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -13,15 +13,14 @@ from typing import Any, NamedTuple
 
 from ts.protocol.frames import Input, Pairs
 from ts.protocol.path_template import BadTemplate, PathTemplate
-from ts_frontend.batching.job_queue import WorkQueue
 from ts_frontend.errors import Draining, NoWorker
-from ts_frontend.fed_job import FedJob
-from ts_frontend.job import Job, Ledger
+from ts_frontend.job import FedJob, Job, Ledger
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.settings import ModelSettings, Requested
 from ts_frontend.models.signature import Signature, made_config, signature_from
 from ts_frontend.models.statistics import CountedBatches, Statistics
-from ts_frontend.telemetry.metrics import ModelMetrics
+from ts_frontend.scheduling.queues import WorkQueue
+from ts_frontend.telemetry.metrics.registry import ModelMetrics
 from ts_frontend.workers.pool import Pool
 
 log = logging.getLogger(__name__)

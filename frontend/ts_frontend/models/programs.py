@@ -13,8 +13,8 @@ from pathlib import Path
 
 from ts_frontend.errors import InvalidArchive
 from ts_frontend.models.archive import Archive
-from ts_frontend.models.program_model import ADAPTER
-from ts_frontend.workers.process import run_tool
+from ts_frontend.models.formats.program import ADAPTER
+from ts_frontend.workers.launchers import run_tool
 
 SHOWN_LINES = 15
 SHOWN_CHARS_MAX = 4000

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ts_frontend.changes import Changes
 from ts_frontend.errors import DefaultVersionInUse, ModelExists, ModelNotFound, ModelVersionNotFound
 from ts_frontend.models.model import Model
+from ts_frontend.tasks import Notifier
 
 
 class _Versions:
@@ -21,7 +21,7 @@ class Registry:
     """All models. `changes` rings when one comes, goes, or its readiness may have changed."""
 
     def __init__(self) -> None:
-        self.changes = Changes()
+        self.changes = Notifier()
         self._names: dict[str, _Versions] = {}
 
     def __iter__(self) -> Iterator[Model]:

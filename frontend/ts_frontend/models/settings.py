@@ -7,14 +7,149 @@ Which source wins is TorchServe's rule, a different one for each group of settin
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import reprlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArgument
-from ts_frontend.models.sources import INT_MAX, Source, first
-from ts_frontend.models.torchrun import Torchrun
+
+INT_MAX = 2**31 - 1
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Settings by TorchServe's keys. A value of the wrong kind is as if it weren't there; `warnings` tells."""
+
+    values: Mapping[str, Any]
+    name: str
+    warnings: list[str]
+
+    def whole(self, key: str, least: int = 1) -> int | None:
+        """A whole number from `least` on."""
+        found: int | None = self._checked(
+            key, lambda value: _is_whole(value, least), f"a whole number, at least {least}"
+        )
+        return found
+
+    def flag(self, key: str) -> bool | None:
+        found: bool | None = self._checked(key, lambda value: isinstance(value, bool), "true or false")
+        return found
+
+    def text(self, key: str) -> str | None:
+        """Text that isn't empty."""
+        found: str | None = self._checked(key, lambda value: isinstance(value, str) and value != "", "text")
+        return found
+
+    def choice(self, key: str, allowed: Iterable[str]) -> str | None:
+        words = ", ".join(f'"{word}"' for word in allowed)
+        found: str | None = self._checked(
+            key, lambda value: isinstance(value, str) and value in allowed, f"one of {words}"
+        )
+        return found
+
+    def indices(self, key: str) -> tuple[int, ...] | None:
+        """A list of whole numbers from 0 on."""
+        found: list[int] | None = self._checked(key, _is_indices, "a list of whole numbers, at least 0 each")
+        return None if found is None else tuple(found)
+
+    def section(self, key: str) -> Source:
+        found: dict[str, Any] | None = self._checked(key, lambda value: isinstance(value, dict), "keys with values")
+        return Source(found or {}, f"{self.name} {key}", self.warnings)
+
+    def warn(self, key: str, problem: str) -> None:
+        self.warnings.append(f"{self.name}: {key} is {reprlib.repr(self.values.get(key))}: {problem}")
+
+    def _checked(self, key: str, good: Callable[[Any], bool], expected: str) -> Any:
+        value = self.values.get(key)
+        if value is None or good(value):
+            return value
+        self.warn(key, f"ignored, it must be {expected}")
+        return None
+
+
+def _is_whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= INT_MAX
+
+
+def _is_indices(value: object) -> bool:
+    return isinstance(value, list) and all(_is_whole(item, 0) for item in value)
+
+
+def first(*candidates: _Value | None | Callable[[], _Value | None]) -> _Value | None:
+    """The first that isn't None; later sources are functions, so that what isn't needed isn't complained about."""
+    for candidate in candidates:
+        value = candidate() if callable(candidate) else candidate
+        if value is not None:
+            return value
+    return None
+
+
+_PORT_MAX = 65_535
+
+
+@dataclass(frozen=True, slots=True)
+class Torchrun:
+    """Named as in the section; `monitor_interval_s` 0 and "" leave torchrun its own default."""
+
+    processes: int = 1
+    nodes: int = 1
+    node_rank: int = 0
+    rdzv_backend: str = "c10d"
+    rdzv_endpoint: str = ""
+    rdzv_conf: str = ""
+    master_addr: str = ""
+    master_port: int = 0
+    monitor_interval_s: int = 0
+    omp_threads: int = 1
+
+    @staticmethod
+    def read(section: Source, level: int) -> Torchrun:
+        """`level`: processes, where the section doesn't say."""
+        return Torchrun(
+            processes=section.whole("nproc-per-node") or level,
+            nodes=section.whole("nnodes") or 1,
+            node_rank=section.whole("node-rank", 0) or 0,
+            rdzv_backend=section.text("rdzv-backend") or "c10d",
+            rdzv_endpoint=section.text("rdzv-endpoint") or "",
+            rdzv_conf=section.text("rdzv-conf") or "",
+            master_addr=section.text("master-addr") or "",
+            master_port=section.whole("master-port") or 0,
+            monitor_interval_s=section.whole("monitor-interval") or 0,
+            omp_threads=section.whole("OMP_NUMBER_THREADS") or 1,
+        )
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {"OMP_NUM_THREADS": str(self.omp_threads), "LOGLEVEL": "INFO"}
+
+    def words(self, log_dir: Path) -> tuple[str, ...]:
+        """torchrun's command line, without what it runs. A process that ends isn't started again by torchrun: the
+        whole worker is, by the server."""
+        return tuple(self._words(log_dir))
+
+    def _words(self, log_dir: Path) -> Iterator[str]:
+        yield from ("--nnodes", str(self.nodes), "--nproc-per-node", str(self.processes), "--max-restarts", "0")
+        yield from ("--log-dir", str(log_dir), "--rdzv-backend", self.rdzv_backend)
+        if self.rdzv_endpoint:
+            yield from ("--rdzv-endpoint", self.rdzv_endpoint)
+        elif self.nodes == 1 and self.rdzv_backend == "c10d":
+            # A free port of its own: at torchrun's default one, a second worker would meet with the first.
+            yield from ("--rdzv-endpoint", "localhost:0", "--local-addr", "localhost")
+        more = {
+            "--node-rank": self.node_rank if self.nodes > 1 else 0,
+            "--rdzv-conf": self.rdzv_conf,
+            "--master-addr": self.master_addr,
+            "--master-port": min(self.master_port, _PORT_MAX),
+            "--monitor-interval": self.monitor_interval_s,
+        }
+        for flag, value in more.items():
+            if value:
+                yield from (flag, str(value))
+
 
 #: Workers of one model version that can be asked for: each is a process, and a typing error shall not be a fork bomb.
 WORKERS_MAX = 1024
@@ -32,23 +167,6 @@ class Named(Protocol):
     def name(self) -> str | None: ...
     @property
     def version(self) -> str: ...
-
-
-class Defaults(Protocol):
-    """The part of the server's configuration that models start from. Timeouts in seconds."""
-
-    @property
-    def default_response_timeout(self) -> int: ...
-    @property
-    def default_startup_timeout(self) -> int: ...
-    @property
-    def default_workers_per_model(self) -> int: ...
-    @property
-    def job_queue_size(self) -> int: ...
-    @property
-    def max_concurrency(self) -> int: ...
-    @property
-    def service_envelope(self) -> str | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +239,7 @@ def resolve(
     requested: Requested,
     model_config: Mapping[str, Any],
     entry: Mapping[str, Any],
-    defaults: Defaults,
+    defaults: ServerConfig,
     *,
     handler: str | None = None,
     runtime: str = "python",
@@ -202,7 +320,7 @@ def _timeout(key: str, yaml: Source, server: Source, requested_s: int | None) ->
     return first(yaml.whole(key), lambda: server.whole(key), requested_s)
 
 
-def _workers(requested: Requested, yaml: Source, server: Source, defaults: Defaults) -> tuple[int, int]:
+def _workers(requested: Requested, yaml: Source, server: Source, defaults: ServerConfig) -> tuple[int, int]:
     """(least, most) workers: model-config.yaml, else the `models` entry, else the register call, else the default."""
     asked = defaults.default_workers_per_model if requested.initial_workers is None else requested.initial_workers
     return _worker_range(yaml) or _worker_range(server) or (asked, asked)
@@ -230,7 +348,7 @@ def _worker_range(source: Source) -> tuple[int, int] | None:
     return least, most
 
 
-def _plain(yaml: Source, server: Source, defaults: Defaults) -> dict[str, Any]:
+def _plain(yaml: Source, server: Source, defaults: ServerConfig) -> dict[str, Any]:
     """The settings that no register call has: model-config.yaml, else the `models` entry, else the default."""
 
     def whole(key: str, default: int, least: int = 1) -> int:

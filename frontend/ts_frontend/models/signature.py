@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from ts_frontend.errors import InvalidArgument
+from ts_frontend.models.settings import ModelSettings
 
 KEY = "openInference"
 #: The datatypes of the Open Inference Protocol, and Triton's BF16.
@@ -126,16 +127,7 @@ def _spec(value: Any, label: str) -> TensorSpec:
     return TensorSpec(value["name"], datatype, tuple(shape), bool(value.get("optional", False)), parameters)
 
 
-class _Scheduling(Protocol):
-    """What of a model's settings its configuration says (`ts_frontend.models.settings.ModelSettings`)."""
-
-    @property
-    def batch_size(self) -> int: ...
-    @property
-    def device_type(self) -> str: ...
-
-
-def made_config(name: str, signature: Signature, settings: _Scheduling, workers: int) -> dict[str, Any]:
+def made_config(name: str, signature: Signature, settings: ModelSettings, workers: int) -> dict[str, Any]:
     """A config.pbtxt's content, as JSON, for a model that has none. Its shapes are whole: max_batch_size is 0."""
 
     def tensors(specs: tuple[TensorSpec, ...]) -> list[dict[str, Any]]:

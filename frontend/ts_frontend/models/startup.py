@@ -10,28 +10,259 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from ts_frontend.config import ServerConfig
-from ts_frontend.config_kinds import ProgramLine
+from ts_frontend.config.kinds import ProgramLine
+from ts_frontend.config.snapshot import Snapshot, SnapshotFiles, SnapshotKind, VersionState, WorkflowState
+from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
 from ts_frontend.models import archive
-from ts_frontend.models.administration import Administration
+from ts_frontend.models.manager import ModelManager
 from ts_frontend.models.model import Model
-from ts_frontend.models.persistence import restore
+from ts_frontend.models.registry import Registry
 from ts_frontend.models.settings import Requested
-from ts_frontend.models.snapshot import Snapshot
-from ts_frontend.models.store import Fetched, Store
-from ts_frontend.tasks import side_by_side
+from ts_frontend.models.store.store import Fetched, ModelStore
+from ts_frontend.tasks import side_by_side, watched
 
 log = logging.getLogger(__name__)
+
+States = Mapping[str, Mapping[str, VersionState]]
+
+
+class Aside:
+    """What a snapshot had and the start couldn't load: it stays remembered until something has its name."""
+
+    def __init__(
+        self,
+        models: States | None = None,
+        workflows: Mapping[str, WorkflowState] | None = None,
+        served: States | None = None,
+    ) -> None:
+        self._models = {name: dict(versions) for name, versions in (models or {}).items()}
+        self._workflows = dict(workflows or {})
+        #: The versions that are the default while the one that should be can't.
+        self._instead = {name: _default((served or {}).get(name, {})) for name in self._models}
+
+    @staticmethod
+    def of(snapshot: Snapshot, models: States, workflows: Mapping[str, WorkflowState]) -> Aside:
+        """That of `snapshot` which isn't among what is served."""
+        missing = {
+            name: {version: state for version, state in versions.items() if version not in models.get(name, {})}
+            for name, versions in snapshot.models.items()
+        }
+        lost = {name: state for name, state in snapshot.workflows.items() if name not in workflows}
+        return Aside({name: versions for name, versions in missing.items() if versions}, lost, models)
+
+    def added(
+        self, models: States, workflows: Mapping[str, WorkflowState]
+    ) -> tuple[States, Mapping[str, WorkflowState]]:
+        """What is served, and what was set aside. A default that was set aside stays the default, unless another was
+        chosen since."""
+        both = {name: dict(versions) for name, versions in models.items()}
+        for name, versions in self._models.items():
+            for version in [version for version in versions if version in models.get(name, {})]:
+                del versions[version]
+            if name in models and _default(models[name]) != self._instead[name]:
+                versions.update({version: replace(state, default=False) for version, state in versions.items()})
+            if _default(versions):
+                both[name] = {version: replace(state, default=False) for version, state in both.get(name, {}).items()}
+            if versions:
+                both[name] = {**both.get(name, {}), **versions}
+        for name in [name for name in self._workflows if name in workflows]:
+            del self._workflows[name]
+        return both, {**workflows, **self._workflows}
+
+
+def _default(versions: Mapping[str, VersionState]) -> str:
+    return next((version for version, state in versions.items() if state.default), "")
+
+
+class SnapshotRecorder:
+    """Writes a snapshot soon after `changed()`, one at a time, in a thread. `files` None: writes nothing."""
+
+    def __init__(self, files: SnapshotFiles | None, settings: Mapping[str, str]) -> None:
+        self._files = files
+        self._settings = settings
+        self._administration: ModelManager | None = None
+        self._workflows: Callable[[], Mapping[str, WorkflowState]] = dict
+        self._aside = Aside()
+        self._pending = False
+        self._task: asyncio.Task[None] | None = None
+        self._writing = asyncio.Lock()
+
+    def attach(
+        self,
+        administration: ModelManager,
+        workflows: Callable[[], Mapping[str, WorkflowState]] = dict,
+        restored: Snapshot | None = None,
+    ) -> None:
+        """From now on, what `administration` serves is written, and the `workflows`; before, changes are those of the
+        start. What of `restored` isn't served now was set aside, and is written too, until something takes its
+        place."""
+        self._administration = administration
+        self._workflows = workflows
+        if restored is not None:
+            self._aside = Aside.of(restored, states_of(administration), workflows())
+
+    def changed(self) -> None:
+        if self._files is None or self._administration is None:
+            return
+        self._pending = True
+        if self._task is None or self._task.done():
+            self._task = watched(self._write_pending(), "The writing of a snapshot")
+
+    async def _write_pending(self) -> None:
+        while self._pending:
+            self._pending = False
+            await self.write(SnapshotKind.SNAPSHOT)
+
+    async def write(self, kind: SnapshotKind) -> None:
+        """Writes now, after what is being written. A failure is logged: it must not take the server down."""
+        if self._files is None:
+            return
+        async with self._writing:
+            if self._administration is None:
+                return
+            try:
+                states, workflows = self._aside.added(states_of(self._administration), self._workflows())
+                await asyncio.to_thread(self._files.write, kind, states, self._settings, workflows=workflows)
+            except OSError as error:
+                log.error("Snapshot could not be written to %s: %s", self._files.directory, error)
+            except Exception:  # what can't be told in JSON, say
+                log.exception("Snapshot could not be written to %s", self._files.directory)
+
+    async def close(self) -> None:
+        """Finishes what is pending and writes the snapshot of the shutdown; what ends after that is not remembered."""
+        if self._task is not None:
+            await self._task
+        await self.write(SnapshotKind.SHUTDOWN)
+        self._administration = None
+
+
+def states_of(administration: ModelManager) -> States:
+    """All models as a snapshot holds them; those of workflows come back with their workflows, those
+    of model repositories from there."""
+    registry: Registry = administration.registry
+    states: dict[str, dict[str, VersionState]] = {}
+    for model in registry:
+        if model.workflow or not model.archive.remembered:
+            continue
+        settings = model.settings
+        states.setdefault(model.name, {})[model.version] = VersionState(
+            archive=administration.installation.fetched(model).recorded,
+            default=registry.is_default(model),
+            min_workers=model.minimum,
+            max_workers=model.maximum,
+            batch_size=settings.batch_size,
+            max_batch_delay_ms=settings.max_batch_delay_ms,
+            max_batch_delay_set=settings.max_batch_delay_set,
+            response_timeout_s=settings.response_timeout_s,
+            startup_timeout_s=settings.startup_timeout_s,
+            runtime=settings.runtime,
+            parallel_level=settings.parallel_level,
+            url=model.url,
+            requested=asdict(model.requested),
+        )
+    return states
+
+
+async def restore(snapshot: Snapshot, administration: ModelManager, store: ModelStore, at_once_max: int) -> list[str]:
+    """Loads every model of `snapshot` that isn't served yet, side by side, and its defaults; a sentence for each that
+    can't be. Those are set aside, and tried again by the next start."""
+    registry = administration.registry
+    served = {(model.name, model.version) for model in registry}
+    missing: list[tuple[str, str, VersionState]] = []
+    for name, versions in snapshot.models.items():
+        for version, state in versions.items():
+            if (name, version) in served:
+                log.info(
+                    "Model %s %s: the one to load at the start (load_models) wins over the snapshot's.", name, version
+                )
+            else:
+                missing.append((name, version, state))
+    made = await side_by_side([_made(*one, administration, store) for one in missing], at_once_max)
+    failures = [await _enter(state, one, administration) for (_, _, state), one in zip(missing, made, strict=True)]
+    for name, versions in snapshot.models.items():
+        default = next((version for version, state in versions.items() if state.default), None)
+        if default is not None and any((model.name, model.version) == (name, default) for model in registry):
+            registry.set_default(name, default)
+    return [failure for failure in failures if failure]
+
+
+async def _made(
+    name: str, version: str, state: VersionState, administration: ModelManager, store: ModelStore
+) -> Model | str:
+    """The model, or why there is none."""
+    try:
+        fetched = await store.recall(state.url or state.archive, state.archive)
+        model = await administration.made(left_there(fetched), _requested(name, state), loaded_at_startup=True)
+    except Exception as error:
+        return aside(f"Model {name}, version {version}", state.archive, "model store", error)
+    administration.installation.own(model, fetched)
+    return model
+
+
+async def _enter(state: VersionState, made: Model | str, administration: ModelManager) -> str:
+    if isinstance(made, str):
+        return made
+    try:
+        await administration.enter(made)
+    except Exception as error:
+        return aside(f"Model {made}", state.archive, "model store", error)
+    made.minimum, made.maximum = state.min_workers, state.max_workers
+    return ""
+
+
+def restored(snapshot: Snapshot | None, administration: ModelManager) -> list[str]:
+    """A sentence that names what of the snapshot is served; none when that is nothing."""
+    if snapshot is None:
+        return []
+    kept = [
+        f"{model.name} {model.version}"
+        for model in administration.registry
+        if model.version in snapshot.models.get(model.name, {})
+    ]
+    kept += [f"workflow {name}" for name in snapshot.workflows]
+    return [f"Models of the last snapshot: {', '.join(kept)} (--ncs starts without)"] if kept else []
+
+
+def left_there(fetched: Fetched) -> Fetched:
+    """The same, and what lay in the store before the start stays there when the start fails, or is given up."""
+    return replace(fetched, downloaded=fetched.downloaded and fetched.folder is not None)
+
+
+def aside(what: str, archive: str, place: str, error: Exception) -> str:
+    """The sentence for what a snapshot has and can't be loaded, which is logged."""
+    text = error.message if isinstance(error, ServeError) else f"{type(error).__name__}: {error}"
+    sentence = (
+        f"{what} of the snapshot is set aside, it can't be loaded: {text}. Put {archive} back into the {place}: "
+        "the next start tries it again. restore_snapshot=none starts without the snapshot and forgets it."
+    )
+    log.error("%s", sentence, exc_info=None if isinstance(error, ServeError) else error)
+    return sentence
+
+
+def _requested(name: str, state: VersionState) -> Requested:
+    """What the register call asked for; of TorchServe's own snapshots, what they hold."""
+    if state.requested:
+        return replace(Requested(**state.requested), model_name=name)
+    return Requested(
+        model_name=name,
+        runtime=state.runtime,
+        batch_size=state.batch_size,
+        max_batch_delay_ms=state.max_batch_delay_ms if state.max_batch_delay_set else None,
+        initial_workers=state.min_workers,
+        response_timeout_s=state.response_timeout_s,
+        startup_timeout_s=state.startup_timeout_s,
+    )
 
 
 async def load_at_startup(
     config: ServerConfig,
-    administration: Administration,
-    store: Store,
+    administration: ModelManager,
+    store: ModelStore,
     restore_workflows: Callable[[Snapshot], Awaitable[list[str]]],
     gpus: int,
     progress: Callable[[str], None],
@@ -67,8 +298,8 @@ class _Loader:
     def __init__(
         self,
         config: ServerConfig,
-        administration: Administration,
-        store: Store,
+        administration: ModelManager,
+        store: ModelStore,
         workers: int,
         progress: Callable[[str], None],
     ) -> None:
@@ -156,7 +387,7 @@ def said(what: str, error: Exception) -> str:
     return sentence
 
 
-def _archive(url: str, store: Store) -> str:
+def _archive(url: str, store: ModelStore) -> str:
     """The name of an archive, which may be given without its ending."""
     names = store.names() if "/" not in url else []
     return f"{url}.mar" if url not in names and f"{url}.mar" in names else url

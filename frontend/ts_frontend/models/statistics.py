@@ -6,10 +6,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ts_frontend.job import Job, Ledger, State
-from ts_frontend.workers.plan import Recorder
+from ts_frontend.job import Job, JobState, Ledger
+from ts_frontend.workers.plan import BatchRecorder
 
-_ANSWERED = State.ANSWERED
+_ANSWERED = JobState.ANSWERED
 
 
 #: Responses of a request that are counted each by itself.
@@ -74,7 +74,7 @@ class CountedBatches:
 
     __slots__ = ("_handler_s", "_recorder", "_sizes", "_waited_s", "responses")
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: BatchRecorder) -> None:
         self.responses = CountedResponses()
         self._recorder = recorder
         self._sizes: dict[int, list[float]] = {}

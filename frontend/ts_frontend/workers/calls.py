@@ -13,8 +13,8 @@ from contextlib import aclosing
 from ts.protocol.frames import CALL_BYTES, CALL_COST_BYTES, Call, Chunk, Credit, Failed, Message
 from ts_frontend.errors import QueueFull, ServeError
 from ts_frontend.tasks import owned
+from ts_frontend.workers.in_flight import Batch
 from ts_frontend.workers.plan import Answers, Caller
-from ts_frontend.workers.running import Batch
 
 log = logging.getLogger(__name__)
 

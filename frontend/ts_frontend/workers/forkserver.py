@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ts_frontend.tasks import watched
-from ts_frontend.workers.exits import Exit
-from ts_frontend.workers.process import LaunchFailed, resolve, start_forkserver
-from ts_frontend.workers.started import Ends, LineSink, Process, Spec, adopt
+from ts_frontend.workers.launchers import ExecLauncher, LaunchFailed, resolve, start_forkserver
+from ts_frontend.workers.process import Ends, Exit, LineSink, Process, ProcessSpec, adopt
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +65,7 @@ class Forkserver:
     def pid(self) -> int:
         return self._child.pid
 
-    async def fork(self, spec: Spec, ends: Ends) -> int:
+    async def fork(self, spec: ProcessSpec, ends: Ends) -> int:
         """The pid of a new worker. Raises ForkserverLost; LaunchFailed when it couldn't fork."""
         number = next(self._ids)
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -78,7 +77,7 @@ class Forkserver:
         finally:
             del self._answers[number]
 
-    def adopt(self, pid: int, spec: Spec, ends: Ends, sink: LineSink) -> Process:
+    def adopt(self, pid: int, spec: ProcessSpec, ends: Ends, sink: LineSink) -> Process:
         """The worker that it forked."""
         process = adopt(pid, spec, ends, sink)
         self._processes[pid] = process
@@ -239,3 +238,78 @@ class Forkserver:
             self._control.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # it has closed it already, and is ending
+
+
+#: Until a new forkserver has imported torch, on a cold disk.
+READY_S_MAX = 120.0
+#: Until it has forked a worker: usually some 10 ms.
+FORK_S_MAX = 15.0
+
+
+class ForkLauncher:
+    """One forkserver at a time. One that dies takes the workers it had forked with it (on Linux the kernel ends them);
+    the next launch starts a new one, and what those had not started runs on their successors.
+
+    One that lives and doesn't answer is set aside: its workers go on, it ends with the last of them, and the start that
+    found out is exec'd by `fallback`.
+    """
+
+    def __init__(
+        self,
+        env: Mapping[str, str],
+        fallback: ExecLauncher,
+        *,
+        ready_s_max: float = READY_S_MAX,
+        fork_s_max: float = FORK_S_MAX,
+    ) -> None:
+        self._env = env
+        self._fallback = fallback
+        self._ready_s_max, self._fork_s_max = ready_s_max, fork_s_max
+        self._current: Forkserver | None = None
+        self._all: set[Forkserver] = set()
+        self._lock = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Starts the forkserver; returns at once, `launch` waits until it has imported torch."""
+        await self._server()
+
+    async def _server(self) -> Forkserver:
+        async with self._lock:
+            if self._current is None or not self._current.usable:
+                self._current = await Forkserver.start(self._env)
+                self._all.add(self._current)
+                self._current.reader.add_done_callback(self._forget)
+            return self._current
+
+    def _forget(self, _: object) -> None:
+        self._all = {server for server in self._all if not server.reader.done()}
+
+    async def launch(self, spec: ProcessSpec, sink: LineSink) -> Process:
+        server = await self._server()
+        try:
+            return await self._fork(server, spec, sink)
+        except asyncio.TimeoutError:
+            server.set_aside()
+            log.error(
+                "The forkserver (pid %s) doesn't answer: worker of %s is exec'd, the next start makes a new forkserver",
+                server.pid,
+                spec.name,
+            )
+        except ForkserverLost as error:
+            log.error("%s: worker of %s is exec'd, the next start makes a new forkserver", error, spec.name)
+        return await self._fallback.launch(spec, sink)
+
+    async def _fork(self, server: Forkserver, spec: ProcessSpec, sink: LineSink) -> Process:
+        await asyncio.wait_for(asyncio.shield(server.ready), self._ready_s_max)
+        ends = Ends()
+        try:
+            pid = await asyncio.wait_for(server.fork(spec, ends), self._fork_s_max)
+        except BaseException:
+            ends.close()
+            raise
+        ends.close_worker_side()
+        return server.adopt(pid, spec, ends, sink)
+
+    async def close(self) -> None:
+        """Ends the forkservers; workers they forked are the supervisor's to end first."""
+        await asyncio.gather(*(server.close() for server in self._all))

@@ -8,18 +8,10 @@ from typing import Any, NamedTuple, Protocol
 
 from ts.protocol.frames import Buffer, Pairs
 from ts_frontend.job import Job
-from ts_frontend.workers.started import Spec
+from ts_frontend.workers.process import ProcessSpec
 
 
-class Work(Protocol):
-    """Where a worker's batches come from and where unfinished ones go back to."""
-
-    def put_back(self, jobs: list[Job]) -> None: ...
-
-    def wake(self) -> None: ...
-
-
-class Recorder(Protocol):
+class BatchRecorder(Protocol):
     """Who measures batches."""
 
     def answered(self, jobs: Sequence[Job], waited_s: float, worked_s: float, now_s: float) -> None:
@@ -59,7 +51,7 @@ class Answers(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class WorkerPlan:
     """What to start and how to treat it; the same for every worker of a model version.
 
     `max_concurrency`: requests at a time on a worker that runs several side by side or in one continuous batch;
@@ -67,7 +59,7 @@ class Plan:
     or handler say it is; `inside`: its worker is a thread of the server, and no worker to be counted.
     """
 
-    spec: Spec
+    spec: ProcessSpec
     load: Mapping[str, Any]
     startup_timeout_s: float
     response_timeout_s: float
@@ -75,7 +67,7 @@ class Plan:
     workers_max: int | None = None
     max_concurrency: int = 64
     neighbour_grace_s: float = 5.0
-    recorder: Recorder | None = None
+    recorder: BatchRecorder | None = None
     answers: Answers | None = None
     responses: Responses | None = None
     decoupled: bool = False

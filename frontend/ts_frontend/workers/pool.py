@@ -12,18 +12,50 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ts_frontend.batching.job_queue import WorkQueue
 from ts_frontend.errors import ModelNotLoaded, NoWorker
+from ts_frontend.scheduling.queues import WorkQueue
 from ts_frontend.tasks import owned, watched
-from ts_frontend.workers.backoff import Backoff
 from ts_frontend.workers.devices import Device
-from ts_frontend.workers.life import Life, StartFailed, unattended_future
-from ts_frontend.workers.plan import Plan
-from ts_frontend.workers.process import Launcher
-from ts_frontend.workers.started import LineSink
-from ts_frontend.workers.worker import Worker
+from ts_frontend.workers.launchers import Launcher
+from ts_frontend.workers.plan import WorkerPlan
+from ts_frontend.workers.process import LineSink
+from ts_frontend.workers.worker import StartFailed, Worker, WorkerState, unattended_future
 
 log = logging.getLogger(__name__)
+
+DELAY_S_FIRST = 0.5
+
+
+@dataclass(slots=True)
+class Backoff:
+    """Counts failures in a row. The first restart is at once, then the delay doubles up to `delay_s_max`, each time
+    shortened by up to a half by chance, so that many workers don't come back in step."""
+
+    give_up_s: float
+    delay_s_max: float = 30.0
+    failures: int = 0
+    first_failure_s: float = 0.0
+
+    def worked(self) -> None:
+        """The worker has answered something, or was ready for long: what fails next is a new failure."""
+        self.failures = 0
+
+    def failed(self, now_s: float) -> None:
+        if not self.failures:
+            self.first_failure_s = now_s
+        self.failures += 1
+
+    def delay_s(self, chance: float) -> float:
+        """Seconds until the next start; `chance` is in [0, 1)."""
+        if self.failures <= 1:
+            return 0.0
+        whole = min(self.delay_s_max, DELAY_S_FIRST * 2.0 ** min(self.failures - 2, 10))
+        return whole * (1 - chance / 2)
+
+    def exhausted(self, now_s: float) -> bool:
+        """True when it has been failing for longer than `give_up_s` (maxRetryTimeoutInSec)."""
+        return self.failures > 0 and now_s - self.first_failure_s > self.give_up_s
+
 
 #: Until the process of a worker that was killed is gone.
 ENDS_S_MAX = 5.0
@@ -42,7 +74,7 @@ class Staff(Protocol):
 
     def next_worker_id(self) -> int: ...
 
-    def line_sink(self, worker_id: int, plan: Plan) -> LineSink: ...
+    def line_sink(self, worker_id: int, plan: WorkerPlan) -> LineSink: ...
 
 
 class Clock:
@@ -95,7 +127,7 @@ class Slot:
 
     @property
     def ready(self) -> bool:
-        return self.worker is not None and self.worker.life is Life.READY
+        return self.worker is not None and self.worker.life is WorkerState.READY
 
     @property
     def failures(self) -> int:
@@ -166,7 +198,7 @@ class Slot:
         pool, backoff, worker = self._pool, self._backoff, self.worker
         assert worker is not None
         pool.queue.detach(worker)
-        if self._retired or worker.life is Life.STOPPED:
+        if self._retired or worker.life is WorkerState.STOPPED:
             return None
         now_s = pool.clock.now_s()
         if worker.answered_batches or now_s - worker.ready_at_s > backoff.delay_s_max:
@@ -228,10 +260,10 @@ class Slot:
         """Ends the worker for good after at most `timeout_s` (None: however long its requests take)."""
         self._retired = True
         worker = self.worker
-        if worker is not None and worker.life in (Life.READY, Life.DRAINING):
+        if worker is not None and worker.life in (WorkerState.READY, WorkerState.DRAINING):
             self._pool.queue.detach(worker)
             await worker.stop(timeout_s)
-        elif worker is not None and worker.life in (Life.STARTING, Life.LOADING):
+        elif worker is not None and worker.life in (WorkerState.STARTING, WorkerState.LOADING):
             worker.kill("stopped while loading")
         self._task.cancel()
         await asyncio.wait({self._task})
@@ -249,7 +281,7 @@ class Pool:
     def __init__(
         self,
         name: str,
-        plan: Plan,
+        plan: WorkerPlan,
         queue: WorkQueue,
         staff: Staff,
         next_device: Callable[[], Device],

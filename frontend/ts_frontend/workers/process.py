@@ -1,7 +1,4 @@
-"""Worker processes: how one is started (forked from the forkserver, or exec'd), watched and ended.
-
-The only module of the frontend that starts processes.
-"""
+"""A worker process that has been started: what connects it with the frontend, what it wrote last, and its end."""
 
 from __future__ import annotations
 
@@ -10,244 +7,295 @@ import contextlib
 import logging
 import os
 import signal
-import subprocess
-import sys
-import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+import socket
+import tempfile
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import IO, Protocol
 
-from ts_frontend.tasks import owned, watched
-from ts_frontend.workers.exits import Exit
-from ts_frontend.workers.started import Ends, LineSink, Process, Spec, adopt
+import psutil
+
+from ts.protocol.marks import unmarked
+from ts_frontend.workers.devices import Device
+from ts_frontend.workers.ranks import Meeting
 
 log = logging.getLogger(__name__)
 
-TOOL_READ_BYTES = 64 * 1024
-#: The signals that ask a server to stop, as in ts.runtime.child.
-STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """The end of a process: `code` as in subprocess (negative: the signal), None when it isn't known."""
+
+    code: int | None
+
+    @staticmethod
+    def of_wait_status(status: int) -> Exit:
+        return Exit(os.waitstatus_to_exitcode(status))
+
+    @property
+    def by_sigkill(self) -> bool:
+        return self.code == -signal.SIGKILL
+
+    def describe(self) -> str:
+        """For people: `killed by SIGKILL (out of memory?)`, `exit code 1`."""
+        if self.code is None:
+            return "ended for an unknown reason"
+        if self.code >= 0:
+            return f"exit code {self.code}"
+        try:
+            name = signal.Signals(-self.code).name
+        except ValueError:
+            name = f"signal {-self.code}"
+        return f"killed by {name}" + (" (out of memory?)" if self.by_sigkill else "")
+
+    def sentence(self) -> str:
+        if self.code is None:
+            return "It ended for an unknown reason"
+        return f"It ended with {self.describe()}" if self.code >= 0 else f"It was {self.describe()}"
 
 
-class Launcher(Protocol):
-    """Starts worker processes."""
-
-    async def launch(self, spec: Spec, sink: LineSink) -> Process:
-        """Raises OSError or LaunchFailed when the process can't be started."""
-
-    async def close(self) -> None:
-        """Ends what the launcher itself runs."""
+LINE_BYTES_MAX = 64 * 1024
+#: At a time, so that a worker which prints without end doesn't hold up the event loop.
+READ_BYTES = 8 * 1024
+#: More than a pipe holds (64 KiB).
+PIPE_READS_MAX = 16
 
 
-class LaunchFailed(Exception):
-    """A worker process couldn't be started; the message says why."""
+class LineReader:
+    """Reads a pipe and hands on whole lines; a line longer than LINE_BYTES_MAX comes in parts."""
+
+    def __init__(self, fd: int, stream: str, on_line: Callable[[str, str], None]) -> None:
+        os.set_blocking(fd, False)
+        self._fd: int | None = fd
+        self._stream = stream
+        self._on_line = on_line
+        self._rest = b""
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(fd, self._readable)
+
+    def _readable(self) -> bool:
+        """True when there may be more."""
+        if self._fd is None:
+            return False
+        try:
+            data = os.read(self._fd, READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return False
+        if not data:
+            self._close()
+            return False
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._emit(line)
+        if len(self._rest) > LINE_BYTES_MAX:
+            self._emit(self._rest)
+            self._rest = b""
+        return True
+
+    def _emit(self, line: bytes) -> None:
+        self._on_line(self._stream, line.rstrip(b"\r").decode("utf-8", "backslashreplace"))
+
+    def finish(self) -> None:
+        """The writer has ended: reads what it left in the pipe and closes, also when a child of it goes on writing."""
+        for _ in range(PIPE_READS_MAX):
+            if not self._readable():
+                break
+        self._close()
+
+    def _close(self) -> None:
+        if self._fd is None:
+            return
+        self._loop.remove_reader(self._fd)
+        os.close(self._fd)
+        self._fd = None
+        if self._rest:
+            self._emit(self._rest)
+            self._rest = b""
 
 
-class ExecLauncher:
-    """A new interpreter for each worker: for models with an environment of their own, and without fork."""
+TAIL_LINES_MAX = 100
+TAIL_LINE_CHARS_MAX = 1000
+PROGRESS_BYTES = 4096
+NONE_STARTED = (1 << 64) - 1
+
+
+class LineSink(Protocol):
+    """Takes what a worker writes, line by line."""
+
+    def __call__(self, stream: str, line: str) -> None:
+        """`stream` is "stdout" or "stderr"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """A worker of several processes, started by torchrun with these `words`. `lockstep`: all of them get every request
+    (tensor parallel), else only rank 0 (pipeline parallel)."""
+
+    count: int
+    words: tuple[str, ...]
+    lockstep: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSpec:
+    """What to start: `env` is the whole environment; `python` another interpreter than the server's, or ""; `team` for
+    a worker of several processes; `worker_id` names it there."""
+
+    name: str
+    env: Mapping[str, str]
+    python: str = ""
+    cwd: str | None = None
+    team: Team | None = None
+    worker_id: int = 0
+
+    def placed(self, worker_id: int, device: Device) -> ProcessSpec:
+        """For one worker: it sees only the devices of its group."""
+        if not device.group and self.team is None:
+            return self
+        seen = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, device.group))} if device.group else {}
+        return replace(self, env={**self.env, **seen}, worker_id=worker_id)
+
+
+def _shared_file() -> IO[bytes]:
+    """A file without a name, in memory where the system can: no directory has to be writable for it."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("torchrelay-progress", os.MFD_CLOEXEC), "w+b")
+    return tempfile.TemporaryFile(prefix="torchrelay-progress-")
+
+
+class Ends:
+    """Both ends of everything that connects a worker with the frontend. Ours stay, the worker's are handed over."""
 
     def __init__(self) -> None:
-        self._waiters: set[asyncio.Task[None]] = set()
+        self.sock, self.worker_sock = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        for end in (self.sock, self.worker_sock):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        self.progress = _shared_file()
+        self.progress.write(NONE_STARTED.to_bytes(8, "little").ljust(PROGRESS_BYTES, b"\0"))
+        self.progress.flush()
+        self.stdout, self.worker_stdout = os.pipe()
+        self.stderr, self.worker_stderr = os.pipe()
 
-    async def launch(self, spec: Spec, sink: LineSink) -> Process:
-        ends = Ends()
-        sock_fd, progress_fd, _, _ = ends.worker_fds()
-        words = ["ts.runtime.main", "--fd", str(sock_fd), "--progress-fd", str(progress_fd)]
-        return await self.start(words, spec, ends, sink, (sock_fd, progress_fd))
+    def worker_fds(self) -> list[int]:
+        """In the order of the forkserver's protocol."""
+        return [self.worker_sock.fileno(), self.progress.fileno(), self.worker_stdout, self.worker_stderr]
 
-    async def start(
-        self, words: Sequence[str], spec: Spec, ends: Ends, sink: LineSink, pass_fds: tuple[int, ...] = ()
-    ) -> Process:
-        """Runs a module, `words[0]`, in a new interpreter; `pass_fds` are open in it under the same numbers."""
-        _, _, stdout, stderr = ends.worker_fds()
-        starting = owned(
-            asyncio.to_thread(
-                _start,
-                [spec.python or sys.executable, "-m", *words],
-                env=dict(spec.env),
-                cwd=spec.cwd,
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                pass_fds=pass_fds,
-            )
-        )
-        try:
-            child = await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            self._keep(self._discard(starting, ends))
-            raise
-        except Exception:
-            ends.close()
-            raise
-        ends.close_worker_side()
-        process = adopt(child.pid, spec, ends, sink)
-        self._keep(self._wait(child, process))
-        return process
+    def close_worker_side(self) -> None:
+        self.worker_sock.close()
+        os.close(self.worker_stdout)
+        os.close(self.worker_stderr)
 
-    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
-        waiter = watched(work, "A wait for a worker process")
-        self._waiters.add(waiter)
-        waiter.add_done_callback(self._waiters.discard)
+    def close(self) -> None:
+        """Both sides, when nothing was started."""
+        self.close_worker_side()
+        self.sock.close()
+        self.progress.close()
+        os.close(self.stdout)
+        os.close(self.stderr)
 
-    async def _discard(self, starting: asyncio.Task[subprocess.Popen[bytes]], ends: Ends) -> None:
-        """Nobody waits for this start any more: its descriptors are in use until the process is there, then it ends."""
-        try:
-            child = await starting
-        except OSError:
+
+@dataclass(slots=True, eq=False)
+class Process:
+    """A running worker process. `sock` is the frontend's end of its socket; `meeting`: where the processes of a worker
+    of several connect instead."""
+
+    pid: int
+    name: str
+    sock: socket.socket
+    progress: IO[bytes]
+    tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES_MAX))
+    exited: asyncio.Future[Exit] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    readers: list[LineReader] = field(default_factory=list)
+    pidfd: int | None = None
+    meeting: Meeting | None = None
+
+    def kill(self) -> None:
+        """SIGKILL, unless it has ended already."""
+        if self.exited.done():
             return
-        finally:
-            ends.close()
-        child.kill()
-        await asyncio.to_thread(child.wait)
-
-    async def _wait(self, child: subprocess.Popen[bytes], process: Process) -> None:
-        """Tells `process` how it ended; what can't be waited for ends now, with a status that nobody knows."""
-        code: int | None = None
         try:
-            if process.pidfd is None:
-                code = await asyncio.to_thread(child.wait)
+            if self.pidfd is not None:
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
             else:
-                await _readable(process.pidfd)
-                code = child.wait()
-        except Exception:
-            log.exception("The process %s of %s can't be waited for", child.pid, process.name)
-            child.kill()
-        process.ended(Exit(code))
+                os.kill(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
 
-    async def close(self) -> None:
-        if self._waiters:
-            await asyncio.wait(self._waiters)
+    def last_started_batch(self) -> int:
+        """Id of the batch whose handler call the worker entered last; NONE_STARTED before the first."""
+        return int.from_bytes(os.pread(self.progress.fileno(), 8, 0), "little")
 
+    def ended(self, how: Exit) -> None:
+        if not self.exited.done():
+            self.exited.set_result(how)
+        if self.pidfd is not None:
+            os.close(self.pidfd)
+            self.pidfd = None
 
-def resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
-
-
-async def _readable(fd: int) -> None:
-    loop = asyncio.get_running_loop()
-    ready: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(fd, resolve, ready)
-    try:
-        await ready
-    finally:
-        loop.remove_reader(fd)
-
-
-def start_forkserver(control_fd: int, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Starts the process that workers are forked from; its end of the control socket is `control_fd`."""
-    argv = [sys.executable, "-m", "ts.runtime.forkserver", "--fd", str(control_fd)]
-    return _start(argv, env=dict(env), stdin=subprocess.DEVNULL, pass_fds=(control_fd,))
-
-
-def _start(argv: Sequence[str], **how: Any) -> subprocess.Popen[bytes]:
-    """Starts one of our own processes, in a session of its own and with the signals blocked that ask a server to stop,
-    until it handles them itself (`ts.runtime.child`): they must not end it on its way there. Blocking."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
-    try:
-        return subprocess.Popen(argv, start_new_session=True, **how)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-async def run_tool(
-    argv: Sequence[str],
-    cwd: Path,
-    timeout_s: float,
-    on_line: Callable[[str], None],
-    pass_fds: Sequence[int] = (),
-    env: Mapping[str, str] | None = None,
-) -> int | None:
-    """Runs a program to its end and gives what it prints, line by line, to `on_line`. Its exit status.
-
-    It is killed, with what it started, when it takes longer (None), or when the caller is cancelled. `pass_fds` are
-    open in it too; `env` is its whole environment, this process's without one.
-    """
-    process = await asyncio.create_subprocess_exec(
-        *argv,
-        cwd=cwd,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-        pass_fds=tuple(pass_fds),
-        env=None if env is None else dict(env),
-    )
-    try:
-        return await asyncio.wait_for(_follow(process, on_line), timeout_s)
-    except asyncio.TimeoutError:
-        return None
-    finally:
-        if process.returncode is None:
+    def release(self) -> None:
+        """It has ended: ends the processes it started, which nobody else would, and closes what was only needed while
+        it lived (its last lines are read to their end first)."""
+        for leader in (self.pid, *(self.meeting.pids if self.meeting is not None else ())):
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+                os.killpg(leader, signal.SIGKILL)  # it led a session of its own
+        self.progress.close()
+        for reader in self.readers:
+            reader.finish()
 
 
-async def _follow(process: asyncio.subprocess.Process, on_line: Callable[[str], None]) -> int:
-    assert process.stdout is not None
-    rest = b""
-    while data := await process.stdout.read(TOOL_READ_BYTES):
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            on_line(line.decode(errors="replace").rstrip())
-        rest = rest[-TOOL_READ_BYTES:]
-    if rest:
-        on_line(rest.decode(errors="replace").rstrip())
-    return await process.wait()
+def adopt(pid: int, spec: ProcessSpec, ends: Ends, sink: LineSink) -> Process:
+    process = Process(pid, spec.name, ends.sock, ends.progress)
 
+    def take(stream: str, line: str) -> None:
+        process.tail.append(unmarked(line)[1][:TAIL_LINE_CHARS_MAX])
+        sink(stream, line)
 
-async def tool_output(
-    argv: Sequence[str],
-    timeout_s: float,
-    *,
-    given: str = "",
-    env: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
-) -> str | None:
-    """What a small program prints, `given` on its standard input; None when it isn't there, fails or takes too long.
-
-    It is killed, with what it started, when it takes longer, or when the caller is cancelled.
-    """
-    running: list[subprocess.Popen[str]] = []
-    left = threading.Event()
-
-    def call() -> str | None:
+    process.readers = [LineReader(ends.stdout, "stdout", take), LineReader(ends.stderr, "stderr", take)]
+    if hasattr(os, "pidfd_open"):
         try:
-            child = subprocess.Popen(
-                argv,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                env=env,
-                cwd=cwd,
-                start_new_session=True,
-            )
-        except OSError:
-            return None
-        running.append(child)
-        with child:
-            if left.is_set():
-                _kill_session(child)
-            try:
-                output, _ = child.communicate(given, timeout=timeout_s)
-            except (OSError, subprocess.TimeoutExpired):
-                _kill_session(child)
-                return None
-        return output if child.returncode == 0 else None
-
-    try:
-        return await asyncio.to_thread(call)
-    except asyncio.CancelledError:
-        left.set()
-        for child in running:
-            _kill_session(child)
-        raise
+            process.pidfd = os.pidfd_open(pid)
+        except OSError as error:  # already gone, or a kernel without pidfds
+            log.debug("no pidfd for %s: %s", pid, error)
+    return process
 
 
-def _kill_session(child: subprocess.Popen[str]) -> None:
-    """Ends a process that leads a session, and what it has started there."""
-    if child.poll() is None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.pid, signal.SIGKILL)
+PERIOD_S = 5.0
+
+#: Process ids with their start times: an id alone may be used again.
+Zombies = frozenset[tuple[int, float]]
+
+
+def zombies() -> Zombies:
+    """Children of this process that have ended and that nobody has waited for."""
+    found = set()
+    for child in psutil.Process().children():
+        try:
+            if child.status() == psutil.STATUS_ZOMBIE:
+                found.add((child.pid, child.create_time()))
+        except psutil.Error:
+            continue
+    return frozenset(found)
+
+
+def reap(before: Zombies) -> Zombies:
+    """Waits for the zombies that were there `before` already: the server's own children are waited for at once, by who
+    started them. Those that are left are the next call's `before`. Blocking."""
+    now = zombies()
+    for pid, _ in now & before:
+        try:
+            os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            pass
+    return now - before
+
+
+async def reap_orphans(period_s: float = PERIOD_S) -> None:
+    """For ever; for a server that is process 1. A look that fails is logged, and the next one follows."""
+    before: Zombies = frozenset()
+    while True:
+        await asyncio.sleep(period_s)
+        try:
+            before = await asyncio.to_thread(reap, before)
+        except Exception:
+            log.exception("Processes that lost their parent could not be waited for")

@@ -12,18 +12,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ts_frontend.batching.job_queue import WorkQueue
+from ts_frontend.scheduling.queues import WorkQueue
 from ts_frontend.tasks import kept
-from ts_frontend.workers.backoff import Backoff
 from ts_frontend.workers.devices import Device, Inventory, Placement
-from ts_frontend.workers.forking import ForkLauncher
-from ts_frontend.workers.inside import InsideLauncher
-from ts_frontend.workers.orphans import reap_orphans
-from ts_frontend.workers.plan import Plan
-from ts_frontend.workers.pool import Pool, Staff
-from ts_frontend.workers.process import ExecLauncher, Launcher, tool_output
-from ts_frontend.workers.started import LineSink
-from ts_frontend.workers.torchrun import TorchrunLauncher
+from ts_frontend.workers.forkserver import ForkLauncher
+from ts_frontend.workers.launchers import ExecLauncher, InProcessLauncher, Launcher, TorchrunLauncher, tool_output
+from ts_frontend.workers.plan import WorkerPlan
+from ts_frontend.workers.pool import Backoff, Pool, Staff
+from ts_frontend.workers.process import LineSink, reap_orphans
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +49,7 @@ class Supervisor:
         self._exec = ExecLauncher()
         self._torchrun = TorchrunLauncher(work_dir, self._exec)
         self._fork = ForkLauncher(env, self._exec) if fork and not inside else None
-        self.launcher: Launcher = InsideLauncher() if inside else self._fork or self._exec
+        self.launcher: Launcher = InProcessLauncher() if inside else self._fork or self._exec
         self._ids = itertools.count(first_worker_id)
         self._distribution_id = first_distribution_id
         self._on_line = on_line
@@ -76,14 +72,14 @@ class Supervisor:
         self._distribution_id += level
         return self._distribution_id - level
 
-    def line_sink(self, worker_id: int, plan: Plan) -> LineSink:
+    def line_sink(self, worker_id: int, plan: WorkerPlan) -> LineSink:
         on_line, name = self._on_line, plan.spec.name
         return lambda stream, line: on_line(worker_id, name, stream, line)
 
     def pool(
         self,
         name: str,
-        plan: Plan,
+        plan: WorkerPlan,
         queue: WorkQueue,
         *,
         device_type: str,
@@ -105,7 +101,7 @@ class Supervisor:
         self._pools.add(pool)
         return pool
 
-    def _staff(self, plan: Plan, level: int) -> Staff:
+    def _staff(self, plan: WorkerPlan, level: int) -> Staff:
         """This supervisor as a pool sees it: with the launcher and the numbers that fit."""
         launcher: Launcher = self.launcher
         if plan.spec.team is not None:
@@ -151,7 +147,7 @@ class Supervisor:
 class _PoolStaff:
     launcher: Launcher
     next_worker_id: Callable[[], int]
-    line_sink: Callable[[int, Plan], LineSink]
+    line_sink: Callable[[int, WorkerPlan], LineSink]
 
 
 async def find_accelerators(wanted: int | None, platform: str, machine: str) -> Inventory:

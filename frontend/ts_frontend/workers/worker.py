@@ -6,7 +6,8 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import Any
 
 from ts.protocol.frames import (
@@ -25,21 +26,73 @@ from ts.protocol.frames import (
     Stop,
 )
 from ts_frontend.errors import DeadlineExceeded, Draining, InvalidArgument, WorkerDied
-from ts_frontend.job import Job, State
+from ts_frontend.job import Job, JobState
+from ts_frontend.scheduling.queues import WorkQueue
 from ts_frontend.tasks import watched
 from ts_frontend.workers.calls import Calls
 from ts_frontend.workers.connection import Connection
 from ts_frontend.workers.devices import Device
-from ts_frontend.workers.exits import Exit
-from ts_frontend.workers.life import NEXT_LIFE, Life, StartFailed, unattended_future
-from ts_frontend.workers.plan import Plan, Work
-from ts_frontend.workers.process import Launcher
+from ts_frontend.workers.in_flight import Batch, InFlight, Responding, Serial
+from ts_frontend.workers.launchers import Launcher
+from ts_frontend.workers.plan import WorkerPlan
+from ts_frontend.workers.process import NONE_STARTED, TAIL_LINE_CHARS_MAX, TAIL_LINES_MAX, Exit, LineSink, Process
 from ts_frontend.workers.ranks import Ranks
-from ts_frontend.workers.responding import Responding
-from ts_frontend.workers.running import Alone, Batch, Running
-from ts_frontend.workers.started import NONE_STARTED, TAIL_LINE_CHARS_MAX, TAIL_LINES_MAX, LineSink, Process
 
 log = logging.getLogger(__name__)
+
+
+class WorkerState(Enum):
+    """Where a worker is in its life. BUSY is READY with something running, told apart by `Worker.status`."""
+
+    STARTING = "starting"
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+NEXT_LIFE: dict[WorkerState, frozenset[WorkerState]] = {
+    WorkerState.STARTING: frozenset({WorkerState.LOADING, WorkerState.FAILED, WorkerState.STOPPED}),
+    WorkerState.LOADING: frozenset({WorkerState.READY, WorkerState.FAILED, WorkerState.STOPPED}),
+    WorkerState.READY: frozenset({WorkerState.DRAINING, WorkerState.FAILED, WorkerState.STOPPED}),
+    WorkerState.DRAINING: frozenset({WorkerState.STOPPED, WorkerState.FAILED}),
+    WorkerState.STOPPED: frozenset(),
+    WorkerState.FAILED: frozenset(),
+}
+
+
+class StartFailed(Exception):
+    """The process didn't start or didn't load its model. `code`: HTTP status; `tail`: its last lines; `cause`: the
+    message without what every such failure has in common; `traceback`: of the handler's exception, which nobody has
+    logged yet; `died`: the process was killed, so that another may load what this one didn't."""
+
+    def __init__(
+        self,
+        message: str,
+        code: int = 500,
+        tail: Sequence[str] = (),
+        *,
+        cause: str = "",
+        traceback: str = "",
+        died: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.message, self.code, self.tail = message, code, list(tail)
+        self.cause, self.traceback, self.died = cause or message, traceback, died
+
+
+def _look_at(done: asyncio.Future[None]) -> None:
+    if not done.cancelled():
+        done.exception()
+
+
+def unattended_future() -> asyncio.Future[None]:
+    """A future whose exception needn't be looked at: whoever waited for it may have left."""
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    future.add_done_callback(_look_at)
+    return future
+
 
 STOP_S_MAX = 5.0
 EXIT_STATUS_S_MAX = 3.0
@@ -51,10 +104,10 @@ CALL_LIMIT_PART = 0.9
 class Worker:
     """A process and the batches on it. `ended` gets the words for its end; the queue sees it as a taker."""
 
-    def __init__(self, worker_id: int, plan: Plan, device: Device, work: Work) -> None:
+    def __init__(self, worker_id: int, plan: WorkerPlan, device: Device, work: WorkQueue) -> None:
         self.id = worker_id
         self.device = device
-        self.life = Life.STARTING
+        self.life = WorkerState.STARTING
         self.started_at = time.time()
         self.info: dict[str, Any] = {}
         self.answered_batches = 0
@@ -70,7 +123,7 @@ class Worker:
         self._loaded: asyncio.Future[None] = unattended_future()
         #: Processes that compute together get one batch at a time.
         self._lockstep = plan.spec.team is not None and plan.spec.team.lockstep
-        self._running = Running(Alone()) if self._lockstep else Running()
+        self._running = InFlight(Serial()) if self._lockstep else InFlight()
         self._idle: asyncio.Future[None] | None = None
         self._hung_at_s: float | None = None
         self._hung = False
@@ -79,7 +132,7 @@ class Worker:
 
     # --- life
 
-    def _live(self, life: Life) -> None:
+    def _live(self, life: WorkerState) -> None:
         if life not in NEXT_LIFE[self.life]:
             raise AssertionError(f"worker {self.id}: {self.life.value} -> {life.value}")
         self.life = life
@@ -102,7 +155,7 @@ class Worker:
     @property
     def status(self) -> str:
         """READY when it can serve, else UNLOADING: TorchServe's two words."""
-        return "READY" if self.life is Life.READY else "UNLOADING"
+        return "READY" if self.life is WorkerState.READY else "UNLOADING"
 
     async def start(self, launcher: Launcher, sink: LineSink) -> None:
         """Starts the process and loads the model; StartFailed with the reason when either doesn't happen in time.
@@ -111,9 +164,9 @@ class Worker:
         try:
             self.process = await launcher.launch(plan.spec.placed(self.id, self.device), sink)
         except Exception as error:
-            self._live(Life.FAILED)
+            self._live(WorkerState.FAILED)
             raise StartFailed(f"Worker process couldn't be started: {error}") from error
-        self._live(Life.LOADING)
+        self._live(WorkerState.LOADING)
         try:
             await self._load(self.process)
         except StartFailed:
@@ -163,8 +216,8 @@ class Worker:
 
     def retire(self) -> None:
         """Takes nothing new from now on."""
-        if self.life is Life.READY:
-            self._live(Life.DRAINING)
+        if self.life is WorkerState.READY:
+            self._live(WorkerState.DRAINING)
 
     async def drain(self, timeout_s: float | None) -> bool:
         """Waits until everything on it is answered (None: for ever); False when time was up."""
@@ -185,7 +238,7 @@ class Worker:
             self._give_back()
         if self.ended.done():
             return
-        if idle and self._connection is not None and self.life is Life.DRAINING:
+        if idle and self._connection is not None and self.life is WorkerState.DRAINING:
             self._connection.push(Stop())
             self._connection.flush()
             await asyncio.wait({self.ended}, timeout=STOP_S_MAX)
@@ -211,7 +264,7 @@ class Worker:
 
     def room(self) -> float:
         """2 when idle; less than that when it would take more beside what it has; 0 when it can't."""
-        if self.life is not Life.READY or self._hung_at_s is not None:
+        if self.life is not WorkerState.READY or self._hung_at_s is not None:
             return 0
         return self._running.room()
 
@@ -238,7 +291,7 @@ class Worker:
             self._work.wake()
         else:
             for job in jobs:
-                job.move(State.QUEUED)
+                job.move(JobState.QUEUED)
             for job in jobs:
                 self.take([job])
 
@@ -314,7 +367,7 @@ class Worker:
             self.info = message.info
             if not self._lockstep:
                 self._running.settle_manner(str(message.info.get("handler_kind")), self._plan.max_concurrency)
-            self._live(Life.READY)
+            self._live(WorkerState.READY)
             self.ready_at_s = time.monotonic()
             self._count_responses(message.info)
             if self._recorder is not None:
@@ -374,12 +427,12 @@ class Worker:
 
     def _closed(self, reason: str) -> None:
         """The socket has ended: the worker is dead for us, whatever its process does."""
-        if self.life in (Life.STOPPED, Life.FAILED):
+        if self.life in (WorkerState.STOPPED, WorkerState.FAILED):
             return
         if self._calls is not None:
             self._calls.close()
-        expected = self.life is Life.DRAINING and not self._running.batches
-        self._live(Life.STOPPED if expected else Life.FAILED)
+        expected = self.life is WorkerState.DRAINING and not self._running.batches
+        self._live(WorkerState.STOPPED if expected else WorkerState.FAILED)
         self._settling = watched(self._settle(reason), f"The end of worker {self.id}")
 
     def _put_back_unstarted(self) -> None:
@@ -434,7 +487,7 @@ class Worker:
 
     def tick(self, now_s: float) -> None:
         """Called a few times per second: ends what has hung, lets go of streams nobody reads."""
-        if self.life not in (Life.READY, Life.DRAINING):
+        if self.life not in (WorkerState.READY, WorkerState.DRAINING):
             return
         running, limit_s = self._running, self._plan.response_timeout_s
         if running.shared and running.count_stalled(now_s):

@@ -1,0 +1,1 @@
+"""Workflows: archives, graphs of models, and requests on their way through them."""

@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from ts_frontend.errors import ServeError, WorkflowFailed
-from ts_frontend.models.administration import Administration
 from ts_frontend.models.archive import Archive
+from ts_frontend.models.manager import ModelManager
 from ts_frontend.models.model import Model
 from ts_frontend.models.settings import Requested
-from ts_frontend.models.store import Fetched
-from ts_frontend.workflows.spec import Node
+from ts_frontend.models.store.store import Fetched
+from ts_frontend.workflows.specification import Node
 from ts_frontend.workflows.workflow import Workflow
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ FUNCTION_VERSION = "1.0"
 Fetch = Callable[[Node], Awaitable[Fetched]]
 
 
-async def add_nodes(workflow: Workflow, models: Administration, fetch: Fetch) -> None:
+async def add_nodes(workflow: Workflow, models: ModelManager, fetch: Fetch) -> None:
     """Registers every node's model, without workers yet. WorkflowFailed when some can't be; those that could stay.
 
     `fetch` finds a node's archive. Nodes of the same URL share what it fetched.
@@ -35,19 +35,19 @@ async def add_nodes(workflow: Workflow, models: Administration, fetch: Fetch) ->
     await _all(workflow, [*functions, *archives])
 
 
-async def start_nodes(workflow: Workflow, models: Administration) -> None:
+async def start_nodes(workflow: Workflow, models: ModelManager) -> None:
     """Starts the workers of all nodes; WorkflowFailed."""
     await _all(workflow, [_start(model, models) for model in models_of(workflow, models)])
 
 
-async def remove_nodes(workflow: Workflow, models: Administration, drain_s: float, *, own: bool = False) -> bool:
+async def remove_nodes(workflow: Workflow, models: ModelManager, drain_s: float, *, own: bool = False) -> bool:
     """Takes out everything registered under the names of the nodes, also versions that were added by hand, unless only
     its `own`. False when not all they had accepted was answered in time."""
     leaving = [model for model in models_of(workflow, models) if model.workflow or not own]
     return all(await asyncio.gather(*(models.retire(model, drain_s) for model in leaving)))
 
 
-def models_of(workflow: Workflow, models: Administration) -> list[Model]:
+def models_of(workflow: Workflow, models: ModelManager) -> list[Model]:
     """All model versions under the names of the nodes."""
     names = {workflow.model_name(node) for node in workflow.archive.spec.nodes}
     return [model for model in models.registry if model.name in names]
@@ -73,7 +73,7 @@ def _node_error(name: str, error: ServeError) -> ServeError:
     return failed
 
 
-async def _add_archives(workflow: Workflow, nodes: Sequence[Node], models: Administration, fetch: Fetch) -> None:
+async def _add_archives(workflow: Workflow, nodes: Sequence[Node], models: ModelManager, fetch: Fetch) -> None:
     """Nodes of one URL: the first has the download, if it was one, the others only use it."""
     fetched: Fetched | None = None
     for node in nodes:
@@ -90,7 +90,7 @@ async def _add_archives(workflow: Workflow, nodes: Sequence[Node], models: Admin
         model.workflow = workflow.name
 
 
-async def _add_function(workflow: Workflow, node: Node, models: Administration) -> None:
+async def _add_function(workflow: Workflow, node: Node, models: ModelManager) -> None:
     """A function of the handler file, as a model whose files are the workflow's. It has no URL."""
     archive = workflow.archive
     files = Archive(
@@ -121,7 +121,7 @@ def _requested(workflow: Workflow, node: Node) -> Requested:
     )
 
 
-async def _start(model: Model, models: Administration) -> None:
+async def _start(model: Model, models: ModelManager) -> None:
     try:
         await models.start_workers(model)
     except ServeError as error:

@@ -3,14 +3,188 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from ts.protocol.frames import Input, Pairs
-from ts_frontend.errors import Draining
-from ts_frontend.models.store import Fetched
-from ts_frontend.workflows.archive import WorkflowArchive
-from ts_frontend.workflows.run import Reply, Run, Served
+from ts.protocol.frames import Buffer, Input, Pairs
+from ts_frontend.errors import (
+    Cancelled,
+    Code,
+    DeadlineExceeded,
+    Draining,
+    Ending,
+    HandlerFailed,
+    ModelNotFound,
+    NoWorker,
+    QueueFull,
+    ServeError,
+)
+from ts_frontend.models.model import Model
+from ts_frontend.models.store.store import Fetched
+from ts_frontend.tasks import owned
+from ts_frontend.workflows.specification import Graph, Node, WorkflowArchive
+
+log = logging.getLogger(__name__)
+
+#: What a worker says of an exception that the handler didn't mean as an answer.
+UNEXPECTED = (503, "Prediction failed")
+
+
+class Reply(NamedTuple):
+    """A node's answer."""
+
+    status: int
+    headers: Pairs
+    body: Buffer
+
+
+class NodeFailed(ServeError):
+    """A node gave no answer. The status is that of what went wrong; an exception of the handler is 500."""
+
+    def __init__(self, node: str, cause: ServeError, attempts: int) -> None:
+        text = f"Error executing {node}"
+        if isinstance(cause, HandlerFailed) and (cause.http_status, cause.message) == UNEXPECTED:
+            super().__init__(text)
+            return
+        tries = f" ({attempts} attempts)" if attempts > 1 else ""
+        super().__init__(f"{text}: {cause.message}{tries}")
+        self.code, self.http_status, self.type_name = cause.code, cause.http_status, cause.type_name
+        self.retry_after_s = cause.retry_after_s
+
+
+class NodeGone(ServeError):
+    """A node's model was unregistered by itself."""
+
+    code, http_status, type_name = Code.UNAVAILABLE, 503, "ServiceUnavailableException"
+
+
+class Run:
+    """`find` gives the model of a node's name. `deadline_s`: `time.monotonic()` seconds for all of it."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        nodes: Mapping[str, Node],
+        find: Callable[[str], Model],
+        *,
+        headers: Pairs,
+        request_id: str | None,
+        deadline_s: float = math.inf,
+    ) -> None:
+        self._graph = graph
+        self._nodes = nodes
+        self._find = find
+        self._headers = headers
+        self._request_id = request_id
+        self._deadline_s = deadline_s
+        self._replies: dict[str, Reply] = {}
+        self._running: dict[asyncio.Task[Reply | Ending], str] = {}
+
+    async def leaves(self, inputs: Sequence[Input]) -> dict[str, Reply]:
+        """The answers of the nodes without children, in the graph's order. The first node that fails ends it: its
+        error is raised, the others are cancelled, as they are when the caller is."""
+        graph = self._graph
+        missing = {name: len(parents) for name, parents in graph.parents.items()}
+        self._begin(graph.start, inputs)
+        try:
+            while self._running:
+                done, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    name = self._running[task]
+                    reply = task.result()
+                    if isinstance(reply, Ending):
+                        raise reply.error()
+                    self._replies[name] = reply
+                    del self._running[task]
+                    for child in graph.children[name]:
+                        missing[child] -= 1
+                        if not missing[child]:
+                            self._begin(child, self._inputs(child))
+        finally:
+            await self._cancel()
+        return {name: self._replies[name] for name in graph.leaves}
+
+    def _begin(self, name: str, inputs: Sequence[Input]) -> None:
+        self._running[owned(self._outcome(self._nodes[name], inputs))] = name
+
+    async def _cancel(self) -> None:
+        for task in self._running:
+            task.cancel()
+        if self._running:
+            await asyncio.gather(*self._running, return_exceptions=True)
+            self._running.clear()  # a cancelled task keeps its exception, and with that the frames that hold this
+
+    def _inputs(self, name: str) -> list[Input]:
+        """What the parents answered: of one as `body`, of several by their names."""
+        parents = self._graph.parents[name]
+        names = parents if len(parents) > 1 else ("body",)
+        return [Input(key, "", self._replies[parent].body) for key, parent in zip(names, parents, strict=True)]
+
+    # --- one node
+
+    async def _outcome(self, node: Node, inputs: Sequence[Input]) -> Reply | Ending:
+        """As a value: an exception in a task would hold the frames that hold the task."""
+        try:
+            return await self._answer(node, inputs)
+        except ServeError as error:
+            return error.ending()
+
+    async def _answer(self, node: Node, inputs: Sequence[Input]) -> Reply:
+        """A node's answer, asked for again as often as it may be. NodeFailed."""
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return await self._attempt(node, inputs)
+            except ServeError as error:
+                if attempt > node.retry_attempts or not self._may_pass(error):
+                    log.warning("Workflow node %s failed, attempt %d: %s", node.name, attempt, error.message)
+                    raise NodeFailed(node.name, error, attempt) from error
+                log.info("Workflow node %s is tried again after attempt %d: %s", node.name, attempt, error.message)
+
+    def _may_pass(self, error: ServeError) -> bool:
+        """True when the next attempt may fare better: not when the request is to blame, or nobody takes it."""
+        if isinstance(error, (NodeGone, NoWorker, QueueFull, Draining)) or 400 <= error.http_status < 500:
+            return False
+        return time.monotonic() < self._deadline_s
+
+    async def _attempt(self, node: Node, inputs: Sequence[Input]) -> Reply:
+        loop = asyncio.get_running_loop()
+        left_s = max(0.0, min(node.timeout_ms / 1000, self._deadline_s - time.monotonic()))
+        deadline_s = time.monotonic() + left_s
+        job = self._model(node).submit(
+            inputs, headers=self._headers, deadline_s=deadline_s, request_id=self._request_id
+        )
+        late = False
+
+        def expire() -> None:
+            nonlocal late
+            late = True
+            job.cancel()
+
+        timer = loop.call_later(left_s, expire)
+        try:
+            body = await job.result()
+        except (Cancelled, DeadlineExceeded):
+            if late or time.monotonic() >= deadline_s:
+                raise DeadlineExceeded(f"no answer within {node.timeout_ms} ms (timeout-ms)") from None
+            raise
+        finally:
+            timer.cancel()
+        if job.status >= 400 and self._graph.leaves != (node.name,):
+            raise HandlerFailed(job.status, f"its handler answered with status {job.status}")
+        return Reply(job.status, job.headers, body)
+
+    def _model(self, node: Node) -> Model:
+        try:
+            return self._find(node.name)
+        except ModelNotFound as error:
+            raise NodeGone(
+                f"{error.message}; it was unregistered. Unregister the workflow and register it again."
+            ) from None
 
 
 class Timeouts(NamedTuple):
@@ -29,7 +203,7 @@ class Workflow:
         fetched: Fetched,
         archive: WorkflowArchive,
         timeouts: Timeouts,
-        find: Callable[[str], Served],
+        find: Callable[[str], Model],
     ) -> None:
         self.name = name
         self.fetched = fetched
@@ -45,7 +219,7 @@ class Workflow:
         """What a node's model is called among the models."""
         return f"{self.name}__{node}"
 
-    def node_model(self, node: str) -> Served:
+    def node_model(self, node: str) -> Model:
         return self._find(self.model_name(node))
 
     async def predict(self, inputs: Sequence[Input], *, headers: Pairs, request_id: str | None) -> dict[str, Reply]:

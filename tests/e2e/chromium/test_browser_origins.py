@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from ts_frontend.services.route_table import ROUTES, Effect, Row, decision
+from ts_frontend.http.routes import ROUTES, Effect, Row, decision
 
 pytestmark = pytest.mark.external
 

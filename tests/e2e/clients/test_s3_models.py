@@ -19,7 +19,7 @@ import pytest
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from ts_frontend.errors import ArchiveExists, ArchiveNotFound, DownloadFailed, InvalidArchive, ServeError
-from ts_frontend.models.store import Store
+from ts_frontend.models.store.store import ModelStore
 
 pytestmark = pytest.mark.external
 
@@ -310,7 +310,7 @@ def fetch(tmp_path: Path, url: str, **limits: Any) -> Path:
     root = tmp_path / "store"
     root.mkdir(exist_ok=True)
     try:
-        return asyncio.run(Store(root, ["s3://.*"], **limits).fetch(url)).path
+        return asyncio.run(ModelStore(root, ["s3://.*"], **limits).fetch(url)).path
     except ServeError:
         assert not [path for path in root.iterdir() if path.name.startswith(".")]
         raise

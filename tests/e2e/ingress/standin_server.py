@@ -19,10 +19,11 @@ from typing import Any
 import ts_frontend.protos.inference_pb2  # noqa: F401  # reflection tells of what has been imported
 from ts_frontend import errors
 from ts_frontend.errors import ServeError
-from ts_frontend.ingress.asgi import Receive, Scope, Send
-from ts_frontend.ingress.call import Call, Limits, Listener, Method, Shape, Tls, routes
-from ts_frontend.ingress.engine import make_engine
-from ts_frontend.services import health, reflection
+from ts_frontend.grpc import health, reflection
+from ts_frontend.grpc.call import Call, ListenerLimits, Method, Shape, routes
+from ts_frontend.http.request import Receive, Scope, Send
+from ts_frontend.listeners.listener import Listener, Tls
+from ts_frontend.listeners.listeners import make_engine
 
 BIG_PIECE = bytes(64 * 1024)
 
@@ -181,7 +182,7 @@ def build_routes(echo: Echo, events: Events) -> dict[str, Method]:
 
 def build_listener(asked: dict[str, Any], table: dict[str, Method], echo: Echo) -> Listener:
     tls = Tls(**asked["tls"]) if asked.get("tls") else None
-    limits = Limits(**asked.get("limits", {}))
+    limits = ListenerLimits(**asked.get("limits", {}))
     http_app = answer_http if asked.get("http") else None
     address = asked.get("host", "127.0.0.1"), asked.get("port", 0)
     path = {key: asked[key] for key in ("path", "path_mode") if key in asked}

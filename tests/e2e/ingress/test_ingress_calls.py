@@ -13,7 +13,7 @@ import h2.connection
 import h2.events
 import pytest
 
-from ts_frontend.ingress.floods import CANCELS_MAX
+from ts_frontend.listeners.floods import CANCELS_MAX
 
 GUARD_S = 60
 LIMIT = 6_553_500

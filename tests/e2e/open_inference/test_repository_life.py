@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
-from ts_frontend.client_cli import commands
+from ts_frontend.cli.commands import commands
 
 GUARD_S = 60
 #: Longer than any test waits: who ends sooner didn't wait for it.

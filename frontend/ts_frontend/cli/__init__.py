@@ -1,0 +1,1 @@
+"""The `torchserve` command: flags, starting and stopping a server, and the client commands."""

@@ -1,0 +1,298 @@
+"""Calls to a running server, and its refusals as one kind of error with a text for people."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import grpc
+from google.protobuf import empty_pb2
+
+from ts_frontend.authorization.key_files import NAME, read_keys
+from ts_frontend.config.addresses import is_loopback
+from ts_frontend.config.keys import BadKeys, KeyKind, Keys, time_text
+from ts_frontend.protos import inference_pb2, inference_pb2_grpc, management_pb2, management_pb2_grpc
+
+
+class NoKeys(Exception):
+    """The file that was named can't be used; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientKeys:
+    """`token` is sent whatever is called; else the key that `file` has for it."""
+
+    token: str | None = None
+    keys: Keys | None = None
+    file: Path | None = None
+
+    def metadata(self, kind: KeyKind) -> tuple[tuple[str, str], ...]:
+        """What goes with a call of that kind: nothing without a key."""
+        text = self.token
+        if text is None and self.keys and self.keys.get(kind):
+            text = self.keys[kind][0].secret.decode("ascii")
+        return (("authorization", f"Bearer {text}"),) if text else ()
+
+    def advice(self, kind: KeyKind, now_s: float | None = None) -> str:
+        """For somebody whose call was refused: what was sent, and where a good key may be had."""
+        return (
+            f"The server asks for its {kind.value} key; {self._sent(kind, time.time() if now_s is None else now_s)}.\n"
+            f"The server's keys are in {NAME} in the directory in which it was started: run the command there, or say\n"
+            "where the file is with --key-file. Or give the key: --token, or TORCHSERVE_TOKEN in the environment.\n"
+            f"A new key, when the old one has expired: curl -H 'Authorization: Bearer API_KEY' "
+            f"'http://HOST:8081/token?type={kind.value}'"
+        )
+
+    def _sent(self, kind: KeyKind, now_s: float) -> str:
+        if self.token is not None:
+            return "the one of --token (or TORCHSERVE_TOKEN) isn't that"
+        if self.keys is None or self.file is None:
+            return "none was sent"
+        if not self.keys.get(kind):
+            return f"{self.file} has none, and none was sent"
+        expires_s = self.keys[kind][0].expires_s
+        if expires_s <= now_s:
+            return f"the one of {self.file} has expired, at {time_text(expires_s)}"
+        return f"the one of {self.file} isn't that"
+
+
+def find_keys(token: str | None, file: Path | None, host: str) -> ClientKeys:
+    """The keys for a server at `host`. A key_file.json that wasn't named counts where the server is on this machine:
+    another's has no business with its keys.
+
+    :raises NoKeys: `token` can't be a key; `file` was named and holds none.
+    """
+    if token and not (token.isascii() and token.isprintable() and " " not in token):
+        raise NoKeys("--token (or TORCHSERVE_TOKEN): a key has printable ASCII characters and no blanks")
+    if token:
+        return ClientKeys(token)
+    found = file or Path(NAME).absolute()
+    if file is None and not (is_loopback(host) and found.is_file()):
+        return ClientKeys()
+    try:
+        return ClientKeys(None, read_keys(found), found)
+    except BadKeys as error:
+        if file is None:
+            return ClientKeys()
+        raise NoKeys(str(error)) from None
+
+
+PING_TIMEOUT_S = 10.0
+LIST_LIMIT = 100
+
+#: What gRPC says when nobody listens, as opposed to a server that answers UNAVAILABLE.
+_UNREACHED = ("failed to connect", "connection refused", "dns resolution failed", "name resolution", "no route to host")
+
+#: How a server begins what it says to a call without a good key; TorchServe does, too.
+_TOKEN_REFUSED = "Token Auth"
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+class CallFailed(Exception):
+    """The server refused, failed or can't be reached; `code` is the name of the gRPC status."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code, self.message = code, message
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the server is and how to speak to it. `timeout_s`: of one call, None for none. PEM files: `ca_file`, for
+    TLS; `certificate_file` and `certificate_key_file`, the client's own, for servers that ask for one."""
+
+    host: str = "127.0.0.1"
+    inference_port: int = 7070
+    management_port: int = 7071
+    timeout_s: float | None = None
+    ca_file: Path | None = None
+    keys: ClientKeys = ClientKeys()
+    certificate_file: Path | None = None
+    certificate_key_file: Path | None = None
+
+    def address(self, port: int) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{port}"
+
+
+def _failure(error: Any, address: str) -> CallFailed:
+    code, details = error.code().name, error.details() or ""
+    if code == "UNAVAILABLE" and any(text in details.lower() for text in _UNREACHED):
+        text = (
+            f"No server answers at {address} ({details}).\n"
+            "Is it running? Start one with: torchserve --start --model-store DIRECTORY --models all\n"
+            "Is it elsewhere? Say where with --host, --inference-port and --management-port.\n"
+            "Does it speak TLS? Name its authority's certificate with --ca-file; if it asks for yours, --cert."
+        )
+        return CallFailed(code, text)
+    return CallFailed(code, f"{code}: {details or 'the server gave no reason'}")
+
+
+class Client:
+    """One server's two services. Every call raises CallFailed for anything but an answer."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._inference_address = target.address(target.inference_port)
+        self._management_address = target.address(target.management_port)
+        self._inference_channel = self._channel(self._inference_address)
+        self._management_channel = self._channel(self._management_address)
+        self._inference = inference_pb2_grpc.InferenceAPIsServiceStub(self._inference_channel)
+        self._management = management_pb2_grpc.ManagementAPIsServiceStub(self._management_channel)
+        self._metadata = {kind: target.keys.metadata(kind) for kind in (KeyKind.INFERENCE, KeyKind.MANAGEMENT)}
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._inference_channel.close()
+        self._management_channel.close()
+
+    def _channel(self, address: str) -> Any:
+        target = self._target
+        if target.ca_file is None:
+            return grpc.insecure_channel(address, options=_OPTIONS)
+        files = (target.ca_file, target.certificate_key_file, target.certificate_file)
+        pem = [file.read_bytes() if file else None for file in files]
+        return grpc.secure_channel(address, grpc.ssl_channel_credentials(*pem), options=_OPTIONS)
+
+    def _ask(self, method: Callable[..., Any], request: Any, kind: KeyKind, timeout_s: float | None = None) -> Any:
+        try:
+            return method(request, timeout=timeout_s or self._target.timeout_s, metadata=self._metadata[kind])
+        except grpc.RpcError as error:
+            raise self._failed(error, kind) from None
+
+    def _failed(self, error: Any, kind: KeyKind) -> CallFailed:
+        failure = _failure(error, self._inference_address if kind is KeyKind.INFERENCE else self._management_address)
+        if failure.code == "PERMISSION_DENIED" and _TOKEN_REFUSED in failure.message:
+            return CallFailed(failure.code, f"{failure.message}\n{self._target.keys.advice(kind)}")
+        return failure
+
+    def _manage(self, method: Callable[..., Any], request: Any) -> str:
+        return str(self._ask(method, request, KeyKind.MANAGEMENT).msg)
+
+    # --- inference
+
+    def ping(self) -> dict[str, Any]:
+        """{"status": "Healthy"} or another word."""
+        timeout_s = self._target.timeout_s or PING_TIMEOUT_S
+        answer = self._ask(self._inference.Ping, empty_pb2.Empty(), KeyKind.INFERENCE, timeout_s)
+        health: dict[str, Any] = json.loads(answer.health)
+        return health
+
+    def predict(self, name: str, version: str, inputs: Mapping[str, bytes]) -> bytes:
+        request = inference_pb2.PredictionsRequest(model_name=name, model_version=version, input=inputs)
+        return bytes(self._ask(self._inference.Predictions, request, KeyKind.INFERENCE).prediction)
+
+    def stream(self, name: str, version: str, inputs: Mapping[str, bytes]) -> Iterator[bytes]:
+        """The pieces as they come. Closing the iterator, or Ctrl-C, cancels the request."""
+        request = inference_pb2.PredictionsRequest(model_name=name, model_version=version, input=inputs)
+        call = self._ask(self._inference.StreamPredictions, request, KeyKind.INFERENCE)
+        try:
+            for piece in call:
+                yield piece.prediction
+        except grpc.RpcError as error:
+            raise self._failed(error, KeyKind.INFERENCE) from None
+        finally:
+            call.cancel()
+
+    # --- management
+
+    def register(self, url: str, **settings: Any) -> str:
+        """The server's sentence. `settings`: fields of RegisterModelRequest, None for not given."""
+        return self._manage(self._management.RegisterModel, management_pb2.RegisterModelRequest(url=url, **settings))
+
+    def unregister(self, name: str, version: str = "") -> str:
+        request = management_pb2.UnregisterModelRequest(model_name=name, model_version=version)
+        return self._manage(self._management.UnregisterModel, request)
+
+    def scale(self, name: str, version: str, least: int, most: int | None, timeout_s: int | None) -> str:
+        """Asks for so many workers and doesn't wait for them."""
+        request = management_pb2.ScaleWorkerRequest(
+            model_name=name, model_version=version, min_worker=least, max_worker=most, timeout=timeout_s
+        )
+        return self._manage(self._management.ScaleWorker, request)
+
+    def set_default(self, name: str, version: str) -> str:
+        request = management_pb2.SetDefaultRequest(model_name=name, model_version=version)
+        return self._manage(self._management.SetDefault, request)
+
+    def describe(self, name: str, version: str = "", customized: bool = False) -> list[dict[str, Any]]:
+        """One description, or all for version "all"."""
+        request = management_pb2.DescribeModelRequest(model_name=name, model_version=version, customized=customized)
+        descriptions: list[dict[str, Any]] = json.loads(self._manage(self._management.DescribeModel, request))
+        return descriptions
+
+    def models(self) -> Iterator[dict[str, str]]:
+        """All models, page by page: {"modelName", "modelUrl"} of each one's default version."""
+        token = 0
+        while True:
+            request = management_pb2.ListModelsRequest(limit=LIST_LIMIT, next_page_token=token)
+            page = json.loads(self._manage(self._management.ListModels, request))
+            yield from page["models"]
+            if "nextPageToken" not in page or not page["models"]:
+                return
+            token = int(page["nextPageToken"])
+
+
+POLL_S = 0.2
+
+Description = dict[str, Any]
+
+
+class WorkersFailed(Exception):
+    """A worker failed while its model was waited for; `last` is the description's `lastWorkerFailure`."""
+
+    def __init__(self, description: Description) -> None:
+        self.model = f"{description['modelName']} {description['modelVersion']}"
+        self.last: dict[str, Any] = description["lastWorkerFailure"]
+        super().__init__(f"{self.model}: {self.last.get('reason', '')}")
+
+
+def count_ready(description: Description) -> int:
+    return sum(worker["status"] == "READY" for worker in description["workers"])
+
+
+def wait_for_workers(
+    describe: Callable[[], Description],
+    count: int,
+    known_failure: object,
+    say: Callable[[str], None],
+    pause: Callable[[float], None],
+) -> Description:
+    """Asks until exactly `count` workers are there and ready, saying what changes; the last description.
+
+    Ends early when somebody else asks for another number.
+
+    `known_failure`: the `lastWorkerFailure` from before; another one raises WorkersFailed. There's no limit in time:
+    the server ends a load that takes too long, and that is a failure.
+    """
+    said = ""
+    while True:
+        description = describe()
+        if description["minWorkers"] != count:
+            say(f"somebody else asks for {description['minWorkers']} workers now")
+            return description
+        ready, running = count_ready(description), len(description["workers"])
+        state = f"{ready} of {count} workers ready" + (f", {running - count} ending" if running > count else "")
+        if state != said:
+            say(f"{description['modelName']} {description['modelVersion']}: {state}")
+            said = state
+        if ready == running == count:
+            return description
+        last = description.get("lastWorkerFailure")
+        if last is not None and last != known_failure:
+            raise WorkersFailed(description)
+        pause(POLL_S)

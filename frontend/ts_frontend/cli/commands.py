@@ -1,0 +1,381 @@
+"""`torchserve ping`, `register`, `predict` and the other subcommands: clients of a running server, over gRPC."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import update_wrapper
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from ts_frontend.cli import text
+from ts_frontend.cli.client import CallFailed, Client, NoKeys, Target, WorkersFailed, find_keys, wait_for_workers
+
+_REGISTERED = re.compile(r'Model "(?P<name>.+)" Version: (?P<version>.+) registered with')
+
+
+def versions(client: Client) -> Iterator[tuple[dict[str, Any], bool]]:
+    """Descriptions of all versions of all models, each with whether it is the default one."""
+    for model in client.models():
+        name = model["modelName"]
+        try:
+            (default,) = client.describe(name)
+            found = client.describe(name, "all")
+        except CallFailed as error:
+            if error.code != "NOT_FOUND":  # unregistered in between
+                raise
+            continue
+        for description in found:
+            yield description, description["modelVersion"] == default["modelVersion"]
+
+
+def _names(client: Client) -> set[tuple[str, str]]:
+    return {(found["modelName"], found["modelVersion"]) for found, _ in versions(client)}
+
+
+def register_model(client: Client, url: str, settings: dict[str, Any]) -> tuple[str, str, bool]:
+    """Registers without waiting for workers: name, version, and whether the archive asks for workers itself."""
+    before = _names(client)
+    sentence = client.register(url, **settings)
+    match = _REGISTERED.match(sentence)
+    if match is not None:
+        return match["name"], match["version"], False
+    for description, _ in versions(client):
+        name, version = description["modelName"], description["modelVersion"]
+        if description["modelUrl"] == url and (name, version) not in before:
+            return name, version, True
+    raise CallFailed("UNKNOWN", f"The server said {sentence!r}, but lists no new model from {url}.")
+
+
+DEFAULT_INPUT = "data"
+INTERRUPTED_STATUS = 130
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_SERVER_OPTIONS = (
+    click.option("--host", envvar="TORCHSERVE_HOST", default="127.0.0.1", show_default=True, show_envvar=True),
+    click.option(
+        "--inference-port", envvar="TORCHSERVE_INFERENCE_PORT", default=7070, show_default=True, show_envvar=True
+    ),
+    click.option(
+        "--management-port", envvar="TORCHSERVE_MANAGEMENT_PORT", default=7071, show_default=True, show_envvar=True
+    ),
+    click.option(
+        "--timeout",
+        "timeout_s",
+        type=click.FloatRange(0, min_open=True),
+        metavar="SECONDS",
+        help="How long one call may take.  [default: as long as it takes]",
+    ),
+    click.option(
+        "--ca-file",
+        envvar="TORCHSERVE_CA_FILE",
+        type=_FILE,
+        show_envvar=True,
+        help="PEM file of the authority that signed the server's certificate; speaks TLS.",
+    ),
+    click.option(
+        "--cert",
+        "certificate_file",
+        envvar="TORCHSERVE_CERT",
+        type=_FILE,
+        show_envvar=True,
+        help="PEM file of your own certificate, where the server asks for one; with --ca-file and --cert-key.",
+    ),
+    click.option(
+        "--cert-key",
+        "certificate_key_file",
+        envvar="TORCHSERVE_CERT_KEY",
+        type=_FILE,
+        show_envvar=True,
+        help="PEM file of its key.",
+    ),
+    click.option(
+        "--token", envvar="TORCHSERVE_TOKEN", show_envvar=True, help="Key of the service, where it asks for one."
+    ),
+    click.option(
+        "--key-file",
+        envvar="TORCHSERVE_KEY_FILE",
+        type=click.Path(exists=True, path_type=Path),
+        show_envvar=True,
+        help="The server's keys.  [default: key_file.json here, for a server on this machine]",
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs."),
+)
+
+
+def _fail(message: str, status: int = 1) -> NoReturn:
+    click.echo(f"Error: {message}", err=True)
+    sys.exit(status)
+
+
+def _run(body: Callable[..., None], target: Target, *args: Any, **kwargs: Any) -> None:
+    """Runs a command's body; what can go wrong becomes text on stderr and an exit status."""
+    try:
+        with Client(target) as client:
+            body(client, *args, **kwargs)
+    except CallFailed as error:
+        _fail(error.message)
+    except WorkersFailed as error:
+        _fail(
+            f"{error.model}: a worker failed.\n{text.failure(error.last)}\n"
+            "The server keeps trying for a while. See: torchserve describe; or remove the model: torchserve unregister"
+        )
+    except KeyboardInterrupt:
+        _fail("Interrupted.", INTERRUPTED_STATUS)
+
+
+def command(body: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options that say where the server is; its body gets a Client and `as_json`."""
+
+    def run(
+        host: str,
+        inference_port: int,
+        management_port: int,
+        timeout_s: float | None,
+        ca_file: Path | None,
+        certificate_file: Path | None,
+        certificate_key_file: Path | None,
+        token: str | None,
+        key_file: Path | None,
+        **kwargs: Any,
+    ) -> None:
+        if (certificate_file is None) != (certificate_key_file is None):
+            raise click.UsageError("--cert and --cert-key go together")
+        if certificate_file is not None and ca_file is None:
+            raise click.UsageError("--cert and --cert-key need --ca-file: without it there is no TLS")
+        try:
+            keys = find_keys(token, key_file, host)
+        except NoKeys as error:
+            raise click.UsageError(str(error)) from None
+        ports = inference_port, management_port
+        certificate = certificate_file, certificate_key_file
+        _run(body, Target(host, *ports, timeout_s, ca_file, keys, *certificate), **kwargs)
+
+    wrapped: Callable[..., None] = update_wrapper(run, body)
+    for option in reversed(_SERVER_OPTIONS):
+        wrapped = option(wrapped)
+    return wrapped
+
+
+def _print(value: object, readable: str, as_json: bool) -> None:
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False) if as_json else readable)
+
+
+def _progress(message: str) -> None:
+    click.echo(message, err=True)
+
+
+@click.group(context_settings={"token_normalize_func": lambda word: word.replace("_", "-")})
+def commands() -> None:
+    """Commands for a running server."""
+
+
+@commands.command()
+@command
+def ping(client: Client, as_json: bool) -> None:
+    """Ask whether the server is healthy; the exit status is 0 only then."""
+    health = client.ping()
+    _print(health, str(health.get("status")), as_json)
+    if health.get("status") != "Healthy":
+        sys.exit(1)
+
+
+@commands.command("list")
+@command
+def list_command(client: Client, as_json: bool) -> None:
+    """List the registered models, all versions."""
+    found = list(versions(client))
+    listed = [
+        {**description, "defaultVersion": default, "state": text.state(description)} for description, default in found
+    ]
+    _print({"models": listed}, text.overview(found), as_json)
+
+
+@commands.command()
+@click.argument("name")
+@click.option("--version", default="", help='One version, or "all".  [default: the default version]')
+@click.option("--customized", is_flag=True, help="Ask the model's handler for a description too.")
+@command
+def describe(client: Client, name: str, version: str, customized: bool, as_json: bool) -> None:
+    """Show a model's settings, workers and queue, and why a worker failed last."""
+    found = client.describe(name, version, customized)
+    _print(found, "\n\n".join(map(text.details, found)), as_json)
+
+
+def _wait(client: Client, name: str, version: str, count: int, known_failure: object) -> dict[str, Any]:
+    return wait_for_workers(lambda: client.describe(name, version)[0], count, known_failure, _progress, time.sleep)
+
+
+@commands.command()
+@click.argument("url")
+@click.option("--name", "model_name", help="Register under this name.  [default: the archive's]")
+@click.option("--workers", type=click.IntRange(min=0), help="Workers to start.  [default: what the archive says, or 1]")
+@click.option("--handler", help="Use this handler in place of the archive's.")
+@click.option("--runtime", help="Use this runtime in place of the archive's.")
+@click.option("--batch-size", type=click.IntRange(min=1), help="Requests the handler gets at a time.")
+@click.option("--max-batch-delay", type=click.IntRange(min=0), metavar="MS", help="How long to wait for a full batch.")
+@click.option("--response-timeout", type=click.IntRange(min=1), metavar="SECONDS", help="Limit of one answer.")
+@click.option("--startup-timeout", type=click.IntRange(min=1), metavar="SECONDS", help="Limit of loading the model.")
+@click.option("--wait/--no-wait", default=True, help="Return when the workers are ready, or at once.")
+@command
+def register(client: Client, url: str, workers: int | None, wait: bool, as_json: bool, **settings: Any) -> None:
+    """Take an archive into service.
+
+    URL is a name in the server's model store, or a file://, http:// or https:// URL that the server may use.
+    """
+    name, version, started = register_model(client, url, settings)
+    _progress(f"{name} {version}: registered")
+    count = workers
+    if workers is None:
+        count = client.describe(name, version)[0]["minWorkers"] if started else 1
+    if count and (workers is not None or not started):
+        client.scale(name, version, count, None, None)
+    description = _wait(client, name, version, count, None) if wait and count else client.describe(name, version)[0]
+    _print(description, f"{name} {version}: {text.workers(description)}", as_json)
+
+
+@commands.command()
+@click.argument("name")
+@click.argument("workers", type=click.IntRange(min=0))
+@click.option("--version", default="", help="[default: the default version]")
+@click.option("--max", "most", type=click.IntRange(min=1), help="The most workers.  [default: WORKERS]")
+@click.option(
+    "--grace",
+    type=click.IntRange(min=0),
+    metavar="SECONDS",
+    help="How long a worker that goes may finish what it has; what it hasn't runs elsewhere.  [default: no limit]",
+)
+@click.option("--wait/--no-wait", default=True, help="Return when it is done, or at once.")
+@command
+def scale(
+    client: Client,
+    name: str,
+    workers: int,
+    version: str,
+    most: int | None,
+    grace: int | None,
+    wait: bool,
+    as_json: bool,
+) -> None:
+    """Give a model so many WORKERS."""
+    before = client.describe(name, version)[0].get("lastWorkerFailure")
+    sentence = client.scale(name, version, workers, most, grace)
+    if not wait:
+        _print({"status": sentence}, sentence, as_json)
+        return
+    description = _wait(client, name, version, workers, before)
+    _print(description, f"{name} {description['modelVersion']}: {text.workers(description)}", as_json)
+
+
+@commands.command("set-default")
+@click.argument("name")
+@click.argument("version")
+@command
+def set_default(client: Client, name: str, version: str, as_json: bool) -> None:
+    """Make VERSION the one that answers calls without a version."""
+    sentence = client.set_default(name, version)
+    _print({"status": sentence}, sentence, as_json)
+
+
+@commands.command()
+@click.argument("name")
+@click.option("--version", default="", help="[default: the default version, which goes only as the last one]")
+@command
+def unregister(client: Client, name: str, version: str, as_json: bool) -> None:
+    """Take a model version out of service, after what it has accepted is answered."""
+    sentence = client.unregister(name, version)
+    _print({"status": sentence}, sentence, as_json)
+
+
+def _read(path: str) -> bytes:
+    if path == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise click.UsageError(f"{path} can't be read: {error.strerror}") from None
+
+
+def _inputs(file: str | None, named: tuple[str, ...]) -> dict[str, bytes]:
+    """The request's inputs: FILE as "data", and each `name=text` or `name=@file`."""
+    inputs = {} if file is None else {DEFAULT_INPUT: _read(file)}
+    for pair in named:
+        name, separator, value = pair.partition("=")
+        if not separator or not name:
+            raise click.UsageError(f"--input {pair!r} isn't NAME=TEXT or NAME=@FILE")
+        if name in inputs:
+            raise click.UsageError(f"input {name!r} is given twice")
+        inputs[name] = _read(value[1:]) if value.startswith("@") else value.encode()
+    if not inputs:
+        raise click.UsageError("Nothing to send: give a FILE, - for standard input, or --input NAME=TEXT")
+    return inputs
+
+
+def _json_of(prediction: bytes, kinds: type | tuple[type, ...] = object) -> dict[str, object]:
+    """{"prediction": its JSON value, if of one of `kinds`, or its text}, or {"prediction_base64"} for other bytes."""
+    try:
+        decoded = prediction.decode()
+    except UnicodeDecodeError:
+        return {"prediction_base64": base64.b64encode(prediction).decode()}
+    value = _value_of(decoded)
+    return {"prediction": value if isinstance(value, kinds) else decoded}
+
+
+def _value_of(decoded: str) -> object:
+    """The text's JSON value, or the text."""
+    try:
+        return json.loads(decoded, parse_constant=_not_json)
+    except (ValueError, RecursionError):
+        return decoded
+
+
+def _not_json(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} isn't JSON")
+
+
+def _request_options(body: Callable[..., None]) -> Callable[..., None]:
+    for option in (
+        click.option(
+            "--input", "named", multiple=True, metavar="NAME=TEXT|NAME=@FILE", help="A named input; repeatable."
+        ),
+        click.option("--version", default="", help="[default: the default version]"),
+        click.argument("file", required=False),
+        click.argument("name"),
+    ):
+        body = option(body)
+    return body
+
+
+@commands.command()
+@_request_options
+@command
+def predict(client: Client, name: str, file: str | None, version: str, named: tuple[str, ...], as_json: bool) -> None:
+    """Send FILE (- for standard input) to a model, as input "data", and print the answer."""
+    prediction = client.predict(name, version, _inputs(file, named))
+    if as_json:
+        _print(_json_of(prediction), "", True)
+        return
+    click.echo(prediction, nl=sys.stdout.isatty() and not prediction.endswith(b"\n"))
+
+
+@commands.command()
+@_request_options
+@command
+def stream(client: Client, name: str, file: str | None, version: str, named: tuple[str, ...], as_json: bool) -> None:
+    """Send FILE (- for standard input) to a model and print the pieces of its answer as they come.
+
+    With --json every piece is one line. Ctrl-C cancels the request, which the model's handler is told.
+    """
+    for piece in client.stream(name, version, _inputs(file, named)):
+        if as_json:
+            click.echo(json.dumps(_json_of(piece, (dict, list)), ensure_ascii=False))
+        else:
+            click.echo(piece, nl=False)
+    if not as_json and sys.stdout.isatty():
+        click.echo()

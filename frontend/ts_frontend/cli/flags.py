@@ -1,0 +1,254 @@
+"""The flags of `torchserve` that are settings: how they are written, and what they come to."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from ts_frontend.config.foreign.aliases import ALIASES, Alias
+from ts_frontend.config.kinds import ConfigError, nearest
+from ts_frontend.config.load import Option, load_config
+from ts_frontend.config.table import ServerConfig
+
+
+def spelled(words: Sequence[str], own: Collection[str], flags: Collection[str]) -> tuple[list[str], str]:
+    """The words with their options as in `flags`, and the first option that is none ("" without one). Beginnings count
+    for the flags of `own`, where only one fits."""
+    found: list[str] = []
+    for at, word in enumerate(words):
+        if word == "--":
+            return [*found, *words[at:]], ""
+        if not word.startswith("--"):
+            found.append(word)
+            continue
+        name, equals, value = word.partition("=")
+        flag = _flag(name.replace("_", "-"), own, flags)
+        if flag is None:
+            return found, name
+        found.append(flag + equals + value)
+    return found, ""
+
+
+def _flag(name: str, own: Collection[str], flags: Collection[str]) -> str | None:
+    if name in flags:
+        return name
+    fitting = [flag for flag in own if flag.startswith(name)]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+_SETTING_FLAGS = {
+    "model_store": "--model-store",
+    "workflow_store": "--workflow-store",
+    "model_repository": "--model-repository",
+    "model_control_mode": "--model-control-mode",
+    "load_model": "--load-model",
+    "program": "--program",
+    "repository_poll_secs": "--repository-poll-secs",
+    "load_models": "--models",
+    "log_config": "--log-config",
+    "cpp_log_config": "--cpp-log-config",
+    "plugins_path": "--plugins-path",
+    "ncs": "--ncs",
+    "disable_token_authorization": "--disable-token-auth",
+    "enable_model_api": "--enable-model-api",
+    "profile": "--profile",
+    "host": "--host",
+    "http_port": "--http-port",
+    "metrics_port": "--metrics-port",
+    "use_tls": "--use-tls",
+    "work_dir": "--work-dir",
+    "bypass_serve": "--bypass-serve",
+    "kserve_mode": "--kserve-mode",
+    "enable_grpc": "--enable-grpc",
+    "enable_docs_url": "--enable-docs-url",
+    "access_log_format": "--access-log-format",
+    "strict_readiness": "--strict-readiness",
+    "exit_on_error": "--exit-on-error",
+    "model_dir": "--model-dir",
+    "trace_level": "--trace-level",
+    "trace_rate": "--trace-rate",
+    "trace_count": "--trace-count",
+}
+
+
+class SettingsParser(argparse.ArgumentParser):
+    """Takes flags as TorchServe's users write them."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """With `-` and `_` alike, and beginnings of TorchServe's flags and ours."""
+        flags = set(self._option_string_actions)
+        own = [flag for flag in flags if flag.startswith("--") and flag[2:].replace("-", "_") not in ALIASES]
+        words, unknown = spelled(list(sys.argv[1:] if args is None else args), own, flags)
+        if unknown:
+            self.error(f"unrecognized arguments: {unknown}{nearest(unknown, flags)}")
+        return super().parse_args(words, namespace)
+
+
+def add_setting_groups(parser: argparse.ArgumentParser, title: str) -> None:
+    served = parser.add_argument_group(title)
+    _add_models(served)
+    _add_manner(served)
+    _add_places(parser.add_argument_group("where and how"))
+    _add_accepted(parser.add_argument_group("accepted for TorchServe's sake"))
+    _add_aliases(parser)
+
+
+def _add_models(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--model-store", metavar="DIR", help="directory of the archives; needed")
+    group.add_argument(
+        "--models",
+        nargs="+",
+        dest="load_models",
+        metavar="MODEL",
+        help="what to load: NAME=ARCHIVE, ARCHIVE, or all; ARCHIVE is a file of the store or an allowed URL",
+    )
+    group.add_argument(
+        "--model-repository",
+        action="append",
+        metavar="DIR",
+        help="directory of models in Triton's layout, beside or instead of the model store; can be repeated",
+    )
+    group.add_argument(
+        "--model-control-mode",
+        choices=("none", "poll", "explicit"),
+        help="of the model repository: all at start (none), and as files change (poll), or on demand (explicit)",
+    )
+    group.add_argument(
+        "--load-model", action="append", metavar="NAME", help="load at start in explicit mode; *: all; can be repeated"
+    )
+    group.add_argument(
+        "--program",
+        action="append",
+        metavar="'FILE [ARGUMENT …]'",
+        help="a program made for aiSSEMBLE's or KServe's server: its models are served too; can be repeated",
+    )
+    group.add_argument("--repository-poll-secs", metavar="S", help="seconds between two looks at the files (poll)")
+
+
+def _add_manner(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--ts-config", metavar="FILE", help="settings: config.properties")
+    group.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="one setting by its name in config.properties; can be repeated",
+    )
+    group.add_argument(
+        "--ncs",
+        "--no-config-snapshots",
+        action="store_const",
+        const="true",
+        help="do not restore the models of the last run, and do not remember those of this one",
+    )
+    group.add_argument(
+        "--log-config", metavar="FILE", help="logging: YAML or JSON (dictConfig), or log4j2 XML (levels)"
+    )
+    group.add_argument(
+        "--disable-token-auth",
+        "--dt",
+        action="store_const",
+        const="true",
+        dest="disable_token_authorization",
+        help="no tokens, also when other machines can reach the server",
+    )
+    group.add_argument(
+        "--enable-model-api",
+        "--model-api-enabled",
+        action="store_const",
+        const="true",
+        help="allow register and unregister while it runs, also when other machines can reach it",
+    )
+
+
+def _add_places(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--profile", metavar="NAME", help="ports of triton, mlserver, kserve, dynamo, max or torchserve")
+    group.add_argument("--host", metavar="ADDRESS", help="where inference and metrics listen; 0.0.0.0: everywhere")
+    group.add_argument("--http-port", metavar="PORT", help="port of HTTP inference")
+    group.add_argument("--metrics-port", metavar="PORT", help="port of the metrics API")
+    group.add_argument(
+        "--use-tls", nargs="?", const="true", metavar="BOOL", help="TLS on every port; needs --cert-file, --key-file"
+    )
+    group.add_argument(
+        "--kserve-mode", nargs="?", const="true", metavar="BOOL", help="profile kserve: a container behind KServe"
+    )
+    group.add_argument("--enable-grpc", nargs="?", const="true", metavar="BOOL", help="false: no gRPC")
+    group.add_argument(
+        "--enable-docs-url", nargs="?", const="true", metavar="BOOL", help="a page about the HTTP APIs at /docs"
+    )
+    group.add_argument("--access-log-format", metavar="FORMAT", help="of a request's line, in asgi-logger's words")
+    group.add_argument("--model-dir", metavar="DIR", help="the one model's folder, as KServe mounts it")
+    for switch, text in (
+        ("--strict-readiness", "false: ready also while a model has lost its workers"),
+        ("--exit-on-error", "start only when all models can be loaded"),
+    ):
+        group.add_argument(switch, nargs="?", const="true", metavar="BOOL", help=text)
+    group.add_argument("--trace-level", metavar="LEVEL", help="OFF, or TIMESTAMPS: of traces, where they are on")
+    group.add_argument("--trace-rate", metavar="N", help="one request of so many is traced")
+    group.add_argument("--trace-count", metavar="N", help="so many traces, and no more; -1: any number")
+    group.add_argument("--work-dir", metavar="DIR", help="the one directory to write to: for read-only containers")
+    group.add_argument(
+        "--bypass-serve",
+        nargs="?",
+        const="true",
+        metavar="BOOL",
+        help="run handlers in this very process, in the foreground: for breakpoints, never in production",
+    )
+
+
+def _add_aliases(parser: argparse.ArgumentParser) -> None:
+    """Options of other servers. Most are only in the documentation: there are many."""
+    group = parser.add_argument_group("as Dynamo and MAX call them (more, and Triton's: docs/profiles.md)")
+    for alias in ALIASES.values():
+        shown = alias.whose.startswith(("Dynamo", "MAX", "this"))
+        group.add_argument(
+            alias.flag,
+            dest=f"alias_{alias.name}",
+            metavar="VALUE",
+            help=alias.doc.replace("`", "") if shown else argparse.SUPPRESS,
+            **_given(alias),
+        )
+
+
+def _given(alias: Alias) -> dict[str, Any]:
+    """How often, and whether with a value."""
+    if alias.repeated:
+        return {"action": "append"}
+    return {"nargs": "?", "const": "true"} if alias.switch else {}
+
+
+def _add_accepted(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--workflow-store", metavar="DIR", help="directory of workflow archives (default: the model store)"
+    )
+    group.add_argument("--plugins-path", "--ppath", metavar="DIR", help="Java plugins: no effect")
+    group.add_argument("--cpp-log-config", metavar="FILE", help="logging of C++ workers: no effect")
+
+
+def options(arguments: argparse.Namespace) -> list[Option]:
+    """The settings on a command line."""
+    found = []
+    for key, flag in _SETTING_FLAGS.items():
+        value = getattr(arguments, key)
+        if value is not None:
+            separator = ";" if key == "program" else ","
+            found.append(Option(key, separator.join(value) if isinstance(value, list) else value, flag))
+    for name, alias in ALIASES.items():
+        value = getattr(arguments, f"alias_{name}")
+        if value is not None:
+            found.append(Option(name, ";".join(value) if isinstance(value, list) else value, alias.flag))
+    for pair in arguments.set:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {pair}: write KEY=VALUE")
+        found.append(Option(key.strip(), value, f"--set {key.strip()}"))
+    return found
+
+
+def settings(arguments: argparse.Namespace, *more: Option) -> ServerConfig:
+    """The settings with these flags, and `more` that the command adds. Raises ConfigError."""
+    ts_config = Path(arguments.ts_config) if arguments.ts_config else None
+    return load_config([*options(arguments), *more], ts_config)

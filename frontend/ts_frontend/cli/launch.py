@@ -1,0 +1,271 @@
+"""Starting and stopping a server from the command line: the one place beside the workers' that starts a process.
+
+A server tells its launcher through a pipe: JSON lines, `{"progress": TEXT}` any number of times, then once
+`{"ready": true, "listening": {NAME: ADDRESS}, "warnings": [TEXT]}` or `{"ready": false, "error": TEXT}`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, TextIO
+
+import psutil
+
+from ts_frontend.authorization.key_files import remove_left_behind
+from ts_frontend.config.table import ServerConfig
+from ts_frontend.errors import ServeError
+from ts_frontend.process import pid_path, remove_orphan, running_server
+
+#: Blanks and "" leave sys.path, so that a directory named `ts` where the server starts isn't taken for ours.
+COMMAND = (
+    sys.executable,
+    "-c",
+    "import sys; sys.path[:] = filter(None, sys.path); from ts_frontend.cli.main import main; sys.exit(main()) # torchserve",
+)
+CONSOLE_FILE = "console.log"
+_TAIL_LINES = 15
+_TICK_S = 0.2
+
+
+class ServerNotStarted(ServeError):
+    """The server didn't start, or didn't stop; the message says why."""
+
+
+@dataclass(slots=True)
+class StatusLine:
+    """One line on a terminal that is written over; lines of text where there is no terminal."""
+
+    stream: TextIO
+    _shown: str = ""
+
+    def show(self, text: str) -> None:
+        if text == self._shown:
+            return
+        if self.stream.isatty():
+            self.stream.write(f"\r\x1b[K{text}")
+            self.stream.flush()
+        self._shown = text
+
+    def clear(self) -> None:
+        if self._shown and self.stream.isatty():
+            self.stream.write("\r\x1b[K")
+            self.stream.flush()
+        self._shown = ""
+
+
+def listening_lines(listening: Mapping[str, str]) -> list[str]:
+    width = max(map(len, listening), default=0)
+    return [f"  {name:<{width}}  {address}" for name, address in listening.items()]
+
+
+# --- in the server's process
+
+
+def serve(config: ServerConfig, run: Callable[[ServerConfig, int | None], int], ready_fd: int | None) -> int:
+    """Be the server until it ends: its exit code. `run` prints STARTED, and reports to the descriptor that it gets and
+    closes; without a launcher's `ready_fd` the report is shown here.
+    """
+    if ready_fd is not None:
+        return run(config, ready_fd)
+    read, write = os.pipe()
+    announcer = threading.Thread(target=_announce, args=(read,), name="announce", daemon=True)
+    announcer.start()
+    code = run(config, write)
+    announcer.join(timeout=1)
+    return code
+
+
+def _announce(read: int) -> None:
+    """Show what the server reports, until it has said how its start went."""
+    with os.fdopen(read) as lines:
+        for message in map(json.loads, lines):
+            if message.get("ready"):
+                print("\n".join(listening_lines(message["listening"])), flush=True)
+                _warn(message)
+                break
+            if "error" in message:
+                print(f"The server did not start: {message['error']}", file=sys.stderr, flush=True)
+                break
+
+
+def _warn(message: Mapping[str, Any]) -> None:
+    """The server started, but not with everything it was asked for."""
+    for text in message.get("warnings", ()):
+        print(text, file=sys.stderr, flush=True)
+
+
+def refuse(ready_fd: int | None, error: str) -> None:
+    """Tell the launcher, if there is one, why this process doesn't become a server."""
+    if ready_fd is not None:
+        with contextlib.suppress(OSError):
+            os.write(ready_fd, json.dumps({"ready": False, "error": error}).encode() + b"\n")
+
+
+# --- in the launcher's process
+
+
+def start(
+    config: ServerConfig, words: Sequence[str], timeout_s: float | None, command: Sequence[str] = COMMAND
+) -> Mapping[str, str]:
+    """Start a server that outlives this process, with these command-line words, and wait until it is ready.
+    Returns what listens where. It writes its console log to our standard output, unless config.console_log is off.
+
+    :raises ServerNotStarted: it reported an error, died, or took longer than `timeout_s`; it is gone then.
+    """
+    status = StatusLine(sys.stderr)
+    read, write = os.pipe()
+    console = _console(config)
+    log = config.log_location / "ts_log.log"
+    log_bytes = log.stat().st_size if log.is_file() else 0
+    with contextlib.ExitStack() as files:
+        output = files.enter_context(console.open("w")) if console else None
+        process = _spawn([*command, *words, "--ready-fd", str(write)], write, output)
+        os.close(write)
+        messages = files.enter_context(os.fdopen(read, "rb", buffering=0))
+        try:
+            return _wait_ready(process, messages, status, timeout_s)
+        except ServerNotStarted as error:
+            _end(process)
+            raise ServerNotStarted(error.message + _tail((console, 0), (log, log_bytes))) from None
+        except BaseException:
+            _end(process)
+            raise
+        finally:
+            status.clear()
+
+
+def _console(config: ServerConfig) -> Path | None:
+    """The file for what a server without console says beside its log: a traceback, a C library's complaint."""
+    if config.console_log:
+        return None
+    config.log_location.mkdir(parents=True, exist_ok=True)
+    return config.log_location / CONSOLE_FILE
+
+
+def _spawn(command: Sequence[str], write: int, output: IO[str] | None) -> subprocess.Popen[bytes]:
+    """Detached: a session of its own, nothing to read."""
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=(write,),
+        start_new_session=True,
+    )
+
+
+def _wait_ready(
+    process: subprocess.Popen[bytes], messages: IO[bytes], status: StatusLine, timeout_s: float | None
+) -> Mapping[str, str]:
+    began_s, latest = time.monotonic(), "starting"
+    for message in _messages(messages):
+        elapsed_s = time.monotonic() - began_s
+        if timeout_s is not None and elapsed_s > timeout_s:
+            raise ServerNotStarted(f"The server was not ready within {timeout_s:g} s")
+        if message is None:
+            status.show(f"TorchServe: {latest} … {elapsed_s:.0f} s")
+        elif message.get("ready"):
+            _warn(message)
+            return dict(message["listening"])
+        elif "error" in message:
+            raise ServerNotStarted(f"The server did not start: {message['error']}")
+        else:
+            latest = str(message.get("progress", latest))
+    raise ServerNotStarted(f"The server ended while it started: {_ending(process.wait())}")
+
+
+def _messages(pipe: IO[bytes]) -> Iterator[Mapping[str, Any] | None]:
+    """The server's messages until it closes the pipe; None every _TICK_S without one."""
+    pending = b""
+    while True:
+        if not select.select([pipe], [], [], _TICK_S)[0]:
+            yield None
+            continue
+        data = pipe.read(65_536)
+        if not data:
+            return
+        *lines, pending = (pending + data).split(b"\n")
+        yield from map(json.loads, lines)
+
+
+def _ending(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"signal {-code}"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ask the server to end, and make it."""
+    process.terminate()
+    try:
+        process.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _tail(*files: tuple[Path | None, int]) -> str:
+    """The last lines of the first of these files that has any after its first so many bytes: a log's older lines are
+    of earlier servers."""
+    for path, known_bytes in files:
+        if path is not None and path.is_file():
+            with path.open("rb") as file:
+                file.seek(known_bytes if known_bytes <= path.stat().st_size else 0)
+                lines = file.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
+            if lines:
+                return f"\nThe end of {path}:\n" + "\n".join(f"  {line}" for line in lines)
+    return ""
+
+
+def stop(timeout_s: float, work_dir: Path | None = None) -> str:
+    """Ask the running server to drain and end, wait for it, and say what happened. `work_dir`: the server's setting.
+
+    :raises ServerNotStarted: it still runs after `timeout_s`, or isn't ours to stop.
+    """
+    path = pid_path(work_dir)
+    process = running_server(path)
+    if process is None:
+        orphan = remove_orphan(path)
+        return ("Removing orphan pid file.\n" if orphan else "") + "TorchServe is not currently running."
+    try:
+        process.terminate()
+        _wait_gone(process, timeout_s)
+    except psutil.NoSuchProcess:
+        return "TorchServe already stopped."
+    except psutil.AccessDenied:
+        raise ServerNotStarted(f"Process {process.pid} is another user's and can't be stopped.") from None
+    remove_orphan(path)
+    remove_left_behind(work_dir or Path.cwd())
+    return "TorchServe has stopped."
+
+
+def _wait_gone(process: psutil.Process, timeout_s: float) -> None:
+    status, began_s = StatusLine(sys.stderr), time.monotonic()
+    while (elapsed_s := time.monotonic() - began_s) < timeout_s:
+        try:
+            process.wait(timeout=min(1.0, timeout_s - elapsed_s))
+        except psutil.TimeoutExpired:
+            if _is_zombie(process):  # it has ended; its parent, a container's first process maybe, doesn't ask how
+                return status.clear()
+            status.show(f"TorchServe: draining … {time.monotonic() - began_s:.0f} s")
+        else:
+            return status.clear()
+    status.clear()
+    raise ServerNotStarted(
+        f"Stopping TorchServe took too long. Process {process.pid} still runs after {timeout_s:g} s."
+    )
+
+
+def _is_zombie(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

@@ -1,0 +1,256 @@
+"""The `torchserve` command: TorchServe's flags start and stop a server; a first word names a subcommand."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from ts.version import __version__
+from ts_frontend.authorization.key_files import NAME as KEY_FILE
+from ts_frontend.cli import launch
+from ts_frontend.cli.flags import SettingsParser, add_setting_groups, settings
+from ts_frontend.config.checks import who_may
+from ts_frontend.config.docs import settings_table
+from ts_frontend.config.kinds import ConfigError
+from ts_frontend.config.load import Explained, Option, explain
+from ts_frontend.config.table import ServerConfig
+from ts_frontend.errors import ServeError
+from ts_frontend.process import STARTED, AlreadyRunning, claimed, pid_path, prepare, remove_orphan, running_server
+
+#: The TorchServe whose commands, APIs and archives these are.
+COMPATIBLE_VERSION = "0.12.0"
+
+_OWN_COMMANDS = {
+    "start": "the same as torchserve --start",
+    "stop": "the same as torchserve --stop",
+    "config": "show every setting, its value and where that comes from, without starting",
+}
+
+
+def _run_server(config: ServerConfig, ready_fd: int | None) -> int:
+    return int(import_module("ts_frontend.process").main(config, ready_fd))
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What a command line acts on: the command that starts a server process, and what such a process runs."""
+
+    command: Sequence[str] = launch.COMMAND
+    run: Callable[[ServerConfig, int | None], int] = _run_server
+
+
+def main(argv: Sequence[str] | None = None, program: Program = Program()) -> int:
+    """Run one command line; the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if words and not words[0].startswith("-"):
+            return _subcommand(words, program)
+        return _launcher(_parser().parse_args(words), words, program)
+    except ServeError as error:
+        print(error.message, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        _flush()
+
+
+def _flush() -> None:
+    """Write what is buffered; a reader that is gone isn't an error."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+# --- the command line
+
+
+class _Parser(SettingsParser):
+    def format_help(self) -> str:
+        """With the commands, which are only looked up when somebody reads them."""
+        self.epilog = _epilog()
+        return super().format_help()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="torchserve",
+        usage="torchserve [--start | --stop | --version] [OPTION …]\n       torchserve COMMAND …",
+        description="Serve PyTorch models over gRPC and HTTP. Without --stop or --version, starts a server.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    _add_actions(parser)
+    add_setting_groups(parser, "what is served")
+    return parser
+
+
+def _add_actions(parser: argparse.ArgumentParser) -> None:
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("-v", "--version", action="store_true", help="print the version")
+    action.add_argument("--start", action="store_true", help="start a server in the background (the default)")
+    action.add_argument("--stop", action="store_true", help="let the running server finish its requests, and end it")
+    parser.add_argument("--foreground", action="store_true", help="with --start: be the server, do not go away")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        metavar="S",
+        help="seconds to wait: with --start until it is ready (no limit), with --stop until it has ended (120)",
+    )
+    parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
+
+
+def _epilog() -> str:
+    commands = dict(_OWN_COMMANDS)
+    with contextlib.suppress(ImportError):
+        commands |= {name: one.get_short_help_str(70) for name, one in _client().commands.items()}
+    rows = "\n".join(f"  torchserve {name:<12} {text}" for name, text in commands.items())
+    return (
+        f"commands (torchserve COMMAND --help):\n{rows}\n\n"
+        "example:\n  torchserve --start --model-store model_store --models digits=digits.mar\n\n"
+        "Settings come from the command line, the environment, the config file, the profile, the last snapshot and\n"
+        "the defaults; an earlier one of these wins. `torchserve config` shows each value and its source."
+    )
+
+
+# --- what a command line does
+
+
+def _launcher(arguments: argparse.Namespace, words: Sequence[str], program: Program) -> int:
+    if arguments.version:
+        print(f"TorchServe Version is {COMPATIBLE_VERSION}", flush=True)
+        print(f"torchrelay {__version__}, with TorchServe's interfaces of that version", file=sys.stderr)
+        return 0
+    if arguments.stop:
+        print(launch.stop(120 if arguments.timeout is None else arguments.timeout, _work_dir(arguments)))
+        return 0
+    if not arguments.foreground and os.getpid() == 1:
+        print("This is process 1, with which its container ends: serving in the foreground.", file=sys.stderr)
+        arguments.foreground = True
+    if not arguments.foreground and settings(arguments).bypass_serve:
+        print("bypass_serve is on: serving in the foreground.", file=sys.stderr)
+        arguments.foreground = True
+    if arguments.foreground:
+        return _foreground(arguments, program)
+    return _background(arguments, words, program)
+
+
+def _work_dir(arguments: argparse.Namespace) -> Path | None:
+    """Where the server to stop has its pid file; settings that a server couldn't start with don't keep one running."""
+    try:
+        return settings(arguments).work_dir
+    except ConfigError:
+        return Path(arguments.work_dir) if arguments.work_dir else None
+
+
+def _foreground(arguments: argparse.Namespace, program: Program) -> int:
+    ready_fd = arguments.ready_fd
+    with contextlib.ExitStack() as pid_file:
+        try:
+            config = _startable(arguments)
+            pid_file.enter_context(claimed(pid_path(config.work_dir)))
+        except ServeError as error:
+            launch.refuse(ready_fd, error.message)
+            raise
+        return launch.serve(config, program.run, ready_fd)
+
+
+def _background(arguments: argparse.Namespace, words: Sequence[str], program: Program) -> int:
+    config = _startable(arguments)
+    if running_server(pid_path(config.work_dir)):
+        raise AlreadyRunning
+    if remove_orphan(pid_path(config.work_dir)):
+        print("Removing orphan pid file.", flush=True)
+    more = ["--foreground"]
+    if sys.stdout.isatty() and "console_log" not in config.sources:
+        more += ["--set", "console_log=false"]
+        config = settings(arguments, Option("console_log", "false", "terminal"))
+    listening = launch.start(config, [*words, *more], arguments.timeout, program.command)
+    if not config.console_log:  # else the server has printed it there itself
+        print(STARTED)
+    print("\n".join(launch.listening_lines(listening)))
+    print("\n".join(f"  {sentence}" for sentence in who_may(config)))
+    key_file = config.key_dir / KEY_FILE
+    if config.token_authorization and key_file.is_file():
+        print(f"  The server's keys are in {key_file.absolute()}")
+    print(f"  logs in {config.log_location.absolute()}; stop it with: {_stop_command(config)}", flush=True)
+    return 0
+
+
+def _stop_command(config: ServerConfig) -> str:
+    where = f" --work-dir {shlex.quote(str(config.work_dir))}" if config.work_dir is not None else ""
+    return f"torchserve --stop{where}"
+
+
+def _startable(arguments: argparse.Namespace) -> ServerConfig:
+    """The settings, with everything they name in its place. Raises ConfigError."""
+    config = settings(arguments)
+    prepare(config)
+    if arguments.cpp_log_config and not Path(arguments.cpp_log_config).is_file():
+        raise ConfigError(f"--cpp-log-config file not found: {Path(arguments.cpp_log_config).absolute()}")
+    return config
+
+
+def _subcommand(words: Sequence[str], program: Program) -> int:
+    name, rest = words[0].replace("_", "-"), list(words[1:])
+    if name == "config":
+        return _show_config(rest)
+    if name in ("start", "stop"):
+        rest.append(f"--{name}")
+        return _launcher(_parser().parse_args(rest), rest, program)
+    group = _client()
+    if name not in group.commands:
+        known = ", ".join([*_OWN_COMMANDS, *group.commands])
+        print(f"torchserve: there is no command {name}; there are {known}. Flags: torchserve --help", file=sys.stderr)
+        return 2
+    return int(group.main(args=[name, *rest], prog_name="torchserve", standalone_mode=True) or 0)
+
+
+def _client() -> Any:
+    """The commands that talk to a running server; imported only when needed: they bring a gRPC client."""
+    return import_module("ts_frontend.cli.commands").commands
+
+
+def _show_config(words: Sequence[str]) -> int:
+    parser = SettingsParser(
+        prog="torchserve config",
+        allow_abbrev=False,
+        description="Show every setting as a server started with these flags would have it, and where each value comes "
+        "from. Nothing is started.",
+    )
+    parser.add_argument("--json", action="store_true", help="as JSON, with the documentation of each setting")
+    parser.add_argument("--changed", action="store_true", help="only what is not the default")
+    parser.add_argument("--markdown", action="store_true", help="the table of docs/configuration.md")
+    parser.add_argument("--start", "--foreground", action="store_true", help=argparse.SUPPRESS)
+    add_setting_groups(parser, "flags of torchserve --start, whose effect is shown")
+    arguments = parser.parse_args(words)
+    if arguments.markdown:
+        print(settings_table())
+        return 0
+    config = settings(arguments)
+    rows = [row for row in explain(config) if not arguments.changed or row.source != "default"]
+    if arguments.json:
+        print(json.dumps([asdict(row) for row in rows], indent=2))
+        return 0
+    _print_rows(rows)
+    for note in config.notes:
+        print(f"note: {note.text}", file=sys.stderr)
+    return 0
+
+
+def _print_rows(rows: Sequence[Explained]) -> None:
+    key_width = max((len(row.key) for row in rows), default=0)
+    value_width = max((len(row.value) for row in rows), default=0)
+    for row in rows:
+        print(f"{row.key:<{key_width}}  {row.value or '-':<{min(value_width, 40)}}  {row.source}")

@@ -1,0 +1,1 @@
+"""Settings: one table, where values come from, and what they must be together."""

@@ -1,0 +1,132 @@
+"""What settings must be together, beyond what each allows for itself. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+
+from ts_frontend.config.addresses import Address, unix_path
+from ts_frontend.config.table import ServerConfig
+
+_SELF_SIGNED = (
+    "A pair of files for trying it out: openssl req -x509 -newkey rsa:2048 -nodes -days 365 -subj /CN=localhost "
+    "-addext subjectAltName=DNS:localhost,IP:127.0.0.1 -keyout key.pem -out cert.pem"
+)
+
+
+def problems(config: ServerConfig) -> Iterator[str]:
+    """One line for each thing that keeps a server with these settings from starting."""
+    yield from _tls(config)
+    yield from _ports(config)
+    if config.bypass_serve:
+        for key in config.outside_addresses():
+            yield (
+                f"{key} {shown(config, key)}: with bypass_serve, handlers run inside the server, for development; "
+                "every address has to be a loopback address"
+            )
+
+
+def _tls(config: ServerConfig) -> Iterator[str]:
+    certificate, key = config.certificate_file, config.private_key_file
+    needing = list(secured(config))
+    if (certificate is None) != (key is None):
+        yield "certificate_file and private_key_file: one is set without the other; both are needed"
+    elif certificate is None and needing:
+        how = _convert(config) if config.keystore else _SELF_SIGNED
+        places = "; ".join(f"{name} {shown(config, name)}" for name in needing)
+        yield f"{places}: TLS needs certificate_file and private_key_file. {how}"
+    if config.client_ca_file is not None and not needing:
+        yield (
+            f"client_ca_file {shown(config, 'client_ca_file')}: no address asks clients for certificates, as none uses "
+            "TLS. Use https:// addresses or enable_grpc_ssl=true"
+        )
+
+
+def secured(config: ServerConfig) -> Iterator[str]:
+    """The settings that ask for TLS."""
+    if config.enable_grpc_ssl:
+        yield "enable_grpc_ssl"
+    for name in ("inference_address", "management_address", "metrics_address"):
+        if getattr(config, name).tls and (name != "metrics_address" or config.enable_metrics_api):
+            yield name
+
+
+def _convert(config: ServerConfig) -> str:
+    """How the key store becomes PEM files."""
+    store = shlex.quote(str(config.keystore))
+    first = ""
+    if (config.keystore_type or "PKCS12").upper() not in ("PKCS12", "P12", "PFX"):
+        first = (
+            f"keytool -importkeystore -srckeystore {store} -srcstoretype {shlex.quote(str(config.keystore_type))} "
+            "-destkeystore keystore.p12 -deststoretype PKCS12 && "
+        )
+        store = "keystore.p12"
+    return (
+        f"The key store isn't read. Convert it, with its password: {first}"
+        f"openssl pkcs12 -in {store} -nokeys -out cert.pem && openssl pkcs12 -in {store} -nocerts -nodes -out key.pem; "
+        "then set certificate_file=cert.pem and private_key_file=key.pem"
+    )
+
+
+def _ports(config: ServerConfig) -> Iterator[str]:
+    """Addresses that two settings claim; HTTP APIs may share one."""
+    taken: dict[tuple[str, int], str] = {}
+    for key, host, port in _grpc_places(config):
+        if port or unix_path(host):
+            yield from _claim(config, taken, key, (unix_path(host), 0) if unix_path(host) else (host, port))
+    shared: set[Address] = set()
+    for key in ("inference_address", "management_address", "metrics_address"):
+        address: Address = getattr(config, key)
+        if key == "metrics_address" and not config.enable_metrics_api or address in shared:
+            continue
+        shared.add(address)
+        if address.port or address.path:
+            yield from _claim(config, taken, key, (address.path or address.host, address.port))
+
+
+def _grpc_places(config: ServerConfig) -> Iterator[tuple[str, str, int]]:
+    """(setting that differs between the two, host, port)"""
+    for api in ("inference", "management"):
+        host = getattr(config, f"grpc_{api}_address")
+        key = f"grpc_{api}_address" if unix_path(host) else f"grpc_{api}_port"
+        yield key, host, getattr(config, f"grpc_{api}_port")
+    if not unix_path(config.grpc_inference_address):
+        for number, extra in enumerate(config.grpc_extra_ports, 1):
+            yield f"grpc_extra_ports[{number}]", config.grpc_inference_address, extra.port
+
+
+def _claim(config: ServerConfig, taken: dict[tuple[str, int], str], key: str, place: tuple[str, int]) -> Iterator[str]:
+    other = taken.setdefault(place, key)
+    if other != key:
+        what = f"port {place[1]} of {place[0]}" if place[1] else f"unix:{place[0]}"
+        yield f"{key} {shown(config, key.partition('[')[0])}: {what} is already that of {other}"
+
+
+# --- who may do what
+
+
+def who_may(config: ServerConfig) -> tuple[str, str]:
+    """Two sentences for the start: whether keys are asked for and whether models can be registered, and why."""
+    tokens = "on" if config.token_authorization else "off"
+    models = "on" if config.model_api_enabled else "off (--enable-model-api turns it on)"
+    return (
+        f"Token authorization is {tokens}: {_why(config, 'disable_token_authorization', config.given_keys())}.",
+        f"Registering and unregistering while the server runs is {models}: {_why(config, 'enable_model_api')}.",
+    )
+
+
+def _why(config: ServerConfig, key: str, given: Sequence[str] = ()) -> str:
+    """What decided it: the setting `key`, else keys that were `given`, else who can reach the server."""
+    if getattr(config, key) is not None:
+        return f"{key}={str(getattr(config, key)).lower()} ({config.sources.get(key, 'default')})"
+    if given:
+        return f"keys are given by {', '.join(given)}"
+    outside = config.outside_addresses()
+    if not outside:
+        return "every inference and management address is a loopback address"
+    return f"other machines can reach {', '.join(f'{one}={getattr(config, one)}' for one in outside)}"
+
+
+def shown(config: ServerConfig, key: str) -> str:
+    """`=VALUE (SOURCE)` for a message."""
+    return f"= {getattr(config, key)} ({config.sources.get(key, 'default')})"

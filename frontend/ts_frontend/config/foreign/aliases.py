@@ -1,0 +1,339 @@
+"""Options of other servers, and which of our settings each one is: one table. Pure.
+
+Every row is a flag (`--grpc-port 8001`), a key (`--set grpc_port=8001`, or a line of the config file) and, where it has
+them, environment variables. `-`, `_` and `.` are alike in its name. A meaning takes the text that was given and says
+what it is here: settings with their texts, or a note on what it doesn't do; ValueError for what would be a lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+from types import MappingProxyType
+from typing import TypeAlias
+
+from ts_frontend.config.kinds import BOOLEAN
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What an option comes to: texts by setting, and a note for the log."""
+
+    settings: Mapping[str, str]
+    note: str = ""
+
+
+Meaning: TypeAlias = Callable[[str], Said]
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """An option of other servers. `name` has `_`; `whose` are the servers; `switch`: as a flag it may stand without a
+    value, for true; `doc` says what it is here, for the documentation."""
+
+    name: str
+    whose: str
+    meaning: Meaning
+    doc: str
+    switch: bool = False
+    env: tuple[str, ...] = ()
+    #: As a flag, where the key of that name is a setting of ours that means something else.
+    spelt: str = ""
+    #: May be given several times; its text has `;` between.
+    repeated: bool = False
+
+    @property
+    def flag(self) -> str:
+        return self.spelt or "--" + self.name.replace("_", "-")
+
+
+def canonical(name: str) -> str:
+    """A key or option with `_` where others write `-` or `.`."""
+    return name.strip().replace("-", "_").replace(".", "_")
+
+
+# --- meanings
+
+
+def _sets(*keys: str) -> Meaning:
+    """The same text, to each of these settings."""
+    return lambda text: Said(dict.fromkeys(keys, text))
+
+
+def _sets_and(key: str, **more: str) -> Meaning:
+    return lambda text: Said({key: text, **more})
+
+
+def _only(value: bool, reason: str) -> Meaning:
+    """Accepted as what it is anyway."""
+
+    def meaning(text: str) -> Said:
+        if BOOLEAN.parse(text) is not value:
+            raise ValueError(reason)
+        return Said({})
+
+    return meaning
+
+
+def _nothing(why: str) -> Meaning:
+    return lambda text: Said({}, why)
+
+
+def _refused(why: str) -> Meaning:
+    def meaning(text: str) -> Said:
+        raise ValueError(why)
+
+    return meaning
+
+
+def _seconds(key: str) -> Meaning:
+    """Milliseconds there, whole seconds here: 1 at least."""
+
+    def meaning(text: str) -> Said:
+        if not text.isdecimal():
+            raise ValueError("allowed are whole numbers, milliseconds")
+        return Said({key: str(max(1, round(int(text) / 1000)))})
+
+    return meaning
+
+
+def _verbosity(text: str) -> Said:
+    """Triton: 0 for off, a level above it, or a truth value."""
+    verbose = int(text) > 0 if text.isdecimal() else BOOLEAN.parse(text)
+    return Said({"log_level": "debug"} if verbose else {})
+
+
+def _one_model(text: str) -> Said:
+    """The name of a model of the store, or the path of one."""
+    path = PurePath(text)
+    name = path.name.removesuffix(".mar")
+    loaded = {"load_models": f"{name}={path.name}", "profile": "max"}
+    return Said(loaded if len(path.parts) == 1 else {**loaded, "model_store": str(path.parent)})
+
+
+def _quieter(level: str) -> Meaning:
+    """Off: only what is worse is logged."""
+    return lambda text: Said({} if BOOLEAN.parse(text) else {"log_level": level})
+
+
+def _tritons(key: str) -> Meaning:
+    """A flag that stands for Triton: its ports, too, and its store."""
+    return lambda text: Said({key: text, "profile": "triton"})
+
+
+def _metrics_host(text: str) -> Said:
+    """Triton's is a host, TorchServe's key of this name a URL."""
+    return Said({"metrics_address" if ":/" in text else "metrics_host": text})
+
+
+def _trace_config(text: str) -> Said:
+    """`level=…`, `rate=…`, `count=…`, `mode=…`, `opentelemetry,url=…`, `triton,file=…`, with `;` between."""
+    found: dict[str, str] = {}
+    ignored = []
+    for word in filter(None, map(str.strip, text.split(";"))):
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise ValueError(f"{word}: write KEY=VALUE, as level=TIMESTAMPS")
+        if key in ("level", "rate", "count"):
+            found[f"trace_{key}"] = value
+        elif key == "opentelemetry,url":
+            found["otlp_endpoint"] = value
+        elif word != "mode=opentelemetry":
+            ignored.append(word)
+    return Said(found, f"has no effect in {', '.join(ignored)}: traces go out over OTLP" if ignored else "")
+
+
+def _mutual(text: str) -> Said:
+    return Said({"enable_grpc_ssl": "true"} if BOOLEAN.parse(text) else {})
+
+
+# --- the table
+
+_ALWAYS_SERVED = "is always served here; an address on a loopback interface or a Unix socket hides it"
+_ANY = "has no effect: any number of calls can be open"
+_LATENCY = "has no effect but for programs of aiSSEMBLE and KServe; see metrics for times"
+_TUNES = "tunes a part that this server doesn't have; it has no effect"
+
+_ROWS = (
+    # ports and addresses
+    Alias("grpc_port", "Dynamo, Triton, KServe, MLServer", _sets("grpc_inference_port"), "`grpc_inference_port`",
+          env=("DYNAMO_GRPC_PORT",)),
+    Alias("port", "MAX", _sets("http_port"), "`http_port`"),
+    Alias("grpc_metrics_port", "Dynamo", _sets("metrics_port"), "`metrics_port`"),
+    Alias("grpc_address", "Triton", _sets("grpc_inference_address"), "`grpc_inference_address`"),
+    Alias("http_address", "Triton", _sets("http_host"), "`http_host`"),
+    Alias("extra_grpc_port", "this server", _sets("grpc_extra_ports"), "`grpc_extra_ports`"),
+    Alias("reuse_grpc_port", "Triton", _only(False, "a port has one owner here"), "only `false`", True),
+    Alias("reuse_http_port", "Triton", _only(False, "a port has one owner here"), "only `false`", True),
+    Alias("triton_metrics_address", "Triton", _metrics_host, "`metrics_host`; a URL: `metrics_address`",
+          spelt="--metrics-address"),
+    Alias("allow_grpc", "Triton", _tritons("enable_grpc"), "`enable_grpc`, with `profile=triton` unless one is named",
+          True),
+    Alias("allow_http", "Triton", _tritons("enable_http"), "`enable_http`, with `profile=triton` unless one is named",
+          True),
+    Alias("allow_metrics", "Triton", _sets("enable_metrics_api"), "`enable_metrics_api`", True),
+    Alias("model_load_thread_count", "Triton", _sets("loads_at_once_max"), "`loads_at_once_max`"),
+    Alias("allow_cpu_metrics", "Triton", _nothing("belongs to system metrics: see disable_system_metrics"),
+          "no effect; `disable_system_metrics` turns system metrics off", True),
+    Alias("allow_gpu_metrics", "Triton", _nothing("belongs to system metrics: see disable_system_metrics"),
+          "no effect; `disable_system_metrics` turns system metrics off", True),
+    Alias("kserve_grpc_server", "Dynamo", _only(True, f"gRPC {_ALWAYS_SERVED}"), "only `true`", True),
+    # KServe and aiSSEMBLE: as arguments, in the environment, and in oip.properties
+    Alias("kserve_http_port", "aiSSEMBLE", _sets("http_port"), "`http_port`", env=("KSERVE_HTTP_PORT",)),
+    Alias("kserve_grpc_port", "aiSSEMBLE", _sets("grpc_inference_port"), "`grpc_inference_port`",
+          env=("KSERVE_GRPC_PORT",)),
+    Alias("kserve_workers", "aiSSEMBLE", _sets("default_workers_per_model"), "`default_workers_per_model`",
+          env=("KSERVE_WORKERS",)),
+    Alias("kserve_max_threads", "aiSSEMBLE", _nothing(_ANY), "no effect: any number of calls can be open",
+          env=("KSERVE_MAX_THREADS",)),
+    Alias("kserve_max_asyncio_workers", "aiSSEMBLE", _nothing(_ANY), "no effect: any number of calls can be open",
+          env=("KSERVE_MAX_ASYNCIO_WORKERS",)),
+    Alias("kserve_enable_grpc", "aiSSEMBLE", _sets("enable_grpc"), "`enable_grpc`", True, env=("KSERVE_ENABLE_GRPC",)),
+    Alias("kserve_enable_docs_url", "aiSSEMBLE", _sets("enable_docs_url"), "`enable_docs_url`", True,
+          env=("KSERVE_ENABLE_DOCS_URL",)),
+    Alias("kserve_enable_latency_logging", "aiSSEMBLE", _nothing(_LATENCY), "only for programs of theirs",
+          True, env=("KSERVE_ENABLE_LATENCY_LOGGING",)),
+    Alias("kserve_access_log_format", "aiSSEMBLE", _sets("access_log_format"), "`access_log_format`",
+          env=("KSERVE_ACCESS_LOG_FORMAT",)),
+    Alias("workers", "KServe", _sets("default_workers_per_model"), "`default_workers_per_model`"),
+    Alias("max_threads", "KServe", _nothing(_ANY), "no effect: any number of calls can be open"),
+    Alias("max_asyncio_workers", "KServe", _nothing(_ANY), "no effect: any number of calls can be open"),
+    Alias("enable_latency_logging", "KServe", _nothing(_LATENCY), "only for programs of theirs", True),
+    Alias("model_name", "KServe", _sets("load_models"), "`load_models`: a model of the store, by name"),
+    Alias("grpc_max_send_message_length", "KServe", _sets("max_response_size"), "`max_response_size`, bytes"),
+    Alias("grpc_max_receive_message_length", "KServe", _sets("max_request_size"), "`max_request_size`, bytes"),
+    Alias("ssl_certfile", "KServe", _sets_and("certificate_file", use_tls="true"),
+          "`certificate_file`, with `use_tls=true`"),
+    Alias("ssl_keyfile", "KServe", _sets("private_key_file"), "`private_key_file`"),
+    Alias("log_config_file", "KServe", _sets("log_config"), "`log_config`"),
+    *(
+        Alias(name, "KServe", _nothing(_TUNES), "no effect")
+        for name in (
+            "configure_logging",
+            "event_loop",
+            "timeout_keep_alive",
+            "predictor_host",
+            "predictor_protocol",
+            "protocol",
+            "predictor_use_ssl",
+            "predictor_request_timeout_seconds",
+            "predictor_request_retries",
+            "enable_predictor_health_check",
+        )
+    ),
+    # workers
+    Alias("grpc_workers", "Dynamo", _sets("default_workers_per_model"),
+          "`default_workers_per_model`: gRPC itself needs no threads here, so these are the processes that compute",
+          env=("DYNAMO_GRPC_WORKERS",)),
+    # TLS
+    Alias("cert_file", "Dynamo", _sets("certificate_file"), "`certificate_file`"),
+    Alias("key_file", "Dynamo", _sets("private_key_file"), "`private_key_file`"),
+    Alias("dynamo_tls_cert", "Dynamo", _sets_and("certificate_file", use_tls="true"),
+          "`certificate_file`, with `use_tls=true`", env=("DYNAMO_TLS_CERT",)),
+    Alias("dynamo_tls_key", "Dynamo", _sets("private_key_file"), "`private_key_file`", env=("DYNAMO_TLS_KEY",)),
+    Alias("tls_cert_path", "Dynamo", _sets_and("certificate_file", use_tls="true"),
+          "`certificate_file`, with `use_tls=true`"),
+    Alias("tls_key_path", "Dynamo", _sets("private_key_file"), "`private_key_file`"),
+    Alias("tls_client_ca_cert_path", "Dynamo", _sets("client_ca_file"), "`client_ca_file`"),
+    Alias("grpc_use_ssl", "Triton", _sets("enable_grpc_ssl"), "`enable_grpc_ssl`", True),
+    Alias("grpc_use_ssl_mutual", "Triton", _mutual, "`enable_grpc_ssl=true`; `--grpc-root-cert` asks for certificates",
+          True),
+    Alias("grpc_server_cert", "Triton", _sets("certificate_file"), "`certificate_file`"),
+    Alias("grpc_server_key", "Triton", _sets("private_key_file"), "`private_key_file`"),
+    Alias("grpc_root_cert", "Triton", _sets("client_ca_file"), "`client_ca_file`: clients then need a certificate"),
+    Alias("grpc_header_forward_pattern", "Triton", _nothing("has no effect: models get all metadata as headers"),
+          "no effect: models get all of them"),
+    Alias("http_header_forward_pattern", "Triton", _nothing("has no effect: models get all headers"),
+          "no effect: models get all of them"),
+    Alias("grpc_restricted_protocol", "Triton",
+          _refused("isn't there; token authorization guards every call: docs/security.md"), "refused"),
+    Alias("http_restricted_api", "Triton",
+          _refused("isn't there; token authorization guards every call: docs/security.md"), "refused"),
+    # sizes
+    Alias("max_message_size", "Dynamo", _sets("max_request_size", "max_response_size"),
+          "`max_request_size` and `max_response_size`, bytes", env=("DYNAMO_MAX_MESSAGE_SIZE",)),
+    Alias("http_max_input_size", "Triton", _sets("max_request_size"), "`max_request_size`, bytes"),
+    # gRPC's connections
+    Alias("grpc_keepalive_time", "Triton", _sets("grpc_keepalive_time_ms"), "`grpc_keepalive_time_ms`"),
+    Alias("grpc_keepalive_timeout", "Triton", _sets("grpc_keepalive_timeout_ms"), "`grpc_keepalive_timeout_ms`"),
+    Alias("grpc_http2_min_recv_ping_interval_without_data", "Triton",
+          _sets("grpc_http2_min_ping_interval_without_data_ms"), "`grpc_http2_min_ping_interval_without_data_ms`"),
+    Alias("grpc_http2_min_recv_ping_interval_without_data_ms", "gRPC",
+          _sets("grpc_http2_min_ping_interval_without_data_ms"), "`grpc_http2_min_ping_interval_without_data_ms`"),
+    Alias("grpc_max_connection_age", "Triton", _sets("grpc_inference_max_connection_age_ms"),
+          "`grpc_inference_max_connection_age_ms`"),
+    Alias("grpc_max_connection_age_grace", "Triton", _sets("grpc_inference_max_connection_age_grace_ms"),
+          "`grpc_inference_max_connection_age_grace_ms`"),
+    Alias("grpc_infer_response_compression_level", "Triton",
+          _nothing("has no effect: an answer is compressed as its client asks"),
+          "no effect: an answer is compressed as its client asks"),
+    # what is served, and how it ends
+    Alias("model", "MAX", _one_model,
+          "`load_models`: the model NAME of the store, or the one at a path; with `profile=max` unless one is named"),
+    Alias("model_path", "MAX", _one_model, "the same"),
+    Alias("id", "Triton", _sets("server_id"), "`server_id`"),
+    Alias("exit_timeout_secs", "Triton", _sets("drain_timeout_s"), "`drain_timeout_s`"),
+    Alias("strict_model_config", "Triton", _nothing("has no effect: what config.pbtxt leaves out is filled in"),
+          "no effect: what config.pbtxt leaves out is filled in", True),
+    Alias("disable_auto_complete_config", "Triton",
+          _nothing("has no effect: what config.pbtxt leaves out is filled in"), "no effect", True),
+    # logs and metrics
+    Alias("log_verbose", "Triton", _verbosity, "above 0: `log_level=debug`", True),
+    Alias("log_info", "Triton", _quieter("warning"), "`false`: `log_level=warning`", True),
+    Alias("log_warning", "Triton", _quieter("error"), "`false`: `log_level=error`", True),
+    Alias("log_error", "Triton", _nothing("has no effect: errors are always logged"), "no effect: they always are",
+          True),
+    Alias("triton_log_format", "Triton", _nothing("has no effect: see log_format"), "no effect; see `log_format`",
+          spelt="--log-format"),
+    Alias("triton_metrics_config", "Triton", _nothing("has no effect: there is one way to count"), "no effect",
+          spelt="--metrics-config"),
+    Alias("trace_config", "Triton", _trace_config,
+          "`level`, `rate`, `count`: `trace_level`, `trace_rate`, `trace_count`; `opentelemetry,url`: `otlp_endpoint`; "
+          "can be repeated", repeated=True),
+    Alias("log_file", "Triton", _refused("isn't there; LOG_LOCATION names the directory of the log files"), "refused"),
+    Alias("metrics_interval_ms", "Triton", _seconds("metric_time_interval"), "`metric_time_interval`, whole seconds"),
+    # what tunes Triton's own parts
+    *(
+        Alias(name, "Triton", _nothing(_TUNES), "no effect")
+        for name in (
+            "allow_sagemaker",
+            "allow_vertex_ai",
+            "backend_directory",
+            "backend_config",
+            "buffer_manager_thread_count",
+            "cache_config",
+            "cache_directory",
+            "cuda_memory_pool_byte_size",
+            "cuda_virtual_address_size",
+            "enable_peer_access",
+            "grpc_infer_allocation_pool_size",
+            "grpc_infer_thread_count",
+            "host_policy",
+            "http_thread_count",
+            "min_supported_compute_capability",
+            "model_load_gpu_limit",
+            "model_load_retry_count",
+            "model_namespacing",
+            "pinned_memory_pool_byte_size",
+            "rate_limit",
+            "repoagent_directory",
+            "response_cache_byte_size",
+            "trace_file",
+            "trace_log_frequency",
+            "trace_mode",
+        )
+    ),
+)  # fmt: skip
+
+ALIASES: Mapping[str, Alias] = MappingProxyType({row.name: row for row in _ROWS})
+
+
+def aliases_table() -> Iterator[str]:
+    """The table of the documentation, line by line."""
+    yield "| option | of | here | environment |"
+    yield "|---|---|---|---|"
+    for row in ALIASES.values():
+        name = f"`{row.flag}`" if not row.name.startswith(("dynamo_", "kserve_")) else f"`{row.name}`"
+        env = ", ".join(f"`{one}`" for one in row.env)
+        yield f"| {name} | {row.whose} | {row.doc} | {env} |"

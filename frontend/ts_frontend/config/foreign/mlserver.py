@@ -1,0 +1,176 @@
+"""MLServer's settings.json and MLSERVER_* variables, in this server's words (docs/mlserver.md). Reads no file."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ts_frontend.errors import InvalidArgument
+
+
+@dataclass(frozen=True, slots=True)
+class MLServerDefaults:
+    """What MLServer's settings.json and variables say of all models. `model`: what a model-settings.json leaves out, as
+    it would say it; with an `implementation` there, a store without any such file is itself a model. `only`: folders
+    of no other kind are looked at."""
+
+    model: Mapping[str, Any] = field(default_factory=dict)
+    server_name: str = "mlserver"
+    only: bool = False
+
+    @property
+    def is_model(self) -> bool:
+        return bool(self.model.get("implementation"))
+
+
+__all__ = ["FILE", "PLACES", "MLServerDefaults", "MLServerSettings", "dotenv", "read"]
+
+FILE = "settings.json"
+PREFIX = "MLSERVER_"
+#: Variables that say where the models lie; the second is that of MLServer's images.
+PLACES = ("MLSERVER_MODEL_REPOSITORY_ROOT", "MLSERVER_MODELS_DIR")
+#: Variables of models: what their model-settings.json leaves out.
+_MODEL_PREFIX = "MLSERVER_MODEL_"
+_LOCAL, _HTTP_PORT, _METRICS_PORT = "127.0.0.1", 8080, 8082
+#: Each names one setting of ours.
+_SAME = {
+    "grpc_port": ("grpc_inference_port",),
+    "grpc_max_message_length": ("max_request_size", "max_response_size"),
+    "parallel_workers": ("default_workers_per_model",),
+    "model_repository_root": ("model_store",),
+    "models_dir": ("model_store",),
+}
+_CORS = {
+    "allow_origins": "cors_allowed_origin",
+    "allow_methods": "cors_allowed_methods",
+    "allow_headers": "cors_allowed_headers",
+}
+_ADDRESSES = ("host", "http_port", "metrics_port")
+_KNOWN = frozenset({*_SAME, *_ADDRESSES, "cors_settings", "load_models_at_startup", "server_name"})
+#: What a model's variables set: texts, and values in JSON.
+_MODEL_TEXTS, _MODEL_VALUES = ("name", "platform", "implementation"), ("versions", "inputs", "outputs", "parameters")
+_MODEL_NUMBERS = ("max_batch_size", "max_batch_time", "parallel_workers")
+_PARAMETER_TEXTS = ("version", "environment_path", "environment_tarball", "format", "content_type")
+
+
+class MLServerSettings(NamedTuple):
+    """`values`: our settings, as text, by their names in config.properties. `notes`: what had no effect, and why.
+    `models`: what is said of the models."""
+
+    values: dict[str, str]
+    notes: list[str]
+    models: MLServerDefaults
+
+
+def read(text: str | None, environ: Mapping[str, str]) -> MLServerSettings:
+    """`text`: the content of settings.json, None without one; variables win over it, as in MLServer. InvalidArgument,
+    naming the key, for values that can't be meant."""
+    settings = _parsed(text) | _variables(environ)
+    values, notes = _addresses(settings), []
+    for key, value in settings.items():
+        for ours in _SAME.get(key, ()):
+            values[ours] = str(value) if ours == "model_store" else _number(key, value)
+        if key not in _KNOWN:
+            notes.append(f"MLServer's setting {key} has no effect here")
+    if values.get("default_workers_per_model") == "0":
+        values["default_workers_per_model"] = "1"  # MLServer's 0 is: in the server's own process
+    if str(settings.get("load_models_at_startup", True)).lower() not in ("false", "0", "off", "no", "f", "n"):
+        values["load_models"] = "all"
+    values |= _cors(settings.get("cors_settings"))
+    return MLServerSettings(
+        values, notes, MLServerDefaults(_model(environ), str(settings.get("server_name") or "mlserver"), only=True)
+    )
+
+
+def _parsed(text: str | None) -> dict[str, Any]:
+    if text is None:
+        return {}
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"{FILE} is not valid JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise InvalidArgument(f"{FILE} is a JSON object, not {type(found).__name__}")
+    return found
+
+
+def _variables(environ: Mapping[str, str]) -> dict[str, Any]:
+    known = _prefixed(environ, PREFIX)
+    return {name: value for name, value in known.items() if not name.startswith("model_") or name in _KNOWN}
+
+
+def _prefixed(environ: Mapping[str, str], prefix: str) -> dict[str, str]:
+    """In lower case, as variables count whatever their case."""
+    return {name[len(prefix) :].lower(): value for name, value in environ.items() if name.upper().startswith(prefix)}
+
+
+def dotenv(text: str) -> dict[str, str]:
+    """The variables of a file `.env`: lines `NAME=VALUE`, also with `export` or in quotes."""
+    found = {}
+    for line in text.splitlines():
+        name, equals, value = line.strip().removeprefix("export ").partition("=")
+        if not equals or name.startswith("#"):
+            continue
+        value = value.strip()
+        quoted = value[:1] in ("'", '"') and value[-1:] == value[:1] and len(value) > 1
+        found[name.strip()] = value[1:-1] if quoted else value.partition(" #")[0].strip()
+    return found
+
+
+def _model(environ: Mapping[str, str]) -> dict[str, Any]:
+    """What the variables of models say, as a model-settings.json would. A path among them starts at this directory."""
+    given = {name: value for name, value in _prefixed(environ, _MODEL_PREFIX).items() if value.strip()}
+    found: dict[str, Any] = {name: given[name] for name in _MODEL_TEXTS if name in given}
+    found |= {name: _json(name, given[name]) for name in (*_MODEL_VALUES, *_MODEL_NUMBERS) if name in given}
+    parameters: dict[str, Any] = {name: given[name] for name in _PARAMETER_TEXTS if name in given}
+    if "uri" in given:
+        parameters["uri"] = given["uri"] if "://" in given["uri"] else os.path.abspath(given["uri"])
+    if "extra" in given:
+        parameters["extra"] = _json("extra", given["extra"])
+    if parameters:
+        found["parameters"] = {**parameters, **(found.get("parameters") or {})}
+    return found
+
+
+def _json(name: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise InvalidArgument(f"{_MODEL_PREFIX}{name.upper()} is JSON, not {text!r}") from None
+
+
+def _number(key: str, value: Any) -> str:
+    text = str(value)
+    if isinstance(value, bool) or not text.isascii() or not text.isdigit():
+        raise InvalidArgument(f"MLServer's setting {key} is a whole number, not {value!r}")
+    return text
+
+
+def _addresses(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Hosts and ports, as far as one is named. Without `host` it stays the loopback address."""
+    found: dict[str, str] = {}
+    host = str(settings.get("host") or _LOCAL)
+    shown = f"[{host}]" if ":" in host else host
+    if "host" in settings or "http_port" in settings:
+        found["inference_address"] = f"http://{shown}:{_number('http_port', settings.get('http_port', _HTTP_PORT))}"
+    if "host" in settings or "metrics_port" in settings:
+        port = _number("metrics_port", settings.get("metrics_port", _METRICS_PORT))
+        found["metrics_address"] = f"http://{shown}:{port}"
+    if "host" in settings:
+        found["grpc_inference_address"] = host
+    return found
+
+
+def _cors(found: Any) -> dict[str, str]:
+    """Lists become the values of headers."""
+    if found is None:
+        return {}
+    try:
+        settings = json.loads(found) if isinstance(found, str) else found
+        lists = {ours: settings.get(key) or [] for key, ours in _CORS.items()}
+        return {ours: ",".join(map(str, value)) for ours, value in lists.items() if value}
+    except (ValueError, TypeError, AttributeError):
+        raise InvalidArgument(f"MLServer's setting cors_settings is an object of lists, not {found!r}") from None

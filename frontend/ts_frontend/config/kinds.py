@@ -1,0 +1,261 @@
+"""Kinds of settings: how each one's text becomes a value, and what it allows. Pure.
+
+A kind's `parse` takes text without blanks at its ends, never empty, and raises ValueError that says what is allowed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import re
+import shlex
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from ts_frontend.config.addresses import parse_address, parse_host, parse_name
+from ts_frontend.config.keys import BadKeys, key_of
+from ts_frontend.errors import InvalidArgument
+
+#: Settings of models by name, version and TorchServe's key: {"m": {"1.0": {"minWorkers": 1}}}.
+ModelEntries: TypeAlias = "Mapping[str, Mapping[str, Mapping[str, Any]]]"
+
+_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+
+
+class ConfigError(InvalidArgument):
+    """The server can't start with these settings; one line for each of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettingKind:
+    """`name` is what the documentation shows."""
+
+    name: str
+    parse: Callable[[str], Any]
+
+
+def whole(least: int = 0, most: float = math.inf) -> SettingKind:
+    """Whole numbers from `least` to `most`."""
+
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"[+-]?\d+", text):
+            raise ValueError("allowed are whole numbers")
+        _check_range(int(text), least, most)
+        return int(text)
+
+    return SettingKind("whole number", parse)
+
+
+def number(least: float = 0.0) -> SettingKind:
+    """Numbers from `least` on, fractions too."""
+
+    def parse(text: str) -> float:
+        value = float(text) if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", text) else math.nan
+        if math.isnan(value):
+            raise ValueError("allowed are numbers")
+        _check_range(value, least, math.inf)
+        return value
+
+    return SettingKind("number", parse)
+
+
+def choice(*allowed: str) -> SettingKind:
+    """One of these words, in any case."""
+
+    def parse(text: str) -> str:
+        if text.lower() not in allowed:
+            raise ValueError(f"allowed are {', '.join(allowed)}")
+        return text.lower()
+
+    return SettingKind(" \\| ".join(f"`{word}`" for word in allowed), parse)
+
+
+def address(api: str) -> SettingKind:
+    return SettingKind("URL", lambda text: parse_address(text, api))
+
+
+def _check_range(value: float, least: float, most: float) -> None:
+    if value < least:
+        raise ValueError(f"the least is {least:g}")
+    if value > most:
+        raise ValueError(f"the most is {most:g}")
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() not in _TRUE + _FALSE:
+        raise ValueError("allowed are true and false")
+    return text.lower() in _TRUE
+
+
+def _mode(text: str) -> str:
+    """Permissions as chmod takes them: three octal digits."""
+    if not re.fullmatch(r"0?[0-7]{3}", text):
+        raise ValueError("allowed are three octal digits, such as 600 or 660")
+    return text[-3:]
+
+
+def _open_inference(text: str) -> bool:
+    """`oip` (TorchServe's word in the environment) or true; TorchServe takes every other text for off."""
+    return text.lower() == "oip" or text.lower() in _TRUE
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {error}") from None
+    return text
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _keys(text: str) -> tuple[str, ...]:
+    """Keys of calls; what is wrong is said without them."""
+    found = _words(text)
+    for number, word in enumerate(found, 1):
+        try:
+            key_of(f"key {number}", word)
+        except BadKeys as error:
+            raise ValueError(str(error)) from None
+    return found
+
+
+def _patterns(text: str) -> tuple[str, ...]:
+    return tuple(_pattern(word) for word in _words(text))
+
+
+def _path(text: str) -> Path:
+    if "\0" in text:
+        raise ValueError("a path has no NUL character")
+    return Path(text).expanduser()
+
+
+def _models(text: str) -> ModelEntries:
+    try:
+        tree = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"not JSON: {error}") from None
+    for where, entry in _entries(tree):
+        _check_entry(where, entry)
+    return {name: dict(versions) for name, versions in tree.items()}
+
+
+def _entries(tree: object) -> list[tuple[str, Mapping[str, object]]]:
+    """("name/version", settings) of every entry. :raises ValueError: another shape."""
+    found = []
+    for name, versions in _object(tree, "the whole").items():
+        for version, entry in _object(versions, name).items():
+            found.append((f"{name}/{version}", _object(entry, f"{name}/{version}")))
+    return found
+
+
+def _object(value: object, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f'{where} is no JSON object; allowed is {{"name": {{"version": {{"minWorkers": 1}}}}}}')
+    return value
+
+
+_ENTRY_NUMBERS = ("minWorkers", "maxWorkers", "batchSize", "maxBatchDelay", "responseTimeout", "startupTimeout")
+
+
+def _check_entry(where: str, entry: Mapping[str, object]) -> None:
+    for key in _ENTRY_NUMBERS:
+        value = entry.get(key, 0)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ValueError(f"{key} of {where} is {json.dumps(value)}; allowed are whole numbers")
+
+
+#: The dialects of ModelStreamInfer that a port can be given.
+DIALECTS = ("auto", "triton", "mlserver")
+
+
+class ExtraPort(NamedTuple):
+    """A further port, and the dialect of its streams ("" for the server's)."""
+
+    port: int
+    dialect: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.port}:{self.dialect}" if self.dialect else str(self.port)
+
+
+def _extra_ports(text: str) -> tuple[ExtraPort, ...]:
+    return tuple(map(_extra_port, _words(text)))
+
+
+def _extra_port(word: str) -> ExtraPort:
+    port, _, dialect = word.partition(":")
+    if dialect not in ("", *DIALECTS):
+        raise ValueError(f"{dialect} is no dialect; there are {', '.join(DIALECTS)}")
+    return ExtraPort(int(PORT.parse(port)), dialect)
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramLine:
+    """A program's file and its arguments."""
+
+    words: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return shlex.join(self.words)
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramLines:
+    """Several of them; as text with `;` between."""
+
+    lines: tuple[ProgramLine, ...] = ()
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, self.lines))
+
+
+def _programs(text: str) -> ProgramLines:
+    reader = shlex.shlex(text, posix=True, punctuation_chars=";")
+    reader.whitespace_split, reader.commenters = True, ""
+    lines: list[list[str]] = [[]]
+    try:
+        for word in reader:
+            if word.strip(";"):
+                lines[-1].append(word)
+            else:
+                lines.append([])
+    except ValueError as error:
+        raise ValueError(f"not words as a shell has them: {error}") from None
+    return ProgramLines(tuple(ProgramLine(tuple(line)) for line in lines if line))
+
+
+TEXT = SettingKind("text", str)
+BOOLEAN = SettingKind("boolean", _boolean)
+OPEN_INFERENCE = SettingKind("boolean", _open_inference)
+PATH = SettingKind("path", _path)
+PATTERN = SettingKind("regular expression", _pattern)
+PATTERNS = SettingKind("comma list of regular expressions", _patterns)
+PATHS = SettingKind("comma list of paths", lambda text: tuple(_path(word) for word in _words(text)))
+WORDS = SettingKind("comma list", _words)
+PROGRAMS = SettingKind("`FILE ARGUMENT …; FILE …`", _programs)
+KEYS = SettingKind("comma list", _keys)
+MODELS = SettingKind("JSON", _models)
+MODE = SettingKind("octal permissions", _mode)
+HOST = SettingKind("IP address or `unix:/PATH`", parse_host)
+HOSTS = SettingKind("comma list of names and addresses", lambda text: tuple(map(parse_name, _words(text))))
+PORT = whole(0, 65535)
+EXTRA_PORTS = SettingKind("comma list of `PORT[:DIALECT]`", _extra_ports)
+
+
+def s3_of(path: Path) -> str | None:
+    """`s3:/bucket/prefix` is what a path makes of `s3://bucket/prefix`, which is returned; None for other paths."""
+    parts = path.parts
+    return f"s3://{'/'.join(parts[1:])}" if len(parts) > 1 and parts[0].lower() == "s3:" else None
+
+
+def nearest(word: str, known: Iterable[str], likeness: float = 0.6) -> str:
+    """`; did you mean X?` for the known word most like this one, or nothing."""
+    by_lower = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=likeness)
+    return f"; did you mean {by_lower[close[0]]}?" if close else ""

@@ -1,0 +1,501 @@
+"""Where settings come from, and which source wins: the command line, the environment, the config file, a profile, a
+snapshot, the defaults, in this order. The only module of the frontend that reads the environment."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ts_frontend.config import checks as config_checks
+from ts_frontend.config import properties
+from ts_frontend.config.derived import Derived
+from ts_frontend.config.foreign import kserve as properties_file
+from ts_frontend.config.foreign import mlserver as mlserver_settings
+from ts_frontend.config.foreign.aliases import ALIASES, Alias, canonical
+from ts_frontend.config.foreign.profiles import KEYS, KSERVE_MODE, PROFILES
+from ts_frontend.config.kinds import BOOLEAN, ConfigError, nearest
+from ts_frontend.config.snapshot import Snapshot, SnapshotError, SnapshotFiles, decode_models
+from ts_frontend.config.table import EFFECTS, INTERNAL, NO_EFFECT, SETTINGS, Note, ServerConfig, Setting
+from ts_frontend.errors import InvalidArgument
+
+__all__ = [
+    "ConfigError",
+    "Explained",
+    "Option",
+    "ServerConfig",
+    "environment",
+    "explain",
+    "forget_secrets",
+    "load_config",
+    "worker_environment",
+]
+
+#: Variables that only the server, or its commands, should see.
+SECRETS = frozenset({setting.env for setting in SETTINGS.values() if setting.secret} | {"TORCHSERVE_TOKEN"})
+_VARIABLE = re.compile(r"\$\$([A-Za-z_][A-Za-z0-9_]*)\$\$")
+_DEFAULT_FILE = Path("config.properties")
+#: What flags can open, and the environment can keep closed.
+OPENING = ("disable_token_authorization", "enable_model_api")
+#: Settings that belong to the models of a snapshot: without them they wouldn't be found, or not be what they were. None
+#: opens anything: where the server listens, TLS, tokens, origins and what clients may do are said anew by each start.
+WITH_MODELS = frozenset(
+    {"model_store", "models", "default_service_handler", "service_envelope", "install_py_dep_per_model"}
+    | {"decode_input_request", "job_queue_size", "default_response_timeout", "default_startup_timeout"}
+    | {"blacklist_env_vars"}
+)
+#: Variables with TorchServe's prefix that are no setting's: this server's, its workers' and TorchServe's own.
+OTHER_VARIABLES = frozenset(
+    {"TS_CONFIG_FILE", "TS_REQUEST_SEQUENCE_ID", "TS_REQUEST_SEQUENCE_START", "TS_REQUEST_SEQUENCE_END"}
+    | {"TS_IPEX_ENABLE", "TS_IPEX_GPU_ENABLE", "TS_BENCHMARK"}
+    | {f"TS_{key.upper()}" for key in (*NO_EFFECT, *INTERNAL)}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A setting given on the command line; `flag` is how."""
+
+    key: str
+    text: str
+    flag: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    text: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One source: its values by key, and the models that it says to restore."""
+
+    name: str
+    values: Mapping[str, _Value]
+    snapshot: Snapshot | None = None
+
+
+@dataclass(slots=True)
+class _Findings:
+    """What came up while reading: `errors` keep the server from starting, `notes` are for the log."""
+
+    errors: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+
+    def info(self, text: str) -> None:
+        self.notes.append(Note(logging.INFO, text))
+
+    def warn(self, text: str) -> None:
+        self.notes.append(Note(logging.WARNING, text))
+
+
+def load_config(
+    options: Sequence[Option] = (), ts_config: Path | None = None, environ: Mapping[str, str] | None = None
+) -> ServerConfig:
+    """The settings of a server that starts now, in this directory. `ts_config` is --ts-config.
+
+    :raises ConfigError: a file is missing, or values that don't do; each is named with its source and what is allowed.
+    """
+    environ = dict(os.environ) if environ is None else environ
+    found = _Findings()
+    command_line, file = _command_line(options, found), _file(ts_config, environ, found)
+    environment = _environment(environ, command_line, file, found)
+    command_line = _not_opened(command_line, environment, found)
+    strong = [command_line, environment, _oip_properties(environ, found), file]
+    mlserver, models = _mlserver(strong, environ, found)
+    strong_or_profile = [*strong, mlserver, _profile(strong)]
+    layers = [*strong_or_profile, _found_snapshot(strong_or_profile, found)]
+    config = replace(_resolved(layers, environ, found), mlserver=models)
+    found.errors.extend(config_checks.problems(config))
+    if found.errors:
+        raise ConfigError("\n".join(found.errors))
+    return replace(config, notes=tuple(found.notes))
+
+
+def environment() -> dict[str, str]:
+    """The environment of this process, for settings that aren't in the table."""
+    return dict(os.environ)
+
+
+# --- the layers
+
+
+def _command_line(options: Sequence[Option], found: _Findings) -> _Layer:
+    values = {option.key: _Value(option.text, option.flag) for option in options}
+    for key in [key for key in values if not _is_known(key)]:
+        value = values.pop(key)
+        found.errors.append(f"{value.source}: there is no setting {key}{nearest(key, SETTINGS)}")
+    return _Layer("command line", _known(values, found))
+
+
+def _not_opened(command_line: _Layer, environment: _Layer, found: _Findings) -> _Layer:
+    """Without the flags that open what the environment keeps closed by name: there TorchServe's order holds, in which
+    the environment is stronger, so that nobody's server stands open that didn't with TorchServe."""
+    values = dict(command_line.values)
+    for key in OPENING:
+        if _on([command_line], key) and _off([environment], key):
+            found.warn(f"{values.pop(key).source} has no effect: {environment.values[key].source} is false")
+    return replace(command_line, values=values)
+
+
+def _is_known(key: str) -> bool:
+    return key in NO_EFFECT or canonical(key) in SETTINGS or canonical(key) in ALIASES
+
+
+def _environment(environ: Mapping[str, str], command_line: _Layer, file: _Layer, found: _Findings) -> _Layer:
+    """Our own variables and those of other servers always count, TorchServe's settings with enable_envvars_config."""
+    _note_misspelt(environ, found)
+    present = {s.key: _Value(environ[s.env], f"environment {s.env}") for s in SETTINGS.values() if s.env in environ}
+    others = _known(dict(_other_variables(environ)), found)
+    values = others | {key: value for key, value in present.items() if SETTINGS[key].env_always}
+    always = _Layer("environment", values)
+    if not _on([command_line, always, file], "enable_envvars_config"):
+        unused = sorted(SETTINGS[key].env for key in present.keys() - always.values.keys())
+        if unused:
+            found.info(f"{', '.join(unused)} in the environment: not read, enable_envvars_config isn't true")
+        return always
+    if "allowed_urls" in present and not _on([command_line, file], "use_env_allowed_urls"):
+        del present["allowed_urls"]
+        found.warn("TS_ALLOWED_URLS in the environment: not read, the config file has no use_env_allowed_urls=true")
+    return replace(always, values=others | present)
+
+
+def _other_variables(environ: Mapping[str, str]) -> Iterator[tuple[str, _Value]]:
+    """Options of other servers by their variables."""
+    for alias in ALIASES.values():
+        for name in alias.env:
+            if environ.get(name, "").strip():
+                yield alias.name, _Value(environ[name], f"environment {name}")
+
+
+def _note_misspelt(environ: Mapping[str, str], found: _Findings) -> None:
+    """Variables that are one or two letters away from one that would count."""
+    known = {s.env for s in SETTINGS.values() if s.env.startswith("TS_")} | OTHER_VARIABLES
+    for name in sorted(environ):
+        if name.startswith("TS_") and name not in known and (meant := nearest(name, known, 0.9)):
+            found.warn(f"{name} in the environment: there is no such setting{meant}")
+
+
+def _file(ts_config: Path | None, environ: Mapping[str, str], found: _Findings) -> _Layer:
+    path = _file_path(ts_config, environ, found)
+    if path is None:
+        return _Layer("config file", {})
+    try:
+        entries = properties.parse(properties.decode(path.read_bytes()))
+    except (OSError, properties.PropertiesError) as error:
+        raise ConfigError(f"{path} can't be read: {error}") from None
+    values = {entry.key: _Value(entry.value, f"{path}:{entry.line}") for entry in entries}
+    snapshot = _snapshot_in(values, found)
+    expanded = {key: _expanded(key, value, environ, found) for key, value in values.items() if key not in INTERNAL}
+    return _Layer(str(path), _known(expanded, found), snapshot)
+
+
+def _file_path(ts_config: Path | None, environ: Mapping[str, str], found: _Findings) -> Path | None:
+    """As TorchServe finds it: TS_CONFIG_FILE, else --ts-config, else ./config.properties where there is one."""
+    named = environ.get("TS_CONFIG_FILE")
+    if named:
+        if ts_config and Path(named) != ts_config:
+            found.warn(f"--ts-config {ts_config} is not read: TS_CONFIG_FILE names {named}")
+        if not Path(named).is_file():
+            raise ConfigError(f"TS_CONFIG_FILE file not found: {named}")
+        return Path(named)
+    if ts_config:
+        if not ts_config.is_file():
+            raise ConfigError(f"--ts-config file not found: {ts_config}")
+        return ts_config
+    return _DEFAULT_FILE if _DEFAULT_FILE.is_file() else None
+
+
+def _expanded(key: str, value: _Value, environ: Mapping[str, str], found: _Findings) -> _Value:
+    def variable(match: re.Match[str]) -> str:
+        if match[1] not in environ:
+            found.errors.append(f"{key} ({value.source}): the environment has no variable {match[1]} for {match[0]}")
+        return environ.get(match[1], "")
+
+    return replace(value, text=_VARIABLE.sub(variable, value.text))
+
+
+def _known(values: Mapping[str, _Value], found: _Findings) -> dict[str, _Value]:
+    """The values of settings, also those that options of other servers stand for; a note for each key that isn't one,
+    or that does nothing. A setting's own name beats other words for it."""
+    own: dict[str, _Value] = {}
+    meant: dict[str, _Value] = {}
+    for key, value in values.items():
+        name = canonical(key)
+        if key in NO_EFFECT:
+            found.info(f"{key} ({value.source}) {NO_EFFECT[key]}; it has no effect")
+        elif name in SETTINGS:
+            own[name] = value
+        elif name in ALIASES:
+            meant |= _meant(ALIASES[name], value, found)
+        else:
+            found.warn(f"{key} ({value.source}): there is no such setting{nearest(key, SETTINGS)}")
+    return meant | own
+
+
+def _meant(alias: Alias, value: _Value, found: _Findings) -> dict[str, _Value]:
+    """What another server's option is here."""
+    if not value.text.strip():
+        return {}
+    try:
+        said = alias.meaning(value.text.strip())
+    except ValueError as error:
+        found.errors.append(f"{alias.name} = {value.text.strip()} ({value.source}): {error}")
+        return {}
+    if said.note:
+        found.info(f"{alias.name} ({value.source}) {said.note}")
+    return {key: replace(value, text=text) for key, text in said.settings.items()}
+
+
+def _profile(strong: Sequence[_Layer]) -> _Layer:
+    """The defaults of the server that this one stands in for. A name that isn't one is an error later."""
+    behind_kserve = _on(strong, "kserve_mode")
+    name = _text(strong, "profile").lower() or ("kserve" if behind_kserve else "")
+    source = f"profile {name}"
+    opened = KSERVE_MODE if behind_kserve else {}
+    values = {key: _Value(text, source) for key, text in {**opened, **PROFILES.get(name, {})}.items()}
+    if any(_text(strong, key) for key in KEYS):
+        values.pop("disable_token_authorization", None)
+    return _Layer(source, values)
+
+
+def _mlserver(
+    strong: Sequence[_Layer], environ: Mapping[str, str], found: _Findings
+) -> tuple[_Layer, mlserver_settings.MLServerDefaults]:
+    """With MLServer's profile: the settings.json of the model store, or of this directory, and MLSERVER_ variables,
+    also those of a file .env; and what they say of the models."""
+    source = mlserver_settings.FILE
+    nothing = _Layer(source, {}), mlserver_settings.MLServerDefaults()
+    if _text(strong, "profile").lower() != "mlserver":
+        return nothing
+    file = Path(source)
+    try:
+        variables = {**mlserver_settings.dotenv(_content(Path(".env")) or ""), **environ}
+        places = [_text(strong, "model_store"), *(variables.get(name, "") for name in mlserver_settings.PLACES)]
+        file = Path(next(filter(None, places), "."), source)
+        read = mlserver_settings.read(_content(file), variables)
+    except (OSError, UnicodeDecodeError, InvalidArgument) as error:
+        found.errors.append(f"{file}: {getattr(error, 'message', error)}")
+        return nothing
+    for note in read.notes:
+        found.info(note)
+    where = f"MLServer's {source} or variables"
+    return _Layer(source, {key: _Value(text, where) for key, text in read.values.items()}), read.models
+
+
+def _content(file: Path) -> str | None:
+    return file.read_text(encoding="utf-8") if file.is_file() else None
+
+
+def _oip_properties(environ: Mapping[str, str], found: _Findings) -> _Layer:
+    """aiSSEMBLE's file; what it has for other programs isn't looked at."""
+    entries = properties_file.read(environ) if environ.get("KRAUSENING_BASE") else {}
+    ours = {key: _Value(text, f"oip.properties {key}") for key, text in entries.items() if key in ALIASES}
+    return _Layer("oip.properties", _known(ours, found))
+
+
+def _snapshot_in(values: Mapping[str, _Value], found: _Findings) -> Snapshot | None:
+    value = values.get("model_snapshot")
+    if value is None:
+        return None
+    try:
+        return decode_models(value.text)
+    except SnapshotError as error:
+        found.errors.append(f"model_snapshot ({value.source}): {error}")
+        return None
+
+
+def _found_snapshot(strong: Sequence[_Layer], found: _Findings) -> _Layer:
+    """The newest snapshot of the log directory, unless --ncs: its models and what belongs to them, or, by name,
+    everything but what is never taken from it."""
+    nothing = _Layer("snapshot", {})
+    wanted = _text(strong, "restore_snapshot").lower() or "models"
+    if _on(strong, "ncs") or wanted == "none":
+        return nothing
+    newest, skipped = SnapshotFiles(_log_location(strong) / "config").newest()
+    for line in skipped:
+        found.warn(line)
+    if newest is None:
+        return nothing
+    source = f"snapshot {newest.path.name}"
+    known = {key for key, setting in SETTINGS.items() if setting.restored and not setting.secret}
+    kept = known if wanted == "all" else known & WITH_MODELS
+    values = {key: _Value(text, source) for key, text in newest.settings.items() if key in kept}
+    left = sorted(newest.settings.keys() & (known - kept))
+    if left:
+        found.info(f"not taken from {source}: {', '.join(left)} (restore_snapshot=all takes them, too)")
+    return _Layer(source, values, newest.snapshot)
+
+
+def _log_location(layers: Sequence[_Layer]) -> Path:
+    """Where the logs are, before the settings are put together; within `work_dir` where that is said as strongly."""
+    for layer in layers:
+        for key, below in (("log_location", "."), ("work_dir", "logs")):
+            if text := _text([layer], key):
+                return Path(text, below)
+    return Path("logs")
+
+
+# --- which layer wins
+
+
+def _text(layers: Sequence[_Layer], key: str) -> str:
+    """The strongest text of a setting; "" without any."""
+    texts = (layer.values[key].text.strip() for layer in layers if key in layer.values)
+    return next(filter(None, texts), "")
+
+
+def _on(layers: Sequence[_Layer], key: str) -> bool:
+    """A switch that decides which sources count. Text that is neither true nor false is an error later."""
+    with contextlib.suppress(ValueError):
+        return bool(BOOLEAN.parse(_text(layers, key)))
+    return False
+
+
+def _off(layers: Sequence[_Layer], key: str) -> bool:
+    """Whether it is false by name."""
+    with contextlib.suppress(ValueError):
+        return BOOLEAN.parse(_text(layers, key)) is False
+    return False
+
+
+def _resolved(layers: Sequence[_Layer], environ: Mapping[str, str], found: _Findings) -> ServerConfig:
+    chosen = dict(_chosen(layers))
+    chosen, snapshot = _models_to_load(layers, chosen, found)
+    values = {key: _parsed(SETTINGS[key], value, found) for key, value in chosen.items()}
+    values = {key: value for key, value in values.items() if value is not None}
+    sources = {key: chosen[key].source for key in values}
+    _note_effects(values, sources, found)
+    _note_snapshot(layers[-1], chosen, found)
+    ranks = {key: rank for key in values for rank, layer in enumerate(layers) if layer.values.get(key) is chosen[key]}
+    Derived(values, sources, ranks).add()
+    return ServerConfig(**values, sources=sources, snapshot=snapshot, environment=dict(environ))
+
+
+def _chosen(layers: Sequence[_Layer]) -> Iterator[tuple[str, _Value]]:
+    """The strongest value of each setting; one that is blank counts as not set."""
+    for key in SETTINGS:
+        for layer in layers:
+            value = layer.values.get(key)
+            if value is not None and value.text.strip():
+                yield key, value
+                break
+
+
+def _models_to_load(
+    layers: Sequence[_Layer], chosen: dict[str, _Value], found: _Findings
+) -> tuple[dict[str, _Value], Snapshot | None]:
+    """The strongest snapshot's models are restored, after those of `load_models`; a file that is itself a snapshot
+    has in its `load_models` only what was once loaded."""
+    layer = next((layer for layer in layers if layer.snapshot is not None), None)
+    if layer is None or layer.snapshot is None:
+        return chosen, None
+    named = chosen.get("load_models")
+    if named is not None and layer.values.get("load_models") is named:
+        return {key: value for key, value in chosen.items() if key != "load_models"}, layer.snapshot
+    if layer.snapshot.models:
+        names = ", ".join(sorted(layer.snapshot.models))
+        also = f", after those of load_models ({named.source}), which win" if named else ""
+        found.info(f"models restored from {layer.name}{also}: {names}. Start with --ncs to do without")
+    return chosen, layer.snapshot
+
+
+def _parsed(setting: Setting, value: _Value, found: _Findings) -> Any:
+    try:
+        return setting.kind.parse(value.text.strip())
+    except ValueError as error:
+        text = "***" if setting.secret else value.text.strip()
+        found.errors.append(f"{setting.key} = {text} ({value.source}): {error}")
+        return None
+
+
+def _note_effects(values: Mapping[str, Any], sources: Mapping[str, str], found: _Findings) -> None:
+    for key, value in values.items():
+        setting = SETTINGS[key]
+        if setting.effect and value != setting.default:
+            found.info(f"{key} ({sources[key]}): {EFFECTS[setting.effect]}")
+
+
+def _note_snapshot(layer: _Layer, chosen: Mapping[str, _Value], found: _Findings) -> None:
+    """Say which settings a snapshot brought, and which of its settings something stronger overruled."""
+    taken = sorted(key for key, value in layer.values.items() if chosen.get(key) is value)
+    if taken:
+        found.info(f"from {layer.name}: {', '.join(f'{key}={layer.values[key].text}' for key in taken)}")
+    for key, value in layer.values.items():
+        winner = chosen.get(key)
+        if winner is not None and winner is not value and winner.text.strip() != value.text.strip():
+            found.info(f"{key}={winner.text.strip()} ({winner.source}) beats {value.text} of {layer.name}")
+
+
+# --- looking at settings
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """A setting, its value as text ("" for not set) and where that came from."""
+
+    key: str
+    value: str
+    source: str
+    doc: str
+
+
+def explain(config: ServerConfig) -> list[Explained]:
+    """Every setting in the order of the table."""
+    return [
+        Explained(key, _shown(config, setting), config.sources.get(key, "default"), setting.doc)
+        for key, setting in SETTINGS.items()
+    ]
+
+
+def snapshot_settings(config: ServerConfig) -> dict[str, str]:
+    """What a snapshot keeps of the settings: those that aren't defaults, in a form that reads back; no secret."""
+    return {
+        key: as_text(value.absolute() if isinstance(value := getattr(config, key), Path) else value)
+        for key, setting in SETTINGS.items()
+        if key in config.sources and setting.restored and not setting.secret
+        if not config.sources[key].startswith("profile ")
+    }
+
+
+def as_text(value: object) -> str:
+    """A value as a config file has it. "" for None."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return json.dumps(value) if isinstance(value, Mapping) else str(value)
+
+
+def _shown(config: ServerConfig, setting: Setting) -> str:
+    value = getattr(config, setting.key)
+    return "***" if setting.secret and value else as_text(value)
+
+
+def forget_secrets() -> None:
+    """Takes what is secret out of this process's environment: what it starts from now on doesn't get it."""
+    for name in SECRETS:
+        os.environ.pop(name, None)
+
+
+def worker_environment(config: ServerConfig) -> dict[str, str]:
+    """The environment that worker processes get: this one's, less secrets and `blacklist_env_vars`, and what TorchServe
+    adds."""
+    hidden = re.compile(config.blacklist_env_vars or r"(?!)")
+    environ = config.environment or os.environ
+    passed = {name: environ[name] for name in environ if name not in SECRETS and not hidden.fullmatch(name)}
+    return passed | {
+        "TS_DECODE_INPUT_REQUEST": as_text(config.decode_input_request),
+        "TS_IPEX_ENABLE": "false",
+        "TS_IPEX_GPU_ENABLE": "false",
+        **({"TMPDIR": str(config.temp_dir)} if config.work_dir is not None else {}),
+    }

@@ -1,0 +1,290 @@
+"""What is served, written down so that it survives a restart, in TorchServe's snapshot files.
+
+A file is Java properties: the settings that aren't defaults, then `model_snapshot`, JSON that TorchServe can read. What
+TorchServe has no member for stands in each version's member `torchrelay`. `encode` and `decode` are pure;
+SnapshotFiles is the directory: atomic writes, the newest that can be read, a bounded number of files. All of it blocks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timedelta
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from ts_frontend.config import properties
+
+_NAME = re.compile(r"\d{17}-(startup|snapshot|shutdown)\.cfg")
+_MODELS_KEY = "model_snapshot"
+_DEFAULT_DELAY_MS = 100
+
+
+class SnapshotKind(Enum):
+    """When a snapshot is taken: after the start, after a change, at the end."""
+
+    STARTUP = "startup"
+    SNAPSHOT = "snapshot"
+    SHUTDOWN = "shutdown"
+
+
+class SnapshotError(ValueError):
+    """The text is no snapshot; says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionState:
+    """One version of a model: its file name in the store (`archive`), where it came from (`url`, "" when unknown),
+    and its settings. `max_batch_delay_set` is False when nobody asked for waiting and the delay is only the default.
+    `requested`: what the register call asked for, as JSON, so that a default isn't restored as a wish."""
+
+    archive: str
+    default: bool
+    min_workers: int
+    max_workers: int
+    batch_size: int = 1
+    max_batch_delay_ms: int = _DEFAULT_DELAY_MS
+    max_batch_delay_set: bool = False
+    response_timeout_s: int = 120
+    startup_timeout_s: int = 120
+    runtime: str = "python"
+    parallel_level: int = 0
+    url: str = ""
+    requested: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """The model of a workflow's node: its file name in the model store, and its worker counts."""
+
+    archive: str
+    min_workers: int
+    max_workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowState:
+    """A workflow: its file name in the workflow store (`archive`), where it came from (`url`), what the register call
+    asked for (None: unset), and its nodes by the names of their models."""
+
+    archive: str
+    url: str
+    response_timeout_s: int | None = None
+    startup_timeout_s: int | None = None
+    nodes: Mapping[str, NodeState] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All models by name and version, and all workflows. `created_ms`: milliseconds since 1970."""
+
+    name: str = ""
+    created_ms: int = 0
+    models: Mapping[str, Mapping[str, VersionState]] = field(default_factory=dict)
+    workflows: Mapping[str, WorkflowState] = field(default_factory=dict)
+
+
+def encode(snapshot: Snapshot, settings: Mapping[str, str], when: datetime) -> str:
+    """The text of a snapshot file. `model_snapshot` comes last: a file that was cut off has none that can be read."""
+    tree: dict[str, Any] = {
+        "name": snapshot.name,
+        "modelCount": len(snapshot.models),
+        "created": snapshot.created_ms,
+        "models": {
+            name: {version: _version_tree(state) for version, state in versions.items()}
+            for name, versions in snapshot.models.items()
+        },
+    }
+    if snapshot.workflows:
+        tree["torchrelay"] = {"workflows": {name: asdict(state) for name, state in snapshot.workflows.items()}}
+    pairs = [pair for pair in settings.items() if pair[0] != _MODELS_KEY]
+    pairs.append((_MODELS_KEY, json.dumps(tree, indent=2)))
+    return properties.render(pairs, ("Saving snapshot", when.strftime("%a %b %d %H:%M:%S %Y")))
+
+
+def decode(text: str) -> tuple[dict[str, str], Snapshot]:
+    """The settings and the models of a snapshot file, ours or TorchServe's.
+
+    :raises SnapshotError: no properties, no `model_snapshot`, or one that isn't as it should be.
+    """
+    try:
+        settings = {entry.key: entry.value for entry in properties.parse(text)}
+    except properties.PropertiesError as error:
+        raise SnapshotError(str(error)) from None
+    if _MODELS_KEY not in settings:
+        raise SnapshotError(f"it has no {_MODELS_KEY}")
+    return settings, decode_models(settings.pop(_MODELS_KEY))
+
+
+def decode_models(text: str) -> Snapshot:
+    """The models in the value of `model_snapshot`.
+
+    :raises SnapshotError: not the JSON that it should be.
+    """
+    try:
+        tree = json.loads(text)
+        models = {
+            str(name): {str(version): _version_state(entry) for version, entry in versions.items()}
+            for name, versions in tree["models"].items()
+        }
+        found = tree.get("torchrelay", {}).get("workflows", {})
+        workflows = {str(name): _workflow_state(entry) for name, entry in found.items()}
+        return Snapshot(str(tree.get("name", "")), int(tree.get("created", 0)), models, workflows)
+    except KeyError as error:
+        raise SnapshotError(f"{_MODELS_KEY} has no {error}") from None
+    except (ValueError, TypeError, AttributeError) as error:
+        raise SnapshotError(f"{_MODELS_KEY} can't be read: {error}") from None
+
+
+def _version_tree(state: VersionState) -> dict[str, Any]:
+    tree: dict[str, Any] = {
+        "defaultVersion": state.default,
+        "marName": state.archive,
+        "minWorkers": state.min_workers,
+        "maxWorkers": state.max_workers,
+        "batchSize": state.batch_size,
+        "maxBatchDelay": state.max_batch_delay_ms,
+        "responseTimeout": state.response_timeout_s,
+        "startupTimeout": state.startup_timeout_s,
+        "runtimeType": state.runtime,
+    }
+    if state.parallel_level:
+        tree["parallelLevel"] = state.parallel_level
+    ours = {"url": state.url, "maxBatchDelaySet": state.max_batch_delay_set, "requested": dict(state.requested)}
+    return tree | {"torchrelay": ours}
+
+
+def _version_state(tree: Mapping[str, Any]) -> VersionState:
+    """TorchServe leaves members out in old snapshots; its delay counts as asked for unless it is the default."""
+    ours = tree.get("torchrelay", {})
+    delay_ms = int(tree.get("maxBatchDelay", _DEFAULT_DELAY_MS))
+    return VersionState(
+        archive=str(tree["marName"]),
+        default=tree.get("defaultVersion") is True,
+        min_workers=int(tree["minWorkers"]),
+        max_workers=int(tree["maxWorkers"]),
+        batch_size=int(tree.get("batchSize", 1)),
+        max_batch_delay_ms=delay_ms,
+        max_batch_delay_set=ours.get("maxBatchDelaySet", delay_ms != _DEFAULT_DELAY_MS) is True,
+        response_timeout_s=int(tree.get("responseTimeout", 120)),
+        startup_timeout_s=int(tree.get("startupTimeout", 120)),
+        runtime=str(tree.get("runtimeType", "python")),
+        parallel_level=int(tree.get("parallelLevel", 0)),
+        url=str(ours.get("url", "")),
+        requested=dict(ours.get("requested", {})),
+    )
+
+
+def _workflow_state(tree: Mapping[str, Any]) -> WorkflowState:
+    nodes = {name: NodeState(**entry) for name, entry in tree["nodes"].items()}
+    return WorkflowState(**{**tree, "nodes": nodes})
+
+
+@dataclass(frozen=True, slots=True)
+class FoundSnapshot:
+    """A snapshot file that could be read."""
+
+    path: Path
+    settings: Mapping[str, str]
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFiles:
+    """The directory of snapshots; `kept_max` files stay in it. One writer at a time."""
+
+    directory: Path
+    kept_max: int = 10
+
+    def names(self) -> list[str]:
+        """Names of all snapshot files, the oldest first (their names sort by time)."""
+        with contextlib.suppress(OSError):
+            return sorted(name for name in os.listdir(self.directory) if _NAME.fullmatch(name))
+        return []
+
+    def newest(self) -> tuple[FoundSnapshot | None, tuple[str, ...]]:
+        """The newest file that can be read (None without any), and why each newer one can't."""
+        skipped: list[str] = []
+        for name in reversed(self.names()):
+            path = self.directory / name
+            try:
+                settings, snapshot = decode(properties.decode(path.read_bytes()))
+            except (OSError, SnapshotError) as error:
+                skipped.append(f"snapshot {path} is skipped: {error}")
+                continue
+            return FoundSnapshot(path, settings, snapshot), tuple(skipped)
+        return None, tuple(skipped)
+
+    def write(
+        self,
+        kind: SnapshotKind,
+        models: Mapping[str, Mapping[str, VersionState]],
+        settings: Mapping[str, str],
+        now: datetime | None = None,
+        workflows: Mapping[str, WorkflowState] | None = None,
+    ) -> Path:
+        """Write one file whole or not at all, then delete the oldest ones over `kept_max`.
+
+        :raises OSError: it couldn't be written; the older files are as they were.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True)
+        now = now or datetime.now()
+        names = self.names()
+        name = f"{_stamp_after(names, now)}-{kind.value}.cfg"
+        snapshot = Snapshot(name, round(now.timestamp() * 1000), models, workflows or {})
+        _write_atomically(self.directory / name, encode(snapshot, settings, now).encode())
+        self._delete(names[: max(0, len(names) + 1 - self.kept_max)])
+        return self.directory / name
+
+    def _delete(self, names: Iterable[str]) -> None:
+        for name in names:
+            with contextlib.suppress(OSError):
+                (self.directory / name).unlink()
+
+
+def _stamp_after(names: list[str], now: datetime) -> str:
+    """`yyyyMMddHHmmssSSS` of now, or just after the newest name: it must stay the newest when the clock is set back."""
+    stamp = _stamp(now)
+    newest = names[-1][:17] if names else ""
+    if stamp > newest:
+        return stamp
+    with contextlib.suppress(ValueError):
+        newest_time = datetime.strptime(newest + "000", "%Y%m%d%H%M%S%f")
+        return _stamp(newest_time + timedelta(milliseconds=1))
+    return stamp
+
+
+def _stamp(when: datetime) -> str:
+    return when.strftime("%Y%m%d%H%M%S") + f"{when.microsecond // 1000:03d}"
+
+
+def _write_atomically(path: Path, data: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(temporary, "wb", opener=_private) as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    _sync_directory(path.parent)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0), 0o600)
+
+
+def _sync_directory(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

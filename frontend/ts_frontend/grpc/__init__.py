@@ -1,0 +1,1 @@
+"""The gRPC APIs: the protocol, the services, and what surrounds each call."""

@@ -1,0 +1,64 @@
+"""Keys over gRPC: metadata `authorization: Bearer KEY`, looked at before a method runs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+from ts_frontend.authorization.authorization import Authorization
+from ts_frontend.config.keys import KeyKind
+from ts_frontend.errors import ServeError
+from ts_frontend.grpc.call import Call, Method, Shape
+
+AUTHORIZATION = "authorization"
+#: Methods that probes call, by their last name; grpc.health.v1 and reflection aren't guarded at all.
+HEALTH_METHODS = frozenset({"Ping", "ServerLive", "ServerReady", "ModelReady"})
+
+
+def guarded(method: Method, authorization: Authorization, kind: KeyKind) -> Method:
+    """The method, for those who have a key of that kind; a health method as it is."""
+    if method.path.rpartition("/")[2] in HEALTH_METHODS:
+        return method
+    run: Any = method.run
+
+    def check(call: Call) -> None:
+        authorization.check(kind, presented(call), call.peer)
+        # Handlers get the metadata, and have no use for the server's key.
+        call.metadata = [entry for entry in call.metadata if entry[0] != AUTHORIZATION]
+
+    return Method(method.path, method.shape, (_unary if method.shape is Shape.UNARY else _streaming)(run, check))
+
+
+def presented(call: Call) -> list[bytes]:
+    """The values of `authorization`; what isn't ASCII is no key, in whichever way it was decoded."""
+    found = [value for name, value in call.metadata if name == AUTHORIZATION]
+    return [value.encode() if isinstance(value, str) and value.isascii() else b"" for value in found]
+
+
+Check = Callable[[Call], None]
+
+
+def _unary(run: Callable[[Call, bytes], Awaitable[bytes]], check: Check) -> Callable[[Call, bytes], Awaitable[bytes]]:
+    def unary(call: Call, data: bytes) -> Awaitable[bytes]:
+        check(call)
+        return run(call, data)
+
+    return unary
+
+
+def _streaming(run: Callable[[Call, Any], AsyncIterator[Sequence[bytes]]], check: Check) -> Any:
+    """What is allowed streams as ever: nothing stands between the method and its messages."""
+
+    def streaming(call: Call, data: Any) -> AsyncIterator[Sequence[bytes]]:
+        try:
+            check(call)
+        except ServeError as error:
+            return _refused(error)
+        return run(call, data)
+
+    return streaming
+
+
+async def _refused(error: ServeError) -> AsyncIterator[Sequence[bytes]]:
+    raise error
+    yield ()  # makes it a stream

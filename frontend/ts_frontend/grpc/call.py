@@ -1,0 +1,171 @@
+"""What a service sees of a call, and what an engine needs to know of a service.
+
+Engines (h2corn, grpcio) turn bytes on a listener into `Call`s and hand them to the `Method` registered under
+the path; services take message bytes and give message bytes. A status other than OK is a raised `ServeError`.
+A client that cancels, or a deadline that passes, cancels the task that runs the method (asyncio.CancelledError).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeAlias
+
+from ts.protocol.frames import Pairs
+
+Metadata: TypeAlias = "Sequence[tuple[str, str | bytes]]"
+
+
+@dataclass(slots=True)
+class Call:
+    """One RPC. `deadline_s`: `time.monotonic()` seconds, `math.inf` for none. Keys of metadata are lower case;
+    values of `-bin` keys are bytes. `initial` and `trailing` are sent with the answer: append to them before
+    the first message, respectively before the method ends. `request_id`: "" until the service has given it one."""
+
+    path: str
+    metadata: Metadata = ()
+    deadline_s: float = math.inf
+    peer: str = ""
+    initial: list[tuple[str, str | bytes]] = field(default_factory=list)
+    trailing: list[tuple[str, str | bytes]] = field(default_factory=list)
+    request_id: str = ""
+
+    def value(self, key: str) -> str | bytes | None:
+        """The last value of a metadata key, None when the client sent none."""
+        found = None
+        for name, value in self.metadata:
+            if name == key:
+                found = value
+        return found
+
+
+class Shape(Enum):
+    """How many messages go each way."""
+
+    UNARY = "unary"
+    SERVER_STREAM = "server stream"
+    BIDI = "bidirectional"
+
+
+Unary: TypeAlias = Callable[[Call, bytes], Awaitable[bytes]]
+#: A server stream yields the messages that are ready together as one list, so that they share a write.
+ServerStream: TypeAlias = Callable[[Call, bytes], AsyncIterator[Sequence[bytes]]]
+Bidi: TypeAlias = Callable[[Call, AsyncIterator[bytes]], AsyncIterator[Sequence[bytes]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One method of a service, under its full path (`/package.Service/Method`)."""
+
+    path: str
+    shape: Shape
+    run: Unary | ServerStream | Bidi
+
+
+Routes: TypeAlias = Mapping[str, Method]
+
+
+def routes(*methods: Method) -> dict[str, Method]:
+    """The methods by path; two of one path are a programming error."""
+    table: dict[str, Method] = {}
+    for method in methods:
+        if method.path in table:
+            raise ValueError(f"{method.path} is registered twice")
+        table[method.path] = method
+    return table
+
+
+@dataclass(frozen=True, slots=True)
+class Keepalive:
+    """HTTP/2's pings, both ways, as gRPC has them; milliseconds, None for the engine's own. `time_ms`: a client that is
+    silent for so long is pinged, and closed when it doesn't answer within `timeout_ms`."""
+
+    time_ms: int | None = None
+    timeout_ms: int | None = None
+    permit_without_calls: bool = True
+    max_pings_without_data: int = 0
+    min_time_between_pings_ms: int | None = None
+    min_ping_interval_without_data_ms: int = 5000
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerLimits:
+    """What a listener accepts. Sizes in bytes, times in seconds; `math.inf` for no limit. `head_pause_s_max`: how long
+    a client may pause while it sends a request's head."""
+
+    request_bytes_max: int = 6_553_500
+    response_bytes_max: int = 6_553_500
+    connection_age_s_max: float = math.inf
+    connection_age_grace_s: float = math.inf
+    head_pause_s_max: float = 10.0
+    keepalive: Keepalive = Keepalive()
+
+
+def _nothing() -> None:
+    """Nobody counts."""
+
+
+REQUEST_ID_KEY = "x-request-id"
+STATUS_KEY = "ts-response-status"
+REQUEST_ID_CHARACTERS_MAX = 128
+
+#: What belongs to the transport, not to the request or the answer.
+_TRANSPORT = frozenset({"te", "content-type", "user-agent", "accept-encoding", "content-length", "host", "connection"})
+_REQUEST_ID = re.compile(rf"[\x21-\x7e]{{1,{REQUEST_ID_CHARACTERS_MAX}}}")
+_KEY = re.compile(r"[0-9a-z_.-]+")
+_VALUE = re.compile(r"[\x20-\x7e]*")
+
+
+class RequestIds:
+    """Ids with the look of a UUID, unique across processes: a random beginning and a counter.
+
+    0.3 us each, where `uuid.uuid4` takes 3 us.
+    """
+
+    def __init__(self) -> None:
+        self._beginning = str(uuid.uuid4())[:24]
+        self._count = itertools.count().__next__
+
+    def next(self) -> str:
+        return f"{self._beginning}{self._count():012x}"
+
+
+def request_headers(metadata: Metadata) -> tuple[Pairs, str | None]:
+    """What a handler sees of a client's metadata (text only, nothing of the transport), and the client's request id."""
+    headers: list[tuple[str, str]] = []
+    request_id = None
+    for key, value in metadata:
+        if key in _TRANSPORT or not isinstance(value, str) or key.startswith(("grpc-", ":")):
+            continue
+        headers.append((key, value))
+        if key == REQUEST_ID_KEY and _REQUEST_ID.fullmatch(value):
+            request_id = value
+    return headers, request_id
+
+
+def identified(call: Call, ids: RequestIds) -> tuple[Pairs, str]:
+    """`request_headers`, and the request's id: the client's, which its answer then names, or a new one. The first of a
+    call is the call's."""
+    headers, own = request_headers(call.metadata)
+    request_id = own or ids.next()
+    if not call.request_id:
+        call.request_id = request_id
+        if own is not None:
+            call.initial.append((REQUEST_ID_KEY, own))
+    return headers, request_id
+
+
+def response_metadata(status: int, headers: Pairs) -> list[tuple[str, str | bytes]]:
+    """What a client gets of the status and headers that a handler set; what metadata can't carry is left out."""
+    found: list[tuple[str, str | bytes]] = [(STATUS_KEY, str(status))] if status != 200 else []
+    for name, value in headers:
+        key = name.lower()
+        reserved = key in _TRANSPORT or key.startswith(("grpc-", "ts_stream_next")) or key.endswith("-bin")
+        if not reserved and key != STATUS_KEY and _KEY.fullmatch(key) and _VALUE.fullmatch(value):
+            found.append((key, value))
+    return found

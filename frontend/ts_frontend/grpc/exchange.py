@@ -1,0 +1,311 @@
+"""One gRPC call over ASGI: reads the request, runs the method, writes answers and the one final status."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+
+from ts_frontend.errors import ClientGone, Code, Draining, ServeError, Unimplemented
+from ts_frontend.grpc import protocol
+from ts_frontend.grpc.call import Bidi, Call, ListenerLimits, Method, ServerStream, Shape, Unary
+from ts_frontend.grpc.protocol import (
+    ACCEPT_ENCODING,
+    CONTENT_TYPE,
+    STATUS_OK,
+    Header,
+    MalformedHeader,
+    ReceivedMetadata,
+    answering_s,
+    encode_metadata,
+    retry_details,
+    status_headers,
+    timeout_s,
+)
+from ts_frontend.http.request import Event, Receive, Scope, Send
+
+logger = logging.getLogger(__name__)
+
+#: Larger messages are compressed in a thread: at some 200 MB/s, this many bytes hold the loop for a millisecond.
+THREAD_BYTES_MIN = 256 * 1024
+#: Of a compressed message: it may grow a thousandfold, and more than a megabyte takes milliseconds.
+THREAD_COMPRESSED_BYTES_MIN = 1024
+#: A larger message is sent apart from its prefix, so that it isn't copied behind it.
+JOIN_BYTES_MAX = 64 * 1024
+
+UNEXPECTED = "The server failed unexpectedly; its log says why"
+
+_HEADERS = (CONTENT_TYPE,)
+_TRAILERS_OK = (STATUS_OK,)
+
+
+def current_task() -> asyncio.Task[None]:
+    """The task of this request: ASGI servers run each in one."""
+    task: asyncio.Task[None] | None = asyncio.current_task()
+    assert task is not None
+    return task
+
+
+def uncancel() -> None:
+    """Takes back a cancellation that was ours, so that the task may still wait for its last words to be sent."""
+    if sys.version_info >= (3, 11):  # before, a cancellation is forgotten once it is caught
+        current_task().uncancel()
+
+
+class _Expiry:
+    """Cancels a task when its time is over. Who waits for it clears `task`: a cancelled task keeps its exception, and
+    with that the frames it went through, which must not lead back to it."""
+
+    __slots__ = ("passed", "task")
+
+    def __init__(self, task: asyncio.Task[None]) -> None:
+        self.task: asyncio.Task[None] | None = task
+        self.passed = False
+
+    def expire(self) -> None:
+        if self.task is not None:
+            self.passed = True
+            self.task.cancel()
+
+
+class Exchange:
+    """One call. `run` always ends it with exactly one status, unless the client is gone, which it raises."""
+
+    __slots__ = (
+        "_answer_encoding",
+        "_body_ended",
+        "_call",
+        "_ended",
+        "_limits",
+        "_receive",
+        "_request",
+        "_send",
+        "_started",
+    )
+
+    def __init__(
+        self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send, limits: ListenerLimits
+    ) -> None:
+        client = scope.get("client")
+        peer = f"{client[0]}:{client[1]}" if client else "unix"
+        self._call = Call(scope["path"], ReceivedMetadata(scope["headers"]), peer=peer)
+        self._request = headers
+        self._receive = receive
+        self._send = send
+        self._limits = limits
+        self._answer_encoding: str | None = None
+        self._started = self._body_ended = self._ended = False
+
+    async def run(self, method: Method | None) -> None:
+        """Runs `method` (None: there is none of that path), within the client's deadline."""
+        try:
+            if b"grpc-timeout" in self._request:
+                await self._run_in_time(method)
+            else:
+                await self._perform(method)
+        except ServeError as error:
+            self._call.trailing += retry_details(error)
+            await self._finish(error.code, error.message)
+        except ClientGone:
+            raise
+        except Exception:
+            logger.exception("%s failed", self._call.path)
+            await self._finish(Code.INTERNAL, UNEXPECTED)
+
+    async def refuse_draining(self) -> None:
+        """Ends a cancelled call with UNAVAILABLE: the server doesn't wait for it any longer."""
+        await self._finish(Draining.code, "The server shut down before the call was answered")
+
+    async def _run_in_time(self, method: Method | None) -> None:
+        seconds = timeout_s(self._request[b"grpc-timeout"])
+        self._call.deadline_s = time.monotonic() + seconds
+        expiry = _Expiry(current_task())
+        timer = asyncio.get_running_loop().call_later(answering_s(seconds), expiry.expire)
+        try:
+            await self._perform(method)
+        except asyncio.CancelledError:
+            if not expiry.passed:
+                raise
+            uncancel()
+            await self._finish(Code.DEADLINE_EXCEEDED, f"The deadline of {seconds:g} s passed before the call ended")
+        finally:
+            timer.cancel()
+            expiry.task = None
+
+    async def _perform(self, method: Method | None) -> None:
+        if method is None:
+            raise Unimplemented(f"Method {self._call.path} is unimplemented")
+        if b"grpc-encoding" in self._request or self._request.get(b"te") != b"trailers":
+            self._check_headers()
+        run = method.run
+        if method.shape is Shape.UNARY:
+            unary: Unary = run  # type: ignore[assignment]  # the shape says which of the three it is
+            await self._answer(await unary(self._call, await self._only_message()))
+        elif method.shape is Shape.SERVER_STREAM:
+            server_stream: ServerStream = run  # type: ignore[assignment]
+            await self._answer_stream(server_stream(self._call, await self._only_message()))
+        else:
+            bidi: Bidi = run  # type: ignore[assignment]
+            await self._answer_stream(bidi(self._call, self._messages()))
+
+    def _check_headers(self) -> None:
+        if self._request.get(b"te") != b"trailers":
+            raise MalformedHeader("The header 'te: trailers' is missing: something on the way may drop the status")
+        encoding = self._encoding()
+        protocol.check_encoding(encoding)
+        accepted = self._request.get(b"grpc-accept-encoding", b"").decode("latin-1")
+        self._answer_encoding = protocol.answer_encoding(encoding, accepted)
+
+    def _encoding(self) -> str | None:
+        value = self._request.get(b"grpc-encoding")
+        return None if value is None else value.decode("latin-1")
+
+    # Messages in
+
+    async def _only_message(self) -> bytes:
+        """The request's one message; the common case, one plain message in one piece, first and fast."""
+        event = await self._receive()
+        body: bytes = event.get("body", b"")
+        size = len(body) - protocol.PREFIX_BYTES
+        usual = (
+            0 <= size <= self._limits.request_bytes_max and body[0] == 0 and int.from_bytes(body[1:5], "big") == size
+        )
+        if not usual:
+            return await self._only_message_of_pieces([event])
+        if event.get("more_body"):
+            # Clients often end the stream with an empty frame of its own.
+            end = await self._receive()
+            if end["type"] != "http.request" or end.get("body") or end.get("more_body"):
+                return await self._only_message_of_pieces([event, end])
+        return body[protocol.PREFIX_BYTES :]
+
+    async def _only_message_of_pieces(self, received: list[Event]) -> bytes:
+        messages = [message async for message in self._messages(received)]
+        if len(messages) != 1:
+            raise protocol.WrongMessageCount(f"{self._call.path} takes one message, not {len(messages)}")
+        return messages[0]
+
+    async def _messages(self, received: Sequence[Event] = ()) -> AsyncIterator[bytes]:
+        """The request's messages as they come; `received`: the events that were read already."""
+        decoder = protocol.Decoder(self._limits.request_bytes_max)
+        waiting = iter(received)
+        while True:
+            event = next(waiting, None) or await self._receive()
+            if event["type"] != "http.request":
+                raise ClientGone
+            for message in decoder.feed(event.get("body", b"")):
+                yield await self._content(message) if message.compressed else message.data
+            if not event.get("more_body"):
+                break
+        decoder.finish()
+
+    async def _content(self, message: protocol.Message) -> bytes:
+        arguments = (self._encoding(), message.data, self._limits.request_bytes_max)
+        if len(message.data) < THREAD_COMPRESSED_BYTES_MIN:
+            return protocol.decompress(*arguments)
+        return await asyncio.to_thread(protocol.decompress, *arguments)
+
+    # Answers out
+
+    async def _answer(self, message: bytes) -> None:
+        """A unary method's answer, status and all; the common case, small and plain, first and fast."""
+        size = len(message)
+        call = self._call
+        usual = size <= JOIN_BYTES_MAX and self._answer_encoding is None and not call.initial and not call.trailing
+        if not usual or size > self._limits.response_bytes_max:
+            await self._write((message,), more=False)
+            await self._end(self._trailers(Code.OK, ""))
+            return
+        send = self._send
+        self._started = self._body_ended = self._ended = True
+        body = protocol.PREFIX.pack(0, size) + message
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS, "trailers": True})
+            await send({"type": "http.response.body", "body": body, "more_body": False})
+            await send({"type": "http.response.trailers", "headers": _TRAILERS_OK, "more_trailers": False})
+        except OSError as error:
+            raise ClientGone from error
+
+    async def _answer_stream(self, answers: AsyncIterator[Sequence[bytes]]) -> None:
+        try:
+            async for messages in answers:
+                if messages:
+                    await self._write(messages, more=True)
+        finally:
+            close = getattr(answers, "aclose", None)
+            if close is not None:
+                await close()
+        await self._finish(Code.OK, "")
+
+    async def _write(self, messages: Sequence[bytes], *, more: bool) -> None:
+        """Waits while the client doesn't read: that is the stream's back-pressure."""
+        for message in messages:
+            if len(message) > self._limits.response_bytes_max:
+                limit = self._limits.response_bytes_max
+                raise protocol.too_large(len(message), limit, key="max_response_size", what="Answer")
+        if not self._started:
+            await self._start()
+        if len(messages) == 1 and len(messages[0]) > JOIN_BYTES_MAX and self._answer_encoding is None:
+            await self._write_body(protocol.PREFIX.pack(0, len(messages[0])), more=True)
+            await self._write_body(messages[0], more=more)
+        else:
+            await self._write_body(await self._encoded(messages), more=more)
+
+    async def _encoded(self, messages: Sequence[bytes]) -> bytes:
+        if self._answer_encoding is None or sum(map(len, messages)) < THREAD_BYTES_MIN:
+            return protocol.encode(messages, self._answer_encoding)
+        return await asyncio.to_thread(protocol.encode, messages, self._answer_encoding)
+
+    async def _write_body(self, body: bytes, *, more: bool) -> None:
+        self._body_ended = not more
+        try:
+            await self._send({"type": "http.response.body", "body": body, "more_body": more})
+        except OSError as error:  # what ASGI servers raise once the client has gone
+            raise ClientGone from error
+
+    async def _start(self) -> None:
+        headers: Sequence[Header] = _HEADERS
+        if self._call.initial:
+            headers = (*headers, *encode_metadata(self._call.initial))
+        if self._answer_encoding is not None:
+            headers = (*headers, (b"grpc-encoding", self._answer_encoding.encode()))
+        self._started = True
+        try:
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers, "trailers": True})
+        except OSError as error:
+            raise ClientGone from error
+
+    async def _finish(self, code: Code, message: str) -> None:
+        """The final status, if somebody is left to get it."""
+        if self._ended:
+            return
+        try:
+            await self._write_status(self._trailers(code, message))
+        except (ClientGone, OSError):
+            self._ended = True
+
+    async def _write_status(self, trailers: Sequence[Header]) -> None:
+        """Without answers before it, in the header block (a trailers-only answer)."""
+        if not self._started and not self._call.initial:
+            self._started = self._body_ended = self._ended = True
+            headers = (CONTENT_TYPE, ACCEPT_ENCODING, *trailers)
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+            return
+        if not self._started:
+            await self._start()
+        await self._end(trailers)
+
+    async def _end(self, trailers: Sequence[Header]) -> None:
+        if not self._body_ended:
+            await self._write_body(b"", more=False)
+        self._ended = True
+        try:
+            await self._send({"type": "http.response.trailers", "headers": trailers, "more_trailers": False})
+        except OSError as error:
+            raise ClientGone from error
+
+    def _trailers(self, code: Code, message: str) -> list[Header]:
+        return [*status_headers(code, message), *encode_metadata(self._call.trailing)]

@@ -1,0 +1,129 @@
+"""The door `ManagementAPIsService`: fields to arguments, outcomes to text (`protos/management.proto`).
+
+Zero and "" count as not given, as the message definitions say.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from ts_frontend.errors import InvalidArgument
+from ts_frontend.grpc.call import Call, Method, Shape
+from ts_frontend.models.description import LIST_LIMIT, UNLIMITED
+from ts_frontend.models.manager import ModelManager
+from ts_frontend.protos.management_pb2 import (
+    DescribeModelRequest,
+    ListModelsRequest,
+    ManagementResponse,
+    RegisterModelRequest,
+    ScaleWorkerRequest,
+    SetDefaultRequest,
+    UnregisterModelRequest,
+)
+from ts_frontend.protos.management_pb2_grpc import ManagementAPIsServiceStub as Names
+
+Request = TypeVar("Request", bound=Message)
+
+
+def _pretty(value: object) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False)
+
+
+def _parsed(kind: type[Request], call: Call, data: bytes) -> Request:
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise InvalidArgument(f"{call.path}: the {len(data)} bytes of the request aren't a {kind.__name__}") from error
+
+
+def _refuse_negative(request: Message) -> None:
+    for field, value in request.ListFields():
+        if isinstance(value, int) and value < 0 and field.name != "timeout":
+            raise InvalidArgument(f"Parameter {field.name} must not be negative: {value}")
+
+
+def _required(name: str, value: str) -> str:
+    if not value:
+        raise InvalidArgument(f"Parameter {name} is required.")
+    return value
+
+
+class ManagementService:
+    """The six methods."""
+
+    def __init__(self, administration: ModelManager) -> None:
+        self._administration = administration
+
+    def methods(self) -> tuple[Method, ...]:
+        def method(path: str, run: Callable[[Call, bytes], Awaitable[str]]) -> Method:
+            async def unary(call: Call, data: bytes) -> bytes:
+                return ManagementResponse(msg=await run(call, data)).SerializeToString()
+
+            return Method(path, Shape.UNARY, unary)
+
+        return (
+            method(Names.DescribeModel_PATH, self._describe),
+            method(Names.ListModels_PATH, self._list),
+            method(Names.RegisterModel_PATH, self._register),
+            method(Names.ScaleWorker_PATH, self._scale),
+            method(Names.SetDefault_PATH, self._set_default),
+            method(Names.UnregisterModel_PATH, self._unregister),
+        )
+
+    async def _describe(self, call: Call, data: bytes) -> str:
+        request = _parsed(DescribeModelRequest, call, data)
+        name = _required("model_name", request.model_name)
+        version = request.model_version or None
+        return _pretty(await self._administration.describe(name, version=version, customized=request.customized))
+
+    async def _list(self, call: Call, data: bytes) -> str:
+        request = _parsed(ListModelsRequest, call, data)
+        limit = request.limit if 0 < request.limit <= LIST_LIMIT else LIST_LIMIT
+        token = max(0, request.next_page_token)
+        return _pretty(self._administration.list_models(limit=limit, next_page_token=token))
+
+    async def _register(self, call: Call, data: bytes) -> str:
+        request = _parsed(RegisterModelRequest, call, data)
+        _refuse_negative(request)
+        outcome = await self._administration.register(
+            _required("url", request.url),
+            model_name=request.model_name or None,
+            handler=request.handler or None,
+            runtime=request.runtime or None,
+            batch_size=request.batch_size or None,
+            max_batch_delay=request.max_batch_delay or None,
+            initial_workers=request.initial_workers or None,
+            response_timeout=request.response_timeout or None,
+            startup_timeout=request.startup_timeout or None,
+            synchronous=request.synchronous,
+            s3_sse_kms=request.s3_sse_kms,
+        )
+        return outcome.status
+
+    async def _scale(self, call: Call, data: bytes) -> str:
+        request = _parsed(ScaleWorkerRequest, call, data)
+        _refuse_negative(request)
+        outcome = await self._administration.scale(
+            _required("model_name", request.model_name),
+            version=request.model_version or None,
+            min_worker=request.min_worker if request.HasField("min_worker") else 1,
+            max_worker=request.max_worker or None,
+            synchronous=request.synchronous,
+            timeout=request.timeout if request.HasField("timeout") else UNLIMITED,
+        )
+        return outcome.status
+
+    async def _set_default(self, call: Call, data: bytes) -> str:
+        request = _parsed(SetDefaultRequest, call, data)
+        name = _required("model_name", request.model_name)
+        outcome = await self._administration.set_default(name, _required("model_version", request.model_version))
+        return outcome.status
+
+    async def _unregister(self, call: Call, data: bytes) -> str:
+        request = _parsed(UnregisterModelRequest, call, data)
+        name = _required("model_name", request.model_name)
+        return (await self._administration.unregister(name, version=request.model_version or None)).status

@@ -1,0 +1,352 @@
+"""gRPC's messages as bytes: length prefixes, their limits, and compression. No I/O.
+
+Each message is preceded by five bytes: a flag (1: compressed) and the length as a big-endian u32
+(grpc/doc/PROTOCOL-HTTP2.md). What is too large is refused from those five bytes, before it is buffered.
+"""
+
+from __future__ import annotations
+
+import binascii
+import re
+import struct
+import zlib
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, overload
+from urllib.parse import quote
+
+from google.protobuf.duration_pb2 import Duration
+
+from ts_frontend.errors import Code, MessageTooLarge, ServeError, Unimplemented
+from ts_frontend.protos.google_rpc_status_pb2 import Status
+
+PREFIX = struct.Struct(">BI")
+PREFIX_BYTES = PREFIX.size
+
+#: The compressions of both ways, with zlib's window bits: 31 is gzip's framing, 15 zlib's, which gRPC calls deflate.
+_WINDOW_BITS = {"gzip": 31, "deflate": 15}
+ACCEPTED_ENCODINGS = ("identity", *_WINDOW_BITS)
+
+#: An answer shorter than this is sent as it is: compressing it would cost more than it saves.
+COMPRESS_BYTES_MIN = 1024
+
+
+class BrokenMessages(ServeError):
+    """The bytes of a request aren't gRPC messages."""
+
+    code, http_status, type_name = Code.INTERNAL, 400, "BadRequestException"
+
+
+class WrongMessageCount(Unimplemented):
+    """A method that takes one message got none, or several (gRPC's status for that is UNIMPLEMENTED)."""
+
+
+class Message(NamedTuple):
+    """One message as it was on the wire."""
+
+    compressed: bool
+    data: bytes
+
+
+def too_large(size: int, limit: int, *, key: str = "max_request_size", what: str = "Message") -> MessageTooLarge:
+    """The refusal of a message, naming its size, the limit, and the setting that raises the limit."""
+    return MessageTooLarge(f"{what} of {size} bytes is larger than the limit of {limit} bytes ({key})")
+
+
+class Decoder:
+    """Bytes in, messages out, whatever the cuts between the pieces.
+
+    An illegal prefix raises and leaves the decoder as it was before that prefix; it is not to be fed again.
+    """
+
+    __slots__ = ("_bytes_max", "_held", "_held_bytes", "_needed")
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._needed = PREFIX_BYTES
+
+    def feed(self, data: bytes) -> list[Message]:
+        """The messages that are complete now.
+
+        Raises:
+            MessageTooLarge: a prefix announces more than the limit.
+            BrokenMessages: a prefix has an unknown flag.
+        """
+        self._held.append(data)
+        self._held_bytes += len(data)
+        if self._held_bytes < self._needed:
+            return []
+        return self._cut(b"".join(self._held))
+
+    def finish(self) -> None:
+        """Raises BrokenMessages when the stream ended inside a message."""
+        if self._held_bytes:
+            raise BrokenMessages(f"The request ended inside a message, after {self._held_bytes} of its bytes")
+
+    def _cut(self, buffer: bytes) -> list[Message]:
+        messages: list[Message] = []
+        start, size = 0, len(buffer)
+        self._needed = PREFIX_BYTES
+        while size - start >= PREFIX_BYTES:
+            length = self._length(buffer, start)
+            end = start + PREFIX_BYTES + length
+            if end > size:
+                self._needed = PREFIX_BYTES + length
+                break
+            messages.append(Message(buffer[start] == 1, buffer[start + PREFIX_BYTES : end]))
+            start = end
+        rest = buffer[start:]
+        self._held, self._held_bytes = ([rest] if rest else []), len(rest)
+        return messages
+
+    def _length(self, buffer: bytes, start: int) -> int:
+        flag, length = PREFIX.unpack_from(buffer, start)
+        if flag > 1:
+            raise BrokenMessages(f"A message starts with the flag {flag}; only 0 and 1 exist")
+        if length > self._bytes_max:
+            raise too_large(length, self._bytes_max)
+        return int(length)
+
+
+def encode(messages: Sequence[bytes], encoding: str | None = None) -> bytes:
+    """The messages as one piece of a body; with `encoding`, those worth it are compressed."""
+    parts: list[bytes] = []
+    for data in messages:
+        flag = 0
+        if encoding is not None and len(data) >= COMPRESS_BYTES_MIN:
+            flag, data = 1, compress(encoding, data)
+        parts.append(PREFIX.pack(flag, len(data)))
+        parts.append(data)
+    return b"".join(parts)
+
+
+def compress(encoding: str, data: bytes) -> bytes:
+    """`encoding` is one of gzip, deflate. Level 1: answers are compressed while someone waits for them."""
+    packer = zlib.compressobj(1, zlib.DEFLATED, _WINDOW_BITS[encoding])
+    return packer.compress(data) + packer.flush()
+
+
+def check_encoding(encoding: str | None) -> None:
+    """Raises Unimplemented for a compression we don't have (gRPC's status for it)."""
+    if encoding is not None and encoding not in ACCEPTED_ENCODINGS:
+        raise Unimplemented(
+            f"Messages compressed with {encoding!r} can't be read; use one of {', '.join(ACCEPTED_ENCODINGS)}"
+        )
+
+
+def decompress(encoding: str | None, data: bytes, bytes_max: int) -> bytes:
+    """A compressed message's content; stops as soon as it grows past `bytes_max`.
+
+    Raises:
+        MessageTooLarge: the content is larger than the limit.
+        BrokenMessages: not compressed as announced, cut short, or nothing was announced.
+    """
+    if encoding is None or encoding not in _WINDOW_BITS:
+        raise BrokenMessages("A message is marked as compressed, but grpc-encoding names no compression")
+    unpacker = zlib.decompressobj(_WINDOW_BITS[encoding])
+    try:
+        content = unpacker.decompress(data, bytes_max + 1)
+    except zlib.error as error:
+        raise BrokenMessages(f"A message can't be decompressed as {encoding}: {error}") from None
+    if len(content) > bytes_max:
+        raise MessageTooLarge(
+            f"Message of {len(data)} compressed bytes decompresses to more than the limit of {bytes_max} bytes"
+            " (max_request_size)"
+        )
+    if not unpacker.eof or unpacker.unused_data:
+        raise BrokenMessages(f"A message is not one whole {encoding} stream")
+    return content
+
+
+def answer_encoding(request_encoding: str | None, accepted: str | None) -> str | None:
+    """The compression of the answers: the request's own, where the client says that it can read it.
+
+    Clients list what they accept whether they want it or not (grpcio always does), so a client asks for
+    compressed answers by sending compressed requests.
+    """
+    if request_encoding not in _WINDOW_BITS or accepted is None:
+        return None
+    return request_encoding if request_encoding in (name.strip() for name in accepted.split(",")) else None
+
+
+Header = tuple[bytes, bytes]
+Entry = tuple[str, "str | bytes"]
+
+CONTENT_TYPE: Header = (b"content-type", b"application/grpc")
+ACCEPT_ENCODING: Header = (b"grpc-accept-encoding", ",".join(ACCEPTED_ENCODINGS).encode())
+STATUS_OK: Header = (b"grpc-status", b"0")
+
+#: Clients refuse headers above 8 KiB by default (grpcio), and then lose the status too.
+STATUS_MESSAGE_BYTES_MAX = 4096
+#: A longer message isn't said a second time in the status details: with both, the headers would be above that.
+DETAILS_MESSAGE_BYTES_MAX = 1500
+STATUS_DETAILS = "grpc-status-details-bin"
+RETRY_INFO_URL = "type.googleapis.com/google.rpc.RetryInfo"
+
+_PLAIN = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
+_TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
+_UNIT_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+_KEY = re.compile(r"[0-9a-z_.\-]+")
+_VALUE = re.compile(r"[\x20-\x7e]*")
+
+#: Headers that belong to HTTP or to gRPC itself and are no metadata.
+_RESERVED = frozenset(
+    b"host content-type content-length te accept-encoding grpc-timeout grpc-encoding grpc-accept-encoding".split()
+)
+
+
+class MalformedHeader(ServeError):
+    """A header of gRPC's own can't be read."""
+
+    code, http_status, type_name = Code.INTERNAL, 400, "BadRequestException"
+
+
+#: How much before a deadline its passing is answered: a LAN's way to the client and back, and a timer's grain.
+EARLY_S_MAX = 0.005
+EARLY_SHARE = 0.05
+
+
+def timeout_s(value: bytes) -> float:
+    """Seconds of a `grpc-timeout` value such as b"250m". Raises MalformedHeader."""
+    match = _TIMEOUT.fullmatch(value)
+    if match is None:
+        raise MalformedHeader(
+            f"grpc-timeout is malformed: {value.decode('latin-1')!r}; write up to 8 digits and a unit"
+        )
+    return int(match[1]) * _UNIT_S[match[2]]
+
+
+def answering_s(seconds: float) -> float:
+    """When to answer that a deadline in so many seconds has passed: a little early, so that the client hears of it and
+    needn't cancel the call itself. h2corn closes connections with more than 200 cancelled calls in 10 s."""
+    return seconds - min(EARLY_S_MAX, seconds * EARLY_SHARE)
+
+
+def is_grpc(content_type: bytes | None) -> bool:
+    """Whether it is application/grpc, perhaps with a subtype or parameters; gRPC-Web is something else."""
+    if content_type is None or content_type[:16].lower() != b"application/grpc":
+        return False
+    return content_type[16:17] in (b"", b"+", b";", b" ")
+
+
+def encode_message(message: str) -> bytes:
+    """`grpc-message`: UTF-8, percent-encoded where it isn't printable ASCII, cut to what clients take."""
+    encoded = quote(bounded(message), safe=_PLAIN, errors="replace")
+    if encoded != encoded.strip():
+        encoded = encoded.replace(" ", "%20")
+    return encoded.encode("ascii")
+
+
+def bounded(message: str) -> str:
+    """The message, cut so that its percent-encoded form fits into STATUS_MESSAGE_BYTES_MAX."""
+    if len(message) * 9 <= STATUS_MESSAGE_BYTES_MAX:
+        return message
+    size = 0
+    for index, char in enumerate(message):
+        size += len(quote(char, safe=_PLAIN, errors="replace"))
+        if size > STATUS_MESSAGE_BYTES_MAX - len(" ..."):
+            return message[:index] + " ..."
+    return message
+
+
+def status_headers(code: int, message: str) -> list[Header]:
+    """`grpc-status`, and `grpc-message` where there is one."""
+    headers = [(b"grpc-status", str(int(code)).encode())]
+    if message:
+        headers.append((b"grpc-message", encode_message(message)))
+    return headers
+
+
+def retry_details(error: ServeError) -> list[Entry]:
+    """`grpc-status-details-bin` with a google.rpc.RetryInfo, for errors that say when to ask again; else nothing."""
+    if error.retry_after_s is None or len(error.message.encode()) > DETAILS_MESSAGE_BYTES_MAX:
+        return []
+    return [(STATUS_DETAILS, status_of(error).SerializeToString())]
+
+
+def status_of(error: ServeError) -> Status:
+    """The error as a google.rpc.Status, with when to ask again where that is known."""
+    status = Status(code=int(error.code), message=error.message)
+    if error.retry_after_s is not None:
+        whole, part = divmod(error.retry_after_s, 1)
+        delay = Duration(seconds=int(whole), nanos=int(part * 1e9)).SerializeToString()
+        # RetryInfo is a message with one field, 1, the delay.
+        status.details.add(type_url=RETRY_INFO_URL, value=bytes((0x0A, len(delay))) + delay)
+    return status
+
+
+def decode_metadata(headers: Iterable[Header]) -> list[Entry]:
+    """What the client sent beside gRPC's own headers; `-bin` values as bytes, one entry for each joined value.
+
+    Raises MalformedHeader for a `-bin` value that isn't base64.
+    """
+    entries: list[Entry] = []
+    for name, value in headers:
+        if name in _RESERVED or name[:1] == b":":
+            continue
+        key = name.decode("latin-1").lower()
+        if key.endswith("-bin"):
+            entries.extend((key, _decode_binary(key, part)) for part in value.split(b","))
+        else:
+            entries.append((key, value.decode("latin-1")))
+    return entries
+
+
+def _decode_binary(key: str, value: bytes) -> bytes:
+    value = value.strip()
+    try:
+        return b64decode(value + b"=" * (-len(value) % 4), validate=True)
+    except binascii.Error:
+        raise MalformedHeader(f"Metadata {key} is not base64") from None
+
+
+def encode_metadata(entries: Iterable[Entry]) -> list[Header]:
+    """Headers for metadata that we send.
+
+    Raises ValueError for a name or value that HTTP/2 or gRPC doesn't allow: a mistake of ours, not of a caller.
+    """
+    return [_encode_entry(key, value) for key, value in entries]
+
+
+def _encode_entry(key: str, value: str | bytes) -> Header:
+    if not _KEY.fullmatch(key) or (key.startswith("grpc-") and key != "grpc-status-details-bin"):
+        raise ValueError(f"{key!r} is no name for metadata")
+    if key.endswith("-bin"):
+        if isinstance(value, str):
+            raise ValueError(f"metadata {key!r} takes bytes")
+        return key.encode("ascii"), b64encode(value).rstrip(b"=")
+    if isinstance(value, bytes) or not _VALUE.fullmatch(value):
+        raise ValueError(f"metadata {key!r} takes printable ASCII text, got {value!r}")
+    return key.encode("ascii"), value.strip().encode("ascii")
+
+
+class ReceivedMetadata(Sequence[Entry]):
+    """The metadata of a request, decoded when someone looks: most calls never do."""
+
+    __slots__ = ("_entries", "_headers")
+
+    def __init__(self, headers: Sequence[Header]) -> None:
+        self._headers = headers
+        self._entries: list[Entry] | None = None
+
+    def _decoded(self) -> list[Entry]:
+        if self._entries is None:
+            self._entries = decode_metadata(self._headers)
+        return self._entries
+
+    def __len__(self) -> int:
+        return len(self._decoded())
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._decoded())
+
+    @overload
+    def __getitem__(self, index: int) -> Entry: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Entry]: ...
+
+    def __getitem__(self, index: int | slice) -> Entry | Sequence[Entry]:
+        return self._decoded()[index]

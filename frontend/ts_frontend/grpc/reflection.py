@@ -1,0 +1,122 @@
+"""gRPC's standard reflection service, v1 and v1alpha (their messages differ in nothing but the package)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from types import ModuleType
+from typing import Any
+
+from google.protobuf.descriptor import FileDescriptor
+from google.protobuf.message import DecodeError
+
+from ts.protocol.pool import POOL
+from ts_frontend.errors import Code, InvalidArgument
+from ts_frontend.grpc.call import Call, Method, Shape
+from ts_frontend.protos import grpc_reflection_v1_reflection_pb2, grpc_reflection_v1alpha_reflection_pb2
+
+_VERSIONS = (grpc_reflection_v1_reflection_pb2, grpc_reflection_v1alpha_reflection_pb2)
+
+
+def methods(served: Iterable[Method]) -> tuple[Method, ...]:
+    """Reflection over the services of the `served` methods, and over itself."""
+    names = {method.path.split("/")[1] for method in served} | {_service(messages) for messages in _VERSIONS}
+    services = tuple(sorted(names))
+    return tuple(
+        Method(f"/{_service(messages)}/ServerReflectionInfo", Shape.BIDI, ReflectionService(messages, services).info)
+        for messages in _VERSIONS
+    )
+
+
+def _service(messages: ModuleType) -> str:
+    return f"{messages.DESCRIPTOR.package}.ServerReflection"
+
+
+def _file_of_symbol(name: str) -> FileDescriptor:
+    """The file with that type, service or method, field or value of one. Raises KeyError."""
+    try:
+        return POOL.FindFileContainingSymbol(name)
+    except KeyError:
+        pass
+    # Pools don't find members (protobuf 7.36): look for what they belong to.
+    owner, _, member = name.rpartition(".")
+    file = POOL.FindFileContainingSymbol(owner)
+    if member not in _members(file, owner):
+        raise KeyError(name)
+    return file
+
+
+def _members(file: FileDescriptor, owner: str) -> set[str]:
+    """The names of the methods, fields or values of the service, message or enum `owner` of `file`."""
+    local = owner.removeprefix(file.package).lstrip(".")
+    if local in file.services_by_name:
+        return set(file.services_by_name[local].methods_by_name)
+    try:
+        message = POOL.FindMessageTypeByName(owner)
+    except KeyError:
+        return set(POOL.FindEnumTypeByName(owner).values_by_name)
+    return {*message.fields_by_name, *message.oneofs_by_name}
+
+
+class ReflectionService:
+    """One version of the service; answers from the pool of our generated modules."""
+
+    def __init__(self, messages: Any, services: Sequence[str]) -> None:
+        self._messages = messages
+        self._services = services
+        self._answers = {
+            "file_by_filename": lambda name: self._files(POOL.FindFileByName(name)),
+            "file_containing_symbol": lambda name: self._files(_file_of_symbol(name)),
+            "file_containing_extension": self._extension,
+            "all_extension_numbers_of_type": self._extension_numbers,
+            "list_services": self._list,
+        }
+
+    async def info(self, call: Call, requests: AsyncIterator[bytes]) -> AsyncIterator[Sequence[bytes]]:
+        async for data in requests:
+            yield [self._answer(data)]
+
+    def _answer(self, data: bytes) -> bytes:
+        try:
+            request = self._messages.ServerReflectionRequest.FromString(data)
+        except DecodeError as error:
+            raise InvalidArgument(f"The message is not a ServerReflectionRequest: {error}") from None
+        kind = request.WhichOneof("message_request")
+        if kind is None:
+            answer = self._error(Code.INVALID_ARGUMENT, "The request asks nothing")
+        else:
+            answer = self._look_up(kind, getattr(request, kind))
+        response = self._messages.ServerReflectionResponse(valid_host=request.host, original_request=request, **answer)
+        return bytes(response.SerializeToString())
+
+    def _look_up(self, kind: str, wanted: Any) -> dict[str, Any]:
+        try:
+            return self._answers[kind](wanted)
+        except KeyError:
+            return self._error(Code.NOT_FOUND, f"Not found: {str(wanted).strip()}")
+
+    def _files(self, file: FileDescriptor) -> dict[str, Any]:
+        """The file and all it imports, directly or not."""
+        found: dict[str, bytes] = {}
+        waiting = [file]
+        while waiting:
+            one = waiting.pop()
+            if one.name not in found:
+                found[one.name] = one.serialized_pb
+                waiting.extend(one.dependencies)
+        response = self._messages.FileDescriptorResponse(file_descriptor_proto=found.values())
+        return {"file_descriptor_response": response}
+
+    def _extension(self, wanted: Any) -> dict[str, Any]:
+        """There are none: our files are proto3."""
+        raise KeyError(wanted)
+
+    def _extension_numbers(self, name: str) -> dict[str, Any]:
+        POOL.FindMessageTypeByName(name)
+        return {"all_extension_numbers_response": self._messages.ExtensionNumberResponse(base_type_name=name)}
+
+    def _list(self, _: str) -> dict[str, Any]:
+        services = [self._messages.ServiceResponse(name=name) for name in self._services]
+        return {"list_services_response": self._messages.ListServiceResponse(service=services)}
+
+    def _error(self, code: Code, message: str) -> dict[str, Any]:
+        return {"error_response": self._messages.ErrorResponse(error_code=int(code), error_message=message)}

@@ -1,0 +1,202 @@
+"""One line of the access log for every gRPC call, as TorchServe writes it: method, status code, milliseconds."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+from ts_frontend.errors import ClientGone, Code, ServeError
+from ts_frontend.grpc.call import Call, Method, Shape
+from ts_frontend.telemetry.logging.logs import Logs
+from ts_frontend.telemetry.metrics.definitions import Definition, MetricKind
+from ts_frontend.telemetry.metrics.samples import Counter, Family, Histogram
+
+log = logging.getLogger(__name__)
+
+
+def logged(method: Method, logs: Logs) -> Method:
+    """The method, its calls written to the access log; the method itself when that log is off."""
+    if not logs.access_enabled:
+        return method
+    words = f"gRPC {method.path[1:]} HTTP/2.0"
+    run: Any = method.run
+
+    def done(call: Call, begun_s: float, error: BaseException | None) -> None:
+        logs.access(call.peer, words, code_of(call, error), (time.perf_counter() - begun_s) * 1000, call.request_id)
+        if isinstance(error, ServeError):
+            log.debug("%s ended %s: %s (request id %s)", method.path, error.code.name, error.message, call.request_id)
+
+    return Method(
+        method.path, method.shape, (_logged_unary if method.shape is Shape.UNARY else _logged_streaming)(run, done)
+    )
+
+
+def code_of(call: Call, error: BaseException | None) -> int:
+    """The status that a method's end became."""
+    if error is None:
+        return Code.OK
+    if isinstance(error, ServeError):
+        return error.code
+    if isinstance(error, (asyncio.CancelledError, GeneratorExit, ClientGone)):
+        return Code.DEADLINE_EXCEEDED if time.monotonic() >= call.deadline_s else Code.CANCELLED
+    return Code.INTERNAL
+
+
+Done = Callable[[Call, float, "BaseException | None"], None]
+
+
+def _logged_unary(
+    run: Callable[[Call, bytes], Awaitable[bytes]], done: Done
+) -> Callable[[Call, bytes], Awaitable[bytes]]:
+    async def unary(call: Call, data: bytes) -> bytes:
+        begun_s = time.perf_counter()
+        try:
+            answer = await run(call, data)
+        except BaseException as error:
+            done(call, begun_s, error)
+            raise
+        done(call, begun_s, None)
+        return answer
+
+    return unary
+
+
+def _logged_streaming(run: Callable[[Call, Any], AsyncIterator[Sequence[bytes]]], done: Done) -> Any:
+    async def streaming(call: Call, data: Any) -> AsyncIterator[Sequence[bytes]]:
+        begun_s = time.perf_counter()
+        answers = run(call, data)
+        try:
+            async for messages in answers:
+                yield messages
+        except BaseException as error:
+            done(call, begun_s, error)
+            raise
+        else:
+            done(call, begun_s, None)
+        finally:
+            await answers.aclose()  # type: ignore[attr-defined]
+
+    return streaming
+
+
+TYPES = {Shape.UNARY: "UNARY", Shape.SERVER_STREAM: "SERVER_STREAMING", Shape.BIDI: "BIDI_STREAMING"}
+LABELS = ("grpc_type", "grpc_service", "grpc_method")
+
+
+class MethodCounts:
+    """What happened to the calls of one method. `handled`: ended calls by status."""
+
+    __slots__ = ("handled", "labels", "received", "seconds", "sent", "started")
+
+    def __init__(self, method: Method) -> None:
+        service, _, name = method.path[1:].rpartition("/")
+        self.labels = (TYPES[method.shape], service, name)
+        self.started = self.received = self.sent = 0
+        self.handled = [0] * len(Code)
+        self.seconds = Histogram()
+
+    def ended(self, code: int, seconds: float) -> None:
+        self.handled[code] += 1
+        self.seconds.add(seconds)
+
+
+class CallMetrics:
+    """The counts of all methods, by path: a method that several listeners have is counted once."""
+
+    def __init__(self) -> None:
+        self._methods: dict[str, MethodCounts] = {}
+
+    def counted(self, method: Method) -> Method:
+        """The method, its calls counted from now on."""
+        counts = self._methods.setdefault(method.path, MethodCounts(method))
+        wrap = _counted_unary if method.shape is Shape.UNARY else _counted_streaming
+        return Method(method.path, method.shape, wrap(method.run, counts))
+
+    def families(self) -> list[Family]:
+        """Everything as it is now, of the methods that were called."""
+        started = _family("started_total", MetricKind.COUNTER, "RPCs started on the server")
+        handled = _family("handled_total", MetricKind.COUNTER, "RPCs completed on the server, by status", "grpc_code")
+        received = _family("msg_received_total", MetricKind.COUNTER, "Messages received from clients")
+        sent = _family("msg_sent_total", MetricKind.COUNTER, "Messages sent to clients")
+        seconds = _family("handling_seconds", MetricKind.HISTOGRAM, "Seconds from an RPC's start to its completion")
+        for counts in self._methods.values():
+            if counts.started:
+                started.samples[counts.labels] = Counter(counts.started)
+                received.samples[counts.labels] = Counter(counts.received)
+                sent.samples[counts.labels] = Counter(counts.sent)
+                seconds.samples[counts.labels] = counts.seconds
+                for code in Code:
+                    if counts.handled[code]:
+                        handled.samples[(*counts.labels, code.name)] = Counter(counts.handled[code])
+        return [started, handled, received, sent, seconds]
+
+
+def _family(name: str, kind: MetricKind, sentence: str, *more: str) -> Family:
+    return Family(Definition(f"grpc_server_{name}", kind, "Count", (*LABELS, *more)), sentence)
+
+
+def _counted_unary(run: Any, counts: MethodCounts) -> Callable[[Call, bytes], Awaitable[bytes]]:
+    handled, add = counts.handled, counts.seconds.add
+    clock = time.perf_counter
+
+    async def unary(call: Call, data: bytes) -> bytes:
+        begun_s = clock()
+        counts.started += 1
+        counts.received += 1
+        try:
+            answer: bytes = await run(call, data)
+        except BaseException as error:
+            counts.ended(code_of(call, error), clock() - begun_s)
+            raise
+        counts.sent += 1
+        handled[0] += 1
+        add(clock() - begun_s)
+        return answer
+
+    return unary
+
+
+def _counted_streaming(run: Any, counts: MethodCounts) -> Any:
+    bidirectional = counts.labels[0] == TYPES[Shape.BIDI]
+
+    async def streaming(call: Call, data: Any) -> AsyncIterator[Sequence[bytes]]:
+        begun_s = time.perf_counter()
+        counts.started += 1
+        if bidirectional:
+            data = _Received(data, counts)
+        else:
+            counts.received += 1
+        answers = run(call, data)
+        try:
+            async for messages in answers:
+                yield messages
+                counts.sent += len(messages)
+        except BaseException as error:
+            counts.ended(code_of(call, error), time.perf_counter() - begun_s)
+            raise
+        else:
+            counts.ended(Code.OK, time.perf_counter() - begun_s)
+        finally:
+            await answers.aclose()
+
+    return streaming
+
+
+class _Received:
+    """A call's messages, counted as they are read."""
+
+    __slots__ = ("_counts", "_messages")
+
+    def __init__(self, messages: AsyncIterator[bytes], counts: MethodCounts) -> None:
+        self._messages, self._counts = messages, counts
+
+    def __aiter__(self) -> _Received:
+        return self
+
+    async def __anext__(self) -> bytes:
+        message = await self._messages.__anext__()
+        self._counts.received += 1
+        return message

@@ -1,0 +1,113 @@
+"""Regions of system shared memory that clients have registered for their tensors, where that is allowed.
+
+The frontend only keeps their names and places, and checks them; the worker copies what a request needs, so that a
+region that shrinks harms nobody (`ts.tensors.shared_memory`). Memory of GPUs isn't shared.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ts.protocol import open_inference_pb2 as pb
+from ts_frontend.grpc.call import Call, Method, Shape
+from ts_frontend.grpc.open_inference import SERVICE, message
+from ts_frontend.models.registry import Registry
+from ts_frontend.open_inference.settings import LogSettings, TraceSettings
+from ts_frontend.open_inference.shared_memory import Regions, check_cuda, refuse_cuda
+from ts_frontend.open_inference.statistics import statistics_of
+
+
+class SharedMemoryService:
+    """The methods for regions, over gRPC."""
+
+    def __init__(self, regions: Regions) -> None:
+        self._regions = regions
+
+    def methods(self) -> tuple[Method, ...]:
+        own = {
+            "SystemSharedMemoryStatus": self.status,
+            "SystemSharedMemoryRegister": self.register,
+            "SystemSharedMemoryUnregister": self.unregister,
+            "CudaSharedMemoryStatus": self.cuda_status,
+            "CudaSharedMemoryRegister": self.cuda_register,
+            "CudaSharedMemoryUnregister": self.cuda_unregister,
+        }
+        return tuple(Method(f"/{SERVICE}/{name}", Shape.UNARY, run) for name, run in own.items())
+
+    async def status(self, call: Call, data: bytes) -> bytes:
+        request = message(pb.SystemSharedMemoryStatusRequest, data)
+        answer = pb.SystemSharedMemoryStatusResponse()
+        for one in self._regions.status(request.name):
+            found = answer.regions[one.name]
+            found.name, found.key, found.offset, found.byte_size = one
+        return answer.SerializeToString()
+
+    async def register(self, call: Call, data: bytes) -> bytes:
+        request = message(pb.SystemSharedMemoryRegisterRequest, data)
+        self._regions.register(request.name, request.key, request.offset, request.byte_size)
+        return b""
+
+    async def unregister(self, call: Call, data: bytes) -> bytes:
+        self._regions.unregister(message(pb.SystemSharedMemoryUnregisterRequest, data).name)
+        return b""
+
+    async def cuda_status(self, call: Call, data: bytes) -> bytes:
+        """None is ever registered."""
+        check_cuda(message(pb.CudaSharedMemoryStatusRequest, data).name)
+        return b""
+
+    async def cuda_register(self, call: Call, data: bytes) -> bytes:
+        refuse_cuda()
+
+    async def cuda_unregister(self, call: Call, data: bytes) -> bytes:
+        """There is nothing to unregister, and Triton's clients do so before they begin."""
+        return b""
+
+
+class SettingsService:
+    """Both, over gRPC."""
+
+    def __init__(self, logs: LogSettings, traces: TraceSettings) -> None:
+        self._logs, self._traces = logs, traces
+
+    def methods(self) -> tuple[Method, ...]:
+        return (
+            Method(f"/{SERVICE}/LogSettings", Shape.UNARY, self.log_settings),
+            Method(f"/{SERVICE}/TraceSetting", Shape.UNARY, self.trace_setting),
+        )
+
+    async def log_settings(self, call: Call, data: bytes) -> bytes:
+        request = message(pb.LogSettingsRequest, data)
+        given = {name: _value(setting) for name, setting in request.settings.items()}
+        answer = pb.LogSettingsResponse()
+        for name, value in self._logs.change(given).items():
+            field = {bool: "bool_param", int: "uint32_param"}.get(type(value), "string_param")
+            setattr(answer.settings[name], field, value)
+        return answer.SerializeToString()
+
+    async def trace_setting(self, call: Call, data: bytes) -> bytes:
+        request = message(pb.TraceSettingRequest, data)
+        given = {name: list(setting.value) for name, setting in request.settings.items()}
+        answer = pb.TraceSettingResponse()
+        for name, values in self._traces.change(given, request.model_name).items():
+            answer.settings[name].value.extend(values)
+        return answer.SerializeToString()
+
+
+def _value(setting: pb.LogSettingsRequest.SettingValue) -> Any:
+    choice = setting.WhichOneof("parameter_choice")
+    return getattr(setting, choice) if choice else None
+
+
+class StatisticsService:
+    """Counts are of requests: one with a batch dimension of its own is one."""
+
+    def __init__(self, models: Registry) -> None:
+        self._models = models
+
+    def methods(self) -> tuple[Method, ...]:
+        return (Method(f"/{SERVICE}/ModelStatistics", Shape.UNARY, self.statistics),)
+
+    async def statistics(self, call: Call, data: bytes) -> bytes:
+        request = message(pb.ModelStatisticsRequest, data)
+        return statistics_of(self._models, request.name, request.version).SerializeToString()

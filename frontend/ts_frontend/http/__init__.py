@@ -1,0 +1,1 @@
+"""The HTTP APIs: requests to calls, answers and errors back."""

@@ -1,0 +1,210 @@
+"""HTTP over ASGI: finds who answers, sends answers and errors in TorchServe's form, logs each request."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+
+from ts_frontend.errors import ClientGone, Code, ServeError
+from ts_frontend.http.departures import Departures
+from ts_frontend.http.request import (
+    CLOSE,
+    JSON,
+    NOT_FOUND,
+    Body,
+    BodyLimits,
+    Header,
+    HttpAnswer,
+    HttpRequest,
+    Receive,
+    Route,
+    Scope,
+    Send,
+    Serve,
+    error_body,
+    not_found,
+)
+
+logger = logging.getLogger(__name__)
+REQUEST_ID = b"x-request-id"
+REQUEST_ID_BYTES_MAX = 128
+_ID = re.compile(rb"[\x21-\x7e]{1,%d}" % REQUEST_ID_BYTES_MAX)
+#: Before the headers that every answer ends with; a handler can't set any of these.
+NO_CACHE: tuple[Header, ...] = (
+    (b"pragma", b"no-cache"),
+    (b"cache-control", b"no-cache; no-store, must-revalidate, private"),
+    (b"expires", b"Thu, 01 Jan 1970 00:00:00 UTC"),
+)
+STREAMED: Header = (b"ts_stream_next", b"true")
+CLIENT_LEFT = 499
+VERSIONS = {"2": "2.0"}
+UNEXPECTED = "The server failed unexpectedly; its log says why"
+
+#: peer, request line, status, milliseconds, request id
+Log = Callable[[str, str, int, float, str], None]
+
+
+class ResourceNotFound(ServeError):
+    code, http_status, type_name = Code.NOT_FOUND, 404, "ResourceNotFoundException"
+
+    def __init__(self) -> None:
+        super().__init__(NOT_FOUND)
+
+
+class MethodNotAllowed(ServeError):
+    code, http_status, type_name = Code.UNIMPLEMENTED, 405, "MethodNotAllowedException"
+
+    def __init__(self) -> None:
+        super().__init__("Requested method is not allowed, please refer to API document.")
+
+
+@dataclass(frozen=True, slots=True)
+class Cors:
+    """What pages of other origins may do; None: the header isn't sent."""
+
+    origin: str | None = None
+    methods: str | None = None
+    headers: str | None = None
+
+    def preflight(self, request: HttpRequest) -> Serve | None:
+        """The route of what browsers ask before they send a request of another origin's page. The headers that every
+        answer has are the answer."""
+        asks = request.method == "OPTIONS" and request.header(b"access-control-request-method")
+        return _allowed if asks and request.header(b"origin") else None
+
+    def answer_headers(self) -> tuple[Header, ...]:
+        values = {"origin": self.origin, "methods": self.methods, "headers": self.headers}
+        return tuple(
+            (f"access-control-allow-{name}".encode(), value.encode("latin-1"))
+            for name, value in values.items()
+            if value
+        )
+
+
+async def _allowed(request: HttpRequest) -> HttpAnswer:
+    return HttpAnswer(200, (), b"")
+
+
+def retry_headers(error: ServeError) -> tuple[Header, ...]:
+    """Retry-After in whole seconds, where it is known when the same request may fare better."""
+    seconds = error.retry_after_s if error.http_status == 503 else None
+    return () if seconds is None else ((b"retry-after", b"%d" % max(1, math.ceil(seconds))),)
+
+
+def error_answer(error: ServeError) -> HttpAnswer:
+    body = error_body(error.http_status, error.type_name, error.message)
+    return HttpAnswer(error.http_status, (JSON, *retry_headers(error)), body)
+
+
+class HttpApp:
+    """The ASGI application of an HTTP listener. `guard` is asked before everything else, then `routes` in turn; `log`
+    None: no access log. Raises ClientGone when nobody is left to answer."""
+
+    def __init__(
+        self,
+        routes: Sequence[Route],
+        ids: Callable[[], str],
+        *,
+        guard: Route,
+        log: Log | None,
+        cors: Cors,
+        limits: BodyLimits,
+    ) -> None:
+        self._ids = ids
+        self._log = log
+        self._routes = [guard, *([cors.preflight] if cors.origin else []), *routes]
+        self._fixed = (*NO_CACHE, *cors.answer_headers())
+        self._limits = limits
+        self._departures = Departures()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await not_found(scope, receive, send)
+            return
+        begun_s = time.perf_counter()
+        request = HttpRequest(scope, receive, self._request_id(scope["headers"]), self._limits, self._departures)
+        status = CLIENT_LEFT
+        try:
+            answer = await self._answer(request)
+            await self._send(request, answer, send, scope["http_version"])
+            status = answer.status
+        except OSError as error:  # what ASGI servers raise once the client has gone
+            raise ClientGone from error
+        finally:
+            request.close()
+            if self._log is not None:
+                self._log(*_line(scope), status, (time.perf_counter() - begun_s) * 1000, request.request_id)
+
+    def _request_id(self, headers: Sequence[Header]) -> str:
+        """The client's, if it sent one that can be one, else a new one."""
+        for name, value in headers:
+            if name == REQUEST_ID and _ID.fullmatch(value):
+                return value.decode()
+        return self._ids()
+
+    async def _answer(self, request: HttpRequest) -> HttpAnswer:
+        try:
+            for route in self._routes:
+                serve = route(request)
+                if serve is not None:
+                    return await serve(request)
+            raise MethodNotAllowed if request.path == "/" else ResourceNotFound
+        except ServeError as error:
+            logger.debug("%s %r ended %s: %s", request.method, request.path, error.http_status, error.message)
+            return error_answer(error)
+        except ClientGone:
+            raise
+        except Exception:
+            logger.exception("%s %r failed (request id %s)", request.method, request.path, request.request_id)
+            return HttpAnswer(500, (JSON,), error_body(500, "InternalServerException", UNEXPECTED))
+
+    async def _send(self, request: HttpRequest, answer: HttpAnswer, send: Send, http_version: str) -> None:
+        status, own, body = answer
+        headers = [*own, (REQUEST_ID, request.request_id.encode()), *self._fixed]
+        if status >= 400 and http_version[0] == "1":
+            headers.append(CLOSE)
+        if isinstance(body, (bytes, bytearray, memoryview)):
+            headers.append((b"content-length", b"%d" % len(body)))
+            await send({"type": "http.response.start", "status": status, "headers": headers})
+            await send({"type": "http.response.body", "body": _bytes(body), "more_body": False})
+        else:
+            headers.append(STREAMED)
+            await send({"type": "http.response.start", "status": status, "headers": headers})
+            await _send_pieces(body, send)
+
+
+async def _send_pieces(pieces: AsyncIterator[Sequence[Body]], send: Send) -> None:
+    """Each piece a chunk of its own, as soon as it's there; waits while the client doesn't read."""
+    try:
+        async for ready in pieces:
+            for piece in ready:
+                if len(piece):
+                    await send({"type": "http.response.body", "body": _bytes(piece), "more_body": True})
+    except ServeError as error:
+        # The status line is gone: leaving the body unfinished is the only way to say that it failed.
+        logger.info("An answer ended unfinished: %s", error.message)
+        raise ClientGone from error
+    finally:
+        close = getattr(pieces, "aclose", None)
+        if close is not None:
+            await close()
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _bytes(body: Body) -> bytes | bytearray:
+    """h2corn takes no views."""
+    return body.tobytes() if isinstance(body, memoryview) else body
+
+
+def _line(scope: Scope) -> tuple[str, str]:
+    """Who asked, and the request line, for the access log."""
+    client, version = scope.get("client"), scope["http_version"]
+    target = scope["raw_path"].decode("latin-1")
+    if scope["query_string"]:
+        target += "?" + scope["query_string"].decode("latin-1")
+    peer = f"{client[0]}:{client[1]}" if client else "unix"
+    return peer, f"{scope['method']} {target} HTTP/{VERSIONS.get(version, version)}"

@@ -1,0 +1,185 @@
+"""The guard before every HTTP route: what a browser may be made to send by a page that isn't the server's own.
+
+Browsers send requests of any page, also to servers on their own machine, and name the page's origin (`Origin`) and how
+it stands to the server (`Sec-Fetch-Site`). A page whose host's name is made to mean this machine (DNS rebinding) counts
+as the server's own for its browser; `Host` has that name. Sources: RFC 6454, the Fetch Standard, Fetch Metadata.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from urllib.parse import urlsplit
+
+from ts_frontend.config.addresses import is_loopback
+from ts_frontend.errors import Code, ServeError
+from ts_frontend.http import open_inference as http_v2
+from ts_frontend.http import openai as http_openai
+from ts_frontend.http.app import error_answer
+from ts_frontend.http.request import HttpAnswer, HttpRequest, Route, Serve
+from ts_frontend.http.routes import Effect, ErrorDialect, decision
+
+#: How errors of a dialect are told.
+REFUSALS: dict[ErrorDialect, Callable[[ServeError], HttpAnswer]] = {
+    ErrorDialect.TORCHSERVE: error_answer,
+    ErrorDialect.OPEN_INFERENCE: http_v2.refusal,
+    ErrorDialect.OPENAI: http_openai.refusal,
+}
+FORM = "application/x-www-form-urlencoded"
+#: What browsers send for any page without asking first: forms and fetches, pings of links, reports.
+SIMPLE = frozenset({"", "text/plain", "multipart/form-data", FORM, "text/ping", "application/csp-report"})
+#: What programs send without a browser, too: `curl -d`, Triton's clients.
+_USUAL = frozenset({"", FORM})
+#: Values of Sec-Fetch-Site for pages of the server itself, and for what a person typed; a browser without it says "".
+_OWN_SITES = frozenset({b"", b"same-origin", b"none"})
+_HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^\s:/@\[\]?#]+)(?::\d{0,5})?")
+_HOST_CHARACTERS_MAX = 256
+_WHO_MAY = "cors_allowed_origin names the origin that may"
+
+
+class ForeignOrigin(ServeError):
+    """A page of another origin asks the browser to manage the server."""
+
+    code, http_status, type_name = Code.PERMISSION_DENIED, 403, "ForeignOriginException"
+
+
+class ForeignHost(ServeError):
+    """The request calls the server by a name that isn't its own."""
+
+    code, http_status, type_name = Code.PERMISSION_DENIED, 403, "ForeignHostException"
+
+
+class UnsupportedMediaType(ServeError):
+    code, http_status, type_name = Code.INVALID_ARGUMENT, 415, "UnsupportedMediaTypeException"
+
+
+class Hosts:
+    """The names under which a listener may be called: `host` is what it listens on ("" for a Unix socket), `told` what
+    the server listens on elsewhere, `allowed` the setting `allowed_hosts`.
+
+    `any_name`: requests may call it by any. That is so where other machines reach the listener and `allowed_hosts`
+    isn't set, and on Unix sockets, which browsers don't reach."""
+
+    def __init__(self, host: str, told: Sequence[str] = (), allowed: Sequence[str] = ()) -> None:
+        local = not host or is_loopback(host)
+        own = () if local else (socket.gethostname(),)
+        names = (host, *told, *own, *(word for word in allowed if word[0] not in "*."))
+        self._names = frozenset(map(_plain, filter(None, names)))
+        self._ends = tuple(word for word in allowed if word[0] == ".")
+        self._all = "*" in allowed or not (local or allowed)
+        self.any_name = self._all or not host
+        self.has = lru_cache(maxsize=256)(self._has)
+
+    def _has(self, header: str, reached: str) -> bool:
+        """Whether a Host header names this server; `reached`: the address that the client connected to."""
+        if self._all:
+            return True
+        match = _HOST.fullmatch(header) if len(header) <= _HOST_CHARACTERS_MAX else None
+        name = _plain(match["name"]) if match else ""
+        if not name:
+            return False
+        if name in self._names or name.endswith(self._ends) or name == _plain(reached):
+            return True
+        return is_loopback(name) or name.endswith(".localhost")
+
+
+def _plain(host: str) -> str:
+    """A name in lower case without the root's dot, an address in its shortest form."""
+    name = host.strip("[]").lower()
+    try:
+        address = ipaddress.ip_address(name.partition("%")[0])
+    except ValueError:
+        return name.removesuffix(".")
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address)
+
+
+class Guard:
+    """The first route of a listener: answers what may not be done, and leaves the rest to the others.
+
+    `allowed_origin`: whose pages may do what its own may ("*": all). `of_a_model` finds the paths that models declare,
+    which the table doesn't name."""
+
+    def __init__(self, hosts: Hosts, allowed_origin: str | None = None, of_a_model: Route | None = None) -> None:
+        self._hosts = hosts
+        self._allowed = allowed_origin.encode() if allowed_origin else b""
+        self._of_a_model = of_a_model
+
+    def route(self, request: HttpRequest) -> Serve | None:
+        try:
+            self._check(request)
+        except ServeError as error:
+            refusal = REFUSALS[decision(request.method, request.path).dialect]
+            return partial(_answered, refusal(error))
+        return None
+
+    def _check(self, request: HttpRequest) -> None:
+        """Raises ForeignHost, ForeignOrigin, UnsupportedMediaType."""
+        hosts, origins, sites, kinds = [], [], [], b""
+        for name, value in request.headers:
+            if name == b"host":
+                hosts.append(value)
+            elif name == b"origin":
+                origins.append(value)
+            elif name == b"sec-fetch-site":
+                sites.append(value)
+            elif name == b"content-type":
+                kinds = value
+        self._check_hosts(hosts, request.reached)
+        taken = decision(request.method, request.path)
+        if taken.effect is Effect.RUNS and not taken.json and not taken.managing:
+            return
+        from_page = bool(origins or sites)
+        if from_page and (taken.managing or taken.effect is Effect.CHANGES):
+            of_a_model = not taken.known and self._of_a_model is not None and self._of_a_model(request) is not None
+            if not of_a_model:
+                self._check_page(origins, sites, hosts, request.reached)
+        if taken.json:
+            _check_type(kinds, from_page)
+
+    def _check_hosts(self, hosts: Sequence[bytes], reached: str) -> None:
+        if self._hosts.any_name:
+            return
+        for host in hosts:
+            if not self._hosts.has(host.decode("latin-1"), reached):
+                raise ForeignHost(
+                    f"The request is for {_shown(host)}, no name of this server; allowed_hosts names further ones"
+                )
+
+    def _check_page(
+        self, origins: Sequence[bytes], sites: Sequence[bytes], hosts: Sequence[bytes], reached: str
+    ) -> None:
+        if self._allowed == b"*" or (origins and all(origin == self._allowed for origin in origins)):
+            return
+        for origin in origins:
+            if not self._is_own(origin.decode("latin-1"), hosts, reached):
+                raise ForeignOrigin(f"Pages of {_shown(origin)} may not manage the server; {_WHO_MAY}")
+        for site in sites:
+            if site.strip().lower() not in _OWN_SITES:
+                raise ForeignOrigin(f"Pages of other origins ({_shown(site)}) may not manage the server; {_WHO_MAY}")
+
+    def _is_own(self, origin: str, hosts: Sequence[bytes], reached: str) -> bool:
+        """The page comes from this server, by one of its names; on a Unix socket, too: something may forward to it."""
+        try:
+            page = urlsplit(origin).netloc.lower()
+        except ValueError:
+            return False
+        same = bool(page) and [page] == [host.decode("latin-1").lower() for host in hosts]
+        return same and self._hosts.has(page, reached)
+
+
+def _check_type(header: bytes, from_browser: bool) -> None:
+    kind = header.partition(b";")[0].strip().lower().decode("latin-1")
+    if kind in SIMPLE and (from_browser or kind not in _USUAL):
+        raise UnsupportedMediaType(f"The content type must be application/json, not {kind[:80] or 'none'}")
+
+
+def _shown(value: bytes) -> str:
+    return value[:200].decode("latin-1")
+
+
+async def _answered(answer: HttpAnswer, request: HttpRequest) -> HttpAnswer:
+    return answer

@@ -1,0 +1,310 @@
+"""What a service sees of an HTTP request, and what it answers. Only `HttpApp` makes requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+from urllib.parse import parse_qsl
+
+from ts_frontend.errors import ClientGone, Code, InvalidArgument, MessageTooLarge, ServeError
+from ts_frontend.http.departures import Departures, Watched
+from ts_frontend.tasks import watched
+
+log = logging.getLogger(__name__)
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Event: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Event]]
+Send: TypeAlias = Callable[[Event], Awaitable[None]]
+AsgiApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+Header: TypeAlias = "tuple[bytes, bytes]"
+Body: TypeAlias = "bytes | bytearray | memoryview"
+
+#: An answer that takes no longer isn't watched: whether its client is still there costs a task to find out.
+WATCH_AFTER_S = 0.1
+
+
+class SlowSender(ServeError):
+    """The body didn't come in time."""
+
+    code, http_status, type_name = Code.DEADLINE_EXCEEDED, 408, "RequestTimeoutException"
+
+
+class BodyLimits(NamedTuple):
+    """What a request's body may be: `bytes_max` in size, `s_max` until all of it is here."""
+
+    bytes_max: int
+    s_max: float
+
+
+class HttpAnswer(NamedTuple):
+    """An answer; names of `headers` are lower case. `body`: all of it, or lists of pieces that are ready together."""
+
+    status: int
+    headers: Sequence[Header]
+    body: Body | AsyncIterator[Sequence[Body]]
+
+
+class HttpRequest:
+    """One request. `path` is percent-decoded, `segments` are its parts; names in `headers` are lower case."""
+
+    __slots__ = (
+        *(
+            "_departures",
+            "_receive",
+            "_scope",
+            "_timer",
+            "_watched",
+            "_watcher",
+            "headers",
+            "limits",
+            "method",
+            "path",
+            "request_id",
+        ),
+        *("segments", "tail"),
+    )
+
+    def __init__(
+        self, scope: Scope, receive: Receive, request_id: str, limits: BodyLimits, departures: Departures
+    ) -> None:
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self._scope = scope
+        self.headers: Sequence[Header] = scope["headers"]
+        self.segments = self.path.rstrip("/").split("/")[1:]
+        self.tail = ""
+        self.request_id = request_id
+        self.limits = limits
+        self._receive = receive
+        self._departures = departures
+        self._timer: asyncio.TimerHandle | None = None
+        self._watched: Watched | None = None
+        self._watcher: asyncio.Task[None] | None = None
+
+    @property
+    def query(self) -> bytes:
+        """What stands behind `?`, as it was sent."""
+        query: bytes = self._scope["query_string"]
+        return query
+
+    @property
+    def peer(self) -> str:
+        """HOST:PORT of the client, "unix" for one of a Unix socket."""
+        client = self._scope.get("client")
+        return f"{client[0]}:{client[1]}" if client else "unix"
+
+    @property
+    def reached(self) -> str:
+        """The address that the client connected to, "" on a Unix socket."""
+        server = self._scope.get("server")
+        return str(server[0]) if server and server[1] else ""
+
+    def header(self, name: bytes) -> str:
+        """The last value of a header, "" without it."""
+        found = b""
+        for key, value in self.headers:
+            if key == name:
+                found = value
+        return found.decode("latin-1")
+
+    async def body(self) -> bytes:
+        """The whole body. Raises ClientGone, MessageTooLarge, SlowSender."""
+        first = self._receive()
+        # h2corn gives a future only for what isn't here yet: the usual body needs no clock.
+        event = None if asyncio.isfuture(first) else await first
+        if event is not None and event["type"] == "http.request" and not event.get("more_body"):
+            data: bytes = event.get("body") or b""
+            self._check_size(len(data))
+            return data
+        self._check_size(self._announced())
+        try:
+            return await asyncio.wait_for(self._pieces(event, first), self.limits.s_max)
+        except (asyncio.TimeoutError, TimeoutError):  # one and the same from Python 3.11 on
+            raise SlowSender(f"The request's body did not come within {self.limits.s_max:g} s") from None
+
+    async def _pieces(self, event: Event | None, following: Awaitable[Event]) -> bytes:
+        """The body from `event` on, which `following` brings where it isn't here yet."""
+        pieces: list[bytes] = []
+        size = 0
+        while True:
+            event = await following if event is None else event
+            if event["type"] != "http.request":
+                raise ClientGone
+            pieces.append(event.get("body") or b"")
+            size += len(pieces[-1])
+            self._check_size(size)
+            if not event.get("more_body"):
+                return b"".join(pieces)
+            event, following = None, self._receive()
+
+    def _announced(self) -> int:
+        """The body's size as its header says it, 0 where it doesn't: bytes that are here count anyway."""
+        text = self.header(b"content-length")
+        return int(text) if text.isdecimal() else 0
+
+    def _check_size(self, size: int) -> None:
+        limit = self.limits.bytes_max
+        if size > limit:
+            raise MessageTooLarge(f"Request of at least {size} bytes is over max_request_size of {limit} bytes")
+
+    def when_gone(self, act: Callable[[], None]) -> None:
+        """Calls `act` should the client leave before the answer has ended. The body must have been read."""
+        loop = asyncio.get_running_loop()
+
+        def watch() -> None:
+            self._watcher = watched(self._wait_gone(act), "The wait for a client to leave")
+            client, server = self._scope.get("client"), self._scope.get("server")
+            if client and server and server[1] and self._scope["http_version"].startswith("1"):
+                self._watched = self._departures.watch((client[0], client[1]), server[1], act)
+
+        self._timer = loop.call_later(WATCH_AFTER_S, watch)
+
+    async def _wait_gone(self, act: Callable[[], None]) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        act()
+
+    def close(self) -> None:
+        """The answer has ended, one way or another. What may still come of the body is the engine's to discard: it
+        goes on reading only when nobody can ask for it any more. The watching task is forgotten: a task keeps the
+        exception it was cancelled with, that its frames, and these this."""
+        self._receive = _closed
+        if self._timer is not None:
+            self._timer.cancel()
+            if self._watcher is not None:
+                self._watcher.cancel()
+            if self._watched is not None:
+                self._departures.forget(self._watched)
+            self._timer = self._watcher = self._watched = None
+
+
+async def _closed() -> Event:
+    return {"type": "http.disconnect"}
+
+
+Serve: TypeAlias = Callable[[HttpRequest], Awaitable[HttpAnswer]]
+#: Finds who answers a request; None: somebody else's. May raise a ServeError, which is then the answer.
+Route: TypeAlias = "Callable[[HttpRequest], Serve | None]"
+
+
+CLOSE = (b"connection", b"close")
+NOT_FOUND = "Requested resource is not found, please refer to API document."
+
+
+async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
+    """What a listener without an HTTP application answers to HTTP."""
+    if scope["type"] == "http":
+        await answer_error(send, 404, "ResourceNotFoundException", NOT_FOUND)
+    elif scope["type"] == "websocket":
+        await receive()
+        await send({"type": "websocket.close", "code": 1000})
+
+
+async def answer_error(send: Send, status: int, kind: str, message: str, *more: tuple[bytes, bytes]) -> None:
+    """An error in the form of TorchServe's HTTP interface."""
+    body = error_body(status, kind, message)
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *more]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def error_body(status: int, kind: str, message: str) -> bytes:
+    """TorchServe's JSON for an error."""
+    error = {"code": status, "type": kind, "message": message}
+    return json.dumps(error, indent=2, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+
+
+JSON: Header = (b"content-type", b"application/json")
+
+
+PARAMETERS_MAX = 256
+
+
+def json_answer(status: int, value: object) -> HttpAnswer:
+    body = json.dumps(value, indent=2, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+    return HttpAnswer(status, (JSON,), body)
+
+
+def compact_json(status: int, value: object) -> HttpAnswer:
+    """JSON as other servers than TorchServe write it."""
+    return HttpAnswer(status, (JSON,), json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+
+
+def json_object(body: bytes) -> dict[str, Any]:
+    """The object in a body, {} for an empty one. InvalidArgument for anything else."""
+    if not body.strip():
+        return {}
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"The body is not valid JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise InvalidArgument(f"The body is a JSON {type(found).__name__}, not an object")
+    return found
+
+
+def query_pairs(request: HttpRequest) -> list[tuple[str, str]]:
+    """All parameters of the query, in their order. InvalidArgument when there are too many, or they aren't UTF-8."""
+    try:
+        return parse_qsl(
+            request.query.decode("latin-1"), keep_blank_values=True, max_num_fields=PARAMETERS_MAX, errors="strict"
+        )
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"The query is not UTF-8: {error.reason} in {error.object[:80]!r}") from error
+    except ValueError as error:
+        raise InvalidArgument(f"The query has more than {PARAMETERS_MAX} parameters") from error
+
+
+class Parameters:
+    """Parameters by name: of equal names the first counts, an empty one counts as not given."""
+
+    def __init__(self, pairs: list[tuple[str, str]]) -> None:
+        self._values = dict(reversed(pairs))
+
+    def text(self, name: str) -> str | None:
+        return self._values.get(name) or None
+
+    def required(self, name: str) -> str:
+        """An empty one is given, too: what it stands for says what is wrong with it."""
+        value = self._values.get(name)
+        if value is None:
+            raise InvalidArgument(f"Parameter {name} is required.")
+        return value
+
+    def integer(self, name: str) -> int | None:
+        """InvalidArgument for what isn't a whole number."""
+        value = self.text(name)
+        if value is None:
+            return None
+        try:
+            return int(value)
+        except ValueError:
+            raise InvalidArgument(f"Parameter {name} must be a whole number, not {value[:80]!r}") from None
+
+    def tuning(self, name: str) -> int | None:
+        """As `integer`; what isn't a whole number counts as not given, as in TorchServe, and is logged: for settings
+        without which the call still does what was meant."""
+        try:
+            return self.integer(name)
+        except InvalidArgument as error:
+            log.warning("%s: it counts as not given", error.message)
+            return None
+
+    def startup_timeout(self, starts: bool) -> int | None:
+        """Seconds; where nothing `starts` in it, 0 counts as not given, too."""
+        value = self.tuning("startup_timeout")
+        if value == 0 and not starts:
+            log.warning("Parameter startup_timeout is 0, in which nothing can be loaded: it counts as not given")
+            return None
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        """True for `true` in any case, False for any other text."""
+        value = self.text(name)
+        return default if value is None else value.lower() == "true"

@@ -1,0 +1,246 @@
+"""The door of the HTTP inference API: paths to models, bodies to inputs, answers back (docs/inference-api.md).
+
+The method isn't looked at: GET, PUT or DELETE predict as POST does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+from urllib.parse import parse_qsl
+
+from ts.protocol import forms
+from ts.protocol.frames import Buffer, Input, Pairs
+from ts_frontend.errors import HandlerFailed, InvalidArgument
+from ts_frontend.http.request import Header, HttpAnswer, HttpRequest, Parameters, Route, Serve, json_answer, query_pairs
+from ts_frontend.job import Job
+from ts_frontend.models.health import Health
+from ts_frontend.models.registry import Registry
+from ts_frontend.telemetry.metrics.registry import MetricsRegistry
+from ts_frontend.telemetry.metrics.text import CONTENT_TYPE
+
+PREDICT, EXPLAIN = ("explain", "False"), ("explain", "True")
+
+#: Headers of an answer that are the server's to set.
+_RESERVED = frozenset(
+    {"x-request-id", "content-length", "transfer-encoding", "connection", "keep-alive", "upgrade", "te", "trailer"}
+)
+_NAME = re.compile(r"[0-9A-Za-z!#$%&'*+.^_`|~-]+")
+_VALUE = re.compile(r"[\x20-\x7e\x80-\xff\t]*")
+
+
+class AtStartup(Protocol):
+    """Names the models that were loaded when the server started."""
+
+    def __call__(self) -> list[str]: ...
+
+
+class HttpInference:
+    """Everything that the inference listener answers; `route` finds what a request asks for. `v1` finds calls of
+    KServe's V1 protocol that aren't for TorchServe's handlers."""
+
+    def __init__(self, models: Registry, health: Health, at_startup: AtStartup, v1: Route | None = None) -> None:
+        self._v1 = v1
+        self._models = models
+        self._health = health
+        self._at_startup = at_startup
+        self._routes: dict[str, Serve] = {
+            "predictions": self._predictions,
+            "explanations": self._explanations,
+        }
+
+    def route(self, request: HttpRequest) -> Serve | None:
+        segments = request.segments
+        count = len(segments)
+        if count > 1:
+            serve = self._routes.get(segments[0])
+            return serve if serve is not None else self._rarer(request, segments)
+        if count and segments[0] == "ping":
+            return self._ping
+        return self._invocations if count and segments[0] == "invocations" else None
+
+    def _rarer(self, request: HttpRequest, segments: list[str]) -> Serve | None:
+        match segments:
+            case ["models", _, "invoke"]:
+                return self._invoke
+            case ["v1", "models", name] if name.endswith((":predict", ":explain")):
+                return (self._v1 and self._v1(request)) or self._kserve_v1
+            case ["v2", "models", _, "infer" | "explain"]:
+                return self._kserve_v2
+            case [_, "predict"] | [_, _, "predict"]:
+                return self._legacy
+        return None
+
+    # --- paths
+
+    async def _ping(self, request: HttpRequest) -> HttpAnswer:
+        healthy, report = await self._health.health()
+        return json_answer(200 if healthy else 500, report)
+
+    async def _predictions(self, request: HttpRequest) -> HttpAnswer:
+        return await self._of_path(request, PREDICT)
+
+    async def _explanations(self, request: HttpRequest) -> HttpAnswer:
+        return await self._of_path(request, EXPLAIN)
+
+    async def _of_path(self, request: HttpRequest, explain: tuple[str, str]) -> HttpAnswer:
+        """/predictions/MODEL[/VERSION[/REST]]"""
+        segments = request.segments
+        version = segments[2] if len(segments) > 2 else None
+        url_path = "/".join(segments[3:]) if len(segments) > 3 else ""
+        return await self._predict(request, segments[1], version, [explain, ("url_path", url_path)])
+
+    async def _kserve_v1(self, request: HttpRequest) -> HttpAnswer:
+        name, _, verb = request.segments[2].rpartition(":")
+        return await self._predict(request, name, None, [PREDICT if verb == "predict" else EXPLAIN])
+
+    async def _kserve_v2(self, request: HttpRequest) -> HttpAnswer:
+        _, _, name, verb = request.segments
+        return await self._predict(request, name, None, [PREDICT if verb == "infer" else EXPLAIN])
+
+    async def _invoke(self, request: HttpRequest) -> HttpAnswer:
+        return await self._predict(request, request.segments[1], None, [PREDICT], _query_inputs(request))
+
+    async def _legacy(self, request: HttpRequest) -> HttpAnswer:
+        """/MODEL[/VERSION]/predict"""
+        name, *version = request.segments[:-1]
+        return await self._predict(request, name, version[0] if version else None, [PREDICT], _query_inputs(request))
+
+    async def _invocations(self, request: HttpRequest) -> HttpAnswer:
+        name = Parameters(query_pairs(request)).text("model_name")
+        body = await request.body()
+        if name is None:
+            name = self._only_model() or _form_field(request, body, "model_name")
+        if name is None:
+            raise InvalidArgument("Parameter model_name is required.")
+        return await self._submit(request, name, None, [PREDICT], _query_inputs(request), body)
+
+    def _only_model(self) -> str | None:
+        names = set(self._at_startup())
+        return names.pop() if len(names) == 1 else None
+
+    # --- predicting
+
+    async def _predict(
+        self,
+        request: HttpRequest,
+        name: str,
+        version: str | None,
+        more: list[tuple[str, str]],
+        inputs: Sequence[Input] = (),
+    ) -> HttpAnswer:
+        return await self._submit(request, name, version, more, inputs, await request.body())
+
+    async def _submit(
+        self,
+        request: HttpRequest,
+        name: str,
+        version: str | None,
+        more: list[tuple[str, str]],
+        inputs: Sequence[Input],
+        body: bytes,
+    ) -> HttpAnswer:
+        """`more`: what the handler finds among the headers beside the client's."""
+        model = self._models.find(name, version)
+        content_type = ""
+        headers = []
+        for key, value in request.headers:
+            text = value.decode("latin-1")
+            if key == b"content-type":
+                content_type = text
+            headers.append((key.decode("latin-1"), text))
+        headers += more
+        if content_type and forms.is_form(content_type):
+            check_form(content_type, body)
+        job = model.submit(
+            [*inputs, Input("body", content_type, body)],
+            headers=headers,
+            request_id=request.request_id,
+            stream=True,
+            version_named=bool(version),
+        )
+        request.when_gone(job.cancel)
+        return await answer_of(job)
+
+
+async def answer_of(job: Job) -> HttpAnswer:
+    """The answer whole when it is there with its first piece, else as a stream of pieces."""
+    pieces = job.chunks()
+    first = await anext(pieces)
+    if job.done:
+        # Nothing more comes; but if it failed after its first piece, that is raised here, while there is a status.
+        await anext(pieces, None)
+    if job.status < 200:
+        job.cancel()
+        raise HandlerFailed(500, f"The handler set status {job.status}, which can't end an answer")
+    headers = handler_headers(job.headers) if job.headers else ()
+    if job.done and len(first) == 1:
+        return HttpAnswer(job.status, headers, first[0])
+    return HttpAnswer(job.status, headers, _all(first, pieces))
+
+
+async def _all(first: list[Buffer], rest: AsyncIterator[list[Buffer]]) -> AsyncIterator[list[Buffer]]:
+    try:
+        yield first
+        async for pieces in rest:
+            yield pieces
+    finally:
+        await rest.aclose()  # type: ignore[attr-defined]
+
+
+def handler_headers(pairs: Pairs) -> list[Header]:
+    """What a handler set; what HTTP can't carry, and what is the server's to say, is left out."""
+    return [
+        (name.lower().encode(), value.encode("latin-1"))
+        for name, value in pairs
+        if name.lower() not in _RESERVED and _NAME.fullmatch(name) and _VALUE.fullmatch(value)
+    ]
+
+
+def _query_inputs(request: HttpRequest) -> list[Input]:
+    return [Input(name, "", value.encode()) for name, value in query_pairs(request)]
+
+
+def check_form(content_type: str, body: bytes) -> None:
+    try:
+        forms.check(content_type, body)
+    except forms.MalformedForm as error:
+        raise InvalidArgument(str(error)) from None
+
+
+def _form_field(request: HttpRequest, body: bytes, name: str) -> str | None:
+    content_type = request.header(b"content-type")
+    if not forms.is_form(content_type):
+        return None
+    check_form(content_type, body)
+    found = [part.data for part in forms.parts(content_type, body) if part.name == name]
+    return found[-1].decode("utf-8", "replace") or None if found else None
+
+
+PATH = "/metrics"
+FIELDS_MAX = 1000
+
+
+class MetricsApp:
+    """The route of the metrics API. As TorchServe's, it answers any method."""
+
+    def __init__(self, registry: MetricsRegistry) -> None:
+        self._registry = registry
+
+    def route(self, request: HttpRequest) -> Serve | None:
+        return self.read if request.path.rstrip("/") == PATH else None
+
+    async def read(self, request: HttpRequest) -> HttpAnswer:
+        """The metrics as Prometheus's text; those that `name[]` names, or all."""
+        body = self._registry.text(wanted(request.query)).encode("utf-8", "replace")
+        return HttpAnswer(200, ((b"content-type", CONTENT_TYPE.encode()),), body)
+
+
+def wanted(query: bytes) -> frozenset[str]:
+    """The values of `name[]` in a query string; none: all metrics."""
+    try:
+        fields = parse_qsl(query.decode("utf-8", "replace"), max_num_fields=FIELDS_MAX)
+    except ValueError:
+        fields = []
+    return frozenset(value for key, value in fields if key == "name[]")

@@ -1,0 +1,94 @@
+"""A span for each HTTP request, with the attributes of OpenTelemetry's conventions for HTTP servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from opentelemetry.trace import Tracer
+
+from ts_frontend.http.request import AsgiApp, Event, Receive, Scope, Send
+from ts_frontend.telemetry.tracing.spans import REQUEST_ID, RequestSpan, current, leave
+
+#: What probes and scrapers ask all the time.
+PROBED = frozenset({"/ping", "/metrics", "/v2/health/live", "/v2/health/ready"})
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "CONNECT"})
+
+
+class Templates:
+    """Finds the template of a path: names of spans must not be as many as paths."""
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self._by_size: dict[int, list[tuple[str, list[str]]]] = {}
+        for path in sorted(set(paths), key=lambda path: (path.count("{"), -len(path), path)):
+            parts = path.split("/")
+            self._by_size.setdefault(len(parts), []).append((path, parts))
+
+    def find(self, path: str) -> str:
+        """The template, "" for a path that has none."""
+        given = path.split("/")
+        for template, parts in self._by_size.get(len(given), ()):
+            if all(_fits(part, word) for part, word in zip(parts, given, strict=True)):
+                return template
+        return ""
+
+
+def _fits(part: str, word: str) -> bool:
+    return word.endswith(part[part.index("}") + 1 :]) and bool(word) if part[:1] == "{" else part == word
+
+
+def traced(app: AsgiApp, tracer: Tracer, paths: Sequence[str]) -> AsgiApp:
+    """The application, with a span for each request but those of probes."""
+    templates = Templates(paths)
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or _is_probe(scope["path"]):
+            await app(scope, receive, send)
+            return
+        request = _begin(tracer, scope, templates.find(scope["path"]))
+        token = current.set(request)
+        found: dict[str, Any] = {}
+
+        def noting(event: Event) -> Any:
+            if event["type"] == "http.response.start":
+                found["http.response.status_code"] = event["status"]
+                found.update((REQUEST_ID, value.decode()) for key, value in event["headers"] if key == b"x-request-id")
+            return send(event)
+
+        try:
+            await app(scope, receive, noting)
+        finally:
+            leave(token)
+            status = found.get("http.response.status_code", 0)
+            request.end(str(status) if status >= 500 else "", found)
+
+    return answer
+
+
+def _is_probe(path: str) -> bool:
+    return path.rstrip("/") in PROBED or (path.startswith("/v2/models/") and path.endswith("/ready"))
+
+
+def _begin(tracer: Tracer, scope: Scope, template: str) -> RequestSpan:
+    headers = dict(scope["headers"])
+    method = scope["method"] if scope["method"] in _METHODS else "_OTHER"
+    found: dict[str, Any] = {
+        "http.request.method": method,
+        # Half of a surrogate pair would keep a whole batch of spans from being sent.
+        "url.path": scope["path"].encode("utf-8", "replace").decode(),
+        "url.scheme": scope["scheme"],
+        "network.protocol.version": scope["http_version"],
+    }
+    if template:
+        found["http.route"] = template
+    if scope.get("client"):
+        found["client.address"], found["network.peer.port"] = scope["client"][0], scope["client"][1]
+    if b"user-agent" in headers:
+        found["user_agent.original"] = headers[b"user-agent"].decode("latin-1")
+    name = f"{'HTTP' if method == '_OTHER' else method} {template}".rstrip()
+    return RequestSpan(tracer, name, _text(headers, b"traceparent"), _text(headers, b"tracestate"), found)
+
+
+def _text(headers: dict[bytes, bytes], name: bytes) -> str | None:
+    value = headers.get(name)
+    return None if value is None else value.decode("latin-1")

@@ -1,0 +1,148 @@
+"""The door of workflows over HTTP: predictions on the inference listener, the rest on the management listener
+(docs/workflows.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from ts.protocol import forms
+from ts.protocol.frames import Input, Pairs
+from ts_frontend.errors import ClientGone, HandlerFailed, ServeError
+from ts_frontend.http.app import MethodNotAllowed
+from ts_frontend.http.management import admitted, outcome_answer, page_asked, register_parameters
+from ts_frontend.http.request import JSON, Header, HttpAnswer, HttpRequest, Parameters, Serve, json_answer, query_pairs
+from ts_frontend.http.torchserve import check_form, handler_headers
+from ts_frontend.tasks import owned
+from ts_frontend.workflows.manager import WorkflowManager
+from ts_frontend.workflows.workflow import Reply
+
+#: Answers of several nodes that are larger together are read as JSON outside of the event loop.
+JSON_AT_ONCE_BYTES = 65_536
+
+
+class UnusableAnswer(ServeError):
+    """The last nodes' answers don't fit into one."""
+
+
+class HttpWorkflows:
+    """`model_api` False: there are no methods to register and unregister, as there are none for models."""
+
+    def __init__(self, workflows: WorkflowManager, *, model_api: bool) -> None:
+        self._workflows = workflows
+        self._switched_off = () if model_api else (self._register, self._unregister)
+
+    def predicting(self, request: HttpRequest) -> Serve | None:
+        """Who answers on the inference listener; the method isn't looked at."""
+        segments = request.segments
+        return self._predict if len(segments) > 1 and segments[0] == "wfpredict" else None
+
+    def managing(self, request: HttpRequest) -> Serve | None:
+        return admitted(self._find(request.method, request.segments), self._switched_off)
+
+    def _find(self, method: str, segments: list[str]) -> Serve | None:
+        match method, segments:
+            case "GET", ["workflows"]:
+                return self._list
+            case "POST", ["workflows"]:
+                return self._register
+            case "GET", ["workflows", _]:
+                return self._describe
+            case "DELETE", ["workflows", _]:
+                return self._unregister
+            case _, ["workflows"] | ["workflows", _]:
+                raise MethodNotAllowed
+        return None
+
+    # --- management
+
+    async def _list(self, request: HttpRequest) -> HttpAnswer:
+        limit, token = page_asked(Parameters(query_pairs(request)))
+        return json_answer(200, self._workflows.list_workflows(limit=limit, next_page_token=token))
+
+    async def _register(self, request: HttpRequest) -> HttpAnswer:
+        parameters = await register_parameters(request)
+        outcome = await self._workflows.register(
+            parameters.required("url"),
+            workflow_name=parameters.text("workflow_name"),
+            response_timeout=parameters.tuning("response_timeout"),
+            startup_timeout=parameters.tuning("startup_timeout"),
+        )
+        return outcome_answer(outcome)
+
+    async def _describe(self, request: HttpRequest) -> HttpAnswer:
+        return json_answer(200, self._workflows.describe(request.segments[1]))
+
+    async def _unregister(self, request: HttpRequest) -> HttpAnswer:
+        outcome = await self._workflows.unregister(request.segments[1])
+        return outcome_answer(outcome)
+
+    # --- predictions
+
+    async def _predict(self, request: HttpRequest) -> HttpAnswer:
+        workflow = self._workflows.find(request.segments[1])
+        body = await request.body()
+        content_type = request.header(b"content-type")
+        if content_type and forms.is_form(content_type):
+            check_form(content_type, body)
+        headers = [(key.decode("latin-1"), value.decode("latin-1")) for key, value in request.headers]
+        inputs = [Input("body", content_type, body)]
+        run = owned(workflow.predict(inputs, headers=headers, request_id=request.request_id))
+        request.when_gone(partial(_cancel, run))
+        try:
+            await asyncio.wait({run})
+            if run.cancelled():
+                raise ClientGone
+            return await _answer(run.result())
+        finally:
+            run.cancel()
+            del run  # the exception that it ended with may be on its way through this frame
+
+
+def _cancel(run: asyncio.Task[Mapping[str, Reply]]) -> None:
+    run.cancel()
+
+
+async def _answer(leaves: Mapping[str, Reply]) -> HttpAnswer:
+    """Of one node its answer, of several a JSON object of theirs."""
+    if len(leaves) == 1:
+        (reply,) = leaves.values()
+        if reply.status < 200:
+            raise HandlerFailed(500, f"The handler set status {reply.status}, which can't end an answer")
+        return HttpAnswer(reply.status, _headers(reply.headers), reply.body)
+    bodies = {name: bytes(reply.body) for name, reply in leaves.items()}
+    if sum(map(len, bodies.values())) <= JSON_AT_ONCE_BYTES:
+        return _joined(bodies)
+    return await asyncio.to_thread(_joined, bodies)
+
+
+def _headers(pairs: Pairs) -> list[Header]:
+    """What the handler set; JSON unless it said what it is."""
+    own = handler_headers(pairs)
+    return own if any(name == JSON[0] for name, _ in own) else [JSON, *own]
+
+
+def _joined(bodies: Mapping[str, bytes]) -> HttpAnswer:
+    return json_answer(200, {name: _value(name, body) for name, body in bodies.items()})
+
+
+def _value(name: str, body: bytes) -> Any:
+    """An answer as JSON; one that isn't, as text."""
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        raise UnusableAnswer(
+            f"The answer of node {name} is neither JSON nor UTF-8 text: it can't stand in a JSON object beside others"
+        ) from None
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")

@@ -1,1 +1,0 @@
-"""Starts this server as KServe and aiSSEMBLE start theirs: their options, and programs that make their own server."""

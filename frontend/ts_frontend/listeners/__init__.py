@@ -1,0 +1,1 @@
+"""Listening addresses, the engines behind them, and what answers where."""

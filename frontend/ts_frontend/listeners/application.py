@@ -1,0 +1,145 @@
+"""The ASGI application of one listener: gRPC calls to their methods, everything else to the HTTP application."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from ts_frontend.errors import ClientGone, Draining
+from ts_frontend.grpc.exchange import Exchange, current_task, uncancel
+from ts_frontend.grpc.protocol import is_grpc
+from ts_frontend.http.request import CLOSE, AsgiApp, Event, Receive, Scope, Send, answer_error, not_found
+from ts_frontend.listeners.floods import Floods
+from ts_frontend.listeners.listener import Listener
+
+#: h2corn 2.0.0 closes a drained connection at the end of its last request, with whatever the client has just sent
+#: unread; the system then resets the connection, and the client may lose answers that it hasn't read yet. So the last
+#: requests of a drain end a little after their answers.
+LINGER_S = 0.25
+
+
+class Application:
+    """Answers one listener's requests.
+
+    `abort` ends what is still running with UNAVAILABLE: the last step of a drain.
+    """
+
+    def __init__(self, listener: Listener) -> None:
+        self._routes = listener.routes
+        self._limits = listener.limits
+        self._http_app: AsgiApp = listener.http_app or not_found
+        self._draining = self._aborted = False
+        #: The tasks whose calls have no complete answer yet.
+        self._running: set[asyncio.Task[None]] = set()
+        self._floods = Floods(listener.name, listener.flooded)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope["headers"])
+        if (
+            headers.get(b"content-type") != b"application/grpc"
+            or headers.get(b"te") != b"trailers"
+            or scope["method"] != "POST"
+            or scope["http_version"] != "2"
+        ) and not await self._admit(scope, receive, send, headers):
+            return
+        exchange = Exchange(scope, headers, receive, send, self._limits)
+        task = current_task()
+        self._running.add(task)
+        try:
+            await exchange.run(self._routes.get(scope["path"]))
+        except ClientGone:
+            self._floods.cancelled(scope)
+        except asyncio.CancelledError:
+            if not self._aborted:
+                self._floods.cancelled(scope)
+                raise
+            uncancel()
+            await exchange.refuse_draining()
+        finally:
+            self._running.discard(task)
+        if self._draining:
+            await asyncio.sleep(LINGER_S)
+
+    def _closing(self, scope: Scope, send: Send) -> Send:
+        """`send`, with which answers of HTTP/1.1 ask their client to close the connection once the server drains:
+        h2corn closes it without a word."""
+        if scope["type"] != "http" or scope["http_version"][0] != "1":
+            return send
+
+        async def closing(message: Event) -> None:
+            if self._draining and message["type"] == "http.response.start" and CLOSE not in message["headers"]:
+                message["headers"] = [*message["headers"], CLOSE]
+            await send(message)
+
+        return closing
+
+    def drain(self) -> None:
+        """The listener is about to close: from now on requests end LINGER_S after their answers, and HTTP/1.1's answers
+        are the last on their connections."""
+        self._draining = True
+
+    def abort(self) -> int:
+        """Cancels the calls that are running, and answers them UNAVAILABLE; says how many."""
+        self._aborted = True
+        for task in self._running:
+            task.cancel()
+        return len(self._running)
+
+    async def _admit(self, scope: Scope, receive: Receive, send: Send, headers: dict[bytes, bytes]) -> bool:
+        """Whether it is a gRPC call after all; what isn't is answered here."""
+        if scope["type"] != "http" or not is_grpc(headers.get(b"content-type")):
+            await self._answer_http(self._http, scope, receive, send)
+        elif scope["http_version"] != "2":
+            await answer_error(send, 505, "HttpVersionNotSupportedException", "gRPC needs HTTP/2")
+        elif scope["method"] != "POST":
+            await answer_error(
+                send, 405, "MethodNotAllowedException", "gRPC calls are POST requests", (b"allow", b"POST")
+            )
+        else:
+            return True
+        return False
+
+    async def _answer_http(self, app: AsgiApp, scope: Scope, receive: Receive, send: Send) -> None:
+        send = self._closing(scope, send)
+        task = current_task()
+        self._running.add(task)
+        try:
+            await app(scope, receive, send)
+        except asyncio.CancelledError:
+            if not self._aborted:
+                raise
+            uncancel()
+            with contextlib.suppress(Exception):  # what was begun can't be answered otherwise any more
+                await answer_error(send, Draining.http_status, Draining.type_name, "The server is shutting down")
+        finally:
+            self._running.discard(task)
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] in self._routes and scope["method"] == "POST":
+            message = f"{scope['path']} is a gRPC method: the content type must be application/grpc"
+            await answer_error(send, 415, "UnsupportedMediaTypeException", message)
+        else:
+            await self._serve_http(scope, receive, send)
+
+    async def _serve_http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._http_app(scope, receive, send)
+        except ClientGone:
+            self._floods.cancelled(scope)
+        except asyncio.CancelledError:
+            if not self._aborted:
+                self._floods.cancelled(scope)
+            raise
+
+
+class HttpOnly(Application):
+    """The same for a listener without gRPC: nothing stands between it and its HTTP application."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._answer_http(self._serve_http, scope, receive, send)
+        if self._draining:
+            await asyncio.sleep(LINGER_S)
+
+
+def application(listener: Listener) -> Application:
+    return Application(listener) if listener.routes or listener.http_app is None else HttpOnly(listener)

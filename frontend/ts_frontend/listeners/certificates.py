@@ -1,0 +1,318 @@
+"""The files behind TLS: read, checked before anything listens with them, and read again when they change."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import logging
+import re
+import ssl
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import NamedTuple
+
+from ts_frontend.config.checks import secured
+from ts_frontend.config.table import ServerConfig
+from ts_frontend.errors import InvalidArgument
+from ts_frontend.listeners.listener import Tls
+
+_BLOCK = re.compile(rb"-----BEGIN CERTIFICATE-----(.*?)-----END CERTIFICATE-----", re.DOTALL)
+_SEQUENCE, _VERSION, _UTC_TIME, _GENERALIZED_TIME = 0x30, 0xA0, 0x17, 0x18
+
+
+class Validity(NamedTuple):
+    """First and last moment, UTC."""
+
+    begins: datetime
+    ends: datetime
+
+
+def validities(pem: bytes) -> list[Validity]:
+    """Of every certificate of a PEM file, in their order.
+
+    :raises ValueError: one isn't X.509.
+    """
+    return [_validity(_decoded(match[1])) for match in _BLOCK.finditer(pem)]
+
+
+def _decoded(body: bytes) -> bytes:
+    try:
+        return base64.b64decode(b"".join(body.split()), validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"a certificate isn't base64: {error}") from None
+
+
+def _validity(certificate: bytes) -> Validity:
+    """Certificate -> TBSCertificate -> [version], serial number, algorithm, issuer, validity."""
+    try:
+        fields = _Elements(_only(_only(certificate)))
+        tag, _ = fields.take()
+        for _ in range(4 if tag == _VERSION else 3):
+            tag, content = fields.take()
+        if tag != _SEQUENCE:
+            raise ValueError
+        times = _Elements(content)
+        return Validity(_time(*times.take()), _time(*times.take()))
+    except (IndexError, ValueError):
+        raise ValueError("a certificate isn't X.509") from None
+
+
+def _only(der: bytes) -> bytes:
+    tag, content = _Elements(der).take()
+    if tag != _SEQUENCE:
+        raise ValueError
+    return content
+
+
+class _Elements:
+    """The elements of some DER one after the other. IndexError or ValueError: there is none."""
+
+    def __init__(self, der: bytes) -> None:
+        self._der = der
+        self._at = 0
+
+    def take(self) -> tuple[int, bytes]:
+        """(tag, content) of the next one."""
+        tag, length, at = self._der[self._at], self._der[self._at + 1], self._at + 2
+        if length & 0x80:
+            count = length & 0x7F
+            length, at = int.from_bytes(self._der[at : at + count], "big"), at + count
+        self._at = at + length
+        if self._at > len(self._der):
+            raise ValueError
+        return tag, self._der[at : self._at]
+
+
+def _time(tag: int, content: bytes) -> datetime:
+    """UTCTime has two digits of the year, which from 50 on are those of 19xx (RFC 5280, 4.1.2.5.1)."""
+    text = content.decode("ascii")
+    if tag == _UTC_TIME:
+        text = ("19" if text[:2] >= "50" else "20") + text
+    elif tag != _GENERALIZED_TIME:
+        raise ValueError
+    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=timezone.utc)
+
+
+logger = logging.getLogger(__name__)
+
+#: A certificate that ends sooner is worth a warning.
+ENDS_SOON = timedelta(days=14)
+
+#: The last is what OpenSSL 3 says of a key of another type than the certificate's.
+_TOO_WEAK = {
+    "EE_KEY_TOO_SMALL": "the key is too small; take RSA of 2048 bits or more, or an elliptic curve of 256",
+    "CA_KEY_TOO_SMALL": "the authority's key is too small; take RSA of 2048 bits or more, or an elliptic curve of 256",
+    "CA_MD_TOO_WEAK": "the certificate is signed with too weak a digest; take SHA-256 or more",
+}
+_MISMATCHES = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED")
+_CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
+_KEY = b"PRIVATE KEY-----"
+_ENCRYPTED = (b"-----BEGIN ENCRYPTED PRIVATE KEY-----", b"Proc-Type: 4,ENCRYPTED")
+
+
+class CertificateRefused(InvalidArgument):
+    """A file that TLS needs can't be used: which one, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pem:
+    """What the files hold, checked. `warnings`: what somebody should look after, though it works."""
+
+    certificate: bytes
+    key: bytes
+    client_ca: bytes | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def read(tls: Tls, now: datetime | None = None) -> Pem:
+    """The files of `tls`. Blocking. `now`: with a time zone.
+
+    :raises CertificateRefused: one is missing, isn't PEM, is encrypted, or the key isn't the certificate's.
+    """
+    now = now or datetime.now(timezone.utc)
+    certificate = _file("certificate_file", tls.certificate_file)
+    key = _file("private_key_file", tls.key_file)
+    _check_certificates("certificate_file", tls.certificate_file, certificate)
+    _check_key(tls.key_file, key)
+    _check_pair(tls)
+    warnings = list(_warnings("certificate_file", tls.certificate_file, certificate, now))
+    client_ca = None
+    if tls.client_ca_file is not None:
+        client_ca = _file("client_ca_file", tls.client_ca_file)
+        _check_certificates("client_ca_file", tls.client_ca_file, client_ca)
+        warnings += _warnings("client_ca_file", tls.client_ca_file, client_ca, now)
+    return Pem(certificate, key, client_ca, tuple(warnings))
+
+
+def _file(setting: str, path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise CertificateRefused(f"{setting} {path}: {error.strerror}") from None
+
+
+def _check_certificates(setting: str, path: str, pem: bytes) -> None:
+    if _CERTIFICATE not in pem:
+        what = "holds a private key, no certificate" if _KEY in pem else "is no PEM certificate"
+        raise CertificateRefused(
+            f"{setting} {path}: {what} (-----BEGIN CERTIFICATE-----). "
+            f"DER becomes PEM with: openssl x509 -inform DER -in {path} -out cert.pem"
+        )
+    try:
+        validities(pem)
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=pem.decode("latin-1"))
+    except (ssl.SSLError, ValueError) as error:
+        raise CertificateRefused(f"{setting} {path}: {_reason(error)}") from None
+
+
+def _check_key(path: str, pem: bytes) -> None:
+    if any(mark in pem for mark in _ENCRYPTED):
+        raise CertificateRefused(
+            f"private_key_file {path}: is encrypted with a passphrase, and a server has nobody to ask. "
+            f"Decrypt it with: openssl pkey -in {path} -out key.pem; and keep key.pem readable for the server only"
+        )
+    if _KEY not in pem:
+        what = "holds a certificate, no private key" if _CERTIFICATE in pem else "is no PEM private key"
+        raise CertificateRefused(
+            f"private_key_file {path}: {what} (-----BEGIN PRIVATE KEY-----). "
+            f"DER becomes PEM with: openssl pkey -inform DER -in {path} -out key.pem"
+        )
+
+
+def _check_pair(tls: Tls) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(tls.certificate_file, tls.key_file, password="")
+    except ssl.SSLError as error:
+        if error.reason in _MISMATCHES:
+            text = f"private_key_file {tls.key_file}: isn't the key of certificate_file {tls.certificate_file}"
+            raise CertificateRefused(text) from None
+        raise CertificateRefused(
+            f"certificate_file {tls.certificate_file} and private_key_file {tls.key_file}: {_reason(error)}"
+        ) from None
+    except OSError as error:
+        raise CertificateRefused(f"certificate_file {tls.certificate_file}: {error.strerror}") from None
+
+
+def _reason(error: Exception) -> str:
+    """An OpenSSL error in words; it often says no more than where it was raised."""
+    if not isinstance(error, ssl.SSLError):
+        return str(error)
+    if error.reason in _TOO_WEAK:
+        return _TOO_WEAK[error.reason]
+    return (
+        f"can't be read ({error.reason.replace('_', ' ').lower()})"
+        if error.reason
+        else "is damaged, or of no known kind"
+    )
+
+
+def _warnings(setting: str, path: str, pem: bytes, now: datetime) -> Iterator[str]:
+    for validity in validities(pem):
+        state = _state(validity, now)
+        if state:
+            yield f"{setting} {path}: a certificate {state}"
+
+
+def _state(validity: Validity, now: datetime) -> str:
+    if validity.ends < now:
+        return f"expired on {validity.ends:%Y-%m-%d %H:%M} UTC; clients will refuse it"
+    if validity.begins > now:
+        return f"counts only from {validity.begins:%Y-%m-%d %H:%M} UTC on; clients will refuse it until then"
+    if validity.ends < now + ENDS_SOON:
+        return f"expires on {validity.ends:%Y-%m-%d %H:%M} UTC"
+    return ""
+
+
+# --- files that change
+
+
+class CertificateFiles:
+    """The files of one listener. `name` is for the log."""
+
+    def __init__(self, name: str, tls: Tls) -> None:
+        self._name = name
+        self._tls = tls
+        self._seen: object = None
+        self._complaint = ""
+
+    def read(self) -> Pem:
+        """Their contents now; warnings go to the log. Blocking.
+
+        :raises CertificateRefused: they can't be used.
+        """
+        self._seen = self._signature()
+        pem = read(self._tls)
+        for warning in pem.warnings:
+            logger.warning("%s: %s", self._name, warning)
+        return pem
+
+    def read_if_changed(self) -> Pem | None:
+        """Their contents if they are others than at the last time and can be used; refusals go to the log. Blocking."""
+        before = self._signature()
+        if before == self._seen:
+            return None
+        try:
+            pem = read(self._tls)
+        except CertificateRefused as error:
+            self._complain(error.message)
+            return None
+        if self._signature() != before:  # somebody is writing them: next time
+            return None
+        self._seen, self._complaint = before, ""
+        for warning in pem.warnings:
+            logger.warning("%s: %s", self._name, warning)
+        return pem
+
+    def _complain(self, text: str) -> None:
+        if text != self._complaint:
+            self._complaint = text
+            logger.warning("%s: the certificate in use stays, the new files can't be used: %s", self._name, text)
+
+    def _signature(self) -> list[tuple[int, int, int, int] | None]:
+        """Differs when a file was written or replaced."""
+        paths = (self._tls.certificate_file, self._tls.key_file, self._tls.client_ca_file)
+        return [_signature(path) for path in paths if path is not None]
+
+    async def follow(self, renew: Callable[[Pem], Awaitable[None]]) -> None:
+        """Looks for new files every `check_s` seconds and hands them to `renew`, until it is cancelled."""
+        while True:
+            await asyncio.sleep(self._tls.check_s)
+            pem = await asyncio.to_thread(self.read_if_changed)
+            if pem is None:
+                continue
+            try:
+                await renew(pem)
+            except Exception as error:
+                self._complain(str(error))
+            else:
+                logger.info("%s: new connections get the certificate that certificate_file holds now", self._name)
+
+
+def _signature(path: str) -> tuple[int, int, int, int] | None:
+    with contextlib.suppress(OSError):
+        status = Path(path).stat()
+        return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
+    return None
+
+
+def certificate_files(config: ServerConfig) -> Tls | None:
+    """What TLS addresses use; None: no address does. Both files are set then (config_checks.py)."""
+    if not any(secured(config)):
+        return None
+    client_ca = None if config.client_ca_file is None else str(config.client_ca_file)
+    return Tls(str(config.certificate_file), str(config.private_key_file), client_ca, config.certificate_check_s)
+
+
+def check_certificates(config: ServerConfig) -> None:
+    """Now, and not when the models have been loaded. Warnings are for those who listen to say.
+
+    :raises CertificateRefused: a file that is needed can't be used.
+    """
+    tls = certificate_files(config)
+    if tls is not None:
+        read(tls)

@@ -1,0 +1,116 @@
+"""Connections that h2corn closes because their clients cancel more than CANCELS_MAX calls in WINDOW_S seconds.
+
+Calls that are cancelled before they have begun count for h2corn, but are not seen here: half as many are enough.
+
+h2corn 2.0.0 counts the RST_STREAM frames of a connection, closes it (GOAWAY ENHANCE_YOUR_CALM), and tells nobody. What
+can be seen is that so many calls were cancelled in so short a time, and then, in the kernel's table of connections
+(departures.py has its form), that the connection is closed: by our side, or by a client that read the GOAWAY first.
+A client that leaves with many calls has cancelled them all at once. One that leaves by itself after nearly so many
+cancels is taken for one whose connection was closed. Connections over Unix sockets and through proxies that tell their
+clients' addresses can't be recognised in the table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ts_frontend.http.departures import TABLES, ConnectionKey, packed, read_table
+from ts_frontend.http.request import Scope
+from ts_frontend.tasks import watched
+
+logger = logging.getLogger(__name__)
+
+#: Compiled into h2corn (h2/state.rs). Its window begins with the first cancel after the last window's end.
+CANCELS_MAX, WINDOW_S = 200, 10.0
+SEEN_MIN = CANCELS_MAX // 2
+#: Connections whose cancels are counted; of more, those whose last cancel is longest ago are forgotten.
+CONNECTIONS_MAX = 1024
+LOOK_EVERY_S = 0.1
+#: So long after the last cancel the connection is closed, or it isn't at all.
+SETTLED_S = 2.0
+#: FIN_WAIT1, FIN_WAIT2, TIME_WAIT, CLOSING of linux/tcp_states.h: our side closed the connection first.
+_CLOSED_HERE: frozenset[str | None] = frozenset({"04", "05", "06", "0B"})
+_ESTABLISHED = "01"
+#: Cancels that come over a longer time did not come from the end of their connection.
+AT_ONCE_S = 0.5
+
+
+class Floods:
+    """The cancelled calls of one listener's connections. `closed` is called for each connection that h2corn closed."""
+
+    def __init__(self, listener: str, closed: Callable[[], None], tables: Sequence[Path] = TABLES) -> None:
+        self._listener = listener
+        self._closed = closed
+        self._tables = tables
+        self._cancels: OrderedDict[tuple[str, int], deque[float]] = OrderedDict()
+        self._looking: dict[tuple[str, int], asyncio.Task[None]] = {}
+
+    def cancelled(self, scope: Scope) -> None:
+        """A client has cancelled a call, or its connection has ended."""
+        client, server = scope.get("client"), scope.get("server")
+        if scope["http_version"] != "2" or not client or not server or not server[1]:
+            return
+        key = (client[0], client[1])
+        now_s = time.monotonic()
+        times = self._cancels.pop(key, None) or deque(maxlen=SEEN_MIN + 1)
+        times.append(now_s)
+        self._cancels[key] = times
+        if len(self._cancels) > CONNECTIONS_MAX:
+            self._cancels.popitem(last=False)
+        taken_s = now_s - times[0]
+        if len(times) > SEEN_MIN and taken_s <= WINDOW_S and key not in self._looking:
+            self._look(key, server[1], times)
+
+    def _look(self, client: tuple[str, int], own_port: int, times: deque[float]) -> None:
+        host = packed(client[0])
+        if host is not None:
+            connection = ConnectionKey(host, client[1], own_port)
+            self._looking[client] = task = watched(
+                self._tell(client, connection, times), "The look for closed connections"
+            )
+            task.add_done_callback(lambda _: self._looking.pop(client))
+
+    async def _tell(self, client: tuple[str, int], connection: ConnectionKey, times: deque[float]) -> None:
+        """Says it, once the connection is closed; that may take a moment."""
+        while True:
+            settled = time.monotonic() - times[-1] > SETTLED_S
+            state = await asyncio.to_thread(self._state, connection)
+            if state != _ESTABLISHED:
+                self._cancels.pop(client, None)
+                if times[-1] - times[0] > AT_ONCE_S or state in _CLOSED_HERE:
+                    self._say(client)
+                return
+            if settled:
+                return
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    def _say(self, client: tuple[str, int]) -> None:
+        self._closed()
+        logger.warning(
+            "%s: h2corn closed the connection of %s:%d, and with it all of its calls, because more than %d of them were"
+            " cancelled in %g s. Clients that cancel so many should spread them over several connections; with"
+            " grpc_engine=grpcio gRPC has no such limit (docs/grpc.md)",
+            self._listener,
+            *client,
+            CANCELS_MAX,
+            WINDOW_S,
+        )
+
+    def _state(self, connection: ConnectionKey) -> str | None:
+        """As the kernel has it; None when it is in no table. Where a table can't be read nothing can be said of it: it
+        counts as open."""
+        for table in self._tables:
+            try:
+                found = dict(read_table(table.read_text(), {connection.own_port}))
+            except FileNotFoundError:
+                continue
+            except OSError:
+                return _ESTABLISHED
+            if connection in found:
+                return found[connection]
+        return None

@@ -1,0 +1,410 @@
+"""The grpcio engine: the same listeners on grpc.aio, with methods that take and give bytes.
+
+It is the reference for our own gRPC layer, and what serves where h2corn doesn't run. HTTP isn't served by it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import grpc
+import grpc.aio
+
+from ts_frontend.errors import Code, Draining, ServeError
+from ts_frontend.grpc.call import Bidi, Call, Keepalive, ListenerLimits, Method, Routes, ServerStream, Shape, Unary
+from ts_frontend.grpc.exchange import UNEXPECTED, uncancel
+from ts_frontend.grpc.protocol import bounded, retry_details, too_large
+from ts_frontend.listeners.certificates import CertificateFiles, Pem
+from ts_frontend.listeners.listener import Listener, Tls
+from ts_frontend.listeners.sockets import (
+    ListenFailed,
+    cut,
+    hold,
+    listening,
+    path_claimed,
+    quiet,
+    refuse,
+    release,
+    say_goaway,
+)
+from ts_frontend.tasks import kept
+
+logger = logging.getLogger(__name__)
+
+HEADER_BYTES_MAX = 64 * 1024
+#: How long clients may take to read what was sent to them before a drained connection is gone.
+LINGER_S_MAX = 2.0
+#: After calls were cancelled: how long until their statuses are on their way.
+SETTLE_S = 1.0
+#: How long a drain takes to send clients away and to serve what they had begun, before it is grpcio's.
+QUIET_S_MAX = 1.0
+
+Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
+#: A status and its message.
+Failure: TypeAlias = "tuple[Code, str]"
+_CODES = {int(code.value[0]): code for code in grpc.StatusCode}
+
+
+class GrpcioEngine:
+    """One grpc.aio server for each listener (each has limits of its own), all in one loop."""
+
+    def __init__(self, listeners: Sequence[Listener]) -> None:
+        self._listeners = tuple(listeners)
+        self._servers: list[grpc.aio.Server] = []
+        self._ports: dict[str, int] = {}
+        self._following: list[asyncio.Task[None]] = []
+        self._running = Running()
+        logging.getLogger("grpc._cython.cygrpc").addFilter(is_news)
+
+    async def start(self) -> None:
+        try:
+            for listener in self._listeners:
+                await self._start_listener(listener)
+        except BaseException:
+            await self.drain(0)
+            raise
+
+    async def _start_listener(self, listener: Listener) -> None:
+        if listener.http_app is not None:
+            logger.warning(
+                "%s: grpcio answers gRPC only; what h2corn answers by HTTP there isn't served", listener.name
+            )
+        server = grpc.aio.server(options=server_options(listener.limits))
+        server.add_generic_rpc_handlers((BytesHandler(listener.routes, listener.limits, self._running),))
+        self._servers.append(server)
+        certificate = Certificate(listener.name, listener.tls) if listener.tls else None
+        self._ports[listener.name] = _bind(server, listener, certificate)
+        await server.start()
+        if certificate is not None and certificate.tls.check_s:
+            self._following.append(
+                kept(partial(certificate.files.follow, certificate.renew), f"{listener.name}: the watch over TLS files")
+            )
+
+    def port(self, name: str) -> int:
+        return self._ports[name]
+
+    async def drain(self, grace_s: float) -> None:
+        latest_s = time.monotonic() + grace_s
+        for task in self._following:
+            task.cancel()
+        await asyncio.gather(*self._following, return_exceptions=True)
+        ports, paths = {port for port in self._ports.values() if port}, self._paths
+        if grace_s:
+            await _refuse(ports)
+            await self._send_away(min(QUIET_S_MAX, grace_s / 2))
+        held = hold(ports, paths)
+        linger_s = 0.0
+        try:
+            # At the end of its grace grpcio would answer CANCELLED: ours comes first.
+            stops = (server.stop(grace_s + 2 * SETTLE_S) for server in self._servers)
+            stopping = asyncio.gather(*stops)
+            stopping.add_done_callback(_retrieved)
+            await asyncio.wait([stopping], timeout=latest_s - time.monotonic())
+            if stopping.done():
+                linger_s = min(LINGER_S_MAX, grace_s)
+                return
+            count = self._running.abort()
+            logger.warning("%d calls did not end in %g s and were cancelled", count, grace_s)
+            await asyncio.wait([stopping], timeout=SETTLE_S)
+            if not stopping.done():
+                cut(ports, paths)
+                logger.warning("Connections whose clients don't read were shut down")
+                await asyncio.wait([stopping], timeout=SETTLE_S)
+        finally:
+            await release(held, linger_s)
+
+    async def _send_away(self, limit_s: float) -> None:
+        """Before grpcio is told: it cancels the calls that come between its first GOAWAY and its last, and has no other
+        way to say the first."""
+        plain = {self._ports[listener.name] for listener in self._listeners if not (listener.tls or listener.path)}
+        await say_goaway(plain, limit_s / 2)
+        await quiet(plain, (), 0.0, limit_s / 2)
+
+    @property
+    def _paths(self) -> set[str]:
+        return {listener.path for listener in self._listeners if listener.path}
+
+    async def wait(self) -> None:
+        # Cancelling grpcio's own wait cancels its shutdown, and with it the drain and every call.
+        ended = asyncio.gather(*(server.wait_for_termination() for server in self._servers))
+        ended.add_done_callback(_retrieved)
+        await asyncio.shield(ended)
+
+
+def _retrieved(done: asyncio.Future[Any]) -> None:
+    """Nobody waits for it any more when a second signal ends the server: its end is no news."""
+    if not done.cancelled():
+        done.exception()
+
+
+def is_news(record: logging.LogRecord) -> bool:
+    """Not that an answer couldn't be sent: its client has left just then, which grpcio calls an error now and then."""
+    return not (record.exc_info and isinstance(record.exc_info[1], grpc.aio.InternalError))
+
+
+def _bind(server: grpc.aio.Server, listener: Listener, certificate: Certificate | None) -> int:
+    """The port; 0 for a Unix socket, whose file grpcio deletes when it stops listening."""
+    if listener.path:
+        with path_claimed(listener), _umask(0o777 & ~listener.path_mode):
+            _add_port(server, listener, f"unix:{listener.path}", certificate)
+        return 0
+    host = listener.host.strip("[]")
+    address = f"[{host}]:{listener.port}" if ":" in host else f"{host}:{listener.port}"
+    return _add_port(server, listener, address, certificate)
+
+
+def _add_port(server: grpc.aio.Server, listener: Listener, address: str, certificate: Certificate | None) -> int:
+    try:
+        if certificate is None:
+            return int(server.add_insecure_port(address))
+        return int(server.add_secure_port(address, certificate.credentials()))
+    except RuntimeError as error:
+        raise ListenFailed(listener, str(error)) from error
+
+
+async def _refuse(ports: Collection[int]) -> None:
+    found = listening(ports)
+    try:
+        await refuse(found)
+    finally:
+        for one in found:
+            one.close()
+
+
+@contextlib.contextmanager
+def _umask(mask: int) -> Iterator[None]:
+    """grpcio makes the file; changing its mode afterwards would be late."""
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def server_options(limits: ListenerLimits) -> list[tuple[str, int]]:
+    """grpcio's channel arguments; ages in milliseconds."""
+    options = [
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", limits.request_bytes_max),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_metadata_size", HEADER_BYTES_MAX),
+        ("grpc.absolute_max_metadata_size", HEADER_BYTES_MAX),
+    ]
+    options += keepalive_options(limits.keepalive)
+    if math.isfinite(limits.connection_age_s_max):
+        options.append(("grpc.max_connection_age_ms", round(limits.connection_age_s_max * 1000)))
+    if math.isfinite(limits.connection_age_grace_s):
+        options.append(("grpc.max_connection_age_grace_ms", round(limits.connection_age_grace_s * 1000)))
+    return options
+
+
+def keepalive_options(keepalive: Keepalive) -> list[tuple[str, int]]:
+    """gRPC's channel arguments (their names in C are longer: GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS)."""
+    wanted = {
+        "grpc.keepalive_time_ms": keepalive.time_ms,
+        "grpc.keepalive_timeout_ms": keepalive.timeout_ms,
+        "grpc.keepalive_permit_without_calls": int(keepalive.permit_without_calls),
+        "grpc.http2.max_pings_without_data": keepalive.max_pings_without_data,
+        "grpc.http2.min_time_between_pings_ms": keepalive.min_time_between_pings_ms,
+        "grpc.http2.min_ping_interval_without_data_ms": keepalive.min_ping_interval_without_data_ms,
+    }
+    return [(name, value) for name, value in wanted.items() if value is not None]
+
+
+class Certificate:
+    """A listener's certificate as grpcio wants it. Handshakes ask for it in grpcio's threads."""
+
+    def __init__(self, name: str, tls: Tls) -> None:
+        self.tls = tls
+        self.files = CertificateFiles(name, tls)
+        self._renewed: grpc.ServerCertificateConfiguration | None = None
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """Raises CertificateRefused."""
+        first = _configuration(self.files.read())
+        return grpc.dynamic_ssl_server_credentials(first, self._fetch, self.tls.client_ca_file is not None)
+
+    async def renew(self, pem: Pem) -> None:
+        """The next handshakes use it."""
+        self._renewed = _configuration(pem)
+
+    def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
+        """None: the same as before."""
+        renewed, self._renewed = self._renewed, None
+        return renewed
+
+
+def _configuration(pem: Pem) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(pem.key, pem.certificate)], pem.client_ca)
+
+
+class BytesHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no types
+    """Finds the method of a path and wraps it as grpcio wants it, once for each method."""
+
+    def __init__(self, routes: Routes, limits: ListenerLimits, running: Running) -> None:
+        self._handlers = {path: _wrap(method, limits, running) for path, method in routes.items()}
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
+        path: str = handler_call_details.method
+        return self._handlers.get(path) or grpc.unary_unary_rpc_method_handler(_unimplemented(path))
+
+
+def _unimplemented(path: str) -> Callable[[bytes, Context], Awaitable[bytes]]:
+    async def run(_: bytes, context: Context) -> bytes:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"Method {path} is unimplemented")
+        return b""  # abort raises
+
+    return run
+
+
+class Running:
+    """The tasks of the calls that run."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._aborted = False
+
+    def abort(self) -> int:
+        """Cancels the calls, which then answer UNAVAILABLE; says how many."""
+        self._aborted = True
+        for task in self._tasks:
+            task.cancel()
+        return len(self._tasks)
+
+    async def run(self, call: Call, context: Context, work: Awaitable[bytes]) -> bytes:
+        """Does a call's work in the call's own task, whatever becomes of it."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            return await work
+        except Exception as error:
+            failure = _failure(call, error)
+        except asyncio.CancelledError:
+            if not self._aborted:
+                raise
+            uncancel()
+            failure = _failure(call, Draining("The server is shutting down"))
+        finally:
+            self._tasks.discard(task)
+        return await _abort(call, context, *failure)
+
+
+def _wrap(method: Method, limits: ListenerLimits, running: Running) -> grpc.RpcMethodHandler[bytes, bytes]:
+    run: Any = method.run
+    if method.shape is Shape.UNARY:
+        return grpc.unary_unary_rpc_method_handler(_unary(method.path, run, limits, running))
+    if method.shape is Shape.SERVER_STREAM:
+        return grpc.unary_stream_rpc_method_handler(_server_stream(method.path, run, limits, running))
+    return grpc.stream_stream_rpc_method_handler(_bidi(method.path, run, limits, running))
+
+
+def _unary(
+    path: str, run: Unary, limits: ListenerLimits, running: Running
+) -> Callable[[bytes, Context], Awaitable[bytes]]:
+    async def answer(call: Call, request: bytes, context: Context) -> bytes:
+        answered = await run(call, request)
+        _check_size(answered, limits)
+        await _send_initial(call, context)
+        context.set_trailing_metadata(tuple(call.trailing))
+        return answered
+
+    async def unary(request: bytes, context: Context) -> bytes:
+        call = _call(path, context)
+        work = answer(call, request, context)
+        del request  # what ends the call keeps this frame
+        return await running.run(call, context, work)
+
+    return unary
+
+
+def _server_stream(
+    path: str, run: ServerStream, limits: ListenerLimits, running: Running
+) -> Callable[[bytes, Context], Awaitable[None]]:
+    async def server_stream(request: bytes, context: Context) -> None:
+        call = _call(path, context)
+        work = _answer_stream(call, context, run(call, request), limits)
+        del request  # what ends the call keeps this frame
+        await running.run(call, context, work)
+
+    return server_stream
+
+
+def _bidi(
+    path: str, run: Bidi, limits: ListenerLimits, running: Running
+) -> Callable[[AsyncIterator[bytes], Context], Awaitable[None]]:
+    async def bidi(requests: AsyncIterator[bytes], context: Context) -> None:
+        call = _call(path, context)
+        await running.run(call, context, _answer_stream(call, context, run(call, requests), limits))
+
+    return bidi
+
+
+async def _answer_stream(
+    call: Call, context: Context, answers: AsyncIterator[Sequence[bytes]], limits: ListenerLimits
+) -> bytes:
+    """`context.write` waits for the client's window, and costs less than yielding. Gives b"": all is written."""
+    try:
+        async for messages in answers:
+            await _send_initial(call, context)
+            for message in messages:
+                _check_size(message, limits)
+                await context.write(message)
+        await _send_initial(call, context)
+        context.set_trailing_metadata(tuple(call.trailing))
+        return b""
+    finally:
+        close = getattr(answers, "aclose", None)
+        if close is not None:
+            await close()
+
+
+def _call(path: str, context: Context) -> Call:
+    remaining = context.time_remaining()
+    deadline_s = math.inf if remaining is None else time.monotonic() + remaining
+    metadata = [(key, value) for key, value in context.invocation_metadata() or ()]
+    return Call(path, metadata, deadline_s=deadline_s, peer=_peer(context.peer()))
+
+
+def _peer(uri: str) -> str:
+    """ipv4:127.0.0.1:1234 -> 127.0.0.1:1234; unix: -> unix"""
+    family, _, address = uri.partition(":")
+    return "unix" if family == "unix" else address.replace("%5B", "[").replace("%5D", "]")
+
+
+async def _send_initial(call: Call, context: Context) -> None:
+    if call.initial:
+        await context.send_initial_metadata(tuple(call.initial))
+        call.initial = []
+
+
+def _check_size(answer: bytes, limits: ListenerLimits) -> None:
+    if len(answer) > limits.response_bytes_max:
+        raise too_large(len(answer), limits.response_bytes_max, key="max_response_size", what="Answer")
+
+
+def _failure(call: Call, error: Exception) -> Failure:
+    """What the call ends with. A client\'s CancelledError never comes here: grpcio must see it, or it leaks."""
+    if isinstance(error, ServeError):
+        call.trailing += retry_details(error)
+        return error.code, error.message
+    if isinstance(error, grpc.aio.AbortError | grpc.aio.UsageError | grpc.aio.InternalError):
+        raise error  # the last: what was written can't be sent any more
+    logger.error("%s failed", call.path, exc_info=error)
+    return Code.INTERNAL, UNEXPECTED
+
+
+async def _abort(call: Call, context: Context, code: Code, message: str) -> bytes:
+    """Ends the call with that status. grpcio raises an exception for it that its own state keeps, until the garbage
+    collector comes: no frame on the way may have the request, nor what the method has raised."""
+    await _send_initial(call, context)
+    await context.abort(_CODES[code], bounded(message), tuple(call.trailing))
+    return b""  # abort raises

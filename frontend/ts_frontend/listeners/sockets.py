@@ -1,0 +1,399 @@
+"""Listening sockets of our own making, so that a failure names the address, and a port has one owner."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import socket
+import struct
+import sys
+import termios
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from ts_frontend.listeners.listener import Listener
+
+#: Dead peers of idle connections are noticed after about KEEPALIVE_IDLE_S + 5 * KEEPALIVE_EVERY_S seconds.
+KEEPALIVE_IDLE_S = 60
+KEEPALIVE_EVERY_S = 15
+CONNECTIONS_PENDING_MAX = 1024
+LOCK_S_MAX = 1.0
+TAKEN_S_MAX = 1.0
+LOOK_EVERY_S = 0.005
+#: A socket's filter of one instruction (`struct sock_filter`): return 0, which drops every packet.
+_DROP = struct.pack("HBBI", 0x06, 0, 0, 0)
+_SO_ATTACH_FILTER = 26
+
+#: An address family that this machine resolves but doesn't have, usually IPv6 of `localhost`.
+_NO_SUCH_FAMILY = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+
+
+class ListenFailed(OSError):
+    """A listener's address can't be had: in use, not of this machine, or not allowed."""
+
+    def __init__(self, listener: Listener, reason: str) -> None:
+        where = listener.path or f"{listener.host}:{listener.port}"
+        super().__init__(f"{listener.name}: cannot listen on {where}: {reason}")
+
+
+class Listening:
+    """The sockets of one listener, all on one port, and their end."""
+
+    def __init__(self, sockets: list[socket.socket], path: str = "") -> None:
+        self._sockets = sockets
+        self._path = path
+        self._file = _identity(path) if path else None
+        #: 0 for a Unix socket.
+        self.port = 0 if path else int(sockets[0].getsockname()[1])
+
+    def descriptors(self) -> list[int]:
+        """Duplicates for an engine, which closes them. While ours are open, too, no connection is refused between two
+        engines."""
+        return [os.dup(one.fileno()) for one in self._sockets]
+
+    async def refuse(self) -> None:
+        """No new connection from now on, while those that the system has accepted for us stay to be taken; returns
+        when the engine has taken them. A client that comes later is refused once everybody has closed."""
+        self._remove_path()
+        await refuse(self._sockets)
+
+    def close(self) -> None:
+        """Closes our own sockets; engines listen on theirs until they are told otherwise."""
+        self._remove_path()
+        for one in self._sockets:
+            one.close()
+
+    def _remove_path(self) -> None:
+        """As long as somebody listens on a Unix socket nobody else takes its name, so it is ours: hence before the
+        sockets are closed.
+
+        """
+        if self._file is not None and self._file == _identity(self._path):
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
+        self._file = None
+
+
+async def refuse(listening: Sequence[socket.socket]) -> None:
+    """Linux: drops what asks these listening sockets for a connection, and waits, TAKEN_S_MAX seconds at most, until
+    all connections that wait in them have been taken. Elsewhere, and for Unix sockets, it does nothing.
+
+    A listening socket that is closed resets the connections that wait in it, whose clients may have sent requests.
+    """
+    inet = [one for one in listening if one.family != socket.AF_UNIX]
+    if sys.platform != "linux":
+        return
+    for one in inet:
+        with contextlib.suppress(OSError):  # a sandbox may forbid filters; then the wait is all there is
+            drop = ctypes.create_string_buffer(_DROP)
+            one.setsockopt(
+                socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HL", len(_DROP) // 8, ctypes.addressof(drop))
+            )
+    latest_s = time.monotonic() + TAKEN_S_MAX
+    while any(map(_waiting, inet)) and time.monotonic() < latest_s:  # noqa: ASYNC110 - the kernel tells nobody
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
+def _waiting(one: socket.socket) -> int:
+    """How many connections wait in a listening socket."""
+    at = 24  # tcp_info.tcpi_unacked, which is that of a listening socket
+    return int.from_bytes(one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)[at : at + 4], sys.byteorder)
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    with contextlib.suppress(OSError):
+        status = os.lstat(path)
+        return status.st_dev, status.st_ino
+    return None
+
+
+def listen(listener: Listener) -> Listening:
+    """Non-blocking listening sockets: one for each address of the host, or one at a path.
+
+    Raises ListenFailed.
+    """
+    if listener.path:
+        return _listen_at(listener)
+    host = listener.host.strip("[]") or None
+    with contextlib.ExitStack() as opened:
+        sockets: list[socket.socket] = []
+        try:
+            found = socket.getaddrinfo(host, listener.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            for family, _, _, _, address in dict.fromkeys(found):
+                one = _listen_on(family, _with_port(address, sockets), last_chance=not sockets and len(found) == 1)
+                if one is not None:
+                    sockets.append(opened.enter_context(one))
+        except OSError as error:
+            raise ListenFailed(listener, error.strerror or str(error)) from error
+        if not sockets:
+            raise ListenFailed(listener, "no address of that name is of this machine")
+        opened.pop_all()
+        return Listening(sockets)
+
+
+def check_free(listeners: Iterable[Listener]) -> None:
+    """Raises ListenFailed when the port of one can't be had now: for before what takes long."""
+    for listener in listeners:
+        if listener.port and not listener.path:
+            listen(listener).close()
+
+
+def _listen_at(listener: Listener) -> Listening:
+    one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with path_claimed(listener):
+            one.setblocking(False)
+            one.bind(listener.path)
+            os.chmod(listener.path, listener.path_mode)  # before `listen`: until then nobody can connect
+            one.listen(CONNECTIONS_PENDING_MAX)
+            return Listening([one], listener.path)
+    except OSError as error:
+        one.close()
+        if isinstance(error, ListenFailed):
+            raise
+        raise ListenFailed(listener, error.strerror or str(error)) from error
+
+
+@contextlib.contextmanager
+def path_claimed(listener: Listener) -> Iterator[None]:
+    """Makes room at the listener's path: a socket on which nobody listens any more is deleted; anything else stays, and
+    is an error. Two servers that start at once don't delete each other's: they take turns by a lock on the directory.
+
+    Raises ListenFailed.
+    """
+    path = Path(listener.path)
+    try:
+        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise ListenFailed(listener, f"{path.parent}: {error.strerror}") from error
+    try:
+        _lock(directory)
+        _make_room(listener, path)
+        yield
+    finally:
+        os.close(directory)
+
+
+def _lock(directory: int) -> None:
+    """Waits LOCK_S_MAX; who holds the lock for longer isn't a server that starts, and doesn't matter."""
+    end_s = time.monotonic() + LOCK_S_MAX
+    while time.monotonic() < end_s:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(0.01)
+
+
+def _make_room(listener: Listener, path: Path) -> None:
+    if not os.path.lexists(path):
+        return
+    if not path.is_socket() or path.is_symlink():
+        raise ListenFailed(listener, "something that isn't a socket has this name; delete it, or take another name")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        number = probe.connect_ex(str(path))
+    if number == errno.ECONNREFUSED:
+        path.unlink()
+    elif number in (0, errno.EAGAIN):  # EAGAIN: so many are waiting there that we couldn't
+        raise ListenFailed(listener, "another server listens there")
+    else:
+        raise ListenFailed(listener, os.strerror(number))
+
+
+def _with_port(address: tuple[object, ...], sockets: list[socket.socket]) -> tuple[object, ...]:
+    if not sockets:
+        return address
+    return (address[0], sockets[0].getsockname()[1], *address[2:])
+
+
+def _listen_on(family: int, address: tuple[object, ...], *, last_chance: bool) -> socket.socket | None:
+    """None when this machine lacks the address family, unless there is no other to try."""
+    one = None
+    try:
+        one = socket.socket(family, socket.SOCK_STREAM)
+        _set_options(one, family)
+        one.bind(address)
+        one.listen(CONNECTIONS_PENDING_MAX)
+    except OSError as error:
+        if one is not None:
+            one.close()
+        if error.errno in _NO_SUCH_FAMILY and not last_chance:
+            return None
+        raise
+    return one
+
+
+def _set_options(one: socket.socket, family: int) -> None:
+    one.setblocking(False)
+    # Not SO_REUSEPORT: with it, a second server would silently take half of the connections.
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Accepted connections inherit these on Linux.
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
+        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_EVERY_S)
+    if family == socket.AF_INET6:
+        one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+
+
+DESCRIPTORS = Path("/proc/self/fd")
+CONNECTIONS_LOOK_EVERY_S = 0.01
+#: A connection on which nothing has come for so long isn't in the middle of a request's head.
+QUIET_S = 0.1
+_STATE_ESTABLISHED = 1
+_STATE_CLOSED = 7  # TCP_CLOSE of linux/tcp_states.h: the other side has closed, too
+_BYTES_ACKED = 120  # tcp_info.tcpi_bytes_acked
+_SETTINGS_BYTES_MIN = 10
+#: HTTP/2's frame (RFC 9113, 6.8) with the highest stream and no error: "begin no more streams", without a limit yet.
+_GOAWAY = bytes([0, 0, 8, 7, 0, 0, 0, 0, 0, 0x7F, 0xFF, 0xFF, 0xFF, 0, 0, 0, 0])
+_LAST_DATA_RECV = 52  # tcp_info.tcpi_last_data_recv: ms since then
+
+
+def hold(ports: Collection[int], paths: Collection[str] = ()) -> list[socket.socket]:
+    """Duplicates of this process's connections to its `ports` and Unix sockets' `paths`: none where the system lists no
+    descriptors, fewer than there are when the limit of descriptors is reached."""
+    return [one for one in _ours(ports, paths) if not _kept_if(one, _listens(one))]
+
+
+def listening(ports: Collection[int]) -> list[socket.socket]:
+    """Duplicates of the sockets with which this process listens on `ports`."""
+    return [one for one in _ours(ports, ()) if not _kept_if(one, not _listens(one))]
+
+
+def _kept_if(one: socket.socket, unwanted: bool) -> bool:
+    if unwanted:
+        one.close()
+    return unwanted
+
+
+def cut(ports: Collection[int], paths: Collection[str] = ()) -> None:
+    """Shuts the connections down whose clients don't let an engine end. What was sent still goes out."""
+    for one in hold(ports, paths):
+        with one, contextlib.suppress(OSError):
+            one.shutdown(socket.SHUT_RDWR)
+
+
+async def say_goaway(ports: Collection[int], limit_s: float) -> None:
+    """Tells the HTTP/2 clients on `ports` to begin nothing new, where their engine has no call for it; what they begin
+    until they have read that is served. Without TLS only; returns when all have been told, or after `limit_s`.
+
+    A frame of ours must not stand inside one of the engine's, which writes whole frames as long as the system takes
+    them: so nothing may be unsent, nor the engine's first frame still to come.
+    """
+    latest_s = time.monotonic() + limit_s
+    untold = hold(ports)
+    try:
+        while untold:
+            still = [one for one in untold if not _told(one)]
+            for one in untold:
+                if one not in still:
+                    one.close()
+            untold = still
+            if time.monotonic() >= latest_s:
+                break
+            await asyncio.sleep(CONNECTIONS_LOOK_EVERY_S)
+    finally:
+        for one in untold:
+            one.close()
+
+
+def _told(one: socket.socket) -> bool:
+    try:
+        info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 128)
+        acknowledged = int.from_bytes(info[_BYTES_ACKED : _BYTES_ACKED + 8], sys.byteorder)
+        if info[0] != _STATE_ESTABLISHED:
+            return True
+        unsent = bytearray(4)
+        fcntl.ioctl(one, termios.TIOCOUTQ, unsent)
+        if any(unsent) or acknowledged < _SETTINGS_BYTES_MIN:
+            return False
+        one.send(_GOAWAY, socket.MSG_DONTWAIT)
+    except OSError:
+        pass  # it has just ended
+    return True
+
+
+async def quiet(ports: Collection[int], paths: Collection[str], least_s: float, limit_s: float) -> None:
+    """Returns when nothing has come on any connection for QUIET_S and nothing waits to be read, after `least_s` seconds
+    at the earliest (at once without connections) and `limit_s` at the latest."""
+    begun_s = time.monotonic()
+    while (elapsed_s := time.monotonic() - begun_s) < limit_s:
+        held = hold(ports, paths)
+        try:
+            if not held or (elapsed_s >= least_s and not any(map(_talks, held))):
+                return
+        finally:
+            for one in held:
+                one.close()
+        await asyncio.sleep(QUIET_S / 4)
+
+
+def _talks(one: socket.socket) -> bool:
+    unread = bytearray(4)
+    fcntl.ioctl(one, termios.FIONREAD, unread)
+    if any(unread) or one.family == socket.AF_UNIX:
+        return any(unread)
+    info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+    last_ms = int.from_bytes(info[_LAST_DATA_RECV : _LAST_DATA_RECV + 4], sys.byteorder)
+    return info[0] != _STATE_CLOSED and last_ms < QUIET_S * 1000
+
+
+def _ours(ports: Collection[int], paths: Collection[str]) -> Iterator[socket.socket]:
+    for one in _sockets():
+        if _is_ours(one, ports, paths):
+            yield one
+        else:
+            one.close()
+
+
+def _sockets() -> Iterator[socket.socket]:
+    for name in _names():
+        try:
+            if os.readlink(DESCRIPTORS / name).startswith("socket:"):
+                yield socket.socket(fileno=os.dup(int(name)))
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                return  # what was closed meanwhile is no reason to stop, this is
+
+
+def _names() -> list[str]:
+    try:
+        return os.listdir(DESCRIPTORS)
+    except OSError:
+        return []
+
+
+def _is_ours(one: socket.socket, ports: Collection[int], paths: Collection[str]) -> bool:
+    if one.type != socket.SOCK_STREAM:
+        return False
+    try:
+        name = one.getsockname()
+    except OSError:
+        return False
+    if one.family == socket.AF_UNIX:
+        return name in paths
+    return one.family in (socket.AF_INET, socket.AF_INET6) and name[1] in ports
+
+
+def _listens(one: socket.socket) -> bool:
+    return bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+async def release(held: Sequence[socket.socket], limit_s: float) -> None:
+    """Closes them when the clients have closed theirs, or after `limit_s` seconds."""
+    latest_s = time.monotonic() + limit_s
+    try:
+        while not all(_closed(one) for one in held) and time.monotonic() < latest_s:  # noqa: ASYNC110 - the kernel tells nobody
+            await asyncio.sleep(CONNECTIONS_LOOK_EVERY_S)
+    finally:
+        for one in held:
+            one.close()
+
+
+def _closed(one: socket.socket) -> bool:
+    return one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _STATE_CLOSED

@@ -1,0 +1,375 @@
+"""A model's own packages: a virtual environment with the archive's requirements, over the server's packages.
+
+Environments are kept and shared: models, versions, servers and restarts that need the same packages use the same one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import stat
+import sys
+import sysconfig
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from ts_frontend.errors import Code, ServeError
+from ts_frontend.models.archive import Archive
+from ts_frontend.workers.launchers import run_tool
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.2
+
+#: Makes the environment in the directory; the number is a descriptor to keep open in every process that writes there.
+Build = Callable[[Path, int], Awaitable[None]]
+
+
+class Held:
+    """An environment that stays as long as this is held."""
+
+    def __init__(self, path: Path, record: Path, handle: int) -> None:
+        self.path = path
+        self._record = record
+        self._handle: int | None = handle
+
+    def release(self) -> None:
+        """Lets it go; a second time changes nothing."""
+        if self._handle is not None:
+            with contextlib.suppress(OSError):
+                os.utime(self._record)
+            os.close(self._handle)
+            self._handle = None
+
+
+class EnvironmentStore:
+    """The environments below `directory`. `kept_max`: how many stay, the last used ones; those in use stay anyway."""
+
+    def __init__(self, directory: Path, kept_max: int) -> None:
+        self._directory = directory
+        self._kept_max = kept_max
+
+    async def obtain(self, key: str, about: Mapping[str, str], build: Build, on_wait: Callable[[], None]) -> Held:
+        """The environment `key`, made now if it isn't there; `about` is noted beside it.
+
+        `on_wait` is called when somebody else is making it. Raises OSError, and what `build` raises.
+        """
+        self._prepare()
+        told = False
+        while True:
+            held = self._use(key)
+            if held is not None:
+                return held
+            alone = self._lock(key, fcntl.LOCK_EX)
+            if alone is not None:
+                try:
+                    await self._make(key, about, build, alone)
+                finally:
+                    os.close(alone)
+                continue
+            if not told:
+                told = True
+                on_wait()
+            await asyncio.sleep(RETRY_S)
+
+    def prune(self) -> None:
+        """Deletes what is too many, and what interrupted builders left. Blocking; what can't be deleted stays."""
+        if not self._directory.is_dir():
+            return
+        whole = sorted(self._directory.glob("*.json"), key=_used_s, reverse=True)
+        known = {record.stem for record in whole}
+        rubbish = [path.name for path in self._directory.iterdir() if path.is_dir() and path.name not in known]
+        for key in [*(record.stem for record in whole[self._kept_max :]), *rubbish]:
+            alone = self._lock(key, fcntl.LOCK_EX)
+            if alone is not None:
+                self._delete(key)
+                os.close(alone)
+
+    # --- one environment
+
+    def _path(self, key: str) -> Path:
+        return self._directory / key
+
+    def _record(self, key: str) -> Path:
+        return self._directory / f"{key}.json"
+
+    def _is_whole(self, key: str) -> bool:
+        return self._record(key).is_file() and self._path(key).is_dir()
+
+    def _use(self, key: str) -> Held | None:
+        handle = self._lock(key, fcntl.LOCK_SH)
+        if handle is None:
+            return None
+        if not self._is_whole(key):
+            os.close(handle)
+            return None
+        os.utime(self._record(key))
+        return Held(self._path(key), self._record(key), handle)
+
+    async def _make(self, key: str, about: Mapping[str, str], build: Build, alone: int) -> None:
+        if self._is_whole(key):
+            return
+        path = self._path(key)
+        await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+        try:
+            await build(path, alone)
+            await asyncio.to_thread(self._note, key, about)
+        except BaseException:
+            await asyncio.to_thread(self._delete, key)
+            raise
+
+    def _note(self, key: str, about: Mapping[str, str]) -> None:
+        partial = self._directory / f".{key}.json"
+        partial.write_text(json.dumps(about, indent=2) + "\n")
+        os.replace(partial, self._record(key))
+
+    def _delete(self, key: str) -> None:
+        """For who holds the lock alone."""
+        self._record(key).unlink(missing_ok=True)
+        shutil.rmtree(self._path(key), ignore_errors=True)
+        (self._directory / f"{key}.lock").unlink(missing_ok=True)
+
+    # --- the directory and its locks
+
+    def _prepare(self) -> None:
+        """Raises OSError when the directory isn't ours alone: who can write there runs code in our workers."""
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = os.stat(self._directory)
+        if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise PermissionError(
+                f"{self._directory} must belong to the user of this server and be writable by no other: "
+                "set environments_dir to another directory"
+            )
+
+    def _lock(self, key: str, how: int) -> int | None:
+        """A descriptor that holds the lock, None when somebody else's is in the way."""
+        path = self._directory / f"{key}.lock"
+        while True:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                fcntl.flock(handle, how | fcntl.LOCK_NB)
+            except OSError:
+                os.close(handle)
+                return None
+            if _is_at(handle, path):
+                return handle
+            os.close(handle)  # deleted while we opened it
+
+
+def _used_s(record: Path) -> float:
+    try:
+        return record.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+_NESTED = re.compile(r"^(?:-r|-c|--requirement|--constraint)(?:\s+|=)?(\S+)")
+_IN_PLACE = re.compile(r"^(?:(?:-e|--editable)\b|\./?(?:\s|$))")
+_LINKS = re.compile(r"^(?:-f|--find-links)(?:\s+|=)?(\S+)")
+_PACKAGES = (".whl", ".tar.gz", ".zip")
+_WORDS = re.compile(r"[\s=@;,]+|file:(?://)?")
+_READ_BYTES = 1 << 20
+
+
+def digest(directory: Path, requirements: str | None, *more: str) -> str:
+    """32 hexadecimal digits for an archive's requirements file and whatever else makes a difference.
+
+    Blocking. Raises OSError when a file can't be read.
+    """
+    found = hashlib.sha256()
+    for part in more:
+        found.update(part.encode() + b"\0")
+    if requirements is not None:
+        for data in _parts(directory, directory / requirements, set()):
+            found.update(len(data).to_bytes(8, "little") + data)
+    return found.hexdigest()[:32]
+
+
+def _parts(directory: Path, file: Path, seen: set[Path]) -> Iterator[bytes]:
+    if file in seen:
+        return
+    seen.add(file)
+    yield file.read_bytes()
+    for line in _lines(file):
+        if _IN_PLACE.match(line):  # what is installed then is, or is a link to, this very folder
+            yield str(directory).encode()
+        nested, links = _NESTED.match(line), _LINKS.match(line)
+        for path in _named(line, nested or links, (directory, file.parent)):
+            if nested and path.is_file():
+                yield from _parts(directory, path, seen)
+            else:
+                yield from _contents(path, _PACKAGES if links else ("",))
+
+
+def _named(line: str, option: re.Match[str] | None, bases: tuple[Path, ...]) -> Iterator[Path]:
+    """The files and folders that a line means; `option` has the one after an option."""
+    words = [option[1]] if option else [word for word in _WORDS.split(line) if word.strip("./")]
+    for word in words:
+        for base in dict.fromkeys(bases):
+            if (base / word).exists():
+                yield base / word
+
+
+def _lines(file: Path) -> list[str]:
+    text = file.read_text(encoding="utf-8", errors="replace").replace("\\\n", " ")
+    return [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+
+
+def _contents(path: Path, endings: tuple[str, ...]) -> Iterator[bytes]:
+    """Names and contents of a file, or of every file in a folder whose name ends so (any: below it, too)."""
+    found = path.rglob("*") if endings == ("",) else path.glob("*")
+    files = [path] if path.is_file() else sorted(one for one in found if one.is_file() and one.name.endswith(endings))
+    for one in files:
+        yield one.relative_to(path.parent).as_posix().encode()
+        with one.open("rb") as source:
+            while data := source.read(_READ_BYTES):
+                yield data
+
+
+SHOWN_LINES = 15
+SHOWN_CHARS_MAX = 4000
+#: Another way of making environments makes other ones.
+FORMAT = "1"
+
+
+class EnvironmentFailed(ServeError):
+    """The environment couldn't be made; the message ends with what the installer said last."""
+
+    code, http_status, type_name = Code.INVALID_ARGUMENT, 400, "ModelException"
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """`python`: the interpreter, "" for the server's own."""
+
+    python: str = ""
+    held: Held | None = None
+
+
+class Environments:
+    """Finds or makes the environment that a model needs.
+
+    `install`: requirements files are installed also for models without `useVenv` (`install_py_dep_per_model`).
+    """
+
+    def __init__(self, store: EnvironmentStore, *, install: bool, timeout_s: float) -> None:
+        self._store = store
+        self._install = install
+        self._timeout_s = timeout_s
+
+    async def of(self, name: str, archive: Archive, use_venv: bool) -> Environment:
+        """For model `name`; it stays until it is released. Raises EnvironmentFailed."""
+        wanted = archive.requirements_file
+        if not use_venv and not (self._install and wanted):
+            return Environment()
+        try:
+            key = await asyncio.to_thread(digest, archive.dir, wanted, *_ground())
+        except OSError as error:
+            message = f"{_INSTALL} {name}: {wanted} can't be read: {error.strerror}"
+            raise EnvironmentFailed(message) from error
+        maker = _Maker(name, archive, self._timeout_s)
+        about = {"for": name, "requirements": wanted or "", **dict(zip(_GROUND, _ground(), strict=True))}
+        try:
+            held = await self._store.obtain(key, about, maker.make, maker.waits)
+        except OSError as error:
+            raise EnvironmentFailed(f"{_CREATE} {name}: {error}") from error
+        if not maker.made:
+            log.info("Model %s uses the virtual environment %s.", name, held.path)
+        await asyncio.to_thread(self._store.prune)
+        return Environment(str(held.path / "bin" / "python"), held)
+
+    async def release(self, environment: Environment) -> None:
+        """The model is gone: another may have its environment, or nobody."""
+        if environment.held is not None:
+            environment.held.release()
+            await asyncio.to_thread(self._store.prune)
+
+
+_CREATE = "Virtual environment creation failed for model"
+_INSTALL = "Custom pip package installation failed for model"
+_GROUND = ("format", "python", "interpreter", "packages", "torch")
+
+
+def _ground() -> tuple[str, ...]:
+    """What an environment stands on: another interpreter or torch needs another environment."""
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:
+        torch = ""
+    return FORMAT, sys.version, sys.executable, sysconfig.get_paths()["purelib"], torch
+
+
+class _Maker:
+    """Makes one environment for one model."""
+
+    def __init__(self, name: str, archive: Archive, timeout_s: float) -> None:
+        self._name, self._archive, self._timeout_s = name, archive, timeout_s
+        self.made = False
+
+    def waits(self) -> None:
+        log.info("Model %s waits: its virtual environment is being made by somebody else.", self._name)
+
+    async def make(self, directory: Path, lock: int) -> None:
+        """Raises EnvironmentFailed, OSError."""
+        self.made = True
+        wanted = self._archive.requirements_file
+        log.info("Making a virtual environment for model %s in %s.", self._name, directory)
+        await self._run(_CREATE, _create(directory), lock)
+        _show_servers_packages(directory)
+        if wanted:
+            log.info("Installing %s of model %s.", wanted, self._name)
+            await self._run(_INSTALL, _pip(directory / "bin" / "python", wanted), lock)
+            log.info("Installed custom pip packages for model %s.", self._name)
+
+    async def _run(self, title: str, argv: Sequence[str], lock: int) -> None:
+        last: deque[str] = deque(maxlen=SHOWN_LINES)
+
+        def take(line: str) -> None:
+            last.append(line)
+            if not line.startswith("Requirement already satisfied"):
+                log.info("Model %s: %s", self._name, line)
+
+        # The lock stays with whoever writes there, should this process be killed before it.
+        status = await run_tool(argv, self._archive.dir, self._timeout_s, take, (lock,))
+        if status is None:
+            last.append(f"it took longer than {self._timeout_s:g} s (install_timeout_s) and was ended")
+        if status != 0:
+            text = "\n".join(last)[-SHOWN_CHARS_MAX:]
+            raise EnvironmentFailed(f"{title} {self._name}: {text or f'it ended with status {status}'}")
+
+
+def _create(directory: Path) -> list[str]:
+    """With the server's pip, which shows through, when there is one."""
+    without = ["--without-pip"] if PathFinder.find_spec("pip") is not None else []
+    return [sys.executable, "-m", "venv", *without, str(directory)]
+
+
+def _pip(python: Path, wanted: str) -> list[str]:
+    words = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
+    return [*words, "--upgrade", "--upgrade-strategy", "only-if-needed", "-r", wanted]
+
+
+def _show_servers_packages(directory: Path) -> None:
+    """`--system-site-packages` would show those of the interpreter the server's environment was made with."""
+    paths = sysconfig.get_paths()
+    (own,) = directory.glob("lib/python*/site-packages")
+    lines = dict.fromkeys((paths["purelib"], paths["platlib"]))
+    (own / "server_packages.pth").write_text("".join(f"{line}\n" for line in lines))

@@ -1,0 +1,246 @@
+"""From an archive and its settings to a model with a queue and a pool: what its workers are started with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ts_frontend.config.table import ServerConfig
+from ts_frontend.errors import InvalidArchive
+from ts_frontend.job import Job
+from ts_frontend.models.archive import Archive
+from ts_frontend.models.model import NO_WORKER, Model
+from ts_frontend.models.settings import ModelSettings, Requested
+from ts_frontend.models.signature import Signature, signature_of
+from ts_frontend.models.statistics import CountedBatches
+from ts_frontend.scheduling.batcher import Policy, Ranking
+from ts_frontend.scheduling.queues import JobQueue, RankedJobs, RankedQueue, TicketQueue, WorkQueue
+from ts_frontend.scheduling.sequence_queue import SequenceJobs, SequenceQueue, keys_of
+from ts_frontend.scheduling.sequences import SequenceLimits
+from ts_frontend.tasks import Notifier
+from ts_frontend.telemetry.metrics.registry import MetricsRegistry
+from ts_frontend.telemetry.tracing.tracing import Tracing
+from ts_frontend.workers.plan import Answers, WorkerPlan
+from ts_frontend.workers.process import ProcessSpec, Team
+from ts_frontend.workers.supervisor import Supervisor
+
+#: Beside the payload, a message to a worker holds names, headers and ids.
+MESSAGE_OVERHEAD_BYTES = 1 << 20
+#: Who steps through a handler takes the time it takes.
+DEBUG_TIMEOUT_S = 1e8
+
+
+class ModelFactory:
+    """Makes `Model`s. `worker_env` is the environment workers get, `answers` what their handlers may ask."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        supervisor: Supervisor,
+        worker_env: Mapping[str, str],
+        changes: Notifier,
+        metrics: MetricsRegistry,
+        tracing: Tracing | None = None,
+        answers: Answers | None = None,
+    ) -> None:
+        self._config = config
+        self._supervisor = supervisor
+        self._worker_env = worker_env
+        self._changes = changes
+        self._metrics = metrics
+        self._tracing = tracing
+        self._answers = answers
+
+    def model(
+        self,
+        name: str,
+        version: str,
+        url: str,
+        archive: Archive,
+        settings: ModelSettings,
+        requested: Requested,
+        *,
+        python: str,
+        loaded_at_startup: bool,
+    ) -> Model:
+        """A model without workers yet; InvalidArchive when it has no handler. `python`: its interpreter, "" for the
+        server's."""
+        config = self._config
+        handler = settings.handler or archive.handler or config.default_service_handler
+        if not handler:
+            raise InvalidArchive(f"Archive of model {name} names no handler, and default_service_handler is not set")
+        self._check_devices(name, settings)
+        if config.bypass_serve and (python or settings.torchrun is not None):
+            raise InvalidArchive(
+                f"Model {name} needs processes of its own (useVenv, requirements or torchrun), and with bypass_serve "
+                "handlers run inside the server's"
+            )
+        signature = archive.signature or signature_of(archive.config)
+        queue = self._queue(name, settings, archive.ranking)
+        metrics = self._metrics.model(name, version)
+        counted = CountedBatches(metrics.batches)
+        pool = self._supervisor.pool(
+            f"{name}_{version}",
+            self._plan(name, version, handler, archive, settings, signature, python, counted),
+            queue,
+            device_type=settings.device_type,
+            device_ids=tuple(settings.device_ids),
+            level=settings.parallel_level,
+            give_up_s=settings.max_retry_timeout_s,
+            restart_delay_s_max=self._config.restart_delay_s_max,
+            on_change=self._changes.notify,
+        )
+        new_job: Callable[..., Job] = Job
+        if isinstance(queue, SequenceQueue):
+            new_job = SequenceJobs(queue, settings.sequence_start_required)
+        if archive.ranking is not None and isinstance(queue, RankedQueue):
+            new_job = RankedJobs(archive.ranking)
+        tracing = self._tracing
+        return Model(
+            name,
+            version,
+            url,
+            archive,
+            settings,
+            requested,
+            queue,
+            pool,
+            metrics,
+            signature=signature,
+            counted=counted,
+            response_bytes_max=config.max_response_size,
+            loaded_at_startup=loaded_at_startup,
+            new_job=new_job if tracing is None else tracing.jobs(new_job),
+            ledger=None if tracing is None else tracing.ledger(name, version),
+        )
+
+    def _queue(self, name: str, settings: ModelSettings, ranking: Ranking | None) -> WorkQueue:
+        """How the model's requests come to its workers."""
+        refusal = NO_WORKER.format(name=name)
+        if settings.stateful:
+            return SequenceQueue(self._limits(settings), keys_of(self._config), refusal)
+        policy = self._policy(settings)
+        if ranking is not None:
+            return RankedQueue(policy, ranking)
+        return TicketQueue(policy, refusal) if settings.use_job_ticket else JobQueue(policy)
+
+    def reschedule(self, model: Model, settings: ModelSettings) -> None:
+        """The model's requests go to its workers as `settings` say, from now on."""
+        if isinstance(model.queue, SequenceQueue):
+            model.queue.limits = self._limits(settings)
+        elif isinstance(model.queue, JobQueue):
+            model.queue.policy = self._policy(settings)
+
+    def _limits(self, settings: ModelSettings) -> SequenceLimits:
+        policy = self._policy(settings)
+        return SequenceLimits(
+            sequences_max=settings.max_num_sequence,
+            worker_max=settings.max_sequences_per_worker,
+            told_start=settings.sequence_start_required,
+            jobs_max=settings.max_sequence_job_queue_size,
+            idle_s=settings.sequence_max_idle_ms / 1000,
+            life_s=settings.sequence_timeout_ms / 1000 or math.inf,
+            batch_size=policy.batch_size,
+            delay_s=policy.delay_s,
+            jobs_alone_max=policy.jobs_max,
+            overlap=settings.continuous_batching,
+        )
+
+    def _policy(self, settings: ModelSettings) -> Policy:
+        """In a continuous batch every request is sent by itself; the worker puts them together."""
+        continuous = settings.continuous_batching
+        delay_s = settings.max_batch_delay_ms / 1000 if settings.max_batch_delay_set and not continuous else 0.0
+        return Policy(
+            batch_size=1 if continuous else settings.batch_size,
+            delay_s=delay_s,
+            jobs_max=settings.job_queue_size,
+            bytes_max=self._config.job_queue_bytes_max,
+        )
+
+    def _plan(
+        self,
+        name: str,
+        version: str,
+        handler: str,
+        archive: Archive,
+        settings: ModelSettings,
+        signature: Signature,
+        python: str,
+        recorder: CountedBatches,
+    ) -> WorkerPlan:
+        config = self._config
+        return WorkerPlan(
+            spec=self._spec(f"{name}_{version}", settings, archive, python),
+            load=self._load(name, version, handler, archive, settings, signature),
+            startup_timeout_s=DEBUG_TIMEOUT_S if config.inside else settings.startup_timeout_s,
+            response_timeout_s=DEBUG_TIMEOUT_S if config.inside else settings.response_timeout_s,
+            workers_max=1 if config.inside else None,
+            inside=config.bypass_serve,
+            message_bytes_max=max(config.max_request_size, config.max_response_size) * settings.batch_size
+            + MESSAGE_OVERHEAD_BYTES,
+            max_concurrency=settings.batch_size if settings.continuous_batching else settings.max_concurrency,
+            neighbour_grace_s=config.worker_kill_grace_s,
+            recorder=recorder,
+            answers=self._answers,
+            responses=recorder.responses,
+            decoupled=signature.decoupled,
+        )
+
+    def _check_devices(self, name: str, settings: ModelSettings) -> None:
+        usable = len(self._supervisor.placement.usable(settings.device_type, settings.device_ids))
+        if 0 < usable < settings.parallel_level:
+            raise InvalidArchive(
+                f"Each worker of model {name} needs {settings.parallel_level} GPUs (parallelLevel, or torchrun's "
+                f"nproc-per-node), and it may use {usable}: look at deviceIds and number_of_gpu, or set deviceType: cpu"
+            )
+
+    def _spec(self, name: str, settings: ModelSettings, archive: Archive, python: str) -> ProcessSpec:
+        torchrun = settings.torchrun
+        if torchrun is None:
+            return ProcessSpec(name, self._worker_env, python, str(archive.dir))
+        words = torchrun.words(self._config.log_location.absolute() / "torchelastic_ts")
+        team = Team(torchrun.processes, words, lockstep=settings.parallel_type != "pp")
+        return ProcessSpec(name, {**self._worker_env, **torchrun.env}, python, str(archive.dir), team)
+
+    def _load(
+        self,
+        name: str,
+        version: str,
+        handler: str,
+        archive: Archive,
+        settings: ModelSettings,
+        signature: Signature,
+    ) -> dict[str, Any]:
+        config = self._config
+        # What completes its own configuration may come to take batches only then.
+        batch_size = 0 if archive.completed is not None else settings.batch_size
+        return {
+            "model_name": name,
+            "model_version": version,
+            "model_dir": str(archive.dir),
+            "handler": handler,
+            "envelope": settings.envelope,
+            "batch_size": settings.batch_size,
+            "continuous": settings.continuous_batching,
+            "asynchronous": settings.async_communication,
+            "header_keys": list(keys_of(config)),
+            "limit_max_image_pixels": config.limit_max_image_pixels,
+            "decode_input_request": config.decode_input_request,
+            "metrics_config": str(config.metrics_config) if config.metrics_config else None,
+            "config_file": archive.config_file,
+            "manifest": archive.manifest,
+            "request_bytes_max": config.max_request_size,
+            "response_bytes_max": config.max_response_size,
+            "message_bytes_max": max(config.max_request_size * batch_size, config.max_response_size)
+            + MESSAGE_OVERHEAD_BYTES
+            if batch_size
+            else None,
+            "credit_bytes": config.stream_credit_bytes,
+            "python_path": [],
+            "tensors": signature.for_worker(),
+            "adapter": archive.adapter,
+            "adapter_settings": archive.adapter_settings,
+            "threads": None,
+            "mark_lines": config.log_format == "json" and not config.bypass_serve,
+        }

@@ -1,0 +1,439 @@
+"""A model's directory in a Triton repository: which versions it has, and what each is as an archive. Blocking."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import json_format, text_format
+from google.protobuf.message import Message
+
+from ts.protocol.model_config_pb2 import ModelConfig
+from ts.protocol.pool import POOL
+from ts_frontend.errors import InvalidArchive, InvalidArgument, ModelNotFound
+from ts_frontend.models.archive import Archive
+from ts_frontend.models.extraction import create_file, safe_parts
+from ts_frontend.models.formats import mlserver as mlserver_model
+from ts_frontend.models.signature import Signature, TensorSpec
+from ts_frontend.scheduling.batcher import Ranking, WaitPolicy
+
+#: The backends that are served, and the file that each looks for in a version's directory.
+MODEL_FILES = {"python": "model.py", "pytorch": "model.pt", "onnxruntime": "model.onnx"}
+_BACKENDS_OF_PLATFORMS = {"pytorch_libtorch": "pytorch", "onnxruntime_onnx": "onnxruntime"}
+_PLATFORMS = {backend: platform for platform, backend in _BACKENDS_OF_PLATFORMS.items()}
+#: Triton's default, what may wait of one sequence, and how many sequences may wait for a worker.
+_SEQUENCE_IDLE_US, _SEQUENCE_REQUESTS_MAX, _SEQUENCES_WAITING_MAX = 1_000_000, 100, 1000
+_GROUP_KIND_AUTO, _GROUP_KIND_GPU, _GROUP_KIND_CPU = 0, 1, 2
+
+
+def parse(text: str, source: str) -> ModelConfig:
+    """The configuration in the text of a config.pbtxt. InvalidArgument, naming `source`, line and column."""
+    try:
+        config: ModelConfig = text_format.Parse(text, ModelConfig(), descriptor_pool=POOL)
+    except text_format.ParseError as error:
+        raise InvalidArgument(f"{source}: {error}") from None
+    return config
+
+
+def from_json(found: dict[str, Any], source: str) -> ModelConfig:
+    """The configuration that `as_json` gives. InvalidArgument, naming `source`."""
+    try:
+        config: ModelConfig = json_format.ParseDict(found, ModelConfig(), descriptor_pool=POOL)
+    except json_format.ParseError as error:
+        raise InvalidArgument(f"{source}: {error}") from None
+    return config
+
+
+def checked(config: ModelConfig, name: str, source: str) -> ModelConfig:
+    """The configuration of the model in the directory `name`. InvalidArgument for what can't be served."""
+    if config.name and config.name != name:
+        raise InvalidArgument(f"{source}: name is {config.name!r}, but the model's directory is {name!r}")
+    if config.max_batch_size < 0:
+        raise InvalidArgument(f"{source}: max_batch_size is {config.max_batch_size}, it can't be negative")
+    if config.HasField("ensemble_scheduling"):
+        raise InvalidArgument(f"{source}: ensembles are not served; a workflow does the same (docs/workflows.md)")
+    completes_itself = backend_of(config, source) in ("", "python")
+    for kind, tensors in (("input", config.input), ("output", config.output)):
+        _check_tensors(kind, tensors, source, whole=not completes_itself)
+    _check_sequences(config, source)
+    _check_priorities(config, source)
+    return config
+
+
+def _check_tensors(kind: str, tensors: Iterable[Any], source: str, *, whole: bool) -> None:
+    """`whole`: nobody adds what is left out."""
+    seen: set[str] = set()
+    for tensor in tensors:
+        if not tensor.name or tensor.name in seen:
+            raise InvalidArgument(f"{source}: {kind} {tensor.name!r} is given twice or has no name")
+        seen.add(tensor.name)
+        if whole and not tensor.data_type:
+            raise InvalidArgument(f"{source}: {kind} {tensor.name!r} has no data_type")
+        if whole and not tensor.dims:
+            raise InvalidArgument(f"{source}: {kind} {tensor.name!r} has no dims")
+        for size in tensor.dims:
+            if size < -1 or size == 0:
+                raise InvalidArgument(f"{source}: {kind} {tensor.name!r}: a dimension is -1 or at least 1, not {size}")
+
+
+def _check_sequences(config: ModelConfig, source: str) -> None:
+    sequences = config.sequence_batching
+    if len(sequences.state):
+        raise InvalidArgument(f"{source}: sequence_batching.state is not supported: the model keeps its state itself")
+    if sequences.iterative_sequence:
+        raise InvalidArgument(f"{source}: sequence_batching.iterative_sequence is not supported")
+    for one in sequences.control_input:
+        for control in one.control:
+            if control.data_type == 0 and control.kind == type(control).CONTROL_SEQUENCE_CORRID:
+                raise InvalidArgument(f"{source}: control input {one.name!r} needs a data_type")
+
+
+def backend_of(config: ModelConfig, source: str) -> str:
+    """Which backend runs the model, "" when nothing says it. InvalidArgument for one that isn't there."""
+    found = config.backend or _BACKENDS_OF_PLATFORMS.get(config.platform, config.platform)
+    if found and found not in MODEL_FILES:
+        raise InvalidArgument(f"{source}: backend {found!r} is not served; one of {', '.join(MODEL_FILES)}")
+    return found
+
+
+def completed(config: ModelConfig, name: str, backend: str) -> ModelConfig:
+    """The configuration with what follows from its directory."""
+    full = ModelConfig()
+    full.CopyFrom(config)
+    full.name, full.backend = name, backend
+    full.platform = full.platform or _PLATFORMS.get(backend, "")
+    full.default_model_filename = full.default_model_filename or MODEL_FILES[backend]
+    if not full.version_policy.WhichOneof("policy_choice"):
+        full.version_policy.latest.num_versions = 1
+    if not full.instance_group:
+        full.instance_group.add(name=name, count=1)
+    return full
+
+
+def placed(config: ModelConfig, gpus: int) -> ModelConfig:
+    """The configuration with its instance groups named, and each on the GPUs or the CPU."""
+    full = ModelConfig()
+    full.CopyFrom(config)
+    for index, group in enumerate(full.instance_group):
+        group.name = group.name or f"{full.name}_{index}"
+        if group.kind == _GROUP_KIND_AUTO:
+            group.kind = _GROUP_KIND_GPU if gpus else _GROUP_KIND_CPU
+        if group.kind == _GROUP_KIND_GPU and not group.gpus:
+            group.gpus.extend(range(gpus))
+    return full
+
+
+def chosen(config: ModelConfig, versions: list[int]) -> list[int]:
+    """The versions that the policy asks for, of those that are there, in ascending order."""
+    policy = config.version_policy
+    choice = policy.WhichOneof("policy_choice")
+    if choice == "all":
+        return sorted(versions)
+    if choice == "specific":
+        return sorted(set(policy.specific.versions) & set(versions))
+    return sorted(versions)[-(policy.latest.num_versions or 1) :]
+
+
+def signature(config: ModelConfig) -> Signature:
+    """What metadata says: with a leading -1 for the batch, when the model takes batches."""
+    batch = (-1,) if config.max_batch_size else ()
+    return Signature(
+        config.platform or config.backend,
+        tuple(_spec(one, batch, one.optional) for one in config.input if one.data_type),
+        tuple(_spec(one, batch, False) for one in config.output if one.data_type),
+        config.model_transaction_policy.decoupled,
+    )
+
+
+def _spec(tensor: Any, batch: tuple[int, ...], optional: bool) -> TensorSpec:
+    return TensorSpec(tensor.name, datatype(tensor.data_type), (*batch, *tensor.dims), optional)
+
+
+def datatype(number: int) -> str:
+    """13 -> `BYTES`, 11 -> `FP32`."""
+    name = ModelConfig.DESCRIPTOR.file.enum_types_by_name["DataType"].values_by_number[number].name
+    return "BYTES" if name == "TYPE_STRING" else name.removeprefix("TYPE_")
+
+
+def worker_settings(config: ModelConfig, gpus: int) -> dict[str, Any]:
+    """The scheduling of a config.pbtxt in the words of a model-config.yaml; `gpus`: how many there are.
+
+    A batch is a number of requests here, whatever their own batch dimensions are.
+    """
+    found: dict[str, Any] = {"batchSize": 1}
+    if config.HasField("dynamic_batching"):
+        dynamic = config.dynamic_batching
+        found["batchSize"] = max(config.max_batch_size, 1)
+        if dynamic.max_queue_delay_microseconds:
+            found["maxBatchDelay"] = max(round(dynamic.max_queue_delay_microseconds / 1000), 1)
+        jobs_max = (ranking(config) or Ranking(policy=_wait_policy(dynamic.default_queue_policy))).jobs_max
+        if jobs_max:
+            found["jobQueueSize"] = jobs_max
+    placement = _placement(config, gpus)
+    if config.HasField("sequence_batching"):
+        found |= _sequences(config, placement["minWorkers"])
+    return found | placement
+
+
+def ranking(config: ModelConfig) -> Ranking | None:
+    """The order in which requests wait, where that isn't the one in which they came, or their time is limited."""
+    dynamic = config.dynamic_batching
+    policy = _wait_policy(dynamic.default_queue_policy)
+    if not dynamic.priority_levels and policy.timeout_s == math.inf:
+        return None
+    policies = {int(level): _wait_policy(one) for level, one in dynamic.priority_queue_policy.items()}
+    return Ranking(dynamic.priority_levels, dynamic.default_priority_level, policy, policies)
+
+
+def _wait_policy(policy: Any) -> WaitPolicy:
+    timeout_us = policy.default_timeout_microseconds
+    return WaitPolicy(
+        timeout_us / 1e6 if timeout_us else math.inf,
+        policy.timeout_action == policy.DELAY,
+        policy.allow_timeout_override,
+        policy.max_queue_size,
+    )
+
+
+def _check_priorities(config: ModelConfig, source: str) -> None:
+    dynamic = config.dynamic_batching
+    levels, default = dynamic.priority_levels, dynamic.default_priority_level
+    if levels and not 1 <= default <= levels:
+        raise InvalidArgument(f"{source}: default_priority_level is one of the {levels} priority_levels, not {default}")
+    for level in dynamic.priority_queue_policy:
+        if not 1 <= level <= levels:
+            raise InvalidArgument(f"{source}: priority_queue_policy is for level {level}; priority_levels is {levels}")
+
+
+def _sequences(config: ModelConfig, workers: int) -> dict[str, Any]:
+    """A batch has at most one request of each sequence. A worker holds as many as there are slots or candidates."""
+    sequences, size = config.sequence_batching, max(config.max_batch_size, 1)
+    idle_us = sequences.max_sequence_idle_microseconds or _SEQUENCE_IDLE_US
+    most = max(sequences.oldest.max_candidate_sequences, 1) if sequences.HasField("oldest") else size
+    return {
+        "batchSize": size,
+        "sequenceBatching": True,
+        "sequenceMaxIdleMSec": max(round(idle_us / 1000), 1),
+        "sequenceStartRequired": True,
+        "maxSequencesPerWorker": most,
+        "maxNumSequence": most * workers + _SEQUENCES_WAITING_MAX,
+        "maxSequenceJobQueueSize": _SEQUENCE_REQUESTS_MAX,
+    }
+
+
+def _placement(config: ModelConfig, gpus: int) -> dict[str, Any]:
+    """Instances as workers: those of a GPU group count for each of its GPUs."""
+    count, on_gpu = 0, False
+    ids: list[int] = []
+    for group in config.instance_group:
+        if group.passive:
+            continue
+        wants_gpu = group.kind == _GROUP_KIND_GPU or (group.kind != _GROUP_KIND_CPU and gpus > 0)
+        each = list(group.gpus) or list(range(gpus)) if wants_gpu else []
+        count += max(group.count, 1) * max(len(each), 1)
+        ids += [one for one in each if one not in ids]
+        on_gpu |= bool(each)
+    found: dict[str, Any] = {"minWorkers": max(count, 1), "maxWorkers": max(count, 1)}
+    found["deviceType"] = "gpu" if on_gpu else "cpu"
+    return found | ({"deviceIds": ids} if on_gpu and ids else {})
+
+
+def as_json(message: Message) -> dict[str, Any]:
+    """A message as Triton writes it: its proto's names, enums by name, numbers as numbers, unset scalars too."""
+    found: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        entry = field.message_type
+        if entry is not None and entry.GetOptions().map_entry:
+            found[field.name] = {str(key): _json(entry.fields_by_name["value"], one) for key, one in value.items()}
+        elif hasattr(value, "__len__") and not isinstance(value, str):
+            found[field.name] = [_json(field, one) for one in value]
+        elif not field.has_presence or message.HasField(field.name):
+            found[field.name] = _json(field, value)
+    return found
+
+
+def _json(field: Any, value: Any) -> Any:
+    if field.message_type is not None:
+        return as_json(value)
+    if field.enum_type is not None:
+        return field.enum_type.values_by_number[value].name
+    return value
+
+
+CONFIG_FILE = "config.pbtxt"
+CONFIG_BYTES_MAX = 4 << 20
+#: Of those that a request brings.
+FILES_MAX = 1000
+_VERSION = re.compile(r"[1-9][0-9]*")
+_NAME = re.compile(r"[^/\\\0]+")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDirectory:
+    """A model as it lies there. `versions` are those that its policy asks for; `stamp` changes when its files do."""
+
+    name: str
+    path: Path
+    config: ModelConfig
+    backend: str
+    versions: tuple[int, ...]
+    stamp: tuple[tuple[str, int, int], ...]
+
+    def archive(self, version: int, gpus: int) -> Archive:
+        """One version, ready to be registered. `gpus`: how many there are to place workers on."""
+        config, directory = self.config, self.path / str(version)
+        return Archive(
+            dir=directory,
+            owned=False,
+            name=self.name,
+            version=str(version),
+            manifest={"model": {"modelName": self.name, "modelVersion": str(version)}},
+            handler=config.default_model_filename,
+            config=worker_settings(config, gpus),
+            adapter="triton",
+            adapter_settings=self._adapter_settings(directory, gpus),
+            signature=signature(config),
+            ranking=ranking(config),
+            completed=partial(_completed, gpus),
+            remembered=False,
+        )
+
+    def _adapter_settings(self, directory: Path, gpus: int) -> dict[str, Any]:
+        return {
+            "backend": self.backend,
+            "config": as_json(placed(self.config, gpus)),
+            "model_file": str(directory / self.config.default_model_filename),
+            "model_repository": str(self.path.parent),
+            "labels": self._labels(),
+        }
+
+    def _labels(self) -> dict[str, list[str]]:
+        """The texts of classes, by output: a line each. InvalidArgument for a file that isn't there."""
+        files = {one.name: self.path / one.label_filename for one in self.config.output if one.label_filename}
+        for file in files.values():
+            if not file.resolve().is_relative_to(self.path.resolve()) or not file.is_file():
+                raise InvalidArgument(f"label_filename: there is no {file} in the model's directory")
+        return {name: _text(file).splitlines() for name, file in files.items()}
+
+
+def _completed(gpus: int, archive: Archive, found: dict[str, Any]) -> Archive:
+    """The archive with the configuration `found` in the place of its own. InvalidArgument."""
+    config = from_json(found, f"the configuration that model {archive.name!r} has completed")
+    return replace(
+        archive,
+        config=worker_settings(config, gpus),
+        adapter_settings={**archive.adapter_settings, "config": as_json(placed(config, gpus))},
+        signature=signature(config),
+    )
+
+
+def names(repository: Path) -> list[str]:
+    """The models of a repository: its directories, hidden ones left out."""
+    return sorted(one.name for one in repository.iterdir() if one.is_dir() and not one.name.startswith("."))
+
+
+def find(repositories: Sequence[Path], name: str) -> Path:
+    """Where the model lies. ModelNotFound; InvalidArgument when several repositories have it, or for a bad name."""
+    if not _NAME.fullmatch(name) or name in (".", ".."):
+        raise InvalidArgument(f"{name!r} is no name of a model")
+    found = [path / name for path in repositories if (path / name).is_dir()]
+    if not found:
+        raise ModelNotFound(name)
+    if len(found) > 1:
+        raise InvalidArgument(f"model {name!r} is in several repositories: {', '.join(map(str, found))}")
+    return found[0]
+
+
+def is_model(path: Path) -> bool:
+    """Whether a directory from elsewhere is a model in this layout: it has a configuration or a version, and no sign
+    of another. Raises OSError."""
+    if not path.is_dir() or (path / "MAR-INF").exists() or (path / mlserver_model.FILE).exists():
+        return False
+    return (path / CONFIG_FILE).is_file() or bool(_versions(path))
+
+
+def read(path: Path, config_text: str | None = None, name: str = "") -> ModelDirectory:
+    """The model in the directory `path`, whose name it has unless `name` is given; `config_text` instead of its
+    config.pbtxt. InvalidArgument, naming the file and what is wrong."""
+    source = f"{path.name}/{CONFIG_FILE}" if config_text is None else "load parameter 'config'"
+    text = _text(path / CONFIG_FILE) if config_text is None else config_text
+    config = parse(text, source)
+    if name:
+        config.name = ""  # of a directory from elsewhere the caller's name counts
+    name = name or path.name
+    config = checked(config, name, source)
+    versions = _versions(path)
+    if not versions:
+        raise InvalidArgument(f"model {name!r} has no version: there is no directory with a number in {path}")
+    wanted = chosen(config, versions)
+    if not wanted:
+        have = ", ".join(map(str, versions))
+        raise InvalidArgument(f"model {name!r}: its version_policy takes none of the versions that are there: {have}")
+    backend = backend_of(config, source) or _backend(path / str(wanted[-1]))
+    full = completed(config, name, backend)
+    for version in wanted:
+        _check_file(path / str(version), full.default_model_filename)
+    return ModelDirectory(name, path, full, backend, tuple(wanted), stamp(path))
+
+
+def write(files: Mapping[str, bytes], directory: Path) -> None:
+    """Puts files into an empty directory, by their paths there. InvalidArgument, naming the path and what is wrong;
+    OSError. Blocking."""
+    if len(files) > FILES_MAX:
+        raise InvalidArgument(f"a model may have {FILES_MAX} files in a request, not {len(files)}")
+    for name, content in files.items():
+        try:
+            parts = safe_parts(directory, name)
+            with create_file(directory, directory, parts, name, 0) as file:
+                file.write(content)
+        except InvalidArchive as error:
+            raise InvalidArgument(f"load parameter {f'file:{name}'!r}: {error.message.partition(': ')[2]}") from None
+
+
+def _text(file: Path) -> str:
+    """ "" when there is no such file: the model's own directory says enough."""
+    try:
+        if file.stat().st_size > CONFIG_BYTES_MAX:
+            raise InvalidArgument(f"{file} is larger than {CONFIG_BYTES_MAX} bytes")
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"{file} can't be read: {error}") from None
+
+
+def _versions(path: Path) -> list[int]:
+    return sorted(int(one.name) for one in path.iterdir() if one.is_dir() and _VERSION.fullmatch(one.name))
+
+
+def _backend(directory: Path) -> str:
+    """By the model's file, when the configuration doesn't say it."""
+    for backend, file in MODEL_FILES.items():
+        if (directory / file).is_file():
+            return backend
+    files = ", ".join(MODEL_FILES.values())
+    raise InvalidArgument(f"{directory} has none of {files}, and the configuration names no backend")
+
+
+def _check_file(directory: Path, name: str) -> None:
+    file = directory / name
+    if not file.exists():
+        raise InvalidArgument(f"there is no {name} in {directory}")
+    if not file.resolve().is_relative_to(directory.parent.resolve()):
+        raise InvalidArgument(f"{file} leads out of the model's directory")
+
+
+def stamp(path: Path) -> tuple[tuple[str, int, int], ...]:
+    """Names, sizes and times of all files."""
+    found = []
+    for one in sorted(path.rglob("*")):
+        if one.is_file() and "__pycache__" not in one.parts:
+            status = one.stat()
+            found.append((str(one.relative_to(path)), status.st_size, status.st_mtime_ns))
+    return tuple(found)

@@ -1,0 +1,56 @@
+"""Whether the server, or a model, can serve: the one answer behind ping, readiness and gRPC health."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ts_frontend.errors import Draining, ModelNotFound, ModelVersionNotFound
+from ts_frontend.models.manager import ModelManager
+from ts_frontend.models.registry import Registry
+
+
+class Health:
+    """Derived from the workers whenever it is asked. Services of gRPC health: "" and the names in `services` are the
+    server's; `NAME` and `NAME/VERSION` are a model's readiness. Not `strict`: models don't count for the server's."""
+
+    def __init__(self, administration: ModelManager, services: frozenset[str], *, strict: bool = True) -> None:
+        self._administration = administration
+        self._registry: Registry = administration.registry
+        self._services = services
+        self._strict = strict
+        self._draining = False
+
+    @property
+    def healthy(self) -> bool:
+        return not self._draining and (not self._strict or self._administration.health())
+
+    @property
+    def ready(self) -> bool:
+        """Healthy, and every model of the start has begun to serve: what the Open Inference Protocol calls ready."""
+        return self.healthy and not (self._strict and self._administration.starting())
+
+    async def health(self) -> tuple[bool, dict[str, Any]]:
+        """The answer to a ping: whether all is well, and TorchServe's JSON."""
+        healthy = self.healthy
+        return healthy, {"status": "Healthy" if healthy else "Unhealthy"}
+
+    def drain(self) -> None:
+        """The server is going away: nothing is ready from now on."""
+        self._draining = True
+        self._registry.changes.notify()
+
+    def status(self, service: str) -> bool | None:
+        """Whether it can serve; None for a service nobody knows."""
+        if service == "" or service in self._services:
+            return self.healthy
+        name, _, version = service.partition("/")
+        try:
+            return not self._draining and self._registry.find(name, version).ready
+        except (ModelNotFound, ModelVersionNotFound):
+            return None
+
+    async def changed(self) -> None:
+        """Returns after the next change of anything; Draining when nothing will change any more."""
+        if self._draining:
+            raise Draining("The server is shutting down")
+        await self._registry.changes.wait()

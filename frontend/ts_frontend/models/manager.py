@@ -1,0 +1,354 @@
+"""Managing what is served while it runs: register, scale, describe, set default, unregister.
+
+Every door of the management API comes here; answers carry TorchServe's HTTP status and its sentence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ts_frontend.errors import (
+    InvalidArgument,
+    ModelApiDisabled,
+    NoWorker,
+    ServeError,
+    UnregisterTimeout,
+    WorkerStartFailed,
+)
+from ts_frontend.models.archive import Archive
+from ts_frontend.models.description import LIST_LIMIT_MAX, describe, page
+from ts_frontend.models.formats import mlserver as mlserver_model
+from ts_frontend.models.loader import ModelLoader
+from ts_frontend.models.model import Model
+from ts_frontend.models.registry import Registry
+from ts_frontend.models.settings import WORKERS_MAX, Requested, check_range, model_name_for
+from ts_frontend.models.store.store import Fetched
+from ts_frontend.tasks import ENDING, Tasks
+from ts_frontend.workers.worker import StartFailed
+
+log = logging.getLogger(__name__)
+
+PROCESSING = "Processing worker updates..."
+#: What was being loaded is ended and removed in this time.
+LOADS_END_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a management call did: the HTTP status and sentence TorchServe answers."""
+
+    http_status: int
+    status: str
+
+
+class ModelManager:
+    """`on_change` is called after each change that a restart should remember."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        installation: ModelLoader,
+        *,
+        model_api: bool,
+        unregister_timeout_s: float,
+        on_change: Callable[[], None],
+    ) -> None:
+        self.registry = registry
+        self.installation = installation
+        self.tasks = Tasks()
+        self._model_api = model_api
+        self._unregister_timeout_s = unregister_timeout_s
+        self._on_change = on_change
+
+    # --- register
+
+    async def register(
+        self,
+        url: str,
+        *,
+        model_name: str | None = None,
+        handler: str | None = None,
+        runtime: str | None = None,
+        batch_size: int | None = None,
+        max_batch_delay: int | None = None,
+        initial_workers: int | None = None,
+        response_timeout: int | None = None,
+        startup_timeout: int | None = None,
+        synchronous: bool = True,
+        s3_sse_kms: bool = False,
+    ) -> Outcome:
+        """Adds a model version. A caller who leaves doesn't stop it: it is added whole or not at all. `s3_sse_kms`: an
+        http(s) `url` is one of S3 and asked for with the server's AWS credentials."""
+        self.check_model_api()
+        requested = Requested(
+            model_name=model_name,
+            handler=handler,
+            runtime=runtime,
+            batch_size=batch_size,
+            max_batch_delay_ms=max_batch_delay,
+            initial_workers=initial_workers,
+            response_timeout_s=response_timeout,
+            startup_timeout_s=startup_timeout,
+        )
+        return await self.tasks.load(self._register(url, requested, synchronous, s3_sse_kms))
+
+    async def _register(self, url: str, requested: Requested, synchronous: bool, signed: bool) -> Outcome:
+        fetched = await self.installation.fetch(url, signed=signed)
+        model = await self.add_fetched(fetched, requested, loaded_at_startup=False)
+        count = model.minimum
+        title = f'Model "{model.name}" Version: {model.version} registered with'
+        if not count:
+            self._on_change()
+            return Outcome(200, f"{title} 0 initial workers. Use scale workers API to add workers for the model.")
+        if not synchronous:
+            self.tasks.background(self._scale(model, count, None))
+            return Outcome(202, PROCESSING)
+        try:
+            await model.pool.scale(count)
+        except BaseException as error:
+            await self._withdraw(model)
+            if isinstance(error, StartFailed):
+                raise _start_error(model, error) from error
+            raise
+        self._on_change()
+        return Outcome(200, f"{title} {count} initial workers")
+
+    async def add_fetched(self, fetched: Fetched, requested: Requested, *, loaded_at_startup: bool) -> Model:
+        """Unpacks and registers an archive that is at hand; no worker is started yet."""
+        return await self.enter(await self.made(fetched, requested, loaded_at_startup=loaded_at_startup))
+
+    async def add_opened(
+        self, fetched: Fetched, archive: Archive, requested: Requested, *, loaded_at_startup: bool
+    ) -> Model:
+        """The same for one that is unpacked; a failure removes what was."""
+        return await self.enter(
+            await self.made_of(fetched, archive, requested, loaded_at_startup=loaded_at_startup),
+        )
+
+    async def made(self, fetched: Fetched, requested: Requested, *, loaded_at_startup: bool) -> Model:
+        """A model of an archive that is at hand, with its environment, which nobody can ask before `enter`; a failure
+        removes what was fetched and unpacked."""
+        try:
+            archive = await self.installation.opened(fetched, requested)
+            return await self.made_of(fetched, archive, requested, loaded_at_startup=loaded_at_startup)
+        except BaseException:
+            await self.installation.discard(fetched)
+            raise
+
+    async def made_of(
+        self, fetched: Fetched, archive: Archive, requested: Requested, *, loaded_at_startup: bool
+    ) -> Model:
+        """The same for one that is unpacked."""
+        try:
+            self.registry.check_free(model_name_for(requested, archive, fetched.path), archive.version)
+        except BaseException:
+            await asyncio.to_thread(archive.remove)
+            raise
+        return await self.installation.model(fetched, archive, requested, loaded_at_startup=loaded_at_startup)
+
+    async def enter(self, model: Model) -> Model:
+        """Serves it; a failure removes it. No worker is started yet."""
+        try:
+            self.registry.add(model)
+        except BaseException:
+            await self.installation.remove(model)
+            raise
+        self._choose_default(model)
+        log.info("Model %s added.", model)
+        log.debug("Model %s: %s", model, model.settings)
+        return model
+
+    async def replace(self, fetched: Fetched, archive: Archive, requested: Requested) -> Model:
+        """Serves what is unpacked, once its workers are ready, in place of what has its name and version. If it can't
+        be started, that goes on. Raises ServeError."""
+        model = await self.started(fetched, archive, requested)
+        self.place(model)
+        return model
+
+    async def started(self, fetched: Fetched, archive: Archive, requested: Requested) -> Model:
+        """What is unpacked, with its workers ready, for `place` or `give_up`; a failure removes it. Raises
+        ServeError."""
+        try:
+            model = await self.installation.model(fetched, archive, requested, loaded_at_startup=False)
+        except BaseException:
+            await self.installation.discard(fetched)
+            raise
+        try:
+            await model.pool.scale(model.minimum)
+        except BaseException as error:
+            await self.installation.remove(model)
+            if isinstance(error, StartFailed):
+                raise _start_error(model, error) from error
+            raise
+        return model
+
+    def place(self, model: Model) -> None:
+        """Serves it in place of what has its name and version, which answers what it has accepted."""
+        old = self.registry.put(model)
+        self._choose_default(model)
+        self._on_change()
+        log.info("Model %s %s.", model, "added" if old is None else "replaced")
+        if old is not None:
+            self.tasks.background(self.take_out(old))
+
+    async def give_up(self, model: Model) -> None:
+        """Ends what was `started` and isn't served."""
+        await self.installation.remove(model)
+
+    def _choose_default(self, model: Model) -> None:
+        """Of MLServer's models the newest version is the default, whichever came first."""
+        if model.archive.adapter == mlserver_model.ADAPTER:
+            versions = [
+                (one.version, bool(one.archive.adapter_settings.get("versioned")))
+                for one in self.registry.versions(model.name)
+            ]
+            self.registry.set_default(model.name, mlserver_model.newest(versions))
+
+    def check_model_api(self) -> None:
+        """ModelApiDisabled unless models may be registered and unregistered while the server runs."""
+        if not self._model_api:
+            raise ModelApiDisabled
+
+    async def _withdraw(self, model: Model) -> None:
+        self.registry.discard(model)
+        model.fail_rest(f'Model "{model.name}" could not be started')
+        await self.installation.remove(model)
+
+    # --- unregister
+
+    async def unregister(self, name: str, version: str | None = None) -> Outcome:
+        """Removes a version; what it has accepted is answered first (up to unregister_model_timeout)."""
+        self.check_model_api()
+        model = self.registry.remove(name, version)
+        self._on_change()
+        return await self.tasks.detached(self._unregister(model))
+
+    async def _unregister(self, model: Model) -> Outcome:
+        if not await self.retire(model, self._unregister_timeout_s):
+            raise UnregisterTimeout(model.name)
+        return Outcome(200, f'Model "{model.name}" unregistered')
+
+    async def take_out(self, model: Model) -> bool:
+        """`retire`, with the time that unregistering has."""
+        return await self.retire(model, self._unregister_timeout_s)
+
+    async def retire(self, model: Model, drain_s: float) -> bool:
+        """Takes a version out, default or not, and ends it; False when not all it had accepted was answered in time."""
+        self.registry.discard(model)
+        self._on_change()
+        in_time = await model.drain(drain_s)
+        model.fail_rest(f'Model "{model.name}" version {model.version} was unregistered')
+        await self.installation.remove(model)
+        log.info("Model %s unregistered.", model)
+        return in_time
+
+    # --- scale, default
+
+    async def scale(
+        self,
+        name: str,
+        version: str | None = None,
+        *,
+        min_worker: int = 1,
+        max_worker: int | None = None,
+        synchronous: bool = False,
+        timeout: int = -1,
+    ) -> Outcome:
+        """Sets the number of workers. `timeout`: seconds a surplus worker may take to finish what it has (-1: as long
+        as it needs; 0: it is ended at once and its requests run elsewhere)."""
+        maximum = min_worker if max_worker is None else max_worker
+        if min_worker < 0:
+            raise InvalidArgument(f"min_worker cannot be negative: {min_worker}")
+        if maximum < min_worker:
+            raise InvalidArgument("max_worker cannot be less than min_worker.")
+        check_range("max_worker" if max_worker is not None else "min_worker", maximum, 0, WORKERS_MAX)
+        model = self.registry.find(name, version)
+        model.minimum, model.maximum = min_worker, maximum
+        work = self._scale(model, min_worker, None if timeout < 0 else float(timeout))
+        if not synchronous:
+            self.tasks.background(work)
+            return Outcome(202, PROCESSING)
+        await self.tasks.detached(work)
+        suffix = f", version: {version}" if version else ""
+        return Outcome(200, f"Workers scaled to {min_worker} for model: {name}{suffix}")
+
+    async def _scale(self, model: Model, count: int, drain_s: float | None) -> None:
+        try:
+            await model.pool.scale(count, drain_s)
+        except StartFailed as error:
+            raise _start_error(model, error) from error
+        finally:
+            self._on_change()
+
+    async def start_workers(self, model: Model) -> None:
+        """Starts what the model's settings ask for; used at start-up."""
+        await self._scale(model, model.minimum, None)
+
+    async def set_default(self, name: str, version: str) -> Outcome:
+        self.registry.set_default(name, version)
+        self._on_change()
+        return Outcome(200, f'Default version successfully updated for model "{name}" to "{version}"')
+
+    # --- list, describe, health
+
+    def list_models(self, limit: int = LIST_LIMIT_MAX, next_page_token: int = 0) -> dict[str, Any]:
+        """One page of default versions, as TorchServe lists them: not the functions of workflows, which have no URL."""
+        models = [model for model in self.registry.defaults() if model.url]
+        found, more = page(models, limit, next_page_token)
+        return {**more, "models": [{"modelName": model.name, "modelUrl": model.url} for model in found]}
+
+    async def describe(self, name: str, version: str | None = None, customized: bool = False) -> list[dict[str, Any]]:
+        """Descriptions of a version, or of all for version "all"."""
+        if version == "all":
+            return [describe(model) for model in self.registry.versions(name)]
+        model = self.registry.find(name, version)
+        description = describe(model)
+        if customized:
+            description["customizedMetadata"] = await self._customized(model)
+        return [description]
+
+    async def _customized(self, model: Model) -> dict[str, Any]:
+        """What the handler says of itself: it is called with one empty row and header `describe`."""
+        if not model.ready:
+            raise NoWorker(
+                f'Model "{model.name}" has no worker to serve describe request. '
+                "Please use scale workers API to add workers."
+            )
+        job = model.submit([], headers=[("describe", "True")], alone=True, counted=False)
+        try:
+            value = json.loads(bytes(await job.result()))
+        except ValueError:
+            return {}
+        return value if isinstance(value, dict) else {}
+
+    def health(self) -> bool:
+        """False when the default version of some model has lost its workers; a model that still loads is no failure."""
+        return not any(model.failing for model in self.registry.defaults())
+
+    def starting(self) -> bool:
+        """True while the default version of a model that is loaded at the start loads for the first time."""
+        return any(model.loaded_at_startup and model.loading for model in self.registry.defaults())
+
+    # --- the end
+
+    async def close(self, drain_s: float) -> None:
+        """Ends all models; what they have accepted is answered first, up to `drain_s`."""
+        models = list(self.registry)
+        await asyncio.gather(*(model.drain(drain_s) for model in models))
+        await self.tasks.close(LOADS_END_S)
+        for model in models:
+            model.fail_rest(ENDING)
+            await self.installation.end(model, 1.0)
+
+
+def _start_error(model: Model, error: StartFailed) -> ServeError:
+    failed = WorkerStartFailed(
+        f"Failed to start workers for model {model.name} version: {model.version}. {error.message}"
+    )
+    failed.http_status = error.code
+    return failed

@@ -1,0 +1,1 @@
+"""Where archives come from: the model store, web servers, S3."""

@@ -1,0 +1,482 @@
+"""Answers of web servers: connections to checked addresses, redirects followed by hand. Blocking.
+
+Each hop must be allowed anew, and the address that was checked is the one that's connected to: a name that resolves
+differently the second time gains nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import http.client
+import ipaddress
+import logging
+import os
+import secrets
+import shutil
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, InvalidStateError
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import IO, Protocol, TypeAlias, TypeVar
+from urllib.parse import SplitResult, urljoin, urlsplit
+from urllib.request import url2pathname
+
+from ts_frontend.errors import ArchiveExists, DownloadFailed, ServeError
+from ts_frontend.tasks import owned
+
+_T = TypeVar("_T")
+
+
+class Stopped(Exception):
+    """The work was ended; the text says why."""
+
+
+class Stop:
+    """Ends a download early: what waits for the network wakes up at once. The first `reason` counts."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._reason = ""
+        self._wake: Callable[[], None] | None = None
+
+    def set(self, reason: str = "it was cancelled") -> None:
+        with self._lock:
+            self._reason = self._reason or reason
+            wake = self._wake
+        if wake is not None:
+            wake()
+
+    @property
+    def reason(self) -> str:
+        """Why it was ended, "" as long as it wasn't."""
+        return self._reason
+
+    def check(self) -> None:
+        """Raises Stopped once it was ended."""
+        if self._reason:
+            raise Stopped(self._reason)
+
+    def watch(self, wake: Callable[[], None]) -> None:
+        """`wake()` lets the download go on from what it waits for from now on, also when it was ended before."""
+        with self._lock:
+            self._wake = wake
+            ended = bool(self._reason)
+        if ended:
+            wake()
+
+    @contextmanager
+    def after(self, seconds: float, reason: str) -> Iterator[None]:
+        """Ends what is done within the block when it takes longer."""
+        timer = threading.Timer(seconds, self.set, (reason,))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def waited(self, work: Callable[[], _T]) -> _T:
+        """What `work` returns or raises. It runs in a thread of its own, which is left to itself when this ends first:
+        Stopped, also at the process's end. For libraries whose waiting can't be ended."""
+        outcome: Future[_T] = Future()
+
+        def run() -> None:
+            try:
+                result = work()
+            except BaseException as error:
+                _settle(partial(outcome.set_exception, error))
+            else:
+                _settle(partial(outcome.set_result, result))
+
+        threading.Thread(target=run, daemon=True).start()
+        self.watch(lambda: _settle(partial(outcome.set_exception, Stopped(self._reason))))
+        return outcome.result()
+
+
+async def in_thread(work: Callable[[Stop], _T], unwanted: Callable[[_T], None]) -> _T:
+    """What `work` gives, in a thread. A caller who is cancelled stops it and leaves when it has ended; what it gave all
+    the same goes to `unwanted`. `work` looks at its Stop as often as it can."""
+    stop = Stop()
+    running = owned(asyncio.to_thread(work, stop))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        stop.set()
+        await asyncio.wait({running})
+        if not running.cancelled() and running.exception() is None:
+            await asyncio.to_thread(unwanted, running.result())
+        raise
+
+
+def _settle(settle: Callable[[], None]) -> None:
+    """The first to say what came of it counts."""
+    with suppress(InvalidStateError):
+        settle()
+
+
+BYTES_MAX = 100 << 30
+TIMEOUT_S = 60.0
+TOTAL_S = 6 * 3600.0
+FILES_MAX = 100_000
+_REDIRECTS_MAX = 5
+_REDIRECTS = (301, 302, 303, 307, 308)
+_HEADERS = MappingProxyType({"User-Agent": "torchrelay", "Accept-Encoding": "identity"})
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+
+#: Raises ServeError for a URL that may not be used; True: an address that isn't public is fine too.
+Allow: TypeAlias = Callable[[str], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class DownloadLimits:
+    """`timeout_s` is the longest silence, also while connecting (then at most `connect_timeout_s`); `total_s`: all that
+    a download may take. `files_max`: of a folder."""
+
+    bytes_max: int = BYTES_MAX
+    timeout_s: float = TIMEOUT_S
+    connect_timeout_s: float = 10.0
+    total_s: float = TOTAL_S
+    files_max: int = FILES_MAX
+
+
+def failure(url: str, reason: str) -> DownloadFailed:
+    return DownloadFailed(f"Failed to download archive from: {url}: {reason}")
+
+
+@contextmanager
+def open_remote(
+    url: str, allow: Allow, limits: DownloadLimits, stop: Stop, headers: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[http.client.HTTPResponse]:
+    """The first answer that's no redirect; it has status 200. `headers` are for `url` alone, not for where it leads.
+    Raises DownloadFailed, OSError, HTTPException."""
+    first = url
+    for _ in range(_REDIRECTS_MAX + 1):
+        with _answer(url, allow(url), limits, stop, headers if url is first else {}) as response:
+            if response.status == 200:
+                yield response
+                return
+            location = response.headers.get("Location") if response.status in _REDIRECTS else None
+            if location is None:
+                raise failure(first, f"the server answered {response.status} {response.reason}")
+        url = _redirected(first, url, location)
+    raise failure(first, f"more than {_REDIRECTS_MAX} redirects")
+
+
+@contextmanager
+def _answer(
+    url: str, private: bool, limits: DownloadLimits, stop: Stop, headers: Mapping[str, str]
+) -> Iterator[http.client.HTTPResponse]:
+    parts = urlsplit(url)
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    with closing(_connection(parts, private, limits, stop)) as connection:
+        connection.request("GET", path, headers={**_HEADERS, **headers})
+        with closing(connection.getresponse()) as response:
+            yield response
+
+
+def _redirected(first: str, url: str, location: str) -> str:
+    target = urljoin(url, location)
+    scheme = urlsplit(target).scheme.lower()
+    if scheme not in ("http", "https") or (scheme == "http" and urlsplit(url).scheme.lower() == "https"):
+        raise failure(first, f"redirected to {target!a}, which is not allowed from {urlsplit(url).scheme}")
+    return target
+
+
+class _Connection(http.client.HTTPConnection):
+    """Connects as it's told to: to an address that was checked."""
+
+    def __init__(self, host: str, port: int, connect: Callable[[str, int], socket.socket]) -> None:
+        super().__init__(host, port)
+        self._connect = connect
+
+    def connect(self) -> None:
+        self.sock = self._connect(self.host, self.port)
+
+
+def _connection(parts: SplitResult, private: bool, limits: DownloadLimits, stop: Stop) -> http.client.HTTPConnection:
+    secure = parts.scheme.lower() == "https"
+
+    def connect(host: str, port: int) -> socket.socket:
+        sock = _connect(host, port, private, limits)
+        stop.watch(partial(_wake, sock))
+        if secure:
+            sock = _secured(sock, host)
+            stop.watch(partial(_wake, sock))
+        return sock
+
+    return _Connection(parts.hostname or "", parts.port or (443 if secure else 80), connect)
+
+
+def _wake(sock: socket.socket) -> None:
+    """Who waits for `sock` in another thread waits no more."""
+    with suppress(OSError):
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)  # not TLS's own: that isn't for two threads
+
+
+def _secured(raw: socket.socket, host: str) -> socket.socket:
+    try:
+        return ssl.create_default_context().wrap_socket(raw, server_hostname=host)
+    except BaseException:
+        raw.close()
+        raise
+
+
+def _connect(host: str, port: int, private: bool, limits: DownloadLimits) -> socket.socket:
+    """A socket to the first address of `host` that answers. Raises OSError."""
+    error: OSError | None = None
+    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        if not private and not is_public(str(address[0])):
+            raise OSError(f"{host} is at {address[0]}, which is not a public address; allowed_urls can allow the URL")
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.settimeout(min(limits.connect_timeout_s, limits.timeout_s))
+            sock.connect(address)
+            sock.settimeout(limits.timeout_s)
+            return sock
+        except OSError as failed:
+            sock.close()
+            error = failed
+    raise error or OSError(f"{host} has no address")
+
+
+def is_public(address: str) -> bool:
+    """False for loopback, private, link-local (cloud metadata) and every other special range; IPv4 inside IPv6 too."""
+    ip = ipaddress.ip_address(address.split("%")[0])
+    embedded = getattr(ip, "ipv4_mapped", None) or getattr(ip, "sixtofour", None)
+    if ip in _NAT64:
+        embedded = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
+    return ip.is_global and not ip.is_multicast and (embedded is None or is_public(str(embedded)))
+
+
+_log = logging.getLogger(__name__)
+_CHUNK_BYTES = 1 << 20
+_PARTIAL_PREFIX = ".download-"
+
+
+@dataclass(slots=True)
+class Progress:
+    """Lines for the log, one every `every_s` seconds at most. Pure: time is an argument."""
+
+    name: str
+    total_bytes: int | None
+    started_s: float
+    every_s: float = 2.0
+    _last_s: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        self._last_s = self.started_s
+
+    def line(self, done_bytes: int, now_s: float) -> str | None:
+        """What to say now, None if it's too soon."""
+        if now_s - self._last_s < self.every_s:
+            return None
+        self._last_s = now_s
+        return f"Downloading {self.name}: {self._share(done_bytes)}, {self._rate(done_bytes, now_s)}"
+
+    def summary(self, done_bytes: int, now_s: float) -> str:
+        return f"Downloaded {self.name}: {_megabytes(done_bytes)} MB, {self._rate(done_bytes, now_s)}"
+
+    def _share(self, done_bytes: int) -> str:
+        if not self.total_bytes:
+            return f"{_megabytes(done_bytes)} MB"
+        percent = 100 * done_bytes // self.total_bytes
+        return f"{percent} % of {_megabytes(self.total_bytes)} MB"
+
+    def _rate(self, done_bytes: int, now_s: float) -> str:
+        return f"{_megabytes(done_bytes / max(now_s - self.started_s, 1e-3))} MB/s"
+
+
+def _megabytes(count: float) -> str:
+    return f"{count / 1e6:.1f}"
+
+
+class Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+class Transfer:
+    """One download, of a file or of a folder's files: counts, tells, and ends it when it becomes too much.
+    `total_bytes` is what the source announced, None if it didn't. Raises DownloadFailed."""
+
+    def __init__(self, url: str, name: str, total_bytes: int | None, limits: DownloadLimits, stop: Stop) -> None:
+        self._url, self._limits, self._stop = url, limits, stop
+        self._done_bytes = 0
+        self._progress = Progress(name, total_bytes, time.monotonic())
+        self._check_size(total_bytes or 0)
+
+    def copy(self, source: Readable, file: IO[bytes], size: int | None) -> str:
+        """Copies to the end, which is after `size` bytes when that is known; the SHA-256 of what came, hexadecimal."""
+        digest, first = hashlib.sha256(), self._done_bytes
+        while data := source.read(_CHUNK_BYTES):
+            self._stop.check()
+            self._count(len(data))
+            digest.update(data)
+            file.write(data)
+        self._stop.check()
+        if size is not None and self._done_bytes - first != size:
+            raise failure(self._url, f"it ended after {self._done_bytes - first} of {size} bytes")
+        return digest.hexdigest()
+
+    def finish(self) -> None:
+        _log.info("%s", self._progress.summary(self._done_bytes, time.monotonic()))
+
+    def _count(self, count: int) -> None:
+        self._done_bytes += count
+        self._check_size(self._done_bytes)
+        if line := self._progress.line(self._done_bytes, time.monotonic()):
+            _log.info("%s", line)
+
+    def _check_size(self, count: int) -> None:
+        if count > self._limits.bytes_max:
+            reason = f"it has more than {self._limits.bytes_max} bytes; download_bytes_max raises the limit"
+            raise failure(self._url, reason)
+
+
+def download(
+    url: str,
+    target: Path,
+    allow: Allow,
+    limits: DownloadLimits,
+    stop: Stop,
+    sha256: str | None = None,
+    headers: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Puts what lies at `url` (http, https, file) at `target`, which must not exist.
+
+    `allow(url)` is asked for every hop: it raises ServeError, or returns True where an address that isn't public is
+    fine too. `stop` ends it early. `sha256`: the digest it must have, hexadecimal. `headers`: for the first hop.
+    Raises ArchiveExists, DownloadFailed, and what `allow` raises; nothing stays behind then.
+    """
+    with (
+        bounded(url, limits, stop),
+        _open(url, allow, limits, stop, headers) as (source, total_bytes),
+        new_file(target) as file,
+    ):
+        transfer = Transfer(url, target.name, total_bytes, limits, stop)
+        check_digest(url, transfer.copy(source, file, total_bytes), sha256)
+        transfer.finish()
+
+
+@contextmanager
+def bounded(url: str, limits: DownloadLimits, stop: Stop) -> Iterator[None]:
+    """What is done within the block may take `limits.total_s`; what goes wrong in it becomes DownloadFailed."""
+    late = f"it took more than {limits.total_s:g} s; download_total_timeout_s raises the limit"
+    try:
+        with stop.after(limits.total_s, late):
+            yield
+    except ServeError:
+        raise
+    except Stopped as stopped:
+        raise failure(url, str(stopped)) from None
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise failure(url, stop.reason or _reason(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    text = str(error.strerror or error) if isinstance(error, OSError) else str(error)
+    return text or type(error).__name__
+
+
+@contextmanager
+def _open(
+    url: str, allow: Allow, limits: DownloadLimits, stop: Stop, headers: Mapping[str, str]
+) -> Iterator[tuple[Readable, int | None]]:
+    """What lies at `url`, and how many bytes it says it has."""
+    if urlsplit(url).scheme.lower() == "file":
+        allow(url)
+        path = Path(url2pathname(urlsplit(url).path))
+        if path.exists() and not path.is_file():
+            raise failure(url, "it is not a file")
+        with path.open("rb") as file:
+            yield file, os.fstat(file.fileno()).st_size
+        return
+    with open_remote(url, allow, limits, stop, headers) as response:
+        yield response, response.length
+
+
+def check_digest(url: str, digest: str, expected: str | None) -> None:
+    if expected is not None and digest != expected.lower():
+        raise failure(url, f"its SHA-256 is {digest}, not {expected.lower()}")
+
+
+def check_file_digest(url: str, path: Path, expected: str, stop: Stop) -> None:
+    """Raises DownloadFailed when the file's SHA-256 is another one; Stopped."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while data := file.read(_CHUNK_BYTES):
+            stop.check()
+            digest.update(data)
+    check_digest(url, digest.hexdigest(), expected)
+
+
+@contextmanager
+def new_file(target: Path) -> Iterator[IO[bytes]]:
+    """A file that gets the name `target` when the block is done, and is gone when that fails."""
+    partial = _partial(target)
+    try:
+        with partial.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        _publish(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """The same for a folder. Its files are the block's to sync."""
+    partial = _partial(target)
+    partial.mkdir()
+    try:
+        yield partial
+        if os.path.lexists(target):
+            raise exists(target)
+        try:
+            os.rename(partial, target)  # fails on a folder that another filled meanwhile
+        except OSError:
+            if target.exists():
+                raise exists(target) from None
+            raise
+        _sync_directory(target.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _partial(target: Path) -> Path:
+    return target.parent / f"{_PARTIAL_PREFIX}{secrets.token_hex(8)}"
+
+
+def _publish(partial: Path, target: Path) -> None:
+    """Gives the finished file its name, unless another has it: a link is atomic and never overwrites."""
+    try:
+        os.link(partial, target)
+    except FileExistsError:
+        raise exists(target) from None
+    except OSError:  # a file system without hard links
+        if target.exists():
+            raise exists(target) from None
+        os.replace(partial, target)
+    _sync_directory(target.parent)
+
+
+def exists(target: Path) -> ArchiveExists:
+    return ArchiveExists(f"Model file already exists {target.name}")
+
+
+def _sync_directory(directory: Path) -> None:
+    if os.name != "posix":
+        return
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,377 @@
+"""The model store: from the `url` of a register call to a file or directory on this machine.
+
+A name is looked up inside the store: whoever may put a link there may put a model there. Anything else has to be
+allowed. By default only TorchServe's own model zoo is; `allowed_urls` replaces that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+from urllib.request import url2pathname
+
+from ts_frontend.config.foreign.mlserver import MLServerDefaults
+from ts_frontend.errors import ArchiveNotFound, InvalidArgument
+from ts_frontend.models.formats import mlserver as mlserver_model
+from ts_frontend.models.formats import program as program_model
+from ts_frontend.models.store import s3
+from ts_frontend.models.store.http import (
+    BYTES_MAX,
+    FILES_MAX,
+    TIMEOUT_S,
+    TOTAL_S,
+    DownloadLimits,
+    Stop,
+    check_file_digest,
+    download,
+    exists,
+    failure,
+)
+from ts_frontend.tasks import owned
+
+_URL_CHARS_MAX = 4096
+_NAME_BYTES_MAX = 255
+SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+PIN = re.compile(r"#sha256=([0-9A-Fa-f]{64})\Z")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_ODD = re.compile(r"[ \\]")
+
+
+def check_text(url: str, plain: str) -> None:
+    """Refuses what no honest URL has: paths that climb, blanks, backslashes, credentials, an unreadable pin."""
+    if not plain:
+        raise ArchiveNotFound("empty url")
+    if len(url) > _URL_CHARS_MAX:
+        raise InvalidArgument(f"url has {len(url)} characters; at most {_URL_CHARS_MAX} are allowed")
+    if ".." in unquote(unquote(plain)):
+        raise ArchiveNotFound(f"Relative path is not allowed in url: {url}")
+    remote = SCHEME.match(plain)
+    if _CONTROL.search(plain) or (remote and _ODD.search(plain)):
+        raise InvalidArgument(f"url {url!a} has a blank, a backslash or a control character")
+    if "#sha256=" in plain:
+        raise InvalidArgument(f"url {url!a}: #sha256= needs 64 hexadecimal digits")
+    if remote:
+        _check_remote(url, plain, remote[1].lower())
+
+
+def _check_remote(url: str, plain: str, scheme: str) -> None:
+    if scheme == "s3":
+        s3.parse(plain)
+        return
+    if scheme not in ("http", "https", "file"):
+        raise InvalidArgument(f"url {url!a}: {scheme} is not supported; http, https, s3 and file are")
+    try:
+        parts = urlsplit(plain)
+        port_is_fine = parts.port is None or parts.port > 0
+    except ValueError as error:
+        raise InvalidArgument(f"url {url!a}: {error}") from error
+    if "@" in parts.netloc or not port_is_fine or (scheme == "file") != (not parts.hostname):
+        raise InvalidArgument(f"url {url!a}: give a host without user and password (file:///path has no host)")
+
+
+def file_name(url: str) -> str:
+    """The name that a download gets: the last segment of the URL's path."""
+    name = s3.parse(url).name if is_s3(url) else unquote(urlsplit(url).path.rpartition("/")[2])
+    if not name or name.startswith(".") or set(name) & set("/\\") or not name.isprintable():
+        raise failure(url, f"{name!a}, the last part of its path, can't be a file's name")
+    if len(name.encode()) > _NAME_BYTES_MAX:
+        raise failure(url, f"the last part of its path is longer than {_NAME_BYTES_MAX} bytes")
+    return name
+
+
+def is_s3(url: str) -> bool:
+    return url[:5].lower() == "s3://"
+
+
+_log = logging.getLogger(__name__)
+_ARCHIVE_SUFFIXES = (".mar", ".model", ".tar.gz", ".tgz")
+#: TorchServe's model zoo under both of its names: its own examples and clients use the second as well.
+_ZOO = r"https://torchserve\.(?:pytorch\.org|s3\.amazonaws\.com)/mar_files/[\w.-]+"
+#: Where a copy of a URL goes: its path, and the new folder that has nothing else, if it is in one.
+_Place = Callable[[str], "tuple[Path, Path | None]"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """An archive file or model directory. `url` is as it was given; `downloaded`: `path` is a copy made for it, and
+    `folder`, outside the store, has nothing else."""
+
+    path: Path
+    url: str
+    downloaded: bool
+    folder: Path | None = None
+
+    @property
+    def recorded(self) -> str:
+        """What `Store.recall` needs beside the URL."""
+        return self.url if self.folder is not None else self.path.name
+
+
+class ModelStore:
+    """`model_store`: the directory, None without one. `allowed_urls`: regular expressions, each must match a whole URL,
+    in any case; None: only the model zoo. Beside that, what lies inside the store is always allowed.
+    `trusted`: what else is allowed, by how it begins. `copies`: where `fetch_apart` puts what it downloads, None:
+    nowhere. `mlserver`: of its models.
+    `missing`, `place`: how errors begin that say what isn't there, and what they call the store.
+
+    Raises InvalidArgument for an expression that isn't one.
+    """
+
+    def __init__(
+        self,
+        model_store: Path | None,
+        allowed_urls: Iterable[str] | None = None,
+        *,
+        download_bytes_max: int = BYTES_MAX,
+        download_timeout_s: float = TIMEOUT_S,
+        download_total_timeout_s: float = TOTAL_S,
+        files_max: int = FILES_MAX,
+        trusted: Iterable[str] = (),
+        copies: Path | None = None,
+        missing: str = "Model not found at",
+        place: str = "model store",
+        mlserver: MLServerDefaults = MLServerDefaults(),  # noqa: B008 (frozen)
+    ) -> None:
+        self._root = model_store.resolve() if model_store is not None else None
+        self._explicit = allowed_urls is not None
+        self._allowed = tuple(_pattern(text) for text in ([_ZOO] if allowed_urls is None else allowed_urls))
+        self._limits = DownloadLimits(
+            download_bytes_max, download_timeout_s, total_s=download_total_timeout_s, files_max=files_max
+        )
+        self._trusted = tuple(trusted)
+        self._copies = copies
+        self._missing, self._place = missing, place
+        self._mlserver = mlserver
+
+    async def fetch(self, url: str, *, signed: bool = False) -> Fetched:
+        """The archive at `url`, copied into the store if it comes from elsewhere. `signed`: an http(s) URL is one of S3
+        and asked for with the server's AWS credentials.
+
+        A caller who is cancelled stops the download and leaves nothing behind.
+        Raises ArchiveNotFound (not there, or not allowed), ArchiveExists, DownloadFailed, InvalidArgument.
+        """
+        return await self._fetched(url, self._in_store, signed)
+
+    async def fetch_apart(self, url: str) -> Fetched:
+        """The same, but a copy is made outside the store, in a folder of its own: any number of one URL. Never raises
+        ArchiveExists."""
+        return await self._fetched(url, self._apart, False)
+
+    async def folders(self, url: str) -> list[str]:
+        """The names of the folders in one of S3. Raises ServeError."""
+        stop = Stop()
+        try:
+            return await asyncio.to_thread(s3.folders, url, self._limits, stop)
+        except asyncio.CancelledError:
+            stop.set()
+            raise
+
+    async def made_apart(self, url: str, fill: Callable[[Path], None]) -> Fetched:
+        """A new folder outside the store, with what `fill` puts there. Raises what `fill` raises, and OSError."""
+        target, folder = self._apart("file:///model")
+        fetched = Fetched(target, url, downloaded=True, folder=folder)
+        try:
+            target.mkdir()
+            await asyncio.to_thread(fill, target)
+        except BaseException:
+            await asyncio.to_thread(self.discard, fetched)
+            raise
+        return fetched
+
+    async def _fetched(self, url: str, place: _Place, signed: bool) -> Fetched:
+        stop = Stop()
+        work = owned(asyncio.to_thread(self._fetch_now, url, stop, place, signed))
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            stop.set()
+            work.add_done_callback(self._discard_unwanted)
+            raise
+
+    async def recall(self, url: str, name: str) -> Fetched:
+        """What `fetch(url)` or `fetch_apart(url)` gave in an earlier life of the server; `name` was `recorded`: a copy
+        in the store is still there, one outside it is made again.
+
+        Raises as `fetch`.
+        """
+        scheme = SCHEME.match(url)
+        if scheme is not None and name == url:
+            return await self.fetch_apart(url)
+        if scheme is None or (
+            scheme[1].lower() == "file" and self._root is not None and not (self._root / name).is_file()
+        ):
+            return await self.fetch(url)
+        found = await self.fetch(name)
+        path = Path(url2pathname(urlsplit(url).path)) if scheme[1].lower() == "file" else None
+        return Fetched(found.path, url, downloaded=path is None or path.resolve() != found.path.resolve())
+
+    def _discard_unwanted(self, work: asyncio.Future[Fetched]) -> None:
+        if not work.cancelled() and work.exception() is None:
+            self.discard(work.result())
+
+    def discard(self, fetched: Fetched) -> None:
+        """Deletes the copy that a download made; what was there before stays. Blocking, never fails."""
+        if not fetched.downloaded:
+            return
+        try:
+            whole = fetched.folder or fetched.path
+            if whole.is_dir() and not whole.is_symlink():
+                shutil.rmtree(whole)
+            else:
+                whole.unlink(missing_ok=True)
+        except OSError as error:
+            _log.warning("Could not delete %s: %s", fetched.path, error.strerror)
+
+    def names(self) -> list[str]:
+        """What ALL stands for: every archive and every directory of the store that isn't hidden, by name; instead of a
+        directory, those in it that have a model-settings.json. "." is the store itself."""
+        if self._root is None:
+            return []
+        with os.scandir(self._root) as entries:
+            names = [entry.name for entry in entries if _is_archive(entry)]
+        return mlserver_model.in_store(self._root, names, self._mlserver)
+
+    def mlserver_models(self) -> list[mlserver_model.Known]:
+        """Those of the store that have a model-settings.json. Blocking."""
+        return [] if self._root is None else mlserver_model.known(self._root, self.names(), self._mlserver)
+
+    def only(self) -> str:
+        """The store itself where it is a model, else the one that is in it. ArchiveNotFound."""
+        if self._root is None or _is_model(self._root):
+            return "."
+        names = self.names()
+        if len(names) != 1:
+            raise ArchiveNotFound(
+                f"{self._missing}: {self._root} (it is no model, and it has {', '.join(names) or 'none'})"
+            )
+        return names[0]
+
+    def _fetch_now(self, url: str, stop: Stop, place: _Place, signed: bool) -> Fetched:
+        try:
+            return self._fetch(url, stop, place, signed)
+        except OSError as error:
+            raise ArchiveNotFound(f"{self._missing}: {url} ({error.strerror or error})") from error
+
+    def _fetch(self, url: str, stop: Stop, place: _Place, signed: bool) -> Fetched:
+        pin = PIN.search(url)
+        plain = url[: pin.start()] if pin else url
+        check_text(url, plain)
+        scheme = SCHEME.match(plain)
+        if scheme is None:
+            return Fetched(self._inside(url, plain, pin, stop), url, downloaded=False)
+        if scheme[1].lower() == "file":
+            path = Path(url2pathname(urlsplit(plain).path))
+            if self._lies_inside(path) or (path.is_dir() and self._allow(plain)):
+                return Fetched(self._used_in_place(url, path, pin, stop), url, downloaded=False)
+        self._allow(plain)
+        path, folder = place(plain)
+        try:
+            self._copy(plain, path, pin, stop, signed)
+        except BaseException:
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return Fetched(path, url, downloaded=True, folder=folder)
+
+    def _inside(self, url: str, plain: str, pin: re.Match[str] | None, stop: Stop) -> Path:
+        """A name in the store (a link there leads where its operator wanted), or an absolute path: inside it, or
+        elsewhere if its file:// URL is allowed."""
+        if self._root is None:
+            raise ArchiveNotFound(f"{self._missing}: {url} (there is no {self._place})")
+        path = self._root / plain
+        absolute = Path(plain).is_absolute()
+        if not absolute and any(part.startswith(".") for part in Path(plain).parts):
+            raise ArchiveNotFound(f"{self._missing}: {url} (hidden files are no models)")
+        if path == self._root and not (_is_model(path) or self._mlserver.is_model):
+            raise ArchiveNotFound(f"{self._missing}: {url} (it is the {self._place} itself)")
+        if absolute and not self._lies_inside(path):
+            self._allow(path.as_uri(), shown=url)
+        return self._used_in_place(url, path, pin, stop)
+
+    def _lies_inside(self, path: Path) -> bool:
+        """True when, links followed, it's in the store; a path that isn't there counts by its name."""
+        try:
+            real = path.resolve()
+        except (OSError, RuntimeError):  # a ring of links
+            return False
+        return self._root is not None and self._root in real.parents
+
+    def _used_in_place(self, url: str, path: Path, pin: re.Match[str] | None, stop: Stop) -> Path:
+        if not path.is_file() and not path.is_dir():
+            raise ArchiveNotFound(f"{self._missing}: {url}")
+        if pin is not None:
+            if path.is_dir():
+                raise InvalidArgument(f"{url}: a directory has no SHA-256; leave #sha256= out")
+            check_file_digest(url, path, pin[1], stop)
+        return path.resolve()
+
+    def _in_store(self, url: str) -> tuple[Path, None]:
+        """Where a copy goes: into the store, under the URL's last path segment."""
+        if self._root is None:
+            raise failure(url, f"there is no {self._place} to put it into")
+        target = self._root / file_name(url)
+        if os.path.lexists(target):
+            raise exists(target)
+        return target, None
+
+    def _apart(self, url: str) -> tuple[Path, Path]:
+        """Where a copy goes: into a new folder outside the store."""
+        name = file_name(url)
+        if self._copies is None:
+            raise failure(url, "there is no folder for copies")
+        self._copies.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(dir=self._copies))
+        return folder / name, folder
+
+    def _copy(self, url: str, target: Path, pin: re.Match[str] | None, stop: Stop, signed: bool) -> None:
+        """Downloads it: from an allowed URL to a free place."""
+        sha256 = pin[1] if pin else None
+        _log.info("Downloading %s to %s", url.split("?")[0], target)
+        if is_s3(url):
+            s3.download(url, target, self._limits, stop, sha256)
+            return
+        headers = s3.signed(url, stop) if signed and not url.lower().startswith("file:") else {}
+        download(url, target, self._allow_hop, self._limits, stop, sha256, headers)
+
+    def _allow_hop(self, url: str) -> bool:
+        """`_allow` for where a redirect leads: such a URL is as suspicious as a caller's."""
+        check_text(url, url)
+        return self._allow(url)
+
+    def _allow(self, url: str, shown: str | None = None) -> bool:
+        """Raises ArchiveNotFound unless `url` may be used. True: the operator named it, wherever it leads."""
+        if url.startswith(self._trusted):
+            return True
+        if any(pattern.fullmatch(url) for pattern in self._allowed):
+            return self._explicit
+        now = "" if self._explicit else f"; not set, it allows files of the {self._place} and the model zoo"
+        raise ArchiveNotFound(
+            f"Given URL {shown or url} does not match any allowed URL(s): the server is forbidden to load from there. "
+            f"The key allowed_urls of its configuration opens it, with a regular expression for the whole URL{now}"
+        )
+
+
+def _is_model(folder: Path) -> bool:
+    """An unpacked archive, one of MLServer's, or a program."""
+    return (folder / "MAR-INF").is_dir() or mlserver_model.is_one(folder) or program_model.is_program(folder)
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text, re.IGNORECASE)
+    except re.error as error:
+        raise InvalidArgument(f"allowed_urls: {text!a} is not a regular expression: {error}") from error
+
+
+def _is_archive(entry: os.DirEntry[str]) -> bool:
+    if entry.name.startswith("."):
+        return False
+    return entry.is_dir() or (entry.is_file() and entry.name.endswith(_ARCHIVE_SUFFIXES))

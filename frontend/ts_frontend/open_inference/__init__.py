@@ -1,0 +1,1 @@
+"""What the Open Inference Protocol means here, whatever transport a request came by."""

@@ -1,0 +1,89 @@
+"""The Open Inference Protocol's repository methods over gRPC: index, load, unload, and a model's configuration.
+
+KServe's clients put the model's name where Triton's have the repository's; both get the answer that KServe's expect,
+whose fields the others skip.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from typing import Any, NamedTuple
+
+from google.protobuf import json_format, text_format
+
+from ts.protocol.model_config_pb2 import ModelConfig
+from ts.protocol.pool import POOL
+from ts_frontend.errors import InvalidArgument
+from ts_frontend.models.registry import Registry
+from ts_frontend.open_inference.models import find
+
+CONFIG, MODEL_PATH, UNLOAD_DEPENDENTS = "config", "model_path", "unload_dependents"
+#: What a parameter's name begins with that brings a file; the rest is its path in the model's directory.
+FILE = "file:"
+
+
+class LoadParameters(NamedTuple):
+    """What to load with; None for what isn't given. `config_text`: as config.pbtxt has it; `url`: where the model lies;
+    `files`: instead of its directory, by their paths there."""
+
+    config_text: str | None
+    url: str | None
+    files: dict[str, bytes] | None
+
+
+def load_parameters(given: dict[str, Any]) -> LoadParameters:
+    """InvalidArgument for what isn't understood."""
+    files = {name.removeprefix(FILE): _content(name, given[name]) for name in given if name.startswith(FILE)}
+    for name, value in given.items():
+        if name not in (CONFIG, MODEL_PATH) and not name.startswith(FILE):
+            known = f"there are {CONFIG}, {MODEL_PATH} and {FILE}VERSION/NAME"
+            raise InvalidArgument(f"unrecognized load parameter {name!r}; {known}")
+        if name in (CONFIG, MODEL_PATH) and not isinstance(value, str):
+            raise InvalidArgument(f"load parameter {name!r} is a text, not {value!r}")
+    config, url = given.get(CONFIG), given.get(MODEL_PATH)
+    if files and url is not None:
+        raise InvalidArgument(
+            f"load parameters {MODEL_PATH!r} and {FILE!r} exclude each other: the model is one of both"
+        )
+    if files and config is None:
+        raise InvalidArgument(f"load parameter {FILE!r} needs {CONFIG!r} too: the files replace the model's directory")
+    return LoadParameters(None if config is None else _as_text(config), url, files or None)
+
+
+def _content(name: str, value: Any) -> bytes:
+    """A file: bytes, or in JSON base64."""
+    if isinstance(value, bytes):
+        return value
+    if not isinstance(value, str):
+        raise InvalidArgument(f"load parameter {name!r} is a file's content: bytes_param, or base64 in JSON")
+    try:
+        return base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidArgument(f"load parameter {name!r} is not base64: {error}") from None
+
+
+def check_unload_parameters(names: set[str]) -> None:
+    """InvalidArgument for what isn't understood."""
+    unknown = names - {UNLOAD_DEPENDENTS}
+    if unknown:
+        raise InvalidArgument(f"unrecognized unload parameter {min(unknown)!r}; there is {UNLOAD_DEPENDENTS}")
+
+
+def _as_text(config: str) -> str:
+    """A configuration in JSON as text format."""
+    try:
+        found = json_format.Parse(config, ModelConfig(), descriptor_pool=POOL)
+    except json_format.ParseError as error:
+        raise InvalidArgument(f"load parameter {CONFIG!r} is no ModelConfig in JSON: {error}") from None
+    return str(text_format.MessageToString(found))
+
+
+def config_of(models: Registry, name: str, version: str) -> ModelConfig:
+    """A model's configuration in Triton's words; that of a TorchServe archive is made from its settings."""
+    model = find(models, name, version)
+    config = ModelConfig()
+    text = json.dumps(model.triton_config())
+    json_format.Parse(text, config, descriptor_pool=POOL)
+    return config

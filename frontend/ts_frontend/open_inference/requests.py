@@ -1,0 +1,200 @@
+"""What of a tensor request's parameters the frontend acts on: when it may start, and which sequence it belongs to."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from google.protobuf.message import Message
+
+from ts.protocol import open_inference_pb2 as pb
+from ts.protocol.frames import Buffer, Pairs
+from ts_frontend.errors import InvalidArgument, Unimplemented
+from ts_frontend.models.model import Model
+from ts_frontend.open_inference.heads import WHOLE_BYTES_MAX, parameters_of_json
+from ts_frontend.scheduling import queues as ranked_queue
+from ts_frontend.scheduling.sequence_queue import Keys
+
+TIMEOUT, PRIORITY, SEQUENCE_ID = "timeout", "priority", "sequence_id"
+SEQUENCE_START, SEQUENCE_END = "sequence_start", "sequence_end"
+_NAMES = (TIMEOUT, PRIORITY, SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END)
+#: Bodies without any of these words are not looked into.
+_WORDS = (b'"timeout"', b'"sequence_id"', b'"priority"')
+LENGTH_HEADER = b"inference-header-content-length"
+LENGTH_DIGITS_MAX = 18
+
+
+def of_message(request: Message) -> dict[str, Any]:
+    """The parameters of a ModelInferRequest."""
+    found: Mapping[str, Any] = request.parameters  # type: ignore[attr-defined]
+    return {name: _value(found[name]) for name in _NAMES if name in found}
+
+
+def _value(parameter: Any) -> Any:
+    choice = parameter.WhichOneof("parameter_choice")
+    return getattr(parameter, choice) if choice else None
+
+
+async def of_json(body: bytes, head_bytes: str) -> dict[str, Any]:
+    """The parameters of a V2 request in JSON, {} when none of them counts here; what is wrong with the body is for the
+    worker to say. `head_bytes`: the value of LENGTH_HEADER, "" without it."""
+    head = body[: int(head_bytes)] if head_bytes.isdecimal() and len(head_bytes) <= LENGTH_DIGITS_MAX else body
+    if len(head) > WHOLE_BYTES_MAX:
+        return await asyncio.to_thread(parameters_of_json, head, _NAMES, _WORDS)
+    if not any(word in head for word in _WORDS):
+        return {}
+    try:
+        found = json.loads(head)["parameters"]
+    except (ValueError, RecursionError, KeyError, TypeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def scheduled(
+    model: Model, parameters: Mapping[str, Any], headers: Pairs, until_s: float, keys: Keys
+) -> tuple[Pairs, float]:
+    """The headers and the deadline (`until_s` without parameters) with which the model gets the request. Raises
+    InvalidArgument."""
+    if model.stateful:
+        headers = [*headers, *sequence_headers(parameters, keys)]
+    if model.ranked:  # whose own rules say what the time in the queue ends with
+        deadline_s(parameters, until_s)
+        return [*headers, *_rank_headers(parameters)], until_s
+    return headers, deadline_s(parameters, until_s)
+
+
+def _rank_headers(parameters: Mapping[str, Any]) -> Pairs:
+    priority = parameters.get(PRIORITY)
+    if priority is not None and (type(priority) is not int or priority < 0):
+        raise InvalidArgument(f"parameter priority is a number, at least 0, not {priority!r}")
+    found = ((ranked_queue.PRIORITY, priority), (ranked_queue.TIMEOUT_US, parameters.get(TIMEOUT)))
+    return [(name, str(value)) for name, value in found if value]
+
+
+def deadline_s(parameters: Mapping[str, Any], deadline_s: float) -> float:
+    """The earlier of the call's deadline and `timeout`, in microseconds from now. Raises InvalidArgument."""
+    timeout = parameters.get(TIMEOUT)
+    if timeout is None or timeout == 0:
+        return deadline_s
+    if type(timeout) is not int or timeout < 0:
+        raise InvalidArgument(f"parameter timeout is a number of microseconds, not {timeout!r}")
+    return min(deadline_s, time.monotonic() + min(timeout / 1e6, math.inf))
+
+
+def sequence_headers(parameters: Mapping[str, Any], keys: Keys) -> Pairs:
+    """The headers by which a model with sequences knows where the request belongs. Raises InvalidArgument."""
+    sequence_id = parameters.get(SEQUENCE_ID)
+    if sequence_id is None or sequence_id == 0 or sequence_id == "":
+        return ()
+    if isinstance(sequence_id, bool) or not isinstance(sequence_id, (int, str)):
+        raise InvalidArgument(f"parameter sequence_id is a number or a text, not {sequence_id!r}")
+    found = [(keys.id, str(sequence_id))]
+    for name, key in ((SEQUENCE_START, keys.start), (SEQUENCE_END, keys.end)):
+        if parameters.get(name) is True:
+            found.append((key, "true"))
+    return found
+
+
+CONTENT_TYPE, BASE64 = "content_type", "base64"
+_OF_MODEL = frozenset({"id", "model_name", "model_version"})
+
+
+def refused(count: int) -> Unimplemented:
+    """What a model that sent no answer, or several, is to a call that has room for one."""
+    if not count:
+        return Unimplemented("The model sent no answer: ask it by a call that streams")
+    return Unimplemented(f"The model sent {count} answers where this call has one: ask it by a call that streams")
+
+
+def joined_messages(pieces: Sequence[bytes]) -> bytes:
+    """Several answers as one, when each is one text: their texts joined. Unimplemented for any other."""
+    found = [pb.ModelInferResponse.FromString(piece) for piece in pieces]
+    if not found:
+        raise Unimplemented("The model sent no answer: ask it by ModelStreamInfer")
+    for response in found:
+        if [output.datatype for output in response.outputs] not in (["BYTES"], [""]):
+            raise Unimplemented(
+                f"The model sent {len(found)} answers, ModelInfer takes one: ask it by ModelStreamInfer"
+            )
+    last = found[-1]
+    if last.raw_output_contents:
+        bare = all(_is_bare(response) for response in found)
+        texts = [response.raw_output_contents[0][0 if bare else 4 :] for response in found]
+        joined = b"".join(texts)
+        last.raw_output_contents[0] = joined if bare else len(joined).to_bytes(4, "little") + joined
+        return last.SerializeToString()
+    contents = last.outputs[0].contents
+    texts = [b"".join(response.outputs[0].contents.bytes_contents) for response in found]
+    points = [number for response in found for number in response.outputs[0].contents.int_contents]
+    contents.ClearField("bytes_contents")
+    contents.ClearField("int_contents")
+    if points:
+        contents.int_contents.extend(points)
+    else:
+        contents.bytes_contents.append(b"".join(texts))
+    return last.SerializeToString()
+
+
+def _is_bare(response: pb.ModelInferResponse) -> bool:
+    """Whether its one element came without its length before it."""
+    data = response.raw_output_contents[0]
+    return len(data) < 4 or int.from_bytes(data[:4], "little") != len(data) - 4
+
+
+def joined_json(pieces: Sequence[Buffer]) -> bytes:
+    """The same for answers in JSON."""
+    found = _read(pieces)
+    if not found or any([one.get("datatype") for one in answer["outputs"]] != ["BYTES"] for answer in found):
+        raise refused(len(found))
+    last = found[-1]
+    output = last["outputs"][0]
+    data = b"".join(_bytes(one["outputs"][0]) for one in found)
+    parameters = {name: value for name, value in output.get("parameters", {}).items() if name != CONTENT_TYPE}
+    try:
+        text = data.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        text, parameters[CONTENT_TYPE] = base64.b64encode(data).decode(), BASE64
+    output |= {"shape": [1], "data": [text]} | ({"parameters": parameters} if parameters else {})
+    if not parameters:
+        output.pop("parameters", None)
+    return _written(last)
+
+
+def _bytes(output: dict[str, Any]) -> bytes:
+    """A text that ends in the middle of a character comes as base64."""
+    if output.get("parameters", {}).get(CONTENT_TYPE) == BASE64:
+        return b"".join(map(base64.b64decode, output["data"]))
+    return "".join(output["data"]).encode("utf-8", "surrogatepass")
+
+
+def _read(pieces: Sequence[Buffer]) -> list[dict[str, Any]]:
+    """Unimplemented when there are tensors in binary after the JSON."""
+    try:
+        return [json.loads(bytes(piece)) for piece in pieces]
+    except ValueError:
+        raise refused(len(pieces)) from None
+
+
+def _written(answer: dict[str, Any]) -> bytes:
+    try:
+        return json.dumps(answer, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return json.dumps(answer).encode()
+
+
+def joined_generate(pieces: Sequence[Buffer]) -> bytes:
+    """The same for answers of `generate`, flat or (to a V2 request) not: texts are joined, anything else is the last
+    answer's."""
+    found = _read(pieces)
+    if not found or isinstance(found[0].get("outputs"), list):
+        return joined_json(pieces)
+    last = found[-1]
+    for name, value in last.items():
+        if isinstance(value, str) and name not in _OF_MODEL:
+            last[name] = "".join(str(one.get(name, "")) for one in found)
+    return _written(last)

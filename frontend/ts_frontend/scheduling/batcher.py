@@ -1,0 +1,224 @@
+"""Which jobs go together, and when. Decides purely: time is an argument, nothing waits, nothing is sent."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, cast
+
+
+class Waiting(Protocol):
+    """What the batcher needs to know of a job. `alone`: never shares a batch."""
+
+    id: int
+    size_bytes: int
+    queued_at_s: float
+    deadline_s: float
+    alone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How a model batches. `delay_s` is 0 unless its user asked for waiting."""
+
+    batch_size: int = 1
+    delay_s: float = 0.0
+    jobs_max: int = 100
+    bytes_max: int = 1 << 30
+
+
+class Full(Exception):
+    """The queue has no room; the message says for what and what would change it."""
+
+
+class Batcher:
+    """A bounded queue in arrival order. O(1) for each job that is added, taken or removed."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.size_bytes = 0
+        self._jobs: OrderedDict[int, Waiting] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def add(self, job: Waiting, now_s: float) -> None:
+        """Queues a job; Full when it would be one too many, or too many bytes."""
+        policy = self.policy
+        if len(self._jobs) >= policy.jobs_max:
+            raise Full(f"{len(self._jobs)} requests are waiting and the queue takes {policy.jobs_max} (job_queue_size)")
+        if self._jobs and self.size_bytes + job.size_bytes > policy.bytes_max:
+            raise Full(
+                f"{self.size_bytes} bytes are waiting; {job.size_bytes} more are over the queue's "
+                f"{policy.bytes_max} (job_queue_bytes_max)"
+            )
+        job.queued_at_s = now_s
+        self._jobs[job.id] = job
+        self.size_bytes += job.size_bytes
+
+    def restore(self, jobs: list[Waiting]) -> None:
+        """Puts jobs back to the head in their order, whatever the limits: they were accepted before."""
+        for job in reversed(jobs):
+            self._jobs[job.id] = job
+            self._jobs.move_to_end(job.id, last=False)
+            self.size_bytes += job.size_bytes
+
+    def remove(self, job: Waiting) -> bool:
+        """Forgets a job; False when it isn't here."""
+        if self._jobs.pop(job.id, None) is None:
+            return False
+        self.size_bytes -= job.size_bytes
+        return True
+
+    def due_s(self, now_s: float) -> float:
+        """Seconds until a free worker should take a batch: 0 for now, inf when nothing waits."""
+        if not self._jobs:
+            return math.inf
+        policy = self.policy
+        if not policy.delay_s or len(self._jobs) >= policy.batch_size:
+            return 0.0
+        first = next(iter(self._jobs.values()))
+        return 0.0 if first.alone else max(0.0, first.queued_at_s + policy.delay_s - now_s)
+
+    def take(self) -> list[Waiting]:
+        """The next batch: up to `batch_size` jobs in arrival order; one that is `alone` goes alone."""
+        batch: list[Waiting] = []
+        jobs = self._jobs
+        while jobs and len(batch) < self.policy.batch_size:
+            if batch and next(iter(jobs.values())).alone:
+                break
+            _, job = jobs.popitem(last=False)
+            self.size_bytes -= job.size_bytes
+            batch.append(job)
+            if job.alone:
+                break
+        return batch
+
+    def waiting(self) -> list[Waiting]:
+        """All jobs that wait, in order."""
+        return list(self._jobs.values())
+
+
+@dataclass(frozen=True, slots=True)
+class WaitPolicy:
+    """How requests of one level wait: for `timeout_s` at most, after which they are refused, or with `delays` go after
+    all others of their level; with `overridable` a request may name a shorter time. `jobs_max`: how many, 0 for any
+    number."""
+
+    timeout_s: float = math.inf
+    delays: bool = False
+    overridable: bool = False
+    jobs_max: int = 0
+
+    def patience_s(self, wish_s: float) -> float:
+        """How long a request waits that wishes so; a wish can't make a limit where there is none."""
+        if self.overridable and wish_s and self.timeout_s != math.inf:
+            return min(wish_s, self.timeout_s)
+        return self.timeout_s
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Levels from 1 (first) to `levels`; 0 for a model without any, whose requests all have level 0. `default`: of
+    requests that name none, or one that isn't there."""
+
+    levels: int = 0
+    default: int = 0
+    policy: WaitPolicy = WaitPolicy()
+    policies: Mapping[int, WaitPolicy] = field(default_factory=dict)
+
+    def level(self, priority: int) -> int:
+        return priority if 0 < priority <= self.levels else self.default
+
+    def policy_of(self, level: int) -> WaitPolicy:
+        return self.policies.get(level, self.policy)
+
+    @property
+    def jobs_max(self) -> int:
+        """How many wait in all levels together, 0 for any number."""
+        levels = range(1, self.levels + 1) if self.levels else (0,)
+        most = [self.policy_of(level).jobs_max for level in levels]
+        return sum(most) if all(most) else 0
+
+
+class Ranked(Waiting, Protocol):
+    """A job as this module sees it. `wish_s`: the seconds that its request names, 0 for none; `until_s`: when its time
+    in the queue is over; `late`: it was, and the job waits on."""
+
+    level: int
+    wish_s: float
+    until_s: float
+    late: bool
+
+
+class RankedBatcher(Batcher):
+    """By level, those that aren't late first, in arrival order. O(levels) more for each job that is taken."""
+
+    def __init__(self, policy: Policy, ranking: Ranking) -> None:
+        super().__init__(policy)
+        self._ranking = ranking
+        self._lanes: dict[tuple[int, bool], OrderedDict[int, Ranked]] = {}
+        policies = (ranking.policy, *ranking.policies.values())
+        self._timed = any(one.timeout_s != math.inf for one in policies)
+
+    def add(self, job: Waiting, now_s: float) -> None:
+        ranked = cast(Ranked, job)
+        policy = self._ranking.policy_of(ranked.level)
+        if policy.jobs_max and self._count(ranked.level) >= policy.jobs_max:
+            raise Full(f"{policy.jobs_max} requests of priority {ranked.level} are waiting (max_queue_size)")
+        super().add(job, now_s)
+        ranked.until_s, ranked.late = now_s + policy.patience_s(ranked.wish_s), False
+        self._lane(ranked)[job.id] = ranked
+
+    def _count(self, level: int) -> int:
+        return sum(len(self._lanes.get((level, late), ())) for late in (False, True))
+
+    def _lane(self, job: Ranked) -> OrderedDict[int, Ranked]:
+        return self._lanes.setdefault((job.level, job.late), OrderedDict())
+
+    def restore(self, jobs: list[Waiting]) -> None:
+        super().restore(jobs)
+        for job in reversed(cast("list[Ranked]", jobs)):
+            lane = self._lane(job)
+            lane[job.id] = job
+            lane.move_to_end(job.id, last=False)
+
+    def remove(self, job: Waiting) -> bool:
+        if not super().remove(job):
+            return False
+        del self._lane(cast(Ranked, job))[job.id]
+        return True
+
+    def take(self) -> list[Waiting]:
+        batch: list[Waiting] = []
+        for key in sorted(self._lanes):
+            lane = self._lanes[key]
+            while lane and len(batch) < self.policy.batch_size:
+                job = next(iter(lane.values()))
+                if batch and job.alone:
+                    return batch
+                self.remove(job)
+                batch.append(job)
+                if job.alone:
+                    return batch
+        return batch
+
+    def settle(self, now_s: float) -> list[Waiting]:
+        """Takes out the jobs whose time is over and that aren't to wait on; others of these wait behind from now on."""
+        if not self._timed:
+            return []
+        over = [
+            job for (_, late), lane in self._lanes.items() if not late for job in lane.values() if job.until_s <= now_s
+        ]
+        refused: list[Waiting] = []
+        for job in over:
+            if self._ranking.policy_of(job.level).delays:
+                del self._lane(job)[job.id]
+                job.late = True
+                self._lane(job)[job.id] = job
+            else:
+                self.remove(job)
+                refused.append(job)
+        return refused

@@ -1,0 +1,284 @@
+"""The queue of one model version, from which its workers are served as soon as one is free."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol, cast
+
+from ts.protocol.frames import Feed, Input, Pairs
+from ts_frontend.errors import DeadlineExceeded, QueueFull, ServeError
+from ts_frontend.job import Job, JobState, Ledger
+from ts_frontend.scheduling.batcher import Batcher, Full, Policy, RankedBatcher, Ranking, Waiting
+
+
+class QueueWorker(Protocol):
+    """A worker, as the queue sees it."""
+
+    def __hash__(self) -> int: ...
+
+    def room(self) -> float:
+        """How eager it is: 2 when idle, less when it would take more beside what it has, 0 when it can't."""
+
+    def take(self, jobs: list[Job]) -> None:
+        """Runs these jobs as one batch."""
+
+    def flush(self) -> None:
+        """Writes what has been taken."""
+
+    def holds(self, job: Job) -> bool:
+        """Whether it has something to do for the job, also when nobody waits for it any more."""
+
+
+class JobStore(Protocol):
+    """What every queue asks of the module that decides for it."""
+
+    def __len__(self) -> int: ...
+
+    def waiting(self) -> list[Waiting]: ...
+
+
+class WorkQueue:
+    """What all queues have: workers, a wish to look for work soon, and ends for jobs that wait too long."""
+
+    def __init__(self, store: JobStore) -> None:
+        self._store = store
+        self._takers: list[QueueWorker] = []
+        self._scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def __len__(self) -> int:
+        return len(self._store)
+
+    def put(self, job: Job) -> None:
+        """Accepts a job or raises QueueFull; it is then in state QUEUED."""
+        raise NotImplementedError
+
+    def put_back(self, jobs: list[Job]) -> None:
+        """Jobs that a worker had but never started go to the head of the queue."""
+        raise NotImplementedError
+
+    def attach(self, taker: QueueWorker) -> None:
+        self._takers.append(taker)
+        self.wake()
+
+    def detach(self, taker: QueueWorker) -> None:
+        if taker in self._takers:
+            self._takers.remove(taker)
+
+    def wake(self) -> None:
+        """Looks for work once this turn of the loop is over, so that what arrives together goes together."""
+        if not self._scheduled:
+            self._scheduled = True
+            if self._loop is None:
+                self._loop = asyncio.get_running_loop()
+            self._loop.call_soon(self._dispatch)
+
+    def _dispatch(self) -> None:
+        raise NotImplementedError
+
+    def _wake_in(self, delay_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self.wake)
+
+    # --- as a job's owner
+
+    def release(self, job: Job) -> None:
+        raise NotImplementedError
+
+    def grant(self, job: Job, size_bytes: int) -> None:
+        """A job that waits has no stream yet."""
+
+    def feed(self, job: Job, feed: Feed) -> None:
+        """Nor a handler that takes further inputs."""
+
+    # --- ending what waits
+
+    def waiting(self) -> list[Job]:
+        return cast("list[Job]", self._store.waiting())
+
+    def expire(self, now_s: float) -> None:
+        """Ends what waits and whose deadline has passed: it makes room, and its caller knows."""
+        for job in [job for job in self.waiting() if job.deadline_s <= now_s]:
+            self.release(job)
+            expired(job, now_s)
+
+    def fail_all(self, error: ServeError) -> int:
+        """Ends every waiting job with `error`; how many there were."""
+        return self.fail_older(error, -math.inf)
+
+    def fail_older(self, error: ServeError, age_s: float) -> int:
+        """Ends every job that has waited longer than `age_s` seconds with `error`; how many there were."""
+        now_s = time.monotonic()
+        old = [job for job in self.waiting() if now_s - job.queued_at_s > age_s]
+        for job in old:
+            self.release(job)
+            job.fail(error)
+        return len(old)
+
+
+def expired(job: Job, now_s: float) -> None:
+    """Ends a job that has waited for too long."""
+    waited_ms = (now_s - job.queued_at_s) * 1000
+    job.expire(DeadlineExceeded(f"Deadline passed after {waited_ms:.0f} ms in the queue; the request never ran"))
+
+
+def without_expired(batch: list[Job], now_s: float) -> list[Job]:
+    """A batch without those whose deadline has passed: expired work is never sent."""
+    late = [job for job in batch if job.deadline_s <= now_s]
+    if not late:
+        return batch
+    for job in late:
+        expired(job, now_s)
+    return [job for job in batch if not job.done]
+
+
+class JobQueue(WorkQueue):
+    """Jobs in, batches out to whichever worker is free. Work-conserving: nothing waits while a worker is idle,
+    except for a delay that the model's user asked for."""
+
+    def __init__(self, policy: Policy, batcher: Batcher | None = None) -> None:
+        self._batcher = Batcher(policy) if batcher is None else batcher
+        super().__init__(self._batcher)
+        self._turn = 0
+
+    @property
+    def policy(self) -> Policy:
+        return self._batcher.policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self._batcher.policy = policy
+        self.wake()
+
+    def put(self, job: Job) -> None:
+        try:
+            self._batcher.add(job, time.monotonic())
+        except Full:
+            self._put_after_all(job)
+        job.owner = self
+        job.move(JobState.QUEUED)
+        if not self._scheduled:
+            self.wake()
+
+    def _put_after_all(self, job: Job) -> None:
+        """What an idle worker takes by the end of this turn, or has expired, needs no room."""
+        now_s = time.monotonic()
+        self.expire(now_s)
+        self._dispatch()
+        try:
+            self._batcher.add(job, now_s)
+        except Full as full:
+            raise QueueFull(str(full)) from None
+
+    def put_back(self, jobs: list[Job]) -> None:
+        back = [job for job in jobs if not job.done]
+        for job in back:
+            job.move(JobState.QUEUED)
+            job.owner = self
+        self._batcher.restore(cast("list[Waiting]", back))
+        self.wake()
+
+    def release(self, job: Job) -> None:
+        self._batcher.remove(job)
+
+    # --- deciding
+
+    def _dispatch(self) -> None:
+        self._scheduled = False
+        batcher = self._batcher
+        touched: set[QueueWorker] = set()
+        while len(batcher):
+            taker = self._pick()
+            if taker is None:
+                break
+            now_s = time.monotonic()
+            due_s = batcher.due_s(now_s)
+            if due_s > 0:
+                self._wake_in(due_s)
+                break
+            jobs = without_expired(cast("list[Job]", batcher.take()), now_s)
+            if jobs:
+                taker.take(jobs)
+                touched.add(taker)
+        for taker in touched:
+            taker.flush()
+
+    def _pick(self) -> QueueWorker | None:
+        """An idle worker, by turns; else the one that takes most beside what it has."""
+        best, best_room = None, 0.0
+        takers = self._takers
+        count = len(takers)
+        for offset in range(count):
+            index = (self._turn + offset) % count
+            room = takers[index].room()
+            if room > best_room:
+                best, best_room = takers[index], room
+                if room == 2:
+                    self._turn = index + 1
+                    break
+        return best
+
+
+class TicketQueue(JobQueue):
+    """Takes a job only while a worker is idle for it (useJobTicket). `refusal`: what its caller is told otherwise."""
+
+    def __init__(self, policy: Policy, refusal: str) -> None:
+        super().__init__(policy)
+        self._refusal = refusal
+
+    def put(self, job: Job) -> None:
+        if len(self) >= sum(taker.room() == 2 for taker in self._takers):
+            raise QueueFull(self._refusal)
+        super().put(job)
+
+
+#: Headers of a request: its level, and microseconds that it may wait.
+PRIORITY, TIMEOUT_US = "ts_request_priority", "ts_request_queue_timeout_us"
+
+
+class RankedJob(Job):
+    """A request with a level (see `ranks.Ranked`)."""
+
+    __slots__ = ("late", "level", "until_s", "wish_s")
+
+    def __init__(self, level: int, wish_s: float, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.level, self.wish_s = level, wish_s
+        self.until_s, self.late = 0.0, False
+
+
+class RankedJobs:
+    """Makes a model's jobs: what their headers don't say, or don't say as numbers, is as the model has it."""
+
+    def __init__(self, ranking: Ranking) -> None:
+        self._ranking = ranking
+
+    def __call__(self, ledger: Ledger, inputs: Sequence[Input], *, headers: Pairs = (), **more: Any) -> RankedJob:
+        found = {name.lower(): value for name, value in headers}
+        level = self._ranking.level(_number(found.get(PRIORITY)))
+        wish_s = _number(found.get(TIMEOUT_US)) / 1e6
+        return RankedJob(level, wish_s, ledger, inputs, headers=headers, **more)
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text is not None and text.isdecimal() and len(text) < 20 else 0
+
+
+class RankedQueue(JobQueue):
+    def __init__(self, policy: Policy, ranking: Ranking) -> None:
+        self._ranked = RankedBatcher(policy, ranking)
+        super().__init__(policy, self._ranked)
+
+    def expire(self, now_s: float) -> None:
+        super().expire(now_s)
+        for job in cast("list[Job]", self._ranked.settle(now_s)):
+            expired(job, now_s)
+
+    def _dispatch(self) -> None:
+        self.expire(time.monotonic())
+        super()._dispatch()

@@ -1,0 +1,239 @@
+"""The queue of a model with sequences: each goes to the worker that holds its state."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+
+from ts.protocol.frames import Chunk, Input, Pairs
+from ts_frontend.config.table import ServerConfig
+from ts_frontend.errors import InvalidArgument, QueueFull, SequenceOver
+from ts_frontend.job import Job, JobState, Ledger
+from ts_frontend.scheduling.batcher import Full
+from ts_frontend.scheduling.queues import QueueWorker, WorkQueue, without_expired
+from ts_frontend.scheduling.sequences import Lost, NotBegun, SequenceBatcher, Sequenced, SequenceLimits
+
+
+class Keys(NamedTuple):
+    """The headers' names, in lower case: of a sequence's id, its first request, its last one."""
+
+    id: str = "ts_request_sequence_id"
+    start: str = "ts_request_sequence_start"
+    end: str = "ts_request_sequence_end"
+
+
+def keys_of(config: ServerConfig) -> Keys:
+    names = config.ts_header_key_sequence_id, config.ts_header_key_sequence_start, config.ts_header_key_sequence_end
+    return Keys(*(name.lower() for name in names))
+
+
+class SequenceJob(Job):
+    """A request of a sequence. `made`: the server has made the id, and the answer tells it."""
+
+    __slots__ = ("begun", "ends", "line", "made", "sequence_id", "starts")
+
+    def __init__(
+        self,
+        line: SequenceQueue,
+        sequence_id: str,
+        starts: bool,
+        ends: bool,
+        made: bool,
+        ledger: Ledger,
+        *args: Any,
+        **more: Any,
+    ) -> None:
+        super().__init__(ledger, *args, **more)
+        self.line, self.sequence_id, self.starts, self.ends, self.made = line, sequence_id, starts, ends, made
+        self.begun = False
+
+    def deliver(self, chunk: Chunk) -> None:
+        if chunk.headers:
+            ids = [value for name, value in chunk.headers if name.lower() == self.line.keys.end]
+            if ids:
+                self.line.ended([part.strip() for part in ids[-1].split(";")])
+        if not self.begun:
+            self.begun = True
+            if self.state is JobState.SENT:
+                self.line.begun(self)
+            if self.made:
+                chunk = chunk._replace(headers=_with(chunk.headers, self.line.keys.id, self.sequence_id))
+        super().deliver(chunk)
+
+
+class SequenceJobs:
+    """Makes a model's jobs. A request without a sequence's id gets one, and begins it, unless `told_start` asks for it;
+    describe calls have none."""
+
+    def __init__(self, line: SequenceQueue, told_start: bool = False) -> None:
+        self._line, self._told_start = line, told_start
+
+    def __call__(
+        self, ledger: Ledger, inputs: Sequence[Input], *, headers: Pairs = (), alone: bool = False, **more: Any
+    ) -> SequenceJob:
+        keys = self._line.keys
+        found = {name.lower(): value for name, value in headers if name.lower() in keys}
+        sequence_id = found.get(keys.id, "")
+        made = not sequence_id and not alone
+        if made and self._told_start:
+            raise InvalidArgument("The request names no sequence: this model needs its id, a number but 0 or a text")
+        if made:
+            sequence_id = f"ts-seq-{uuid.uuid4()}"
+            named = [(name, value) for name, value in headers if name.lower() not in (keys.id, keys.start)]
+            headers = [*named, (keys.id, sequence_id), (keys.start, "true")]
+        starts = made or _says_yes(found.get(keys.start))
+        ends = _says_yes(found.get(keys.end))
+        return SequenceJob(
+            self._line, sequence_id, starts, ends, made, ledger, inputs, headers=headers, alone=alone, **more
+        )
+
+
+def _says_yes(value: str | None) -> bool:
+    return value is not None and value.strip().lower() == "true"
+
+
+def _with(headers: Pairs, name: str, value: str) -> Pairs:
+    return headers if any(known.lower() == name for known, _ in headers) else [*headers, (name, value)]
+
+
+class SequenceQueue(WorkQueue):
+    """Jobs in, batches of one job per sequence out. `refusal`: the beginning of what a caller is told whose request
+    isn't taken."""
+
+    def __init__(self, limits: SequenceLimits, keys: Keys, refusal: str) -> None:
+        self._batcher = SequenceBatcher(limits)
+        super().__init__(self._batcher)
+        self.keys = keys
+        self._refusal = refusal
+        self._out: dict[int, tuple[SequenceJob, QueueWorker]] = {}
+        self._clock: asyncio.TimerHandle | None = None
+
+    @property
+    def limits(self) -> SequenceLimits:
+        return self._batcher.limits
+
+    @limits.setter
+    def limits(self, limits: SequenceLimits) -> None:
+        self._batcher.limits = limits
+        self.wake()
+
+    def put(self, job: Job) -> None:
+        assert isinstance(job, SequenceJob)
+        try:
+            self._batcher.add(job, time.monotonic())
+        except Full as full:
+            raise QueueFull(f"{self._refusal}: {full}") from None
+        except Lost as lost:
+            raise SequenceOver(str(lost)) from None
+        except NotBegun as error:
+            raise InvalidArgument(str(error)) from None
+        job.owner = self
+        job.move(JobState.QUEUED)
+        self._keep_time()
+        self.wake()
+
+    def put_back(self, jobs: list[Job]) -> None:
+        back = [job for job in cast("list[SequenceJob]", jobs) if not job.done]
+        gone = self._batcher.restore(cast("list[Sequenced]", back))
+        for job in cast("list[SequenceJob]", gone):
+            self._fail(job, "the worker that held it has ended")
+            self._batcher.settled(cast(Sequenced, job), time.monotonic())
+        for job in back:
+            self._out.pop(job.id, None)
+            if not job.done:
+                job.move(JobState.QUEUED)
+                job.owner = self
+        self.wake()
+
+    def detach(self, taker: QueueWorker) -> None:
+        super().detach(taker)
+        for job in cast("list[SequenceJob]", self._batcher.lose(taker, time.monotonic())):
+            self._fail(job, "the worker that held it has ended")
+        self.wake()
+
+    def release(self, job: Job) -> None:
+        self._batcher.remove(cast(Sequenced, job), time.monotonic())
+        self._keep_time()
+        self.wake()
+
+    def _fail(self, job: SequenceJob, why: str) -> None:
+        job.fail(SequenceOver(f"Sequence {job.sequence_id} is over, {why}: start it again"))
+
+    # --- what answers say
+
+    def begun(self, job: SequenceJob) -> None:
+        self._batcher.begun(cast(Sequenced, job))
+        self.wake()
+
+    def ended(self, sequence_ids: list[str]) -> None:
+        for sequence_id in sequence_ids:
+            for job in cast("list[SequenceJob]", self._batcher.end(sequence_id, time.monotonic())):
+                self._fail(job, "its handler has ended it")
+
+    # --- deciding
+
+    def _dispatch(self) -> None:
+        self._scheduled = False
+        now_s = time.monotonic()
+        self._settle(now_s)
+        touched: set[QueueWorker] = set()
+        while len(self._batcher):
+            free = self._free()
+            if not free:
+                break
+            due_s = self._batcher.due_s(now_s)
+            if due_s > 0:
+                if due_s != math.inf:
+                    self._wake_in(due_s)
+                break
+            self._give(free[0], len(free), now_s)
+            touched.add(free[0])
+        for taker in touched:
+            taker.flush()
+
+    def _settle(self, now_s: float) -> None:
+        """Notices which jobs are off their workers: what comes after them may go."""
+        for job, _ in [entry for entry in self._out.values() if not entry[1].holds(entry[0])]:
+            del self._out[job.id]
+            self._batcher.settled(cast(Sequenced, job), now_s)
+        self._keep_time()
+
+    def _free(self) -> list[QueueWorker]:
+        """The workers with room that have something to take: the most eager first, of these the one with the fewest
+        sequences."""
+        batcher = self._batcher
+        rooms = [(taker.room(), taker) for taker in self._takers if batcher.has_work(taker)]
+        free = [(-room, batcher.sequences_of(taker), taker) for room, taker in rooms if room > 0]
+        return [taker for _, _, taker in sorted(free, key=lambda entry: entry[:2])]
+
+    def _give(self, taker: QueueWorker, free: int, now_s: float) -> None:
+        batch = cast("list[SequenceJob]", self._batcher.take(taker, free))
+        jobs = without_expired(cast("list[Job]", batch), now_s)
+        for job in batch:
+            if job.done:
+                self._batcher.settled(cast(Sequenced, job), now_s)
+            else:
+                self._out[job.id] = job, taker
+        if jobs:
+            taker.take(jobs)
+
+    # --- time
+
+    def _keep_time(self) -> None:
+        """Looks again when the next sequence may end by itself."""
+        if self._clock is not None:
+            return
+        end_s = self._batcher.next_end_s()
+        if end_s != math.inf:
+            delay_s = max(0.0, end_s - time.monotonic())
+            self._clock = asyncio.get_running_loop().call_later(delay_s, self._tick)
+
+    def _tick(self) -> None:
+        self._clock = None
+        self._batcher.expire(time.monotonic())
+        self._keep_time()
+        self.wake()

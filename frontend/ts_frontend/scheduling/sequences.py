@@ -1,0 +1,368 @@
+"""What one sequence of requests is, and what limits a model's sequences."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ts_frontend.scheduling.batcher import Full, Waiting
+
+
+class Sequenced(Waiting, Protocol):
+    """A job of a sequence; `sequence_id` "" for one of none. `starts`, `ends`: its caller says so."""
+
+    sequence_id: str
+    starts: bool
+    ends: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceLimits:
+    """How a model's sequences are kept. `idle_s` 0: a sequence ends when nothing of it waits or runs. `worker_max`: how
+    many a worker holds at a time, the others wait (0: any number). `told_start`: only a request that says so begins
+    one."""
+
+    sequences_max: int = 1
+    worker_max: int = 0
+    told_start: bool = False
+    jobs_max: int = 1
+    idle_s: float = 0.0
+    life_s: float = math.inf
+    batch_size: int = 1
+    delay_s: float = 0.0
+    jobs_alone_max: int = 100
+    overlap: bool = False
+
+
+class NotBegun(Exception):
+    """The request goes on with a sequence that isn't there, in a model whose sequences begin when they are told to."""
+
+
+class Lost(Exception):
+    """The sequence is over, and the state that its requests need is gone."""
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """`out`: its requests on the worker. `blocked_by`: the one that the next has to wait for. `runs`: how many the
+    worker has taken. `closed`: why it takes no more, "" while it does."""
+
+    id: str
+    waiting: OrderedDict[int, Sequenced] = field(default_factory=OrderedDict)
+    out: dict[int, Sequenced] = field(default_factory=dict)
+    worker: Hashable | None = None
+    blocked_by: int | None = None
+    runs: int = 0
+    closed: str = ""
+    lost: bool = False
+
+
+#: Sequences that have ended and were not started again; the oldest are forgotten.
+OVER_MAX = 4096
+
+
+class SequenceBatcher:
+    """All sequences of a model. O(1) for each job that is added, taken, settled or removed."""
+
+    def __init__(self, limits: SequenceLimits) -> None:
+        self.limits = limits
+        self._sequences: dict[str, Sequence] = {}
+        self._alone: OrderedDict[int, Sequenced] = OrderedDict()
+        self._count = 0
+        self._turn = itertools.count().__next__
+        self._ready: dict[Hashable | None, OrderedDict[str, int]] = {}
+        self._bound: dict[Hashable, set[str]] = {}
+        self._idle: OrderedDict[str, float] = OrderedDict()
+        self._aging: OrderedDict[str, float] = OrderedDict()
+        self._over: OrderedDict[str, str] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Jobs that wait."""
+        return self._count
+
+    @property
+    def sequences(self) -> int:
+        return len(self._sequences)
+
+    def sequences_of(self, worker: Hashable) -> int:
+        return len(self._bound.get(worker, ()))
+
+    def waiting(self) -> list[Waiting]:
+        """All jobs that wait."""
+        out: list[Waiting] = list(self._alone.values())
+        for sequence in self._sequences.values():
+            out += sequence.waiting.values()
+        return out
+
+    # --- jobs come and go
+
+    def add(self, job: Sequenced, now_s: float) -> None:
+        """Queues a job. Full: no room for it or its sequence, or that takes no more. Lost: its sequence is over, and
+        its state gone. NotBegun."""
+        self.expire(now_s)
+        if not job.sequence_id:
+            self._add_alone(job, now_s)
+            return
+        self._check_over(job)
+        sequence = self._sequences.get(job.sequence_id) or self._open(job, now_s)
+        if sequence.closed:
+            raise Full(f"sequence {sequence.id} takes no more requests: {sequence.closed}")
+        if len(sequence.waiting) >= self.limits.jobs_max:
+            raise Full(
+                f"{len(sequence.waiting)} requests of sequence {sequence.id} are waiting, and it may have "
+                f"{self.limits.jobs_max} (maxSequenceJobQueueSize)"
+            )
+        job.queued_at_s = now_s
+        sequence.waiting[job.id] = job
+        self._count += 1
+        self._idle.pop(sequence.id, None)
+        if job.ends:
+            sequence.closed = "its last request has come"
+        self._refresh(sequence)
+
+    def _add_alone(self, job: Sequenced, now_s: float) -> None:
+        if len(self._alone) >= self.limits.jobs_alone_max:
+            raise Full(f"{len(self._alone)} requests are waiting and the queue takes {self.limits.jobs_alone_max}")
+        job.queued_at_s = now_s
+        self._alone[job.id] = job
+        self._count += 1
+
+    def _check_over(self, job: Sequenced) -> None:
+        """Refuses what goes on with a sequence that is over: a new one, without its state, isn't what was meant."""
+        if job.starts:
+            self._over.pop(job.sequence_id, None)
+        elif job.sequence_id in self._over:
+            why = self._over[job.sequence_id]
+            raise Lost(f"Sequence {job.sequence_id} is over, {why}: start it again")
+
+    def _open(self, job: Sequenced, now_s: float) -> Sequence:
+        if self.limits.told_start and not job.starts:
+            raise NotBegun(f"sequence {job.sequence_id} has not begun: its first request has to say that it starts it")
+        if len(self._sequences) >= self.limits.sequences_max:
+            raise Full(
+                f"{len(self._sequences)} sequences are open and the model takes {self.limits.sequences_max} "
+                f"(maxNumSequence)"
+            )
+        sequence = self._sequences[job.sequence_id] = Sequence(job.sequence_id)
+        if self.limits.life_s != math.inf:
+            self._aging[sequence.id] = now_s + self.limits.life_s
+        return sequence
+
+    def remove(self, job: Sequenced, now_s: float = 0.0) -> bool:
+        """Forgets a job that waits; False when it isn't here."""
+        sequence = self._sequences.get(job.sequence_id)
+        home = self._alone if sequence is None else sequence.waiting
+        if home.pop(job.id, None) is None:
+            return False
+        self._count -= 1
+        if sequence is not None:
+            self._refresh(sequence)
+            self._rest(sequence, now_s)
+        return True
+
+    def restore(self, jobs: list[Sequenced]) -> list[Sequenced]:
+        """Puts back what a worker had and never started. Returns those whose state has gone with it."""
+        gone = []
+        for job in reversed(jobs):
+            sequence = self._sequences.get(job.sequence_id)
+            if not job.sequence_id:
+                self._alone[job.id] = job
+                self._alone.move_to_end(job.id, last=False)
+                self._count += 1
+            elif sequence is None or (sequence.lost and sequence.runs > 1):
+                gone.append(job)
+            else:
+                self._restore(sequence, job)
+        return gone
+
+    def _restore(self, sequence: Sequence, job: Sequenced) -> None:
+        sequence.out.pop(job.id, None)
+        if sequence.blocked_by == job.id:
+            sequence.blocked_by = None
+        sequence.waiting[job.id] = job
+        sequence.waiting.move_to_end(job.id, last=False)
+        self._count += 1
+        sequence.runs -= 1
+        if not sequence.runs:
+            self._unbind(sequence)
+            self._over.pop(sequence.id, None)
+            sequence.lost = False
+            sequence.closed = "its last request has come" if job.ends else ""
+        self._refresh(sequence)
+
+    # --- giving them to workers
+
+    def due_s(self, now_s: float) -> float:
+        """Seconds until a free worker should look: 0 for now, inf when nothing is ready."""
+        if self._alone:
+            return 0.0
+        ready = [next(iter(lane)) for lane in self._ready.values() if lane]
+        if not ready:
+            return math.inf
+        limits = self.limits
+        if not limits.delay_s or any(len(lane) >= limits.batch_size for lane in self._ready.values()):
+            return 0.0
+        first_s = min(next(iter(self._sequences[name].waiting.values())).queued_at_s for name in ready)
+        return max(0.0, first_s + limits.delay_s - now_s)
+
+    def has_work(self, worker: Hashable) -> bool:
+        return bool(self._alone or self._ready.get(worker) or (self._ready.get(None) and self._has_place(worker)))
+
+    def _has_place(self, worker: Hashable) -> bool:
+        """Whether it may hold one more sequence."""
+        return not self.limits.worker_max or self.sequences_of(worker) < self.limits.worker_max
+
+    def take(self, worker: Hashable, workers_free: int = 1) -> list[Sequenced]:
+        """The next batch for a worker, each job of another sequence, in the order in which they became ready. Of the
+        sequences that no worker has yet it takes no more than its share among `workers_free`."""
+        if self._alone:
+            _, job = self._alone.popitem(last=False)
+            self._count -= 1
+            return [job]
+        batch: list[Sequenced] = []
+        share = -(-len(self._ready.get(None, ())) // workers_free)
+        while len(batch) < self.limits.batch_size:
+            sequence = self._next(worker, share > 0)
+            if sequence is None:
+                break
+            if sequence.worker is None:
+                share -= 1
+                sequence.worker = worker
+                self._bound.setdefault(worker, set()).add(sequence.id)
+            batch.append(self._send(sequence))
+        return batch
+
+    def _next(self, worker: Hashable, unbound_too: bool) -> Sequence | None:
+        """The sequence that has been ready for longest, of those that this worker may take from."""
+        heads = []
+        for owner in (worker, None) if unbound_too and self._has_place(worker) else (worker,):
+            lane = self._ready.get(owner)
+            if lane:
+                name = next(iter(lane))
+                heads.append((lane[name], name, lane))
+        if not heads:
+            return None
+        _, name, lane = min(heads, key=lambda head: head[0])
+        del lane[name]
+        return self._sequences[name]
+
+    def _send(self, sequence: Sequence) -> Sequenced:
+        _, job = sequence.waiting.popitem(last=False)
+        self._count -= 1
+        sequence.out[job.id] = job
+        sequence.blocked_by = job.id
+        sequence.runs += 1
+        return job
+
+    # --- what comes of it
+
+    def begun(self, job: Sequenced) -> None:
+        """The job has had its first answer: with `overlap` the sequence's next may join it."""
+        sequence = self._sequences.get(job.sequence_id)
+        if self.limits.overlap and sequence is not None and sequence.blocked_by == job.id:
+            sequence.blocked_by = None
+            self._refresh(sequence)
+
+    def settled(self, job: Sequenced, now_s: float) -> None:
+        """The worker has nothing more to do for the job."""
+        sequence = self._sequences.get(job.sequence_id)
+        if sequence is None or sequence.out.pop(job.id, None) is None:
+            return
+        if sequence.blocked_by == job.id:
+            sequence.blocked_by = None
+        self._refresh(sequence)
+        self._rest(sequence, now_s)
+
+    def end(self, sequence_id: str, now_s: float) -> list[Sequenced]:
+        """The handler has ended a sequence. Returns the jobs that still waited for it."""
+        sequence = self._sequences.get(sequence_id)
+        if sequence is None:
+            return []
+        sequence.closed = "its handler has ended it"
+        return self._strand(sequence, now_s)
+
+    def lose(self, worker: Hashable, now_s: float) -> list[Sequenced]:
+        """A worker takes nothing more: its sequences are over. Returns the jobs that waited for it."""
+        stranded: list[Sequenced] = []
+        for name in sorted(self._bound.pop(worker, ())):
+            sequence = self._sequences[name]
+            sequence.lost = True
+            sequence.closed = "the worker that held it has ended"
+            self._remember(sequence, sequence.closed)
+            stranded += self._strand(sequence, now_s)
+        self._ready.pop(worker, None)
+        return stranded
+
+    def _remember(self, sequence: Sequence, why: str) -> None:
+        """That it is over; where every sequence is told to start, one that isn't open hasn't begun anyway."""
+        if sequence.runs and (sequence.lost or not self.limits.told_start):
+            self._over[sequence.id] = why
+            self._over.move_to_end(sequence.id)
+            if len(self._over) > OVER_MAX:
+                self._over.popitem(last=False)
+
+    def _strand(self, sequence: Sequence, now_s: float) -> list[Sequenced]:
+        stranded = list(sequence.waiting.values())
+        sequence.waiting.clear()
+        self._count -= len(stranded)
+        self._refresh(sequence)
+        self._rest(sequence, now_s)
+        return stranded
+
+    # --- time
+
+    def expire(self, now_s: float) -> None:
+        """Ends the sequences that have been idle for too long; closes those that are too old."""
+        while self._aging and next(iter(self._aging.values())) <= now_s:
+            name, _ = self._aging.popitem(last=False)
+            sequence = self._sequences[name]
+            sequence.closed = sequence.closed or "it is older than sequenceTimeoutMSec"
+            self._rest(sequence, now_s)
+        while self._idle and next(iter(self._idle.values())) <= now_s:
+            name, _ = self._idle.popitem(last=False)
+            self._remember(self._sequences[name], "it was idle for longer than sequenceMaxIdleMSec")
+            self._forget(self._sequences[name])
+
+    def next_end_s(self) -> float:
+        """When `expire` may have something to do; inf: never."""
+        ends = [next(iter(lane.values())) for lane in (self._idle, self._aging) if lane]
+        return min(ends, default=math.inf)
+
+    # --- bookkeeping
+
+    def _refresh(self, sequence: Sequence) -> None:
+        """Lists a sequence as ready when it can go on, and only then."""
+        if not sequence.waiting or sequence.blocked_by is not None:
+            self._ready.get(sequence.worker, OrderedDict()).pop(sequence.id, None)
+            return
+        lane = self._ready.setdefault(sequence.worker, OrderedDict())
+        if sequence.id not in lane:
+            lane[sequence.id] = self._turn()
+
+    def _rest(self, sequence: Sequence, now_s: float) -> None:
+        """When nothing of it waits or runs, a sequence is over or idle."""
+        if sequence.waiting or sequence.out:
+            return
+        if sequence.closed or not sequence.runs or not self.limits.idle_s:
+            if sequence.closed:
+                self._remember(sequence, sequence.closed)
+            self._forget(sequence)
+        else:
+            self._idle[sequence.id] = now_s + self.limits.idle_s
+            self._idle.move_to_end(sequence.id)
+
+    def _unbind(self, sequence: Sequence) -> None:
+        self._ready.get(sequence.worker, OrderedDict()).pop(sequence.id, None)
+        self._bound.get(sequence.worker, set()).discard(sequence.id)
+        sequence.worker = None
+
+    def _forget(self, sequence: Sequence) -> None:
+        self._unbind(sequence)
+        self._ready.get(None, OrderedDict()).pop(sequence.id, None)
+        self._idle.pop(sequence.id, None)
+        self._aging.pop(sequence.id, None)
+        del self._sequences[sequence.id]

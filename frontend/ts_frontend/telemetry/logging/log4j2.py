@@ -1,0 +1,240 @@
+"""A log4j2 XML file read into what it asks for: appenders, loggers, and what of it isn't understood. Opens nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from xml.etree import ElementTree
+
+from ts_frontend.config.kinds import ConfigError
+
+ROOT = ""
+_LOOKUP_DEPTH_MAX = 10
+_FILES = {"file", "randomaccessfile", "rollingfile", "rollingrandomaccessfile"}
+_CONSOLES, _ASYNC, _SILENT = {"console"}, {"async"}, {"null"}
+_JSON_LAYOUTS = {"jsonlayout", "jsonpatternlayout", "jsontemplatelayout", "qloglayout"}
+_SIZE = re.compile(r"([\d.]+)\s*([KMGT]?)B?", re.IGNORECASE)
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+@dataclass(slots=True)
+class Appender:
+    """Where lines go. `pattern` None: JSON lines. `file_pattern` "": the file isn't rolled. Sizes in bytes."""
+
+    name: str
+    path: str = ""
+    stderr: bool = False
+    pattern: str | None = "%m%n"
+    level: str = ""
+    append: bool = True
+    file_pattern: str = ""
+    bytes_max: int | None = None
+    by_time: bool = False
+    kept_max: int = 7
+    references: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class LoggerPlan:
+    """A logger: its level ("": that of the logger above), its appenders (name, level or ""), and whether those of the
+    loggers above get its lines too. `name` ROOT is the logger of all."""
+
+    name: str
+    level: str
+    appenders: list[tuple[str, str]]
+    additive: bool
+
+
+@dataclass(slots=True)
+class LogPlan:
+    """A whole file. `warnings` name what of it isn't understood."""
+
+    appenders: dict[str, Appender] = field(default_factory=dict)
+    loggers: list[LoggerPlan] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def read_plan(path: Path, lookups: Mapping[str, Mapping[str, str]]) -> LogPlan:
+    """The plan in a file. `lookups`: values of `${env:NAME}` and `${sys:NAME}`, by these prefixes.
+
+    :raises ConfigError: the file can't be read, or isn't XML.
+    """
+    try:
+        root = ElementTree.parse(path).getroot()
+    except (OSError, ElementTree.ParseError) as error:
+        raise ConfigError(f"log_config {path}: not a log4j2 XML file, YAML or JSON: {error}") from None
+    return _Reader(lookups).read(root)
+
+
+def _tag(element: ElementTree.Element) -> str:
+    return element.tag.rpartition("}")[2].lower()
+
+
+class _Reader:
+    def __init__(self, lookups: Mapping[str, Mapping[str, str]]) -> None:
+        self._lookups = lookups
+        self._properties: dict[str, str] = {}
+        self._plan = LogPlan()
+
+    def read(self, root: ElementTree.Element) -> LogPlan:
+        if _get(root, "monitorInterval"):
+            self._warn("monitorInterval isn't honoured: the file is read once")
+        readers = {"properties": self._read_properties, "appenders": self._read_appenders}
+        readers |= {"loggers": self._read_loggers}
+        for element in root:
+            read = readers.get(_tag(element))
+            if read is None:
+                self._warn(f"<{element.tag}> isn't understood")
+            else:
+                read(element)
+        return self._plan
+
+    def _warn(self, text: str) -> None:
+        self._plan.warnings.append(text)
+
+    # --- values
+
+    def _value(self, element: ElementTree.Element, name: str, default: str = "") -> str:
+        return self._resolved(_get(element, name, default))
+
+    def _resolved(self, text: str, depth: int = 0) -> str:
+        """With its lookups replaced, the inner ones first; one that is unknown stays."""
+        if depth > _LOOKUP_DEPTH_MAX:
+            return text
+        found = re.sub(r"\$\{([^${}]*)\}", lambda match: self._looked_up(match[1]), text)
+        return self._resolved(found, depth + 1) if found != text else self._restored(found)
+
+    def _looked_up(self, words: str) -> str:
+        key, default_given, default = words.partition(":-")
+        prefix, colon, name = key.partition(":")
+        values = self._lookups.get(prefix.lower()) if colon else self._properties
+        if values is not None and (name if colon else key) in values:
+            return values[name if colon else key]
+        if default_given:
+            return default
+        self._warn(f"${{{words}}} isn't known" + ("" if values is not None else f": there is no lookup {prefix!r}"))
+        return f"$\0{words}\1"
+
+    def _restored(self, text: str) -> str:
+        return text.replace("$\0", "${").replace("\1", "}")
+
+    def _flag(self, element: ElementTree.Element, name: str, default: bool) -> bool:
+        return self._value(element, name, str(default)).strip().lower() != "false"
+
+    # --- sections
+
+    def _read_properties(self, section: ElementTree.Element) -> None:
+        for element in section:
+            value = _get(element, "value") or (element.text or "").strip()
+            self._properties[_get(element, "name")] = self._resolved(value)
+
+    def _read_appenders(self, section: ElementTree.Element) -> None:
+        for element in section:
+            tag = _tag(element)
+            if tag == "appender":
+                tag = _get(element, "type").lower()
+            appender = Appender(self._value(element, "name"))
+            if tag in _FILES:
+                self._read_file(appender, element, rolled=tag.startswith("rolling"))
+            elif tag in _CONSOLES:
+                appender.stderr = self._value(element, "target").upper() == "SYSTEM_ERR"
+            elif tag not in _ASYNC | _SILENT:
+                self._warn(f"appender {appender.name}: <{element.tag}> isn't understood, it writes nothing")
+                tag = "null"
+            for inner in element:
+                self._read_inner(appender, inner)
+            if tag in _SILENT:
+                appender.level = "OFF"
+            self._plan.appenders[appender.name] = appender
+
+    def _read_file(self, appender: Appender, element: ElementTree.Element, rolled: bool) -> None:
+        appender.path = self._value(element, "fileName")
+        appender.append = self._flag(element, "append", True)
+        appender.file_pattern = self._value(element, "filePattern") if rolled else ""
+        if not appender.path:
+            self._warn(f"appender {appender.name}: without fileName it writes nothing")
+            appender.level = "OFF"
+        if rolled and not appender.file_pattern:
+            self._warn(f"appender {appender.name}: without filePattern its file isn't rolled")
+
+    def _read_inner(self, appender: Appender, element: ElementTree.Element) -> None:
+        tag = _tag(element)
+        if tag == "layout":
+            tag = _get(element, "type", _get(element, "class")).rpartition(".")[2].lower()
+        if tag == "patternlayout":
+            appender.pattern = self._pattern(element)
+        elif tag in _JSON_LAYOUTS:
+            appender.pattern = None
+        elif tag == "thresholdfilter":
+            appender.level = self._value(element, "level")
+        elif tag == "appenderref":
+            appender.references.append(self._value(element, "ref"))
+        elif tag in ("defaultrolloverstrategy", "directwriterolloverstrategy"):
+            appender.kept_max = self._number(element, "max", 7)
+        elif tag == "policies":
+            for policy in element:
+                self._read_policy(appender, policy)
+        elif not self._read_policy(appender, element):
+            self._warn(f"appender {appender.name}: <{element.tag}> isn't understood")
+
+    def _pattern(self, element: ElementTree.Element) -> str:
+        inner = [one.text or "" for one in element if _tag(one) == "pattern"]
+        # Its own lookups use $${…} too, which mean the same here.
+        return self._resolved(_get(element, "pattern") or "".join(inner)) or "%m%n"
+
+    def _read_policy(self, appender: Appender, element: ElementTree.Element) -> bool:
+        tag = _tag(element)
+        if tag == "sizebasedtriggeringpolicy":
+            appender.bytes_max = self._size(self._value(element, "size", "10 MB"))
+        elif tag == "timebasedtriggeringpolicy":
+            appender.by_time = True
+            if self._number(element, "interval", 1) != 1:
+                self._warn(f"appender {appender.name}: its interval is taken for 1, the unit of filePattern's date")
+        elif tag.endswith("policy"):
+            self._warn(f"appender {appender.name}: <{element.tag}> isn't understood")
+        else:
+            return False
+        return True
+
+    def _number(self, element: ElementTree.Element, name: str, default: int) -> int:
+        text = self._value(element, name, str(default)).strip()
+        if text.isdigit():
+            return int(text)
+        self._warn(f"<{element.tag}>: {name} must be a number, not {text!r}; it is taken for {default}")
+        return default
+
+    def _size(self, text: str) -> int | None:
+        match = _SIZE.fullmatch(text.strip())
+        if match is None:
+            self._warn(f"size {text!r} isn't understood: write for example 100 MB")
+            return None
+        return int(float(match[1]) * _UNITS[match[2].upper()])
+
+    def _read_loggers(self, section: ElementTree.Element) -> None:
+        for element in section:
+            tag = _tag(element)
+            if tag in ("root", "asyncroot"):
+                self._plan.loggers.append(self._logger(element, ROOT))
+            elif tag in ("logger", "asynclogger"):
+                self._plan.loggers.append(self._logger(element, self._value(element, "name")))
+            else:
+                self._warn(f"<{element.tag}> isn't understood")
+
+    def _logger(self, element: ElementTree.Element, name: str) -> LoggerPlan:
+        references = list(self._references(element, name or "Root"))
+        level = self._value(element, "level")
+        return LoggerPlan(name, level, references, self._flag(element, "additivity", True))
+
+    def _references(self, element: ElementTree.Element, name: str) -> Iterator[tuple[str, str]]:
+        for inner in element:
+            if _tag(inner) == "appenderref":
+                yield self._value(inner, "ref"), self._value(inner, "level")
+            else:
+                self._warn(f"logger {name}: <{inner.tag}> isn't understood")
+
+
+def _get(element: ElementTree.Element, name: str, default: str = "") -> str:
+    """An attribute; case doesn't matter."""
+    return next((value for key, value in element.attrib.items() if key.lower() == name.lower()), default)

@@ -1,0 +1,161 @@
+"""The logs of a server: TorchServe's files (names, places, line patterns) or what `log_config` says, and a thread that
+writes them.
+
+Loggers: `ts_frontend.*` are the server's own messages; MODEL_LOG has the workers' output, TS_METRICS and MODEL_METRICS
+the metrics, ACCESS_LOG one line per request.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ts_frontend.config.table import ServerConfig
+from ts_frontend.telemetry.logging import settings as log_settings
+from ts_frontend.telemetry.logging.access_format import AccessFormatter
+from ts_frontend.telemetry.logging.files import Console, RotatedFile, daily
+from ts_frontend.telemetry.logging.formats import JsonFormatter, TextFormatter
+from ts_frontend.telemetry.logging.log4j2 import read_plan
+from ts_frontend.telemetry.logging.writer import ACCESS, MODEL, SERVER, Deferred, ModelLine, Source, Writer
+
+METRICS = ("TS_METRICS", "MODEL_METRICS")
+
+
+@dataclass(frozen=True, slots=True)
+class Logs:
+    """The open logs of a server. `access_enabled` False: `access` does nothing. `format`: text or json."""
+
+    writer: Writer
+    access_enabled: bool
+    format: str = "text"
+
+    def access(self, peer: str, request: str, status: int, duration_ms: float, request_id: str = "") -> None:
+        """Note one request, for example ("127.0.0.1:5", "GET /ping HTTP/1.1", 200, 1.2). Costs about a microsecond."""
+        if self.access_enabled:
+            self.writer.put_access((time.time(), peer, request, status, duration_ms, request_id))
+
+    def every_period(self, source: Source) -> None:
+        """Has the writing thread ask `source` for lines a few times a second, and at the end until it has no more."""
+        self.writer.sources.append(source)
+
+    def model_line(self, source: str, line: str, level: int = logging.INFO, request_id: str = "") -> None:
+        """A line that a worker wrote; `source` is W-<id>-<model>_<version>-stdout or -stderr."""
+        self.writer.put_line(ModelLine(time.time(), source, level, line, request_id))
+
+    @property
+    def level(self) -> int:
+        """The least that is logged of the server's own messages."""
+        return logging.getLogger(SERVER).getEffectiveLevel()
+
+    def set_level(self, level: int) -> None:
+        logging.getLogger(SERVER).setLevel(level)
+
+    def flush(self, timeout_s: float) -> bool:
+        """Waits until the server's own messages so far are written; False when that takes longer."""
+        return self.writer.flush(timeout_s)
+
+    def close(self) -> None:
+        """Write what is waiting, close the files, and leave `logging` without handlers of ours."""
+        self.writer.close()
+        for logger in _loggers():
+            for deferred in [handler for handler in logger.handlers if isinstance(handler, Deferred)]:
+                logger.removeHandler(deferred)
+                for target in deferred.targets:
+                    target.close()
+
+
+def setup_logs(config: ServerConfig) -> Logs:
+    """Open the logs as the settings say, and log the notes about the settings. Call once, before threads start to log.
+
+    :raises ConfigError: log_config can't be used.
+    :raises OSError: a log directory can't be made or written.
+    """
+    warnings = _set_up_handlers(config)
+    writer = Writer()
+    for logger in _loggers():
+        if logger.handlers:
+            logger.handlers[:] = [Deferred(logger.handlers, writer)]
+    writer.start()
+    _log_notes(config, warnings)
+    return Logs(writer, config.access_log and logging.getLogger(ACCESS).isEnabledFor(logging.INFO), config.log_format)
+
+
+def _set_up_handlers(config: ServerConfig) -> list[str]:
+    """Handlers and levels as the settings say; warnings about what of log_config isn't applied."""
+    path = config.log_config
+    if path is None:
+        _open_files(config)
+        return []
+    if log_settings.is_dict_config(path):
+        log_settings.apply_dict_config(path)
+        return []
+    plan = read_plan(path, _lookups(config))
+    if not plan.appenders:
+        _open_files(config)
+    warnings = log_settings.apply_plan(plan, console=config.console_log)
+    return [f"log_config {path}: {text}" for text in dict.fromkeys(warnings)]
+
+
+def _lookups(config: ServerConfig) -> dict[str, dict[str, str]]:
+    """What `${env:…}` and `${sys:…}` stand for: the environment, the log directories of the settings before it."""
+    metrics = str(config.metrics_location or config.log_location)
+    places = {"LOG_LOCATION": str(config.log_location), "METRICS_LOCATION": metrics}
+    java = {"user.dir": str(Path.cwd()), "java.io.tmpdir": str(config.temp_dir)}
+    return {"env": {**config.environment, **places}, "sys": {**java, **places}}
+
+
+def _open_files(config: ServerConfig) -> None:
+    """The five files of TorchServe, all made now, and the console."""
+    metrics_location = config.metrics_location or config.log_location
+    bare, full = (JsonFormatter(),) * 2 if config.log_format == "json" else (TextFormatter(bare=True), TextFormatter())
+    console = [_with(Console(sys.stdout), full)] if config.console_log else []
+    _attach("", [_file(config.log_location, "ts_log.log", full), *console], logging.INFO)
+    logging.getLogger(SERVER).setLevel(config.log_level.upper())
+    _attach(ACCESS, _access_handlers(config, bare, console), logging.INFO)
+    _attach(MODEL, [_file(config.log_location, "model_log.log", full), *console], logging.INFO)
+    for name in METRICS:
+        _attach(name, [_file(metrics_location, f"{name.lower()}.log", bare), *console], logging.INFO)
+
+
+def _access_handlers(
+    config: ServerConfig, bare: logging.Formatter, console: Sequence[logging.Handler]
+) -> list[logging.Handler]:
+    if config.access_log_format is None:
+        return [_file(config.log_location, "access_log.log", bare), *console]
+    own = AccessFormatter(config.access_log_format)
+    shown = [_with(Console(sys.stdout), own)] if console else []
+    return [_file(config.log_location, "access_log.log", own), *shown]
+
+
+def _attach(name: str, handlers: Sequence[logging.Handler], level: int) -> None:
+    logger = logging.getLogger(name)
+    logger.handlers[:] = handlers
+    logger.setLevel(level)
+    logger.propagate = not name
+
+
+def _file(directory: Path, name: str, formatter: logging.Formatter) -> logging.Handler:
+    directory.mkdir(parents=True, exist_ok=True)
+    return _with(RotatedFile(directory / name, daily(directory / name)), formatter)
+
+
+def _with(handler: logging.Handler, formatter: logging.Formatter) -> logging.Handler:
+    handler.setFormatter(formatter)
+    return handler
+
+
+def _log_notes(config: ServerConfig, warnings: Iterable[str]) -> None:
+    logger = logging.getLogger(f"{SERVER}.config")
+    for note in config.notes:
+        logger.log(note.level, "%s", note.text)
+    for text in warnings:
+        logger.warning("%s", text)
+
+
+def _loggers() -> list[logging.Logger]:
+    known = logging.Logger.manager.loggerDict.values()
+    return [logging.getLogger(), *(logger for logger in known if isinstance(logger, logging.Logger))]

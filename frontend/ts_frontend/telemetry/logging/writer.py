@@ -1,0 +1,333 @@
+"""The thread that writes the logs, so that the event loop never waits for a disk or a reader.
+
+Records come one by one. What there is much of (requests, workers' lines, metrics) doesn't go through `logging`: it is
+collected as plain tuples, and made into text here, many at a time.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import NamedTuple, Protocol, TypeAlias
+
+#: The thread that entries are said to come from, where no worker wrote them.
+MAIN = "main"
+
+#: Of one request: seconds since 1970 at its end, `ip:port`, request line, status, milliseconds, request id.
+AccessFields: TypeAlias = "tuple[float, str, str, int, float, str]"
+
+#: Control characters, and what some terminals and editors take for the end of a line; tabs stay.
+_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if code != 9}
+_ESCAPES |= {10: "\\n", 13: "\\r", 0x2028: "\\u2028", 0x2029: "\\u2029"}
+#: What follows a line's end within a record: no line of a log begins like that.
+_CONTINUED = "\n    "
+
+
+class LogEntry(Protocol):
+    """One of the lines that are written together. `seconds`: since 1970; `source`: the thread it names."""
+
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def level(self) -> int: ...
+
+    def text(self) -> str: ...
+
+    def parts(self) -> dict[str, object]:
+        """What a JSON line has of it."""
+
+
+#: Gives what is to be written now, as (name of the logger, its lines). Called by the writing thread.
+Source: TypeAlias = Callable[[], "Iterable[tuple[str, Sequence[LogEntry]]]"]
+
+
+class Access(NamedTuple):
+    """One request answered. `peer`: `ip:port`; `request`: method, path, protocol; `seconds`: since 1970, at its end."""
+
+    seconds: float
+    peer: str
+    request: str
+    status: int
+    duration_ms: float
+    request_id: str = ""
+
+    @property
+    def source(self) -> str:
+        return MAIN
+
+    @property
+    def level(self) -> int:
+        return logging.INFO
+
+    def text(self) -> str:
+        request = self.request
+        if '"' in request or not request.isprintable():
+            request = printable(request).replace('"', "%22")
+        return f'/{self.peer} "{request}" {self.status} {self.duration_ms:.0f}'
+
+    def parts(self) -> dict[str, object]:
+        shown = {
+            "peer": self.peer,
+            "request": self.request,
+            "status": self.status,
+            "duration_ms": round(self.duration_ms, 3),
+        }
+        return {**shown, "request_id": self.request_id} if self.request_id else shown
+
+
+class ModelLine(NamedTuple):
+    """A line that a worker wrote. `source`: W-<id>-<model>_<version>-stdout or -stderr."""
+
+    seconds: float
+    source: str
+    level: int
+    line: str
+    request_id: str = ""
+
+    def text(self) -> str:
+        return printable(self.line)
+
+    def parts(self) -> dict[str, object]:
+        return {"message": self.line, **({"request_id": self.request_id} if self.request_id else {})}
+
+
+class Lines:
+    """Entries as text, made once for all handlers: `parts` are (seconds, time, text)."""
+
+    def __init__(self, entries: Sequence[LogEntry]) -> None:
+        self.parts = [(one.seconds, iso_time(one.seconds), one.text()) for one in entries]
+
+    def __str__(self) -> str:
+        return "\n".join([text for _, _, text in self.parts])
+
+
+def printable(text: str) -> str:
+    """The text on one line, without characters that move a terminal's cursor."""
+    return text if text.isprintable() else text.translate(_ESCAPES)
+
+
+def folded(text: str) -> str:
+    """The same for a text of several lines: all but the first are indented."""
+    if text.isprintable():
+        return text
+    return _CONTINUED.join(printable(line) for line in text.split("\n"))
+
+
+def iso_time(seconds: float) -> str:
+    """Local time as TorchServe's logs have it: 2026-11-20T23:33:13,083."""
+    whole = int(seconds)
+    return f"{_iso_second(whole)},{int((seconds - whole) * 1000):03d}"
+
+
+@functools.lru_cache(maxsize=16)
+def _iso_second(seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(seconds))
+
+
+RECORDS_WAITING_MAX = 100_000
+PERIOD_S = 0.25
+ENTRIES_PER_WRITE = 64
+
+SERVER, ACCESS, MODEL = "ts_frontend", "ACCESS_LOG", "MODEL_LOG"
+
+_Waiting: TypeAlias = "tuple[logging.LogRecord, Sequence[logging.Handler]]"
+
+
+class Deferred(logging.Handler):
+    """Stands in for a logger's handlers: hands each record, complete as text, to the writing thread."""
+
+    def __init__(self, handlers: Sequence[logging.Handler], writer: Writer) -> None:
+        super().__init__()
+        self.targets = tuple(handlers)
+        self._writer = writer
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = record.getMessage()
+        if not message.isprintable():
+            # Lines that the server's own words begin stay lines; what comes from outside is put into them.
+            message = folded(message) if "\n" in message else printable(message)
+        record.msg, record.args = message, None
+        if record.exc_info and not record.exc_text:
+            record.exc_text = logging.Formatter().formatException(record.exc_info)
+        record.exc_info = None
+        self._writer.put(record, self.targets)
+
+
+class Writer:
+    """Writes records at once, requests and metrics each PERIOD_S. Of each at most RECORDS_WAITING_MAX wait: further
+    ones are dropped, and counted in the log."""
+
+    def __init__(self) -> None:
+        self._records: SimpleQueue[_Waiting | threading.Event | None] = SimpleQueue()
+        self._accesses: deque[AccessFields] = deque()
+        self._lines: deque[ModelLine] = deque()
+        self.sources: list[Source] = [self._access_portions]
+        self._dropped = 0
+        self._failing: set[str] = set()
+        self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def put(self, record: logging.LogRecord, handlers: Sequence[logging.Handler]) -> None:
+        if self._records.qsize() < RECORDS_WAITING_MAX:
+            self._records.put((record, handlers))
+        else:
+            self._dropped += 1
+
+    def put_access(self, access: AccessFields) -> None:
+        """The fields of an Access; it is made of them by the writing thread."""
+        if len(self._accesses) < RECORDS_WAITING_MAX:
+            self._accesses.append(access)
+        else:
+            self._dropped += 1
+
+    def put_line(self, line: ModelLine) -> None:
+        """A line of a worker: written before records that come later, with others that came before."""
+        lines = self._lines
+        if len(lines) >= RECORDS_WAITING_MAX:
+            self._dropped += 1
+            return
+        lines.append(line)
+        if len(lines) == 1:
+            self._records.put(_LINES)
+
+    def flush(self, timeout_s: float) -> bool:
+        """Waits until the records that came before are written; False when that takes longer."""
+        written = threading.Event()
+        self._records.put(written)
+        return written.wait(timeout_s)
+
+    def close(self) -> None:
+        """Write what is waiting and end the thread."""
+        if self._thread.is_alive():
+            self._records.put(None)
+            self._thread.join()
+
+    def _run(self) -> None:
+        due_s = time.monotonic() + PERIOD_S
+        while True:
+            wait_s = due_s - time.monotonic()
+            if wait_s <= 0:
+                self._write_sources()
+                due_s = time.monotonic() + PERIOD_S
+                continue
+            try:
+                item = self._records.get(timeout=wait_s)
+            except Empty:
+                continue
+            if item is _LINES or item is None:
+                self._attempt("Lines of workers", self._write_lines)
+            elif isinstance(item, threading.Event):
+                item.set()
+            else:
+                write(*item)
+            if self._dropped and self._records.empty():
+                self._write_dropped()
+            if item is None:
+                return self._finish()
+
+    def _finish(self) -> None:
+        """Some sources hold back what they were adding to: they are asked until they have had nothing twice."""
+        while self._write_sources() or self._write_sources():
+            pass
+
+    def _access_portions(self) -> Iterator[tuple[str, list[Access]]]:
+        waiting = self._accesses
+        for left in range(len(waiting), 0, -ENTRIES_PER_WRITE):
+            yield ACCESS, [Access(*waiting.popleft()) for _ in range(min(left, ENTRIES_PER_WRITE))]
+
+    def _write_sources(self) -> bool:
+        """True when there was something to write."""
+        found = False
+        for source in self.sources:
+            found = self._attempt(f"Entries of {source.__qualname__}", partial(self._write_source, source)) or found
+        return found
+
+    def _write_source(self, source: Source) -> bool:
+        found = False
+        for name, entries in source():
+            self._write_entries(logging.getLogger(name), entries)
+            found = found or bool(entries)
+        return found
+
+    def _attempt(self, what: str, work: Callable[[], bool | None]) -> bool:
+        """The result of `work`; a failure is logged once until it succeeds again: this thread must not end of it."""
+        try:
+            found = bool(work())
+        except Exception as error:
+            if what not in self._failing:
+                self._failing.add(what)
+                text = f"{what} could not be written: {type(error).__name__}: {error}"
+                about = (type(error), error, error.__traceback__)
+                record = logging.LogRecord(SERVER, logging.ERROR, "", 0, text, (), about)
+                write(record, targets(logging.getLogger(SERVER)))
+            return False
+        self._failing.discard(what)
+        return found
+
+    def _write_lines(self) -> None:
+        waiting, logger = self._lines, logging.getLogger(MODEL)
+        while waiting:
+            self._write_entries(logger, [waiting.popleft() for _ in range(min(len(waiting), ENTRIES_PER_WRITE))])
+
+    def _write_entries(self, logger: logging.Logger, entries: Sequence[LogEntry]) -> None:
+        """Lines of workers in portions of one thread and level each; others have one of both."""
+        handlers = targets(logger)
+        if logger.name != MODEL:
+            if entries and logger.isEnabledFor(entries[0].level):
+                _write_same(logger, entries, entries[0].source, entries[0].level, handlers)
+            return
+        for (source, level), same in itertools.groupby(entries, lambda one: (one.source, one.level)):
+            if logger.isEnabledFor(level):
+                _write_same(logger, list(same), source, level, handlers)
+
+    def _write_dropped(self) -> None:
+        count, self._dropped = self._dropped, 0
+        text = f"{count} log records were dropped: they came faster than they could be written"
+        write(logging.LogRecord(SERVER, logging.WARNING, "", 0, text, (), None), targets(logging.getLogger(SERVER)))
+
+
+#: In the queue of records: workers' lines are waiting, too.
+_LINES: _Waiting = (logging.LogRecord("", 0, "", 0, "", (), None), ())
+
+
+def _write_same(
+    logger: logging.Logger, entries: Sequence[LogEntry], source: str, level: int, handlers: Sequence[logging.Handler]
+) -> None:
+    for start in range(0, len(entries), ENTRIES_PER_WRITE):
+        portion = entries[start : start + ENTRIES_PER_WRITE]
+        lines = Lines(portion)
+        record = logger.makeRecord(logger.name, level, "", 0, "%s", (lines,), None)
+        record.entries, record.entry_lines, record.source = portion, lines, source
+        write(record, handlers)
+        time.sleep(0)  # gives the event loop the interpreter, which it would else wait 5 ms for
+
+
+def write(record: logging.LogRecord, handlers: Iterable[logging.Handler]) -> None:
+    for handler in handlers:
+        if record.levelno >= handler.level:
+            try:
+                handler.handle(record)
+            except Exception:  # a record that can't be formatted: the others still can
+                handler.handleError(record)
+
+
+def targets(logger: logging.Logger) -> list[logging.Handler]:
+    """The real handlers that a record of this logger reaches."""
+    found: list[logging.Handler] = []
+    at: logging.Logger | None = logger
+    while at is not None:
+        for handler in at.handlers:
+            found += handler.targets if isinstance(handler, Deferred) else [handler]
+        at = at.parent if at.propagate else None
+    return found

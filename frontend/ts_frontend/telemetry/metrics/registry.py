@@ -1,0 +1,399 @@
+"""The metrics of a server: every value is recorded here, and goes where `metrics_mode` says.
+
+`prometheus`: all to the metrics API. `log`: all to the metrics logs. `legacy`: the three `ts_…` of inference to the
+API, the rest to the logs. Only what metrics.yaml lists is shown or logged; our own families (OWN_…) are on the API in
+`prometheus` mode whatever it lists.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import platform
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import ts.version
+from ts_frontend.config.table import ServerConfig
+from ts_frontend.job import Job, JobState
+from ts_frontend.telemetry.logging.logs import Logs
+from ts_frontend.telemetry.metrics import requests as events
+from ts_frontend.telemetry.metrics.definitions import Definition, Definitions, MetricKind, read_definitions
+from ts_frontend.telemetry.metrics.requests import (
+    BATCH,
+    EVENTS_MAX,
+    HTTP,
+    UNSEEN,
+    Batches,
+    CountedRequests,
+    EventLog,
+    EventSource,
+    LoggedRequests,
+    Requests,
+    Tally,
+)
+from ts_frontend.telemetry.metrics.samples import NOTHING, Family, Histogram, Sample
+from ts_frontend.telemetry.metrics.text import Record, exposition, log_text, prometheus_name
+
+log = logging.getLogger(__name__)
+
+LEGACY = frozenset({events.REQUESTS, events.LATENCY, events.QUEUE_LATENCY})
+FAMILIES_MAX = 1000
+_ANSWERED = JobState.ANSWERED
+WORKER_LOAD_TIME = "WorkerLoadTime"
+DEFAULT_VERSION = "default"
+
+MODEL_LABELS = ("model_name", "model_version", "hostname")
+OWN_LATENCY = Definition("ts_inference_latency_seconds", MetricKind.HISTOGRAM, "Seconds", MODEL_LABELS)
+OWN_QUEUE = Definition("ts_queue_latency_seconds", MetricKind.HISTOGRAM, "Seconds", MODEL_LABELS)
+#: A handler's metric, though it is measured here: what a metrics.yaml that doesn't list it finds by itself.
+_PREDICTION_TIME = Definition(events.PREDICTION_TIME, MetricKind.GAUGE, "ms", ("ModelName", "Level", "Hostname"))
+OWN_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+def _own_histogram() -> Sample:
+    return Histogram(OWN_BOUNDS_S)
+
+
+class _Holdings:
+    """What one owner (MODEL_VERSION) has recorded, for the day on which it goes. `users`: those that record for it: a
+    version and the one that is to take its place are there at once. `detected`: names of its handlers' metrics that
+    metrics.yaml doesn't list."""
+
+    __slots__ = ("detected", "series", "tallies", "users")
+
+    def __init__(self) -> None:
+        self.users = 0
+        self.series: set[tuple[Family, tuple[str, ...]]] = set()
+        self.tallies: set[tuple[int, EventSource]] = set()
+        self.detected: set[str] = set()
+
+
+class MetricsRegistry:
+    """All families. `host`: the value of host dimensions; `auto_detect`: unlisted metrics of handlers count too."""
+
+    def __init__(self, definitions: Definitions, mode: str, host: str, *, auto_detect: bool = False) -> None:
+        if auto_detect and events.PREDICTION_TIME not in definitions.model:
+            definitions = replace(definitions, model={**definitions.model, events.PREDICTION_TIME: _PREDICTION_TIME})
+        listed = {**definitions.server, **definitions.model}
+        self.host = host
+        self.mode = mode
+        self._definitions = definitions
+        self._auto_detect = auto_detect
+        self._detected: dict[str, Definition] = {}
+        self._dropped: set[str] = set()
+        self._holdings: dict[str, _Holdings] = {}
+        self._exposed = frozenset({"prometheus": listed.keys(), "legacy": LEGACY & listed.keys()}.get(mode, ()))
+        self._families = {name: Family(one) for name, one in listed.items() if name in self._exposed}
+        self._own = {one.name: Family(one, text, _own_histogram) for one, text in _OWN} if self.everything else {}
+        self._gathered: list[Callable[[], Iterable[Family]]] = []
+        self._always: list[Callable[[], Iterable[Family]]] = []
+        self._http: dict[int, Sample] = {}
+        self._http_tallies: dict[int, Tally] = {}
+        self.event_log = EventLog(definitions, listed.keys() - self._exposed, host)
+
+    @property
+    def everything(self) -> bool:
+        """Is every metric on the API?"""
+        return self.mode == "prometheus"
+
+    # --- reading
+
+    def gather(self, families: Callable[[], Iterable[Family]], *, always: bool = False) -> None:
+        """Further families, asked for at each reading; shown in `prometheus` mode only, or `always`."""
+        (self._always if always else self._gathered).append(families)
+
+    def text(self, names: Collection[str] = ()) -> str:
+        """The metrics API's answer; in `log` mode only what is shown always. `names`: those families or series only."""
+        asked = (*self._gathered, *self._always) if self.everything else self._always
+        more = itertools.chain.from_iterable(one() for one in asked)
+        return exposition((*self._families.values(), *self._own.values(), *more), names)
+
+    def sums_s(self, name: str, version: str) -> tuple[float, float]:
+        """Seconds of all answered requests of a model version: from queueing to the answer, and in the queue; 0 where
+        they aren't counted."""
+        whole, queue = (self._own_sample(one, name, version) for one in (OWN_LATENCY, OWN_QUEUE))
+        return (
+            whole.sum if isinstance(whole, Histogram) else 0.0,
+            queue.sum if isinstance(queue, Histogram) else 0.0,
+        )
+
+    # --- requests
+
+    def model(self, name: str, version: str) -> ModelMetrics:
+        """What records the requests of one model version, until it is closed."""
+        self._holdings.setdefault(owner_of(name, version), _Holdings()).users += 1
+        return ModelMetrics(self, name, version)
+
+    def forget(self, name: str, version: str) -> None:
+        """One recorder of a model version was closed: with the last of them go its series, as Prometheus wants it of
+        what is there no more. Series that another version shares stay."""
+        owner = owner_of(name, version)
+        gone = self._holdings[owner]
+        gone.users -= 1
+        if gone.users:
+            return
+        del self._holdings[owner]
+        left = self._holdings.values()
+        for family, labels in gone.series:
+            if not any((family, labels) in one.series for one in left):
+                family.samples.pop(labels, None)
+        for tally in gone.tallies:
+            if not any(tally in one.tallies for one in left):
+                self.event_log.release(*tally)
+        for metric in gone.detected:
+            if not any(metric in one.detected for one in left):
+                self._detected.pop(metric, None)
+                self._families.pop(metric, None)
+
+    def http_answered(self, status: int) -> None:
+        """An HTTP request was answered, on any listener."""
+        kind = status // 100
+        if self.everything:
+            (self._http.get(kind) or self._http_sample(kind)).add(1.0)
+        else:
+            tally = self._http_tallies.get(kind) or self._http_tally(kind)
+            if len(self.event_log.feed) < EVENTS_MAX:
+                self.event_log.feed.append((HTTP, tally.source, 0.0, 0.0, time.monotonic(), ()))
+            else:
+                tally.now.count += 1
+
+    def _http_sample(self, kind: int) -> Sample:
+        sample = self._http[kind] = self._sample(_http_name(kind), "Host")
+        return sample
+
+    def _http_tally(self, kind: int) -> Tally:
+        tally = self._http_tallies[kind] = self.event_log.tally(HTTP, _http_name(kind))
+        return tally
+
+    def _sample(self, name: str, *labels: str) -> Sample:
+        family = self._families.get(name)
+        return family.sample((*labels, self.host)) if family is not None else NOTHING
+
+    def requests(self, name: str, version: str, label: str) -> Requests:
+        """The recorder for calls of a model `version` that named it (`label` is the version), or didn't."""
+        holdings = self._holdings.get(owner_of(name, version))
+        if holdings is None:
+            return UNSEEN
+        families = self._families
+        counted = CountedRequests(
+            self._held(holdings, families.get(events.REQUESTS), name, label),
+            self._held(holdings, families.get(events.LATENCY), name, label),
+            self._held(holdings, families.get(events.QUEUE_LATENCY), name, label),
+            self._sample(events.QUEUE_TIME, "Host"),
+            self._held(holdings, self._own.get(OWN_LATENCY.name), name, version),
+            self._held(holdings, self._own.get(OWN_QUEUE.name), name, version),
+        )
+        if self.everything:
+            return counted
+        source = (name, label)
+        holdings.tallies |= {(events.ACCEPTED, source), (events.ANSWERED, source)}
+        return LoggedRequests(self.event_log, source, counted if self._exposed else None)
+
+    def _held(self, holdings: _Holdings, family: Family | None, *labels: str) -> Sample:
+        """A series that goes with its owner; `labels` without the host."""
+        if family is None:
+            return NOTHING
+        sample = family.sample((*labels, self.host))
+        if sample is not NOTHING:
+            holdings.series.add((family, (*labels, self.host)))
+        return sample
+
+    def _own_sample(self, definition: Definition, name: str, version: str) -> Sample | None:
+        family = self._own.get(definition.name)
+        return None if family is None else family.samples.get((name, version, self.host))
+
+    def batches(self, name: str, version: str) -> Batches:
+        return _ModelBatches(self, name, version)
+
+    def batch_samples(self, name: str, version: str) -> tuple[Sample, Sample]:
+        """WorkerThreadTime and a model's PredictionTime."""
+        holdings = self._holdings.get(owner_of(name, version))
+        if holdings is None:
+            return NOTHING, NOTHING
+        predicted = self._held(holdings, self._families.get(events.PREDICTION_TIME), name, "Model")
+        return self._sample(events.WORKER_THREAD_TIME, "Host"), predicted
+
+    def batch_tally(self, name: str, version: str) -> Tally:
+        """Where a model's batches are added up that the feed has no room for."""
+        self._holdings[owner_of(name, version)].tallies.add((BATCH, name))
+        return self.event_log.tally(BATCH, name)
+
+    def worker_loaded(self, name: str, version: str, worker_id: int, seconds: float) -> None:
+        """A worker of a model version has loaded it, so long after it was created."""
+        holdings = self._holdings.get(owner_of(name, version))
+        if holdings is None:
+            return
+        labels = (f"W-{worker_id}-{owner_of(name, version)}", "Host")
+        self.server_value(WORKER_LOAD_TIME, int(seconds * 1000), *labels)
+        family = self._families.get(WORKER_LOAD_TIME)
+        if family is not None and (*labels, self.host) in family.samples:
+            holdings.series.add((family, (*labels, self.host)))
+
+    # --- everything that isn't a request
+
+    def server_value(self, name: str, value: float, *labels: str) -> None:
+        """One value of a metric of the server; `labels` without the host, as metrics.yaml orders them."""
+        definition = self._definitions.server.get(name)
+        if definition is None or len(labels) != len(definition.dimensions) - 1:
+            return
+        if name in self._exposed:
+            self._sample(name, *labels).add(value)
+        else:
+            pairs = dict(zip(definition.dimensions, labels, strict=False))
+            text = log_text(definition, value, pairs, self.host, time.time())
+            logging.getLogger(events.SERVER_LOG).info("%s", text)
+
+    def handler_value(self, record: Record, owner: str) -> None:
+        """One value that a worker of `owner` (MODEL_VERSION) reported; one that metrics.yaml doesn't list is dropped,
+        unless `auto_detect`."""
+        holdings = self._holdings.get(owner)
+        if holdings is None:  # the last words of a worker whose model is gone
+            return
+        definition = self._definitions.model.get(record.name) or self._detect(record)
+        values = record.values(definition) if definition is not None else None
+        if definition is None or values is None:
+            self._drop(record, definition)
+            return
+        if record.name in self._detected:
+            holdings.detected.add(record.name)
+        if self.everything:
+            family = self._families[record.name]
+            family.sample(values).add(record.value)
+            if values in family.samples:
+                holdings.series.add((family, values))
+        else:
+            self.event_log.record(record, definition, values)
+
+    def _detect(self, record: Record) -> Definition | None:
+        if not self._auto_detect:
+            return None
+        known = self._detected.get(record.name)
+        if known is None and len(self._detected) < FAMILIES_MAX and not self._taken(prometheus_name(record.name)):
+            known = self._detected[record.name] = record.definition()
+            if self.everything:
+                self._families[record.name] = Family(known)
+        return known
+
+    def _taken(self, name: str) -> bool:
+        """Is there a family that would read the same?"""
+        return name in OWN_NAMES or any(name == prometheus_name(one) for one in (*self._families, *self._detected))
+
+    def _drop(self, record: Record, definition: Definition | None) -> None:
+        if record.name in self._dropped or len(self._dropped) >= FAMILIES_MAX:
+            return
+        self._dropped.add(record.name)
+        if definition is None:
+            reason = "metrics.yaml doesn't list it under model_metrics (or set model_metrics_auto_detect=true)"
+        else:
+            reason = f"its dimensions are {list(record.labels)}, not {list(definition.dimensions[:-1])}"
+        log.warning("Metric %s of a handler is dropped: %s", record.name, reason)
+
+
+def owner_of(name: str, version: str) -> str:
+    """How a model version's workers call themselves."""
+    return f"{name}_{version}"
+
+
+def _http_name(kind: int) -> str:
+    return {2: "Requests2XX", 4: "Requests4XX"}.get(kind, "Requests5XX")
+
+
+class ModelMetrics:
+    """Recorders of one model version, made when they are first needed: a metric without a value isn't shown."""
+
+    def __init__(self, registry: MetricsRegistry, name: str, version: str) -> None:
+        self._registry, self._name, self._version = registry, name, version
+        self._unnamed: Requests | None = None
+        self._named: Requests | None = None
+        self.batches = registry.batches(name, version)
+
+    def close(self) -> None:
+        """The model is gone: nothing more is recorded of it, and what was shown isn't shown any more."""
+        self._unnamed = self._named = UNSEEN
+        self._registry.forget(self._name, self._version)
+
+    def requests(self, version_named: bool) -> Requests:
+        """For a call that named the model's version, or didn't."""
+        return (self._named if version_named else self._unnamed) or self._first(version_named)
+
+    def _first(self, version_named: bool) -> Requests:
+        label = self._version if version_named else DEFAULT_VERSION
+        recorder = self._registry.requests(self._name, self._version, label)
+        if version_named:
+            self._named = recorder
+        else:
+            self._unnamed = recorder
+        return recorder
+
+
+class _ModelBatches:
+    """`Batches` of one model version."""
+
+    def __init__(self, registry: MetricsRegistry, name: str, version: str) -> None:
+        self._registry, self._name, self._version = registry, name, version
+        self._everything = registry.everything
+        self._feed = registry.event_log.feed
+        self._tally = registry.batch_tally(name, version)
+        self._source = name
+        self._samples: tuple[Sample, Sample] | None = None
+
+    def answered(self, jobs: Sequence[Job], waited_s: float, worked_s: float, now_s: float) -> None:
+        if jobs[0].state is not _ANSWERED:
+            return
+        if self._everything:
+            waited, worked = self._samples or self._first()
+            waited.add(int(waited_s * 1e3))
+            worked.add(int(worked_s * 1e5) / 100)  # round() takes a quarter of a microsecond
+        elif len(self._feed) >= EVENTS_MAX:
+            total = self._tally.now
+            total.count += 1
+            total.last_a, total.last_b = worked_s, waited_s
+        else:
+            ids = (jobs[0].request_id,) if len(jobs) == 1 else [job.request_id for job in jobs]
+            self._feed.append((BATCH, self._source, worked_s, waited_s, now_s, ids))
+
+    def _first(self) -> tuple[Sample, Sample]:
+        self._samples = self._registry.batch_samples(self._name, self._version)
+        return self._samples
+
+    def loaded(self, worker_id: int, seconds: float) -> None:
+        self._registry.worker_loaded(self._name, self._version, worker_id, seconds)
+
+
+_OWN = (
+    (OWN_LATENCY, "Time from a request's queueing to its answer"),
+    (OWN_QUEUE, "Time that an answered request waited for a worker"),
+)
+OWN_NAMES = frozenset(
+    {
+        OWN_LATENCY.name,
+        OWN_QUEUE.name,
+        "ts_queued_requests",
+        "ts_running_requests",
+        "ts_ended_requests_total",
+        "ts_ready_workers",
+        "ts_refused_calls_total",
+        "ts_flooded_connections_total",
+        *(f"grpc_server_{one}_total" for one in ("started", "handled", "msg_received", "msg_sent")),
+        "grpc_server_handling_seconds",
+    }
+)
+
+
+#: The directory `system_metrics_cmd` runs in, as TorchServe's: a relative path in it starts with `ts/`.
+PACKAGE_PARENT = Path(ts.version.__file__).parents[1]
+DEFAULT_FILE = PACKAGE_PARENT / "ts" / "configs" / "metrics.yaml"
+COMMAND_S_MAX = 30.0
+
+
+def open_metrics(config: ServerConfig, logs: Logs) -> MetricsRegistry:
+    """An empty registry, joined to the logs. Raises ConfigError for a metrics_config that can't be used."""
+    definitions = read_definitions(config.metrics_config or DEFAULT_FILE)
+    registry = MetricsRegistry(
+        definitions, config.metrics_mode, platform.node(), auto_detect=config.model_metrics_auto_detect
+    )
+    logs.every_period(registry.event_log.portions)
+    return registry

@@ -1,0 +1,288 @@
+"""What the path of a request calls: one recorder for each model and version label, one for the batches of a model."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
+
+from ts_frontend.job import Job
+from ts_frontend.telemetry.logging.writer import MAIN, printable
+from ts_frontend.telemetry.metrics.definitions import Definition, Definitions
+from ts_frontend.telemetry.metrics.samples import NOTHING, Sample
+from ts_frontend.telemetry.metrics.text import Record, log_text
+
+EVENTS_MAX = 64
+#: Metrics that handlers report and that wait for the writing thread; further ones are counted.
+RECORDS_MAX = 10_000
+
+SERVER_LOG, MODEL_LOG = "TS_METRICS", "MODEL_METRICS"
+REQUESTS, LATENCY, QUEUE_LATENCY = (
+    "ts_inference_requests_total",
+    "ts_inference_latency_microseconds",
+    "ts_queue_latency_microseconds",
+)
+QUEUE_TIME, WORKER_THREAD_TIME, PREDICTION_TIME = "QueueTime", "WorkerThreadTime", "PredictionTime"
+
+
+#: What an event is; plain numbers, because every request makes a few. Times in seconds.
+#: ACCEPTED: source (model, version label). ANSWERED: the same, a: latency, b: time in the queue.
+#: BATCH: source: model, a: time on the worker, b: time before that. HTTP: source: metric.
+ACCEPTED, ANSWERED, BATCH, HTTP = range(4)
+
+EventSource: TypeAlias = "str | tuple[str, str]"
+#: (what, source, a, b, `time.monotonic()` seconds, request ids)
+Event: TypeAlias = "tuple[int, EventSource, float, float, float, Sequence[str]]"
+Feed: TypeAlias = "deque[Event]"
+
+
+class MetricLine(NamedTuple):
+    """One line of a metrics log. `seconds`: since 1970."""
+
+    seconds: float
+    message: str
+
+    @property
+    def source(self) -> str:
+        return MAIN
+
+    @property
+    def level(self) -> int:
+        return logging.INFO
+
+    def text(self) -> str:
+        return printable(self.message)
+
+    def parts(self) -> dict[str, object]:
+        return {"message": self.message}
+
+
+class Sum:
+    """Events of one kind and source: their number, their sums, and the last of the values. Whoever has an event adds it
+    here; it must look up `Tally.now` each time, and do nothing in between."""
+
+    __slots__ = ("a", "b", "count", "last_a", "last_b")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.a = self.b = self.last_a = self.last_b = 0.0
+
+
+class Tally:
+    """The sum that is being added to, and the one before it: the writing thread takes that one, a period after the
+    event loop has seen it last, so that no lock is needed."""
+
+    __slots__ = ("_before", "now", "released", "source", "what")
+
+    def __init__(self, what: int, source: EventSource) -> None:
+        self.what, self.source = what, source
+        self.now = Sum()
+        self._before: Sum | None = None
+        self.released = False
+
+    def take(self) -> Sum | None:
+        """What is complete. Nothing is lost when it is called until it has nothing."""
+        complete, self._before = self._before, None
+        if self.now.count:
+            self._before, self.now = self.now, Sum()
+        return complete
+
+    @property
+    def empty(self) -> bool:
+        """Is there nothing to take, now or the next time?"""
+        return self._before is None and not self.now.count
+
+
+class EventLog:
+    """Makes the lines. `logged`: names of the metrics that go to the logs."""
+
+    def __init__(self, definitions: Definitions, logged: Collection[str], host: str) -> None:
+        self.feed: Feed = deque()
+        self._tallies: dict[tuple[int, EventSource], Tally] = {}
+        self._making = threading.Lock()
+        self._records: deque[tuple[Record, Definition, tuple[str, ...]]] = deque()
+        self._dropped = 0
+        self._definitions: Mapping[str, Definition] = {
+            name: one for name, one in {**definitions.model, **definitions.server}.items() if name in logged
+        }
+        self._host = host
+
+    def tally(self, what: int, source: EventSource) -> Tally:
+        """Where events are added that the feed has no room for."""
+        with self._making:
+            tally = self._tallies.setdefault((what, source), Tally(what, source))
+            tally.released = False
+        return tally
+
+    def release(self, what: int, source: EventSource) -> None:
+        """Nobody adds events of that source any more: it is forgotten when what it holds is written."""
+        with self._making:
+            tally = self._tallies.get((what, source))
+            if tally is not None:
+                tally.released = True
+
+    def _forget(self, tally: Tally) -> None:
+        """Of the writing thread, when a tally had nothing: one that is made again just now stays."""
+        with self._making:
+            if tally.released and tally.empty:
+                self._tallies.pop((tally.what, tally.source), None)
+
+    def record(self, record: Record, definition: Definition, values: tuple[str, ...]) -> None:
+        """One value of a metric that a handler reported."""
+        if len(self._records) < RECORDS_MAX:
+            self._records.append((record, definition, values))
+        else:
+            self._dropped += 1
+
+    def portions(self) -> list[tuple[str, list[MetricLine]]]:
+        """What has happened, as (name of the log, its lines). Called by the writing thread; until there is nothing, at
+        the end."""
+        found: list[tuple[str, MetricLine]] = []
+        wall_s = time.time()
+        to_wall_s = wall_s - time.monotonic()
+        for _ in range(len(self.feed)):
+            what, source, a, b, at_s, ids = self.feed.popleft()
+            values = _values(what, source, 1, a, b, a, b)
+            found += self._lines(values, at_s + to_wall_s, ",".join(ids))
+        for tally in list(self._tallies.values()):
+            one = tally.take()
+            if one is None:
+                if tally.released:
+                    self._forget(tally)
+            else:
+                values = _values(tally.what, tally.source, one.count, one.a, one.b, one.last_a, one.last_b)
+                found += self._lines(values, wall_s, "")
+        found += self._recorded(wall_s)
+        return [(log, [line for where, line in found if where == log]) for log in (SERVER_LOG, MODEL_LOG)]
+
+    def _recorded(self, wall_s: float) -> Iterator[tuple[str, MetricLine]]:
+        for _ in range(len(self._records)):
+            record, definition, values = self._records.popleft()
+            yield MODEL_LOG, MetricLine(wall_s, record.text(definition, values))
+        if self._dropped:
+            count, self._dropped = self._dropped, 0
+            logging.getLogger(__name__).warning(
+                "%d metrics of handlers were dropped: they came faster than they could be written", count
+            )
+
+    def _lines(
+        self, values: Iterable[tuple[str, float, tuple[str, ...]]], seconds: float, ids: str
+    ) -> Iterator[tuple[str, MetricLine]]:
+        for name, value, labels in values:
+            definition = self._definitions.get(name)
+            if definition is not None and len(labels) == len(definition.dimensions) - 1:
+                pairs = dict(zip(definition.dimensions, labels, strict=False))
+                for_model = name == PREDICTION_TIME
+                text = log_text(definition, value, pairs, self._host, seconds, ids if for_model else "")
+                yield MODEL_LOG if for_model else SERVER_LOG, MetricLine(seconds, text)
+
+
+def _values(
+    what: int, source: EventSource, count: int, a: float, b: float, last_a: float, last_b: float
+) -> Iterator[tuple[str, float, tuple[str, ...]]]:
+    """(metric, value, labels without the host): sums for counters, the last value for gauges."""
+    labels = source if isinstance(source, tuple) else (source,)
+    if what == ACCEPTED:
+        yield REQUESTS, count, labels
+    elif what == HTTP:
+        yield labels[0], count, ("Host",)
+    elif what == ANSWERED:
+        yield LATENCY, microseconds(a), labels
+        yield QUEUE_LATENCY, microseconds(b), labels
+        yield QUEUE_TIME, int(last_b * 1000), ("Host",)
+    else:
+        yield WORKER_THREAD_TIME, int(last_b * 1000), ("Host",)
+        yield PREDICTION_TIME, round(last_a * 1000, 2), (*labels, "Model")
+
+
+def microseconds(seconds: float) -> float:
+    """With three digits after the point, as TorchServe's nanosecond clock gives them."""
+    return round(seconds * 1e6, 3)
+
+
+class Requests(Protocol):
+    """Requests to one model, under one version label ("default" for calls that name none)."""
+
+    def accepted(self) -> None:
+        """A request for the model has come, and may still be refused."""
+
+    def answered(self, queued_at_s: float, sent_at_s: float, now_s: float) -> None:
+        """It was queued, sent to a worker, and answered; `time.monotonic()` seconds."""
+
+
+class CountedRequests:
+    """Requests as series for Prometheus; `latency_s` and `queue_s` are ours, in seconds."""
+
+    __slots__ = ("_latency", "_latency_s", "_queue", "_queue_s", "_queue_time", "_requests")
+
+    def __init__(
+        self,
+        requests: Sample,
+        latency: Sample,
+        queue: Sample,
+        queue_time: Sample,
+        latency_s: Sample,
+        queue_s: Sample,
+    ) -> None:
+        self._requests, self._latency, self._queue = requests, latency, queue
+        self._queue_time, self._latency_s, self._queue_s = queue_time, latency_s, queue_s
+
+    def accepted(self) -> None:
+        self._requests.add(1.0)
+
+    def answered(self, queued_at_s: float, sent_at_s: float, now_s: float) -> None:
+        latency_s = now_s - queued_at_s
+        queue_s = sent_at_s - queued_at_s
+        self._latency.add(latency_s * 1e6)
+        self._queue.add(queue_s * 1e6)
+        self._queue_time.add(int(queue_s * 1e3))
+        self._latency_s.add(latency_s)
+        self._queue_s.add(queue_s)
+
+
+#: Of a model that is gone.
+UNSEEN = CountedRequests(*[NOTHING] * 6)
+
+
+class LoggedRequests:
+    """Requests for the metrics log, and for `counted` as well."""
+
+    __slots__ = ("_accepted", "_answered", "_counted", "_feed", "_source")
+
+    def __init__(self, log: EventLog, source: tuple[str, str], counted: Requests | None) -> None:
+        self._feed, self._source, self._counted = log.feed, source, counted
+        self._accepted, self._answered = log.tally(ACCEPTED, source), log.tally(ANSWERED, source)
+
+    def accepted(self) -> None:
+        if len(self._feed) < EVENTS_MAX:
+            self._feed.append((ACCEPTED, self._source, 0.0, 0.0, time.monotonic(), ()))
+        else:
+            self._accepted.now.count += 1
+        if self._counted is not None:
+            self._counted.accepted()
+
+    def answered(self, queued_at_s: float, sent_at_s: float, now_s: float) -> None:
+        if len(self._feed) < EVENTS_MAX:
+            self._feed.append((ANSWERED, self._source, now_s - queued_at_s, sent_at_s - queued_at_s, now_s, ()))
+        else:
+            queue_s = sent_at_s - queued_at_s
+            total = self._answered.now
+            total.count += 1
+            total.a += now_s - queued_at_s
+            total.b += queue_s
+            total.last_b = queue_s
+        if self._counted is not None:
+            self._counted.answered(queued_at_s, sent_at_s, now_s)
+
+
+class Batches(Protocol):
+    """Batches of one model's workers, and the loads of their models."""
+
+    def answered(self, jobs: Sequence[Job], waited_s: float, worked_s: float, now_s: float) -> None:
+        """A batch is complete: it was on its way or behind another for `waited_s`, then on the worker."""
+
+    def loaded(self, worker_id: int, seconds: float) -> None:
+        """A worker has loaded the model, so long after it was created."""

@@ -1,0 +1,118 @@
+"""The values of metrics: what a request pays is one `add` for each."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from ts_frontend.telemetry.metrics.definitions import Definition, MetricKind
+
+#: A handler that puts a request's id into a label would else fill the memory.
+SERIES_MAX = 10_000
+#: The usual ones of Prometheus's Java client; the last bucket, +Inf, is implied.
+BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+
+
+class Sample(Protocol):
+    """One series."""
+
+    def add(self, value: float) -> None:
+        """A counter's increment, a gauge's new value, a histogram's observation."""
+
+    def read(self) -> list[tuple[str, str, float]]:
+        """What is shown of it: (suffix of the name, value of the label `le` or "", value)."""
+
+
+class Counter:
+    """A sum."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: float = 0.0) -> None:
+        self.value = value
+
+    def add(self, value: float) -> None:
+        self.value += value
+
+    def read(self) -> list[tuple[str, str, float]]:
+        return [("", "", self.value)]
+
+
+class Gauge:
+    """The last value."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: float = 0.0) -> None:
+        self.value = value
+
+    def add(self, value: float) -> None:
+        self.value = value
+
+    def read(self) -> list[tuple[str, str, float]]:
+        return [("", "", self.value)]
+
+
+class Histogram:
+    """How many values were at most each of `bounds`, how many there were, and their sum."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[float] = BUCKETS) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def add(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def read(self) -> list[tuple[str, str, float]]:
+        shown, below = [], 0
+        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
+            below += count
+            shown.append(("_bucket", "+Inf" if bound == float("inf") else repr(float(bound)), float(below)))
+        return [*shown, ("_count", "", float(below)), ("_sum", "", self.sum)]
+
+
+class Nothing:
+    """A series that nobody wants to see."""
+
+    __slots__ = ()
+
+    def add(self, value: float) -> None:
+        pass
+
+    def read(self) -> list[tuple[str, str, float]]:
+        return []
+
+
+NOTHING = Nothing()
+NEW: dict[MetricKind, Callable[[], Sample]] = {
+    MetricKind.COUNTER: Counter,
+    MetricKind.GAUGE: Gauge,
+    MetricKind.HISTOGRAM: Histogram,
+}
+
+
+class Family:
+    """A metric and its series by label values. `help`: "" for the sentence that TorchServe has."""
+
+    __slots__ = ("_new", "definition", "help", "samples")
+
+    def __init__(self, definition: Definition, help: str = "", new: Callable[[], Sample] | None = None) -> None:
+        self.definition = definition
+        self.help = help or f"Torchserve prometheus {definition.kind.value} metric with unit: {definition.unit}"
+        self.samples: dict[tuple[str, ...], Sample] = {}
+        self._new = new or NEW[definition.kind]
+
+    def sample(self, labels: tuple[str, ...]) -> Sample:
+        """The series with these label values, made when it is new; NOTHING for a wrong number of them, or when there
+        are SERIES_MAX others."""
+        found = self.samples.get(labels)
+        if found is not None:
+            return found
+        if len(labels) != len(self.definition.dimensions) or len(self.samples) >= SERIES_MAX:
+            return NOTHING
+        return self.samples.setdefault(labels, self._new())

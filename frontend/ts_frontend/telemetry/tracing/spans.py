@@ -1,0 +1,136 @@
+"""Spans of requests: one for each call or HTTP request, that continues the client's trace; below it the time in the
+queue and on a worker. Only imported when traces are on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import ContextVar, Token
+from typing import Any
+
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode, Tracer, get_current_span
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from ts.protocol.frames import Pairs
+from ts_frontend.job import FINAL, Job, JobState, Ledger
+from ts_frontend.telemetry.tracing.sampling import Sampling
+
+MODEL_NAME, MODEL_VERSION, REQUEST_ID = "model.name", "model.version", "request.id"
+_PARENT = "traceparent"
+_PROPAGATOR = TraceContextTextMapPropagator()
+
+
+class RequestSpan:
+    """A call or HTTP request that has a span, recorded or not."""
+
+    __slots__ = ("about", "begun_ns", "begun_s", "continued", "decided", "recording", "span")
+
+    def __init__(
+        self, tracer: Tracer, name: str, parent: str | None, state: str | None, attributes: dict[str, Any]
+    ) -> None:
+        context = Context()
+        if parent is not None:
+            carrier = {_PARENT: parent} if state is None else {_PARENT: parent, "tracestate": state}
+            context = _PROPAGATOR.extract(carrier, context)
+        self.begun_ns, self.begun_s = time.time_ns(), time.monotonic()
+        self.span: Span = tracer.start_span(name, context, SpanKind.SERVER, attributes, start_time=self.begun_ns)
+        self.recording = self.span.is_recording()
+        self.continued, self.decided = get_current_span(context).get_span_context().is_valid, False
+        #: What is found out about it on its way.
+        self.about: dict[str, Any] = {}
+
+    def at_ns(self, monotonic_s: float) -> int:
+        """A time of the server's clock, since 1970."""
+        return self.begun_ns + int((monotonic_s - self.begun_s) * 1e9)
+
+    def decide(self, sampling: Sampling, model: str) -> None:
+        """Once it is known which model it is for: trace settings may leave it out. The first model decides."""
+        if self.recording and not self.decided:
+            self.decided = True
+            self.recording = sampling.wanted(model, self.continued)
+
+    def end(self, fault: str, attributes: dict[str, Any]) -> None:
+        """`fault`: what went wrong if the server is to blame, else ""."""
+        if not self.recording:
+            return
+        if fault:
+            attributes["error.type"] = fault
+            self.span.set_status(Status(StatusCode.ERROR))
+        self.span.set_attributes({**self.about, **attributes})
+        self.span.end()
+
+    def carried(self, headers: Pairs) -> Pairs:
+        """The headers, with this span as what a handler's own spans continue."""
+        found = self.span.get_span_context()
+        flags = int(found.trace_flags) if self.recording else 0
+        value = f"00-{found.trace_id:032x}-{found.span_id:016x}-{flags:02x}"
+        return [*(pair for pair in headers if pair[0] != _PARENT), (_PARENT, value)]
+
+
+#: The request that is being answered, in its task and in those made for it.
+current: ContextVar[RequestSpan | None] = ContextVar("current", default=None)
+
+
+def leave(token: Token[RequestSpan | None]) -> None:
+    with suppress(ValueError):  # a stream that was left is closed in another task
+        current.reset(token)
+
+
+class TracedLedger(Ledger):
+    """A model's jobs; each that ends leaves spans below that of its request, which `ended` gets."""
+
+    def __init__(self, ended: Callable[[ReadableSpan], None], name: str, version: str) -> None:
+        super().__init__()
+        self._ended = ended
+        self.model_name = name
+        self._model = {MODEL_NAME: name, MODEL_VERSION: version}
+        self._requests: dict[int, RequestSpan] = {}
+        self._ids = RandomIdGenerator()
+
+    def moved(self, job: Job, old: JobState, new: JobState) -> None:
+        if old is JobState.NEW:
+            request = current.get()
+            if request is not None and request.recording:
+                self._requests[job.id] = request
+                request.about |= {**self._model, REQUEST_ID: job.request_id}
+        if new in FINAL:
+            ended = self._requests.pop(job.id, None)
+            if ended is not None and job.queued_at_s:
+                self._record(ended, job, new)
+        super().moved(job, old, new)
+
+    def _record(self, request: RequestSpan, job: Job, state: JobState) -> None:
+        """The job's way, now that it is known: what a request pays while it runs is one look into a table."""
+        now_s = time.monotonic()
+        about = {**self._model, REQUEST_ID: job.request_id}
+        self._child(request, "queue", job.queued_at_s, job.sent_at_s or now_s, about, StatusCode.UNSET)
+        if job.sent_at_s:
+            status = StatusCode.ERROR if state is JobState.FAILED else StatusCode.UNSET
+            self._child(request, "inference", job.sent_at_s, now_s, {**about, "outcome": state.value}, status)
+
+    def _child(
+        self, request: RequestSpan, name: str, from_s: float, to_s: float, about: dict[str, str], status: StatusCode
+    ) -> None:
+        """A span as it is when it has ended: a quarter of what starting and ending one costs."""
+        above = request.span.get_span_context()
+        own = SpanContext(above.trace_id, self._ids.generate_span_id(), False, above.trace_flags, above.trace_state)
+        span = request.span
+        assert isinstance(span, ReadableSpan)
+        self._ended(
+            ReadableSpan(
+                name,
+                own,
+                above,
+                span.resource,
+                about,
+                status=Status(status),
+                start_time=request.at_ns(from_s),
+                end_time=request.at_ns(to_s),
+                instrumentation_scope=span.instrumentation_scope,
+            )
+        )

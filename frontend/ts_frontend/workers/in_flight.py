@@ -1,0 +1,224 @@
+"""What runs on one worker: how much more it takes, what has hung, and what is left when it ends. No I/O."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ts.protocol.frames import Chunk, Failed, Message
+from ts_frontend.job import Job, JobState
+from ts_frontend.workers.plan import Responses
+
+#: Read-ahead: batches that take longer are never waited behind; quicker ones are sent until they fill this time.
+READ_AHEAD_S = 0.004
+READ_AHEAD_BATCHES_MAX = 16
+#: A stream whose reader has taken nothing for so long computes nothing, and doesn't count as running...
+STALLED_S = 0.1
+#: ... until there are so many times `max_concurrency` on one worker.
+STALLED_FACTOR_MAX = 8
+
+_batch_ids = itertools.count(1).__next__
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Requests that were sent together. `left`: how many have no complete answer yet."""
+
+    id: int
+    jobs: list[Job]
+    left: int
+    active_s: float
+    taken_s: float
+    open: set[int] = field(default_factory=set)
+
+    def open_jobs(self) -> list[Job]:
+        return [job for job in self.jobs if job.id in self.open and not job.done]
+
+    def unread(self, now_s: float) -> bool:
+        """True when a client is behind, with reading or with sending: what waits for it isn't hanging."""
+        return any(job.held_up(now_s) > 0 for job in self.open_jobs())
+
+
+class Capacity(Protocol):
+    """How eager a worker is that has something to run."""
+
+    def room(self, running: InFlight) -> float:
+        """From 0 (takes nothing more) to less than 2, which is an idle worker's."""
+
+
+class Serial:
+    """One batch at a time, and nothing ahead."""
+
+    def room(self, running: InFlight) -> float:
+        return 0
+
+
+class Pipelined:
+    """A handler that returns: one batch at a time, and a few ahead on its socket while they are quick."""
+
+    def room(self, running: InFlight) -> float:
+        count = len(running.batches)
+        if count > READ_AHEAD_BATCHES_MAX or count * running.mean_s >= READ_AHEAD_S:
+            return 0
+        return 1 if time.monotonic() - running.turn_s < READ_AHEAD_S else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Concurrent:
+    """A generator or async handler: several batches at a time; streams that nobody reads hardly count."""
+
+    limit: int
+
+    def room(self, running: InFlight) -> float:
+        count, limit = len(running.batches), self.limit
+        return 1 if count - running.stalled < limit and count < limit * STALLED_FACTOR_MAX else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Continuous:
+    """A continuous batch of at most `limit` requests; the emptiest of several workers is filled first."""
+
+    limit: int
+
+    def room(self, running: InFlight) -> float:
+        free = self.limit - len(running.batches)
+        return 1 + free / (self.limit + 1) if free > 0 else 0
+
+
+class InFlight:
+    """The batches on one worker. `jobs` finds a job and its batch by the job's id."""
+
+    def __init__(self, capacity: Capacity | None = None) -> None:
+        self.jobs: dict[int, tuple[Job, Batch]] = {}
+        self.batches: dict[int, Batch] = {}
+        self.capacity: Capacity = capacity or Pipelined()
+        self.shared = False  # its requests go on by turns, or side by side
+        self.concurrent = False  # side by side: one that hangs doesn't hold up the others
+        self.stalled = 0
+        self.mean_s = 1.0
+        self.turn_s = 0.0
+        self._sign_s = 0.0
+        self._finished_s = 0.0
+
+    def settle_manner(self, handler_kind: str, limit: int) -> None:
+        """The worker has said how its handler runs: blocking, generator, async or continuous."""
+        self.shared, self.concurrent = handler_kind != "blocking", handler_kind == "async"
+        if handler_kind == "continuous":
+            self.capacity = Continuous(limit)
+        elif self.shared:
+            self.capacity = Concurrent(limit)
+
+    def hold_nothing_ahead(self) -> None:
+        """Its handler waits for other models' answers: what were sent ahead could be what it waits for."""
+        if not self.shared:
+            self.capacity = Serial()
+
+    def room(self) -> float:
+        return self.capacity.room(self) if self.batches else 2
+
+    # --- its course
+
+    def begin(self, jobs: list[Job], now_s: float) -> Batch:
+        batch = Batch(_batch_ids(), jobs, len(jobs), now_s, now_s, {job.id for job in jobs})
+        if not self.batches:
+            self.turn_s = now_s
+        self.batches[batch.id] = batch
+        for job in jobs:
+            job.sent_at_s = now_s
+            job.move(JobState.SENT)
+            self.jobs[job.id] = job, batch
+        return batch
+
+    def withdraw(self, batch: Batch) -> None:
+        """Forgets a batch that couldn't be sent."""
+        del self.batches[batch.id]
+        for job in batch.jobs:
+            del self.jobs[job.id]
+
+    def active(self, batch: Batch) -> None:
+        """A sign of life: a piece of an answer, or a reader that makes room for more."""
+        self.turn_s = batch.active_s = time.monotonic()
+
+    def alive(self, batch: Batch) -> None:
+        """It works at something that takes its time elsewhere."""
+        self._sign_s = batch.active_s = time.monotonic()
+
+    def finish(self, job_id: int, batch: Batch) -> bool:
+        """One answer is complete; True when that ends its batch."""
+        del self.jobs[job_id]
+        batch.open.discard(job_id)
+        batch.left -= 1
+        if batch.left:
+            return False
+        del self.batches[batch.id]
+        return True
+
+    def measure(self, batch: Batch, now_s: float) -> tuple[float, float]:
+        """A batch has ended: seconds it waited behind others on the worker, and seconds it ran."""
+        self.mean_s += 0.2 * (min(now_s - self.turn_s, 1.0) - self.mean_s)
+        self.turn_s = now_s
+        # What was sent ahead waits on the socket until the batch before it is finished.
+        waited_s = 0.0 if self.shared else max(self._finished_s - batch.taken_s, 0.0)
+        self._finished_s = now_s
+        return waited_s, now_s - batch.taken_s - waited_s
+
+    def clear(self) -> None:
+        self.jobs.clear()
+        self.batches.clear()
+
+    def open_jobs(self) -> Iterator[Job]:
+        for batch in self.batches.values():
+            yield from batch.open_jobs()
+
+    # --- what hangs
+
+    def count_stalled(self, now_s: float) -> bool:
+        """True when more streams than before have readers that take nothing: there is room again."""
+        before = self.stalled
+        self.stalled = sum(
+            all(job.held_up(now_s) > STALLED_S for job in batch.open_jobs()) for batch in self.batches.values()
+        )
+        return self.stalled > before
+
+    def overdue(self, now_s: float, limit_s: float) -> bool:
+        """Whether something has run for too long without a sign of life. Waiting behind another request isn't running,
+        and waiting for the reader of a stream isn't hanging."""
+        batches = self.batches.values()
+        if self.concurrent:
+            return any(now_s - batch.active_s > limit_s and not batch.unread(now_s) for batch in batches)
+        if not batches or now_s - max(self.turn_s, self._sign_s) <= limit_s:
+            return False
+        unread = [batch.unread(now_s) for batch in batches]
+        return not (all(unread) if self.shared else any(unread))
+
+
+CANCELLED = 499
+
+
+class Responding:
+    """The open requests of one worker: how many responses each has had, and when the last of them came."""
+
+    def __init__(self, counted: Responses) -> None:
+        self._counted = counted
+        self._open: dict[int, tuple[int, float]] = {}
+
+    def note(self, messages: Sequence[Message], jobs: Mapping[int, tuple[Job, Any]]) -> None:
+        """`messages` have come from the worker; `jobs` are those that it has."""
+        now_s = time.monotonic()
+        for message in messages:
+            if not isinstance(message, (Chunk, Failed)) or message.job_id not in jobs:
+                continue
+            job_id = message.job_id
+            index, before_s = self._open.pop(job_id, (0, jobs[job_id][0].sent_at_s))
+            self._counted.response(index, _kind(message), now_s - before_s)
+            if isinstance(message, Chunk) and not message.last:
+                self._open[job_id] = index + 1, now_s
+
+
+def _kind(message: Chunk | Failed) -> str:
+    if isinstance(message, Failed):
+        return "cancel" if message.code == CANCELLED else "fail"
+    return "success" if len(message.data) else "empty"

@@ -1,0 +1,324 @@
+"""Worker processes: how one is started (forked from the forkserver, or exec'd), watched and ended.
+
+The only module of the frontend that starts processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from ts_frontend.tasks import owned, watched
+from ts_frontend.workers.process import Ends, Exit, LineSink, Process, ProcessSpec, adopt
+from ts_frontend.workers.ranks import Meeting
+
+log = logging.getLogger(__name__)
+
+TOOL_READ_BYTES = 64 * 1024
+#: The signals that ask a server to stop, as in ts.runtime.child.
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Launcher(Protocol):
+    """Starts worker processes."""
+
+    async def launch(self, spec: ProcessSpec, sink: LineSink) -> Process:
+        """Raises OSError or LaunchFailed when the process can't be started."""
+
+    async def close(self) -> None:
+        """Ends what the launcher itself runs."""
+
+
+class LaunchFailed(Exception):
+    """A worker process couldn't be started; the message says why."""
+
+
+class ExecLauncher:
+    """A new interpreter for each worker: for models with an environment of their own, and without fork."""
+
+    def __init__(self) -> None:
+        self._waiters: set[asyncio.Task[None]] = set()
+
+    async def launch(self, spec: ProcessSpec, sink: LineSink) -> Process:
+        ends = Ends()
+        sock_fd, progress_fd, _, _ = ends.worker_fds()
+        words = ["ts.runtime.main", "--fd", str(sock_fd), "--progress-fd", str(progress_fd)]
+        return await self.start(words, spec, ends, sink, (sock_fd, progress_fd))
+
+    async def start(
+        self, words: Sequence[str], spec: ProcessSpec, ends: Ends, sink: LineSink, pass_fds: tuple[int, ...] = ()
+    ) -> Process:
+        """Runs a module, `words[0]`, in a new interpreter; `pass_fds` are open in it under the same numbers."""
+        _, _, stdout, stderr = ends.worker_fds()
+        starting = owned(
+            asyncio.to_thread(
+                _start,
+                [spec.python or sys.executable, "-m", *words],
+                env=dict(spec.env),
+                cwd=spec.cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                pass_fds=pass_fds,
+            )
+        )
+        try:
+            child = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            self._keep(self._discard(starting, ends))
+            raise
+        except Exception:
+            ends.close()
+            raise
+        ends.close_worker_side()
+        process = adopt(child.pid, spec, ends, sink)
+        self._keep(self._wait(child, process))
+        return process
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        waiter = watched(work, "A wait for a worker process")
+        self._waiters.add(waiter)
+        waiter.add_done_callback(self._waiters.discard)
+
+    async def _discard(self, starting: asyncio.Task[subprocess.Popen[bytes]], ends: Ends) -> None:
+        """Nobody waits for this start any more: its descriptors are in use until the process is there, then it ends."""
+        try:
+            child = await starting
+        except OSError:
+            return
+        finally:
+            ends.close()
+        child.kill()
+        await asyncio.to_thread(child.wait)
+
+    async def _wait(self, child: subprocess.Popen[bytes], process: Process) -> None:
+        """Tells `process` how it ended; what can't be waited for ends now, with a status that nobody knows."""
+        code: int | None = None
+        try:
+            if process.pidfd is None:
+                code = await asyncio.to_thread(child.wait)
+            else:
+                await _readable(process.pidfd)
+                code = child.wait()
+        except Exception:
+            log.exception("The process %s of %s can't be waited for", child.pid, process.name)
+            child.kill()
+        process.ended(Exit(code))
+
+    async def close(self) -> None:
+        if self._waiters:
+            await asyncio.wait(self._waiters)
+
+
+def resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+async def _readable(fd: int) -> None:
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(fd, resolve, ready)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(fd)
+
+
+def start_forkserver(control_fd: int, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Starts the process that workers are forked from; its end of the control socket is `control_fd`."""
+    argv = [sys.executable, "-m", "ts.runtime.forkserver", "--fd", str(control_fd)]
+    return _start(argv, env=dict(env), stdin=subprocess.DEVNULL, pass_fds=(control_fd,))
+
+
+def _start(argv: Sequence[str], **how: Any) -> subprocess.Popen[bytes]:
+    """Starts one of our own processes, in a session of its own and with the signals blocked that ask a server to stop,
+    until it handles them itself (`ts.runtime.child`): they must not end it on its way there. Blocking."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    try:
+        return subprocess.Popen(argv, start_new_session=True, **how)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+async def run_tool(
+    argv: Sequence[str],
+    cwd: Path,
+    timeout_s: float,
+    on_line: Callable[[str], None],
+    pass_fds: Sequence[int] = (),
+    env: Mapping[str, str] | None = None,
+) -> int | None:
+    """Runs a program to its end and gives what it prints, line by line, to `on_line`. Its exit status.
+
+    It is killed, with what it started, when it takes longer (None), or when the caller is cancelled. `pass_fds` are
+    open in it too; `env` is its whole environment, this process's without one.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *argv,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        pass_fds=tuple(pass_fds),
+        env=None if env is None else dict(env),
+    )
+    try:
+        return await asyncio.wait_for(_follow(process, on_line), timeout_s)
+    except asyncio.TimeoutError:
+        return None
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+
+
+async def _follow(process: asyncio.subprocess.Process, on_line: Callable[[str], None]) -> int:
+    assert process.stdout is not None
+    rest = b""
+    while data := await process.stdout.read(TOOL_READ_BYTES):
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            on_line(line.decode(errors="replace").rstrip())
+        rest = rest[-TOOL_READ_BYTES:]
+    if rest:
+        on_line(rest.decode(errors="replace").rstrip())
+    return await process.wait()
+
+
+async def tool_output(
+    argv: Sequence[str],
+    timeout_s: float,
+    *,
+    given: str = "",
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> str | None:
+    """What a small program prints, `given` on its standard input; None when it isn't there, fails or takes too long.
+
+    It is killed, with what it started, when it takes longer, or when the caller is cancelled.
+    """
+    running: list[subprocess.Popen[str]] = []
+    left = threading.Event()
+
+    def call() -> str | None:
+        try:
+            child = subprocess.Popen(
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                env=env,
+                cwd=cwd,
+                start_new_session=True,
+            )
+        except OSError:
+            return None
+        running.append(child)
+        with child:
+            if left.is_set():
+                _kill_session(child)
+            try:
+                output, _ = child.communicate(given, timeout=timeout_s)
+            except (OSError, subprocess.TimeoutExpired):
+                _kill_session(child)
+                return None
+        return output if child.returncode == 0 else None
+
+    try:
+        return await asyncio.to_thread(call)
+    except asyncio.CancelledError:
+        left.set()
+        for child in running:
+            _kill_session(child)
+        raise
+
+
+def _kill_session(child: subprocess.Popen[str]) -> None:
+    """Ends a process that leads a session, and what it has started there."""
+    if child.poll() is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)
+
+
+class TorchrunLauncher:
+    """`work_dir`: where the processes' sockets are."""
+
+    def __init__(self, work_dir: Path, launcher: ExecLauncher) -> None:
+        self._work_dir = work_dir
+        self._exec = launcher
+
+    async def launch(self, spec: ProcessSpec, sink: LineSink) -> Process:
+        """Starts torchrun; its processes connect when they are there. Raises OSError."""
+        assert spec.team is not None
+        meeting = Meeting.open(self._work_dir, spec.team.count, spec.team.lockstep)
+        named = ["--rdzv-id", f"{spec.name}_{spec.worker_id}"]
+        words = ["ts.runtime.torchrun", str(os.getpid()), *spec.team.words, *named, "-m", "ts.runtime.rank"]
+        try:
+            process = await self._exec.start(words, replace(spec, env={**spec.env, **meeting.env}), Ends(), sink)
+        except BaseException:
+            meeting.close()
+            raise
+        process.meeting = meeting
+        return process
+
+    async def close(self) -> None:
+        """Its processes are the other launcher's."""
+
+
+@dataclass(slots=True, eq=False)
+class InProcess(Process):
+    """A worker that is a thread. It can't be killed: it ends as soon as its handler returns."""
+
+    def kill(self) -> None:
+        """Lets it find its socket closed."""
+        try:
+            self.sock.shutdown(socket.SHUT_RDWR)
+        except OSError:  # closed already
+            pass
+        self.ended(Exit(None))
+
+    def release(self) -> None:
+        self.progress.close()
+
+
+class InProcessLauncher:
+    """Starts threads."""
+
+    async def launch(self, spec: ProcessSpec, sink: LineSink) -> Process:
+        ends = Ends()
+        sock_fd, progress_fd = (os.dup(fd) for fd in ends.worker_fds()[:2])
+        ends.close_worker_side()
+        for fd in (ends.stdout, ends.stderr):
+            os.close(fd)
+        process = InProcess(os.getpid(), spec.name, ends.sock, ends.progress)
+        loop = asyncio.get_running_loop()
+
+        def live() -> None:
+            from ts.runtime.inside import live_inside
+
+            status = live_inside(sock_fd, progress_fd)
+            try:
+                loop.call_soon_threadsafe(process.ended, Exit(status))
+            except RuntimeError:  # the loop has ended before its handler has
+                pass
+
+        threading.Thread(target=live, name=f"handler-{spec.name}", daemon=True).start()
+        return process
+
+    async def close(self) -> None:
+        """Threads end with their sockets."""

@@ -1,0 +1,275 @@
+"""A workflow's specification: its models with their settings, and the graph they stand in. Pure.
+
+The YAML's form is TorchServe's: `models` (defaults, and a mapping for each model) and `dag` (a list of children for
+each node). What is in `dag` and not in `models` is a function of the workflow's handler file.
+"""
+
+from __future__ import annotations
+
+import difflib
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ts_frontend.errors import InvalidArchive, InvalidGraph, InvalidWorkflow
+from ts_frontend.models.archive import read_config, unpack
+from ts_frontend.models.extraction import ExtractLimits, refusal
+from ts_frontend.models.manifest import file_name, member, read_manifest, text
+from ts_frontend.models.settings import INT_MAX
+from ts_frontend.models.store.http import Stop
+
+NODES_MAX = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A graph with one start and without cycles. `parents` and `children` have every node, in `dag`'s order."""
+
+    start: str
+    leaves: tuple[str, ...]
+    parents: Mapping[str, tuple[str, ...]]
+    children: Mapping[str, tuple[str, ...]]
+
+
+def make_graph(edges: Mapping[str, Sequence[str]]) -> Graph:
+    """From each node's children; nodes that are named only as children have none. Raises InvalidGraph."""
+    children = {name: tuple(dict.fromkeys(named)) for name, named in edges.items()}
+    for named in edges.values():
+        for child in named:
+            children.setdefault(child, ())
+    if not children:
+        raise InvalidGraph("dag has no nodes")
+    if len(children) > NODES_MAX:
+        raise InvalidGraph(f"dag has {len(children)} nodes; at most {NODES_MAX} are allowed")
+    parents: dict[str, tuple[str, ...]] = dict.fromkeys(children, ())
+    for name, named in children.items():
+        for child in named:
+            parents[child] += (name,)
+    _check_cycles(children, parents)
+    starts = [name for name, before in parents.items() if not before]
+    if len(starts) != 1:
+        raise InvalidGraph(f"dag must have one start node, but nothing leads to any of: {', '.join(starts)}")
+    return Graph(starts[0], tuple(name for name in children if not children[name]), parents, children)
+
+
+def _check_cycles(children: Mapping[str, Sequence[str]], parents: Mapping[str, Sequence[str]]) -> None:
+    """Takes away nodes without parents as long as there are any: what stays leads into a cycle, or out of one."""
+    missing = {name: len(before) for name, before in parents.items()}
+    free = [name for name, count in missing.items() if not count]
+    while free:
+        name = free.pop()
+        del missing[name]
+        for child in children[name]:
+            missing[child] -= 1
+            if not missing[child]:
+                free.append(child)
+    if missing:
+        raise InvalidGraph(f"dag has a cycle: {' -> '.join(_cycle(missing, parents))}")
+
+
+def _cycle(left: Mapping[str, int], parents: Mapping[str, Sequence[str]]) -> list[str]:
+    """Every node in `left` has a parent there: going back from any leads round a cycle."""
+    name = next(iter(left))
+    path: list[str] = []
+    while name not in path:
+        path.append(name)
+        name = next(parent for parent in parents[name] if parent in left)
+    return [name, *reversed(path[path.index(name) :])]
+
+
+#: Settings of `models` and of each model: (default, least).
+SETTINGS = {
+    "min-workers": (1, 0),
+    "max-workers": (1, 1),
+    "batch-size": (1, 1),
+    "max-batch-delay": (50, 0),
+    "retry-attempts": (1, 0),
+    "timeout-ms": (10_000, 1),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A model of the store, or a function (`url` None). `max_batch_delay_set`: False when it is only the default.
+    `timeout_ms` is for one attempt; `retry_attempts` are those after the first."""
+
+    name: str
+    url: str | None
+    min_workers: int
+    max_workers: int
+    batch_size: int
+    max_batch_delay_ms: int
+    max_batch_delay_set: bool
+    retry_attempts: int
+    timeout_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowSpec:
+    """`defaults`: the node settings that a model without its own has. `dag_text`: the graph as TorchServe shows it.
+    `warnings`: what was left out, and why."""
+
+    defaults: Node
+    nodes: Mapping[str, Node]
+    graph: Graph
+    dag_text: str
+    warnings: tuple[str, ...]
+
+
+def parse_spec(tree: Mapping[str, Any], *, has_handler: bool) -> WorkflowSpec:
+    """From the YAML's mapping. Raises InvalidWorkflow, InvalidGraph: the node and what is wrong with it."""
+    models, dag = tree.get("models"), tree.get("dag")
+    if not isinstance(models, dict) and models is not None:
+        raise InvalidWorkflow(f"models must be settings and models, not {models!r:.80}")
+    if not isinstance(dag, dict):
+        raise InvalidWorkflow("dag is missing: a list of children for each node")
+    models = models or {}
+    shared = {key: value for key, value in models.items() if key in SETTINGS}
+    own = {_name(key): _model(key, value) for key, value in models.items() if key not in SETTINGS}
+    defaults = _settled("", None, {}, shared)
+    edges = {_name(key): _children(key, value) for key, value in dag.items()}
+    graph = make_graph(edges)
+    nodes = {name: _node(name, own.get(name), shared, has_handler) for name in graph.children}
+    return WorkflowSpec(defaults, nodes, graph, _java_text(edges), tuple(_warnings(own, nodes)))
+
+
+def _name(key: object) -> str:
+    if not isinstance(key, str) or not key.strip() or "/" in key or not key.isprintable():
+        raise InvalidWorkflow(f"node {key!r}: a node's name must be a text without '/' (quote it, if it is one)")
+    return key
+
+
+def _model(name: str, value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        near = difflib.get_close_matches(str(name), SETTINGS, 1)
+        hint = f" (or did you mean {near[0]}?)" if near else ""
+        raise InvalidWorkflow(f"model {name} must have a url and settings, not {value!r:.80}{hint}")
+    return value
+
+
+def _children(name: str, value: object) -> list[str]:
+    """The children of a node; empty entries don't count."""
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise InvalidWorkflow(f"node {name}: its children must be a list, not {value!r:.80}")
+    return [_name(child) for child in value if child is not None and child != ""]
+
+
+def _node(name: str, own: Mapping[str, Any] | None, shared: Mapping[str, Any], has_handler: bool) -> Node:
+    if own is not None:
+        url = own.get("url")
+        if not isinstance(url, str) or not url:
+            raise InvalidWorkflow(f"model {name} has no url: the name of its archive in the model store")
+        return _settled(name, url, own, shared)
+    if not has_handler:
+        raise InvalidWorkflow(
+            f"node {name} is not in models, and can't be a function: the archive has no handler file (--handler)"
+        )
+    if not name.isidentifier():
+        raise InvalidWorkflow(f"node {name} is not in models, and can't be a function: that is no name of one")
+    waiting = {key: value for key, value in shared.items() if key in ("retry-attempts", "timeout-ms")}
+    return _settled(name, None, {"max-batch-delay": 0}, waiting)
+
+
+def _settled(name: str, url: str | None, own: Mapping[str, Any], shared: Mapping[str, Any]) -> Node:
+    """A node's settings: its own, else those of `models`, else the defaults."""
+    where = f"model {name}" if own else "models"
+    given = {key: own[key] if own.get(key) is not None else shared.get(key) for key in SETTINGS}
+    numbers = {key: _whole(where, key, value) for key, value in given.items()}
+    if given["max-workers"] is None:
+        numbers["max-workers"] = max(numbers["max-workers"], numbers["min-workers"])
+    if numbers["min-workers"] > numbers["max-workers"]:
+        raise InvalidWorkflow(
+            f"{where}: min-workers {numbers['min-workers']} is more than max-workers {numbers['max-workers']}"
+        )
+    return Node(
+        name=name,
+        url=url,
+        min_workers=numbers["min-workers"],
+        max_workers=numbers["max-workers"],
+        batch_size=numbers["batch-size"],
+        max_batch_delay_ms=numbers["max-batch-delay"],
+        max_batch_delay_set=given["max-batch-delay"] is not None,
+        retry_attempts=numbers["retry-attempts"],
+        timeout_ms=numbers["timeout-ms"],
+    )
+
+
+def _whole(where: str, key: str, value: object) -> int:
+    default, least = SETTINGS[key]
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= INT_MAX:
+        raise InvalidWorkflow(f"{where}: {key} must be a whole number from {least} on, not {value!r:.80}")
+    return value
+
+
+def _warnings(own: Mapping[str, Mapping[str, Any]], nodes: Mapping[str, Node]) -> list[str]:
+    found = [f"model {name} is in no node of dag: it is left out" for name in own if name not in nodes]
+    for name, settings in own.items():
+        for key in settings:
+            if key not in SETTINGS and key != "url":
+                near = difflib.get_close_matches(str(key), SETTINGS, 1)
+                found.append(f"model {name}: there is no setting {key}" + (f"; {near[0]} is one" if near else ""))
+    return found
+
+
+def _java_text(edges: Mapping[str, list[str]]) -> str:
+    """A map of lists as Java prints it."""
+    return "{" + ", ".join(f"{name}=[{', '.join(children)}]" for name, children in edges.items()) + "}"
+
+
+MANIFEST = Path("WAR-INF", "MANIFEST.json")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowArchive:
+    """An unpacked archive. `handler`: the file with the functions, relative to `dir`."""
+
+    dir: Path
+    name: str | None
+    handler: str | None
+    spec: WorkflowSpec
+
+    def remove(self) -> None:
+        """Deletes the unpacked copy. Blocking, never fails."""
+        shutil.rmtree(self.dir, ignore_errors=True)
+
+
+def open_workflow(path: Path, work_dir: Path, limits: ExtractLimits, stop: Stop | None = None) -> WorkflowArchive:
+    """Unpacks the archive at `path` to `work_dir/workflows/<32 hex>` and reads it. Blocking.
+
+    Raises InvalidWorkflow, InvalidGraph, ServeError (disk), Stopped once `stop` is set; nothing is left then.
+    """
+    try:
+        if path.is_dir():
+            raise refusal(path, "a directory can't be registered: make an archive with torch-workflow-archiver")
+        target = unpack(path, work_dir / "workflows", limits, stop)
+        try:
+            return _read(path, target)
+        except BaseException:
+            shutil.rmtree(target, ignore_errors=True)
+            raise
+    except InvalidArchive as error:
+        raise InvalidWorkflow(error.message) from error
+
+
+def _read(path: Path, directory: Path) -> WorkflowArchive:
+    manifest = read_manifest(path, directory / MANIFEST)
+    if not manifest:
+        raise refusal(path, f"it has no {MANIFEST}: make it with torch-workflow-archiver")
+    workflow = member(path, manifest, "workflow", MANIFEST)
+    spec_file = file_name(path, workflow, "specFile", MANIFEST)
+    if not spec_file or not (directory / spec_file).is_file():
+        raise refusal(path, f"'specFile' must name a file of the archive, not {spec_file!a}", str(MANIFEST))
+    handler = file_name(path, workflow, "handler", MANIFEST)
+    if handler and not (directory / handler).is_file():
+        raise refusal(path, f"'handler' must name a file of the archive, not {handler!a}", str(MANIFEST))
+    try:
+        spec = parse_spec(read_config(path, directory / spec_file), has_handler=handler is not None)
+    except InvalidWorkflow as error:
+        raise type(error)(f"{spec_file} of {path.name}: {error.message}") from None
+    return WorkflowArchive(directory, text(path, workflow, "workflowName", MANIFEST), handler, spec)
