@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import ts.version
 from ts_frontend.authorization.authorization import Authorization, open_authorization
@@ -53,9 +54,12 @@ from ts_frontend.tasks import kept, owned
 from ts_frontend.telemetry.logging.logs import Logs
 from ts_frontend.telemetry.logging.model_log import ModelLog
 from ts_frontend.telemetry.metrics.registry import open_metrics
-from ts_frontend.telemetry.tracing.tracing import Tracing, open_tracing
+from ts_frontend.telemetry.tracing.tracing import open_tracing
 from ts_frontend.workers.supervisor import Supervisor, find_accelerators
 from ts_frontend.workflows.manager import WorkflowManager, restore_workflows, states_of
+
+if TYPE_CHECKING:
+    from ts_frontend.telemetry.tracing.traces import Traces
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +87,7 @@ class Server:
         self.config = config
         self._logs = logs
         self._metrics = open_metrics(config, logs)
-        self._tracing: Tracing | None = None
+        self._tracing: Traces | None = None
         self._stop = asyncio.Event()
         #: From now on a stop drains; before, there is nobody whose requests could be lost.
         self._serving = False

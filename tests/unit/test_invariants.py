@@ -13,6 +13,8 @@ from google.protobuf import descriptor_pool
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SHIMS = "worker/ts/compat/shims/"
+#: Where requests are translated: they see calls and answers, never a frame.
+PROTOCOLS = tuple(f"frontend/ts_frontend/{name}/" for name in ("http", "grpc", "open_inference"))
 MUTABLE_CALLS = {"list", "dict", "set", "bytearray", "defaultdict", "deque", "Counter", "OrderedDict", "Lock", "Event"}
 MUTATORS = {"append", "add", "update", "pop", "clear", "extend", "insert", "remove", "setdefault", "discard", "popitem"}
 
@@ -113,9 +115,9 @@ def test_the_frontend_imports_only_the_protocol_and_the_version_of_ts() -> None:
     """But for the module that runs handlers inside the server, which is off unless `bypass_serve` is set: it imports a
     worker's runtime, nothing else does."""
     assert breaking(frontend(), ("ts.runtime",)) == [
-        f"frontend/ts_frontend/workers/inside.py: ts.runtime.inside{more}" for more in ("", ".live_inside")
+        f"frontend/ts_frontend/workers/launchers.py: ts.runtime.inside{more}" for more in ("", ".live_inside")
     ]
-    found = breaking(frontend(), ("ts",), ("frontend/ts_frontend/workers/inside.py",))
+    found = breaking(frontend(), ("ts",), ("frontend/ts_frontend/workers/launchers.py",))
     allowed = {line for line in found if any(within(line.split(": ")[1], it) for it in ("ts.protocol", "ts.version"))}
     assert not [line for line in found if line not in allowed and not line.endswith(": ts")]
 
@@ -127,8 +129,8 @@ def test_the_frontend_imports_only_the_protocol_and_the_version_of_ts() -> None:
         "worker/ts/protocol/decoder.py",
         "worker/ts/protocol/forms.py",
         "worker/ts/protocol/outbox.py",
-        "frontend/ts_frontend/batching/batcher.py",
-        "frontend/ts_frontend/ingress/grpc_protocol.py",
+        "frontend/ts_frontend/scheduling/batcher.py",
+        "frontend/ts_frontend/grpc/protocol.py",
     ],
 )
 def test_protocols_and_decisions_do_no_io(path: str) -> None:
@@ -137,8 +139,8 @@ def test_protocols_and_decisions_do_no_io(path: str) -> None:
 
 
 def test_a_workers_code_is_not_imported_with_the_server() -> None:
-    inside = eager(frontend()["frontend/ts_frontend/workers/inside.py"])
-    assert not breaking({"inside.py": inside}, ("ts",))
+    inside = eager(frontend()["frontend/ts_frontend/workers/launchers.py"])
+    assert not breaking({"launchers.py": inside}, ("ts",))
 
 
 def test_torch_is_imported_only_by_workers() -> None:
@@ -154,7 +156,7 @@ def test_only_the_configuration_reads_the_environment() -> None:
     readers = [
         path
         for path, tree in frontend().items()
-        if path != "frontend/ts_frontend/config.py"
+        if path != "frontend/ts_frontend/config/load.py"
         and any(
             (isinstance(node, ast.Attribute) and ast.unparse(node) in {"os.environ", "os.getenv", "os.environb"})
             or (isinstance(node, ast.ImportFrom) and node.module == "os" and {a.name for a in node.names} & {"environ"})
@@ -164,16 +166,19 @@ def test_only_the_configuration_reads_the_environment() -> None:
     assert not readers
 
 
-def test_only_the_server_and_its_doors_construct_the_parts() -> None:
+def test_only_the_server_and_its_listeners_construct_the_parts() -> None:
     """A service's own module may have a function that builds it, which the server calls."""
-    server, doors = "frontend/ts_frontend/server.py", "frontend/ts_frontend/doors.py"
-    assert not callers(frontend(), {"Registry", "Supervisor", "Administration"}, (server,))
+    server, listeners = "frontend/ts_frontend/server.py", "frontend/ts_frontend/listeners/listeners.py"
+    assert not callers(frontend(), {"Registry", "Supervisor", "ModelManager"}, (server,))
+    services = set()
     for path, tree in frontend().items():
-        if "/services/" in path:
+        if path.startswith(PROTOCOLS):
             names = {
                 node.name for node in tree.body if isinstance(node, ast.ClassDef) and node.name.endswith("Service")
             }
-            assert not callers(frontend(), names, (doors, path))
+            services |= names
+            assert not callers(frontend(), names, (listeners, path))
+    assert "InferenceService" in services
 
 
 def module_names(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
@@ -225,14 +230,14 @@ STARTERS |= {"asyncio.create_subprocess_exec", "asyncio.create_subprocess_shell"
 
 
 def test_processes_are_started_in_few_places() -> None:
-    """`launch.py` is the command that starts a server in the background; it doesn't run inside one, nor do TorchServe's
+    """`cli/launch.py` starts a server in the background; it doesn't run inside one, nor do TorchServe's
     two modules that run this command, nor what puts the server in the place of a user's program."""
     allowed = (
         "worker/ts/compat/start.py",
         "worker/ts/launcher.py",
         "worker/ts/model_server.py",
-        "frontend/ts_frontend/launch.py",
-        "frontend/ts_frontend/workers/process.py",
+        "frontend/ts_frontend/cli/launch.py",
+        "frontend/ts_frontend/workers/launchers.py",
         "worker/ts/runtime/forkserver.py",
     )
     assert not callers({**frontend(), **worker()}, STARTERS, allowed)
@@ -246,9 +251,10 @@ def test_only_two_modules_touch_the_worker_socket() -> None:
     )
 
 
-def test_services_see_no_frame() -> None:
+def test_http_and_grpc_see_no_frame() -> None:
     """Of the protocol they know the type of an input, and what clients send (forms, messages): nothing of a frame."""
-    doors = {path: tree for path, tree in frontend().items() if "/services/" in path}
+    doors = {path: tree for path, tree in frontend().items() if path.startswith(PROTOCOLS)}
+    assert len(doors) > 20
     types = {f"ts.protocol.frames.{name}" for name in ("Input", "Pairs", "Buffer")}
     modules = tuple(
         f"ts.protocol.{name}"
@@ -259,18 +265,19 @@ def test_services_see_no_frame() -> None:
     assert not [name for name in found if name not in allowed and not any(within(name, known) for known in modules)]
 
 
-def test_worker_processes_are_kept_apart_from_protos_and_doors() -> None:
-    inner = {path: tree for path, tree in frontend().items() if "/workers/" in path or "/batching/" in path}
-    assert not breaking(inner, ("ts_frontend.protos", "ts_frontend.services", "ts_frontend.ingress", "google", "grpc"))
+def test_worker_processes_are_kept_apart_from_protos() -> None:
+    inner = {path: tree for path, tree in frontend().items() if "/workers/" in path or "/scheduling/" in path}
+    assert len(inner) > 10
+    assert not breaking(inner, ("ts_frontend.protos", "google", "grpc"))
 
 
-def test_only_the_ingress_knows_an_engine() -> None:
-    assert not breaking(frontend(), ("h2corn", "uvicorn", "grpc.aio"), ("frontend/ts_frontend/ingress/",))
+def test_only_the_listeners_know_an_engine() -> None:
+    assert not breaking(frontend(), ("h2corn", "uvicorn", "grpc.aio"), ("frontend/ts_frontend/listeners/",))
 
 
 def test_signals_have_one_owner() -> None:
     names = {f"{loop}.add_signal_handler" for loop in ("loop", "asyncio.get_running_loop()", "self._loop", "self.loop")}
-    assert not callers(frontend(), {"signal.signal", *names}, ("frontend/ts_frontend/server_process.py",))
+    assert not callers(frontend(), {"signal.signal", *names}, ("frontend/ts_frontend/process.py",))
 
 
 TASK_STARTERS = {"create_task", "ensure_future", "TaskGroup"}
@@ -321,6 +328,84 @@ def test_imports_go_one_way() -> None:
             del edges[name]
     rings = {name for name in edges if any(name in edges[target] for target in edges[name] & edges.keys())}
     assert not edges, f"these import each other, or a ring: {sorted(rings or edges)}"
+
+
+#: Which part of the frontend may import which others; all may import `errors`. A part is a package, or a module at
+#: the root. Nothing is listed that isn't used, and no two parts import each other, whichever way round.
+MAY_IMPORT = {
+    "errors": "",
+    "tasks": "",
+    "job": "",
+    "config": "",
+    "authorization": "config",
+    "scheduling": "config job",
+    "workers": "job scheduling",
+    "telemetry": "config job",
+    "models": "config job scheduling tasks telemetry workers",
+    "open_inference": "job models scheduling telemetry workers",
+    "workflows": "config models",
+    "http": "authorization config job models open_inference scheduling telemetry workflows",
+    "grpc": "authorization config http job models open_inference protos scheduling telemetry",
+    "listeners": "authorization config grpc http models open_inference scheduling telemetry workflows",
+    "server": "authorization config listeners models open_inference scheduling telemetry workers workflows",
+    "process": "config models server telemetry",
+    "cli": "authorization config process protos",
+}
+#: The modules at the root of the frontend. Another one needs a reason: what is it that belongs to no part?
+AT_THE_ROOT = {"errors", "job", "process", "server", "tasks"}
+
+
+def part_of(module: str) -> str:
+    return module.split(".")[1] if module.startswith("ts_frontend.") else ""
+
+
+def test_packages_import_only_what_the_table_says() -> None:
+    used: dict[str, set[str]] = {part: set() for part in MAY_IMPORT}
+    for name, targets in graph().items():
+        part = part_of(name)
+        if part and part != "protos":
+            used[part] |= {part_of(to) for to in targets} - {part, "", "errors"}
+    assert {part: " ".join(sorted(found)) for part, found in used.items()} == MAY_IMPORT
+
+
+def test_packages_import_one_way() -> None:
+    left = {part: set(others.split()) & MAY_IMPORT.keys() for part, others in MAY_IMPORT.items()}
+    while free := [part for part, others in left.items() if not others & left.keys()]:
+        for part in free:
+            del left[part]
+    assert not left
+
+
+def test_the_root_of_the_frontend_holds_few_modules() -> None:
+    root = "frontend/ts_frontend/"
+    loose = {path.removeprefix(root).removesuffix(".py") for path in frontend() if "/" not in path.removeprefix(root)}
+    assert loose - {"__init__"} == AT_THE_ROOT
+
+
+#: Public classes whose names stand twice in one root, and why.
+TWICE: dict[str, str] = {
+    "Call": "a frame (protocol) and a call that a handler has open (runtime)",
+    "Datatype": "the protocol's datatypes, and aiSSEMBLE's own enumeration of them",
+    "InferenceRequest": "each system's handlers are given the class that they know by this name",
+    "InferenceResponse": "the same",
+    "Metric": "TorchServe's and Triton's, both names of their APIs",
+    "Model": "KServe's base class, and what a form knows of a model",
+    "RequestedOutput": "the protocol's, and KServe's own",
+    "Served": "one adapter for each system, which its loader finds by this name",
+    "Tensor": "the protocol's, and Triton's own",
+}
+
+
+def test_public_class_names_are_used_once() -> None:
+    for found, allowed in ((frontend(), {}), (worker(), TWICE)):
+        places: dict[str, list[str]] = {}
+        for path, tree in found.items():
+            if not path.startswith(SHIMS):
+                for node in tree.body:
+                    if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                        places.setdefault(node.name, []).append(path)
+        twice = {name: where for name, where in places.items() if len(where) > 1}
+        assert twice.keys() == allowed.keys(), twice
 
 
 def test_descriptors_stay_out_of_the_default_pool() -> None:

@@ -23,7 +23,8 @@ Params: TypeAlias = "Mapping[str, object] | Iterable[tuple[str, object]]"
 COMMAND = (
     sys.executable,
     "-c",
-    "import sys; sys.path[:] = filter(None, sys.path); from ts_frontend.cli.main import main; sys.exit(main()) # torchserve",
+    "import sys; sys.path[:] = filter(None, sys.path); "
+    "from ts_frontend.cli.main import main; sys.exit(main()) # torchserve",
 )
 
 

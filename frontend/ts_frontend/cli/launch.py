@@ -30,7 +30,8 @@ from ts_frontend.process import pid_path, remove_orphan, running_server
 COMMAND = (
     sys.executable,
     "-c",
-    "import sys; sys.path[:] = filter(None, sys.path); from ts_frontend.cli.main import main; sys.exit(main()) # torchserve",
+    "import sys; sys.path[:] = filter(None, sys.path); "
+    "from ts_frontend.cli.main import main; sys.exit(main()) # torchserve",
 )
 CONSOLE_FILE = "console.log"
 _TAIL_LINES = 15

@@ -9,7 +9,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import ts.version
 from ts_frontend.authorization.authorization import Authorization
@@ -58,8 +58,11 @@ from ts_frontend.open_inference.shared_memory import Regions
 from ts_frontend.scheduling.sequence_queue import keys_of
 from ts_frontend.telemetry.logging.logs import Logs
 from ts_frontend.telemetry.metrics.registry import MetricsRegistry
-from ts_frontend.telemetry.tracing.tracing import Tracing, sampling_of
+from ts_frontend.telemetry.tracing.tracing import sampling_of
 from ts_frontend.workflows.manager import WorkflowManager
+
+if TYPE_CHECKING:
+    from ts_frontend.telemetry.tracing.traces import Traces
 
 log = logging.getLogger(__name__)
 
@@ -221,7 +224,7 @@ class Listeners:
         logs: Logs,
         metrics: MetricsRegistry,
         authorization: Authorization | None,
-        tracing: Tracing | None = None,
+        tracing: Traces | None = None,
     ) -> None:
         self._config = config
         self._authorization = authorization
@@ -337,7 +340,11 @@ class Listeners:
         return Listener(name, host, port, table, limits, tls, app, path, self._path_mode, flooded)
 
     def _traced(self, method: Method) -> Method:
-        return method if self._tracing is None else self._tracing.method(method)
+        if self._tracing is None:
+            return method
+        from ts_frontend.grpc.tracing import traced  # OpenTelemetry is an extra
+
+        return traced(method, self._tracing.tracer)
 
     def _counted(self, method: Method) -> Method:
         return method if self._calls is None else self._calls.counted(method)
@@ -427,7 +434,9 @@ class Listeners:
             address.host,
         )
         if self._tracing is not None:
-            app = self._tracing.http(app, [operation.path for operation in api.operations])
+            from ts_frontend.http.tracing import traced  # OpenTelemetry is an extra
+
+            app = traced(app, self._tracing.tracer, [operation.path for operation in api.operations])
         tls = self._tls if address.tls else None
         limits = ListenerLimits(
             config.max_request_size, config.max_response_size, head_pause_s_max=config.request_head_timeout_s

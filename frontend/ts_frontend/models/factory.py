@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArchive
@@ -20,10 +20,12 @@ from ts_frontend.scheduling.sequence_queue import SequenceJobs, SequenceQueue, k
 from ts_frontend.scheduling.sequences import SequenceLimits
 from ts_frontend.tasks import Notifier
 from ts_frontend.telemetry.metrics.registry import MetricsRegistry
-from ts_frontend.telemetry.tracing.tracing import Tracing
 from ts_frontend.workers.plan import Answers, WorkerPlan
 from ts_frontend.workers.process import ProcessSpec, Team
 from ts_frontend.workers.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from ts_frontend.telemetry.tracing.traces import Traces
 
 #: Beside the payload, a message to a worker holds names, headers and ids.
 MESSAGE_OVERHEAD_BYTES = 1 << 20
@@ -41,7 +43,7 @@ class ModelFactory:
         worker_env: Mapping[str, str],
         changes: Notifier,
         metrics: MetricsRegistry,
-        tracing: Tracing | None = None,
+        tracing: Traces | None = None,
         answers: Answers | None = None,
     ) -> None:
         self._config = config

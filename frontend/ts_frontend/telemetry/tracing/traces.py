@@ -1,4 +1,4 @@
-"""What makes the spans of a server: implements `ts_frontend.telemetry.tracing.tracing.Tracing`."""
+"""What makes the spans of a server."""
 
 from __future__ import annotations
 
@@ -6,10 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ts.protocol.frames import Input, Pairs
-from ts_frontend.grpc import tracing as trace_grpc
-from ts_frontend.grpc.call import Method
-from ts_frontend.http import tracing as trace_http
-from ts_frontend.http.request import AsgiApp
 from ts_frontend.job import Job, Ledger
 from ts_frontend.telemetry.metrics.definitions import Definition, MetricKind
 from ts_frontend.telemetry.metrics.samples import Counter, Family
@@ -19,23 +15,21 @@ from ts_frontend.telemetry.tracing.spans import TracedLedger, current
 
 
 class Traces:
-    """Spans of calls, requests and jobs, sent by `export`."""
+    """Spans of calls, requests and jobs, sent by `export`. `sampling` says which requests to models get spans, `tracer`
+    makes those of gRPC calls (`grpc/tracing.py`) and of HTTP requests (`http/tracing.py`)."""
 
     def __init__(self, export: Export, sampling: Sampling) -> None:
         self._export = export
         self.sampling = sampling
-        self._tracer = export.tracer
-
-    def method(self, method: Method) -> Method:
-        return trace_grpc.traced(method, self._tracer)
-
-    def http(self, app: AsgiApp, paths: Sequence[str]) -> AsgiApp:
-        return trace_http.traced(app, self._tracer, paths)
+        self.tracer = export.tracer
 
     def ledger(self, name: str, version: str) -> Ledger:
+        """For the jobs of one model version: their time in the queue and on a worker become spans."""
         return TracedLedger(self._export.ended, name, version)
 
     def jobs(self, new_job: Callable[..., Job]) -> Callable[..., Job]:
+        """The same, but that handlers get the span's context in the header `traceparent`."""
+
         def make(ledger: Ledger, inputs: Sequence[Input], *, headers: Pairs = (), **more: Any) -> Job:
             request = current.get()
             if request is None:
@@ -47,6 +41,7 @@ class Traces:
         return make
 
     def families(self) -> list[Family]:
+        """What became of the spans, for the metrics."""
         definition = Definition("ts_trace_spans_total", MetricKind.COUNTER, "Count", ("outcome",))
         family = Family(definition, "Spans by what became of them")
         for outcome, count in self._export.counts().items():
@@ -54,4 +49,5 @@ class Traces:
         return [family]
 
     async def close(self) -> None:
+        """Sends what there is, for a few seconds at most."""
         await self._export.close()

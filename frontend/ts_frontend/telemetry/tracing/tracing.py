@@ -7,48 +7,20 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ts_frontend.config.kinds import ConfigError
 from ts_frontend.config.table import ServerConfig
-from ts_frontend.grpc.call import Method
-from ts_frontend.http.request import AsgiApp
-from ts_frontend.job import Job, Ledger
-from ts_frontend.telemetry.metrics.samples import Family
 from ts_frontend.telemetry.tracing.sampling import COUNT, LEVEL, RATE, Sampling
 from ts_frontend.telemetry.tracing.settings import PACKAGES, endpoint, named, protocol_of, wanted
+
+if TYPE_CHECKING:
+    from ts_frontend.telemetry.tracing.traces import Traces
 
 log = logging.getLogger(__name__)
 
 
-class Tracing(Protocol):
-    """Makes spans (`ts_frontend.telemetry.tracing.traces.Traces`)."""
-
-    @property
-    def sampling(self) -> Sampling:
-        """Which requests to models get some."""
-
-    def method(self, method: Method) -> Method:
-        """The method, with a span for each of its calls; a health method as it is."""
-
-    def http(self, app: AsgiApp, paths: Sequence[str]) -> AsgiApp:
-        """The application, with a span for each request; `paths`: the templates that name them."""
-
-    def ledger(self, name: str, version: str) -> Ledger:
-        """For the jobs of one model version: their time in the queue and on a worker become spans."""
-
-    def jobs(self, new_job: Callable[..., Job]) -> Callable[..., Job]:
-        """The same, but that handlers get the span's context in the header `traceparent`."""
-
-    def families(self) -> list[Family]:
-        """What became of the spans, for the metrics."""
-
-    async def close(self) -> None:
-        """Sends what there is, for a few seconds at most."""
-
-
-def open_tracing(config: ServerConfig) -> Tracing | None:
+def open_tracing(config: ServerConfig) -> Traces | None:
     """What makes spans, None when none are wanted. Raises ConfigError where they are asked for and can't be made."""
     if not wanted(config.otlp_endpoint, config.environment):
         return None
