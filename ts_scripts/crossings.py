@@ -48,7 +48,7 @@ def note(frame, event, arg):
     if not noting or event != "call" or not file.startswith(sources) or "_pb2" in file:
         return
     caller = frame
-    while caller is not None and caller.f_code.co_name not in clocks:
+    while caller is not None and (caller.f_code.co_name not in clocks or "/worker/" in caller.f_code.co_filename):
         caller = caller.f_back
     if caller is None:  # else it runs from time to time, whether there is a call or not
         seen[file] = None
@@ -119,6 +119,7 @@ def serving(folder: Path) -> Iterator[tuple[int, dict[str, str]]]:
     (folder / "site/sitecustomize.py").write_text(PROFILE)
     lines = [f"{name}_address=http://127.0.0.1:0" for name in ("inference", "management", "metrics")]
     lines += [f"grpc_{name}_port=0" for name in ("inference", "management")]
+    lines += ["worker_start=exec"]  # a forked process loses its profiler
     (folder / "config.properties").write_text("\n".join(lines))
     program = (
         sys.executable,
