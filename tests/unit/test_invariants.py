@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -417,3 +420,18 @@ def test_descriptors_stay_out_of_the_default_pool() -> None:
     for name in (inference_pb2.DESCRIPTOR.name, management_pb2.DESCRIPTOR.name):
         with pytest.raises(KeyError):
             descriptor_pool.Default().FindFileByName(name)
+
+
+def test_the_drawing_of_the_packages_is_up_to_date() -> None:
+    script = ROOT / "ts_scripts/draw_packages.py"
+    done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_page_about_the_architecture_is_short_and_names_files_that_exist() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    assert len(page.splitlines()) <= 60
+    roots = (ROOT / "frontend/ts_frontend", ROOT / "worker", ROOT)
+    named = re.findall(r"`([\w./]+(?:\.py|/))`", page)
+    assert len(named) > 20
+    assert not [name for name in named if not any((root / name).exists() for root in roots)]
