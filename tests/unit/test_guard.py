@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-import ts_frontend.services
+import ts_frontend.http
 from ts_frontend.config.addresses import parse_name
 from ts_frontend.config.keys import KeyKind
 from ts_frontend.http.departures import Departures
@@ -25,7 +25,7 @@ LOAD = ("POST", "/v2/repository/models/X/load")
 EVIL = (b"origin", b"http://evil.example")
 CROSS = (b"sec-fetch-site", b"cross-site")
 JSON_TYPE = (b"content-type", b"application/json")
-SERVICES = Path(ts_frontend.services.__file__).parent
+HTTP = Path(ts_frontend.http.__file__).parent
 
 
 def refusal(
@@ -265,7 +265,7 @@ def paths_of(pattern: ast.pattern, beginning: str) -> Iterator[str]:
 
 def matched_paths() -> Iterator[tuple[str, str]]:
     """(where, path) of everything that the doors' `match` statements find."""
-    for file in sorted(SERVICES.glob("http_*.py")):
+    for file in sorted(HTTP.glob("*.py")):
         tree = ast.parse(file.read_text())
         for function in ast.walk(tree):
             if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -292,7 +292,7 @@ def test_every_path_in_the_code_has_a_row() -> None:
 
 def compared_paths() -> Iterator[tuple[str, str]]:
     """(where, path) of what doors compare all segments with: a list, or a tuple of lists of that module."""
-    for file in sorted(SERVICES.glob("http_*.py")):
+    for file in sorted(HTTP.glob("*.py")):
         tree = ast.parse(file.read_text())
         named = {
             target.id: node.value

@@ -301,7 +301,7 @@ def _signature(path: str) -> tuple[int, int, int, int] | None:
 
 
 def certificate_files(config: ServerConfig) -> Tls | None:
-    """What TLS addresses use; None: no address does. Both files are set then (config_checks.py)."""
+    """What TLS addresses use; None: no address does. Both files are set then (`config/checks.py`)."""
     if not any(secured(config)):
         return None
     client_ca = None if config.client_ca_file is None else str(config.client_ca_file)
