@@ -58,7 +58,8 @@ def played(tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any]
     shutil.copytree(DATA / "models", directory / "models")
     arguments = ["--ncs", "--model-repository", str(directory / "models")]
     arguments += ["--model-control-mode", "explicit", "--load-model", "*"]
-    server = serving(directory, None, {"shared_memory_keys": "/exchanges_.*"}, arguments)
+    # Some calls were recorded with `Host: x`.
+    server = serving(directory, None, {"shared_memory_keys": "/exchanges_.*", "allowed_hosts": "x"}, arguments)
     try:
         server.wait_started()
         player = exchanges.Player(server.http.removeprefix("http://"), server.inference)
