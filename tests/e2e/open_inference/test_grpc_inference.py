@@ -323,6 +323,6 @@ def test_torchserves_own_api_serves_the_same_models(served: Any) -> None:
 def test_the_parameter_timeout_ends_what_runs_and_its_handler_knows(stub: Stub) -> None:
     for _ in range(2):  # the second one needs the worker that the first one had
         request = text("waits", "x")
-        request.parameters["timeout"].int64_param = 200_000
+        request.parameters["timeout"].int64_param = 2_000_000
         code, details = refusal(stub, request)
         assert code is grpc.StatusCode.DEADLINE_EXCEEDED and "given to a worker" in details
