@@ -1,4 +1,4 @@
-"""Our ingress without anything behind it: the floor under what the server costs.
+"""Our network layer alone, without a queue or workers: the least that the server can cost.
 
 Usage: python benchmarks/bare_ingress.py PORT [--engine h2corn|grpcio] [--pieces N] [--http]
 

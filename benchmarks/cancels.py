@@ -1,4 +1,4 @@
-"""Shows what cancels on one connection do to the streams beside them, and what a call costs, on each engine.
+"""Measures how cancels on a connection affect its other streams, and the cost of a call, on each engine.
 
 Usage: python benchmarks/cancels.py [--rates 10,20,40,75] [--streams 10] [--seconds 12]
 

@@ -1,4 +1,4 @@
-"""Measures the server beside TorchServe and beside its own bare ingress, in interleaved rounds.
+"""Compares the server with TorchServe and with its own bare network layer, in interleaved rounds.
 
 Usage: python benchmarks/run.py [--help] [--quick] [--streams] [--rounds N] [--seconds S] [--clients 1,64] ...
 
@@ -49,9 +49,9 @@ def _counts(text: str) -> tuple[int, ...]:
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options, with what --quick and --streams stand for filled in."""
+    """The options, with the settings of --quick and --streams filled in."""
     parser = argparse.ArgumentParser(
-        description="Measure the server beside TorchServe and beside its own bare ingress.",
+        description="Compare the server with TorchServe and with its own bare network layer.",
         epilog="servers:\n" + "\n".join(f"  {name:<19} {text}" for name, text in NOTES.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -83,7 +83,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def introduce(options: argparse.Namespace, about: dict[str, object], versions: dict[str, str]) -> None:
-    """What is going to be measured, where, and with what."""
+    """Prints the servers, the machine and the versions of the measurement."""
     say(f"{options.workload.title}: {options.rounds} rounds of {options.seconds:g} s")
     for name in options.targets:
         say(f"  {name}: {NOTES[name]}")

@@ -87,7 +87,7 @@ def build(recipe: Recipe, out: Path) -> Path:
 
 
 def contents(archive: Path) -> dict[str, bytes]:
-    """Every file of an archive by its name; the manifest without what changes with each packing."""
+    """Every file of an archive by its name; the manifest without the fields that change with each packing."""
     with zipfile.ZipFile(archive) as opened:
         files = {name: opened.read(name) for name in opened.namelist() if not name.endswith("/")}
     manifest = {key: value for key, value in json.loads(files[MANIFEST]).items() if key not in UNCOMPARED}

@@ -32,7 +32,7 @@ def is_current(name: str) -> bool:
 
 
 def make(name: str) -> bool:
-    """False when pip could not install what the file names; it has said why."""
+    """False if pip could not install the file's packages; pip has printed the reason."""
     folder, file = PLACE / name, FILES / f"{name}.txt"
     shutil.rmtree(folder, ignore_errors=True)
     venv.create(folder, symlinks=True)

@@ -99,7 +99,7 @@ class Crossing(NamedTuple):
 
 
 def until(true: Callable[[], object], what: str) -> None:
-    """Returns when it is true; TimeoutError that names `what` after a minute."""
+    """Returns when the condition is true; raises TimeoutError with `what` after a minute."""
     end_s = time.monotonic() + WAIT_S_MAX
     while not true():
         if time.monotonic() > end_s:

@@ -1,4 +1,4 @@
-"""Calls to a server of the Open Inference Protocol as data, and what it answers (tests/data/triton/README.md).
+"""Calls to a server of the Open Inference Protocol, and its answers, as data (tests/data/triton/README.md).
 
 `python ts_scripts/exchanges.py --http HOST:PORT --grpc HOST:PORT FILE...` makes the calls of each file, in order, and
 writes the answers into it: with a real Triton there, that is how the files were recorded. With `--out DIR` they are

@@ -121,7 +121,7 @@ class Types:
 
 
 def _runtime_imports(files: Iterable[str]) -> list[str]:
-    """Import lines for what protobuf itself brings."""
+    """Import lines for protobuf's own modules."""
     names = sorted(name[len(RUNTIME) :].removesuffix(".proto") for name in files if name.startswith(RUNTIME))
     return [f"from google.protobuf import {name}_pb2" for name in names]
 

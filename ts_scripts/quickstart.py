@@ -44,7 +44,7 @@ LISTENERS = (
 
 
 class Wrong(Exception):
-    """An answer that isn't what it must be, or a server that didn't start."""
+    """A wrong answer, or a server that didn't start."""
 
 
 class Ports(NamedTuple):
@@ -77,7 +77,7 @@ def free_port(taken: set[int]) -> int:
 
 
 def choose_ports(only_free: bool = False) -> dict[str, int]:
-    """A port for each listener: the usual one, or a free one where something else has that."""
+    """A port for each listener: the usual port, or a free one if another program has it."""
     chosen: dict[str, int] = {}
     for key, usual, title in LISTENERS:
         taken = not only_free and not is_free(usual)
@@ -118,7 +118,7 @@ def server(state: Path, ports: dict[str, int], store: Path = STORE) -> Iterator[
 
 
 def client(ports: Ports, *words: str) -> str:
-    """Runs the gRPC client as a user would, shows what it prints while it prints it, and returns that.
+    """Runs the gRPC client as a user would, shows its output at once, and returns the output.
 
     Wrong when it ends with another status than 0.
     """
@@ -195,7 +195,7 @@ def serve(ports: Ports) -> None:
 
 
 def interrupt(*_: object) -> None:
-    """SIGTERM does what Ctrl-C does, so that the server is stopped then too."""
+    """Makes SIGTERM act like Ctrl-C, so that it stops the server, too."""
     raise KeyboardInterrupt
 
 

@@ -5,7 +5,7 @@
     python ts_scripts/torchserve_grpc_client.py infer_stream text_stream prompt.txt
     python ts_scripts/torchserve_grpc_client.py unregister densenet161
 
-It needs grpcio, protobuf and the stubs: those generated next to it (see docs/grpc-api.md) if there are any, else
+It needs grpcio, protobuf and stubs. Stubs that were generated next to it (see docs/grpc-api.md) take precedence over
 those of the installed package.
 """
 
@@ -31,7 +31,7 @@ OPTIONS = (
 
 
 def stubs(name: str) -> Any:
-    """A generated module: from this script's folder, where a user may have put it, else from the package."""
+    """A generated module: the user's own in this script's folder, otherwise that of the package."""
     if (Path(__file__).parent / f"{name}.py").exists():
         return importlib.import_module(name)
     return importlib.import_module(f"ts_frontend.protos.{name}")

@@ -1,4 +1,4 @@
-"""The model archiver: what `torch-model-archiver` runs, importable as `model_archiver`."""
+"""The model archiver behind `torch-model-archiver`; Python code imports it as `model_archiver`."""
 
 from model_archiver.model_archiver import ModelArchiver
 from model_archiver.model_archiver_config import ModelArchiverConfig

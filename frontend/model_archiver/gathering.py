@@ -41,7 +41,7 @@ class Contents:
         self._reserved = reserved
 
     def add(self, name: str, path: Path) -> None:
-        """Raises ModelArchiverError when another file has the name already, in any case, unless it's the same."""
+        """Raises ModelArchiverError if another file already has this name, in any case, unless its content is equal."""
         if name.split("/")[0].upper() == self._reserved:
             raise ModelArchiverError(f"{path}: {self._reserved} in an archive is for its manifest")
         other = self.files.get(name)
@@ -134,7 +134,7 @@ def _placed(path: Path, preserve: bool) -> Iterator[tuple[str, Path]]:
 
 
 def _kept(path: Path) -> Path:
-    """Where a path lies in the archive: as given if it's relative and stays below, else under its last name."""
+    """A path's place in the archive: the path itself if it is relative and has no `..`, otherwise its last part."""
     normal = Path(os.path.normpath(path))
     if normal.is_absolute() or ".." in normal.parts:
         return Path(path.resolve().name)

@@ -25,7 +25,7 @@ class ModelArchiver:
 
     @staticmethod
     def generate_model_archive(config: ModelArchiverConfig) -> Path:
-        """Makes the archive; the answer is where it lies. Raises ModelArchiverError, OSError."""
+        """Makes the archive and returns its path. Raises ModelArchiverError, OSError."""
         config = _checked(config)
         target = archive_path(config)
         if os.path.lexists(target) and not config.force:

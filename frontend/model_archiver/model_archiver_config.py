@@ -31,5 +31,5 @@ class ModelArchiverConfig:
 
     @classmethod
     def from_args(cls, args: Any) -> ModelArchiverConfig:
-        """From anything with attributes of these names; what it lacks has its default."""
+        """Made from any object with attributes of these names; missing attributes have their defaults."""
         return cls(**{entry.name: getattr(args, entry.name) for entry in fields(cls) if hasattr(args, entry.name)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class ModelArchiverError(Exception):
-    """The archive can't be made as asked; the message says why and what to do."""
+    """The archive can't be made; the message gives the reason and the remedy."""
 
 
 class MissingFile(ModelArchiverError, FileNotFoundError):

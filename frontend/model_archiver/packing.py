@@ -1,4 +1,4 @@
-"""Writing archives: the same files give the same bytes, whatever their order, dates, owners and permissions on disk."""
+"""Reproducible archives: equal files give equal bytes, whatever their order, dates, owners and permissions on disk."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ FORMATS: Mapping[str, tuple[str, Callable[[Members, Path, Stamp, str], None]]] =
 
 
 def pack(members: Members, target: Path, archive_format: str, stamp: Stamp, name: str) -> None:
-    """Writes beside `target` and then gives it the name: a failure leaves what was there. Raises OSError."""
+    """Writes a temporary file and renames it to `target`, so that a failure keeps an existing file. Raises OSError."""
     _, write = FORMATS[archive_format]
     with tempfile.TemporaryDirectory(prefix=".archiving-", dir=target.parent) as work:
         fresh = Path(work, "new")

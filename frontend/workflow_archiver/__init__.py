@@ -1,4 +1,4 @@
-"""The workflow archiver: what `torch-workflow-archiver` runs, importable as `workflow_archiver`."""
+"""The workflow archiver behind `torch-workflow-archiver`; Python code imports it as `workflow_archiver`."""
 
 from ts.version import __version__
 from workflow_archiver.workflow_archiver_error import WorkflowArchiverError

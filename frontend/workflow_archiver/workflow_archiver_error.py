@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class WorkflowArchiverError(Exception):
-    """The archive can't be made as asked; the message says why and what to do."""
+    """The archive can't be made; the message gives the reason and the remedy."""

@@ -80,7 +80,7 @@ class WorkflowExportUtils:
 
     @staticmethod
     def archive_dir(path: str, dst: zipfile.ZipFile) -> None:
-        """Adds a directory's files, without those in hidden directories and in what tools leave behind."""
+        """Adds a directory's files, except those in hidden directories and in directories that tools leave behind."""
         for folder, directories, files in os.walk(path):
             directories[:] = [name for name in directories if WorkflowExportUtils.directory_filter(name, _LEFT_OUT)]
             for name in files:

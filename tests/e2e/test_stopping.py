@@ -37,7 +37,7 @@ FOREGROUND = (
     "config.properties",
     "--ncs",
 )
-PIPELINED = b"GET /ping HTTP/1.1\r\nHost: test\r\n\r\n" * 100
+PIPELINED = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100
 
 
 def request_for(value: object) -> PredictionsRequest:
@@ -69,7 +69,7 @@ def http_stream(server: Any, left: Path) -> socket.socket:
     link = link_to(server.port("http_inference"))
     part = b'--B\r\nContent-Disposition: form-data; name="data"; filename="f"\r\n\r\n%s\r\n--B--\r\n'
     body = part % json.dumps({"op": "stream_until_left", "left": str(left)}).encode()
-    head = "POST /predictions/probe HTTP/1.1\r\nHost: test\r\nContent-Type: multipart/form-data; boundary=B\r\n"
+    head = "POST /predictions/probe HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=B\r\n"
     link.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     assert link.recv(12) == b"HTTP/1.1 200"
     return link

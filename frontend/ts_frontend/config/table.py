@@ -109,31 +109,32 @@ class ServerConfig:
     inference_address: Address = _row(
         address("inference"),
         Address("http", "127.0.0.1", 8080),
-        "REST inference API: `http://HOST:PORT`, `https://HOST:PORT` or `unix:/PATH`, as the two below",
+        "REST inference API: `http://HOST:PORT`, `https://HOST:PORT` or `unix:/PATH`, like the next two addresses",
     )
     management_address: Address = _row(
         address("management"),
         Address("http", "127.0.0.1", 8081),
-        "REST management API; equal to `inference_address`: one listener serves both",
+        "REST management API. If it equals `inference_address`, one listener serves both",
     )
     metrics_address: Address = _row(address("metrics"), Address("http", "127.0.0.1", 8082), "REST metrics API")
-    enable_metrics_api: bool = _row(BOOLEAN, True, "false: no metrics listener")
-    grpc_inference_address: str = _row(HOST, "127.0.0.1", "where gRPC inference listens")
-    grpc_management_address: str = _row(HOST, "127.0.0.1", "where gRPC management listens")
-    grpc_inference_port: int = _row(PORT, 7070, "0 takes a free port")
-    grpc_management_port: int = _row(PORT, 7071, "0 takes a free port")
+    enable_metrics_api: bool = _row(BOOLEAN, True, "false: no listener for metrics")
+    grpc_inference_address: str = _row(HOST, "127.0.0.1", "address of gRPC inference")
+    grpc_management_address: str = _row(HOST, "127.0.0.1", "address of gRPC management")
+    grpc_inference_port: int = _row(PORT, 7070, "port of gRPC inference; 0: a free port")
+    grpc_management_port: int = _row(PORT, 7071, "port of gRPC management; 0: a free port")
     grpc_inference_max_connection_age_ms: int | None = _row(
-        whole(1), None, "ms after which a gRPC connection is asked to close; not set: never"
+        whole(1), None, "age in ms at which a gRPC connection is asked to close; not set: no limit"
     )
     grpc_inference_max_connection_age_grace_ms: int | None = _row(
-        whole(0), None, "ms that its calls then have to end; not set: any time"
+        whole(0), None, "ms that its calls may still take; not set: no limit"
     )
-    grpc_management_max_connection_age_ms: int | None = _row(whole(1), None, "the same for gRPC management")
-    grpc_management_max_connection_age_grace_ms: int | None = _row(whole(0), None, "the same for gRPC management")
+    grpc_management_max_connection_age_ms: int | None = _row(whole(1), None, "the same age for gRPC management")
+    grpc_management_max_connection_age_grace_ms: int | None = _row(whole(0), None, "the same time for gRPC management")
     ts_open_inference_protocol: bool = _row(
         OPEN_INFERENCE,
         False,
-        "`oip` or `true`: POST /v2/models/MODEL/infer reads tensors for every model; else for those that declare them",
+        "`oip` or `true`: POST /v2/models/MODEL/infer reads tensors for every model; otherwise only for models "
+        "that declare their tensors",
         env="TS_OPEN_INFERENCE_PROTOCOL",
         env_always=True,
     )
@@ -142,55 +143,64 @@ class ServerConfig:
     cors_allowed_headers: str | None = _row(TEXT, None, "Access-Control-Allow-Headers")
 
     # Models
-    model_store: Path | None = _row(PATH, None, "directory of the archives; needed to start")
+    model_store: Path | None = _row(PATH, None, "directory of the archives; required")
     workflow_store: Path | None = _row(
         PATH, None, "directory of workflow archives; not set: `model_store`", restored=False
     )
     load_models: tuple[str, ...] = _row(
         WORDS,
         (),
-        "what to load at start: `NAME=URL`, `URL`, or `ALL` for every archive of the store",
+        "models to load at the start: `NAME=URL`, `URL`, or `ALL` for every archive of the store",
         restored=False,
     )
     models: ModelEntries = _row(
         MODELS,
         dict,
-        'settings by model and version, JSON: `{"name": {"1.0": {"minWorkers": 1, "maxWorkers": 2, '
-        '"batchSize": 4, "maxBatchDelay": 50, "responseTimeout": 120, "startupTimeout": 120}}}`; '
-        "numbers <= 0 don't count",
+        'settings by model and version, JSON: `{"name": {"1.0": {"minWorkers": 1, "maxWorkers": 2, "batchSize": 4,'
+        ' "maxBatchDelay": 50, "responseTimeout": 120, "startupTimeout": 120}}}`; numbers <= 0 count as not set',
         env="",
     )
     allowed_urls: tuple[str, ...] | None = _row(
         PATTERNS,
         None,
-        "URLs that archives may come from, each matched whole and in any case; not set: files in the model store and "
-        "`https://torchserve.pytorch.org/mar_files/` (and the same at `torchserve.s3.amazonaws.com`). "
-        "The variable counts only with `use_env_allowed_urls=true`",
+        "URLs that archives may come from. Each expression must match the whole URL, in any case. Not set: files "
+        "in the model store and `https://torchserve.pytorch.org/mar_files/` (also at "
+        "`torchserve.s3.amazonaws.com`). The variable counts only with `use_env_allowed_urls=true`",
         restored=False,
     )
     use_env_allowed_urls: bool = _row(
-        BOOLEAN, False, "true: `TS_ALLOWED_URLS` counts; config file or command line only", env="", restored=False
+        BOOLEAN,
+        False,
+        "true: `TS_ALLOWED_URLS` counts; only read from the config file or the command line",
+        env="",
+        restored=False,
     )
-    default_workers_per_model: int = _row(whole(), 0, "0: as many as there are GPUs, or else CPUs")
-    job_queue_size: int = _row(whole(1), 100, "requests that may wait, per model version")
-    default_response_timeout: int = _row(whole(1), 120, "s that a handler may take for an answer, or a part of one")
-    default_startup_timeout: int = _row(whole(1), 120, "s that a worker may take to load its model")
-    unregister_model_timeout: int = _row(whole(1), 120, "s that removing a model may take")
+    default_workers_per_model: int = _row(
+        whole(), 0, "workers of a model that sets no number; 0: the number of GPUs, or of CPUs without GPUs"
+    )
+    job_queue_size: int = _row(whole(1), 100, "requests that may wait, for each model version")
+    default_response_timeout: int = _row(
+        whole(1), 120, "seconds in which a handler must answer, or send the next part of its answer"
+    )
+    default_startup_timeout: int = _row(whole(1), 120, "seconds in which a worker must load its model")
+    unregister_model_timeout: int = _row(whole(1), 120, "seconds in which a model must be removed")
     default_service_handler: str | None = _row(TEXT, None, "handler of archives that name none")
     service_envelope: str | None = _row(
         choice("body", "json", "kserve", "kservev2"), None, "request envelope of all models"
     )
     install_py_dep_per_model: bool = _row(
-        BOOLEAN, False, "install an archive's requirements file, for its own workers, before they start"
+        BOOLEAN, False, "true: an archive's requirements file is installed for its own workers before they start"
     )
     decode_input_request: bool = _row(BOOLEAN, True, "false: handlers get text and JSON as bytes")
-    max_request_size: int = _row(whole(1), 6_553_500, "bytes of a request")
-    max_response_size: int = _row(whole(1), 6_553_500, "bytes of an answer, or a part of one")
+    max_request_size: int = _row(whole(1), 6_553_500, "largest request, in bytes")
+    max_response_size: int = _row(whole(1), 6_553_500, "largest answer, or part of an answer, in bytes")
     limit_max_image_pixels: bool = _row(BOOLEAN, True, "false: handlers may open images of any size")
-    number_of_gpu: int | None = _row(whole(), None, "GPUs to use; not set: all; never more than there are")
-    initial_worker_port: int = _row(whole(1), 9000, "number of the first worker (in logs and DescribeModel)")
+    number_of_gpu: int | None = _row(whole(), None, "number of GPUs to use, at most those of the machine; not set: all")
+    initial_worker_port: int = _row(whole(1), 9000, "number of the first worker, shown in logs and DescribeModel")
     initial_distribution_port: int = _row(PORT, 29500, "number of the first worker of models with a `parallelType`")
-    blacklist_env_vars: str | None = _row(PATTERN, None, "variables whose whole name matches aren't passed to workers")
+    blacklist_env_vars: str | None = _row(
+        PATTERN, None, "variables that are not passed to workers; the expression must match the whole name"
+    )
     ts_header_key_sequence_id: str = _row(
         TEXT, "ts_request_sequence_id", "header that names a sequence", env="TS_HEADER_KEY_SEQUENCE_ID"
     )
@@ -211,48 +221,49 @@ class ServerConfig:
     disable_token_authorization: bool | None = _row(
         BOOLEAN,
         None,
-        "true: no tokens, also when an address can be reached from other machines; false: tokens in any case; "
-        "not set: none while every inference and management address is loopback and no key is given",
+        "true: no tokens, also if other machines can reach an address; false: tokens in any case; not set: no "
+        "tokens if all inference and management addresses are loopback and no key is given",
         restored=False,
     )
     token_expiration_min: float = _row(
         number(0),
         60.0,
-        "minutes that a key made by the server counts",
+        "minutes until a key that the server made expires",
         env="TS_TOKEN_EXPIRATION_TIME_MIN",
         restored=False,
     )
     enable_model_api: bool | None = _row(
         BOOLEAN,
         None,
-        "register and unregister while the server runs; not set: allowed while every address is loopback",
+        "true: models can be registered and unregistered while the server runs; not set: true if every address is "
+        "loopback",
         restored=False,
     )
     enable_grpc_ssl: bool = _row(
         BOOLEAN, False, "TLS on the gRPC ports; needs `certificate_file` and `private_key_file`"
     )
     certificate_file: Path | None = _row(
-        PATH, None, "PEM: the server's certificate, then those between it and its authority"
+        PATH, None, "PEM: the server's certificate, followed by the intermediate certificates"
     )
-    private_key_file: Path | None = _row(PATH, None, "PEM: its key, PKCS8 or PKCS1, without a passphrase")
+    private_key_file: Path | None = _row(PATH, None, "PEM: the certificate's key, PKCS8 or PKCS1, without a passphrase")
     keystore: Path | None = _row(
-        PATH, None, "Java key store: not read; where TLS needs it, the refusal says how to convert it"
+        PATH, None, "Java key store; not read. If TLS needs it, the error says how to convert it"
     )
-    keystore_pass: str | None = _row(TEXT, None, "of the Java key store", effect="none", secret=True)
-    keystore_type: str | None = _row(TEXT, None, "of the Java key store", effect="none")
+    keystore_pass: str | None = _row(TEXT, None, "password of the Java key store", effect="none", secret=True)
+    keystore_type: str | None = _row(TEXT, None, "type of the Java key store", effect="none")
 
     # Metrics and logs
     metrics_mode: str = _row(
-        choice("log", "prometheus", "legacy"), "log", "where metrics go: log files or the metrics API"
+        choice("log", "prometheus", "legacy"), "log", "destination of metrics: log files or the metrics API"
     )
-    metrics_config: Path | None = _row(PATH, None, "metrics.yaml; not set: the one that comes with the server")
+    metrics_config: Path | None = _row(PATH, None, "metrics.yaml; not set: the server's own file")
     model_metrics_auto_detect: bool = _row(
-        BOOLEAN, False, "true: metrics of handlers that metrics.yaml doesn't name count too"
+        BOOLEAN, False, "true: handlers may record metrics that metrics.yaml does not list"
     )
     disable_system_metrics: bool = _row(BOOLEAN, False, "true: no CPU, memory, disk and GPU metrics")
-    metric_time_interval: int = _row(whole(1), 60, "s between two samples of system metrics", env="")
+    metric_time_interval: int = _row(whole(1), 60, "seconds between two samples of system metrics", env="")
     system_metrics_cmd: str | None = _row(
-        TEXT, None, "command that prints system metrics; not set: the server's own", env=""
+        TEXT, None, "command that prints system metrics; not set: the server measures them itself", env=""
     )
 
     # The settings themselves
@@ -260,17 +271,21 @@ class ServerConfig:
         BOOLEAN, False, "true: `TS_` variables of TorchServe's settings count", env_always=True, restored=False
     )
     debug: bool = _row(
-        BOOLEAN, False, "true: one worker per model, no timeouts of workers; for stepping through a handler"
+        BOOLEAN, False, "true: one worker per model and no timeouts of workers, for stepping through a handler"
     )
 
     # Our own
     profile: str | None = _own(
-        choice(*PROFILES), None, "whose ports and habits are the defaults (docs/profiles.md)", restored=False
+        choice(*PROFILES),
+        None,
+        "the server whose ports and behaviour become the defaults (docs/profiles.md)",
+        restored=False,
     )
     host: str | None = _own(
         HOST,
         None,
-        "where HTTP inference, gRPC inference and metrics listen; `0.0.0.0`: everywhere. Management isn't moved",
+        "address of HTTP inference, gRPC inference and metrics; `0.0.0.0`: all interfaces. The management "
+        "addresses stay",
         restored=False,
     )
     http_host: str | None = _own(HOST, None, "host of `inference_address`", restored=False)
@@ -280,36 +295,34 @@ class ServerConfig:
     grpc_extra_ports: tuple[ExtraPort, ...] = _own(
         EXTRA_PORTS,
         (),
-        "further ports of gRPC inference, `PORT` or `PORT:DIALECT` with a `stream_dialect` for this port alone",
+        "more ports of gRPC inference, `PORT` or `PORT:DIALECT` with a `stream_dialect` for this port only",
         restored=False,
     )
-    use_tls: bool = _own(
-        BOOLEAN, False, "true: TLS on every address that isn't a Unix socket, gRPC and HTTP", restored=False
-    )
+    use_tls: bool = _own(BOOLEAN, False, "true: TLS on every HTTP and gRPC address except Unix sockets", restored=False)
     work_dir: Path | None = _own(
         PATH,
         None,
-        "the one directory that is written to: temporary files, logs and snapshots, environments, the pid file and "
-        "key_file.json, unless one of them has a place of its own",
+        "directory for everything that the server writes: temporary files, logs, snapshots, environments, the pid "
+        "file and key_file.json, except those whose place is set separately",
         restored=False,
     )
     bypass_serve: bool = _own(
         BOOLEAN,
         False,
-        "true: handlers run inside the server's process, one request at a time; for breakpoints, never in production",
+        "true: handlers run inside the server's process, one request at a time; for breakpoints, not for production",
         restored=False,
     )
     grpc_keepalive_time_ms: int | None = _own(
-        whole(1), None, "ms of silence after which a gRPC client is pinged (grpcio engine)"
+        whole(1), None, "ms of silence after which the server pings a gRPC client (grpcio engine)"
     )
     grpc_keepalive_timeout_ms: int | None = _own(
-        whole(1), None, "ms that it then has to answer before its connection is closed (grpcio engine)"
+        whole(1), None, "ms in which the client must answer this ping, or its connection is closed (grpcio engine)"
     )
     grpc_keepalive_permit_without_calls: bool = _own(
         BOOLEAN, True, "false: clients without a call may not ping (grpcio engine)"
     )
     grpc_http2_max_pings_without_data: int = _own(
-        whole(0), 0, "pings sent to a client while nothing else is sent; 0: any number (grpcio engine)"
+        whole(0), 0, "number of pings to a client without data in between; 0: no limit (grpcio engine)"
     )
     grpc_http2_min_time_between_pings_ms: int | None = _own(
         whole(1), None, "ms between two pings to a client (grpcio engine)"
@@ -317,10 +330,13 @@ class ServerConfig:
     grpc_http2_min_ping_interval_without_data_ms: int = _own(
         whole(0),
         5000,
-        "ms between two pings of an idle client; one that pings faster loses its connection (grpcio engine)",
+        "least time in ms between two pings of an idle client; a client that pings faster loses its connection "
+        "(grpcio engine)",
     )
     grpc_engine: str = _own(
-        choice("auto", "h2corn", "grpcio"), "auto", "what serves gRPC; auto: h2corn where it is installed, else grpcio"
+        choice("auto", "h2corn", "grpcio"),
+        "auto",
+        "the library that serves gRPC; auto: h2corn if it is installed, otherwise grpcio",
     )
     grpc_metrics: bool | None = _own(
         BOOLEAN,
@@ -331,75 +347,82 @@ class ServerConfig:
     otlp_endpoint: str | None = _own(
         TEXT,
         None,
-        "URL of an OpenTelemetry collector that gets a trace of each request (OTLP); not set: "
-        "`OTEL_EXPORTER_OTLP_ENDPOINT`, and without that no traces",
+        "URL of an OpenTelemetry collector for traces of requests (OTLP); not set: `OTEL_EXPORTER_OTLP_ENDPOINT`; "
+        "neither of them: no traces",
         restored=False,
     )
     trace_level: str | None = _own(
         choice("off", "timestamps", "tensors"),
         None,
-        "Triton's: `off` traces no request to a model, until TraceSetting says otherwise; not set: `timestamps` where "
+        "Triton's: `off` traces no requests to models until TraceSetting changes it; not set: `timestamps` if "
         "there is a collector",
     )
-    trace_rate: int | None = _own(whole(1), None, "Triton's: one request to a model of so many is traced; not set: 1")
-    trace_count: int | None = _own(
-        whole(-1), None, "Triton's: so many requests are traced, and no more; not set: -1, any number"
-    )
+    trace_rate: int | None = _own(whole(1), None, "Triton's: every N-th request to a model is traced; not set: 1")
+    trace_count: int | None = _own(whole(-1), None, "Triton's: number of requests to trace; not set: -1, no limit")
     worker_start: str = _own(
         choice("fork", "exec"),
         "fork",
-        "fork: workers start in milliseconds from a process that has imported torch; exec: each as a fresh Python",
+        "fork: workers start in milliseconds from a process that has imported torch; exec: each worker is a new "
+        "Python process",
     )
-    max_concurrency: int = _own(whole(1), 64, "requests at a time on one worker whose handler is a generator or async")
-    job_queue_bytes_max: int = _own(whole(1), 1 << 30, "bytes of requests that may wait, per model version")
+    max_concurrency: int = _own(
+        whole(1), 64, "requests at the same time on one worker whose handler is a generator or async"
+    )
+    job_queue_bytes_max: int = _own(whole(1), 1 << 30, "bytes of all requests that may wait, for each model version")
     stream_credit_bytes: int = _own(
-        whole(65_536), 262_144, "bytes that a stream may be ahead of its reader; then its handler waits"
+        whole(65_536), 262_144, "bytes that a stream may be ahead of its reader before its handler waits"
     )
     program: ProgramLines = _own(
         PROGRAMS,
         ProgramLines(),
-        "programs that start a server of aiSSEMBLE's or KServe's, each with its arguments: their models are served "
-        "beside the others (docs/aissemble.md)",
+        "programs that start an aiSSEMBLE or KServe server, each with its arguments. This server serves their "
+        "models too (docs/aissemble.md)",
         restored=False,
     )
     model_repository: tuple[Path, ...] = _own(
         PATHS,
         (),
-        "directories of models in Triton's layout, beside the model store; also `s3://BUCKET/PREFIX`",
+        "directories of models in Triton's layout, in addition to the model store; also `s3://BUCKET/PREFIX`",
         restored=False,
     )
     model_control_mode: str = _own(
         choice("none", "poll", "explicit"),
         "none",
-        "of model_repository; none: all, at start; poll: and as the files change; explicit: load_model, and by calls",
+        "none: all models of the repositories are loaded at the start; poll: the same, and changes of the files "
+        "are followed; explicit: the models of load_model, and those that clients load",
     )
-    load_model: tuple[str, ...] = _own(WORDS, (), "models to load at start in explicit mode; `*`: all", restored=False)
-    repository_poll_secs: float = _own(number(0), 15.0, "s between two looks at the files in poll mode")
+    load_model: tuple[str, ...] = _own(
+        WORDS, (), "models to load at the start in explicit mode; `*`: all", restored=False
+    )
+    repository_poll_secs: float = _own(number(0), 15.0, "seconds between two checks of the files in poll mode")
     kserve_mode: bool = _own(
         BOOLEAN,
         False,
-        "the inference address also has what KServe's own servers have there: `GET /` (alive), `/v1/models` and a "
-        "model's readiness",
+        "true: the inference address also has the paths of KServe's own servers: `GET /` (alive), `/v1/models` and"
+        " a model's readiness",
     )
     enable_grpc: bool = _own(BOOLEAN, True, "false: no gRPC listeners")
     enable_http: bool = _own(BOOLEAN, True, "false: no HTTP inference; management and metrics stay")
-    server_id: str = _own(TEXT, "torchrelay", "what the Open Inference Protocol's metadata calls the server")
+    server_id: str = _own(TEXT, "torchrelay", "name of the server in the metadata of the Open Inference Protocol")
     strict_readiness: bool = _own(
-        BOOLEAN, True, "false: the server counts as ready, and healthy, also while a model has lost its workers"
+        BOOLEAN, True, "false: the server stays ready and healthy while a model has lost its workers"
     )
     loads_at_once_max: int = _own(
         whole(1),
         4,
-        "models that a start, or a look at the repositories, makes ready at the same time; Triton's default",
+        "models that are loaded at the same time, at the start or after a check of the repositories. The default "
+        "is Triton's",
     )
     exit_on_error: bool = _own(
-        BOOLEAN, False, "true: no server starts unless all models to load at start can be, with their workers"
+        BOOLEAN,
+        False,
+        "true: the server does not start unless all models of the start, with their workers, can be loaded",
     )
     model_dir: Path | None = _own(
         PATH,
         None,
-        "the folder of the one model that is served, or in which it is, as KServe mounts it; `load_models` names the "
-        "model. Not set `model_store`: this",
+        "folder of the only model, or the folder that contains it, as KServe mounts it; `load_models` names the "
+        "model. It is the `model_store` if that is not set",
         restored=False,
     )
     enable_docs_url: bool = _own(
@@ -408,90 +431,102 @@ class ServerConfig:
     stream_dialect: str = _own(
         choice("auto", "triton", "mlserver"),
         "auto",
-        "whose answers ModelStreamInfer gives; auto: the first request of each stream tells",
+        "message type of ModelStreamInfer's answers; auto: the first request of each stream decides",
     )
     shared_memory_keys: str = _own(
         PATTERN,
         "",
-        "keys of system shared memory that Triton's clients may have tensors in, matched whole: `/client_.*`; none",
+        "keys of system shared memory that Triton's clients may register. The expression must match the whole key:"
+        " `/client_.*`. Default: no keys",
         restored=False,
     )
     request_head_timeout_s: float = _own(
-        number(0), 10.0, "s that an HTTP client may pause while it sends a request's line and headers"
+        number(0), 10.0, "longest pause in seconds while an HTTP client sends the request line and headers"
     )
     allowed_hosts: tuple[str, ...] = _own(
         HOSTS,
         (),
-        "further names of this server, as clients and proxies call it (the header `Host`); `.example.org`: every name "
-        "below; `*`: any. Not set: addresses of this machine alone answer to `localhost`, loopback addresses and the "
-        "addresses of this table, the others to any",
+        "more names of this server as clients and proxies call it (the header `Host`). `.example.org`: every name "
+        "below it; `*`: any name. Not set: loopback addresses answer only to `localhost`, loopback addresses and "
+        "the addresses in this table; other addresses answer to any name",
         restored=False,
     )
     client_ca_file: Path | None = _own(
         PATH,
         None,
-        "PEM certificates of authorities: TLS addresses then refuse clients without a certificate of theirs (mTLS)",
+        "PEM certificates of authorities. TLS addresses then refuse clients without a certificate signed by one of"
+        " them (mTLS)",
         restored=False,
     )
     certificate_check_s: float = _own(
-        number(0), 30.0, "s between two looks for new certificate files, which new connections then get; 0: never"
+        number(0),
+        30.0,
+        "seconds between two checks for new certificate files, which new connections then use; 0: no checks",
     )
     unix_socket_mode: str = _own(
-        MODE, "600", "permissions of `unix:` addresses: 600 lets the server's user connect, 660 its group, too"
+        MODE, "600", "permissions of `unix:` addresses: 600 lets the server's user connect, 660 also its group"
     )
     request_body_timeout_s: float = _own(
-        number(0), 120.0, "s that an HTTP client may take to send a request's body; it may pause for at most 60 of them"
+        number(0), 120.0, "seconds in which an HTTP client must send a request's body, with pauses of at most 60 s"
     )
     token_path: Path | None = _own(
         PATH,
         None,
         "keys from outside: a JSON file in the form of key_file.json, or a directory with files `inference`, "
-        "`management`, `API` (a mounted secret); read again as it changes",
+        "`management`, `API` (a mounted secret). The server reads it again when it changes",
         restored=False,
     )
     inference_token: tuple[str, ...] = _own(
-        KEYS, (), "keys of the inference API; best set in the environment", secret=True, restored=False
+        KEYS, (), "keys of the inference API, best set in the environment", secret=True, restored=False
     )
     management_token: tuple[str, ...] = _own(
-        KEYS, (), "keys of the management API; best set in the environment", secret=True, restored=False
+        KEYS, (), "keys of the management API, best set in the environment", secret=True, restored=False
     )
     api_token: tuple[str, ...] = _own(
         KEYS, (), "keys of the call that makes new keys (`/token`)", secret=True, restored=False
     )
-    token_reload_interval_s: float = _own(number(0.1), 5.0, "s between two looks at `token_path`")
+    token_reload_interval_s: float = _own(number(0.1), 5.0, "seconds between two checks of `token_path`")
     token_overlap_s: float = _own(
-        number(), 0.0, "s that a key still counts after `/token` has made a new one; 0: none, as TorchServe"
+        number(),
+        0.0,
+        "seconds for which an old key stays valid after `/token` has made a new one; 0: none, as in TorchServe",
     )
     drain_grace_s: float = _own(
-        number(), 0.0, "s that a server which is to stop goes on serving, not ready any more, before it drains"
+        number(), 0.0, "seconds for which a stopping server still serves, but is not ready any more, before it drains"
     )
-    drain_timeout_s: float = _own(number(), 30.0, "s that accepted requests have to end when the server stops")
+    drain_timeout_s: float = _own(number(), 30.0, "seconds in which accepted requests must end when the server stops")
     worker_kill_grace_s: float = _own(
-        number(), 5.0, "s that the other requests of a worker have to end before it is killed for one that hangs"
+        number(),
+        5.0,
+        "seconds in which a worker's other requests may end before it is killed because one request hangs",
     )
-    restart_delay_s_max: float = _own(number(), 30.0, "s, the longest pause before a failing worker is started again")
-    download_bytes_max: int = _own(whole(1), 100 << 30, "bytes of one archive or folder from a URL")
-    download_timeout_s: float = _own(number(0), 60.0, "s without any byte after which a download fails")
-    download_total_timeout_s: float = _own(number(0), 21_600.0, "s after which a download fails, however it goes on")
-    extract_bytes_max: int = _own(whole(1), 200 << 30, "bytes of one archive's files, unpacked")
-    extract_files_max: int = _own(whole(1), 100_000, "files of one archive, or of a folder from S3")
-    extract_ratio_max: float = _own(number(1), 200.0, "times that unpacking may enlarge an archive")
+    restart_delay_s_max: float = _own(
+        number(), 30.0, "longest pause in seconds before a failing worker is started again"
+    )
+    download_bytes_max: int = _own(whole(1), 100 << 30, "largest archive or folder from a URL, in bytes")
+    download_timeout_s: float = _own(number(0), 60.0, "seconds without a byte after which a download fails")
+    download_total_timeout_s: float = _own(
+        number(0), 21_600.0, "seconds after which a download fails, even if data still arrives"
+    )
+    extract_bytes_max: int = _own(whole(1), 200 << 30, "largest size of an archive's unpacked files together, in bytes")
+    extract_files_max: int = _own(whole(1), 100_000, "number of files in an archive or in a folder from S3")
+    extract_ratio_max: float = _own(number(1), 200.0, "largest ratio of an archive's unpacked size to its own size")
     temp_dir: Path = _own(
         PATH,
         _system_temp_dir,
-        "working directory: sockets, unpacked archives; not set: the system's",
+        "directory for sockets and unpacked archives; not set: the system's",
         env="TEMP",
         restored=False,
     )
     environments_dir: Path | None = _own(
         PATH,
         None,
-        "directory of the models' virtual environments, which are kept for the next start; "
-        "not set: `torchrelay-environments-UID` in temp_dir",
+        "directory of the models' virtual environments, which the next start uses again; not set: "
+        "`torchrelay-environments-UID` in temp_dir",
         restored=False,
     )
-    environments_kept_max: int = _own(whole(), 10, "virtual environments kept while no model uses them")
-    install_timeout_s: float = _own(number(0), 1800.0, "s that installing a model's requirements may take")
+    environments_kept_max: int = _own(whole(), 10, "number of virtual environments to keep while no model uses them")
+    install_timeout_s: float = _own(number(0), 1800.0, "seconds in which a model's requirements must be installed")
     log_location: Path = _own(
         PATH, Path("logs"), "directory of log files and snapshots", env="LOG_LOCATION", restored=False
     )
@@ -499,24 +534,24 @@ class ServerConfig:
         PATH, None, "directory of the metrics logs; not set: `log_location`", env="METRICS_LOCATION", restored=False
     )
     log_config: Path | None = _own(PATH, None, "logging configuration: YAML or JSON for dictConfig, or log4j2 XML")
-    log_level: str = _own(choice("debug", "info", "warning", "error"), "info", "of the server's own messages")
+    log_level: str = _own(choice("debug", "info", "warning", "error"), "info", "level of the server's own messages")
     log_format: str = _own(choice("text", "json"), "text", "text: TorchServe's patterns; json: one object per line")
     access_log: bool = _own(BOOLEAN, True, "one line per request")
     access_log_format: str | None = _own(
         TEXT,
         None,
-        'the line of a request in words of asgi-logger: `%(h)s "%(r)s" %(s)s %(D)s`; not set: TorchServe\'s',
+        "line of a request in asgi-logger's notation: `%(h)s \"%(r)s\" %(s)s %(D)s`; not set: TorchServe's line",
     )
-    console_log: bool = _own(BOOLEAN, True, "the log on standard output too", restored=False)
+    console_log: bool = _own(BOOLEAN, True, "true: the log is also written to standard output", restored=False)
     ncs: bool = _own(BOOLEAN, False, "true: snapshots are neither read nor written (`--ncs`)", restored=False)
     restore_snapshot: str = _own(
         choice("models", "all", "none"),
         "models",
-        "of the last snapshot: models and what belongs to them; `all`: addresses, TLS and the other settings, too, as "
-        "TorchServe does; `none`: nothing",
+        "part of the last snapshot that is restored. `models`: models and what belongs to them; `all`: also "
+        "addresses, TLS and the other settings, as in TorchServe; `none`: nothing",
         restored=False,
     )
-    snapshots_kept_max: int = _own(whole(1), 10, "snapshot files kept; older ones are deleted")
+    snapshots_kept_max: int = _own(whole(1), 10, "number of snapshot files to keep; older ones are deleted")
 
     # Not settings
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -598,12 +633,12 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
 NO_EFFECT: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(
         ("number_of_netty_threads", "netty_client_threads", "prefer_direct_buffer", "use_native_io", "io_ratio"),
-        "tunes Netty, which this server doesn't have",
+        "tunes Netty, which this server doesn't use",
     )
     | {
         "vmargs": "is for the Java virtual machine, which this server doesn't have",
         "plugins_path": "names Java plugins, which this server can't load",
-        "async_logging": "isn't needed: a thread of their own always writes the logs",
+        "async_logging": "isn't needed: a separate thread always writes the logs",
     }
     | dict.fromkeys(
         ("ipex_enable", "ipex_gpu_enable", "cpu_launcher_enable", "cpu_launcher_args"),

@@ -274,6 +274,16 @@ def test_dynamo_repository_is_served(pages: Any) -> None:
         assert (text.name, text.datatype, text.shape) == ("text_input", "BYTES", (-1, -1))
 
 
+def test_dynamos_client_does_not_fit_its_configuration(pages: Any) -> None:
+    """Promises 001-18, 001-24: the page's client sends the shape [1]; a model of its config.pbtxt takes [batch, -1]."""
+    tensor = pb.ModelInferRequest.InferInputTensor(name="text_input", datatype="BYTES", shape=[1])
+    request = pb.ModelInferRequest(model_name="llm_model", inputs=[tensor], raw_input_contents=[b"Hello, world!"])
+    with grpc.insecure_channel(pages.inference) as channel, pytest.raises(grpc.RpcError) as refused:
+        GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=GUARD_S)
+    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "shape" in refused.value.details(), refused.value.details()
+
+
 def test_dynamo_load_and_unload(pages: Any, tmp_path: Path) -> None:
     """Promises 001-19, 001-20. The page assigns a text to a map of messages, which no protobuf allows."""
     code = repaired(
