@@ -297,9 +297,16 @@ def _fixed(text: str) -> Part:
     return lambda _: text
 
 
+#: Every line would be as wide.
+_WIDTH_DIGITS_MAX = 4
+
+
 def _padded(part: Part, match: re.Match[str]) -> Part:
-    """`%-5p`: at least five characters, on the left; `%.3c`: the last three."""
-    least, most, left = int(match["least"] or 0), int(match["most"] or 0), bool(match["minus"])
+    """`%-5p`: at least five characters, on the left; `%.3c`: the last three. Raises ValueError."""
+    sizes = [match["least"] or "0", match["most"] or "0"]
+    if max(map(len, sizes)) > _WIDTH_DIGITS_MAX:
+        raise ValueError(f"{match[0][:80]} is wider than {_WIDTH_DIGITS_MAX} digits say")
+    (least, most), left = map(int, sizes), bool(match["minus"])
     if not least and not most:
         return part
 

@@ -63,7 +63,7 @@ def read_plan(path: Path, lookups: Mapping[str, Mapping[str, str]]) -> LogPlan:
     """
     try:
         root = ElementTree.parse(path).getroot()
-    except (OSError, ElementTree.ParseError) as error:
+    except (OSError, ElementTree.ParseError, LookupError, ValueError) as error:  # encodings that there are not
         raise ConfigError(f"log_config {path}: not a log4j2 XML file, YAML or JSON: {error}") from None
     return _Reader(lookups).read(root)
 
