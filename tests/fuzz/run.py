@@ -29,8 +29,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 
-import targets
-from targets import TARGETS, Target
+if "--coverage" in sys.argv:  # before anything of ours is imported: that is when code is instrumented
+    import atheris  # type: ignore[import-not-found]
+
+    with atheris.instrument_imports(include=["ts", "ts_frontend"]):
+        import targets
+else:
+    import targets
+
+TARGETS, Target = targets.TARGETS, targets.Target
 
 CORPUS = Path(__file__).parent / "corpus"
 INPUT_BYTES_MAX = 64 * 1024
@@ -200,8 +207,6 @@ def _inputs(corpus: Sequence[bytes], target: Target, seed: int) -> Iterator[byte
 
 def fuzz_by_coverage(name: str, runs: int, seconds: float, seed: int, folder: Path) -> None:
     """Never returns: atheris ends the process, with a status other than 0 after a finding."""
-    import atheris  # type: ignore[import-not-found]
-
     folder.mkdir(parents=True, exist_ok=True)
     grown = folder / "corpus" / name
     grown.mkdir(parents=True, exist_ok=True)
@@ -216,7 +221,6 @@ def fuzz_by_coverage(name: str, runs: int, seconds: float, seed: int, folder: Pa
             print(what, flush=True)
             raise RuntimeError(f"{name}: a finding")
 
-    atheris.instrument_all()
     options = [f"-runs={runs}", f"-max_total_time={int(seconds)}", f"-max_len={INPUT_BYTES_MAX}", f"-seed={seed}"]
     options += [f"-artifact_prefix={folder / name}-", f"-dict={words}", "-print_final_stats=1", "-verbosity=0"]
     atheris.Setup([sys.argv[0], *options, str(grown), str(CORPUS / name)], run)
@@ -238,7 +242,8 @@ def main() -> None:
         sys.exit(_side_by_side(names, given))
     logging.disable()
     signal.signal(signal.SIGPROF, _out_of_time)
-    limit_memory()
+    if not given.coverage:  # atheris has a limit of its own
+        limit_memory()
     options = (given.runs, given.seconds, given.seed, given.findings)
     try:
         if given.coverage:

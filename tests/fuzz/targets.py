@@ -565,6 +565,8 @@ def urls(data: bytes) -> None:
     pin = store.PIN.search(text)
     plain = text[: pin.start()] if pin else text
     store.check_text(text, plain)
+    if not store.SCHEME.match(plain):
+        return
     name = store.file_name(plain)
     assert name and "/" not in name and not name.startswith(".")
 

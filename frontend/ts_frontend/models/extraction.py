@@ -171,6 +171,8 @@ def _broken_archive(archive: Path) -> Iterator[None]:
         if error.errno is not None:
             raise
         raise refusal(archive, f"damaged: {error}") from error  # what bz2 says of its data; the disk has a number
+    except MemoryError as error:  # LZMA's dictionary has the size that the entry says, up to 4 GiB
+        raise refusal(archive, "can't be read: it needs more memory than there is") from error
     except (NotImplementedError, RuntimeError, ValueError, OverflowError) as error:  # RecursionError is a RuntimeError
         raise refusal(archive, f"can't be read: {error}") from error
 

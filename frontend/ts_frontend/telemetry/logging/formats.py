@@ -284,6 +284,8 @@ def _closing(pattern: str, at: int) -> int:
         depth += {"{": 1, "}": -1}.get(pattern[index], 0)
         if depth == 0:
             return index
+        if depth > _DEPTH_MAX:
+            raise ValueError(f"braces are more than {_DEPTH_MAX} deep in the pattern {pattern[:80]!r}")
     raise ValueError(f"a brace isn't closed in the pattern {pattern!r}")
 
 
@@ -299,6 +301,7 @@ def _fixed(text: str) -> Part:
 
 #: Every line would be as wide.
 _WIDTH_DIGITS_MAX = 4
+_DEPTH_MAX = 10
 
 
 def _padded(part: Part, match: re.Match[str]) -> Part:
