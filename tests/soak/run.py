@@ -344,13 +344,13 @@ class Grpcio:
 
 
 class Tally:
-    """What came of the requests. `failed_ids`: those of the model `echo` that failed with a worker, to be compared with
-    what was begun."""
+    """What came of the requests. `failed`: answers of the model `echo` that failed with a worker, by the request's ID,
+    to be compared with what was begun."""
 
     def __init__(self) -> None:
         self.outcomes: Counter[str] = Counter()
         self.wrong: list[str] = []
-        self.failed_ids: list[str] = []
+        self.failed: dict[str, str] = {}
         self.latencies_s: list[float] = []
 
     @property
@@ -404,7 +404,7 @@ async def one(client: Any, name: str, tally: Tally) -> None:
     elif answer.status in FINE and answer.body != expected(body, model == "stream"):
         tally.wrong.append(f"{name} {model} {ask}: {answer.body[:200]!r}")
     elif model == "echo" and answer.status in UNDER_KILLS:
-        tally.failed_ids.append(body.split(b" ", 1)[0].decode())
+        tally.failed[body.split(b" ", 1)[0].decode()] = f"{name}: {answer.status} {answer.body[:300]!r}"
 
 
 async def hammer(
@@ -544,7 +544,9 @@ async def soak(engine: str, given: argparse.Namespace, directory: Path) -> list[
     for line in tally.wrong[:20]:
         print(f"{engine}: WRONG {line}")
     began = set(begun.read_text().split())
-    lost = [name for name in tally.failed_ids if name not in began]
+    lost = [what for name, what in tally.failed.items() if name not in began]
+    for line in lost[:20]:
+        print(f"{engine}: NOT BEGUN {line}")
     raised = [line for line in server.lines if "never retrieved" in line or "Task exception" in line]
     rows = [
         Row("requests", f"{given.requests} or more", f"{tally.accepted} in {took_s:.0f} s", True),
@@ -552,7 +554,7 @@ async def soak(engine: str, given: argparse.Namespace, directory: Path) -> list[
         Row("wrong payloads, second answers, statuses", "0", str(len(tally.wrong)), not tally.wrong),
         Row("hangs (over 40 s)", "0", str(tally.count("hung")), not tally.count("hung")),
         Row("connections that ended before an answer", "0", str(tally.count("gone")), not tally.count("gone")),
-        Row("failed by a killed worker", "", f"{len(tally.failed_ids)} begun or not", True),
+        Row("failed by a killed worker", "", f"{len(tally.failed)} begun or not", True),
         Row("of them, not begun", "0", str(len(lost)), not lost),
         Row("items that fail; left; deadlines", "", _counts(tally), True),
         Row("slowest answer", "", f"{max(tally.latencies_s, default=0):.2f} s", True),
