@@ -9,12 +9,14 @@
 PYTHON ?= python3
 VENV ?= .venv
 TORCH_SPEC ?= torch==2.13.0
+# JOBS: processes side by side of make fuzz
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help env run test test-external bench format clean FORCE
+.PHONY: help env run test test-external fuzz soak bench format clean FORCE
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /\1 = /p' $(MAKEFILE_LIST) | awk -F' = ' '{ printf "  make %-15s %s\n", $$1, $$2 }'
@@ -44,6 +46,12 @@ test: $(STAMP) ## format, lint, types, all tests but the external ones
 
 test-external: $(STAMP) ## the tests that need parts from outside, which are installed first
 	@$(BIN)/python ts_scripts/check.py --external
+
+fuzz: $(STAMP) ## fuzz what reads from outside: minutes, with LONG=1 hours and over 10 million inputs; ARGS="..."
+	@$(BIN)/python tests/fuzz/run.py --jobs $(JOBS) $(if $(filter-out 0,$(LONG)),--runs 350000,--runs 10000) $(ARGS)
+
+soak: $(STAMP) ## mixed load with faults on both engines: minutes, with LONG=1 hours; ARGS="..."
+	@$(BIN)/python tests/soak/run.py $(if $(filter-out 0,$(LONG)),--requests 1000000,--seconds 120) $(ARGS)
 
 bench: $(STAMP) ## the benchmark; ARGS="..." are its options
 	@$(BIN)/python benchmarks/run.py $(ARGS)

@@ -137,7 +137,7 @@ def decode_models(text: str) -> Snapshot:
         return Snapshot(str(tree.get("name", "")), int(tree.get("created", 0)), models, workflows)
     except KeyError as error:
         raise SnapshotError(f"{_MODELS_KEY} has no {error}") from None
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise SnapshotError(f"{_MODELS_KEY} can't be read: {error}") from None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl
@@ -27,6 +28,8 @@ Body: TypeAlias = "bytes | bytearray | memoryview"
 
 #: An answer that takes no longer isn't watched: whether its client is still there costs a task to find out.
 WATCH_AFTER_S = 0.1
+#: Of a body's announced size; Python refuses to read numbers of thousands of digits.
+LENGTH_DIGITS_MAX = 18
 
 
 class SlowSender(ServeError):
@@ -146,6 +149,8 @@ class HttpRequest:
     def _announced(self) -> int:
         """The body's size as its header says it, 0 where it doesn't: bytes that are here count anyway."""
         text = self.header(b"content-length")
+        if len(text) > LENGTH_DIGITS_MAX:
+            return sys.maxsize
         return int(text) if text.isdecimal() else 0
 
     def _check_size(self, size: int) -> None:

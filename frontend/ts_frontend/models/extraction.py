@@ -23,6 +23,11 @@ from typing import IO, TYPE_CHECKING, Any
 from ts_frontend.errors import InvalidArchive, ServeError
 from ts_frontend.models.store.http import Stop
 
+try:
+    from lzma import LZMAError
+except ImportError:  # a Python without it says that it can't read such an entry
+    LZMAError = zlib.error  # type: ignore[assignment, misc]
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -158,9 +163,16 @@ def _broken_archive(archive: Path) -> Iterator[None]:
         tarfile.TarError,
         gzip.BadGzipFile,
         zlib.error,
+        LZMAError,
         EOFError,
     ) as error:
         raise refusal(archive, f"damaged: {error or type(error).__name__}") from error
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise refusal(archive, f"damaged: {error}") from error  # what bz2 says of its data; the disk has a number
+    except MemoryError as error:  # LZMA's dictionary has the size that the entry says, up to 4 GiB
+        raise refusal(archive, "can't be read: it needs more memory than there is") from error
     except (NotImplementedError, RuntimeError, ValueError, OverflowError) as error:  # RecursionError is a RuntimeError
         raise refusal(archive, f"can't be read: {error}") from error
 
@@ -176,6 +188,11 @@ class _ZipSource(io.FileIO):
         if size is not None and size > self._read_bytes_max:
             raise refusal(self._archive, f"its directory has {size} bytes; extract_files_max raises the limit")
         return super().read(-1 if size is None else size) or b""
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        if whence == os.SEEK_SET and offset < 0:  # to the system an invalid argument, as if the disk were at fault
+            raise zipfile.BadZipFile("an entry begins before the file does")
+        return super().seek(offset, whence)
 
 
 def _extract_zip(archive: Path, target: Path, budget: Budget) -> None:

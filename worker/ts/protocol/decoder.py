@@ -176,7 +176,7 @@ def _decode_call(key: int, body: memoryview) -> Message:
 def _parse_json(body: memoryview) -> dict[str, Any]:
     try:
         value = json.loads(bytes(body))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FrameError(f"body of {len(body)} bytes isn't JSON") from error
     if not isinstance(value, dict):
         raise FrameError(f"JSON object expected, got {type(value).__name__}")

@@ -34,13 +34,16 @@ class MalformedForm(ValueError):
 
 def is_form(content_type: str) -> bool:
     """True for the two types whose bodies are fields (compared in any case, as RFC 9110 has it)."""
-    base = content_type.partition(";")[0].strip().lower()
-    return base in (URLENCODED, MULTIPART)
+    return _base(content_type) in (URLENCODED, MULTIPART)
+
+
+def _base(content_type: str) -> str:
+    return content_type.partition(";")[0].strip().lower()
 
 
 def check(content_type: str, body: bytes) -> None:
     """MalformedForm when `parts` couldn't read all of it: a few searches, whatever the size."""
-    if content_type.lower().startswith(MULTIPART):
+    if _base(content_type) != URLENCODED:
         _check_multipart(_delimiter(content_type), body)
     elif body.count(b"&") >= PARTS_MAX:
         raise MalformedForm(f"The form has more than {PARTS_MAX} fields")
@@ -65,7 +68,7 @@ def _check_multipart(delimiter: bytes, body: bytes) -> None:
 
 def parts(content_type: str, body: bytes) -> list[Part]:
     """The fields in their order. Raises MalformedForm for a multipart type without a boundary, or too many fields."""
-    if content_type.partition(";")[0].strip().lower() == URLENCODED:
+    if _base(content_type) == URLENCODED:
         return _urlencoded(body)
     return list(_multipart(_delimiter(content_type), body))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import uuid
 from collections.abc import Sequence
@@ -100,9 +99,10 @@ def _event_data(event: dict[str, Any]) -> dict[str, Any]:
     """What a CloudEvent in structured mode carries."""
     if "data_base64" in event:
         try:
-            return _object(base64.b64decode(event["data_base64"], validate=True))
-        except (binascii.Error, TypeError) as error:
+            decoded = base64.b64decode(event["data_base64"], validate=True)
+        except (ValueError, TypeError) as error:  # a ValueError alone for text that isn't ASCII
             raise BadTensor(f"data_base64 of the CloudEvent is no base64: {error}") from None
+        return _object(decoded)
     data = event.get("data")
     if not isinstance(data, dict):
         raise BadTensor("the CloudEvent has no object as its data")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import reprlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,8 @@ ADAPTER = "mlserver_runtime"
 NO_VERSION = "1.0"
 #: Folders inside the store that are looked at: MLServer's models may lie at any depth.
 DEPTH_MAX = 8
+#: JSON has infinity and NaN for Python.
+_NUMBER_MAX = 2**31 - 1
 _MANIFEST = Path("MAR-INF", "MANIFEST.json")
 
 
@@ -176,8 +179,8 @@ def _config(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _number(path: Path, settings: Mapping[str, Any], key: str) -> float:
     found = settings.get(key) or 0
-    if not isinstance(found, (int, float)) or found < 0:
-        raise refusal(path, f"{key} is a number from 0 on, not {found!r}", FILE)
+    if not isinstance(found, (int, float)) or not 0 <= found <= _NUMBER_MAX:
+        raise refusal(path, f"{key} is a number from 0 to {_NUMBER_MAX}, not {reprlib.repr(found)}", FILE)
     return found
 
 

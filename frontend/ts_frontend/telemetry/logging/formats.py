@@ -284,6 +284,8 @@ def _closing(pattern: str, at: int) -> int:
         depth += {"{": 1, "}": -1}.get(pattern[index], 0)
         if depth == 0:
             return index
+        if depth > _DEPTH_MAX:
+            raise ValueError(f"braces are more than {_DEPTH_MAX} deep in the pattern {pattern[:80]!r}")
     raise ValueError(f"a brace isn't closed in the pattern {pattern!r}")
 
 
@@ -297,9 +299,17 @@ def _fixed(text: str) -> Part:
     return lambda _: text
 
 
+#: Every line would be as wide.
+_WIDTH_DIGITS_MAX = 4
+_DEPTH_MAX = 10
+
+
 def _padded(part: Part, match: re.Match[str]) -> Part:
-    """`%-5p`: at least five characters, on the left; `%.3c`: the last three."""
-    least, most, left = int(match["least"] or 0), int(match["most"] or 0), bool(match["minus"])
+    """`%-5p`: at least five characters, on the left; `%.3c`: the last three. Raises ValueError."""
+    sizes = [match["least"] or "0", match["most"] or "0"]
+    if max(map(len, sizes)) > _WIDTH_DIGITS_MAX:
+        raise ValueError(f"{match[0][:80]} is wider than {_WIDTH_DIGITS_MAX} digits say")
+    (least, most), left = map(int, sizes), bool(match["minus"])
     if not least and not most:
         return part
 

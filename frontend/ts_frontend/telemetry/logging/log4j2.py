@@ -12,10 +12,13 @@ from ts_frontend.config.kinds import ConfigError
 
 ROOT = ""
 _LOOKUP_DEPTH_MAX = 10
+#: All that lookups put into values: each may have others in it.
+_LOOKUP_CHARACTERS_MAX = 1 << 20
 _FILES = {"file", "randomaccessfile", "rollingfile", "rollingrandomaccessfile"}
 _CONSOLES, _ASYNC, _SILENT = {"console"}, {"async"}, {"null"}
 _JSON_LAYOUTS = {"jsonlayout", "jsonpatternlayout", "jsontemplatelayout", "qloglayout"}
-_SIZE = re.compile(r"([\d.]+)\s*([KMGT]?)B?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{0,15})?|\.\d{1,15})\s*([KMGT]?)B?", re.IGNORECASE | re.ASCII)
+_NUMBER = re.compile(r"\d{1,9}", re.ASCII)
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -59,11 +62,11 @@ class LogPlan:
 def read_plan(path: Path, lookups: Mapping[str, Mapping[str, str]]) -> LogPlan:
     """The plan in a file. `lookups`: values of `${env:NAME}` and `${sys:NAME}`, by these prefixes.
 
-    :raises ConfigError: the file can't be read, or isn't XML.
+    :raises ConfigError: the file can't be read, isn't XML, or its lookups make too much of it.
     """
     try:
         root = ElementTree.parse(path).getroot()
-    except (OSError, ElementTree.ParseError) as error:
+    except (OSError, ElementTree.ParseError, LookupError, ValueError) as error:  # encodings that there are not
         raise ConfigError(f"log_config {path}: not a log4j2 XML file, YAML or JSON: {error}") from None
     return _Reader(lookups).read(root)
 
@@ -77,6 +80,7 @@ class _Reader:
         self._lookups = lookups
         self._properties: dict[str, str] = {}
         self._plan = LogPlan()
+        self._looked_up_characters = 0
 
     def read(self, root: ElementTree.Element) -> LogPlan:
         if _get(root, "monitorInterval"):
@@ -103,8 +107,14 @@ class _Reader:
         """With its lookups replaced, the inner ones first; one that is unknown stays."""
         if depth > _LOOKUP_DEPTH_MAX:
             return text
-        found = re.sub(r"\$\{([^${}]*)\}", lambda match: self._looked_up(match[1]), text)
+        found = re.sub(r"\$\{([^${}]*)\}", lambda match: self._counted(self._looked_up(match[1])), text)
         return self._resolved(found, depth + 1) if found != text else self._restored(found)
+
+    def _counted(self, text: str) -> str:
+        self._looked_up_characters += len(text)
+        if self._looked_up_characters > _LOOKUP_CHARACTERS_MAX:
+            raise ConfigError(f"log_config: its lookups come to more than {_LOOKUP_CHARACTERS_MAX} characters")
+        return text
 
     def _looked_up(self, words: str) -> str:
         key, default_given, default = words.partition(":-")
@@ -200,7 +210,7 @@ class _Reader:
 
     def _number(self, element: ElementTree.Element, name: str, default: int) -> int:
         text = self._value(element, name, str(default)).strip()
-        if text.isdigit():
+        if _NUMBER.fullmatch(text):
             return int(text)
         self._warn(f"<{element.tag}>: {name} must be a number, not {text!r}; it is taken for {default}")
         return default

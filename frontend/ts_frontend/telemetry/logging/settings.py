@@ -34,7 +34,7 @@ _JAVA = ("io.", "com.", "java", "org.apache", "org.slf4j", "software.amazon", "a
 #: TorchServe's two patterns have a formatter of their own, which is quicker.
 _KNOWN = {"%d{ISO8601} - %m%n": True, "%d{ISO8601} [%-5p] %t %c - %m%n": False}
 _DATE = re.compile(r"%d\{([^}]*)\}")
-_INDEX = re.compile(r"%(\d*)i")
+_INDEX = re.compile(r"%(\d{0,2})i")
 
 
 def is_dict_config(path: Path) -> bool:
