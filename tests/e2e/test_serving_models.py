@@ -31,6 +31,14 @@ class Model:
         got = (self.weights @ self.weights).sum().item()
         return [abs(got - self.expected) < 1] * len(data)
 """
+TORCH_THERE = """
+import sys
+
+there = "torch" in sys.modules
+
+def handle(data, context):
+    return [str(there).lower()] * len(data or [])
+"""
 SEED = """
 from ts.protocol.otf_message_handler import send_intermediate_predict_response
 
@@ -228,7 +236,7 @@ def test_async_handlers_run_side_by_side_on_one_worker(start):
 
 def test_forked_workers_compute_and_draw_different_numbers(start, write):
     write("computing", COMPUTING)
-    server = start()
+    server = start(preload_torch="true")
     server.register("computing", initial_workers=2)
     server.register("probe", initial_workers=2)
     draws: dict[bytes, Any] = {}
@@ -250,13 +258,23 @@ def test_scaling_through_the_forkserver_takes_a_tenth_of_what_exec_takes(start, 
     write("computing", COMPUTING)
     took_s = {}
     for how in ("exec", "fork"):
-        server = start(worker_start=how)
+        server = start(worker_start=how, preload_torch="true")
         server.register("computing")
         begun_s = time.monotonic()
         server.scale("computing", 4)
         took_s[how] = time.monotonic() - begun_s
         server.terminate()
     assert took_s["fork"] < took_s["exec"] / 10, took_s
+
+
+@pytest.mark.parametrize("preloaded", ["true", "false"])
+def test_torch_is_imported_before_the_fork_or_by_who_needs_it(start, write, preloaded):
+    write("torch_there", TORCH_THERE)
+    server = start(preload_torch=preloaded)
+    server.register("torch_there")
+    assert server.predict("torch_there", {}) == preloaded.encode()
+    server.register("probe")
+    assert len(json.loads(server.predict("probe", {"op": "random"}))) == 3
 
 
 def test_what_is_served_survives_a_restart(start, write):

@@ -350,6 +350,12 @@ class ServerConfig:
         "fork",
         "fork: workers start in milliseconds from a process that has imported torch; exec: each as a fresh Python",
     )
+    preload_torch: bool = _own(
+        BOOLEAN,
+        True,
+        "false: the process that workers are forked from doesn't import torch, which takes seconds and 200 MB; a "
+        "handler that needs torch imports it itself",
+    )
     max_concurrency: int = _own(whole(1), 64, "requests at a time on one worker whose handler is a generator or async")
     job_queue_bytes_max: int = _own(whole(1), 1 << 30, "bytes of requests that may wait, per model version")
     stream_credit_bytes: int = _own(
