@@ -40,7 +40,7 @@ class Started:
 
     def __init__(self) -> None:
         self.fallback = ExecLauncher()
-        self.launcher = ForkLauncher(dict(os.environ), self.fallback, fork_s_max=1.0)
+        self.launcher = ForkLauncher(dict(os.environ), self.fallback, preload_torch=False, fork_s_max=1.0)
         self.workers: list[Process] = []
 
     async def worker(self, spec: ProcessSpec = SPEC) -> Process:
