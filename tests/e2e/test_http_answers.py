@@ -12,6 +12,8 @@ from urllib.parse import urlencode
 
 import pytest
 
+from support import until
+
 GUARD_S = 60
 HANDLER = """
 import json
@@ -126,11 +128,6 @@ def pending(server: Any) -> int:
     return int(server.describe("one")["jobQueueStatus"]["pendingRequests"])
 
 
-def wait_for_file(path: Path) -> None:
-    while not path.exists():
-        pass  # the test run's own limit ends a wait for ever
-
-
 # --- pieces
 
 
@@ -168,21 +165,19 @@ def test_leaving_cancels_what_runs_and_frees_the_worker(server: Any, tmp_path: P
     connection = begin(
         server, {"op": "until_cancelled", "begun": str(tmp_path / "begun"), "left": str(tmp_path / "left")}
     )
-    wait_for_file(tmp_path / "begun")
+    until((tmp_path / "begun").exists)
     connection.close()
-    wait_for_file(tmp_path / "left")
+    until((tmp_path / "left").exists)
     assert predict(server, {"op": "mark", "ran": str(tmp_path / "ran")})[:2] == (200, b"ran")
 
 
 def test_leaving_takes_what_waits_out_of_the_queue(server: Any, tmp_path: Path) -> None:
     holding = begin(server, {"op": "hold", "begun": str(tmp_path / "begun"), "release": str(tmp_path / "release")})
-    wait_for_file(tmp_path / "begun")
+    until((tmp_path / "begun").exists)
     waiting = begin(server, {"op": "mark", "ran": str(tmp_path / "ran")})
-    while not pending(server):
-        pass
+    until(lambda: pending(server))
     waiting.close()
-    while pending(server):
-        pass
+    until(lambda: not pending(server))
     (tmp_path / "release").touch()
     assert holding.getresponse().read() == b"held"
     holding.close()
@@ -196,7 +191,7 @@ def test_leaving_ends_a_stream(server: Any, tmp_path: Path) -> None:
     assert response.read1(10)
     response.close()
     connection.close()
-    wait_for_file(tmp_path / "left")
+    until((tmp_path / "left").exists)
     assert predict(server, {"op": "mark", "ran": str(tmp_path / "ran")})[:2] == (200, b"ran")
 
 

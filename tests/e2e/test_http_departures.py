@@ -11,13 +11,10 @@ from typing import Any
 
 import pytest
 
+from support import until
+
 GUARD_S = 60
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="read from Linux's tables of connections")
-
-
-def wait_until(path: Path) -> None:
-    while not path.exists():
-        pass  # the run's own limit ends a wait for ever
 
 
 def ask(server: Any, request: dict[str, object], host: str = "127.0.0.1") -> http.client.HTTPConnection:
@@ -31,16 +28,16 @@ def ask(server: Any, request: dict[str, object], host: str = "127.0.0.1") -> htt
 def test_the_handler_is_cancelled(shared: Any, tmp_path: Path) -> None:
     begun, left = tmp_path / "begun", tmp_path / "left"
     connection = ask(shared, {"op": "until_cancelled", "begun": str(begun), "left": str(left)})
-    wait_until(begun)
+    until(begun.exists)
     connection.close()
-    wait_until(left)
+    until(left.exists)
 
 
 def test_who_waits_gets_the_answer(shared: Any, tmp_path: Path) -> None:
     """Beside one that has left, and for longer than it takes to notice that."""
     begun, release = tmp_path / "begun", tmp_path / "release"
     waiting = ask(shared, {"op": "hold", "begun": str(begun), "release": str(release)})
-    wait_until(begun)
+    until(begun.exists)
     leaving = ask(shared, {"op": "work", "ran": str(tmp_path / "ran")})
     leaving.close()
     shared.wait_for_log('"POST /predictions/probe HTTP/1.1" 499')
@@ -60,6 +57,6 @@ def test_the_handler_is_cancelled_over_ipv6(start: Any, tmp_path: Path) -> None:
     server.register("probe")
     begun, left = tmp_path / "begun", tmp_path / "left"
     connection = ask(server, {"op": "until_cancelled", "begun": str(begun), "left": str(left)}, "::1")
-    wait_until(begun)
+    until(begun.exists)
     connection.close()
-    wait_until(left)
+    until(left.exists)

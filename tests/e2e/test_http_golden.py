@@ -26,6 +26,8 @@ from urllib.parse import urlsplit
 import pytest
 from PIL import Image
 
+from support import until
+
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 HANDLERS = GOLDEN / "handlers"
 GUARD_S = 60
@@ -228,11 +230,6 @@ def manage(server: Any, method: str, target: str) -> tuple[int, Any]:
     return answer
 
 
-def wait_until(good: Callable[[], bool]) -> None:
-    while not good():
-        pass  # each look is a request to the server; the test run's own limit ends a wait for ever
-
-
 def first_model(server: Any, name: str) -> dict[str, Any]:
     return dict(manage(server, "GET", f"/models/{name}")[1][0])
 
@@ -354,14 +351,14 @@ AREAS = {
 def before(server: Any, name: str) -> None:
     """What happened between two recorded calls and wasn't recorded."""
     if name == "075":
-        wait_until(lambda: first_model(server, "describe")["workers"][0]["status"] == "READY")
+        until(lambda: first_model(server, "describe")["workers"][0]["status"] == "READY")
     elif name == "101":  # a model of base_handler
         assert manage(server, "POST", "/models?url=linear.mar&model_name=lin&initial_workers=1")[0] == 200
     elif name == "223":
         for model in ("bigresp", "named"):
             assert manage(server, "POST", f"/models?url={model}.mar&initial_workers=1")[0] == 200
     elif name == "239":
-        wait_until(lambda: perform(server, "001").status == 500)
+        until(lambda: perform(server, "001").status == 500)
 
 
 @pytest.fixture(scope="module")
@@ -382,7 +379,9 @@ def played(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[d
     picture = image()
     part = b'--B\r\nContent-Disposition: form-data; name="data"; filename="a.png"\r\n\r\n' + picture + b"\r\n--B--\r\n"
     bodies = {"113": picture, "114": part}
-    server = serving(directory, directory / "store", {"allowed_urls": "file://.*|http(s)?://.*"}, ["--ncs"])
+    server = serving(
+        directory, directory / "store", {"allowed_urls": "file://.*|http(s)?://.*", "preload_torch": "true"}, ["--ncs"]
+    )
     try:
         server.wait_started()
         answers = {}
@@ -528,7 +527,7 @@ def test_a_full_queue(start: Any, store: Path) -> None:
         body = json.dumps({"op": "sleep", "seconds": GUARD_S})
         connection.request("POST", "/predictions/probe", body, {"Content-Type": "application/json"})
         waiting.append(connection)
-        wait_until(lambda n=count: first_model(server, "probe")["jobQueueStatus"]["pendingRequests"] == n)  # type: ignore[misc]
+        until(lambda n=count: first_model(server, "probe")["jobQueueStatus"]["pendingRequests"] == n)  # type: ignore[misc]
     check("142", perform(server, "142"))
     for connection in waiting:
         connection.close()
@@ -559,7 +558,7 @@ def test_https(start: Any, tmp_path: Path) -> None:
 def test_a_model_that_is_loaded_at_the_start(start: Any, store: Path) -> None:
     replace_store(store)
     server = start("--models", "probe.mar", default_workers_per_model=1)
-    wait_until(lambda: first_model(server, "probe")["workers"][0]["status"] == "READY")
+    until(lambda: first_model(server, "probe")["workers"][0]["status"] == "READY")
     for name in ("171", "172", "173"):
         check(name, perform(server, name))
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from support import until
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Serving, Start
@@ -49,14 +50,6 @@ def samples(text: str) -> dict[str, float]:
             labels = re.sub(r'ostname="[^"]*"', 'ostname="vm"', match[2] or "")
             found[f"{match[1]}{{{labels}}}"] = float(match[3])
     return found
-
-
-def until(found: Callable[[], bool]) -> None:
-    """What a worker prints arrives beside its answer, not before it."""
-    ends_s = time.monotonic() + GUARD_S
-    while not found():
-        assert time.monotonic() < ends_s
-        time.sleep(0.02)
 
 
 def post(url: str) -> int:

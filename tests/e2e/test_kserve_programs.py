@@ -35,6 +35,7 @@ class Program:
 
     def __init__(self, directory: Path, text: str, *argv: str, command: list[str], **environ: str) -> None:
         self.directory = directory
+        (directory / "config.properties").write_text("preload_torch=false\n")
         (directory / "main.py").write_text((PROGRAMS / (text if "." in text else f"{text}.txt")).read_text())
         known = {name: value for name, value in os.environ.items() if not name.startswith(("TS_", "KSERVE_", "KRAUS"))}
         tmp = directory / "tmp"

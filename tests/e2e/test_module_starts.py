@@ -60,7 +60,7 @@ def run(tmp_path: Path, python: str) -> Iterator[Callable[..., subprocess.Popen[
     """Starts `python -m …` in a folder whose config.properties has free ports for what isn't asked for."""
     (tmp_path / "tmp").mkdir()
     free = "management_address=http://127.0.0.1:0\ngrpc_management_port=0\ndefault_workers_per_model=1\n"
-    free += "inference_address=http://127.0.0.1:0\nmetrics_address=http://127.0.0.1:0\nncs=true\n"
+    free += "inference_address=http://127.0.0.1:0\nmetrics_address=http://127.0.0.1:0\nncs=true\npreload_torch=false\n"
     (tmp_path / "config.properties").write_text(free)
     running: list[subprocess.Popen[bytes]] = []
 

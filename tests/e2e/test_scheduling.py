@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import grpc
 import httpx
 import pytest
 
+from support import until
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 
@@ -132,7 +132,7 @@ class Gate:
         self.answers = []
         for path in self._paths:
             self.answers.append(self._pool.submit(post, served, model, f"wait:{path}"))
-            wait_until(Path(f"{path}.begun").exists)
+            until(Path(f"{path}.begun").exists)
 
     def __enter__(self) -> Gate:
         return self
@@ -202,7 +202,7 @@ def test_what_waits_is_answered_at_its_timeout_and_makes_room(served: Any, tmp_p
 def test_scaling_to_zero_answers_what_waits(served: Any, tmp_path: Path) -> None:
     with Gate(served, "leaving", tmp_path) as gate, ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(post, served, "leaving", "1")
-        wait_until(lambda: served.describe("leaving")["jobQueueStatus"]["pendingRequests"] == 1)
+        until(lambda: served.describe("leaving")["jobQueueStatus"]["pendingRequests"] == 1)
         httpx.put(f"{served.http_management}/models/leaving?min_worker=0", timeout=GUARD_S)
         answer = waiting.result(GUARD_S)
         assert (answer.status_code, "scaled to zero" in answer.json()["message"]) == (503, True)
@@ -215,16 +215,7 @@ def test_the_servers_end_does_not_wait_for_a_model_that_still_loads(start: Any) 
     with grpc.insecure_channel(server.inference) as channel:
         request = PredictionsRequest(model_name="slowstart", input={"data": b"1"})
         waiting = InferenceAPIsServiceStub(channel).Predictions.future(request, timeout=GUARD_S)
-        wait_until(lambda: server.describe("slowstart")["jobQueueStatus"]["pendingRequests"] == 1)
+        until(lambda: server.describe("slowstart")["jobQueueStatus"]["pendingRequests"] == 1)
         server.terminate()
         assert waiting.code() is grpc.StatusCode.UNAVAILABLE
         assert "before a worker was ready" in waiting.details()
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    pause = threading.Event()
-    for _ in range(GUARD_S * 50):
-        if true():
-            return
-        pause.wait(0.02)
-    raise AssertionError("it did not happen")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import grpc
 import httpx
 import pytest
 
+from support import until
 from ts_frontend.protos.inference_pb2 import PredictionResponse, PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 
@@ -114,11 +114,11 @@ def test_requests_of_a_sequence_that_come_together_run_one_by_one_in_order(
     gate = tmp_path / "gate"
     with ThreadPoolExecutor(12) as pool:
         first = pool.submit(Ask(client, "single", "burst"), f"wait:{gate}")
-        wait_for(Path(f"{gate}.begun"))
+        until(Path(f"{gate}.begun").exists)
         others = []
         for value in range(10):
             others.append(pool.submit(Ask(client, "single", "burst"), value))
-            wait_until(lambda: waiting(served, "single") == len(others))
+            until(lambda: waiting(served, "single") == len(others))
         gate.touch()
         assert first.result()["numbers"] == []
         assert [each.result()["numbers"] for each in others] == [list(range(value + 1)) for value in range(10)]
@@ -130,9 +130,9 @@ def test_more_sequences_or_requests_than_allowed_are_refused_at_once(
     gate = tmp_path / "gate"
     with ThreadPoolExecutor(4) as pool:
         running = pool.submit(Ask(client, "few", "a"), f"wait:{gate}")
-        wait_for(Path(f"{gate}.begun"))
+        until(Path(f"{gate}.begun").exists)
         other = pool.submit(Ask(client, "few", "b"), 1)
-        wait_until(lambda: waiting(served, "few") == 1)
+        until(lambda: waiting(served, "few") == 1)
         for sequence, said in (("c", "maxNumSequence"), ("b", "maxSequenceJobQueueSize")):
             refused = Ask(client, "few", sequence).post(1)
             assert (refused.status_code, refused.json()["type"]) == (503, "ServiceUnavailableException")
@@ -150,18 +150,18 @@ def test_more_sequences_or_requests_than_allowed_are_refused_at_once(
 
 def test_an_idle_sequence_ends_and_makes_room(client: httpx.Client) -> None:
     first = Ask(client, "brief", "first")(1)
-    wait_until(lambda: Ask(client, "brief", "second").post("=").status_code == 200)
+    until(lambda: Ask(client, "brief", "second").post("=").status_code == 200)
     assert first["numbers"] == [1]
     gone = Ask(client, "brief", "first").post("=")
     assert (gone.status_code, "is over, it was idle for longer" in gone.json()["message"]) == (503, True)
     start = {"ts_request_sequence_start": "true"}
-    wait_until(lambda: Ask(client, "brief", "first").post("=", **start).status_code == 200)
+    until(lambda: Ask(client, "brief", "first").post("=", **start).status_code == 200)
 
 
 def test_a_sequence_that_is_too_old_takes_no_more_and_ends(client: httpx.Client) -> None:
     ask = Ask(client, "aging", "old")
     ask(1)
-    wait_until(lambda: Ask(client, "aging", "new").post("=").status_code == 200)  # only "old" getting old makes room
+    until(lambda: Ask(client, "aging", "new").post("=").status_code == 200)  # only "old" getting old makes room
 
 
 def test_an_answers_header_ends_sequences(client: httpx.Client) -> None:
@@ -181,9 +181,9 @@ def test_when_the_worker_dies_its_sequences_are_over_and_callers_are_told(
     assert bystander(1)["numbers"] == [1]
     with ThreadPoolExecutor(4) as pool:
         running = pool.submit(Ask(client, "single", "dying").post, f"wait:{gate}")
-        wait_for(Path(f"{gate}.begun"))
+        until(Path(f"{gate}.begun").exists)
         behind = pool.submit(Ask(client, "single", "dying").post, 2)
-        wait_until(lambda: waiting(served, "single") == 1)
+        until(lambda: waiting(served, "single") == 1)
         (pid,) = served.worker_pids("single")
         os.kill(pid, signal.SIGKILL)
         assert running.result().status_code == 507
@@ -215,11 +215,11 @@ def test_a_cancelled_request_leaves_its_sequence(served: Any, client: httpx.Clie
     with ThreadPoolExecutor(2) as pool, grpc.insecure_channel(served.inference) as channel:
         stub = InferenceAPIsServiceStub(channel)
         running = pool.submit(Ask(client, "single", "left"), f"wait:{gate}")
-        wait_for(Path(f"{gate}.begun"))
+        until(Path(f"{gate}.begun").exists)
         given_up = stub.Predictions.future(message("single", "left", "4"), timeout=GUARD_S)
-        wait_until(lambda: waiting(served, "single") == 1)
+        until(lambda: waiting(served, "single") == 1)
         given_up.cancel()
-        wait_until(lambda: waiting(served, "single") == 0)
+        until(lambda: waiting(served, "single") == 0)
         gate.touch()
         running.result()
     assert Ask(client, "single", "left")(5, ts_request_sequence_end="true")["numbers"] == [5]
@@ -285,16 +285,3 @@ def talk(stub: InferenceAPIsServiceStub, requests: Sequence[PredictionsRequest])
 def waiting(served: Any, model: str) -> int:
     """Requests in the model's queue, as its description says."""
     return int(served.describe(model)["jobQueueStatus"]["pendingRequests"])
-
-
-def wait_for(path: Path) -> None:
-    wait_until(path.exists)
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    pause = threading.Event()
-    for _ in range(GUARD_S * 50):
-        if true():
-            return
-        pause.wait(0.02)
-    raise AssertionError("it did not happen")

@@ -18,6 +18,7 @@ import pytest
 GUARD_S = 60
 ENTER = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
 USER = "12345"
+SETTINGS = ("--set=number_of_gpu=0", "--set=preload_torch=false")
 #: Reading is allowed everywhere, so that the tests may lie in directories of root's; writing isn't.
 SETPRIV = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--no-new-privs"]
 SETPRIV += ["--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search"]
@@ -81,7 +82,7 @@ class Container:
         env = [f"{name}={value}" for name, value in environ.items()]
         env += [f"PATH={os.environ['PATH']}", f"PYTHONPATH={os.pathsep.join(filter(None, sys.path))}", "HOME=/nowhere"]
         words = tuple(word.format(writable=writable) for word in words)
-        serve = [*program, *words, "--model-store", f"{writable}/store", "--set=number_of_gpu=0", *ports]
+        serve = [*program, *words, "--model-store", f"{writable}/store", *SETTINGS, *ports]
         inside = ["bash", "-ec", PREPARE, "prepare", writable, str(store), *SETPRIV, "env", "-i", *env, *serve]
         self.process = subprocess.Popen(
             [*ENTER, *inside], cwd="/", stdout=self.output, stderr=subprocess.STDOUT, start_new_session=True

@@ -14,6 +14,7 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
+from support import until
 from ts_frontend.protos.google_rpc_status_pb2 import Status
 from ts_frontend.protos.grpc_health_v1_health_pb2 import HealthCheckRequest
 from ts_frontend.protos.grpc_health_v1_health_pb2_grpc import HealthStub
@@ -36,12 +37,7 @@ def status_of(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
 
 async def appears(path: Path) -> None:
     """Returns when a handler has made the file."""
-
-    async def look() -> None:
-        while not path.exists():  # noqa: ASYNC110, ASYNC240 - another process makes it
-            await asyncio.sleep(0.005)
-
-    await asyncio.wait_for(look(), GUARD_S)
+    await asyncio.to_thread(until, path.exists)
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import threading
 import time
 from typing import Any
 
 import grpc
+import psutil
 import pytest
 
+from support import until
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 from ts_frontend.protos.management_pb2 import DescribeModelRequest, ListModelsRequest, SetDefaultRequest
@@ -30,6 +31,14 @@ class Model:
     def handle(self, data, context):
         got = (self.weights @ self.weights).sum().item()
         return [abs(got - self.expected) < 1] * len(data)
+"""
+TORCH_THERE = """
+import sys
+
+there = "torch" in sys.modules
+
+def handle(data, context):
+    return [str(there).lower()] * len(data or [])
 """
 SEED = """
 from ts.protocol.otf_message_handler import send_intermediate_predict_response
@@ -155,8 +164,7 @@ def test_a_full_queue_refuses_and_says_how_large_it_is(start, write, probe_handl
     with grpc.insecure_channel(server.inference) as channel:
         stub = InferenceAPIsServiceStub(channel)
         held = stub.Predictions.future(hold)
-        while not begun.exists():
-            time.sleep(0.005)
+        until(begun.exists)
         ended = threading.Semaphore(0)
         calls = [stub.Predictions.future(request_for({"op": "echo"}, "small")) for _ in range(4)]
         for call in calls:
@@ -181,8 +189,7 @@ def test_requests_that_wait_together_run_as_one_batch(start, write, probe_handle
         held = stub.Predictions.future(
             request_for({"op": "hold", "begun": str(begun), "release": str(release)}, "batched")
         )
-        while not begun.exists():
-            time.sleep(0.005)
+        until(begun.exists)
         sizes = [stub.Predictions.future(request_for({"op": "batch"}, "batched")) for _ in range(6)]
         server_sees(server, "batched", 6)
         release.touch()
@@ -192,8 +199,7 @@ def test_requests_that_wait_together_run_as_one_batch(start, write, probe_handle
 
 def server_sees(server: Any, model: str, count: int) -> None:
     """Returns when so many requests wait."""
-    while server.describe(model)["jobQueueStatus"]["pendingRequests"] < count:
-        time.sleep(0.005)
+    until(lambda: server.describe(model)["jobQueueStatus"]["pendingRequests"] >= count)
 
 
 def test_streams_and_unary_requests_share_a_generator(start, write, probe_handler):
@@ -228,7 +234,7 @@ def test_async_handlers_run_side_by_side_on_one_worker(start):
 
 def test_forked_workers_compute_and_draw_different_numbers(start, write):
     write("computing", COMPUTING)
-    server = start()
+    server = start(preload_torch="true")
     server.register("computing", initial_workers=2)
     server.register("probe", initial_workers=2)
     draws: dict[bytes, Any] = {}
@@ -250,13 +256,23 @@ def test_scaling_through_the_forkserver_takes_a_tenth_of_what_exec_takes(start, 
     write("computing", COMPUTING)
     took_s = {}
     for how in ("exec", "fork"):
-        server = start(worker_start=how)
+        server = start(worker_start=how, preload_torch="true")
         server.register("computing")
         begun_s = time.monotonic()
         server.scale("computing", 4)
         took_s[how] = time.monotonic() - begun_s
         server.terminate()
     assert took_s["fork"] < took_s["exec"] / 10, took_s
+
+
+@pytest.mark.parametrize("preloaded", ["true", "false"])
+def test_torch_is_imported_before_the_fork_or_by_who_needs_it(start, write, preloaded):
+    write("torch_there", TORCH_THERE)
+    server = start(preload_torch=preloaded)
+    server.register("torch_there")
+    assert server.predict("torch_there", {}) == preloaded.encode()
+    server.register("probe")
+    assert len(json.loads(server.predict("probe", {"op": "random"}))) == 3
 
 
 def test_what_is_served_survives_a_restart(start, write):
@@ -284,18 +300,16 @@ def test_a_killed_server_remembers_too(start):
     server.wait_for_log("is ready (pid")
     server.scale("probe", 2)
     config = server.directory / "logs" / "config"
-    while not any(
-        'minWorkers\\"\\: 2' in path.read_text() or '"minWorkers"\\: 2' in path.read_text()
-        for path in config.glob("*snapshot.cfg")
-    ):
-        time.sleep(0.005)
+    until(
+        lambda: any(
+            'minWorkers\\"\\: 2' in path.read_text() or '"minWorkers"\\: 2' in path.read_text()
+            for path in config.glob("*snapshot.cfg")
+        )
+    )
     workers = server.worker_pids("probe")
     server.process.kill()
     server.wait()
-    for pid in workers:  # no orphan outlives the server
-        with contextlib.suppress(ProcessLookupError):
-            while os.kill(pid, 0) is None:
-                time.sleep(0.005)
+    until(lambda: not any(map(psutil.pid_exists, workers)), "no orphan outlives the server")
     again = start(snapshots=True)
     again.wait_for_log("is ready (pid", 2)
     assert again.predict("probe", {}) == b"ok"
@@ -327,8 +341,7 @@ def test_a_killed_surplus_worker_gives_its_request_back(start, tmp_path):
             for number in range(2)
         ]
         for number in range(2):
-            while not (tmp_path / f"begun{number}").exists():
-                time.sleep(0.005)
+            until((tmp_path / f"begun{number}").exists)
         server.scale("probe", 1, timeout=0)
         assert len(server.worker_pids("probe")) == 1
         release.touch()

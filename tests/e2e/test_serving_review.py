@@ -8,12 +8,12 @@ import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import grpc
 import psutil
 import pytest
 
+from support import until
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 from ts_frontend.protos.management_pb2 import RegisterModelRequest
@@ -89,24 +89,12 @@ def failure_of(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
     return failure.value.code(), failure.value.details()
 
 
-def wait_for(path: Path) -> None:
-    end_s = time.monotonic() + GUARD_S
-    while not path.exists():
-        assert time.monotonic() < end_s, f"{path.name} did not appear"
-        time.sleep(0.005)
-
-
 def ended(pid: int) -> bool:
-    """True when the process is gone, or only waits to be reaped; False when it lives on."""
-    end_s = time.monotonic() + GUARD_S
-    while time.monotonic() < end_s:
-        try:
-            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-                return True
-        except psutil.NoSuchProcess:
-            return True
-        time.sleep(0.005)
-    return False
+    """True when the process is gone, or only waits to be reaped."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def together(server, model: str, seconds: float, count: int) -> list[bytes]:
@@ -138,7 +126,7 @@ def test_a_handler_that_hangs_is_found_on_a_worker_that_is_retiring(start, write
     with ThreadPoolExecutor(1) as pool:
         ask = {"op": "hold", "begun": str(begun), "release": str(tmp_path / "never")}
         held = pool.submit(failure_of, lambda: server.predict("hanging", ask, timeout=GUARD_S))
-        wait_for(begun)
+        until(begun.exists)
         server.scale("hanging", 0)
         code, details = held.result()
     assert code is grpc.StatusCode.INTERNAL and "responseTimeout" in details
@@ -154,7 +142,7 @@ def test_a_hung_handler_whose_stream_nobody_reads_is_killed(start, write, tmp_pa
     with grpc.insecure_channel(server.inference, own_connection) as channel:
         ask = {"op": "stream_and_hang", "begun": str(begun)}
         call = InferenceAPIsServiceStub(channel).StreamPredictions(request_for("rough", ask), timeout=GUARD_S)
-        wait_for(begun)
+        until(begun.exists)
         assert server.predict("rough", {"op": "ok"}, timeout=GUARD_S) == b"ok"
         call.cancel()
     assert server.worker_pids("rough") != pids
@@ -191,10 +179,9 @@ def test_a_killed_forkserver_is_replaced_and_so_are_its_workers(start, tmp_path)
         for number in range(2):
             ask = {"op": "hold", "begun": f"{begun}{number}", "release": str(tmp_path / "never")}
             pool.submit(failure_of, lambda ask=ask: server.predict("probe", ask, timeout=GUARD_S))
-            wait_for(tmp_path / f"begun{number}")
+            until((tmp_path / f"begun{number}").exists)
         queued = [pool.submit(server.predict, "probe", {"op": "echo"}, timeout=GUARD_S) for _ in range(6)]
-        while server.describe("probe")["jobQueueStatus"]["pendingRequests"] < 6:
-            time.sleep(0.01)
+        until(lambda: server.describe("probe")["jobQueueStatus"]["pendingRequests"] >= 6)
         forkserver.send_signal(signal.SIGKILL)
         assert [call.result() for call in queued] == [b"ok"] * 6
     server.wait_for_log("is ready (pid", 4)
@@ -213,13 +200,8 @@ def test_a_worker_that_was_ready_for_long_does_not_go_on_failing(start, write, p
 
 
 def comes_down_to(process: psutil.Process, count: int) -> bool:
-    """Whether so few descriptors are left open; those of a process that just ended are closed when its end is known."""
-    until_s = time.monotonic() + GUARD_S
-    while process.num_fds() > count:
-        if time.monotonic() > until_s:
-            return False
-        time.sleep(0.01)
-    return True
+    """When so few descriptors are left open; those of a process that just ended are closed when its end is known."""
+    return until(lambda: process.num_fds() <= count, lambda: f"{process.num_fds()} descriptors, not {count}")
 
 
 @pytest.mark.parametrize("worker_start", ["fork", "exec"])
@@ -230,7 +212,7 @@ def test_what_a_worker_has_started_ends_with_it(start, write, tmp_path, worker_s
     child = tmp_path / "child"
     code, details = failure_of(lambda: server.predict("rough", {"op": "orphan", "child": str(child)}, timeout=GUARD_S))
     assert code is grpc.StatusCode.UNAVAILABLE and "exit code 6" in details
-    assert ended(int(child.read_text()))
+    until(lambda: ended(int(child.read_text())))
 
 
 def test_a_model_is_registered_once_however_many_ask_and_whoever_leaves(start):

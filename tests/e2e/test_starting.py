@@ -13,7 +13,7 @@ import tarfile
 import threading
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import httpx
 import psutil
 import pytest
 
+from support import until
 from ts_frontend.config.snapshot import SnapshotFiles, SnapshotKind, VersionState
 
 GUARD_S = 60
@@ -55,15 +56,6 @@ backend: "python"
 input [ { name: "in" data_type: TYPE_STRING dims: [ -1 ] } ]
 output [ { name: "out" data_type: TYPE_STRING dims: [ -1 ] } ]
 """
-
-
-def eventually(what: Callable[[], Any]) -> Any:
-    end_s = time.monotonic() + GUARD_S
-    while time.monotonic() < end_s:
-        if found := what():
-            return found
-        time.sleep(0.01)
-    raise AssertionError("it never happened")
 
 
 def triton_model(repository: Path, name: str, text: str) -> None:
@@ -149,7 +141,7 @@ def test_a_stop_while_accelerators_are_looked_for(start, tmp_path):
     (tools / "nvidia-smi").write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\nsleep 8\n")
     (tools / "nvidia-smi").chmod(0o755)
     server = start(wait=False, number_of_gpu="", env={"PATH": f"{tools}:{os.environ['PATH']}"})
-    eventually((tmp_path / "asked").exists)
+    until((tmp_path / "asked").exists)
     begun_s = time.monotonic()
     stops_at_once(server)
     assert time.monotonic() - begun_s < 7  # not the tool's eight seconds
@@ -184,7 +176,7 @@ def unpacking(directory: Path) -> bool:
 def test_a_stop_while_an_archive_is_unpacked(start, store, tmp_path):
     endless_archive(store / "endless.tar.gz")
     server = start("--models", "endless.tar.gz", wait=False, extract_ratio_max=1e9)
-    eventually(lambda: unpacking(tmp_path))
+    until(lambda: unpacking(tmp_path))
     stops_at_once(server)
 
 
@@ -194,7 +186,7 @@ def test_a_stop_while_a_snapshot_is_restored(start, store, tmp_path):
     state = VersionState("endless.tar.gz", True, 1, 1, url="http://127.0.0.1:1/endless.tar.gz")
     SnapshotFiles(tmp_path / "logs" / "config").write(SnapshotKind.SHUTDOWN, {"endless": {"1.0": state}}, {})
     server = start(wait=False, snapshots=True, extract_ratio_max=1e9)
-    eventually(lambda: unpacking(tmp_path))
+    until(lambda: unpacking(tmp_path))
     stops_at_once(server)
     assert (store / "endless.tar.gz").exists()
     found, _ = SnapshotFiles(tmp_path / "logs" / "config").newest()
@@ -205,7 +197,7 @@ def test_a_stop_while_a_program_says_which_models_it_has(start, tmp_path):
     program = tmp_path / "main.py"
     program.write_text(marked(BLOCKING, tmp_path / "asked"))
     server = start("--program", str(program), wait=False)
-    eventually((tmp_path / "asked").exists)
+    until((tmp_path / "asked").exists)
     stops_at_once(server)
 
 
@@ -213,7 +205,7 @@ def test_a_stop_while_a_program_says_which_models_it_has(start, tmp_path):
 def test_a_stop_while_workers_load(start, write, tmp_path, exit_on_error):
     write("blocking", marked(BLOCKING, tmp_path / "loads") + ANSWERING)
     server = start("--models", "blocking", wait=False, exit_on_error=exit_on_error, default_workers_per_model=2)
-    eventually((tmp_path / "loads").exists)
+    until((tmp_path / "loads").exists)
     if not exit_on_error:
         server.wait_started()
     stops_at_once(server, started=not exit_on_error)
@@ -227,7 +219,7 @@ def test_a_stop_while_a_repository_is_loaded(start, tmp_path, mode):
     arguments = ["--model-repository", str(repository), "--model-control-mode", mode]
     server = start(*arguments, *(["--load-model", "*"] if mode == "explicit" else []), wait=False)
     for name in ("one", "two", "three"):
-        eventually((tmp_path / name).exists)
+        until((tmp_path / name).exists)
     stops_at_once(server)
 
 
@@ -237,7 +229,7 @@ def test_a_stop_while_a_model_is_loaded_that_appeared_in_a_repository(start, tmp
     arguments = ["--model-repository", str(repository), "--model-control-mode", "poll"]
     server = start(*arguments, repository_poll_secs=0.1)
     triton_model(repository, "late", marked(BLOCKING, tmp_path / "late"))
-    eventually((tmp_path / "late").exists)
+    until((tmp_path / "late").exists)
     stops_at_once(server, started=True)
 
 
@@ -314,7 +306,7 @@ def test_a_damaged_archive_of_a_snapshot_is_set_aside_and_the_rest_starts(start,
     server = start(snapshots=True)
     assert "Model damaged, version 1.0 of the snapshot is set aside, it can't be loaded" in server.log
     assert "Put damaged.mar back into the model store" in server.log
-    eventually(lambda: server.worker_pids("sound"))
+    until(lambda: server.worker_pids("sound"))
     assert server.predict("sound", {}) == b"here"
     assert damaged.read_bytes() == whole[: len(whole) // 2]
     assert server.terminate() == 0
@@ -325,7 +317,7 @@ def test_a_damaged_archive_of_a_snapshot_is_set_aside_and_the_rest_starts(start,
 
     damaged.write_bytes(whole)
     server = start(snapshots=True)
-    eventually(lambda: len(server.worker_pids("damaged")) == 2)
+    until(lambda: len(server.worker_pids("damaged")) == 2)
     assert server.predict("damaged", {}) == b"here"
 
 
@@ -342,9 +334,9 @@ def test_a_downloaded_archive_that_cannot_be_restored_stays_in_the_store(start, 
     assert (store / "away.mar").read_bytes() == kept[:100]
     (store / "away.mar").write_bytes(kept)
     server = start(snapshots=True, allowed_urls="file://.*")
-    eventually(lambda: server.worker_pids("away"))
+    until(lambda: server.worker_pids("away"))
     server.unregister("away")
-    eventually(lambda: not (store / "away.mar").exists())  # what was downloaded goes with its model, as ever
+    until(lambda: not (store / "away.mar").exists())  # what was downloaded goes with its model, as ever
 
 
 def test_a_broken_model_of_a_repository_stops_no_other(start, tmp_path):

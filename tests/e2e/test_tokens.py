@@ -17,6 +17,7 @@ import grpc
 import pytest
 from google.protobuf import empty_pb2
 
+from support import until
 from ts.protocol import open_inference_pb2 as open_inference
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from ts_frontend.protos.grpc_health_v1_health_pb2 import HealthCheckRequest
@@ -115,8 +116,7 @@ def server(request: pytest.FixtureRequest, serving: Any, tmp_path_factory: pytes
     one = serving(directory, fill(directory), settings, ["--ncs", "--models", "probe"])
     try:
         one.wait_started()
-        while ask(one, "GET", "/v2/models/probe/ready", api="http_inference").status != 200:
-            pass  # each look is a request; the test run's own limit ends a wait for ever
+        until(lambda: ask(one, "GET", "/v2/models/probe/ready", api="http_inference").status == 200)
         yield one
     finally:
         status = one.terminate()

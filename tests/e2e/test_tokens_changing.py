@@ -11,13 +11,14 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from support import until
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 
@@ -42,11 +43,6 @@ def answer(
     found = response.status, {k.lower(): v for k, v in response.getheaders()}, response.read()
     connection.close()
     return found
-
-
-def until(good: Callable[[], bool]) -> None:
-    while not good():
-        pass  # each look is a request to the server; the test run's own limit ends a wait for ever
 
 
 def keys_of(directory: Path) -> dict[str, str]:

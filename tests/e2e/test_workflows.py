@@ -17,6 +17,8 @@ from typing import Any
 import h2.connection
 import pytest
 
+from support import until
+
 HERE = Path(__file__).parent / "workflows"
 GUARD_S = 60
 COMMAND = "from workflow_archiver.workflow_packaging import generate_workflow_archive as main; main()"
@@ -155,11 +157,6 @@ def client(serving: Any, store: Path) -> Iterator[Client]:
         server.terminate()
 
 
-def wait_until(good: Callable[[], bool]) -> None:
-    while not good():
-        pass  # each look is a request or a look at a file; the run's own limit ends a wait for ever
-
-
 # --- data between nodes
 
 
@@ -256,14 +253,14 @@ def test_a_failing_node_cancels_the_others(client: Client, tmp_path: Path) -> No
     mine, never = tmp_path / "right", tmp_path / "never"
     status, answer = client.predict("fan", "x", f"right=wait:{mine}|{never}, left=wait-and-fail:{mine}")
     assert (status, answer["message"]) == (500, "Error executing left")
-    wait_until((tmp_path / "right.cancelled").exists)
+    until((tmp_path / "right.cancelled").exists)
     assert client.predict("fan", "x")[0] == 200
 
 
 def leave_http1(connection: socket.socket, act: str, begun: Callable[[], bool]) -> None:
     head = f"POST /wfpredict/fan HTTP/1.1\r\nHost: localhost\r\nX-Act: {act}\r\nContent-Length: 1\r\n\r\nx"
     connection.sendall(head.encode())
-    wait_until(begun)
+    until(begun)
     connection.close()
 
 
@@ -274,7 +271,7 @@ def leave_http2(connection: socket.socket, act: str, begun: Callable[[], bool]) 
     http2.send_headers(1, list(headers.items()))
     http2.send_data(1, b"x", end_stream=True)
     connection.sendall(http2.data_to_send())
-    wait_until(begun)
+    until(begun)
     http2.reset_stream(1, 8)
     connection.sendall(http2.data_to_send())
 
@@ -285,8 +282,8 @@ def test_a_client_who_leaves_cancels_all_of_it(client: Client, tmp_path: Path, l
     act = f"left=wait:{left}|{never}, right=wait:{right}|{never}"
     with socket.create_connection(("127.0.0.1", client.server.port("http_inference")), GUARD_S) as connection:
         leave(connection, act, lambda: left.exists() and right.exists())
-        wait_until((tmp_path / "left.cancelled").exists)
-        wait_until((tmp_path / "right.cancelled").exists)
+        until((tmp_path / "left.cancelled").exists)
+        until((tmp_path / "right.cancelled").exists)
     assert client.predict("fan", "x")[0] == 200
 
 
@@ -381,9 +378,9 @@ def test_requests_on_their_way_are_answered_before_it_goes(client: Client, tmp_p
     begun, go = tmp_path / "begun", tmp_path / "go"
     with concurrent.futures.ThreadPoolExecutor() as pool:
         waiting = pool.submit(client.predict, "going", "x", f"start=wait:{begun}|{go}")
-        wait_until(begun.exists)
+        until(begun.exists)
         leaving = pool.submit(client.manage, "DELETE", "/workflows/going")
-        wait_until(lambda: client.manage("GET", "/workflows/going")[0] == 404)
+        until(lambda: client.manage("GET", "/workflows/going")[0] == 404)
         assert client.manage("POST", "/workflows?url=fan.war&workflow_name=going")[0] == 409
         go.touch()
         assert waiting.result(GUARD_S)[0] == 200

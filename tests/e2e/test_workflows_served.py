@@ -120,7 +120,9 @@ def served(serving: Any, wars: Path, tmp_path_factory: pytest.TempPathFactory) -
     models.mkdir()
     for archive in wars.glob("*.mar"):
         (models / archive.name).write_bytes(archive.read_bytes())
-    server = serving(directory, models, {"extract_files_max": 20}, ["--ncs", "--workflow-store", str(own)])
+    server = serving(
+        directory, models, {"extract_files_max": 20, "preload_torch": "true"}, ["--ncs", "--workflow-store", str(own)]
+    )
     try:
         yield server.wait_started()
     finally:

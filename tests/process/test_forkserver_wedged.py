@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Callable, Coroutine, Iterator
 
 import psutil
 import pytest
 
+from support import until
 from ts_frontend.workers.forkserver import ForkLauncher
 from ts_frontend.workers.launchers import ExecLauncher
 from ts_frontend.workers.process import Process, ProcessSpec
@@ -32,8 +32,7 @@ def command(process: psutil.Process) -> list[str]:
 
 def wait_until_execed(pid: int) -> None:
     """Returns when the process is one that was exec'd in place of a fork; a moment before, it has no command line."""
-    while "ts.runtime.main" not in command(psutil.Process(pid)):
-        time.sleep(0.01)
+    until(lambda: "ts.runtime.main" in command(psutil.Process(pid)))
 
 
 class Started:
@@ -41,7 +40,7 @@ class Started:
 
     def __init__(self) -> None:
         self.fallback = ExecLauncher()
-        self.launcher = ForkLauncher(dict(os.environ), self.fallback, fork_s_max=1.0)
+        self.launcher = ForkLauncher(dict(os.environ), self.fallback, preload_torch=False, fork_s_max=1.0)
         self.workers: list[Process] = []
 
     async def worker(self, spec: ProcessSpec = SPEC) -> Process:

@@ -39,7 +39,8 @@ class Place:
     def start(self, *words: str) -> subprocess.CompletedProcess[str]:
         ports = [f"--set=grpc_{api}_port=0" for api in ("inference", "management")]
         ports += [f"--set={api}_address=http://127.0.0.1:0" for api in ("inference", "management", "metrics")]
-        return self.torchserve("--start", "--model-store", str(STORE), *ports, "--set=console_log=false", *words)
+        more = ("--set=console_log=false", "--set=preload_torch=false", *words)
+        return self.torchserve("--start", "--model-store", str(STORE), *ports, *more)
 
     def log(self) -> str:
         return (self.directory / "logs" / "ts_log.log").read_text()

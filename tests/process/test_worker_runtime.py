@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from support import until
 from ts.protocol.frames import Cancel, Credit, Failed, Input, LoadFailed, Predict, Stop, encode_bytes
 
 PIECE_COST = 64
@@ -563,8 +564,7 @@ def test_the_end_of_the_socket_ends_the_process(start_worker, body):
     worker = start_worker()
     if body is not None:
         worker.predict(body, batch_id=1)
-        while worker.started() != 1:
-            pass
+        until(lambda: worker.started() == 1)
     worker.sock.close()
     assert worker.process.wait(60) == 0
 
@@ -573,8 +573,7 @@ def test_the_end_of_the_socket_ends_a_process_that_loads(start_worker, tmp_path)
     (tmp_path / "mine.py").write_text("import time\nopen('loading', 'w')\nwhile True: time.sleep(0.01)\n")
     worker = start_worker(load=False)
     worker.begin_load("mine.py", model_dir=str(tmp_path))
-    while not (tmp_path / "loading").exists():
-        pass
+    until((tmp_path / "loading").exists)
     worker.sock.close()
     assert worker.process.wait(60) == 0
 
@@ -613,8 +612,7 @@ def test_replies_wait_for_a_slow_frontend(start_worker):
     worker = start_worker(response_bytes_max=1 << 30)
     jobs = [worker.predict({"op": "size", "size": 3_000_000})[0] for _ in range(5)]
     worker.send(Stop())
-    while worker.started() != jobs[-1]:
-        pass
+    until(lambda: worker.started() == jobs[-1])
     worker.to_end()
     assert [len(worker.answers[job]) for job in jobs] == [3_000_000] * 5
     assert worker.process.wait(60) == 0

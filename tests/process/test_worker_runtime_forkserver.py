@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from support import until
 from ts.protocol.frames import Cancel, Ready, Stop
 
 
@@ -126,8 +127,7 @@ def test_workers_die_with_the_forkserver_even_inside_a_handler(start_forkserver)
     worker, _ = server.fork()
     worker.load("probe.py")
     worker.predict({"op": "until_cancelled"}, batch_id=1)
-    while worker.started() != 1:
-        pass
+    until(lambda: worker.started() == 1)
     server.process.kill()
     worker.to_end()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import os
 import signal
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from support import until_async
 from ts.protocol.frames import Input, LoadFailed, Ready, encode_bytes
 from ts_frontend.errors import ModelNotLoaded
 from ts_frontend.job import Job, Ledger
@@ -134,14 +134,6 @@ def pool_of(stage: Stage, clock: Clock, give_up_s: float = 300.0, on_change: Cal
     return Pool("m_1.0", plan, JobQueue(Policy()), stage, lambda: CPU, backoff, on_change, clock)
 
 
-async def until(holds: Callable[[], object]) -> None:
-    """Returns when it holds; the test's own limit ends what never does."""
-    for _ in itertools.count():
-        if holds():
-            return
-        await asyncio.sleep(0)
-
-
 def waiting(pool: Pool) -> Job:
     job = Job(Ledger(), [Input("data", "", b"x")], request_id="r")
     pool.queue.put(job)
@@ -170,9 +162,9 @@ def test_requests_that_wait_learn_why_the_model_cannot_be_loaded() -> None:
         assert told.value.retry_after_s is not None and 1 <= told.value.retry_after_s <= 30
         with pytest.raises(StartFailed, match="SyntaxError"):
             await scaling
-        await until(lambda: stage.launched >= 2)
+        await until_async(lambda: stage.launched >= 2)
         assert pool.load_failure is not None, "it loads again; until it is ready nothing has changed"
-        await until(lambda: len(stage.actors) == 2)
+        await until_async(lambda: len(stage.actors) == 2)
         stage.actors[1].theirs.sendall(encode_bytes(Ready({"handler_kind": "blocking"})))
         await pool.scale(1)
         assert pool.load_failure is None and pool.ready_count == 1
@@ -187,7 +179,7 @@ def test_one_worker_that_still_loads_is_waited_for() -> None:
         pool = pool_of(stage, clock)
         scaling = asyncio.create_task(pool.scale(2))
         job = waiting(pool)
-        await until(lambda: stage.launched >= 3)
+        await until_async(lambda: stage.launched >= 3)
         assert pool.load_failure is None and not job.done
         stage.actors[1].theirs.sendall(encode_bytes(LoadFailed(SYNTAX_ERROR)))
         with pytest.raises(ModelNotLoaded):
@@ -263,7 +255,7 @@ def test_a_worker_that_dies_whenever_it_is_ready_is_not_scaled() -> None:
                 stage.actors[-1].end(-signal.SIGSEGV)
             await asyncio.sleep(0)
         scaling = asyncio.create_task(pool.scale(1))
-        await until(lambda: pool.ready_count)
+        await until_async(lambda: pool.ready_count)
         stage.actors[-1].end(-signal.SIGSEGV)
         with pytest.raises(StartFailed, match="soon after it was ready: .*SIGSEGV"):
             await scaling
@@ -278,7 +270,7 @@ def test_the_same_traceback_is_logged_once_and_then_counted(caplog: pytest.LogCa
         pool = pool_of(stage, clock)
         with pytest.raises(StartFailed):
             await pool.scale(2)
-        await until(lambda: stage.launched >= 6)
+        await until_async(lambda: stage.launched >= 6)
         assert stage.lines == ["  m.py", "SyntaxError"]
         await pool.close(0)
 
@@ -293,7 +285,7 @@ def test_the_same_traceback_is_logged_once_and_then_counted(caplog: pytest.LogCa
 async def started(pool: Pool) -> Slot:
     """The slot of a pool that has been asked for one worker, which needn't be ready."""
     asyncio.create_task(pool.scale(1)).add_done_callback(lambda task: task.exception())
-    await until(lambda: pool.slots)
+    await until_async(lambda: pool.slots)
     return pool.slots[0]
 
 
@@ -329,11 +321,11 @@ def test_a_mistake_anywhere_is_logged_and_the_worker_started_again(
             monkeypatch.setattr(Actor, "release", lambda actor: (actor.progress.close(), release()))
         slot = await started(pool)
         if where in ("put_back", "release"):
-            await until(lambda: slot.ready)
+            await until_async(lambda: slot.ready)
             stage.actors[-1].end(-signal.SIGSEGV)
-            await until(lambda: not slot.ready)
+            await until_async(lambda: not slot.ready)
         lives = 1 if where in ("new_worker", "on_change") else 2
-        await until(lambda: slot.ready and stage.launched >= lives)
+        await until_async(lambda: slot.ready and stage.launched >= lives)
         await pool.scale(1)
         assert pool.load_failure is None and not pool.hopeless
         await pool.close(0)
@@ -375,7 +367,7 @@ def test_a_slot_whose_task_is_lost_is_given_up_and_everybody_is_told(caplog: pyt
         stage = Stage("hangs")
         pool = pool_of(stage, Skipping())
         scaling = asyncio.create_task(pool.scale(1))
-        await until(lambda: stage.actors)
+        await until_async(lambda: stage.actors)
         job = waiting(pool)
         pool.slots[0]._task.cancel()
         with pytest.raises(StartFailed, match="not started again"):
@@ -398,7 +390,7 @@ def test_a_start_that_has_failed_for_too_long_is_given_up() -> None:
         pool = pool_of(stage, clock, give_up_s=20)
         with pytest.raises(StartFailed):
             await pool.scale(1)
-        await until(lambda: pool.hopeless)
+        await until_async(lambda: pool.hopeless)
         assert 20 <= sum(clock.pauses) <= 60
         await pool.close(0)
 

@@ -365,6 +365,12 @@ class ServerConfig:
         "fork: workers start in milliseconds from a process that has imported torch; exec: each worker is a new "
         "Python process",
     )
+    preload_torch: bool = _own(
+        BOOLEAN,
+        True,
+        "false: the process that workers are forked from does not import torch, which takes seconds and 200 MB; a "
+        "handler that needs torch imports it itself",
+    )
     max_concurrency: int = _own(
         whole(1), 64, "requests at the same time on one worker whose handler is a generator or async"
     )

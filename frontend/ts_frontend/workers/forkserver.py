@@ -48,12 +48,12 @@ class Forkserver:
         self.reader = watched(self._read(), "The forkserver's reader")
 
     @staticmethod
-    async def start(env: Mapping[str, str]) -> Forkserver:
-        """A new one, which is `ready` when it has imported torch."""
+    async def start(env: Mapping[str, str], preload_torch: bool = True) -> Forkserver:
+        """A new one, which is `ready` when it has imported what it preloads."""
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         control.setblocking(False)
         try:
-            child = await asyncio.to_thread(start_forkserver, theirs.fileno(), env)
+            child = await asyncio.to_thread(start_forkserver, theirs.fileno(), env, preload_torch)
         except BaseException:
             control.close()
             raise
@@ -259,10 +259,11 @@ class ForkLauncher:
         env: Mapping[str, str],
         fallback: ExecLauncher,
         *,
+        preload_torch: bool = True,
         ready_s_max: float = READY_S_MAX,
         fork_s_max: float = FORK_S_MAX,
     ) -> None:
-        self._env = env
+        self._env, self._preload_torch = env, preload_torch
         self._fallback = fallback
         self._ready_s_max, self._fork_s_max = ready_s_max, fork_s_max
         self._current: Forkserver | None = None
@@ -270,13 +271,13 @@ class ForkLauncher:
         self._lock = asyncio.Lock()
 
     async def start(self) -> None:
-        """Starts the forkserver; returns at once, `launch` waits until it has imported torch."""
+        """Starts the forkserver; returns at once, `launch` waits until it is ready."""
         await self._server()
 
     async def _server(self) -> Forkserver:
         async with self._lock:
             if self._current is None or not self._current.usable:
-                self._current = await Forkserver.start(self._env)
+                self._current = await Forkserver.start(self._env, self._preload_torch)
                 self._all.add(self._current)
                 self._current.reader.add_done_callback(self._forget)
             return self._current

@@ -136,9 +136,10 @@ async def _readable(fd: int) -> None:
         loop.remove_reader(fd)
 
 
-def start_forkserver(control_fd: int, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def start_forkserver(control_fd: int, env: Mapping[str, str], preload_torch: bool) -> subprocess.Popen[bytes]:
     """Starts the process that workers are forked from; its end of the control socket is `control_fd`."""
     argv = [sys.executable, "-m", "ts.runtime.forkserver", "--fd", str(control_fd)]
+    argv += [] if preload_torch else ["--no-torch"]
     return _start(argv, env=dict(env), stdin=subprocess.DEVNULL, pass_fds=(control_fd,))
 
 

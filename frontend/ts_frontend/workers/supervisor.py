@@ -41,6 +41,7 @@ class Supervisor:
         first_worker_id: int,
         first_distribution_id: int,
         fork: bool,
+        preload_torch: bool = True,
         inside: bool = False,
         inventory: Inventory,
         on_line: OnLine,
@@ -48,7 +49,7 @@ class Supervisor:
         self.placement = Placement(inventory)
         self._exec = ExecLauncher()
         self._torchrun = TorchrunLauncher(work_dir, self._exec)
-        self._fork = ForkLauncher(env, self._exec) if fork and not inside else None
+        self._fork = ForkLauncher(env, self._exec, preload_torch=preload_torch) if fork and not inside else None
         self.launcher: Launcher = InProcessLauncher() if inside else self._fork or self._exec
         self._ids = itertools.count(first_worker_id)
         self._distribution_id = first_distribution_id

@@ -15,6 +15,7 @@ import httpx
 import psutil
 import pytest
 
+from support import until
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 
@@ -148,8 +149,8 @@ def test_slow_requests_do_not_hold_up_others(crowded: Any, tmp_path: Path, metho
 
 def until_taken(server: Any, count: int) -> None:
     """Returns when the model `gated` has so many requests, waiting and running."""
-    while sum(gauge(server, name, "gated") for name in ("ts_queued_requests", "ts_running_requests")) < count:
-        pass
+    names = ("ts_queued_requests", "ts_running_requests")
+    until(lambda: sum(gauge(server, name, "gated") for name in names) >= count)
 
 
 def gauge(server: Any, name: str, model: str) -> float:
@@ -187,15 +188,14 @@ def test_two_protocols_share_a_batch(crowded: Any) -> None:
         by_http = pool.submit(httpx.post, f"{crowded.http}/v1/completions", json=body, timeout=GUARD_S)
         told = json.loads(by_http.result().text)
         assert told["choices"][0]["text"] == text_of(by_grpc.result()) == "ONE TEXT"
-    while not (sizes := [line for line in metrics(crowded).splitlines() if line.startswith("BatchSize{")]):
-        pass  # what a worker reports comes beside its answer, not before it
+    # What a worker reports comes beside its answer, not before it.
+    sizes = until(lambda: [line for line in metrics(crowded).splitlines() if line.startswith("BatchSize{")])
     assert [line.rpartition(" ")[2] for line in sizes] == ["2.0"]
 
 
 def test_as_many_calls_run_at_once_as_there_are_workers(crowded: Any, tmp_path: Path) -> None:
     """Promises 001-22, 001-37: none of them ends before all of them have begun, each in a worker of its own."""
-    while len(crowded.worker_pids("meeting")) < WORKERS:
-        pass
+    until(lambda: len(crowded.worker_pids("meeting")) >= WORKERS)
     with grpc.insecure_channel(crowded.inference) as channel, ThreadPoolExecutor(WORKERS) as pool:
         stub = GRPCInferenceServiceStub(channel)
         calls = [
@@ -206,8 +206,7 @@ def test_as_many_calls_run_at_once_as_there_are_workers(crowded: Any, tmp_path: 
 
 def work_at_once(server: Any, model: str, workers: int) -> float:
     """How many of 60 calls that need a CPU were being worked on at once, on average."""
-    while len(server.worker_pids(model)) < workers:
-        pass
+    until(lambda: len(server.worker_pids(model)) >= workers)
     with grpc.insecure_channel(server.inference) as channel:
         infer = GRPCInferenceServiceStub(channel).ModelInfer
         calls = [infer.future(request_of(model, "x"), timeout=GUARD_S) for _ in range(60)]

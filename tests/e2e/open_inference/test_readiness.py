@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import grpc
 import httpx
 
+from support import until
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub as Stub
 
@@ -51,9 +51,7 @@ def test_a_server_is_ready_when_its_models_are(
         }
         assert not stub.ServerReady(pb.ServerReadyRequest(), timeout=GUARD_S).ready
         go.touch()
-        ends_s = time.monotonic() + GUARD_S
-        while not stub.ServerReady(pb.ServerReadyRequest(), timeout=GUARD_S).ready and time.monotonic() < ends_s:
-            pass
+        until(lambda: stub.ServerReady(pb.ServerReadyRequest(), timeout=GUARD_S).ready)
         assert set(statuses(server).values()) == {200}
         server.register("later", synchronous=False)  # what comes later doesn't take the server out of service
         assert stub.ServerReady(pb.ServerReadyRequest(), timeout=GUARD_S).ready

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import socket
 import struct
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +16,7 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
+from support import until
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from ts_frontend.cli.commands import commands
@@ -124,14 +124,6 @@ def load(served: Any, name: str, **parameters: str) -> httpx.Response:
 
 def unload(served: Any, name: str) -> int:
     return httpx.post(f"{served.http}/v2/repository/models/{name}/unload", timeout=GUARD_S).status_code
-
-
-def until(true: Callable[[], bool]) -> None:
-    """Returns when it is."""
-    end_s = time.monotonic() + GUARD_S
-    while not true():
-        assert time.monotonic() < end_s, "it did not become true"
-        time.sleep(0.02)
 
 
 # --- the server's end

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +15,7 @@ import httpx
 import psutil
 import pytest
 
+from support import until
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 
@@ -247,9 +247,7 @@ def test_what_calls_loaded_and_unloaded_is_remembered(begin: Any, repository: Pa
     assert listed(served) == ["upper"]
     assert unload(served, "upper") == 200
     served.wait_for_log("Model upper 1.0 unregistered")
-    end_s = time.monotonic() + GUARD_S
-    while "upper" in newest_snapshot(tmp_path) and time.monotonic() < end_s:
-        time.sleep(0.02)  # it is written soon after, beside the calls
+    until(lambda: "upper" not in newest_snapshot(tmp_path), "it is written soon after, beside the calls")
     served.process.kill()
     served.wait()
     assert listed(begin("explicit")) == []

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,6 +15,7 @@ import grpc
 import httpx
 import pytest
 
+from support import until
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub as Stub
 
@@ -207,10 +207,7 @@ def test_leaving_a_stream_ends_what_it_began(robust: Any, stub: Stub) -> None:
 
 def wait_for_rest(robust: Any, model: str) -> None:
     """Returns when nothing of the model is queued or running."""
-    deadline_s = time.monotonic() + GUARD_S
-    while busy := gauges(robust, model):
-        assert time.monotonic() < deadline_s, busy
-        time.sleep(0.05)
+    until(lambda: not gauges(robust, model), lambda: gauges(robust, model))
 
 
 def gauges(robust: Any, model: str) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import httpx
 import numpy as np
 import pytest
 
+from support import until
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 
@@ -126,15 +126,6 @@ def request(model: str, value: int, **parameters: int) -> pb.ModelInferRequest:
     for name, number in parameters.items():
         message.parameters[name].uint64_param = number
     return message
-
-
-def until(condition: Callable[[], bool]) -> None:
-    waiting = threading.Event()
-    for _ in range(GUARD_S * 100):
-        if condition():
-            return
-        waiting.wait(0.01)
-    raise AssertionError("it did not come to it")
 
 
 def waiting(served: Any, model: str) -> int:

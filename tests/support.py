@@ -1,0 +1,38 @@
+"""What tests of several folders use. pytest puts this folder on the path: `from support import until`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+#: A guard against a wait for ever, far above what a busy machine takes: no test's result depends on it.
+TIMEOUT_S = 120.0
+PAUSE_S = 0.01
+
+Found = TypeVar("Found")
+
+
+def until(look: Callable[[], Found], message: object = "", *, timeout_s: float = TIMEOUT_S) -> Found:
+    """The first true value of `look()`, which is called again and again. AssertionError, with the message (of a
+    function: with what it returns then), when there was none within `timeout_s`."""
+    end_s = time.monotonic() + timeout_s
+    while not (found := look()):
+        assert time.monotonic() < end_s, _said(look, message, timeout_s)
+        time.sleep(PAUSE_S)
+    return found
+
+
+async def until_async(look: Callable[[], Found], message: object = "", *, timeout_s: float = TIMEOUT_S) -> Found:
+    """`until` for a coroutine: the loop's other tasks go on between two looks, which take no pause."""
+    end_s = time.monotonic() + timeout_s
+    while not (found := look()):
+        assert time.monotonic() < end_s, _said(look, message, timeout_s)
+        await asyncio.sleep(0)
+    return found
+
+
+def _said(look: Callable[[], object], message: object, timeout_s: float) -> str:
+    text = message() if callable(message) else message
+    return f"not within {timeout_s} s: {text or getattr(look, '__self__', look)}"
