@@ -38,7 +38,6 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parent.parent / "e2e"))
 
 from conftest import Serving, write_model
-
 from ts_frontend.protos.inference_pb2 import PredictionResponse, PredictionsRequest
 
 GUARD_S = 60.0
