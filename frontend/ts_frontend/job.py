@@ -298,8 +298,8 @@ class Job:
         neither is so: the reader waits for more."""
         return now_s - self._unread_s
 
-    def held_up(self, now_s: float) -> float:
-        """Seconds for which its client, not its handler, is who it waits for; below 0 when it isn't."""
+    def client_wait_s(self, now_s: float) -> float:
+        """Seconds that it has been waiting for its client, not for its handler; below 0 when it isn't."""
         return now_s - self._unread_s
 
     def allow(self, size_bytes: int) -> None:
@@ -439,8 +439,8 @@ class FedJob(Job):
             self._waiting.clear()
             self._make_space()
 
-    def held_up(self, now_s: float) -> float:
-        return max(super().held_up(now_s), now_s - self._idle_s)
+    def client_wait_s(self, now_s: float) -> float:
+        return max(super().client_wait_s(now_s), now_s - self._idle_s)
 
     @property
     def repeatable(self) -> bool:

@@ -145,7 +145,7 @@ class Server:
             first_worker_id=config.initial_worker_port,
             first_distribution_id=config.initial_distribution_port,
             fork=config.worker_start == "fork",
-            inside=config.bypass_serve,
+            in_process=config.bypass_serve,
             inventory=inventory,
             on_line=ModelLog(self._logs, self._metrics).line,
         )
@@ -314,7 +314,7 @@ class Server:
     ) -> ModelManager:
         config = self.config
         launchpad = ModelFactory(
-            config, supervisor, worker_env(config), registry.changes, self._metrics, self._tracing, calls
+            config, supervisor, worker_env(config), registry.changes, self._metrics, self._tracing, calls.answer
         )
         installation = ModelLoader(
             store,
@@ -388,7 +388,7 @@ class Server:
             log.warning("Model %s %s: %s", name, version, warning)
         if self.config.bypass_serve:
             settings = replace(settings, batch_size=1, max_batch_delay_set=False)
-        if self.config.inside:
+        if self.config.debugging:
             settings = replace(
                 settings, min_workers=min(1, settings.min_workers), max_workers=min(1, settings.max_workers)
             )

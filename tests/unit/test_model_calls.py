@@ -18,9 +18,8 @@ from ts_frontend.scheduling.batcher import Policy
 from ts_frontend.scheduling.queues import JobQueue
 from ts_frontend.scheduling.sequence_queue import Keys
 from ts_frontend.workers import calls as worker_calls
-from ts_frontend.workers.calls import Calls
+from ts_frontend.workers.calls import Caller, HandlerCalls
 from ts_frontend.workers.in_flight import Batch, InFlight
-from ts_frontend.workers.plan import Caller
 
 NAMED = {"operation": "infer", "model": "b", "version": "", "stream": False, "request_id": "", "parameters": {}}
 
@@ -49,10 +48,10 @@ class Scripted:
             self.ended += 1
 
 
-def calls_of(answers: Scripted) -> tuple[Calls, list[Message], list[Batch]]:
+def calls_of(answers: Scripted) -> tuple[HandlerCalls, list[Message], list[Batch]]:
     sent: list[Message] = []
     alive: list[Batch] = []
-    return Calls(answers, "a", sent.append, alive.append, 1.0), sent, alive
+    return HandlerCalls(answers.answer, "a", sent.append, alive.append, 1.0), sent, alive
 
 
 def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -198,11 +197,11 @@ def test_a_worker_that_waits_for_another_model_does_not_hang() -> None:
 def test_nothing_is_sent_ahead_to_a_worker_that_waits_for_others() -> None:
     running = InFlight()
     running.mean_s = 0.0
-    running.settle_manner("blocking", 1)
+    running.set_concurrency("blocking", 1)
     running.begin([job()], time.monotonic())
-    assert running.room() == 1
+    assert running.capacity() == 1
     running.hold_nothing_ahead()
-    assert running.room() == 0
+    assert running.capacity() == 0
 
 
 # --- the door

@@ -20,8 +20,8 @@ from ts_frontend.scheduling.sequence_queue import SequenceJobs, SequenceQueue, k
 from ts_frontend.scheduling.sequences import SequenceLimits
 from ts_frontend.tasks import Notifier
 from ts_frontend.telemetry.metrics.registry import MetricsRegistry
-from ts_frontend.workers.plan import Answers, WorkerPlan
-from ts_frontend.workers.process import ProcessSpec, Team
+from ts_frontend.workers.calls import Answer
+from ts_frontend.workers.process import ProcessSpec, TorchrunGroup, WorkerPlan
 from ts_frontend.workers.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ DEBUG_TIMEOUT_S = 1e8
 
 
 class ModelFactory:
-    """Makes `Model`s. `worker_env` is the environment workers get, `answers` what their handlers may ask."""
+    """Makes `Model`s. `worker_env` is the environment workers get, `answer` answers the calls of their handlers."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class ModelFactory:
         changes: Notifier,
         metrics: MetricsRegistry,
         tracing: Traces | None = None,
-        answers: Answers | None = None,
+        answer: Answer | None = None,
     ) -> None:
         self._config = config
         self._supervisor = supervisor
@@ -52,7 +52,7 @@ class ModelFactory:
         self._changes = changes
         self._metrics = metrics
         self._tracing = tracing
-        self._answers = answers
+        self._answer = answer
 
     def model(
         self,
@@ -175,17 +175,17 @@ class ModelFactory:
         return WorkerPlan(
             spec=self._spec(f"{name}_{version}", settings, archive, python),
             load=self._load(name, version, handler, archive, settings, signature),
-            startup_timeout_s=DEBUG_TIMEOUT_S if config.inside else settings.startup_timeout_s,
-            response_timeout_s=DEBUG_TIMEOUT_S if config.inside else settings.response_timeout_s,
-            workers_max=1 if config.inside else None,
-            inside=config.bypass_serve,
+            startup_timeout_s=DEBUG_TIMEOUT_S if config.debugging else settings.startup_timeout_s,
+            response_timeout_s=DEBUG_TIMEOUT_S if config.debugging else settings.response_timeout_s,
+            workers_max=1 if config.debugging else None,
+            in_process=config.bypass_serve,
             message_bytes_max=max(config.max_request_size, config.max_response_size) * settings.batch_size
             + MESSAGE_OVERHEAD_BYTES,
             max_concurrency=settings.batch_size if settings.continuous_batching else settings.max_concurrency,
             neighbour_grace_s=config.worker_kill_grace_s,
             recorder=recorder,
-            answers=self._answers,
-            responses=recorder.responses,
+            answer=self._answer,
+            on_response=recorder.responses.response,
             decoupled=signature.decoupled,
         )
 
@@ -202,8 +202,8 @@ class ModelFactory:
         if torchrun is None:
             return ProcessSpec(name, self._worker_env, python, str(archive.dir))
         words = torchrun.words(self._config.log_location.absolute() / "torchelastic_ts")
-        team = Team(torchrun.processes, words, lockstep=settings.parallel_type != "pp")
-        return ProcessSpec(name, {**self._worker_env, **torchrun.env}, python, str(archive.dir), team)
+        group = TorchrunGroup(torchrun.processes, words, lockstep=settings.parallel_type != "pp")
+        return ProcessSpec(name, {**self._worker_env, **torchrun.env}, python, str(archive.dir), group)
 
     def _load(
         self,

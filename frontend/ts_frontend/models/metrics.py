@@ -25,7 +25,7 @@ def served_families(models: Iterable[Model], host: str) -> list[Family]:
         labels = (model.name, model.version, host)
         queued.samples[labels] = Gauge(model.ledger.queued)
         running.samples[labels] = Gauge(model.ledger.sent)
-        ready.samples[labels] = Gauge(0 if model.pool.plan.inside else model.pool.ready_count)
+        ready.samples[labels] = Gauge(0 if model.pool.plan.in_process else model.pool.ready_count)
         for state in JobState:
             if state in FINAL:
                 ended.samples[(*labels, state.value)] = Counter(model.ledger.counts[state])

@@ -123,7 +123,7 @@ class Model:
             recorder.accepted()
         if self._leaving:
             raise Draining(f'Model "{self.name}" version {self.version} is being unregistered')
-        if self.pool.hopeless:
+        if self.pool.unavailable:
             raise NoWorker(NO_WORKER.format(name=self.name) + self.pool.refusal())
         if self.pool.load_failure is not None:
             raise self.pool.not_loaded()

@@ -21,7 +21,7 @@ from ts_frontend.open_inference import requests as tensor_requests
 from ts_frontend.open_inference.repository import load_parameters
 from ts_frontend.open_inference.requests import joined_messages
 from ts_frontend.scheduling.sequence_queue import Keys
-from ts_frontend.workers.plan import Caller
+from ts_frontend.workers.calls import Caller
 
 INFER, LOAD, UNLOAD, READY = "infer", "load", "unload", "ready"
 #: What a nested request carries on of the one that it is made for.

@@ -19,14 +19,14 @@ class QueueWorker(Protocol):
 
     def __hash__(self) -> int: ...
 
-    def room(self) -> float:
-        """How eager it is: 2 when idle, less when it would take more beside what it has, 0 when it can't."""
+    def capacity(self) -> float:
+        """2 when idle, less when it takes more batches all the same, 0 when it takes none."""
 
-    def take(self, jobs: list[Job]) -> None:
+    def dispatch(self, jobs: list[Job]) -> None:
         """Runs these jobs as one batch."""
 
     def flush(self) -> None:
-        """Writes what has been taken."""
+        """Writes what was dispatched."""
 
     def holds(self, job: Job) -> bool:
         """Whether it has something to do for the job, also when nobody waits for it any more."""
@@ -45,7 +45,7 @@ class WorkQueue:
 
     def __init__(self, store: JobStore) -> None:
         self._store = store
-        self._takers: list[QueueWorker] = []
+        self._workers: list[QueueWorker] = []
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -61,13 +61,13 @@ class WorkQueue:
         """Jobs that a worker had but never started go to the head of the queue."""
         raise NotImplementedError
 
-    def attach(self, taker: QueueWorker) -> None:
-        self._takers.append(taker)
+    def attach(self, worker: QueueWorker) -> None:
+        self._workers.append(worker)
         self.wake()
 
-    def detach(self, taker: QueueWorker) -> None:
-        if taker in self._takers:
-            self._takers.remove(taker)
+    def detach(self, worker: QueueWorker) -> None:
+        if worker in self._workers:
+            self._workers.remove(worker)
 
     def wake(self) -> None:
         """Looks for work once this turn of the loop is over, so that what arrives together goes together."""
@@ -193,8 +193,8 @@ class JobQueue(WorkQueue):
         batcher = self._batcher
         touched: set[QueueWorker] = set()
         while len(batcher):
-            taker = self._pick()
-            if taker is None:
+            worker = self._pick()
+            if worker is None:
                 break
             now_s = time.monotonic()
             due_s = batcher.due_s(now_s)
@@ -203,22 +203,22 @@ class JobQueue(WorkQueue):
                 break
             jobs = without_expired(cast("list[Job]", batcher.take()), now_s)
             if jobs:
-                taker.take(jobs)
-                touched.add(taker)
-        for taker in touched:
-            taker.flush()
+                worker.dispatch(jobs)
+                touched.add(worker)
+        for worker in touched:
+            worker.flush()
 
     def _pick(self) -> QueueWorker | None:
-        """An idle worker, by turns; else the one that takes most beside what it has."""
-        best, best_room = None, 0.0
-        takers = self._takers
-        count = len(takers)
+        """An idle worker, by turns; else the busy one with the most capacity."""
+        best, most = None, 0.0
+        workers = self._workers
+        count = len(workers)
         for offset in range(count):
             index = (self._turn + offset) % count
-            room = takers[index].room()
-            if room > best_room:
-                best, best_room = takers[index], room
-                if room == 2:
+            capacity = workers[index].capacity()
+            if capacity > most:
+                best, most = workers[index], capacity
+                if capacity == 2:
                     self._turn = index + 1
                     break
         return best
@@ -232,7 +232,7 @@ class TicketQueue(JobQueue):
         self._refusal = refusal
 
     def put(self, job: Job) -> None:
-        if len(self) >= sum(taker.room() == 2 for taker in self._takers):
+        if len(self) >= sum(worker.capacity() == 2 for worker in self._workers):
             raise QueueFull(self._refusal)
         super().put(job)
 

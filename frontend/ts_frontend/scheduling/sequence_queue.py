@@ -149,9 +149,9 @@ class SequenceQueue(WorkQueue):
                 job.owner = self
         self.wake()
 
-    def detach(self, taker: QueueWorker) -> None:
-        super().detach(taker)
-        for job in cast("list[SequenceJob]", self._batcher.lose(taker, time.monotonic())):
+    def detach(self, worker: QueueWorker) -> None:
+        super().detach(worker)
+        for job in cast("list[SequenceJob]", self._batcher.lose(worker, time.monotonic())):
             self._fail(job, "the worker that held it has ended")
         self.wake()
 
@@ -192,8 +192,8 @@ class SequenceQueue(WorkQueue):
                 break
             self._give(free[0], len(free), now_s)
             touched.add(free[0])
-        for taker in touched:
-            taker.flush()
+        for worker in touched:
+            worker.flush()
 
     def _settle(self, now_s: float) -> None:
         """Notices which jobs are off their workers: what comes after them may go."""
@@ -203,23 +203,22 @@ class SequenceQueue(WorkQueue):
         self._keep_time()
 
     def _free(self) -> list[QueueWorker]:
-        """The workers with room that have something to take: the most eager first, of these the one with the fewest
-        sequences."""
+        """The workers with capacity that there is work for: the most capacity first, then the fewest sequences."""
         batcher = self._batcher
-        rooms = [(taker.room(), taker) for taker in self._takers if batcher.has_work(taker)]
-        free = [(-room, batcher.sequences_of(taker), taker) for room, taker in rooms if room > 0]
-        return [taker for _, _, taker in sorted(free, key=lambda entry: entry[:2])]
+        capacities = [(worker.capacity(), worker) for worker in self._workers if batcher.has_work(worker)]
+        free = [(-capacity, batcher.sequences_of(worker), worker) for capacity, worker in capacities if capacity > 0]
+        return [worker for _, _, worker in sorted(free, key=lambda entry: entry[:2])]
 
-    def _give(self, taker: QueueWorker, free: int, now_s: float) -> None:
-        batch = cast("list[SequenceJob]", self._batcher.take(taker, free))
+    def _give(self, worker: QueueWorker, free: int, now_s: float) -> None:
+        batch = cast("list[SequenceJob]", self._batcher.take(worker, free))
         jobs = without_expired(cast("list[Job]", batch), now_s)
         for job in batch:
             if job.done:
                 self._batcher.settled(cast(Sequenced, job), now_s)
             else:
-                self._out[job.id] = job, taker
+                self._out[job.id] = job, worker
         if jobs:
-            taker.take(jobs)
+            worker.dispatch(jobs)
 
     # --- time
 
