@@ -59,7 +59,7 @@ from ts_frontend.workers.supervisor import Supervisor, find_accelerators
 from ts_frontend.workflows.manager import WorkflowManager, restore_workflows, states_of
 
 if TYPE_CHECKING:
-    from ts_frontend.telemetry.tracing.traces import Traces
+    from ts_frontend.telemetry.tracing.spans import Traces
 
 log = logging.getLogger(__name__)
 

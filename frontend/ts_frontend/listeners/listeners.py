@@ -62,7 +62,7 @@ from ts_frontend.telemetry.tracing.tracing import sampling_of
 from ts_frontend.workflows.manager import WorkflowManager
 
 if TYPE_CHECKING:
-    from ts_frontend.telemetry.tracing.traces import Traces
+    from ts_frontend.telemetry.tracing.spans import Traces
 
 log = logging.getLogger(__name__)
 

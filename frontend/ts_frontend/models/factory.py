@@ -25,7 +25,7 @@ from ts_frontend.workers.process import ProcessSpec, TorchrunGroup, WorkerPlan
 from ts_frontend.workers.supervisor import Supervisor
 
 if TYPE_CHECKING:
-    from ts_frontend.telemetry.tracing.traces import Traces
+    from ts_frontend.telemetry.tracing.spans import Traces
 
 #: Beside the payload, a message to a worker holds names, headers and ids.
 MESSAGE_OVERHEAD_BYTES = 1 << 20

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.job import FINAL, JobState
 from ts_frontend.models.model import Model
-from ts_frontend.telemetry.metrics.definitions import Definition, MetricKind
+from ts_frontend.telemetry.metrics.families import Counter, Definition, Family, Gauge, MetricKind
 from ts_frontend.telemetry.metrics.registry import COMMAND_S_MAX, MODEL_LABELS, PACKAGE_PARENT, MetricsRegistry
-from ts_frontend.telemetry.metrics.samples import Counter, Family, Gauge
 from ts_frontend.telemetry.metrics.system import RunCommand, SystemMetrics, command_line
 from ts_frontend.workers.launchers import tool_output
 
