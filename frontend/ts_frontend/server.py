@@ -49,7 +49,7 @@ from ts_frontend.models.startup import SnapshotRecorder, load_at_startup, restor
 from ts_frontend.models.store.store import ModelStore
 from ts_frontend.models.work_dir import work_dir
 from ts_frontend.open_inference.calls import ModelCalls
-from ts_frontend.scheduling.sequence_queue import keys_of
+from ts_frontend.scheduling.sequence_queue import sequence_headers
 from ts_frontend.tasks import kept, owned
 from ts_frontend.telemetry.logging.logs import Logs
 from ts_frontend.telemetry.logging.model_log import ModelLog
@@ -102,7 +102,7 @@ class Parts:
     ) -> None:
         self.gpus = supervisor.placement.inventory.count
         self.registry = Registry()
-        self.calls = ModelCalls(self.registry, keys_of(config))
+        self.calls = ModelCalls(self.registry, sequence_headers(config))
         self.recorder = _recorder(config)
         self.store = _model_store(config, directory)
         factory = ModelFactory(

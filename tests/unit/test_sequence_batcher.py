@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ts_frontend.scheduling.batcher import Full
-from ts_frontend.scheduling.sequences import OVER_MAX, Lost, NotBegun, SequenceBatcher, SequenceLimits
+from ts_frontend.scheduling.sequences import OVER_MAX, SequenceBatcher, SequenceLimits, SequenceLost, SequenceNotBegun
 
 _numbers = iter(range(1, 1 << 60))
 
@@ -149,7 +149,9 @@ def test_when_a_worker_is_lost_its_sequences_are_over_until_they_are_started_aga
     to.settled(running, 0.0)
     assert to.sequences == 0
     for name in ("a", "b", "b"):
-        with pytest.raises(Lost, match=f"Sequence {name} is over, the worker that held it has ended: start it again"):
+        with pytest.raises(
+            SequenceLost, match=f"Sequence {name} is over, the worker that held it has ended: start it again"
+        ):
             put(to, name)
     anew = Request("a", starts=True)
     to.add(anew, 0.0)
@@ -181,7 +183,7 @@ def test_what_goes_on_with_a_sequence_that_has_ended_is_refused() -> None:
     }
     for name, reason in why.items():
         for _ in range(2):
-            with pytest.raises(Lost, match=f"Sequence {name} is over, {reason}: start it again"):
+            with pytest.raises(SequenceLost, match=f"Sequence {name} is over, {reason}: start it again"):
                 put(to, name, now_s=6.0)
     assert (to.sequences, len(to)) == (0, 0)
     anew = [Request(name, starts=True) for name in why]
@@ -252,7 +254,7 @@ def test_what_is_remembered_of_sequences_that_are_over_is_bounded() -> None:
         to.settled(request, 0.0)
     to.lose("w", 0.0)
     put(to, "s0")  # forgotten
-    with pytest.raises(Lost):
+    with pytest.raises(SequenceLost):
         put(to, f"s{OVER_MAX + 4}")
 
 
@@ -286,7 +288,7 @@ def test_whatever_happens_order_and_worker_hold_and_nothing_is_lost(
             request = Request(f"s{number}", ends=number == 4)
             try:
                 to.add(request, now_s)
-            except (Full, Lost):
+            except (Full, SequenceLost):
                 continue
             waiting[request.id] = request
         elif step == "take":
@@ -372,7 +374,7 @@ def test_a_sequence_that_idles_makes_room_on_its_worker() -> None:
 
 def test_a_sequence_begins_when_it_is_told_to_where_that_is_asked() -> None:
     to = batcher(told_start=True)
-    with pytest.raises(NotBegun, match="sequence a has not begun"):
+    with pytest.raises(SequenceNotBegun, match="sequence a has not begun"):
         put(to, "a")
     start = Request("a", starts=True)
     to.add(start, 0.0)

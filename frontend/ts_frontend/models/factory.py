@@ -14,9 +14,9 @@ from ts_frontend.models.model import NO_WORKER, Model
 from ts_frontend.models.settings import ModelSettings, Requested
 from ts_frontend.models.signature import Signature, signature_of
 from ts_frontend.models.statistics import CountedBatches
-from ts_frontend.scheduling.batcher import Policy, Ranking
-from ts_frontend.scheduling.queues import JobQueue, RankedJobs, RankedQueue, TicketQueue, WorkQueue
-from ts_frontend.scheduling.sequence_queue import SequenceJobs, SequenceQueue, keys_of
+from ts_frontend.scheduling.batcher import Policy, Priorities
+from ts_frontend.scheduling.queues import JobQueue, PriorityJobFactory, PriorityQueue, TicketQueue, WorkQueue
+from ts_frontend.scheduling.sequence_queue import SequenceJobFactory, SequenceQueue, sequence_headers
 from ts_frontend.scheduling.sequences import SequenceLimits
 from ts_frontend.tasks import Notifier
 from ts_frontend.telemetry.metrics.registry import MetricsRegistry
@@ -79,7 +79,7 @@ class ModelFactory:
                 "handlers run inside the server's"
             )
         signature = archive.signature or signature_of(archive.config)
-        queue = self._queue(name, settings, archive.ranking)
+        queue = self._queue(name, settings, archive.priorities)
         metrics = self._metrics.model(name, version)
         counted = CountedBatches(metrics.batches)
         pool = self._supervisor.pool(
@@ -95,9 +95,9 @@ class ModelFactory:
         )
         new_job: Callable[..., Job] = Job
         if isinstance(queue, SequenceQueue):
-            new_job = SequenceJobs(queue, settings.sequence_start_required)
-        if archive.ranking is not None and isinstance(queue, RankedQueue):
-            new_job = RankedJobs(archive.ranking)
+            new_job = SequenceJobFactory(queue, settings.sequence_start_required)
+        if archive.priorities is not None and isinstance(queue, PriorityQueue):
+            new_job = PriorityJobFactory(archive.priorities)
         tracing = self._tracing
         return Model(
             name,
@@ -117,14 +117,14 @@ class ModelFactory:
             ledger=None if tracing is None else tracing.ledger(name, version),
         )
 
-    def _queue(self, name: str, settings: ModelSettings, ranking: Ranking | None) -> WorkQueue:
+    def _queue(self, name: str, settings: ModelSettings, priorities: Priorities | None) -> WorkQueue:
         """How the model's requests come to its workers."""
         refusal = NO_WORKER.format(name=name)
         if settings.stateful:
-            return SequenceQueue(self._limits(settings), keys_of(self._config), refusal)
+            return SequenceQueue(self._limits(settings), sequence_headers(self._config), refusal)
         policy = self._policy(settings)
-        if ranking is not None:
-            return RankedQueue(policy, ranking)
+        if priorities is not None:
+            return PriorityQueue(policy, priorities)
         return TicketQueue(policy, refusal) if settings.use_job_ticket else JobQueue(policy)
 
     def reschedule(self, model: Model, settings: ModelSettings) -> None:
@@ -226,7 +226,7 @@ class ModelFactory:
             "batch_size": settings.batch_size,
             "continuous": settings.continuous_batching,
             "asynchronous": settings.async_communication,
-            "header_keys": list(keys_of(config)),
+            "header_keys": list(sequence_headers(config)),
             "limit_max_image_pixels": config.limit_max_image_pixels,
             "decode_input_request": config.decode_input_request,
             "metrics_config": str(config.metrics_config) if config.metrics_config else None,

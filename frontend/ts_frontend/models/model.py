@@ -226,9 +226,9 @@ class Model:
         return own if own is not None else made_config(self.name, self.signature, self.settings, self.minimum)
 
     @property
-    def ranked(self) -> bool:
+    def has_priorities(self) -> bool:
         """Whether its requests have priorities, or a limited time to wait."""
-        return self.archive.ranking is not None
+        return self.archive.priorities is not None
 
     @property
     def stateful(self) -> bool:

@@ -120,7 +120,7 @@ class WaitPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Ranking:
+class Priorities:
     """Levels from 1 (first) to `levels`; 0 for a model without any, whose requests all have level 0. `default`: of
     requests that name none, or one that isn't there."""
 
@@ -153,14 +153,14 @@ class Ranked(Waiting, Protocol):
     late: bool
 
 
-class RankedBatcher(Batcher):
+class PriorityBatcher(Batcher):
     """By level, those that aren't late first, in arrival order. O(levels) more for each job that is taken."""
 
-    def __init__(self, policy: Policy, ranking: Ranking) -> None:
+    def __init__(self, policy: Policy, priorities: Priorities) -> None:
         super().__init__(policy)
-        self._ranking = ranking
+        self._ranking = priorities
         self._lanes: dict[tuple[int, bool], OrderedDict[int, Ranked]] = {}
-        policies = (ranking.policy, *ranking.policies.values())
+        policies = (priorities.policy, *priorities.policies.values())
         self._timed = any(one.timeout_s != math.inf for one in policies)
 
     def add(self, job: Waiting, now_s: float) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Protocol, cast
 from ts.protocol.frames import Feed, Input, Pairs
 from ts_frontend.errors import DeadlineExceeded, QueueFull, ServeError
 from ts_frontend.job import Job, JobState, Ledger
-from ts_frontend.scheduling.batcher import Batcher, Full, Policy, RankedBatcher, Ranking, Waiting
+from ts_frontend.scheduling.batcher import Batcher, Full, Policy, Priorities, PriorityBatcher, Waiting
 
 
 class QueueWorker(Protocol):
@@ -241,7 +241,7 @@ class TicketQueue(JobQueue):
 PRIORITY, TIMEOUT_US = "ts_request_priority", "ts_request_queue_timeout_us"
 
 
-class RankedJob(Job):
+class PriorityJob(Job):
     """A request with a level (see `ranks.Ranked`)."""
 
     __slots__ = ("late", "level", "until_s", "wish_s")
@@ -252,31 +252,31 @@ class RankedJob(Job):
         self.until_s, self.late = 0.0, False
 
 
-class RankedJobs:
+class PriorityJobFactory:
     """Makes a model's jobs: what their headers don't say, or don't say as numbers, is as the model has it."""
 
-    def __init__(self, ranking: Ranking) -> None:
-        self._ranking = ranking
+    def __init__(self, priorities: Priorities) -> None:
+        self._ranking = priorities
 
-    def __call__(self, ledger: Ledger, inputs: Sequence[Input], *, headers: Pairs = (), **more: Any) -> RankedJob:
+    def __call__(self, ledger: Ledger, inputs: Sequence[Input], *, headers: Pairs = (), **more: Any) -> PriorityJob:
         found = {name.lower(): value for name, value in headers}
         level = self._ranking.level(_number(found.get(PRIORITY)))
         wish_s = _number(found.get(TIMEOUT_US)) / 1e6
-        return RankedJob(level, wish_s, ledger, inputs, headers=headers, **more)
+        return PriorityJob(level, wish_s, ledger, inputs, headers=headers, **more)
 
 
 def _number(text: str | None) -> int:
     return int(text) if text is not None and text.isdecimal() and len(text) < 20 else 0
 
 
-class RankedQueue(JobQueue):
-    def __init__(self, policy: Policy, ranking: Ranking) -> None:
-        self._ranked = RankedBatcher(policy, ranking)
-        super().__init__(policy, self._ranked)
+class PriorityQueue(JobQueue):
+    def __init__(self, policy: Policy, priorities: Priorities) -> None:
+        self._batcher_by_priority = PriorityBatcher(policy, priorities)
+        super().__init__(policy, self._batcher_by_priority)
 
     def expire(self, now_s: float) -> None:
         super().expire(now_s)
-        for job in cast("list[Job]", self._ranked.settle(now_s)):
+        for job in cast("list[Job]", self._batcher_by_priority.settle(now_s)):
             expired(job, now_s)
 
     def _dispatch(self) -> None:

@@ -15,10 +15,10 @@ from ts_frontend.errors import InvalidArgument, QueueFull, SequenceOver
 from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.scheduling.batcher import Full
 from ts_frontend.scheduling.queues import QueueWorker, WorkQueue, without_expired
-from ts_frontend.scheduling.sequences import Lost, NotBegun, SequenceBatcher, Sequenced, SequenceLimits
+from ts_frontend.scheduling.sequences import SequenceBatcher, Sequenced, SequenceLimits, SequenceLost, SequenceNotBegun
 
 
-class Keys(NamedTuple):
+class SequenceHeaders(NamedTuple):
     """The headers' names, in lower case: of a sequence's id, its first request, its last one."""
 
     id: str = "ts_request_sequence_id"
@@ -26,9 +26,9 @@ class Keys(NamedTuple):
     end: str = "ts_request_sequence_end"
 
 
-def keys_of(config: ServerConfig) -> Keys:
+def sequence_headers(config: ServerConfig) -> SequenceHeaders:
     names = config.ts_header_key_sequence_id, config.ts_header_key_sequence_start, config.ts_header_key_sequence_end
-    return Keys(*(name.lower() for name in names))
+    return SequenceHeaders(*(name.lower() for name in names))
 
 
 class SequenceJob(Job):
@@ -65,7 +65,7 @@ class SequenceJob(Job):
         super().deliver(chunk)
 
 
-class SequenceJobs:
+class SequenceJobFactory:
     """Makes a model's jobs. A request without a sequence's id gets one, and begins it, unless `told_start` asks for it;
     describe calls have none."""
 
@@ -104,7 +104,7 @@ class SequenceQueue(WorkQueue):
     """Jobs in, batches of one job per sequence out. `refusal`: the beginning of what a caller is told whose request
     isn't taken."""
 
-    def __init__(self, limits: SequenceLimits, keys: Keys, refusal: str) -> None:
+    def __init__(self, limits: SequenceLimits, keys: SequenceHeaders, refusal: str) -> None:
         self._batcher = SequenceBatcher(limits)
         super().__init__(self._batcher)
         self.keys = keys
@@ -127,9 +127,9 @@ class SequenceQueue(WorkQueue):
             self._batcher.add(job, time.monotonic())
         except Full as full:
             raise QueueFull(f"{self._refusal}: {full}") from None
-        except Lost as lost:
+        except SequenceLost as lost:
             raise SequenceOver(str(lost)) from None
-        except NotBegun as error:
+        except SequenceNotBegun as error:
             raise InvalidArgument(str(error)) from None
         job.owner = self
         job.move(JobState.QUEUED)

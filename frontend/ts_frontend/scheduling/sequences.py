@@ -38,11 +38,11 @@ class SequenceLimits:
     overlap: bool = False
 
 
-class NotBegun(Exception):
+class SequenceNotBegun(Exception):
     """The request goes on with a sequence that isn't there, in a model whose sequences begin when they are told to."""
 
 
-class Lost(Exception):
+class SequenceLost(Exception):
     """The sequence is over, and the state that its requests need is gone."""
 
 
@@ -101,8 +101,8 @@ class SequenceBatcher:
     # --- jobs come and go
 
     def add(self, job: Sequenced, now_s: float) -> None:
-        """Queues a job. Full: no room for it or its sequence, or that takes no more. Lost: its sequence is over, and
-        its state gone. NotBegun."""
+        """Queues a job. Full: no room for it or its sequence, or that takes no more. SequenceLost: its sequence is over, and
+        its state gone. SequenceNotBegun."""
         self.expire(now_s)
         if not job.sequence_id:
             self._add_alone(job, now_s)
@@ -137,11 +137,13 @@ class SequenceBatcher:
             self._over.pop(job.sequence_id, None)
         elif job.sequence_id in self._over:
             why = self._over[job.sequence_id]
-            raise Lost(f"Sequence {job.sequence_id} is over, {why}: start it again")
+            raise SequenceLost(f"Sequence {job.sequence_id} is over, {why}: start it again")
 
     def _open(self, job: Sequenced, now_s: float) -> Sequence:
         if self.limits.told_start and not job.starts:
-            raise NotBegun(f"sequence {job.sequence_id} has not begun: its first request has to say that it starts it")
+            raise SequenceNotBegun(
+                f"sequence {job.sequence_id} has not begun: its first request has to say that it starts it"
+            )
         if len(self._sequences) >= self.limits.sequences_max:
             raise Full(
                 f"{len(self._sequences)} sequences are open and the model takes {self.limits.sequences_max} "
