@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ts.protocol.frames import Input
 from ts_frontend.errors import InvalidArgument
 from ts_frontend.job import Ledger
 from ts_frontend.models.formats import triton as configs
-from ts_frontend.scheduling.batcher import Full, Policy, Priorities, PriorityBatcher, WaitPolicy
+from ts_frontend.scheduling.batcher import Full, Policy, Priorities, PriorityBatcher, PriorityJob, WaitPolicy
 from ts_frontend.scheduling.queues import PRIORITY, TIMEOUT_US, PriorityJobFactory
 
 
-@dataclass
-class Waiting:
-    id: int
-    level: int = 0
-    wish_s: float = 0.0
-    until_s: float = 0.0
-    late: bool = False
-    size_bytes: int = 10
-    queued_at_s: float = 0.0
-    deadline_s: float = math.inf
-    alone: bool = False
+class Waiting(PriorityJob):
+    """A job with a number of the test's."""
+
+    def __init__(self, number: int, level: int = 0, wish_s: float = 0.0, alone: bool = False) -> None:
+        super().__init__(level, wish_s, Ledger(), [Input("data", "", bytes(10))], request_id="", alone=alone)
+        self.id = number
 
 
 def filled(policy: Policy, priorities: Priorities, *jobs: Waiting, now_s: float = 0.0) -> PriorityBatcher:

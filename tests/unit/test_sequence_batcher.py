@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ts.protocol.frames import Input
+from ts_frontend.job import Ledger
 from ts_frontend.scheduling.batcher import Full
-from ts_frontend.scheduling.sequences import OVER_MAX, SequenceBatcher, SequenceLimits, SequenceLost, SequenceNotBegun
-
-_numbers = iter(range(1, 1 << 60))
-
-
-@dataclass(eq=False)
-class Request:
-    sequence_id: str
-    starts: bool = False
-    ends: bool = False
-    id: int = field(default_factory=lambda: next(_numbers))
-    size_bytes: int = 1
-    queued_at_s: float = 0.0
-    deadline_s: float = math.inf
-    alone: bool = False
+from ts_frontend.scheduling.sequences import (
+    OVER_MAX,
+    SequenceBatcher,
+    SequencedJob,
+    SequenceLimits,
+    SequenceLost,
+    SequenceNotBegun,
+)
 
 
-def batcher(**limits: object) -> SequenceBatcher:
+class Request(SequencedJob):
+    def __init__(self, sequence_id: str, starts: bool = False, ends: bool = False) -> None:
+        super().__init__(sequence_id, starts, ends, Ledger(), [Input("data", "", b"x")], request_id="")
+
+
+def batcher(**limits: object) -> SequenceBatcher[Request]:
     return SequenceBatcher(SequenceLimits(**{"sequences_max": 8, "jobs_max": 8, "idle_s": 10.0, **limits}))  # type: ignore[arg-type]
 
 
-def put(to: SequenceBatcher, *names: str, now_s: float = 0.0) -> list[Request]:
+def put(to: SequenceBatcher[Request], *names: str, now_s: float = 0.0) -> list[Request]:
     requests = [Request(name) for name in names]
     for request in requests:
         to.add(request, now_s)

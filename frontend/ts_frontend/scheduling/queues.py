@@ -6,12 +6,13 @@ import asyncio
 import math
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from ts.protocol.frames import Feed, Input, Pairs
 from ts_frontend.errors import DeadlineExceeded, QueueFull, ServeError
 from ts_frontend.job import Job, JobState, Ledger
-from ts_frontend.scheduling.batcher import Batcher, Full, Policy, Priorities, PriorityBatcher, Waiting
+from ts_frontend.scheduling.batcher import Batcher, Full, Policy, Priorities, PriorityBatcher, PriorityJob
+from ts_frontend.scheduling.sequences import SequenceBatcher
 
 
 class QueueWorker(Protocol):
@@ -32,18 +33,10 @@ class QueueWorker(Protocol):
         """Whether it has something to do for the job, also when nobody waits for it any more."""
 
 
-class JobStore(Protocol):
-    """What every queue asks of the module that decides for it."""
-
-    def __len__(self) -> int: ...
-
-    def waiting(self) -> list[Waiting]: ...
-
-
 class WorkQueue:
-    """What all queues have: workers, a wish to look for work soon, and ends for jobs that wait too long."""
+    """The base of all queues: it has workers, dispatches soon after a change, and ends jobs that wait for too long."""
 
-    def __init__(self, store: JobStore) -> None:
+    def __init__(self, store: Batcher[Any] | SequenceBatcher[Any]) -> None:
         self._store = store
         self._workers: list[QueueWorker] = []
         self._scheduled = False
@@ -99,7 +92,7 @@ class WorkQueue:
     # --- ending what waits
 
     def waiting(self) -> list[Job]:
-        return cast("list[Job]", self._store.waiting())
+        return self._store.waiting()
 
     def expire(self, now_s: float) -> None:
         """Ends what waits and whose deadline has passed: it makes room, and its caller knows."""
@@ -141,8 +134,8 @@ class JobQueue(WorkQueue):
     """Jobs in, batches out to whichever worker is free. Work-conserving: nothing waits while a worker is idle,
     except for a delay that the model's user asked for."""
 
-    def __init__(self, policy: Policy, batcher: Batcher | None = None) -> None:
-        self._batcher = Batcher(policy) if batcher is None else batcher
+    def __init__(self, policy: Policy, batcher: Batcher[Any] | None = None) -> None:
+        self._batcher: Batcher[Any] = Batcher(policy) if batcher is None else batcher
         super().__init__(self._batcher)
         self._turn = 0
 
@@ -180,7 +173,7 @@ class JobQueue(WorkQueue):
         for job in back:
             job.move(JobState.QUEUED)
             job.owner = self
-        self._batcher.restore(cast("list[Waiting]", back))
+        self._batcher.restore(back)
         self.wake()
 
     def release(self, job: Job) -> None:
@@ -201,7 +194,7 @@ class JobQueue(WorkQueue):
             if due_s > 0:
                 self._wake_in(due_s)
                 break
-            jobs = without_expired(cast("list[Job]", batcher.take()), now_s)
+            jobs = without_expired(batcher.take(), now_s)
             if jobs:
                 worker.dispatch(jobs)
                 touched.add(worker)
@@ -241,17 +234,6 @@ class TicketQueue(JobQueue):
 PRIORITY, TIMEOUT_US = "ts_request_priority", "ts_request_queue_timeout_us"
 
 
-class PriorityJob(Job):
-    """A request with a level (see `ranks.Ranked`)."""
-
-    __slots__ = ("late", "level", "until_s", "wish_s")
-
-    def __init__(self, level: int, wish_s: float, *arguments: Any, **more: Any) -> None:
-        super().__init__(*arguments, **more)
-        self.level, self.wish_s = level, wish_s
-        self.until_s, self.late = 0.0, False
-
-
 class PriorityJobFactory:
     """Makes a model's jobs: what their headers don't say, or don't say as numbers, is as the model has it."""
 
@@ -276,7 +258,7 @@ class PriorityQueue(JobQueue):
 
     def expire(self, now_s: float) -> None:
         super().expire(now_s)
-        for job in cast("list[Job]", self._batcher_by_priority.settle(now_s)):
+        for job in self._batcher_by_priority.settle(now_s):
             expired(job, now_s)
 
     def _dispatch(self) -> None:

@@ -15,7 +15,13 @@ from ts_frontend.errors import InvalidArgument, QueueFull, SequenceOver
 from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.scheduling.batcher import Full
 from ts_frontend.scheduling.queues import QueueWorker, WorkQueue, without_expired
-from ts_frontend.scheduling.sequences import SequenceBatcher, Sequenced, SequenceLimits, SequenceLost, SequenceNotBegun
+from ts_frontend.scheduling.sequences import (
+    SequenceBatcher,
+    SequencedJob,
+    SequenceLimits,
+    SequenceLost,
+    SequenceNotBegun,
+)
 
 
 class SequenceHeaders(NamedTuple):
@@ -31,37 +37,29 @@ def sequence_headers(config: ServerConfig) -> SequenceHeaders:
     return SequenceHeaders(*(name.lower() for name in names))
 
 
-class SequenceJob(Job):
+class SequenceJob(SequencedJob):
     """A request of a sequence. `made`: the server has made the id, and the answer tells it."""
 
-    __slots__ = ("begun", "ends", "line", "made", "sequence_id", "starts")
+    __slots__ = ("begun", "made", "queue")
 
     def __init__(
-        self,
-        line: SequenceQueue,
-        sequence_id: str,
-        starts: bool,
-        ends: bool,
-        made: bool,
-        ledger: Ledger,
-        *args: Any,
-        **more: Any,
+        self, queue: SequenceQueue, made: bool, sequence_id: str, starts: bool, ends: bool, *arguments: Any, **more: Any
     ) -> None:
-        super().__init__(ledger, *args, **more)
-        self.line, self.sequence_id, self.starts, self.ends, self.made = line, sequence_id, starts, ends, made
+        super().__init__(sequence_id, starts, ends, *arguments, **more)
+        self.queue, self.made = queue, made
         self.begun = False
 
     def deliver(self, chunk: Chunk) -> None:
         if chunk.headers:
-            ids = [value for name, value in chunk.headers if name.lower() == self.line.keys.end]
+            ids = [value for name, value in chunk.headers if name.lower() == self.queue.keys.end]
             if ids:
-                self.line.ended([part.strip() for part in ids[-1].split(";")])
+                self.queue.ended([part.strip() for part in ids[-1].split(";")])
         if not self.begun:
             self.begun = True
             if self.state is JobState.SENT:
-                self.line.begun(self)
+                self.queue.begun(self)
             if self.made:
-                chunk = chunk._replace(headers=_with(chunk.headers, self.line.keys.id, self.sequence_id))
+                chunk = chunk._replace(headers=_with(chunk.headers, self.queue.keys.id, self.sequence_id))
         super().deliver(chunk)
 
 
@@ -69,13 +67,13 @@ class SequenceJobFactory:
     """Makes a model's jobs. A request without a sequence's id gets one, and begins it, unless `told_start` asks for it;
     describe calls have none."""
 
-    def __init__(self, line: SequenceQueue, told_start: bool = False) -> None:
-        self._line, self._told_start = line, told_start
+    def __init__(self, queue: SequenceQueue, told_start: bool = False) -> None:
+        self._queue, self._told_start = queue, told_start
 
     def __call__(
         self, ledger: Ledger, inputs: Sequence[Input], *, headers: Pairs = (), alone: bool = False, **more: Any
     ) -> SequenceJob:
-        keys = self._line.keys
+        keys = self._queue.keys
         found = {name.lower(): value for name, value in headers if name.lower() in keys}
         sequence_id = found.get(keys.id, "")
         made = not sequence_id and not alone
@@ -88,7 +86,7 @@ class SequenceJobFactory:
         starts = made or _says_yes(found.get(keys.start))
         ends = _says_yes(found.get(keys.end))
         return SequenceJob(
-            self._line, sequence_id, starts, ends, made, ledger, inputs, headers=headers, alone=alone, **more
+            self._queue, made, sequence_id, starts, ends, ledger, inputs, headers=headers, alone=alone, **more
         )
 
 
@@ -105,7 +103,7 @@ class SequenceQueue(WorkQueue):
     isn't taken."""
 
     def __init__(self, limits: SequenceLimits, keys: SequenceHeaders, refusal: str) -> None:
-        self._batcher = SequenceBatcher(limits)
+        self._batcher: SequenceBatcher[SequenceJob] = SequenceBatcher(limits)
         super().__init__(self._batcher)
         self.keys = keys
         self._refusal = refusal
@@ -138,10 +136,10 @@ class SequenceQueue(WorkQueue):
 
     def put_back(self, jobs: list[Job]) -> None:
         back = [job for job in cast("list[SequenceJob]", jobs) if not job.done]
-        gone = self._batcher.restore(cast("list[Sequenced]", back))
-        for job in cast("list[SequenceJob]", gone):
+        gone = self._batcher.restore(back)
+        for job in gone:
             self._fail(job, "the worker that held it has ended")
-            self._batcher.settled(cast(Sequenced, job), time.monotonic())
+            self._batcher.settled(job, time.monotonic())
         for job in back:
             self._out.pop(job.id, None)
             if not job.done:
@@ -151,12 +149,13 @@ class SequenceQueue(WorkQueue):
 
     def detach(self, worker: QueueWorker) -> None:
         super().detach(worker)
-        for job in cast("list[SequenceJob]", self._batcher.lose(worker, time.monotonic())):
+        for job in self._batcher.lose(worker, time.monotonic()):
             self._fail(job, "the worker that held it has ended")
         self.wake()
 
     def release(self, job: Job) -> None:
-        self._batcher.remove(cast(Sequenced, job), time.monotonic())
+        assert isinstance(job, SequenceJob)
+        self._batcher.remove(job, time.monotonic())
         self._keep_time()
         self.wake()
 
@@ -166,12 +165,12 @@ class SequenceQueue(WorkQueue):
     # --- what answers say
 
     def begun(self, job: SequenceJob) -> None:
-        self._batcher.begun(cast(Sequenced, job))
+        self._batcher.begun(job)
         self.wake()
 
     def ended(self, sequence_ids: list[str]) -> None:
         for sequence_id in sequence_ids:
-            for job in cast("list[SequenceJob]", self._batcher.end(sequence_id, time.monotonic())):
+            for job in self._batcher.end(sequence_id, time.monotonic()):
                 self._fail(job, "its handler has ended it")
 
     # --- deciding
@@ -199,7 +198,7 @@ class SequenceQueue(WorkQueue):
         """Notices which jobs are off their workers: what comes after them may go."""
         for job, _ in [entry for entry in self._out.values() if not entry[1].holds(entry[0])]:
             del self._out[job.id]
-            self._batcher.settled(cast(Sequenced, job), now_s)
+            self._batcher.settled(job, now_s)
         self._keep_time()
 
     def _free(self) -> list[QueueWorker]:
@@ -210,11 +209,11 @@ class SequenceQueue(WorkQueue):
         return [worker for _, _, worker in sorted(free, key=lambda entry: entry[:2])]
 
     def _give(self, worker: QueueWorker, free: int, now_s: float) -> None:
-        batch = cast("list[SequenceJob]", self._batcher.take(worker, free))
-        jobs = without_expired(cast("list[Job]", batch), now_s)
+        batch = self._batcher.take(worker, free)
+        jobs = without_expired(list(batch), now_s)
         for job in batch:
             if job.done:
-                self._batcher.settled(cast(Sequenced, job), now_s)
+                self._batcher.settled(job, now_s)
             else:
                 self._out[job.id] = job, worker
         if jobs:
