@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, TypeAlias
 import ts.version
 from ts_frontend.authorization.authorization import Authorization, open_authorization
 from ts_frontend.config import checks as config_checks
+from ts_frontend.config.display import snapshot_settings
 from ts_frontend.config.foreign import kserve
 from ts_frontend.config.kinds import s3_of
-from ts_frontend.config.load import snapshot_settings, worker_environment
+from ts_frontend.config.load import worker_environment
 from ts_frontend.config.snapshot import Snapshot, SnapshotFiles, SnapshotKind
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError

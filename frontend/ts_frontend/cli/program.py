@@ -54,7 +54,7 @@ def co_served_settings(argv: Sequence[str]) -> list[Option]:
 
 
 def co_served_notes(more: Sequence[Option]) -> list[str]:
-    """A sentence for what is given and serves nothing."""
+    """A sentence for each option that has no effect."""
     keys = {option.key for option in more}
     if "model_store" in keys and "load_models" not in keys:
         return ["--model_store: nothing of it is served without --models=NAME or --models=all"]

@@ -24,7 +24,7 @@ class Policy:
 
 
 class Full(Exception):
-    """The queue has no room; the message says for what and what would change it."""
+    """The queue has no room; the message names the limit and the setting that raises it."""
 
 
 class Batcher(Generic[JobT]):
@@ -201,7 +201,7 @@ class PriorityBatcher(Batcher[PriorityJob]):
         return batch
 
     def settle(self, now_s: float) -> list[PriorityJob]:
-        """Takes out the jobs whose time is over and that aren't to wait on; others of these wait behind from now on."""
+        """Removes and returns the jobs whose time is over. Those that their level delays wait on, behind all others."""
         if not self._timed:
             return []
         over = [

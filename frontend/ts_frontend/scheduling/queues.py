@@ -51,7 +51,7 @@ class WorkQueue:
         raise NotImplementedError
 
     def put_back(self, jobs: list[Job]) -> None:
-        """Jobs that a worker had but never started go to the head of the queue."""
+        """Puts jobs that a worker had but never started at the head of the queue."""
         raise NotImplementedError
 
     def attach(self, worker: QueueWorker) -> None:
@@ -95,7 +95,7 @@ class WorkQueue:
         return self._store.waiting()
 
     def expire(self, now_s: float) -> None:
-        """Ends what waits and whose deadline has passed: it makes room, and its caller knows."""
+        """Ends the waiting jobs whose deadline has passed."""
         for job in [job for job in self.waiting() if job.deadline_s <= now_s]:
             self.release(job)
             expired(job, now_s)
@@ -159,7 +159,7 @@ class JobQueue(WorkQueue):
             self.wake()
 
     def _put_after_all(self, job: Job) -> None:
-        """What an idle worker takes by the end of this turn, or has expired, needs no room."""
+        """Tries again after what has expired, and what idle workers take, has left the queue."""
         now_s = time.monotonic()
         self.expire(now_s)
         self._dispatch()

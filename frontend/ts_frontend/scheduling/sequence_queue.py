@@ -162,7 +162,7 @@ class SequenceQueue(WorkQueue):
     def _fail(self, job: SequenceJob, why: str) -> None:
         job.fail(SequenceOver(f"Sequence {job.sequence_id} is over, {why}: start it again"))
 
-    # --- what answers say
+    # --- answers
 
     def begun(self, job: SequenceJob) -> None:
         self._batcher.begun(job)

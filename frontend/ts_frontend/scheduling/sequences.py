@@ -45,7 +45,7 @@ class SequenceLimits:
 
 
 class SequenceNotBegun(Exception):
-    """The request goes on with a sequence that isn't there, in a model whose sequences begin when they are told to."""
+    """The sequence hasn't begun, and the request doesn't say that it starts it, as this model requires."""
 
 
 class SequenceLost(Exception):
@@ -266,7 +266,7 @@ class SequenceBatcher(Generic[SequencedT]):
         sequence.runs += 1
         return job
 
-    # --- what comes of it
+    # --- answers
 
     def begun(self, job: SequencedT) -> None:
         """The job has had its first answer: with `overlap` the sequence's next may join it."""

@@ -1,4 +1,4 @@
-"""Worker processes: how one is started (forked from the forkserver, or exec'd), watched and ended.
+"""Launchers of worker processes: exec, torchrun, and a thread of the server; and programs that are run to their end.
 
 The only module of the frontend that starts processes.
 """

@@ -134,7 +134,7 @@ class Slot:
         return self._backoff.failures
 
     def try_now(self) -> None:
-        """What waits for the next start waits no longer."""
+        """Ends the pause before the next start."""
         if not self.ready:
             self._hurry.set()
 
@@ -245,7 +245,7 @@ class Slot:
         self._pool.gave_up(reason)
 
     def _left(self, task: asyncio.Task[None]) -> None:
-        """Its task has ended. Unless that was asked for or decided, the worker is lost, and everybody is told."""
+        """Its task has ended. Unless that was asked for or decided, the worker is given up."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             log.error("Worker %s of %s is no longer looked after", self.id, self._pool.name, exc_info=error)
@@ -308,7 +308,7 @@ class Pool:
         self.on_ready: Callable[[Mapping[str, Any]], None] = lambda info: None
         self._ready_s = time.monotonic()  # when a worker was seen ready last
 
-    # --- what it is asked
+    # --- scaling and refusals
 
     @property
     def ready_count(self) -> int:
@@ -401,11 +401,11 @@ class Pool:
             log.exception("A change of the workers of %s could not be told", self.name)
 
     def _fail_what_waits(self) -> None:
-        """Nobody will take it: it is told so now."""
+        """Fails the waiting jobs of a pool that was scaled to zero."""
         if self.unavailable and not self.slots and len(self.queue):
             self.queue.fail_all(NoWorker(f"Model {self.name} was scaled to zero workers while the request waited"))
 
-    # --- what its slots tell it
+    # --- events of its slots
 
     def new_worker(self, slot: Slot) -> Worker:
         log.debug("Worker %s of %s starts on %s", slot.id, self.name, slot.device)

@@ -1,4 +1,4 @@
-"""A worker process that has been started: what connects it with the frontend, what it wrote last, and its end."""
+"""Worker processes: how they are planned, connected with the frontend, read, ended and waited for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all worker processes of the server share: launchers, numbers, devices, and the clock that finds the hung."""
+"""Launchers, ids, devices and the clock that all workers of the server share."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Supervisor:
         return next(self._ids)
 
     def next_distribution_id(self, level: int) -> int:
-        """A worker of several processes, or on several devices, takes so many numbers."""
+        """The first of `level` ids: a worker of several processes, or on several devices, takes so many."""
         self._distribution_id += level
         return self._distribution_id - level
 

@@ -1,4 +1,4 @@
-"""One worker process of a model, from its start to its end: what it runs, and what becomes of that when it dies."""
+"""One worker of a model from its start to its end: its process, its batches, and their fate when it dies."""
 
 from __future__ import annotations
 
@@ -293,7 +293,7 @@ class Worker:
             self._refuse(jobs, error)
 
     def _refuse(self, jobs: list[Job], error: ValueError) -> None:
-        """A batch fits no message: what is at fault fails, the others run one by one."""
+        """Runs the jobs of a batch that is too large for a message one by one; a single one that is too large fails."""
         if len(jobs) == 1:
             jobs[0].fail(InvalidArgument(f"The request can't be passed to a worker: {error}"))
             self._work.wake()
@@ -328,7 +328,7 @@ class Worker:
             self._running.active(entry[1])
             self._connection.push(feed)
 
-    # --- what the process says
+    # --- messages of the process
 
     def _received(self, messages: list[Message]) -> None:
         finished = False
@@ -413,7 +413,7 @@ class Worker:
         connection.on_messages = received
 
     def _called(self, message: Call | Credit | Cancel) -> None:
-        """Something about a call of the model's own."""
+        """Handles a message about a call that the handler makes."""
         calls, answer = self._calls, self._plan.answer
         if calls is None:
             if answer is None or self._connection is None:
@@ -522,7 +522,7 @@ class Worker:
             self._work.wake()
 
     def _ready_to_kill(self, now_s: float) -> bool:
-        """Neighbours of a hung request are given a moment to end, where they can run beside it."""
+        """Whether a worker that hangs may be killed: concurrent requests that don't hang get a moment to end first."""
         if self._hung_at_s is None:
             self._hung_at_s = now_s
         alone = not self._running.concurrent or len(self._running.batches) == 1

@@ -1,4 +1,4 @@
-"""What the path of a request calls: one recorder for each model and version label, one for the batches of a model."""
+"""Recorders on the path of a request, one for each model and version label, and the lines of the metrics logs."""
 
 from __future__ import annotations
 
