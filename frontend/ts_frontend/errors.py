@@ -1,4 +1,4 @@
-"""What can go wrong, each kind with the statuses callers see.
+"""The kinds of errors, with the statuses that callers see.
 
 `code` is the gRPC status code, `http_status` the HTTP one, `type_name` the `type` member of TorchServe's JSON
 error bodies (as of TorchServe 0.12). The message says what was wrong, with which value, and what to do.
@@ -52,9 +52,9 @@ class ServeError(Exception):
 
 
 class Ending(NamedTuple):
-    """How something ended without an answer. An exception that has been raised holds the frames it went through, with
-    the request's bytes in them; an object that keeps it, and is in one of those frames, is then freed by the garbage
-    collector alone. So what is remembered is this, and every raise has an exception of its own."""
+    """An error as a value. A raised exception holds the frames it went through, with the request's bytes in them; an
+    object that keeps it and is in one of those frames is freed only by the garbage collector. So objects keep this,
+    and every raise has an exception of its own."""
 
     kind: type[ServeError]
     arguments: tuple[Any, ...]

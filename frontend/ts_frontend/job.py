@@ -1,4 +1,4 @@
-"""Job: one request on its way from a door to a worker and back, and the ledger that owns all of them.
+"""Job: one request on its way from a listener to a worker and back, and the ledger that owns all of them.
 
 One accepted request has exactly one final status. Every way to end (answer, failure, cancel, expiry, death of a
 worker) is a transition of one table; an ended job ignores whatever still arrives for it. The gauges (queued,
@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from ts.protocol.frames import FEED_BYTES, FEED_COST_BYTES, Buffer, Chunk, Failed, Feed, Input, Item, Pairs
 from ts_frontend.errors import Cancelled, Ending, HandlerFailed, MessageTooLarge, ServeError
 
-#: What a chunk costs of a stream's credit beside its bytes; the worker counts the same.
+#: The cost of a chunk in a stream's credit, in addition to its bytes; the worker counts the same.
 CHUNK_COST_BYTES = 64
 CREDIT_GRANT_BYTES = 65_536
 
@@ -53,33 +53,35 @@ FINAL = frozenset(state for state, following in NEXT.items() if not following)
 
 
 class IllegalTransition(AssertionError):
-    """A job was asked to go where the table has no way: a bug in the server."""
+    """A transition that the table doesn't have: a bug in the server."""
 
 
 class Owner(Protocol):
-    """Where a job is just now: the queue it waits in, or the worker that has it."""
+    """The place of a job: the queue it waits in, or the worker that has it."""
 
     def release(self, job: Job) -> None:
-        """Nobody waits for the job any more: forget it or tell the worker."""
+        """Forgets the job, or tells the worker: nobody waits for it any more."""
 
     def grant(self, job: Job, size_bytes: int) -> None:
-        """The reader of a stream has taken so many bytes."""
+        """Lets the handler send so many bytes more: the reader of the stream has taken them."""
 
     def feed(self, job: Job, feed: Feed) -> None:
-        """A further input of a job that runs."""
+        """Sends a further input of a job that runs."""
 
 
 class JobRecorder(Protocol):
-    """Who measures answers."""
+    """Measures the answers of a model."""
 
     def answered(self, queued_at_s: float, sent_at_s: float, now_s: float) -> None:
         """A job was answered now; `time.monotonic()` seconds."""
 
 
 class Ledger:
-    """All jobs of one model: how many are where, and how all that ended did end. Of inferences also the sums of their
-    times in seconds: `answered_s` and `failed_s` from queueing to the end, `queued_s` of the answered ones until they
-    were sent; `last_s`: when the last one was answered (`time.monotonic()`)."""
+    """All jobs of one model, counted by state, and the times of its inferences.
+
+    Sums in seconds: `answered_s` and `failed_s` from queueing to the end, `queued_s` of the answered ones until they
+    were sent. `last_s`: when the last one was answered (`time.monotonic()`).
+    """
 
     def __init__(self) -> None:
         self.counts = dict.fromkeys(JobState, 0)
@@ -143,8 +145,8 @@ _ids = itertools.count(1).__next__
 
 
 class Job:
-    """One request. Its door awaits `result()` or `pieces()`, or iterates `chunks()`; its worker calls `deliver` and
-    `fail`. Not begun by `deadline_s`, or not answered by `ends_s`, it expires (`time.monotonic()` seconds)."""
+    """One request. Its caller awaits `result()` or `pieces()`, or iterates `chunks()`; its worker calls `deliver` and
+    `fail`. It expires when it isn't begun by `deadline_s` or not answered by `ends_s` (`time.monotonic()` seconds)."""
 
     #: The sequence it belongs to, "" for none.
     sequence_id: str = ""
@@ -298,8 +300,8 @@ class Job:
         neither is so: the reader waits for more."""
         return now_s - self._unread_s
 
-    def held_up(self, now_s: float) -> float:
-        """Seconds for which its client, not its handler, is who it waits for; below 0 when it isn't."""
+    def client_wait_s(self, now_s: float) -> float:
+        """Seconds that it has been waiting for its client, not for its handler; below 0 when it isn't."""
         return now_s - self._unread_s
 
     def allow(self, size_bytes: int) -> None:
@@ -310,7 +312,7 @@ class Job:
         """Whether it can run again from its start: its caller has seen nothing of an answer."""
         return not self.received_bytes
 
-    # --- the door's side
+    # --- the caller's side
 
     def _wake(self) -> None:
         waiter = self._waiter
@@ -439,8 +441,8 @@ class FedJob(Job):
             self._waiting.clear()
             self._make_space()
 
-    def held_up(self, now_s: float) -> float:
-        return max(super().held_up(now_s), now_s - self._idle_s)
+    def client_wait_s(self, now_s: float) -> float:
+        return max(super().client_wait_s(now_s), now_s - self._idle_s)
 
     @property
     def repeatable(self) -> bool:

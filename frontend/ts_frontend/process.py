@@ -1,4 +1,6 @@
-"""The server's process: its logs, its event loop, the signals that end it, and what it tells whoever started it."""
+"""The server's process: logs and event loop, signals, the last resort, the report to the launcher, the pid file, the
+working directory.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -27,21 +29,202 @@ from ts_frontend.config.kinds import ConfigError, s3_of
 from ts_frontend.config.load import forget_secrets
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
-from ts_frontend.server import Server
 from ts_frontend.tasks import owned
 from ts_frontend.telemetry.logging.logs import Logs, setup_logs
 
+if TYPE_CHECKING:
+    from ts_frontend.server import Server
+
 log = logging.getLogger(__name__)
 
+STARTED = "Model server started."
+LOGS_FLUSH_S = 2.0
+#: A stop takes less than this in addition to drain_grace_s and drain_timeout_s.
+STOP_MARGIN_S = 30.0
+#: A second signal counts when it comes later than this: `timeout` signals its child and then the group, and terminals
+#: and `docker run` do likewise.
+AGAIN_S_MIN = 1.0
+#: How long tasks that were cancelled may take to end, and then the interpreter.
+TASKS_END_S_MAX = 2.0
+EXIT_S_MAX = 5.0
+#: The exit status of a server that didn't stop in time (sysexits.h, EX_SOFTWARE).
+STUCK_STATUS = 70
 
-class Report:
-    """Tells the launcher, once, how the start went. `fd` None: nobody asked."""
+
+def main(config: ServerConfig, report_ready_fd: int | None = None) -> int:
+    """Runs a server until SIGTERM, SIGINT or SIGHUP; the process's exit status, with which it ends within EXIT_S_MAX
+    seconds of the return, whatever its threads do.
+
+    `report_ready_fd` gets one line of JSON: `{"ready": true, "listening": {name: address}, "warnings": [text]}`, or
+    `{"ready": false, "error": text}`, and is closed.
+    """
+    report = StartReport(report_ready_fd)
+    forget_secrets()
+    if os.getpid() == 1:  # whose signals count only when they are handled
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
+    try:
+        logs = setup_logs(config)
+    except (OSError, ServeError, ValueError) as error:
+        where = " Set LOG_LOCATION to a directory that can be written." if isinstance(error, OSError) else ""
+        report.failed(f"Logs can't be opened: {error}.{where}")
+        return 1
+    try:
+        status = _run_loop(_run(config, logs, report))
+    except (OSError, ServeError, RuntimeError, ValueError) as error:
+        log.error("%s", error, exc_info=not isinstance(error, (OSError, ServeError)))
+        report.failed(str(error))
+        status = 1
+    finally:
+        logs.close()
+    leave_within(EXIT_S_MAX, status)
+    return status
+
+
+def _run_loop(work: Coroutine[Any, Any, int]) -> int:
+    """Runs `work` in an event loop that is closed afterwards, unless a task outlives its cancellation: an engine that
+    waits for clients does."""
+    if sys.platform == "win32":
+        return asyncio.run(work)
+    import uvloop
+
+    loop = uvloop.new_event_loop()
+    asyncio.set_event_loop(loop)
+    try:
+        return loop.run_until_complete(work)
+    finally:
+        if loop.run_until_complete(_end_tasks()):
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
+
+
+async def _end_tasks() -> bool:
+    """Whether all tasks but this one have ended."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    _, stuck = await asyncio.wait(left, timeout=TASKS_END_S_MAX) if left else (left, set())
+    for task in stuck:
+        log.warning("Left behind at the end: %s", task.get_coro())
+    return not stuck
+
+
+async def _run(config: ServerConfig, logs: Logs, report: StartReport) -> int:
+    """The exit status: 0, or that of a process ended by the second signal."""
+    from ts_frontend.server import Server  # commands that only look for a server needn't import all of it
+
+    server = Server(config, logs)
+    signals = StopSignals(server, config.drain_grace_s + config.drain_timeout_s + STOP_MARGIN_S)
+
+    def on_ready(listening: dict[str, str], failures: list[str]) -> None:
+        for name, address in listening.items():
+            log.info("%s listens on %s", name, address)
+        logs.flush(LOGS_FLUSH_S)  # who waits for STARTED finds the addresses above it
+        print(f"{STARTED}\n", end="", flush=True)  # in one piece: the log's thread writes there too
+        report.ready(listening, failures)
+
+    running = owned(server.run(on_ready, report.progress))
+    signals.watch(running)
+    try:
+        await running
+    except asyncio.CancelledError:
+        if not signals.status:
+            raise
+    report.failed("it was asked to stop before it was ready")  # nothing, when it has reported that it is
+    return signals.status
+
+
+# --- signals
+
+
+class StopSignals:
+    """The signals that stop a running server. The first SIGTERM, SIGINT or SIGHUP drains it within `limit_s` seconds; a
+    second SIGTERM or SIGINT ends it at once, with `status` 128 plus the signal's number."""
+
+    def __init__(self, server: Server, limit_s: float) -> None:
+        self._server = server
+        self._limit_s = limit_s
+        self._begun_s = 0.0
+        self._watchdog: threading.Timer | None = None
+        self.status = 0
+
+    def watch(self, running: asyncio.Task[None]) -> None:
+        """Handles signals from now on. SIGHUP means that the terminal has gone. A server that was started with SIGHUP
+        ignored (nohup) outlives that, and so does a daemon, which leads a session without a terminal."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._asked, number, running)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            loop.add_signal_handler(signal.SIGHUP, _ignore_hangup if _is_daemon() else self._drain)
+
+    def _asked(self, number: signal.Signals, running: asyncio.Task[None]) -> None:
+        if self._watchdog is None:
+            self._drain()
+        elif time.monotonic() - self._begun_s >= AGAIN_S_MIN and not self.status:
+            log.warning("%s came again: what is still running is ended now", number.name)
+            self.status = 128 + number
+            running.cancel()
+
+    def _drain(self) -> None:
+        if self._watchdog is None:
+            self._begun_s = time.monotonic()
+            self._watchdog = end_within(self._limit_s)
+            self._server.stop()
+
+
+def _is_daemon() -> bool:
+    if os.getsid(0) != os.getpid():
+        return False
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return True
+    return False
+
+
+def _ignore_hangup() -> None:
+    log.info("SIGHUP: nothing to do; certificates, keys and models are looked after without it")
+
+
+# --- the last resort
+
+
+def end_within(limit_s: float) -> threading.Timer:
+    """Ends the process in `limit_s` seconds at the latest, with all stacks on standard error and status 70, whatever
+    its threads do; `cancel()` once it has stopped by itself. Workers end with their server."""
+
+    def end() -> None:
+        print(f"The server did not stop in {limit_s:g} s, and is ended. What its threads did:", file=sys.stderr)
+        faulthandler.dump_traceback(all_threads=True)
+        sys.stderr.flush()
+        os._exit(STUCK_STATUS)
+
+    return _started(limit_s, end)
+
+
+def leave_within(limit_s: float, status: int) -> threading.Timer:
+    """Ends the process in `limit_s` seconds at the latest with the status it has anyhow: all is done, and threads that
+    don't end are no reason to stay."""
+    return _started(limit_s, lambda: os._exit(status))
+
+
+def _started(limit_s: float, end: Callable[[], object]) -> threading.Timer:
+    timer = threading.Timer(limit_s, end)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+# --- the report to the launcher
+
+
+class StartReport:
+    """Lines of JSON that tell the launcher how the start goes, and once how it went. `fd` None: nobody reads them."""
 
     def __init__(self, fd: int | None) -> None:
         self._fd = fd
 
     def progress(self, text: str) -> None:
-        """What the server is doing before it is ready."""
+        """The step of the start that has begun."""
         if self._fd is not None:
             self._send(self._fd, {"progress": text})
 
@@ -65,41 +248,13 @@ class Report:
             log.warning("The launcher left before the server was ready")
 
 
-#: As of a program that failed by itself (sysexits.h, EX_SOFTWARE).
-STATUS = 70
-
-
-def end_within(limit_s: float) -> threading.Timer:
-    """Ends the process in `limit_s` seconds at the latest, with all stacks on standard error and status 70, whatever
-    its threads do; `cancel()` once it has stopped by itself. Workers end with their server."""
-
-    def end() -> None:
-        print(f"The server did not stop in {limit_s:g} s, and is ended. What its threads did:", file=sys.stderr)
-        faulthandler.dump_traceback(all_threads=True)
-        sys.stderr.flush()
-        os._exit(STATUS)
-
-    return _started(limit_s, end)
-
-
-def leave_within(limit_s: float, status: int) -> threading.Timer:
-    """Ends the process in `limit_s` seconds at the latest with the status it has anyhow: all is done, and threads that
-    don't end are no reason to stay."""
-    return _started(limit_s, lambda: os._exit(status))
-
-
-def _started(limit_s: float, end: Callable[[], object]) -> threading.Timer:
-    timer = threading.Timer(limit_s, end)
-    timer.daemon = True
-    timer.start()
-    return timer
-
+# --- the pid file
 
 _PID_FLAGS = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
 class PidFileError(ServeError):
-    """The file isn't ours to use, or another server holds it; the message says what to do."""
+    """The pid file can't be used, or another server holds it; the message says what to do."""
 
 
 class AlreadyRunning(PidFileError):
@@ -108,7 +263,7 @@ class AlreadyRunning(PidFileError):
 
 
 def pid_path(work_dir: Path | None = None) -> Path:
-    """Where it is. Raises PidFileError when there is no directory that can be written."""
+    """The path of the pid file. Raises PidFileError when there is no directory that can be written."""
     try:
         return (work_dir or Path(tempfile.gettempdir())) / ".model_server.pid"
     except FileNotFoundError as error:
@@ -212,8 +367,11 @@ def _held(handle: int) -> bool:
     return False
 
 
+# --- the working directory, and the files that settings name
+
+
 def prepare(config: ServerConfig) -> None:
-    """Makes the directories that a server with these settings writes to, and looks for what they name.
+    """Makes the directories that a server with these settings writes to, and checks that the files they name exist.
 
     :raises ConfigError: with TorchServe's words where it has some.
     """
@@ -253,146 +411,3 @@ def _check_place(config: ServerConfig, key: str, what: str, path: Path | None) -
     source = config.sources.get(key, "default")
     name = source if source.startswith("--") else f"{key} ({source})"
     raise ConfigError(f"{name} {what} not found: {path if what == 'directory' else path.absolute()}")
-
-
-STARTED = "Model server started."
-
-
-LOGS_FLUSH_S = 2.0
-#: What a stop does beside waiting for drain_grace_s and drain_timeout_s takes less than this.
-STOP_MARGIN_S = 30.0
-#: `timeout` signals its child and then the group, terminals and `docker run` do likewise: who means a second signal
-#: sends it later than this.
-AGAIN_S_MIN = 1.0
-#: How long tasks that were cancelled may take to end, and then the interpreter.
-TASKS_END_S_MAX = 2.0
-EXIT_S_MAX = 5.0
-
-
-def main(config: ServerConfig, report_ready_fd: int | None = None) -> int:
-    """Runs a server until SIGTERM, SIGINT or SIGHUP; the process's exit status, with which it ends within EXIT_S_MAX
-    seconds of the return, whatever its threads do.
-
-    `report_ready_fd` gets one line of JSON: `{"ready": true, "listening": {name: address}, "warnings": [text]}`, or
-    `{"ready": false, "error": text}`, and is closed.
-    """
-    report = Report(report_ready_fd)
-    forget_secrets()
-    if os.getpid() == 1:  # whose signals count only when they are handled
-        signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
-    try:
-        logs = setup_logs(config)
-    except (OSError, ServeError, ValueError) as error:
-        where = " Set LOG_LOCATION to a directory that can be written." if isinstance(error, OSError) else ""
-        report.failed(f"Logs can't be opened: {error}.{where}")
-        return 1
-    try:
-        status = _run_loop(_run(config, logs, report))
-    except (OSError, ServeError, RuntimeError, ValueError) as error:
-        log.error("%s", error, exc_info=not isinstance(error, (OSError, ServeError)))
-        report.failed(str(error))
-        status = 1
-    finally:
-        logs.close()
-    leave_within(EXIT_S_MAX, status)
-    return status
-
-
-def _run_loop(work: Coroutine[Any, Any, int]) -> int:
-    """Runs `work` in an event loop that is closed afterwards, unless a task outlives its cancellation: an engine that
-    waits for clients does."""
-    if sys.platform == "win32":
-        return asyncio.run(work)
-    import uvloop
-
-    loop = uvloop.new_event_loop()
-    asyncio.set_event_loop(loop)
-    try:
-        return loop.run_until_complete(work)
-    finally:
-        if loop.run_until_complete(_end_tasks()):
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.close()
-
-
-async def _end_tasks() -> bool:
-    """Whether all tasks but this one have ended."""
-    left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in left:
-        task.cancel()
-    _, stuck = await asyncio.wait(left, timeout=TASKS_END_S_MAX) if left else (left, set())
-    for task in stuck:
-        log.warning("Left behind at the end: %s", task.get_coro())
-    return not stuck
-
-
-async def _run(config: ServerConfig, logs: Logs, report: Report) -> int:
-    """The exit status: 0, or that of a process ended by the second signal."""
-    server = Server(config, logs)
-    stopping = Stopping(server, config.drain_grace_s + config.drain_timeout_s + STOP_MARGIN_S)
-
-    def on_ready(listening: dict[str, str], failures: list[str]) -> None:
-        for name, address in listening.items():
-            log.info("%s listens on %s", name, address)
-        logs.flush(LOGS_FLUSH_S)  # who waits for STARTED finds the addresses above it
-        print(f"{STARTED}\n", end="", flush=True)  # in one piece: the log's thread writes there too
-        report.ready(listening, failures)
-
-    running = owned(server.run(on_ready, report.progress))
-    stopping.watch(running)
-    try:
-        await running
-    except asyncio.CancelledError:
-        if not stopping.status:
-            raise
-    report.failed("it was asked to stop before it was ready")  # nothing, when it has reported that it is
-    return stopping.status
-
-
-class Stopping:
-    """What signals do to a running server. The first SIGTERM, SIGINT or SIGHUP drains it, within `limit_s` seconds; a
-    second SIGTERM or SIGINT ends it at once, with `status` 128 and the signal's number."""
-
-    def __init__(self, server: Server, limit_s: float) -> None:
-        self._server = server
-        self._limit_s = limit_s
-        self._begun_s = 0.0
-        self._watchdog: threading.Timer | None = None
-        self.status = 0
-
-    def watch(self, running: asyncio.Task[None]) -> None:
-        """SIGHUP says that the terminal has gone; whoever started us with it ignored (nohup) wants us to outlive that.
-        A daemon, which leads a session without a terminal, has none that could go, and goes on, too."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._asked, number, running)
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-            loop.add_signal_handler(signal.SIGHUP, _nothing if _is_daemon() else self._drain)
-
-    def _asked(self, number: signal.Signals, running: asyncio.Task[None]) -> None:
-        if self._watchdog is None:
-            self._drain()
-        elif time.monotonic() - self._begun_s >= AGAIN_S_MIN and not self.status:
-            log.warning("%s came again: what is still running is ended now", number.name)
-            self.status = 128 + number
-            running.cancel()
-
-    def _drain(self) -> None:
-        if self._watchdog is None:
-            self._begun_s = time.monotonic()
-            self._watchdog = end_within(self._limit_s)
-            self._server.stop()
-
-
-def _is_daemon() -> bool:
-    if os.getsid(0) != os.getpid():
-        return False
-    try:
-        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
-    except OSError:
-        return True
-    return False
-
-
-def _nothing() -> None:
-    log.info("SIGHUP: nothing to do; certificates, keys and models are looked after without it")

@@ -1,4 +1,5 @@
-"""The server: builds every part once, joins them, runs, drains, stops. The only module that knows all of them."""
+"""The server: its parts, built once and joined, and its life: startup, serve, drain. The only module that knows all of
+them."""
 
 from __future__ import annotations
 
@@ -10,23 +11,23 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import ts.version
 from ts_frontend.authorization.authorization import Authorization, open_authorization
 from ts_frontend.config import checks as config_checks
-from ts_frontend.config.foreign import kserve as kserve_options
-from ts_frontend.config.foreign import kserve as properties_file
+from ts_frontend.config.display import snapshot_settings
+from ts_frontend.config.foreign import kserve
 from ts_frontend.config.kinds import s3_of
-from ts_frontend.config.load import snapshot_settings, worker_environment
+from ts_frontend.config.load import worker_environment
 from ts_frontend.config.snapshot import Snapshot, SnapshotFiles, SnapshotKind
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
-from ts_frontend.listeners.listeners import Engine, Listeners
+from ts_frontend.listeners.listeners import Listeners
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.environments import Environments, EnvironmentStore
 from ts_frontend.models.extraction import ExtractLimits
@@ -49,17 +50,17 @@ from ts_frontend.models.startup import SnapshotRecorder, load_at_startup, restor
 from ts_frontend.models.store.store import ModelStore
 from ts_frontend.models.work_dir import work_dir
 from ts_frontend.open_inference.calls import ModelCalls
-from ts_frontend.scheduling.sequence_queue import keys_of
+from ts_frontend.scheduling.sequence_queue import sequence_headers
 from ts_frontend.tasks import kept, owned
 from ts_frontend.telemetry.logging.logs import Logs
 from ts_frontend.telemetry.logging.model_log import ModelLog
-from ts_frontend.telemetry.metrics.registry import open_metrics
+from ts_frontend.telemetry.metrics.registry import MetricsRegistry, open_metrics
 from ts_frontend.telemetry.tracing.tracing import open_tracing
 from ts_frontend.workers.supervisor import Supervisor, find_accelerators
 from ts_frontend.workflows.manager import WorkflowManager, restore_workflows, states_of
 
 if TYPE_CHECKING:
-    from ts_frontend.telemetry.tracing.traces import Traces
+    from ts_frontend.telemetry.tracing.spans import Traces
 
 log = logging.getLogger(__name__)
 
@@ -76,18 +77,115 @@ SERVICES = frozenset(
 )
 
 
+#: Gets the listening addresses by name, and warnings.
+OnReady: TypeAlias = Callable[[dict[str, str], list[str]], None]
+
+
 class StartRefused(ServeError):
     """A model can't be loaded, and the server is not to run without it."""
 
 
+class Parts:
+    """The parts of a server, built from its configuration and joined. None of them runs yet.
+
+    `supervisor` makes their workers, `directory` is for their temporary files. Raises ConfigError.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        logs: Logs,
+        metrics: MetricsRegistry,
+        tracing: Traces | None,
+        authorization: Authorization | None,
+        supervisor: Supervisor,
+        directory: Path,
+    ) -> None:
+        self.gpus = supervisor.placement.inventory.count
+        self.registry = Registry()
+        self.calls = ModelCalls(self.registry, sequence_headers(config))
+        self.recorder = _recorder(config)
+        self.store = _model_store(config, directory)
+        factory = ModelFactory(
+            config, supervisor, worker_env(config), self.registry.changes, metrics, tracing, self.calls.answer
+        )
+        loader = ModelLoader(
+            self.store,
+            factory,
+            supervisor,
+            partial(_settings_of, config),
+            _environments(config),
+            _programs(config, directory),
+            work_dir=directory,
+            extract_limits=_extract_limits(config),
+            mlserver=config.mlserver,
+        )
+        self.manager = ModelManager(
+            self.registry,
+            loader,
+            model_api=config.model_api_enabled,
+            unregister_timeout_s=config.unregister_model_timeout,
+            on_change=self.recorder.changed,
+        )
+        self.workflows = WorkflowManager(
+            self.manager,
+            self.store,
+            _workflow_store(config),
+            work_dir=directory,
+            extract_limits=_extract_limits(config),
+            unregister_timeout_s=config.unregister_model_timeout,
+            on_change=self.recorder.changed,
+        )
+        self.repository = Repository(
+            self.manager,
+            [path for path in config.model_repository if s3_of(path) is None],
+            config.model_control_mode,
+            config.repository_poll_secs,
+            self.gpus,
+            repositories_in_s3(config),
+            loads_at_once_max=config.loads_at_once_max,
+        )
+        self.health = Health(self.manager, SERVICES, strict=config.strict_readiness)
+        metrics.gather(lambda: served_families(self.registry, metrics.host))
+        metrics.gather(lambda: [*triton_families(self.registry, metrics), *mlserver_families(self.registry)])
+        if tracing is not None:
+            metrics.gather(tracing.families)
+        self.listeners = Listeners(
+            config,
+            self.manager,
+            self.workflows,
+            self.repository,
+            self.health,
+            logs,
+            metrics,
+            authorization,
+            tracing,
+        )
+        #: Loops that run while the server serves, with the subjects of their messages.
+        self.loops: list[tuple[Callable[[], Awaitable[None]], str]] = [
+            (self.repository.watch, "The watch over the model repositories")
+        ]
+        inventory = supervisor.placement.inventory
+        cuda_count = inventory.count if inventory.kind == "cuda" else 0
+        sampling = system_metrics(config, metrics, cuda_count, worker_env(config), self._worker_pids)
+        if sampling is not None:
+            self.loops.append((sampling.run, "The sampling of system metrics"))
+        if authorization is not None:
+            watch = partial(authorization.watch, config.token_reload_interval_s)
+            self.loops.append((watch, "The watch over the keys"))
+            metrics.gather(lambda: [refused_calls(authorization.refusals.counts, metrics.host)])
+
+    def _worker_pids(self) -> list[int]:
+        return [slot.worker.pid for model in self.registry for slot in model.pool.slots if slot.worker is not None]
+
+
 class Server:
-    """All parts of one server, made from its configuration; `run` is its whole life."""
+    """One server, made from its configuration. `run` is its whole life: startup, serve, drain."""
 
     def __init__(self, config: ServerConfig, logs: Logs) -> None:
         self.config = config
         self._logs = logs
         self._metrics = open_metrics(config, logs)
-        self._tracing: Traces | None = None
         self._stop = asyncio.Event()
         #: From now on a stop drains; before, there is nobody whose requests could be lost.
         self._serving = False
@@ -96,12 +194,11 @@ class Server:
         """Asks `run` to drain and return; a second time changes nothing."""
         self._stop.set()
 
-    async def run(self, on_ready: Callable[[dict[str, str], list[str]], None], progress: Callable[[str], None]) -> None:
-        """Starts, serves until `stop()`, drains. `on_ready` gets the listening addresses by name and
-        what couldn't be loaded, `progress` what is
-        being done until then.
+    async def run(self, on_ready: OnReady, progress: Callable[[str], None]) -> None:
+        """Starts, serves until `stop()`, drains. `on_ready` gets the listening addresses by name and the warnings of
+        the start, `progress` gets the steps of the start.
 
-        A stop that comes while it starts is obeyed at once, whatever is being done: `on_ready` isn't called then.
+        A stop during the start is obeyed at once, and `on_ready` isn't called then.
         Raises OSError (an address is taken), StartRefused, ValueError with what was wrong when it can't start.
         """
         life = owned(self._live(on_ready, progress))
@@ -118,123 +215,28 @@ class Server:
         if not life.cancelled():
             life.result()
 
-    async def _live(
-        self, on_ready: Callable[[dict[str, str], list[str]], None], progress: Callable[[str], None]
-    ) -> None:
+    async def _live(self, on_ready: OnReady, progress: Callable[[str], None]) -> None:
+        async with self._parts() as parts:
+            warnings = await self._startup(parts, progress)
+            await self._serve(parts, lambda: on_ready(parts.listeners.addresses(), warnings))
+            await self._drain(parts)
+
+    @contextlib.asynccontextmanager
+    async def _parts(self) -> AsyncIterator[Parts]:
+        """All parts, with the forkserver started, as long as the block runs."""
         config = self.config
         if config.bypass_serve:
             log.warning("%s", BYPASSED)
         with work_dir(config.temp_dir) as directory, self._authorized() as authorization:
-            supervisor = await self._supervisor(directory)
+            supervisor, tracing = await self._supervisor(directory), None
             try:
                 await supervisor.start()
-                self._tracing = open_tracing(config)  # its threads are later than the forkserver
-                await self._serve(supervisor, directory, authorization, on_ready, progress)
+                tracing = open_tracing(config)  # its threads are later than the forkserver
+                yield Parts(config, self._logs, self._metrics, tracing, authorization, supervisor, directory)
             finally:
                 await supervisor.close()
-                if self._tracing is not None:
-                    await self._tracing.close()
-
-    async def _supervisor(self, work_dir: Path) -> Supervisor:
-        config = self.config
-        inventory = await find_accelerators(config.number_of_gpu, sys.platform, platform.machine())
-        log.info("Number of GPUs: %s", inventory.count)
-        return Supervisor(
-            worker_env(config),
-            work_dir=work_dir,
-            first_worker_id=config.initial_worker_port,
-            first_distribution_id=config.initial_distribution_port,
-            fork=config.worker_start == "fork",
-            preload_torch=config.preload_torch,
-            inside=config.bypass_serve,
-            inventory=inventory,
-            on_line=ModelLog(self._logs, self._metrics).line,
-        )
-
-    async def _serve(
-        self,
-        supervisor: Supervisor,
-        work_dir: Path,
-        authorization: Authorization | None,
-        on_ready: Callable[[dict[str, str], list[str]], None],
-        progress: Callable[[str], None],
-    ) -> None:
-        config = self.config
-        store = self._store(work_dir)
-        recorder = self._recorder()
-        registry = Registry()
-        calls = ModelCalls(registry, keys_of(config))
-        administration = self._administration(registry, calls, supervisor, store, work_dir, recorder)
-        workflows = self._workflows(administration, store, work_dir, recorder)
-        self._measure(registry)
-        gpus = supervisor.placement.inventory.count
-
-        repository = self._repository(administration, gpus)
-        health = Health(administration, SERVICES, strict=config.strict_readiness)
-        doors = Listeners(
-            config,
-            administration,
-            workflows,
-            repository,
-            health,
-            self._logs,
-            self._metrics,
-            authorization,
-            self._tracing,
-        )
-        doors.check_addresses()
-
-        async def restore(snapshot: Snapshot) -> list[str]:
-            return await restore_workflows(snapshot.workflows, workflows, config.loads_at_once_max)
-
-        try:
-            failures = await load_at_startup(config, administration, store, restore, gpus, progress)
-            calls.attach(repository)
-            failures += await repository.start(config.load_model)
-            if failures and config.exit_on_error:
-                raise StartRefused("\n".join((*failures, "exit_on_error is on")))
-        except BaseException:
-            await administration.tasks.close(0.0)
-            raise
-        self._serving = True
-        await doors.engine.start()
-        recorder.attach(administration, lambda: states_of(workflows), config.snapshot)
-        await recorder.write(SnapshotKind.STARTUP)
-        tasks = [
-            *self._sample_system(supervisor, registry),
-            kept(repository.watch, "The watch over the model repositories"),
-        ]
-        if authorization is not None:
-            tasks.append(kept(partial(authorization.watch, config.token_reload_interval_s), "The watch over the keys"))
-            self._metrics.gather(lambda: [refused_calls(authorization.refusals.counts, self._metrics.host)])
-        _settle()
-        on_ready(doors.addresses(), [*restored(config.snapshot, administration), *failures, *doors.warnings])
-        await self._until_stopped(doors.engine)
-        for task in tasks:
-            task.cancel()
-        health.drain()
-        if config.drain_grace_s:
-            log.info("Not ready any more; serving for %g s, until nobody routes here.", config.drain_grace_s)
-            await asyncio.sleep(config.drain_grace_s)
-        log.info("Draining: what was accepted is answered within %g s.", config.drain_timeout_s)
-        latest_s = time.monotonic() + config.drain_timeout_s
-        for model in administration.registry:
-            model.give_up_waiting("was to end with the server")
-        administration.tasks.end_loads()
-        await doors.engine.drain(config.drain_timeout_s)
-        await recorder.close()
-        await administration.close(max(0.0, latest_s - time.monotonic()))
-
-    async def _until_stopped(self, engine: Engine) -> None:
-        """Returns when `stop` was called; raises when the engine ended by itself."""
-        stop = owned(self._stop.wait())
-        ended = owned(engine.wait())
-        done, _ = await asyncio.wait({stop, ended}, return_when=asyncio.FIRST_COMPLETED)
-        stop.cancel()
-        if ended in done:
-            ended.result()
-            raise RuntimeError("The listeners ended without being asked to")
-        ended.cancel()
+                if tracing is not None:
+                    await tracing.close()
 
     @contextlib.contextmanager
     def _authorized(self) -> Iterator[Authorization | None]:
@@ -252,148 +254,146 @@ class Server:
             if authorization is not None:
                 authorization.close()
 
-    # --- parts
-
-    def _store(self, work_dir: Path) -> ModelStore:
+    async def _supervisor(self, directory: Path) -> Supervisor:
         config = self.config
-        return ModelStore(
-            config.model_store,
-            config.allowed_urls,
-            download_bytes_max=config.download_bytes_max,
-            download_timeout_s=config.download_timeout_s,
-            mlserver=config.mlserver,
-            download_total_timeout_s=config.download_total_timeout_s,
-            files_max=config.extract_files_max,
-            trusted=[f"{url}/" for url in repositories_in_s3(config)],
-            copies=work_dir / "downloads",
+        inventory = await find_accelerators(config.number_of_gpu, sys.platform, platform.machine())
+        log.info("Number of GPUs: %s", inventory.count)
+        return Supervisor(
+            worker_env(config),
+            work_dir=directory,
+            first_worker_id=config.initial_worker_port,
+            first_distribution_id=config.initial_distribution_port,
+            fork=config.worker_start == "fork",
+            preload_torch=config.preload_torch,
+            in_process=config.bypass_serve,
+            inventory=inventory,
+            on_line=ModelLog(self._logs, self._metrics).line,
         )
 
-    def _repository(self, administration: ModelManager, gpus: int) -> Repository:
+    # --- its life
+
+    async def _startup(self, parts: Parts, progress: Callable[[str], None]) -> list[str]:
+        """Loads the models and workflows of the start, then listens. Returns warnings, also of models that failed."""
+        config, manager = self.config, parts.manager
+        parts.listeners.check_addresses()
+
+        async def restore(snapshot: Snapshot) -> list[str]:
+            return await restore_workflows(snapshot.workflows, parts.workflows, config.loads_at_once_max)
+
+        try:
+            failures = await load_at_startup(config, manager, parts.store, restore, parts.gpus, progress)
+            parts.calls.attach(parts.repository)
+            failures += await parts.repository.start(config.load_model)
+            if failures and config.exit_on_error:
+                raise StartRefused("\n".join((*failures, "exit_on_error is on")))
+        except BaseException:
+            await manager.tasks.close(0.0)
+            raise
+        self._serving = True
+        await parts.listeners.engine.start()
+        parts.recorder.attach(manager, lambda: states_of(parts.workflows), config.snapshot)
+        await parts.recorder.write(SnapshotKind.STARTUP)
+        return [*restored(config.snapshot, manager), *failures, *parts.listeners.warnings]
+
+    async def _serve(self, parts: Parts, on_ready: Callable[[], None]) -> None:
+        """Runs the loops until `stop` was called; raises when the engine ended by itself."""
+        loops = [kept(loop, subject) for loop, subject in parts.loops]
+        _tune_garbage_collection()
+        on_ready()
+        stop = owned(self._stop.wait())
+        ended = owned(parts.listeners.engine.wait())
+        done, _ = await asyncio.wait({stop, ended}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (stop, *loops):
+            task.cancel()
+        if ended in done:
+            ended.result()
+            raise RuntimeError("The listeners ended without being asked to")
+        ended.cancel()
+
+    async def _drain(self, parts: Parts) -> None:
+        """Says that it isn't ready any more, answers what was accepted, and ends the models."""
         config = self.config
-        return Repository(
-            administration,
-            [path for path in config.model_repository if s3_of(path) is None],
-            config.model_control_mode,
-            config.repository_poll_secs,
-            gpus,
-            repositories_in_s3(config),
-            loads_at_once_max=config.loads_at_once_max,
-        )
+        parts.health.drain()
+        if config.drain_grace_s:
+            log.info("Not ready any more; serving for %g s, until nobody routes here.", config.drain_grace_s)
+            await asyncio.sleep(config.drain_grace_s)
+        log.info("Draining: what was accepted is answered within %g s.", config.drain_timeout_s)
+        latest_s = time.monotonic() + config.drain_timeout_s
+        for model in parts.registry:
+            model.give_up_waiting("was to end with the server")
+        parts.manager.tasks.end_loads()
+        await parts.listeners.engine.drain(config.drain_timeout_s)
+        await parts.recorder.close()
+        await parts.manager.close(max(0.0, latest_s - time.monotonic()))
 
-    def _measure(self, models: Registry) -> None:
-        """What the metrics say of the served models, and of the traces."""
-        metrics = self._metrics
-        metrics.gather(lambda: served_families(models, metrics.host))
-        metrics.gather(lambda: [*triton_families(models, metrics), *mlserver_families(models)])
-        if self._tracing is not None:
-            metrics.gather(self._tracing.families)
 
-    def _sample_system(self, supervisor: Supervisor, models: Registry) -> list[asyncio.Task[None]]:
-        """System metrics from now on, until the task is cancelled; none where they are off."""
-        inventory = supervisor.placement.inventory
-        gpus = inventory.count if inventory.kind == "cuda" else 0
+# --- parts and their settings
 
-        def pids() -> list[int]:
-            return [slot.worker.pid for model in models for slot in model.pool.slots if slot.worker is not None]
 
-        system = system_metrics(self.config, self._metrics, gpus, worker_env(self.config), pids)
-        return [] if system is None else [kept(system.run, "The sampling of system metrics")]
+def _recorder(config: ServerConfig) -> SnapshotRecorder:
+    files = None if config.ncs else SnapshotFiles(config.snapshot_dir, config.snapshots_kept_max)
+    return SnapshotRecorder(files, snapshot_settings(config))
 
-    def _recorder(self) -> SnapshotRecorder:
-        config = self.config
-        files = None if config.ncs else SnapshotFiles(config.snapshot_dir, config.snapshots_kept_max)
-        return SnapshotRecorder(files, snapshot_settings(config))
 
-    def _administration(
-        self,
-        registry: Registry,
-        calls: ModelCalls,
-        supervisor: Supervisor,
-        store: ModelStore,
-        work_dir: Path,
-        recorder: SnapshotRecorder,
-    ) -> ModelManager:
-        config = self.config
-        launchpad = ModelFactory(
-            config, supervisor, worker_env(config), registry.changes, self._metrics, self._tracing, calls
-        )
-        installation = ModelLoader(
-            store,
-            launchpad,
-            supervisor,
-            self._settings,
-            self._environments(),
-            self._programs(work_dir),
-            work_dir=work_dir,
-            extract_limits=self._extract_limits(),
-            mlserver=config.mlserver,
-        )
-        return ModelManager(
-            registry,
-            installation,
-            model_api=config.model_api_enabled,
-            unregister_timeout_s=config.unregister_model_timeout,
-            on_change=recorder.changed,
-        )
+def _model_store(config: ServerConfig, directory: Path) -> ModelStore:
+    return ModelStore(
+        config.model_store,
+        config.allowed_urls,
+        download_bytes_max=config.download_bytes_max,
+        download_timeout_s=config.download_timeout_s,
+        mlserver=config.mlserver,
+        download_total_timeout_s=config.download_total_timeout_s,
+        files_max=config.extract_files_max,
+        trusted=[f"{url}/" for url in repositories_in_s3(config)],
+        copies=directory / "downloads",
+    )
 
-    def _environments(self) -> Environments:
-        config = self.config
-        store = EnvironmentStore(config.environments_path, config.environments_kept_max)
-        return Environments(store, install=config.install_py_dep_per_model, timeout_s=config.install_timeout_s)
 
-    def _programs(self, work_dir: Path) -> Programs:
-        config = self.config
+def _workflow_store(config: ServerConfig) -> ModelStore:
+    return ModelStore(
+        config.workflow_store,
+        config.allowed_urls,
+        download_bytes_max=config.download_bytes_max,
+        download_timeout_s=config.download_timeout_s,
+        download_total_timeout_s=config.download_total_timeout_s,
+        files_max=config.extract_files_max,
+        missing="Workflow not found in workflow store",
+        place="workflow store",
+    )
 
-        def latency_logging(argv: Sequence[str]) -> bool:
-            environ = config.environment
-            return bool(kserve_options.value_of("enable_latency_logging", argv, environ, properties_file.read(environ)))
 
-        return Programs(worker_env(config), work_dir, config.default_startup_timeout, latency_logging)
+def _environments(config: ServerConfig) -> Environments:
+    store = EnvironmentStore(config.environments_path, config.environments_kept_max)
+    return Environments(store, install=config.install_py_dep_per_model, timeout_s=config.install_timeout_s)
 
-    def _workflows(
-        self, administration: ModelManager, store: ModelStore, work_dir: Path, recorder: SnapshotRecorder
-    ) -> WorkflowManager:
-        config = self.config
-        wars = ModelStore(
-            config.workflow_store,
-            config.allowed_urls,
-            download_bytes_max=config.download_bytes_max,
-            download_timeout_s=config.download_timeout_s,
-            download_total_timeout_s=config.download_total_timeout_s,
-            files_max=config.extract_files_max,
-            missing="Workflow not found in workflow store",
-            place="workflow store",
-        )
-        return WorkflowManager(
-            administration,
-            store,
-            wars,
-            work_dir=work_dir,
-            extract_limits=self._extract_limits(),
-            unregister_timeout_s=config.unregister_model_timeout,
-            on_change=recorder.changed,
-        )
 
-    def _extract_limits(self) -> ExtractLimits:
-        config = self.config
-        return ExtractLimits(
-            bytes_max=config.extract_bytes_max, files_max=config.extract_files_max, ratio_max=config.extract_ratio_max
-        )
+def _programs(config: ServerConfig, directory: Path) -> Programs:
+    def latency_logging(argv: Sequence[str]) -> bool:
+        environ = config.environment
+        return bool(kserve.value_of("enable_latency_logging", argv, environ, kserve.read(environ)))
 
-    def _settings(self, requested: Requested, archive: Archive, name: str, version: str) -> ModelSettings:
-        entry = self.config.models.get(name, {}).get(version, {})
-        settings = resolve(
-            requested, archive.config or {}, entry, self.config, handler=archive.handler, runtime=archive.runtime
-        )
-        for warning in settings.warnings:
-            log.warning("Model %s %s: %s", name, version, warning)
-        if self.config.bypass_serve:
-            settings = replace(settings, batch_size=1, max_batch_delay_set=False)
-        if self.config.inside:
-            settings = replace(
-                settings, min_workers=min(1, settings.min_workers), max_workers=min(1, settings.max_workers)
-            )
-        return settings
+    return Programs(worker_env(config), directory, config.default_startup_timeout, latency_logging)
+
+
+def _extract_limits(config: ServerConfig) -> ExtractLimits:
+    return ExtractLimits(
+        bytes_max=config.extract_bytes_max, files_max=config.extract_files_max, ratio_max=config.extract_ratio_max
+    )
+
+
+def _settings_of(
+    config: ServerConfig, requested: Requested, archive: Archive, name: str, version: str
+) -> ModelSettings:
+    """What a model's call, its archive and the server's configuration come to."""
+    entry = config.models.get(name, {}).get(version, {})
+    settings = resolve(requested, archive.config or {}, entry, config, handler=archive.handler, runtime=archive.runtime)
+    for warning in settings.warnings:
+        log.warning("Model %s %s: %s", name, version, warning)
+    if config.bypass_serve:
+        settings = replace(settings, batch_size=1, max_batch_delay_set=False)
+    if config.debugging:
+        settings = replace(settings, min_workers=min(1, settings.min_workers), max_workers=min(1, settings.max_workers))
+    return settings
 
 
 def repositories_in_s3(config: ServerConfig) -> list[str]:
@@ -408,9 +408,9 @@ def worker_env(config: ServerConfig) -> dict[str, str]:
     return env
 
 
-def _settle() -> None:
-    """What exists now stays: the garbage collector needn't look at it again, nor as often at the rest. Requests make no
-    cycles; a collection of everything takes some 10 ms, which a request would wait for."""
+def _tune_garbage_collection() -> None:
+    """Exempts all objects of the start from garbage collection, and makes the collection of others rarer. Requests make
+    no cycles; a collection of everything takes some 10 ms, which a request would wait for."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)

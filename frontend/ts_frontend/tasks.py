@@ -1,4 +1,4 @@
-"""Tasks: every one of the server is begun here, so that none can fail without a word.
+"""Tasks: all of the server's are begun here, so that none fails unseen.
 
 `owned` is for work whose starter waits for it, `watched` for work that nobody waits for, `kept` for loops that last as
 long as the server. `Tasks` holds work that goes on when its caller leaves: loads end with the server, the rest may take
@@ -62,8 +62,8 @@ def _log_end(task: asyncio.Task[Any], what: str) -> None:
 
 
 async def side_by_side(work: Sequence[Coroutine[Any, Any, T]], at_once_max: int) -> list[T]:
-    """Does all of it, at most so many at a time, begun in order; the results in order. What fails, or a caller who is
-    cancelled, ends the rest; nothing of it runs on."""
+    """Runs all of `work`, at most `at_once_max` at a time and begun in order; the results in order. A failure, or the
+    cancellation of the caller, cancels the rest."""
     turns = asyncio.Semaphore(at_once_max)
 
     async def one(each: Coroutine[Any, Any, T]) -> T:
@@ -87,7 +87,7 @@ async def side_by_side(work: Sequence[Coroutine[Any, Any, T]], at_once_max: int)
 
 
 class Tasks:
-    """Everything that has been begun and hasn't ended."""
+    """The tasks that have begun and haven't ended."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -95,7 +95,7 @@ class Tasks:
         self._ending = False
 
     def background(self, work: Awaitable[Any]) -> None:
-        """Runs on; what fails is logged."""
+        """Begins work that nobody waits for; its failure is logged."""
         self._begin(work).add_done_callback(_log_failure)
 
     async def detached(self, work: Awaitable[T]) -> T:
@@ -103,7 +103,7 @@ class Tasks:
         return await self._waited(self._begin(work))
 
     async def load(self, work: Coroutine[Any, Any, T]) -> T:
-        """The same for what isn't waited for when the server ends: Draining."""
+        """Waits for a load, which goes on when the caller leaves. Raises Draining when the server ends."""
         if self._ending:
             work.close()
             raise Draining(ENDING)
@@ -113,13 +113,13 @@ class Tasks:
         return await self._waited(task)
 
     def end_loads(self) -> None:
-        """No load that runs is finished, and no new one begins."""
+        """Cancels the loads that run, and refuses new ones."""
         self._ending = True
         for task in self._loads:
             task.cancel()
 
     async def close(self, grace_s: float) -> None:
-        """Ends all of it; loads may take `grace_s` to clean up."""
+        """Ends all tasks; loads may take `grace_s` to clean up."""
         self.end_loads()
         if self._loads:
             await asyncio.wait(self._loads, timeout=grace_s)

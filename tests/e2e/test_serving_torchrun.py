@@ -47,7 +47,7 @@ class Together:
         row = json.loads(data[0]["data"])
         do = row.get("do", "sum")
         if do == "who":
-            keys = ("OMP_NUM_THREADS", "LOGLEVEL", "WORLD_SIZE", "LOCAL_RANK", "TORCHRELAY_MEETING_SECRET")
+            keys = ("OMP_NUM_THREADS", "LOGLEVEL", "WORLD_SIZE", "LOCAL_RANK", "TORCHRELAY_RENDEZVOUS_SECRET")
             told = {key: os.environ.get(key) for key in keys}
             return [json.dumps(told | {"pid": os.getpid(), "threads": torch.get_num_threads()})]
         if do == "pids":
@@ -119,7 +119,7 @@ def test_ranks_get_the_environment_that_torchrun_and_the_model_set(team):
     assert told["OMP_NUM_THREADS"] == "1" and told["threads"] == 1
     assert told["LOGLEVEL"] == "INFO"
     assert (told["WORLD_SIZE"], told["LOCAL_RANK"]) == (str(COUNT), "0")
-    assert told["TORCHRELAY_MEETING_SECRET"] is None, "user's code isn't told the secret"
+    assert told["TORCHRELAY_RENDEZVOUS_SECRET"] is None, "user's code isn't told the secret"
 
 
 def test_the_worker_is_numbered_from_the_distribution_port(team):

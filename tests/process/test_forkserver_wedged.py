@@ -13,7 +13,7 @@ import pytest
 from support import until
 from ts_frontend.workers.forkserver import ForkLauncher
 from ts_frontend.workers.launchers import ExecLauncher
-from ts_frontend.workers.process import Process, ProcessSpec
+from ts_frontend.workers.process import ProcessSpec, WorkerProcess
 
 HANG_S = 60
 SPEC = ProcessSpec("m", dict(os.environ))
@@ -41,14 +41,14 @@ class Started:
     def __init__(self) -> None:
         self.fallback = ExecLauncher()
         self.launcher = ForkLauncher(dict(os.environ), self.fallback, preload_torch=False, fork_s_max=1.0)
-        self.workers: list[Process] = []
+        self.workers: list[WorkerProcess] = []
 
-    async def worker(self, spec: ProcessSpec = SPEC) -> Process:
+    async def worker(self, spec: ProcessSpec = SPEC) -> WorkerProcess:
         process = await self.launcher.launch(spec, lambda stream, line: None)
         self.workers.append(process)
         return process
 
-    async def end(self, process: Process) -> None:
+    async def end(self, process: WorkerProcess) -> None:
         process.kill()
         await process.exited
         process.release()
@@ -62,7 +62,7 @@ class Started:
         await self.fallback.close()
 
 
-def forked(process: Process) -> bool:
+def forked(process: WorkerProcess) -> bool:
     return psutil.Process(process.pid).parent() in forkservers()
 
 

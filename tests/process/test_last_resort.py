@@ -8,7 +8,7 @@ import sys
 GUARD_S = 60
 STUCK = """
 import threading
-from ts_frontend.last_resort import end_within
+from ts_frontend.process import end_within
 
 timer = end_within({limit_s})
 if {by_itself}:

@@ -14,28 +14,28 @@ import pytest
 
 from ts.protocol.frames import Chunk, Credit, Input, Item, Load, Message, Predict, Ready, encode_bytes
 from ts.runtime.rank import meet
-from ts_frontend.workers.ranks import Meeting, Ranks
+from ts_frontend.workers.ranks import RankConnections, Rendezvous
 
 GUARD_S = 30
 
 
 class Gathering:
-    """A meeting of two in lockstep, and what its worker heard."""
+    """A rendezvous of two in lockstep, and what its worker heard."""
 
     def __init__(self, parent: Path) -> None:
-        self.meeting = Meeting.open(parent, 2, True)
+        self.rendezvous = Rendezvous.open(parent, 2, True)
         self.heard: asyncio.Queue[Message] = asyncio.Queue()
         self.ends: asyncio.Queue[str] = asyncio.Queue()
         self.progress = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
-        self.ranks = Ranks(self.meeting, self.progress.fileno(), self.hear, self.ends.put_nowait, 1 << 20)
+        self.ranks = RankConnections(self.rendezvous, self.progress.fileno(), self.hear, self.ends.put_nowait, 1 << 20)
 
     def hear(self, messages: list[Message]) -> None:
         for message in messages:
             self.heard.put_nowait(message)
 
     async def guest(self, rank: int, secret: str | None = None) -> socket.socket:
-        said = secret or self.meeting.secret
-        fd, progress = await asyncio.to_thread(meet, str(self.meeting.directory), said, rank)
+        said = secret or self.rendezvous.secret
+        fd, progress = await asyncio.to_thread(meet, str(self.rendezvous.directory), said, rank)
         os.close(progress)
         sock = socket.socket(fileno=fd)
         sock.setblocking(False)
@@ -66,7 +66,7 @@ async def told(sock: socket.socket, text: bytes) -> bytes:
 
 def test_nobody_else_can_enter_the_directory(tmp_path):
     async def scenario(gathering: Gathering) -> None:
-        assert stat.S_IMODE(gathering.meeting.directory.stat().st_mode) == 0o700
+        assert stat.S_IMODE(gathering.rendezvous.directory.stat().st_mode) == 0o700
 
     run(scenario, tmp_path)
 
@@ -83,7 +83,7 @@ def test_strangers_are_turned_away(tmp_path, greeting):
             else:
                 await gathering.guest(1, "0" * 32)
         other = await gathering.guest(1)
-        assert not gathering.meeting.directory.exists(), "nobody else can come"
+        assert not gathering.rendezvous.directory.exists(), "nobody else can come"
         own.close()
         other.close()
 
@@ -132,9 +132,9 @@ def test_a_batch_goes_out_when_all_have_finished_the_one_before(tmp_path):
 
 def test_a_greeting_that_is_no_json_is_closed(tmp_path):
     async def scenario(gathering: Gathering) -> None:
-        path = f"{gathering.meeting.directory}/socket"
+        path = f"{gathering.rendezvous.directory}/socket"
         with socket.socket(socket.AF_UNIX) as sock:
-            handle = os.open(gathering.meeting.directory, os.O_RDONLY)
+            handle = os.open(gathering.rendezvous.directory, os.O_RDONLY)
             sock.connect(path if len(path) < 100 else f"/proc/self/fd/{handle}/socket")
             os.close(handle)
             sock.setblocking(False)

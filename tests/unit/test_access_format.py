@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from ts_frontend.telemetry.logging.access_format import AccessFormatter
+from ts_frontend.telemetry.logging.formats import AccessFormatter
 from ts_frontend.telemetry.logging.writer import Access
 
 ENTRY = Access(0.0, "10.0.0.1:5", "GET /a?b=c HTTP/1.1", 404, 12.5, "id")

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ts.protocol.frames import Input
+from ts_frontend.job import Job, Ledger
 from ts_frontend.scheduling.batcher import Batcher, Full, Policy
 
 
-@dataclass
-class Waiting:
-    id: int
-    size_bytes: int = 10
-    queued_at_s: float = 0.0
-    alone: bool = False
+class Waiting(Job):
+    """A job with a number of the test's."""
+
+    def __init__(self, number: int, size_bytes: int = 10, alone: bool = False) -> None:
+        super().__init__(Ledger(), [Input("data", "", bytes(size_bytes))], request_id="", alone=alone)
+        self.id = number
 
 
-def filled(policy: Policy, *jobs: Waiting, now_s: float = 0.0) -> Batcher:
-    batcher = Batcher(policy)
+def filled(policy: Policy, *jobs: Waiting, now_s: float = 0.0) -> Batcher[Waiting]:
+    batcher: Batcher[Waiting] = Batcher(policy)
     for job in jobs:
         batcher.add(job, now_s)
     return batcher

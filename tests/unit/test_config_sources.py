@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from ts_frontend.config.display import explain, snapshot_settings
 from ts_frontend.config.foreign.profiles import PROFILES
 from ts_frontend.config.kinds import ConfigError
-from ts_frontend.config.load import WITH_MODELS, Option, explain, load_config, snapshot_settings, worker_environment
+from ts_frontend.config.load import WITH_MODELS, Option, load_config, worker_environment
 from ts_frontend.config.snapshot import SnapshotFiles, SnapshotKind, VersionState
 from ts_frontend.config.table import SETTINGS, ServerConfig
 

@@ -10,9 +10,9 @@ import pytest
 
 from ts_frontend.config.addresses import Address, is_loopback, parse_address, parse_host
 from ts_frontend.config.checks import who_may
-from ts_frontend.config.docs import settings_table
+from ts_frontend.config.display import explain, settings_table, snapshot_settings
 from ts_frontend.config.kinds import ConfigError
-from ts_frontend.config.load import Option, explain, forget_secrets, load_config, snapshot_settings, worker_environment
+from ts_frontend.config.load import Option, forget_secrets, load_config, worker_environment
 from ts_frontend.config.table import INTERNAL, NO_EFFECT, SETTINGS, ServerConfig
 
 DOC = Path(__file__).parents[2] / "docs" / "configuration.md"

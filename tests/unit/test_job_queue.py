@@ -23,12 +23,12 @@ class Taking:
         self.flushes = 0
         self.taken = asyncio.Event()
 
-    def room(self) -> int:
+    def capacity(self) -> int:
         if not self.batches:
             return 2
         return 1 if len(self.batches) <= self.ahead else 0
 
-    def take(self, jobs: list[Job]) -> None:
+    def dispatch(self, jobs: list[Job]) -> None:
         for job in jobs:
             job.owner = None
             job.move(JobState.SENT)

@@ -12,7 +12,7 @@ import pytest
 
 from ts_frontend.telemetry.logging.formats import PatternFormatter, TextFormatter
 from ts_frontend.telemetry.logging.writer import Access, Lines, LogEntry, ModelLine
-from ts_frontend.telemetry.metrics.definitions import Definition, MetricKind
+from ts_frontend.telemetry.metrics.families import Definition, MetricKind
 from ts_frontend.telemetry.metrics.requests import MetricLine
 from ts_frontend.telemetry.metrics.text import log_text, parse_record
 

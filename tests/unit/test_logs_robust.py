@@ -23,7 +23,7 @@ from ts_frontend.telemetry.logging.files import RotatedFile, daily
 from ts_frontend.telemetry.logging.logs import setup_logs
 from ts_frontend.telemetry.logging.model_log import ModelLog
 from ts_frontend.telemetry.logging.writer import Access, ModelLine, folded, printable
-from ts_frontend.telemetry.metrics.definitions import read_definitions
+from ts_frontend.telemetry.metrics.families import read_definitions
 from ts_frontend.telemetry.metrics.registry import DEFAULT_FILE, MetricsRegistry
 from ts_frontend.workers.process import LineReader
 

@@ -11,7 +11,7 @@ import pytest
 from ts.protocol.frames import Chunk
 from ts_frontend.config.kinds import ConfigError
 from ts_frontend.job import Job, JobState, Ledger
-from ts_frontend.telemetry.metrics.definitions import Definition, Definitions, MetricKind, read_definitions
+from ts_frontend.telemetry.metrics.families import Definition, Definitions, MetricKind, read_definitions
 from ts_frontend.telemetry.metrics.registry import DEFAULT_FILE, MetricsRegistry
 from ts_frontend.telemetry.metrics.requests import EVENTS_MAX, MetricLine
 from ts_frontend.telemetry.metrics.text import parse_record

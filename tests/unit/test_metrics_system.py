@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ts_frontend.telemetry.metrics.definitions import read_definitions
+from ts_frontend.telemetry.metrics.families import read_definitions
 from ts_frontend.telemetry.metrics.registry import DEFAULT_FILE, MetricsRegistry
 from ts_frontend.telemetry.metrics.system import (
     GpuLoad,

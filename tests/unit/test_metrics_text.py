@@ -7,8 +7,7 @@ import math
 import pytest
 
 from ts_frontend.http.torchserve import wanted
-from ts_frontend.telemetry.metrics.definitions import Definition, MetricKind
-from ts_frontend.telemetry.metrics.samples import SERIES_MAX, Family
+from ts_frontend.telemetry.metrics.families import SERIES_MAX, Definition, Family, MetricKind
 from ts_frontend.telemetry.metrics.text import Record, exposition, java_double, log_text, parse_record, prometheus_name
 
 REQUESTS = Definition("Requests2XX", MetricKind.COUNTER, "Count", ("Level", "Hostname"))

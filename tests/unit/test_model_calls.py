@@ -16,11 +16,10 @@ from ts_frontend.models.signature import Signature
 from ts_frontend.open_inference.calls import ModelCalls
 from ts_frontend.scheduling.batcher import Policy
 from ts_frontend.scheduling.queues import JobQueue
-from ts_frontend.scheduling.sequence_queue import Keys
+from ts_frontend.scheduling.sequence_queue import SequenceHeaders
 from ts_frontend.workers import calls as worker_calls
-from ts_frontend.workers.calls import Calls
+from ts_frontend.workers.calls import Caller, HandlerCalls
 from ts_frontend.workers.in_flight import Batch, InFlight
-from ts_frontend.workers.plan import Caller
 
 NAMED = {"operation": "infer", "model": "b", "version": "", "stream": False, "request_id": "", "parameters": {}}
 
@@ -49,10 +48,10 @@ class Scripted:
             self.ended += 1
 
 
-def calls_of(answers: Scripted) -> tuple[Calls, list[Message], list[Batch]]:
+def calls_of(answers: Scripted) -> tuple[HandlerCalls, list[Message], list[Batch]]:
     sent: list[Message] = []
     alive: list[Batch] = []
-    return Calls(answers, "a", sent.append, alive.append, 1.0), sent, alive
+    return HandlerCalls(answers.answer, "a", sent.append, alive.append, 1.0), sent, alive
 
 
 def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -198,11 +197,11 @@ def test_a_worker_that_waits_for_another_model_does_not_hang() -> None:
 def test_nothing_is_sent_ahead_to_a_worker_that_waits_for_others() -> None:
     running = InFlight()
     running.mean_s = 0.0
-    running.settle_manner("blocking", 1)
+    running.set_concurrency("blocking", 1)
     running.begin([job()], time.monotonic())
-    assert running.room() == 1
+    assert running.capacity() == 1
     running.hold_nothing_ahead()
-    assert running.room() == 0
+    assert running.capacity() == 0
 
 
 # --- the door
@@ -212,7 +211,7 @@ class Lone:
     """A model without workers: what is asked of it waits."""
 
     name = "b"
-    stateful = ready = ranked = False
+    stateful = ready = has_priorities = False
     signature = Signature()
 
     def __init__(self, job_queue_size: int = 100) -> None:
@@ -239,7 +238,7 @@ def test_a_call_that_gets_no_turn_ends_with_an_error_that_says_so() -> None:
     async def scenario() -> None:
         lone: Any = Lone()
         try:
-            await answer_of(ModelCalls(lone, Keys("", "", "")), Caller("a", math.inf, 0.01))
+            await answer_of(ModelCalls(lone, SequenceHeaders("", "", "")), Caller("a", math.inf, 0.01))
         except DeadlineExceeded as error:
             assert "Model b gave no answer to a call from model a" in error.message and "busy" in error.message
         assert lone.jobs[0].state is JobState.CANCELLED and not len(lone.queue)
@@ -253,7 +252,7 @@ def test_a_call_carries_the_trace_of_its_request_and_no_other_header() -> None:
         headers = [("authorization", "secret"), ("traceparent", "00-1-2-01")]
         caller = Caller("a", time.monotonic() + 0.01, 60.0, "outer", headers)
         try:
-            await answer_of(ModelCalls(lone, Keys("", "", "")), caller)
+            await answer_of(ModelCalls(lone, SequenceHeaders("", "", "")), caller)
         except DeadlineExceeded:
             pass
         (asked,) = lone.jobs
@@ -265,7 +264,7 @@ def test_a_call_carries_the_trace_of_its_request_and_no_other_header() -> None:
 def test_readiness_and_what_is_not_known() -> None:
     async def scenario() -> None:
         lone: Any = Lone()
-        door, caller = ModelCalls(lone, Keys("", "", "")), Caller("a", math.inf, 1.0)
+        door, caller = ModelCalls(lone, SequenceHeaders("", "", "")), Caller("a", math.inf, 1.0)
         ((data, last),) = await answer_of(door, caller, operation="ready")
         assert last and json.loads(bytes(data)) == {"ready": False}
         for operation in ("load", "dance"):

@@ -19,8 +19,7 @@ from ts_frontend.scheduling.queues import JobQueue, TicketQueue
 from ts_frontend.workers.connection import Connection
 from ts_frontend.workers.devices import CPU
 from ts_frontend.workers.in_flight import InFlight
-from ts_frontend.workers.plan import WorkerPlan
-from ts_frontend.workers.process import Exit, Process, ProcessSpec
+from ts_frontend.workers.process import ExitStatus, ProcessSpec, WorkerPlan, WorkerProcess
 from ts_frontend.workers.worker import Worker, WorkerState
 
 
@@ -30,10 +29,10 @@ class Taking:
     def __init__(self) -> None:
         self.taken: list[Job] = []
 
-    def room(self) -> float:
+    def capacity(self) -> float:
         return 0 if self.taken else 2
 
-    def take(self, jobs: list[Job]) -> None:
+    def dispatch(self, jobs: list[Job]) -> None:
         for each in jobs:
             each.move(JobState.SENT)
         self.taken += jobs
@@ -115,13 +114,13 @@ def test_a_ticket_is_an_idle_worker() -> None:
 )
 def test_how_much_more_a_worker_takes(kind: str, limit: int, taken: int, room: float) -> None:
     running, ledger = InFlight(), Ledger()
-    running.settle_manner(kind, limit)
-    assert running.room() == 2
+    running.set_concurrency(kind, limit)
+    assert running.capacity() == 2
     for _ in range(taken):
         each = job(ledger)
         each.move(JobState.QUEUED)
         running.begin([each], time.monotonic())
-    assert running.room() == room
+    assert running.capacity() == room
 
 
 def test_a_request_that_fits_no_message_fails_and_its_batch_goes_on_without_it() -> None:
@@ -130,7 +129,7 @@ def test_a_request_that_fits_no_message_fails_and_its_batch_goes_on_without_it()
         queue, ledger = JobQueue(Policy(batch_size=3)), Ledger()
         worker = Worker(1, WorkerPlan(ProcessSpec("m", {}), {}, 1, 1, 1 << 20), CPU, queue)
         worker._connection = Connection(ours, lambda messages: None, lambda reason: None, 1 << 20)
-        worker.life = WorkerState.READY
+        worker.state = WorkerState.READY
         jobs = [job(ledger), job(ledger, "n" * 70_000), job(ledger)]
         for each in jobs:
             queue.put(each)
@@ -152,7 +151,7 @@ def test_a_request_that_fits_no_message_fails_and_its_batch_goes_on_without_it()
 def ready_worker(queue: JobQueue, ours: socket.socket) -> Worker:
     worker = Worker(1, WorkerPlan(ProcessSpec("m", {}), {}, 1, 1000, 1 << 20), CPU, queue)
     worker._connection = Connection(ours, worker._received, worker._closed, 1 << 20)
-    worker.life = WorkerState.READY
+    worker.state = WorkerState.READY
     return worker
 
 
@@ -193,8 +192,10 @@ def test_a_worker_whose_end_cannot_be_settled_is_gone_all_the_same(caplog: pytes
         queue, ledger = JobQueue(Policy()), Ledger()
         worker = ready_worker(queue, ours)
         worker._loaded.set_result(None)
-        worker.process = Process(1 << 30, "m", ours, io.BytesIO())  # without a descriptor: its progress can't be read
-        worker.process.exited.set_result(Exit(-9))
+        worker.process = WorkerProcess(
+            1 << 30, "m", ours, io.BytesIO()
+        )  # without a descriptor: its progress can't be read
+        worker.process.exited.set_result(ExitStatus(-9))
         running = job(ledger)
         queue.put(running)
         queue.attach(worker)
@@ -204,7 +205,7 @@ def test_a_worker_whose_end_cannot_be_settled_is_gone_all_the_same(caplog: pytes
             await asyncio.wait_for(running.result(), 10)
         assert died.value.code is Code.UNAVAILABLE
         assert "SIGKILL" in await asyncio.wait_for(worker.ended, 10)
-        assert worker.life is WorkerState.FAILED and not worker.busy
+        assert worker.state is WorkerState.FAILED and not worker.busy
 
     with caplog.at_level(logging.ERROR):
         asyncio.run(scenario())

@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ts.protocol.frames import Input
 from ts_frontend.errors import InvalidArgument
 from ts_frontend.job import Ledger
 from ts_frontend.models.formats import triton as configs
-from ts_frontend.scheduling.batcher import Full, Policy, RankedBatcher, Ranking, WaitPolicy
-from ts_frontend.scheduling.queues import PRIORITY, TIMEOUT_US, RankedJobs
+from ts_frontend.scheduling.batcher import Full, Policy, Priorities, PriorityBatcher, PriorityJob, WaitPolicy
+from ts_frontend.scheduling.queues import PRIORITY, TIMEOUT_US, PriorityJobFactory
 
 
-@dataclass
-class Waiting:
-    id: int
-    level: int = 0
-    wish_s: float = 0.0
-    until_s: float = 0.0
-    late: bool = False
-    size_bytes: int = 10
-    queued_at_s: float = 0.0
-    deadline_s: float = math.inf
-    alone: bool = False
+class Waiting(PriorityJob):
+    """A job with a number of the test's."""
+
+    def __init__(self, number: int, level: int = 0, wish_s: float = 0.0, alone: bool = False) -> None:
+        super().__init__(level, wish_s, Ledger(), [Input("data", "", bytes(10))], request_id="", alone=alone)
+        self.id = number
 
 
-def filled(policy: Policy, ranking: Ranking, *jobs: Waiting, now_s: float = 0.0) -> RankedBatcher:
-    batcher = RankedBatcher(policy, ranking)
+def filled(policy: Policy, priorities: Priorities, *jobs: Waiting, now_s: float = 0.0) -> PriorityBatcher:
+    batcher = PriorityBatcher(policy, priorities)
     for job in jobs:
         batcher.add(job, now_s)
     return batcher
@@ -43,30 +38,30 @@ def ids(batch: list[Any]) -> list[int]:
 
 def test_batches_are_filled_from_the_first_level_on() -> None:
     jobs = [Waiting(number, level) for number, level in enumerate((3, 1, 2, 1, 3))]
-    batcher = filled(Policy(batch_size=3), Ranking(3, 2), *jobs)
+    batcher = filled(Policy(batch_size=3), Priorities(3, 2), *jobs)
     assert ids(batcher.take()) == [1, 3, 2] and ids(batcher.take()) == [0, 4] and not batcher.take()
     assert batcher.size_bytes == 0
 
 
 def test_what_goes_alone_goes_alone() -> None:
-    batcher = filled(Policy(batch_size=3), Ranking(2, 1), Waiting(1, 2), Waiting(2, 1, alone=True), Waiting(3, 2))
+    batcher = filled(Policy(batch_size=3), Priorities(2, 1), Waiting(1, 2), Waiting(2, 1, alone=True), Waiting(3, 2))
     assert [ids(batcher.take()) for _ in range(2)] == [[2], [1, 3]]
 
 
 def test_what_comes_back_goes_first_in_its_level() -> None:
-    batcher = filled(Policy(), Ranking(2, 1), Waiting(1, 2), Waiting(2, 1), Waiting(3, 1))
+    batcher = filled(Policy(), Priorities(2, 1), Waiting(1, 2), Waiting(2, 1), Waiting(3, 1))
     taken = batcher.take()
     batcher.restore(taken)
     assert [ids(batcher.take()) for _ in range(3)] == [[2], [3], [1]]
 
 
 def test_a_level_may_be_full_alone() -> None:
-    ranking = Ranking(2, 1, policies={2: WaitPolicy(jobs_max=1)})
-    batcher = filled(Policy(), ranking, Waiting(1, 2))
+    priorities = Priorities(2, 1, policies={2: WaitPolicy(jobs_max=1)})
+    batcher = filled(Policy(), priorities, Waiting(1, 2))
     with pytest.raises(Full, match="priority 2"):
         batcher.add(Waiting(2, 2), 0.0)
     batcher.add(Waiting(3, 1), 0.0)
-    assert len(batcher) == 2 and ranking.jobs_max == 0
+    assert len(batcher) == 2 and priorities.jobs_max == 0
 
 
 @pytest.mark.parametrize(
@@ -74,20 +69,20 @@ def test_a_level_may_be_full_alone() -> None:
 )
 def test_a_wish_may_only_shorten_the_time(wish_s: float, overridable: bool, until_s: float) -> None:
     job = Waiting(1, wish_s=wish_s)
-    filled(Policy(), Ranking(policy=WaitPolicy(5.0, overridable=overridable)), job, now_s=10.0)
+    filled(Policy(), Priorities(policy=WaitPolicy(5.0, overridable=overridable)), job, now_s=10.0)
     assert job.until_s == until_s
 
 
 def test_a_wish_makes_no_limit() -> None:
     job = Waiting(1, wish_s=2.0)
-    filled(Policy(), Ranking(1, 1, WaitPolicy(overridable=True)), job)
+    filled(Policy(), Priorities(1, 1, WaitPolicy(overridable=True)), job)
     assert job.until_s == math.inf
 
 
 def test_who_has_waited_too_long_is_refused_or_goes_last() -> None:
     policies = {1: WaitPolicy(5.0, delays=True), 2: WaitPolicy(3.0)}
     jobs = [Waiting(1, 1), Waiting(2, 2), Waiting(3, 3)]
-    batcher = filled(Policy(batch_size=9), Ranking(3, 1, policies=policies), *jobs)
+    batcher = filled(Policy(batch_size=9), Priorities(3, 1, policies=policies), *jobs)
     batcher.add(Waiting(4, 1), 4.0)
     assert batcher.settle(2.9) == [] and ids(batcher.settle(3.0)) == [2]
     assert batcher.settle(5.0) == [] and ids(batcher.take()) == [4, 1, 3]
@@ -95,10 +90,10 @@ def test_who_has_waited_too_long_is_refused_or_goes_last() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3))), st.integers(1, 4))
 def test_everything_that_waits_is_taken_or_refused_once(jobs: list[tuple[int, int]], size: int) -> None:
-    ranking = Ranking(3, 1, WaitPolicy(2.0, overridable=True), {2: WaitPolicy(1.0, delays=True)})
-    batcher = RankedBatcher(Policy(batch_size=size), ranking)
+    priorities = Priorities(3, 1, WaitPolicy(2.0, overridable=True), {2: WaitPolicy(1.0, delays=True)})
+    batcher = PriorityBatcher(Policy(batch_size=size), priorities)
     for number, (level, wish_s) in enumerate(jobs):
-        batcher.add(Waiting(number, ranking.level(level), wish_s), 0.0)
+        batcher.add(Waiting(number, priorities.level(level), wish_s), 0.0)
     seen = ids(batcher.settle(1.5))
     while batch := batcher.take():
         assert len(batch) <= size
@@ -116,7 +111,7 @@ def test_everything_that_waits_is_taken_or_refused_once(jobs: list[tuple[int, in
     ],
 )
 def test_headers_say_the_priority(headers: Any, level: int, wish_s: float) -> None:
-    job = RankedJobs(Ranking(3, 2))(Ledger(), [], headers=headers, request_id="r")
+    job = PriorityJobFactory(Priorities(3, 2))(Ledger(), [], headers=headers, request_id="r")
     assert (job.level, job.wish_s) == (level, wish_s)
 
 
@@ -133,13 +128,13 @@ def test_the_configuration_says_the_ranking() -> None:
     )
     config = config_of(text)
     late = WaitPolicy(math.inf, True, True, 6)
-    assert configs.ranking(config) == Ranking(2, 1, WaitPolicy(0.0005, jobs_max=4), {2: late})
+    assert configs.priorities(config) == Priorities(2, 1, WaitPolicy(0.0005, jobs_max=4), {2: late})
     assert configs.worker_settings(config, 0)["jobQueueSize"] == 10
 
 
 def test_a_size_alone_needs_no_ranking() -> None:
     config = config_of("default_queue_policy { max_queue_size: 4 }")
-    assert configs.ranking(config) is None and configs.worker_settings(config, 0)["jobQueueSize"] == 4
+    assert configs.priorities(config) is None and configs.worker_settings(config, 0)["jobQueueSize"] == 4
 
 
 @pytest.mark.parametrize(

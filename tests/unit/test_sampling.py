@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ts_frontend.telemetry.tracing.sampling import Sampling
+from ts_frontend.telemetry.tracing.settings import Sampling
 
 
 def traced(sampling: Sampling, count: int, model: str = "m", continued: bool = False) -> list[int]:

@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ts.protocol.frames import Input
+from ts_frontend.job import Ledger
 from ts_frontend.scheduling.batcher import Full
-from ts_frontend.scheduling.sequences import OVER_MAX, Lost, NotBegun, SequenceBatcher, SequenceLimits
-
-_numbers = iter(range(1, 1 << 60))
-
-
-@dataclass(eq=False)
-class Request:
-    sequence_id: str
-    starts: bool = False
-    ends: bool = False
-    id: int = field(default_factory=lambda: next(_numbers))
-    size_bytes: int = 1
-    queued_at_s: float = 0.0
-    deadline_s: float = math.inf
-    alone: bool = False
+from ts_frontend.scheduling.sequences import (
+    OVER_MAX,
+    SequenceBatcher,
+    SequencedJob,
+    SequenceLimits,
+    SequenceLost,
+    SequenceNotBegun,
+)
 
 
-def batcher(**limits: object) -> SequenceBatcher:
+class Request(SequencedJob):
+    def __init__(self, sequence_id: str, starts: bool = False, ends: bool = False) -> None:
+        super().__init__(sequence_id, starts, ends, Ledger(), [Input("data", "", b"x")], request_id="")
+
+
+def batcher(**limits: object) -> SequenceBatcher[Request]:
     return SequenceBatcher(SequenceLimits(**{"sequences_max": 8, "jobs_max": 8, "idle_s": 10.0, **limits}))  # type: ignore[arg-type]
 
 
-def put(to: SequenceBatcher, *names: str, now_s: float = 0.0) -> list[Request]:
+def put(to: SequenceBatcher[Request], *names: str, now_s: float = 0.0) -> list[Request]:
     requests = [Request(name) for name in names]
     for request in requests:
         to.add(request, now_s)
@@ -149,7 +148,9 @@ def test_when_a_worker_is_lost_its_sequences_are_over_until_they_are_started_aga
     to.settled(running, 0.0)
     assert to.sequences == 0
     for name in ("a", "b", "b"):
-        with pytest.raises(Lost, match=f"Sequence {name} is over, the worker that held it has ended: start it again"):
+        with pytest.raises(
+            SequenceLost, match=f"Sequence {name} is over, the worker that held it has ended: start it again"
+        ):
             put(to, name)
     anew = Request("a", starts=True)
     to.add(anew, 0.0)
@@ -181,7 +182,7 @@ def test_what_goes_on_with_a_sequence_that_has_ended_is_refused() -> None:
     }
     for name, reason in why.items():
         for _ in range(2):
-            with pytest.raises(Lost, match=f"Sequence {name} is over, {reason}: start it again"):
+            with pytest.raises(SequenceLost, match=f"Sequence {name} is over, {reason}: start it again"):
                 put(to, name, now_s=6.0)
     assert (to.sequences, len(to)) == (0, 0)
     anew = [Request(name, starts=True) for name in why]
@@ -252,7 +253,7 @@ def test_what_is_remembered_of_sequences_that_are_over_is_bounded() -> None:
         to.settled(request, 0.0)
     to.lose("w", 0.0)
     put(to, "s0")  # forgotten
-    with pytest.raises(Lost):
+    with pytest.raises(SequenceLost):
         put(to, f"s{OVER_MAX + 4}")
 
 
@@ -286,7 +287,7 @@ def test_whatever_happens_order_and_worker_hold_and_nothing_is_lost(
             request = Request(f"s{number}", ends=number == 4)
             try:
                 to.add(request, now_s)
-            except (Full, Lost):
+            except (Full, SequenceLost):
                 continue
             waiting[request.id] = request
         elif step == "take":
@@ -372,7 +373,7 @@ def test_a_sequence_that_idles_makes_room_on_its_worker() -> None:
 
 def test_a_sequence_begins_when_it_is_told_to_where_that_is_asked() -> None:
     to = batcher(told_start=True)
-    with pytest.raises(NotBegun, match="sequence a has not begun"):
+    with pytest.raises(SequenceNotBegun, match="sequence a has not begun"):
         put(to, "a")
     start = Request("a", starts=True)
     to.add(start, 0.0)

@@ -23,9 +23,8 @@ from ts_frontend.workers import process as orphans
 from ts_frontend.workers.connection import Connection
 from ts_frontend.workers.devices import CPU
 from ts_frontend.workers.launchers import LaunchFailed
-from ts_frontend.workers.plan import WorkerPlan
-from ts_frontend.workers.pool import Backoff, Clock, Pool, Slot
-from ts_frontend.workers.process import Ends, Exit, LineSink, Process, ProcessSpec
+from ts_frontend.workers.pool import Backoff, Clock, Pool, PoolResources, Slot
+from ts_frontend.workers.process import Channels, ExitStatus, LineSink, ProcessSpec, WorkerPlan, WorkerProcess
 from ts_frontend.workers.worker import StartFailed
 
 GUARD_S = 30
@@ -42,7 +41,7 @@ def unhearing_actors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ts_frontend.workers.worker.STOP_S_MAX", 0.01)
 
 
-class Actor(Process):
+class Actor(WorkerProcess):
     """A process that the test plays: `theirs` is its end of the socket."""
 
     theirs: socket.socket
@@ -52,7 +51,7 @@ class Actor(Process):
 
     def end(self, code: int | None) -> None:
         self.theirs.close()
-        self.ended(Exit(code))
+        self.ended(ExitStatus(code))
 
     def release(self) -> None:
         self.progress.close()
@@ -75,10 +74,10 @@ class Stage:
         self._id += 1
         return self._id - 1
 
-    def line_sink(self, worker_id: int, plan: WorkerPlan) -> LineSink:
+    def line_sink(self, worker_id: int) -> LineSink:
         return lambda stream, line: self.lines.append(line)
 
-    async def launch(self, spec: ProcessSpec, sink: LineSink) -> Process:
+    async def launch(self, spec: ProcessSpec, sink: LineSink) -> WorkerProcess:
         self.launched += 1
         scene = self.scenes.pop(0) if self.scenes else "ready"
         if isinstance(scene, Exception):
@@ -86,12 +85,12 @@ class Stage:
         if callable(scene):
             await scene()
             scene = "ready"
-        ends = Ends()
-        actor = Actor(1 << 30, spec.name, ends.sock, ends.progress)
-        actor.theirs = socket.socket(fileno=ends.worker_sock.detach())
-        ends.worker_sock = socket.socket()
-        ends.close_worker_side()
-        for fd in (ends.stdout, ends.stderr):
+        channels = Channels()
+        actor = Actor(1 << 30, spec.name, channels.sock, channels.progress)
+        actor.theirs = socket.socket(fileno=channels.worker_sock.detach())
+        channels.worker_sock = socket.socket()
+        channels.close_worker_side()
+        for fd in (channels.stdout, channels.stderr):
             os.close(fd)
         self.actors.append(actor)
         if scene == "ready":
@@ -131,7 +130,8 @@ def pool_of(stage: Stage, clock: Clock, give_up_s: float = 300.0, on_change: Cal
         ProcessSpec("m_1.0", {}), {}, startup_timeout_s=GUARD_S, response_timeout_s=GUARD_S, message_bytes_max=1 << 20
     )
     backoff = lambda: Backoff(give_up_s)  # noqa: E731
-    return Pool("m_1.0", plan, JobQueue(Policy()), stage, lambda: CPU, backoff, on_change, clock)
+    resources = PoolResources(stage.launcher, stage.next_worker_id, lambda: CPU, stage.line_sink)
+    return Pool("m_1.0", plan, JobQueue(Policy()), resources, backoff, on_change, clock)
 
 
 def waiting(pool: Pool) -> Job:
@@ -327,7 +327,7 @@ def test_a_mistake_anywhere_is_logged_and_the_worker_started_again(
         lives = 1 if where in ("new_worker", "on_change") else 2
         await until_async(lambda: slot.ready and stage.launched >= lives)
         await pool.scale(1)
-        assert pool.load_failure is None and not pool.hopeless
+        assert pool.load_failure is None and not pool.unavailable
         await pool.close(0)
 
     with caplog.at_level(logging.WARNING):
@@ -374,7 +374,7 @@ def test_a_slot_whose_task_is_lost_is_given_up_and_everybody_is_told(caplog: pyt
             await scaling
         with pytest.raises(Exception, match="could be kept running"):
             await job.result()
-        assert pool.hopeless
+        assert pool.unavailable
         await pool.scale(1)
         assert pool.ready_count == 1, "a scale call makes a new one"
         await pool.close(0)
@@ -390,7 +390,7 @@ def test_a_start_that_has_failed_for_too_long_is_given_up() -> None:
         pool = pool_of(stage, clock, give_up_s=20)
         with pytest.raises(StartFailed):
             await pool.scale(1)
-        await until_async(lambda: pool.hopeless)
+        await until_async(lambda: pool.unavailable)
         assert 20 <= sum(clock.pauses) <= 60
         await pool.close(0)
 

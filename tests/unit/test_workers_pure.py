@@ -6,7 +6,7 @@ import pytest
 
 from ts_frontend.workers.devices import CPU, Inventory, Placement
 from ts_frontend.workers.pool import Backoff
-from ts_frontend.workers.process import Exit
+from ts_frontend.workers.process import ExitStatus
 
 
 def delays(backoff: Backoff, count: int, chance: float = 0.0) -> list[float]:
@@ -73,5 +73,5 @@ def test_apple_devices_keep_their_kind():
     [(3, "exit code 3"), (-9, "killed by SIGKILL (out of memory?)"), (-11, "killed by SIGSEGV"), (None, "unknown")],
 )
 def test_how_a_process_ended_reads_like_a_sentence(code, words):
-    assert words in Exit(code).sentence()
-    assert Exit(code).by_sigkill is (code == -9)
+    assert words in ExitStatus(code).sentence()
+    assert ExitStatus(code).by_sigkill is (code == -9)

@@ -198,7 +198,7 @@ def open_authorization(config: ServerConfig, directory: Path) -> Authorization |
 
 
 def _outside(config: ServerConfig) -> Callable[[], Keys] | None:
-    """What reads the keys from outside; those of the settings are the same each time."""
+    """A function that reads the keys from outside; those of the settings are the same each time."""
     given = {
         KeyKind.MANAGEMENT: config.management_token,
         KeyKind.INFERENCE: config.inference_token,

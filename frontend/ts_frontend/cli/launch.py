@@ -1,4 +1,5 @@
-"""Starting and stopping a server from the command line: the one place beside the workers' that starts a process.
+"""Starting and stopping a server from the command line: the only module apart from workers/launchers.py that starts a
+process.
 
 A server tells its launcher through a pipe: JSON lines, `{"progress": TEXT}` any number of times, then once
 `{"ready": true, "listening": {NAME: ADDRESS}, "warnings": [TEXT]}` or `{"ready": false, "error": TEXT}`.
@@ -146,7 +147,7 @@ def start(
 
 
 def _console(config: ServerConfig) -> Path | None:
-    """The file for what a server without console says beside its log: a traceback, a C library's complaint."""
+    """The file for output of a server without console that isn't in its logs: a traceback, a C library's complaint."""
     if config.console_log:
         return None
     config.log_location.mkdir(parents=True, exist_ok=True)

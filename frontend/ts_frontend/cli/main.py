@@ -19,9 +19,9 @@ from ts_frontend.authorization.key_files import NAME as KEY_FILE
 from ts_frontend.cli import launch
 from ts_frontend.cli.flags import SettingsParser, add_setting_groups, settings
 from ts_frontend.config.checks import who_may
-from ts_frontend.config.docs import settings_table
+from ts_frontend.config.display import Explained, explain, settings_table
 from ts_frontend.config.kinds import ConfigError
-from ts_frontend.config.load import Explained, Option, explain
+from ts_frontend.config.load import Option
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
 from ts_frontend.process import STARTED, AlreadyRunning, claimed, pid_path, prepare, remove_orphan, running_server

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ts_frontend.cli import launch
-from ts_frontend.config.foreign import kserve as options
-from ts_frontend.config.foreign import kserve as properties_file
+from ts_frontend.config.foreign import kserve
 from ts_frontend.config.foreign.kserve import FoundOptions, alike
 from ts_frontend.config.kinds import ConfigError, ProgramLine, ProgramLines, s3_of
 from ts_frontend.config.load import Option, environment, load_config
@@ -55,7 +54,7 @@ def co_served_settings(argv: Sequence[str]) -> list[Option]:
 
 
 def co_served_notes(more: Sequence[Option]) -> list[str]:
-    """A sentence for what is given and serves nothing."""
+    """A sentence for each option that has no effect."""
     keys = {option.key for option in more}
     if "model_store" in keys and "load_models" not in keys:
         return ["--model_store: nothing of it is served without --models=NAME or --models=all"]
@@ -77,10 +76,10 @@ def main(words: Sequence[str] | None = None) -> int:
     program: dict[str, Any] = json.loads(told)
     try:
         environ = environment()
-        properties = properties_file.read(environ)
-        found = options.resolve(argv, environ, properties, program["options"])
+        properties = kserve.read(environ)
+        found = kserve.resolve(argv, environ, properties, program["options"])
         more = co_served_settings([*argv, *program.get("beside", ())])
-        for line in (*options.notes(found, environ, properties), *co_served_notes(more)):
+        for line in (*kserve.notes(found, environ, properties), *co_served_notes(more)):
             print(line, file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory(prefix="oip-", ignore_cleanup_errors=True) as directory:
             store = Path(directory)

@@ -1,4 +1,4 @@
-"""What settings must be together, beyond what each allows for itself. Pure."""
+"""Checks of settings that depend on each other. Pure."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class Derived:
             self._move(key, "use_tls", scheme="https")
 
     def _triton(self) -> None:
-        """Triton's `--model-store` is another word for its `--model-repository`."""
+        """Triton's `--model-store` is a synonym of its `--model-repository`."""
         if self._values.get("profile") == "triton" and "model_repository" not in self._values:
             store = self._values.pop("model_store", None)
             if store is not None:

@@ -4,7 +4,6 @@ snapshot, the defaults, in this order. The only module of the frontend that read
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import re
@@ -16,6 +15,7 @@ from typing import Any
 from ts_frontend.config import checks as config_checks
 from ts_frontend.config import properties
 from ts_frontend.config.derived import Derived
+from ts_frontend.config.display import as_text
 from ts_frontend.config.foreign import kserve as properties_file
 from ts_frontend.config.foreign import mlserver as mlserver_settings
 from ts_frontend.config.foreign.aliases import ALIASES, Alias, canonical
@@ -27,11 +27,9 @@ from ts_frontend.errors import InvalidArgument
 
 __all__ = [
     "ConfigError",
-    "Explained",
     "Option",
     "ServerConfig",
     "environment",
-    "explain",
     "forget_secrets",
     "load_config",
     "worker_environment",
@@ -434,51 +432,7 @@ def _note_snapshot(layer: _Layer, chosen: Mapping[str, _Value], found: _Findings
             found.info(f"{key}={winner.text.strip()} ({winner.source}) beats {value.text} of {layer.name}")
 
 
-# --- looking at settings
-
-
-@dataclass(frozen=True, slots=True)
-class Explained:
-    """A setting, its value as text ("" for not set) and where that came from."""
-
-    key: str
-    value: str
-    source: str
-    doc: str
-
-
-def explain(config: ServerConfig) -> list[Explained]:
-    """Every setting in the order of the table."""
-    return [
-        Explained(key, _shown(config, setting), config.sources.get(key, "default"), setting.doc)
-        for key, setting in SETTINGS.items()
-    ]
-
-
-def snapshot_settings(config: ServerConfig) -> dict[str, str]:
-    """What a snapshot keeps of the settings: those that aren't defaults, in a form that reads back; no secret."""
-    return {
-        key: as_text(value.absolute() if isinstance(value := getattr(config, key), Path) else value)
-        for key, setting in SETTINGS.items()
-        if key in config.sources and setting.restored and not setting.secret
-        if not config.sources[key].startswith("profile ")
-    }
-
-
-def as_text(value: object) -> str:
-    """A value as a config file has it. "" for None."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple):
-        return ",".join(map(str, value))
-    return json.dumps(value) if isinstance(value, Mapping) else str(value)
-
-
-def _shown(config: ServerConfig, setting: Setting) -> str:
-    value = getattr(config, setting.key)
-    return "***" if setting.secret and value else as_text(value)
+# --- the environment
 
 
 def forget_secrets() -> None:

@@ -616,8 +616,8 @@ class ServerConfig:
         return Path.cwd() if self.work_dir is None else self.work_dir
 
     @property
-    def inside(self) -> bool:
-        """One worker for each model, and as much time as somebody needs who looks into it."""
+    def debugging(self) -> bool:
+        """A developer steps through handlers: each model has one worker, and no time limit ends it."""
         return self.debug or self.bypass_serve
 
     @property

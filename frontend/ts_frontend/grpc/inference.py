@@ -19,7 +19,7 @@ from ts_frontend.models.health import Health
 from ts_frontend.models.registry import Registry
 from ts_frontend.protos.inference_pb2 import PredictionResponse, PredictionsRequest, TorchServeHealthResponse
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub as Names
-from ts_frontend.scheduling.sequence_queue import Keys
+from ts_frontend.scheduling.sequence_queue import SequenceHeaders
 from ts_frontend.scheduling.stream import ReadAhead, ReadyAnswers
 from ts_frontend.tasks import owned, watched
 
@@ -241,10 +241,10 @@ async def converse(method: str, requests: AsyncIterator[bytes], start: Start) ->
 class InferenceService:
     """The four methods, over what is served."""
 
-    def __init__(self, models: Registry, health: Health, sequence_keys: Keys | None = None) -> None:
+    def __init__(self, models: Registry, health: Health, sequence_keys: SequenceHeaders | None = None) -> None:
         self._models = models
         self._health = health
-        self._keys = sequence_keys or Keys()
+        self._keys = sequence_keys or SequenceHeaders()
         self._ids = RequestIds()
 
     def methods(self) -> tuple[Method, ...]:

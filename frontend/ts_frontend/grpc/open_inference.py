@@ -25,7 +25,7 @@ from ts_frontend.open_inference import requests as tensor_requests
 from ts_frontend.open_inference.heads import head_of_message
 from ts_frontend.open_inference.requests import joined_messages
 from ts_frontend.open_inference.shared_memory import Regions
-from ts_frontend.scheduling.sequence_queue import Keys
+from ts_frontend.scheduling.sequence_queue import SequenceHeaders
 
 SERVICE = "inference.GRPCInferenceService"
 #: The same service under the names that other servers gave it.
@@ -55,7 +55,7 @@ class OpenInferenceService:
         about: tensor_models.About,
         dialect: StreamDialect,
         regions: Regions,
-        keys: Keys,
+        keys: SequenceHeaders,
     ) -> None:
         self._models = models
         self._health = health

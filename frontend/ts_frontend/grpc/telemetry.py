@@ -11,8 +11,7 @@ from typing import Any
 from ts_frontend.errors import ClientGone, Code, ServeError
 from ts_frontend.grpc.call import Call, Method, Shape
 from ts_frontend.telemetry.logging.logs import Logs
-from ts_frontend.telemetry.metrics.definitions import Definition, MetricKind
-from ts_frontend.telemetry.metrics.samples import Counter, Family, Histogram
+from ts_frontend.telemetry.metrics.families import Counter, Definition, Family, Histogram, MetricKind
 
 log = logging.getLogger(__name__)
 

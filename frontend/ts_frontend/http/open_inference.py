@@ -29,7 +29,7 @@ from ts_frontend.open_inference import requests as tensor_requests
 from ts_frontend.open_inference.repository import check_unload_parameters, config_of, load_parameters
 from ts_frontend.open_inference.requests import joined_generate, joined_json
 from ts_frontend.open_inference.shared_memory import Regions
-from ts_frontend.scheduling.sequence_queue import Keys
+from ts_frontend.scheduling.sequence_queue import SequenceHeaders
 
 log = logging.getLogger(__name__)
 
@@ -155,7 +155,7 @@ class HttpOpenInference:
         repository: Repository,
         about: tensor_models.About,
         regions: Regions,
-        keys: Keys,
+        keys: SequenceHeaders,
         *,
         always: bool,
     ) -> None:

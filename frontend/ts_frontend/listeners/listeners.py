@@ -55,14 +55,14 @@ from ts_frontend.models.repository import Repository
 from ts_frontend.open_inference.models import About
 from ts_frontend.open_inference.settings import LogSettings, TraceSettings
 from ts_frontend.open_inference.shared_memory import Regions
-from ts_frontend.scheduling.sequence_queue import keys_of
+from ts_frontend.scheduling.sequence_queue import sequence_headers
 from ts_frontend.telemetry.logging.logs import Logs
 from ts_frontend.telemetry.metrics.registry import MetricsRegistry
 from ts_frontend.telemetry.tracing.tracing import sampling_of
 from ts_frontend.workflows.manager import WorkflowManager
 
 if TYPE_CHECKING:
-    from ts_frontend.telemetry.tracing.traces import Traces
+    from ts_frontend.telemetry.tracing.spans import Traces
 
 log = logging.getLogger(__name__)
 
@@ -285,7 +285,7 @@ class Listeners:
             return []
         registry = self._administration.registry
         repository = RepositoryService(self._repository, registry)
-        keys, about = keys_of(config), About(config.server_id, ts.version.__version__)
+        keys, about = sequence_headers(config), About(config.server_id, ts.version.__version__)
         shared = (
             *repository.methods(),
             *StatisticsService(registry).methods(),
@@ -392,7 +392,7 @@ class Listeners:
             self._repository,
             About(config.server_id, ts.version.__version__),
             self._regions,
-            keys_of(config),
+            sequence_headers(config),
             always=config.ts_open_inference_protocol,
         )
         model_api = config.model_api_enabled

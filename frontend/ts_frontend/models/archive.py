@@ -25,7 +25,7 @@ from ts_frontend.models.formats import program as program_model
 from ts_frontend.models.manifest import file_name, member, read_manifest, read_text, text
 from ts_frontend.models.signature import Signature
 from ts_frontend.models.store.http import Stop
-from ts_frontend.scheduling.batcher import Ranking
+from ts_frontend.scheduling.batcher import Priorities
 
 __all__ = ["Archive", "ExtractLimits", "open_archive"]
 
@@ -41,7 +41,7 @@ class Archive:
     """An opened archive. File names are relative to `dir`; `manifest` and `config` are {} where there is none.
     `adapter` names what runs a handler written for another server (`ts.compat.NAME`), which gets `adapter_settings`;
     `signature` is what the files declare of its tensors beside `config`; `completed` makes of the configuration that a
-    loaded handler has completed the archive that says as much; `ranking`: its requests have priorities, or a limited
+    loaded handler has completed the archive that says as much; `priorities`: its requests have priorities, or a limited
     time to wait;
     `remembered` is False for what a restart finds again by itself, and no snapshot has."""
 
@@ -60,7 +60,7 @@ class Archive:
     adapter: str = ""
     adapter_settings: dict[str, Any] = field(default_factory=dict)
     signature: Signature | None = None
-    ranking: Ranking | None = None
+    priorities: Priorities | None = None
     completed: Callable[[Archive, dict[str, Any]], Archive] | None = None
     remembered: bool = True
 

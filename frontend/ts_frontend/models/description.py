@@ -23,8 +23,8 @@ def describe(model: Model) -> dict[str, Any]:
         "modelVersion": model.version,
         "modelUrl": model.url,
         "runtime": settings.runtime,
-        "minWorkers": 0 if model.pool.plan.inside else model.minimum,
-        "maxWorkers": 0 if model.pool.plan.inside else model.maximum,
+        "minWorkers": 0 if model.pool.plan.in_process else model.minimum,
+        "maxWorkers": 0 if model.pool.plan.in_process else model.maximum,
         "batchSize": settings.batch_size,
         "maxBatchDelay": settings.max_batch_delay_ms,
         "responseTimeout": settings.response_timeout_s,
@@ -65,7 +65,7 @@ def _on_gpu(model: Model) -> bool:
 
 
 def _workers(model: Model) -> list[dict[str, Any]]:
-    return [_worker(slot) for slot in model.pool.slots if slot.worker is not None and not model.pool.plan.inside]
+    return [_worker(slot) for slot in model.pool.slots if slot.worker is not None and not model.pool.plan.in_process]
 
 
 def _worker(slot: Slot) -> dict[str, Any]:

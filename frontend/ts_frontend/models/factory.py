@@ -14,18 +14,18 @@ from ts_frontend.models.model import NO_WORKER, Model
 from ts_frontend.models.settings import ModelSettings, Requested
 from ts_frontend.models.signature import Signature, signature_of
 from ts_frontend.models.statistics import CountedBatches
-from ts_frontend.scheduling.batcher import Policy, Ranking
-from ts_frontend.scheduling.queues import JobQueue, RankedJobs, RankedQueue, TicketQueue, WorkQueue
-from ts_frontend.scheduling.sequence_queue import SequenceJobs, SequenceQueue, keys_of
+from ts_frontend.scheduling.batcher import Policy, Priorities
+from ts_frontend.scheduling.queues import JobQueue, PriorityJobFactory, PriorityQueue, TicketQueue, WorkQueue
+from ts_frontend.scheduling.sequence_queue import SequenceJobFactory, SequenceQueue, sequence_headers
 from ts_frontend.scheduling.sequences import SequenceLimits
 from ts_frontend.tasks import Notifier
 from ts_frontend.telemetry.metrics.registry import MetricsRegistry
-from ts_frontend.workers.plan import Answers, WorkerPlan
-from ts_frontend.workers.process import ProcessSpec, Team
+from ts_frontend.workers.calls import Answer
+from ts_frontend.workers.process import ProcessSpec, TorchrunGroup, WorkerPlan
 from ts_frontend.workers.supervisor import Supervisor
 
 if TYPE_CHECKING:
-    from ts_frontend.telemetry.tracing.traces import Traces
+    from ts_frontend.telemetry.tracing.spans import Traces
 
 #: Beside the payload, a message to a worker holds names, headers and ids.
 MESSAGE_OVERHEAD_BYTES = 1 << 20
@@ -34,7 +34,7 @@ DEBUG_TIMEOUT_S = 1e8
 
 
 class ModelFactory:
-    """Makes `Model`s. `worker_env` is the environment workers get, `answers` what their handlers may ask."""
+    """Makes `Model`s. `worker_env` is the environment workers get, `answer` answers the calls of their handlers."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class ModelFactory:
         changes: Notifier,
         metrics: MetricsRegistry,
         tracing: Traces | None = None,
-        answers: Answers | None = None,
+        answer: Answer | None = None,
     ) -> None:
         self._config = config
         self._supervisor = supervisor
@@ -52,7 +52,7 @@ class ModelFactory:
         self._changes = changes
         self._metrics = metrics
         self._tracing = tracing
-        self._answers = answers
+        self._answer = answer
 
     def model(
         self,
@@ -79,7 +79,7 @@ class ModelFactory:
                 "handlers run inside the server's"
             )
         signature = archive.signature or signature_of(archive.config)
-        queue = self._queue(name, settings, archive.ranking)
+        queue = self._queue(name, settings, archive.priorities)
         metrics = self._metrics.model(name, version)
         counted = CountedBatches(metrics.batches)
         pool = self._supervisor.pool(
@@ -95,9 +95,9 @@ class ModelFactory:
         )
         new_job: Callable[..., Job] = Job
         if isinstance(queue, SequenceQueue):
-            new_job = SequenceJobs(queue, settings.sequence_start_required)
-        if archive.ranking is not None and isinstance(queue, RankedQueue):
-            new_job = RankedJobs(archive.ranking)
+            new_job = SequenceJobFactory(queue, settings.sequence_start_required)
+        if archive.priorities is not None and isinstance(queue, PriorityQueue):
+            new_job = PriorityJobFactory(archive.priorities)
         tracing = self._tracing
         return Model(
             name,
@@ -117,14 +117,14 @@ class ModelFactory:
             ledger=None if tracing is None else tracing.ledger(name, version),
         )
 
-    def _queue(self, name: str, settings: ModelSettings, ranking: Ranking | None) -> WorkQueue:
+    def _queue(self, name: str, settings: ModelSettings, priorities: Priorities | None) -> WorkQueue:
         """How the model's requests come to its workers."""
         refusal = NO_WORKER.format(name=name)
         if settings.stateful:
-            return SequenceQueue(self._limits(settings), keys_of(self._config), refusal)
+            return SequenceQueue(self._limits(settings), sequence_headers(self._config), refusal)
         policy = self._policy(settings)
-        if ranking is not None:
-            return RankedQueue(policy, ranking)
+        if priorities is not None:
+            return PriorityQueue(policy, priorities)
         return TicketQueue(policy, refusal) if settings.use_job_ticket else JobQueue(policy)
 
     def reschedule(self, model: Model, settings: ModelSettings) -> None:
@@ -175,17 +175,17 @@ class ModelFactory:
         return WorkerPlan(
             spec=self._spec(f"{name}_{version}", settings, archive, python),
             load=self._load(name, version, handler, archive, settings, signature),
-            startup_timeout_s=DEBUG_TIMEOUT_S if config.inside else settings.startup_timeout_s,
-            response_timeout_s=DEBUG_TIMEOUT_S if config.inside else settings.response_timeout_s,
-            workers_max=1 if config.inside else None,
-            inside=config.bypass_serve,
+            startup_timeout_s=DEBUG_TIMEOUT_S if config.debugging else settings.startup_timeout_s,
+            response_timeout_s=DEBUG_TIMEOUT_S if config.debugging else settings.response_timeout_s,
+            workers_max=1 if config.debugging else None,
+            in_process=config.bypass_serve,
             message_bytes_max=max(config.max_request_size, config.max_response_size) * settings.batch_size
             + MESSAGE_OVERHEAD_BYTES,
             max_concurrency=settings.batch_size if settings.continuous_batching else settings.max_concurrency,
             neighbour_grace_s=config.worker_kill_grace_s,
             recorder=recorder,
-            answers=self._answers,
-            responses=recorder.responses,
+            answer=self._answer,
+            on_response=recorder.responses.response,
             decoupled=signature.decoupled,
         )
 
@@ -202,8 +202,8 @@ class ModelFactory:
         if torchrun is None:
             return ProcessSpec(name, self._worker_env, python, str(archive.dir))
         words = torchrun.words(self._config.log_location.absolute() / "torchelastic_ts")
-        team = Team(torchrun.processes, words, lockstep=settings.parallel_type != "pp")
-        return ProcessSpec(name, {**self._worker_env, **torchrun.env}, python, str(archive.dir), team)
+        group = TorchrunGroup(torchrun.processes, words, lockstep=settings.parallel_type != "pp")
+        return ProcessSpec(name, {**self._worker_env, **torchrun.env}, python, str(archive.dir), group)
 
     def _load(
         self,
@@ -226,7 +226,7 @@ class ModelFactory:
             "batch_size": settings.batch_size,
             "continuous": settings.continuous_batching,
             "asynchronous": settings.async_communication,
-            "header_keys": list(keys_of(config)),
+            "header_keys": list(sequence_headers(config)),
             "limit_max_image_pixels": config.limit_max_image_pixels,
             "decode_input_request": config.decode_input_request,
             "metrics_config": str(config.metrics_config) if config.metrics_config else None,

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.job import FINAL, JobState
 from ts_frontend.models.model import Model
-from ts_frontend.telemetry.metrics.definitions import Definition, MetricKind
+from ts_frontend.telemetry.metrics.families import Counter, Definition, Family, Gauge, MetricKind
 from ts_frontend.telemetry.metrics.registry import COMMAND_S_MAX, MODEL_LABELS, PACKAGE_PARENT, MetricsRegistry
-from ts_frontend.telemetry.metrics.samples import Counter, Family, Gauge
 from ts_frontend.telemetry.metrics.system import RunCommand, SystemMetrics, command_line
 from ts_frontend.workers.launchers import tool_output
 
@@ -25,7 +24,7 @@ def served_families(models: Iterable[Model], host: str) -> list[Family]:
         labels = (model.name, model.version, host)
         queued.samples[labels] = Gauge(model.ledger.queued)
         running.samples[labels] = Gauge(model.ledger.sent)
-        ready.samples[labels] = Gauge(0 if model.pool.plan.inside else model.pool.ready_count)
+        ready.samples[labels] = Gauge(0 if model.pool.plan.in_process else model.pool.ready_count)
         for state in JobState:
             if state in FINAL:
                 ended.samples[(*labels, state.value)] = Counter(model.ledger.counts[state])

@@ -123,7 +123,7 @@ class Model:
             recorder.accepted()
         if self._leaving:
             raise Draining(f'Model "{self.name}" version {self.version} is being unregistered')
-        if self.pool.hopeless:
+        if self.pool.unavailable:
             raise NoWorker(NO_WORKER.format(name=self.name) + self.pool.refusal())
         if self.pool.load_failure is not None:
             raise self.pool.not_loaded()
@@ -226,9 +226,9 @@ class Model:
         return own if own is not None else made_config(self.name, self.signature, self.settings, self.minimum)
 
     @property
-    def ranked(self) -> bool:
+    def has_priorities(self) -> bool:
         """Whether its requests have priorities, or a limited time to wait."""
-        return self.archive.ranking is not None
+        return self.archive.priorities is not None
 
     @property
     def stateful(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ts_frontend.job import Job, JobState, Ledger
-from ts_frontend.workers.plan import BatchRecorder
+from ts_frontend.workers.in_flight import BatchRecorder
 
 _ANSWERED = JobState.ANSWERED
 
@@ -36,7 +36,7 @@ class CountedResponses:
         self._by_index: dict[int, Kinds] = {}
 
     def response(self, index: int, kind: str, seconds: float) -> None:
-        """As `ts_frontend.workers.plan.Responses`."""
+        """As `ts_frontend.workers.in_flight.OnResponse`."""
         if index >= RESPONSES_MAX or kind not in _KINDS:
             return
         entry = self._by_index.setdefault(index, Kinds())

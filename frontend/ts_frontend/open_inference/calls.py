@@ -20,8 +20,8 @@ from ts_frontend.open_inference import models as tensor_models
 from ts_frontend.open_inference import requests as tensor_requests
 from ts_frontend.open_inference.repository import load_parameters
 from ts_frontend.open_inference.requests import joined_messages
-from ts_frontend.scheduling.sequence_queue import Keys
-from ts_frontend.workers.plan import Caller
+from ts_frontend.scheduling.sequence_queue import SequenceHeaders
+from ts_frontend.workers.calls import Caller
 
 INFER, LOAD, UNLOAD, READY = "infer", "load", "unload", "ready"
 #: What a nested request carries on of the one that it is made for.
@@ -32,7 +32,7 @@ class ModelCalls:
     """`keys`: the headers that tell models with sequences where a request belongs. Models are loaded and unloaded once
     there is a repository (`attach`). What is too large, workers don't send."""
 
-    def __init__(self, models: Registry, keys: Keys) -> None:
+    def __init__(self, models: Registry, keys: SequenceHeaders) -> None:
         self._models = models
         self._keys = keys
         self._repository: Repository | None = None

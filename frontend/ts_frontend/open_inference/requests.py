@@ -18,7 +18,7 @@ from ts_frontend.errors import InvalidArgument, Unimplemented
 from ts_frontend.models.model import Model
 from ts_frontend.open_inference.heads import WHOLE_BYTES_MAX, parameters_of_json
 from ts_frontend.scheduling import queues as ranked_queue
-from ts_frontend.scheduling.sequence_queue import Keys
+from ts_frontend.scheduling.sequence_queue import SequenceHeaders
 
 TIMEOUT, PRIORITY, SEQUENCE_ID = "timeout", "priority", "sequence_id"
 SEQUENCE_START, SEQUENCE_END = "sequence_start", "sequence_end"
@@ -56,13 +56,13 @@ async def of_json(body: bytes, head_bytes: str) -> dict[str, Any]:
 
 
 def scheduled(
-    model: Model, parameters: Mapping[str, Any], headers: Pairs, until_s: float, keys: Keys
+    model: Model, parameters: Mapping[str, Any], headers: Pairs, until_s: float, keys: SequenceHeaders
 ) -> tuple[Pairs, float]:
     """The headers and the deadline (`until_s` without parameters) with which the model gets the request. Raises
     InvalidArgument."""
     if model.stateful:
         headers = [*headers, *sequence_headers(parameters, keys)]
-    if model.ranked:  # whose own rules say what the time in the queue ends with
+    if model.has_priorities:  # whose own rules say what the time in the queue ends with
         deadline_s(parameters, until_s)
         return [*headers, *_rank_headers(parameters)], until_s
     return headers, deadline_s(parameters, until_s)
@@ -86,7 +86,7 @@ def deadline_s(parameters: Mapping[str, Any], deadline_s: float) -> float:
     return min(deadline_s, time.monotonic() + min(timeout / 1e6, math.inf))
 
 
-def sequence_headers(parameters: Mapping[str, Any], keys: Keys) -> Pairs:
+def sequence_headers(parameters: Mapping[str, Any], keys: SequenceHeaders) -> Pairs:
     """The headers by which a model with sequences knows where the request belongs. Raises InvalidArgument."""
     sequence_id = parameters.get(SEQUENCE_ID)
     if sequence_id is None or sequence_id == 0 or sequence_id == "":

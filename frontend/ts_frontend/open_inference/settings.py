@@ -13,7 +13,7 @@ from typing import Any
 from ts_frontend.errors import InvalidArgument
 from ts_frontend.models.registry import Registry
 from ts_frontend.telemetry.logging.logs import Logs
-from ts_frontend.telemetry.tracing.sampling import Sampling
+from ts_frontend.telemetry.tracing.settings import Sampling
 
 _LEVELS = (("log_info", logging.INFO), ("log_warning", logging.WARNING), ("log_error", logging.ERROR))
 _VERBOSE, _FILE, _FORMAT = "log_verbose_level", "log_file", "log_format"

@@ -6,17 +6,11 @@ import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from typing import Any, Generic, TypeVar
 
+from ts_frontend.job import Job
 
-class Waiting(Protocol):
-    """What the batcher needs to know of a job. `alone`: never shares a batch."""
-
-    id: int
-    size_bytes: int
-    queued_at_s: float
-    deadline_s: float
-    alone: bool
+JobT = TypeVar("JobT", bound=Job)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +24,21 @@ class Policy:
 
 
 class Full(Exception):
-    """The queue has no room; the message says for what and what would change it."""
+    """The queue has no room; the message names the limit and the setting that raises it."""
 
 
-class Batcher:
+class Batcher(Generic[JobT]):
     """A bounded queue in arrival order. O(1) for each job that is added, taken or removed."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.size_bytes = 0
-        self._jobs: OrderedDict[int, Waiting] = OrderedDict()
+        self._jobs: OrderedDict[int, JobT] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def add(self, job: Waiting, now_s: float) -> None:
+    def add(self, job: JobT, now_s: float) -> None:
         """Queues a job; Full when it would be one too many, or too many bytes."""
         policy = self.policy
         if len(self._jobs) >= policy.jobs_max:
@@ -58,14 +52,14 @@ class Batcher:
         self._jobs[job.id] = job
         self.size_bytes += job.size_bytes
 
-    def restore(self, jobs: list[Waiting]) -> None:
+    def restore(self, jobs: list[JobT]) -> None:
         """Puts jobs back to the head in their order, whatever the limits: they were accepted before."""
         for job in reversed(jobs):
             self._jobs[job.id] = job
             self._jobs.move_to_end(job.id, last=False)
             self.size_bytes += job.size_bytes
 
-    def remove(self, job: Waiting) -> bool:
+    def remove(self, job: JobT) -> bool:
         """Forgets a job; False when it isn't here."""
         if self._jobs.pop(job.id, None) is None:
             return False
@@ -82,9 +76,9 @@ class Batcher:
         first = next(iter(self._jobs.values()))
         return 0.0 if first.alone else max(0.0, first.queued_at_s + policy.delay_s - now_s)
 
-    def take(self) -> list[Waiting]:
+    def take(self) -> list[JobT]:
         """The next batch: up to `batch_size` jobs in arrival order; one that is `alone` goes alone."""
-        batch: list[Waiting] = []
+        batch: list[JobT] = []
         jobs = self._jobs
         while jobs and len(batch) < self.policy.batch_size:
             if batch and next(iter(jobs.values())).alone:
@@ -96,7 +90,7 @@ class Batcher:
                 break
         return batch
 
-    def waiting(self) -> list[Waiting]:
+    def waiting(self) -> list[JobT]:
         """All jobs that wait, in order."""
         return list(self._jobs.values())
 
@@ -120,7 +114,7 @@ class WaitPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Ranking:
+class Priorities:
     """Levels from 1 (first) to `levels`; 0 for a model without any, whose requests all have level 0. `default`: of
     requests that name none, or one that isn't there."""
 
@@ -143,56 +137,57 @@ class Ranking:
         return sum(most) if all(most) else 0
 
 
-class Ranked(Waiting, Protocol):
-    """A job as this module sees it. `wish_s`: the seconds that its request names, 0 for none; `until_s`: when its time
-    in the queue is over; `late`: it was, and the job waits on."""
+class PriorityJob(Job):
+    """A request with a level. `wish_s`: the seconds of waiting that it names, 0 for none; `until_s`: when its
+    time in the queue is over; `late`: it is over, and the job waits on."""
 
-    level: int
-    wish_s: float
-    until_s: float
-    late: bool
+    __slots__ = ("late", "level", "until_s", "wish_s")
+
+    def __init__(self, level: int, wish_s: float, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.level, self.wish_s = level, wish_s
+        self.until_s, self.late = 0.0, False
 
 
-class RankedBatcher(Batcher):
+class PriorityBatcher(Batcher[PriorityJob]):
     """By level, those that aren't late first, in arrival order. O(levels) more for each job that is taken."""
 
-    def __init__(self, policy: Policy, ranking: Ranking) -> None:
+    def __init__(self, policy: Policy, priorities: Priorities) -> None:
         super().__init__(policy)
-        self._ranking = ranking
-        self._lanes: dict[tuple[int, bool], OrderedDict[int, Ranked]] = {}
-        policies = (ranking.policy, *ranking.policies.values())
+        self._ranking = priorities
+        self._lanes: dict[tuple[int, bool], OrderedDict[int, PriorityJob]] = {}
+        policies = (priorities.policy, *priorities.policies.values())
         self._timed = any(one.timeout_s != math.inf for one in policies)
 
-    def add(self, job: Waiting, now_s: float) -> None:
-        ranked = cast(Ranked, job)
-        policy = self._ranking.policy_of(ranked.level)
-        if policy.jobs_max and self._count(ranked.level) >= policy.jobs_max:
-            raise Full(f"{policy.jobs_max} requests of priority {ranked.level} are waiting (max_queue_size)")
+    def add(self, job: PriorityJob, now_s: float) -> None:
+        policy = self._ranking.policy_of(job.level)
+        if policy.jobs_max and self._count(job.level) >= policy.jobs_max:
+            raise Full(f"{policy.jobs_max} requests of priority {job.level} are waiting (max_queue_size)")
         super().add(job, now_s)
-        ranked.until_s, ranked.late = now_s + policy.patience_s(ranked.wish_s), False
-        self._lane(ranked)[job.id] = ranked
+        job.until_s, job.late = now_s + policy.patience_s(job.wish_s), False
+        self._lane(job)[job.id] = job
 
     def _count(self, level: int) -> int:
         return sum(len(self._lanes.get((level, late), ())) for late in (False, True))
 
-    def _lane(self, job: Ranked) -> OrderedDict[int, Ranked]:
+    def _lane(self, job: PriorityJob) -> OrderedDict[int, PriorityJob]:
         return self._lanes.setdefault((job.level, job.late), OrderedDict())
 
-    def restore(self, jobs: list[Waiting]) -> None:
+    def restore(self, jobs: list[PriorityJob]) -> None:
         super().restore(jobs)
-        for job in reversed(cast("list[Ranked]", jobs)):
+        for job in reversed(jobs):
             lane = self._lane(job)
             lane[job.id] = job
             lane.move_to_end(job.id, last=False)
 
-    def remove(self, job: Waiting) -> bool:
+    def remove(self, job: PriorityJob) -> bool:
         if not super().remove(job):
             return False
-        del self._lane(cast(Ranked, job))[job.id]
+        del self._lane(job)[job.id]
         return True
 
-    def take(self) -> list[Waiting]:
-        batch: list[Waiting] = []
+    def take(self) -> list[PriorityJob]:
+        batch: list[PriorityJob] = []
         for key in sorted(self._lanes):
             lane = self._lanes[key]
             while lane and len(batch) < self.policy.batch_size:
@@ -205,14 +200,14 @@ class RankedBatcher(Batcher):
                     return batch
         return batch
 
-    def settle(self, now_s: float) -> list[Waiting]:
-        """Takes out the jobs whose time is over and that aren't to wait on; others of these wait behind from now on."""
+    def settle(self, now_s: float) -> list[PriorityJob]:
+        """Removes and returns the jobs whose time is over. Those that their level delays wait on, behind all others."""
         if not self._timed:
             return []
         over = [
             job for (_, late), lane in self._lanes.items() if not late for job in lane.values() if job.until_s <= now_s
         ]
-        refused: list[Waiting] = []
+        refused: list[PriorityJob] = []
         for job in over:
             if self._ranking.policy_of(job.level).delays:
                 del self._lane(job)[job.id]

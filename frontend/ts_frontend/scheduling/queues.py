@@ -6,12 +6,13 @@ import asyncio
 import math
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from ts.protocol.frames import Feed, Input, Pairs
 from ts_frontend.errors import DeadlineExceeded, QueueFull, ServeError
 from ts_frontend.job import Job, JobState, Ledger
-from ts_frontend.scheduling.batcher import Batcher, Full, Policy, RankedBatcher, Ranking, Waiting
+from ts_frontend.scheduling.batcher import Batcher, Full, Policy, Priorities, PriorityBatcher, PriorityJob
+from ts_frontend.scheduling.sequences import SequenceBatcher
 
 
 class QueueWorker(Protocol):
@@ -19,33 +20,25 @@ class QueueWorker(Protocol):
 
     def __hash__(self) -> int: ...
 
-    def room(self) -> float:
-        """How eager it is: 2 when idle, less when it would take more beside what it has, 0 when it can't."""
+    def capacity(self) -> float:
+        """2 when idle, less when it takes more batches all the same, 0 when it takes none."""
 
-    def take(self, jobs: list[Job]) -> None:
+    def dispatch(self, jobs: list[Job]) -> None:
         """Runs these jobs as one batch."""
 
     def flush(self) -> None:
-        """Writes what has been taken."""
+        """Writes what was dispatched."""
 
     def holds(self, job: Job) -> bool:
         """Whether it has something to do for the job, also when nobody waits for it any more."""
 
 
-class JobStore(Protocol):
-    """What every queue asks of the module that decides for it."""
-
-    def __len__(self) -> int: ...
-
-    def waiting(self) -> list[Waiting]: ...
-
-
 class WorkQueue:
-    """What all queues have: workers, a wish to look for work soon, and ends for jobs that wait too long."""
+    """The base of all queues: it has workers, dispatches soon after a change, and ends jobs that wait for too long."""
 
-    def __init__(self, store: JobStore) -> None:
+    def __init__(self, store: Batcher[Any] | SequenceBatcher[Any]) -> None:
         self._store = store
-        self._takers: list[QueueWorker] = []
+        self._workers: list[QueueWorker] = []
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -58,16 +51,16 @@ class WorkQueue:
         raise NotImplementedError
 
     def put_back(self, jobs: list[Job]) -> None:
-        """Jobs that a worker had but never started go to the head of the queue."""
+        """Puts jobs that a worker had but never started at the head of the queue."""
         raise NotImplementedError
 
-    def attach(self, taker: QueueWorker) -> None:
-        self._takers.append(taker)
+    def attach(self, worker: QueueWorker) -> None:
+        self._workers.append(worker)
         self.wake()
 
-    def detach(self, taker: QueueWorker) -> None:
-        if taker in self._takers:
-            self._takers.remove(taker)
+    def detach(self, worker: QueueWorker) -> None:
+        if worker in self._workers:
+            self._workers.remove(worker)
 
     def wake(self) -> None:
         """Looks for work once this turn of the loop is over, so that what arrives together goes together."""
@@ -99,10 +92,10 @@ class WorkQueue:
     # --- ending what waits
 
     def waiting(self) -> list[Job]:
-        return cast("list[Job]", self._store.waiting())
+        return self._store.waiting()
 
     def expire(self, now_s: float) -> None:
-        """Ends what waits and whose deadline has passed: it makes room, and its caller knows."""
+        """Ends the waiting jobs whose deadline has passed."""
         for job in [job for job in self.waiting() if job.deadline_s <= now_s]:
             self.release(job)
             expired(job, now_s)
@@ -141,8 +134,8 @@ class JobQueue(WorkQueue):
     """Jobs in, batches out to whichever worker is free. Work-conserving: nothing waits while a worker is idle,
     except for a delay that the model's user asked for."""
 
-    def __init__(self, policy: Policy, batcher: Batcher | None = None) -> None:
-        self._batcher = Batcher(policy) if batcher is None else batcher
+    def __init__(self, policy: Policy, batcher: Batcher[Any] | None = None) -> None:
+        self._batcher: Batcher[Any] = Batcher(policy) if batcher is None else batcher
         super().__init__(self._batcher)
         self._turn = 0
 
@@ -166,7 +159,7 @@ class JobQueue(WorkQueue):
             self.wake()
 
     def _put_after_all(self, job: Job) -> None:
-        """What an idle worker takes by the end of this turn, or has expired, needs no room."""
+        """Tries again after what has expired, and what idle workers take, has left the queue."""
         now_s = time.monotonic()
         self.expire(now_s)
         self._dispatch()
@@ -180,7 +173,7 @@ class JobQueue(WorkQueue):
         for job in back:
             job.move(JobState.QUEUED)
             job.owner = self
-        self._batcher.restore(cast("list[Waiting]", back))
+        self._batcher.restore(back)
         self.wake()
 
     def release(self, job: Job) -> None:
@@ -193,32 +186,32 @@ class JobQueue(WorkQueue):
         batcher = self._batcher
         touched: set[QueueWorker] = set()
         while len(batcher):
-            taker = self._pick()
-            if taker is None:
+            worker = self._pick()
+            if worker is None:
                 break
             now_s = time.monotonic()
             due_s = batcher.due_s(now_s)
             if due_s > 0:
                 self._wake_in(due_s)
                 break
-            jobs = without_expired(cast("list[Job]", batcher.take()), now_s)
+            jobs = without_expired(batcher.take(), now_s)
             if jobs:
-                taker.take(jobs)
-                touched.add(taker)
-        for taker in touched:
-            taker.flush()
+                worker.dispatch(jobs)
+                touched.add(worker)
+        for worker in touched:
+            worker.flush()
 
     def _pick(self) -> QueueWorker | None:
-        """An idle worker, by turns; else the one that takes most beside what it has."""
-        best, best_room = None, 0.0
-        takers = self._takers
-        count = len(takers)
+        """An idle worker, by turns; else the busy one with the most capacity."""
+        best, most = None, 0.0
+        workers = self._workers
+        count = len(workers)
         for offset in range(count):
             index = (self._turn + offset) % count
-            room = takers[index].room()
-            if room > best_room:
-                best, best_room = takers[index], room
-                if room == 2:
+            capacity = workers[index].capacity()
+            if capacity > most:
+                best, most = workers[index], capacity
+                if capacity == 2:
                     self._turn = index + 1
                     break
         return best
@@ -232,7 +225,7 @@ class TicketQueue(JobQueue):
         self._refusal = refusal
 
     def put(self, job: Job) -> None:
-        if len(self) >= sum(taker.room() == 2 for taker in self._takers):
+        if len(self) >= sum(worker.capacity() == 2 for worker in self._workers):
             raise QueueFull(self._refusal)
         super().put(job)
 
@@ -241,42 +234,31 @@ class TicketQueue(JobQueue):
 PRIORITY, TIMEOUT_US = "ts_request_priority", "ts_request_queue_timeout_us"
 
 
-class RankedJob(Job):
-    """A request with a level (see `ranks.Ranked`)."""
-
-    __slots__ = ("late", "level", "until_s", "wish_s")
-
-    def __init__(self, level: int, wish_s: float, *arguments: Any, **more: Any) -> None:
-        super().__init__(*arguments, **more)
-        self.level, self.wish_s = level, wish_s
-        self.until_s, self.late = 0.0, False
-
-
-class RankedJobs:
+class PriorityJobFactory:
     """Makes a model's jobs: what their headers don't say, or don't say as numbers, is as the model has it."""
 
-    def __init__(self, ranking: Ranking) -> None:
-        self._ranking = ranking
+    def __init__(self, priorities: Priorities) -> None:
+        self._ranking = priorities
 
-    def __call__(self, ledger: Ledger, inputs: Sequence[Input], *, headers: Pairs = (), **more: Any) -> RankedJob:
+    def __call__(self, ledger: Ledger, inputs: Sequence[Input], *, headers: Pairs = (), **more: Any) -> PriorityJob:
         found = {name.lower(): value for name, value in headers}
         level = self._ranking.level(_number(found.get(PRIORITY)))
         wish_s = _number(found.get(TIMEOUT_US)) / 1e6
-        return RankedJob(level, wish_s, ledger, inputs, headers=headers, **more)
+        return PriorityJob(level, wish_s, ledger, inputs, headers=headers, **more)
 
 
 def _number(text: str | None) -> int:
     return int(text) if text is not None and text.isdecimal() and len(text) < 20 else 0
 
 
-class RankedQueue(JobQueue):
-    def __init__(self, policy: Policy, ranking: Ranking) -> None:
-        self._ranked = RankedBatcher(policy, ranking)
-        super().__init__(policy, self._ranked)
+class PriorityQueue(JobQueue):
+    def __init__(self, policy: Policy, priorities: Priorities) -> None:
+        self._batcher_by_priority = PriorityBatcher(policy, priorities)
+        super().__init__(policy, self._batcher_by_priority)
 
     def expire(self, now_s: float) -> None:
         super().expire(now_s)
-        for job in cast("list[Job]", self._ranked.settle(now_s)):
+        for job in self._batcher_by_priority.settle(now_s):
             expired(job, now_s)
 
     def _dispatch(self) -> None:

@@ -15,10 +15,16 @@ from ts_frontend.errors import InvalidArgument, QueueFull, SequenceOver
 from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.scheduling.batcher import Full
 from ts_frontend.scheduling.queues import QueueWorker, WorkQueue, without_expired
-from ts_frontend.scheduling.sequences import Lost, NotBegun, SequenceBatcher, Sequenced, SequenceLimits
+from ts_frontend.scheduling.sequences import (
+    SequenceBatcher,
+    SequencedJob,
+    SequenceLimits,
+    SequenceLost,
+    SequenceNotBegun,
+)
 
 
-class Keys(NamedTuple):
+class SequenceHeaders(NamedTuple):
     """The headers' names, in lower case: of a sequence's id, its first request, its last one."""
 
     id: str = "ts_request_sequence_id"
@@ -26,56 +32,48 @@ class Keys(NamedTuple):
     end: str = "ts_request_sequence_end"
 
 
-def keys_of(config: ServerConfig) -> Keys:
+def sequence_headers(config: ServerConfig) -> SequenceHeaders:
     names = config.ts_header_key_sequence_id, config.ts_header_key_sequence_start, config.ts_header_key_sequence_end
-    return Keys(*(name.lower() for name in names))
+    return SequenceHeaders(*(name.lower() for name in names))
 
 
-class SequenceJob(Job):
+class SequenceJob(SequencedJob):
     """A request of a sequence. `made`: the server has made the id, and the answer tells it."""
 
-    __slots__ = ("begun", "ends", "line", "made", "sequence_id", "starts")
+    __slots__ = ("begun", "made", "queue")
 
     def __init__(
-        self,
-        line: SequenceQueue,
-        sequence_id: str,
-        starts: bool,
-        ends: bool,
-        made: bool,
-        ledger: Ledger,
-        *args: Any,
-        **more: Any,
+        self, queue: SequenceQueue, made: bool, sequence_id: str, starts: bool, ends: bool, *arguments: Any, **more: Any
     ) -> None:
-        super().__init__(ledger, *args, **more)
-        self.line, self.sequence_id, self.starts, self.ends, self.made = line, sequence_id, starts, ends, made
+        super().__init__(sequence_id, starts, ends, *arguments, **more)
+        self.queue, self.made = queue, made
         self.begun = False
 
     def deliver(self, chunk: Chunk) -> None:
         if chunk.headers:
-            ids = [value for name, value in chunk.headers if name.lower() == self.line.keys.end]
+            ids = [value for name, value in chunk.headers if name.lower() == self.queue.keys.end]
             if ids:
-                self.line.ended([part.strip() for part in ids[-1].split(";")])
+                self.queue.ended([part.strip() for part in ids[-1].split(";")])
         if not self.begun:
             self.begun = True
             if self.state is JobState.SENT:
-                self.line.begun(self)
+                self.queue.begun(self)
             if self.made:
-                chunk = chunk._replace(headers=_with(chunk.headers, self.line.keys.id, self.sequence_id))
+                chunk = chunk._replace(headers=_with(chunk.headers, self.queue.keys.id, self.sequence_id))
         super().deliver(chunk)
 
 
-class SequenceJobs:
+class SequenceJobFactory:
     """Makes a model's jobs. A request without a sequence's id gets one, and begins it, unless `told_start` asks for it;
     describe calls have none."""
 
-    def __init__(self, line: SequenceQueue, told_start: bool = False) -> None:
-        self._line, self._told_start = line, told_start
+    def __init__(self, queue: SequenceQueue, told_start: bool = False) -> None:
+        self._queue, self._told_start = queue, told_start
 
     def __call__(
         self, ledger: Ledger, inputs: Sequence[Input], *, headers: Pairs = (), alone: bool = False, **more: Any
     ) -> SequenceJob:
-        keys = self._line.keys
+        keys = self._queue.keys
         found = {name.lower(): value for name, value in headers if name.lower() in keys}
         sequence_id = found.get(keys.id, "")
         made = not sequence_id and not alone
@@ -88,7 +86,7 @@ class SequenceJobs:
         starts = made or _says_yes(found.get(keys.start))
         ends = _says_yes(found.get(keys.end))
         return SequenceJob(
-            self._line, sequence_id, starts, ends, made, ledger, inputs, headers=headers, alone=alone, **more
+            self._queue, made, sequence_id, starts, ends, ledger, inputs, headers=headers, alone=alone, **more
         )
 
 
@@ -104,8 +102,8 @@ class SequenceQueue(WorkQueue):
     """Jobs in, batches of one job per sequence out. `refusal`: the beginning of what a caller is told whose request
     isn't taken."""
 
-    def __init__(self, limits: SequenceLimits, keys: Keys, refusal: str) -> None:
-        self._batcher = SequenceBatcher(limits)
+    def __init__(self, limits: SequenceLimits, keys: SequenceHeaders, refusal: str) -> None:
+        self._batcher: SequenceBatcher[SequenceJob] = SequenceBatcher(limits)
         super().__init__(self._batcher)
         self.keys = keys
         self._refusal = refusal
@@ -127,9 +125,9 @@ class SequenceQueue(WorkQueue):
             self._batcher.add(job, time.monotonic())
         except Full as full:
             raise QueueFull(f"{self._refusal}: {full}") from None
-        except Lost as lost:
+        except SequenceLost as lost:
             raise SequenceOver(str(lost)) from None
-        except NotBegun as error:
+        except SequenceNotBegun as error:
             raise InvalidArgument(str(error)) from None
         job.owner = self
         job.move(JobState.QUEUED)
@@ -138,10 +136,10 @@ class SequenceQueue(WorkQueue):
 
     def put_back(self, jobs: list[Job]) -> None:
         back = [job for job in cast("list[SequenceJob]", jobs) if not job.done]
-        gone = self._batcher.restore(cast("list[Sequenced]", back))
-        for job in cast("list[SequenceJob]", gone):
+        gone = self._batcher.restore(back)
+        for job in gone:
             self._fail(job, "the worker that held it has ended")
-            self._batcher.settled(cast(Sequenced, job), time.monotonic())
+            self._batcher.settled(job, time.monotonic())
         for job in back:
             self._out.pop(job.id, None)
             if not job.done:
@@ -149,29 +147,30 @@ class SequenceQueue(WorkQueue):
                 job.owner = self
         self.wake()
 
-    def detach(self, taker: QueueWorker) -> None:
-        super().detach(taker)
-        for job in cast("list[SequenceJob]", self._batcher.lose(taker, time.monotonic())):
+    def detach(self, worker: QueueWorker) -> None:
+        super().detach(worker)
+        for job in self._batcher.lose(worker, time.monotonic()):
             self._fail(job, "the worker that held it has ended")
         self.wake()
 
     def release(self, job: Job) -> None:
-        self._batcher.remove(cast(Sequenced, job), time.monotonic())
+        assert isinstance(job, SequenceJob)
+        self._batcher.remove(job, time.monotonic())
         self._keep_time()
         self.wake()
 
     def _fail(self, job: SequenceJob, why: str) -> None:
         job.fail(SequenceOver(f"Sequence {job.sequence_id} is over, {why}: start it again"))
 
-    # --- what answers say
+    # --- answers
 
     def begun(self, job: SequenceJob) -> None:
-        self._batcher.begun(cast(Sequenced, job))
+        self._batcher.begun(job)
         self.wake()
 
     def ended(self, sequence_ids: list[str]) -> None:
         for sequence_id in sequence_ids:
-            for job in cast("list[SequenceJob]", self._batcher.end(sequence_id, time.monotonic())):
+            for job in self._batcher.end(sequence_id, time.monotonic()):
                 self._fail(job, "its handler has ended it")
 
     # --- deciding
@@ -192,34 +191,33 @@ class SequenceQueue(WorkQueue):
                 break
             self._give(free[0], len(free), now_s)
             touched.add(free[0])
-        for taker in touched:
-            taker.flush()
+        for worker in touched:
+            worker.flush()
 
     def _settle(self, now_s: float) -> None:
         """Notices which jobs are off their workers: what comes after them may go."""
         for job, _ in [entry for entry in self._out.values() if not entry[1].holds(entry[0])]:
             del self._out[job.id]
-            self._batcher.settled(cast(Sequenced, job), now_s)
+            self._batcher.settled(job, now_s)
         self._keep_time()
 
     def _free(self) -> list[QueueWorker]:
-        """The workers with room that have something to take: the most eager first, of these the one with the fewest
-        sequences."""
+        """The workers with capacity that there is work for: the most capacity first, then the fewest sequences."""
         batcher = self._batcher
-        rooms = [(taker.room(), taker) for taker in self._takers if batcher.has_work(taker)]
-        free = [(-room, batcher.sequences_of(taker), taker) for room, taker in rooms if room > 0]
-        return [taker for _, _, taker in sorted(free, key=lambda entry: entry[:2])]
+        capacities = [(worker.capacity(), worker) for worker in self._workers if batcher.has_work(worker)]
+        free = [(-capacity, batcher.sequences_of(worker), worker) for capacity, worker in capacities if capacity > 0]
+        return [worker for _, _, worker in sorted(free, key=lambda entry: entry[:2])]
 
-    def _give(self, taker: QueueWorker, free: int, now_s: float) -> None:
-        batch = cast("list[SequenceJob]", self._batcher.take(taker, free))
-        jobs = without_expired(cast("list[Job]", batch), now_s)
+    def _give(self, worker: QueueWorker, free: int, now_s: float) -> None:
+        batch = self._batcher.take(worker, free)
+        jobs = without_expired(list(batch), now_s)
         for job in batch:
             if job.done:
-                self._batcher.settled(cast(Sequenced, job), now_s)
+                self._batcher.settled(job, now_s)
             else:
-                self._out[job.id] = job, taker
+                self._out[job.id] = job, worker
         if jobs:
-            taker.take(jobs)
+            worker.dispatch(jobs)
 
     # --- time
 

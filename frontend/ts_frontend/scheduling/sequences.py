@@ -1,4 +1,4 @@
-"""What one sequence of requests is, and what limits a model's sequences."""
+"""The sequences of one model: which request may go to which worker, and when. Decides purely, as the batcher."""
 
 from __future__ import annotations
 
@@ -7,17 +7,23 @@ import math
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Generic, TypeVar
 
-from ts_frontend.scheduling.batcher import Full, Waiting
+from ts_frontend.job import Job
+from ts_frontend.scheduling.batcher import Full
 
 
-class Sequenced(Waiting, Protocol):
+class SequencedJob(Job):
     """A job of a sequence; `sequence_id` "" for one of none. `starts`, `ends`: its caller says so."""
 
-    sequence_id: str
-    starts: bool
-    ends: bool
+    __slots__ = ("ends", "sequence_id", "starts")
+
+    def __init__(self, sequence_id: str, starts: bool, ends: bool, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.sequence_id, self.starts, self.ends = sequence_id, starts, ends
+
+
+SequencedT = TypeVar("SequencedT", bound=SequencedJob)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,22 +44,22 @@ class SequenceLimits:
     overlap: bool = False
 
 
-class NotBegun(Exception):
-    """The request goes on with a sequence that isn't there, in a model whose sequences begin when they are told to."""
+class SequenceNotBegun(Exception):
+    """The sequence hasn't begun, and the request doesn't say that it starts it, as this model requires."""
 
 
-class Lost(Exception):
+class SequenceLost(Exception):
     """The sequence is over, and the state that its requests need is gone."""
 
 
 @dataclass(slots=True, eq=False)
-class Sequence:
+class Sequence(Generic[SequencedT]):
     """`out`: its requests on the worker. `blocked_by`: the one that the next has to wait for. `runs`: how many the
     worker has taken. `closed`: why it takes no more, "" while it does."""
 
     id: str
-    waiting: OrderedDict[int, Sequenced] = field(default_factory=OrderedDict)
-    out: dict[int, Sequenced] = field(default_factory=dict)
+    waiting: OrderedDict[int, SequencedT] = field(default_factory=OrderedDict)
+    out: dict[int, SequencedT] = field(default_factory=dict)
     worker: Hashable | None = None
     blocked_by: int | None = None
     runs: int = 0
@@ -65,13 +71,13 @@ class Sequence:
 OVER_MAX = 4096
 
 
-class SequenceBatcher:
+class SequenceBatcher(Generic[SequencedT]):
     """All sequences of a model. O(1) for each job that is added, taken, settled or removed."""
 
     def __init__(self, limits: SequenceLimits) -> None:
         self.limits = limits
-        self._sequences: dict[str, Sequence] = {}
-        self._alone: OrderedDict[int, Sequenced] = OrderedDict()
+        self._sequences: dict[str, Sequence[SequencedT]] = {}
+        self._alone: OrderedDict[int, SequencedT] = OrderedDict()
         self._count = 0
         self._turn = itertools.count().__next__
         self._ready: dict[Hashable | None, OrderedDict[str, int]] = {}
@@ -91,18 +97,18 @@ class SequenceBatcher:
     def sequences_of(self, worker: Hashable) -> int:
         return len(self._bound.get(worker, ()))
 
-    def waiting(self) -> list[Waiting]:
+    def waiting(self) -> list[SequencedT]:
         """All jobs that wait."""
-        out: list[Waiting] = list(self._alone.values())
+        out: list[SequencedT] = list(self._alone.values())
         for sequence in self._sequences.values():
             out += sequence.waiting.values()
         return out
 
     # --- jobs come and go
 
-    def add(self, job: Sequenced, now_s: float) -> None:
-        """Queues a job. Full: no room for it or its sequence, or that takes no more. Lost: its sequence is over, and
-        its state gone. NotBegun."""
+    def add(self, job: SequencedT, now_s: float) -> None:
+        """Queues a job. Raises Full: no room for it or its sequence, or the sequence takes no more; SequenceLost: its
+        sequence is over, and its state is gone; SequenceNotBegun."""
         self.expire(now_s)
         if not job.sequence_id:
             self._add_alone(job, now_s)
@@ -124,24 +130,26 @@ class SequenceBatcher:
             sequence.closed = "its last request has come"
         self._refresh(sequence)
 
-    def _add_alone(self, job: Sequenced, now_s: float) -> None:
+    def _add_alone(self, job: SequencedT, now_s: float) -> None:
         if len(self._alone) >= self.limits.jobs_alone_max:
             raise Full(f"{len(self._alone)} requests are waiting and the queue takes {self.limits.jobs_alone_max}")
         job.queued_at_s = now_s
         self._alone[job.id] = job
         self._count += 1
 
-    def _check_over(self, job: Sequenced) -> None:
+    def _check_over(self, job: SequencedT) -> None:
         """Refuses what goes on with a sequence that is over: a new one, without its state, isn't what was meant."""
         if job.starts:
             self._over.pop(job.sequence_id, None)
         elif job.sequence_id in self._over:
             why = self._over[job.sequence_id]
-            raise Lost(f"Sequence {job.sequence_id} is over, {why}: start it again")
+            raise SequenceLost(f"Sequence {job.sequence_id} is over, {why}: start it again")
 
-    def _open(self, job: Sequenced, now_s: float) -> Sequence:
+    def _open(self, job: SequencedT, now_s: float) -> Sequence[SequencedT]:
         if self.limits.told_start and not job.starts:
-            raise NotBegun(f"sequence {job.sequence_id} has not begun: its first request has to say that it starts it")
+            raise SequenceNotBegun(
+                f"sequence {job.sequence_id} has not begun: its first request has to say that it starts it"
+            )
         if len(self._sequences) >= self.limits.sequences_max:
             raise Full(
                 f"{len(self._sequences)} sequences are open and the model takes {self.limits.sequences_max} "
@@ -152,7 +160,7 @@ class SequenceBatcher:
             self._aging[sequence.id] = now_s + self.limits.life_s
         return sequence
 
-    def remove(self, job: Sequenced, now_s: float = 0.0) -> bool:
+    def remove(self, job: SequencedT, now_s: float = 0.0) -> bool:
         """Forgets a job that waits; False when it isn't here."""
         sequence = self._sequences.get(job.sequence_id)
         home = self._alone if sequence is None else sequence.waiting
@@ -164,7 +172,7 @@ class SequenceBatcher:
             self._rest(sequence, now_s)
         return True
 
-    def restore(self, jobs: list[Sequenced]) -> list[Sequenced]:
+    def restore(self, jobs: list[SequencedT]) -> list[SequencedT]:
         """Puts back what a worker had and never started. Returns those whose state has gone with it."""
         gone = []
         for job in reversed(jobs):
@@ -179,7 +187,7 @@ class SequenceBatcher:
                 self._restore(sequence, job)
         return gone
 
-    def _restore(self, sequence: Sequence, job: Sequenced) -> None:
+    def _restore(self, sequence: Sequence[SequencedT], job: SequencedT) -> None:
         sequence.out.pop(job.id, None)
         if sequence.blocked_by == job.id:
             sequence.blocked_by = None
@@ -216,14 +224,14 @@ class SequenceBatcher:
         """Whether it may hold one more sequence."""
         return not self.limits.worker_max or self.sequences_of(worker) < self.limits.worker_max
 
-    def take(self, worker: Hashable, workers_free: int = 1) -> list[Sequenced]:
+    def take(self, worker: Hashable, workers_free: int = 1) -> list[SequencedT]:
         """The next batch for a worker, each job of another sequence, in the order in which they became ready. Of the
         sequences that no worker has yet it takes no more than its share among `workers_free`."""
         if self._alone:
             _, job = self._alone.popitem(last=False)
             self._count -= 1
             return [job]
-        batch: list[Sequenced] = []
+        batch: list[SequencedT] = []
         share = -(-len(self._ready.get(None, ())) // workers_free)
         while len(batch) < self.limits.batch_size:
             sequence = self._next(worker, share > 0)
@@ -236,7 +244,7 @@ class SequenceBatcher:
             batch.append(self._send(sequence))
         return batch
 
-    def _next(self, worker: Hashable, unbound_too: bool) -> Sequence | None:
+    def _next(self, worker: Hashable, unbound_too: bool) -> Sequence[SequencedT] | None:
         """The sequence that has been ready for longest, of those that this worker may take from."""
         heads = []
         for owner in (worker, None) if unbound_too and self._has_place(worker) else (worker,):
@@ -250,7 +258,7 @@ class SequenceBatcher:
         del lane[name]
         return self._sequences[name]
 
-    def _send(self, sequence: Sequence) -> Sequenced:
+    def _send(self, sequence: Sequence[SequencedT]) -> SequencedT:
         _, job = sequence.waiting.popitem(last=False)
         self._count -= 1
         sequence.out[job.id] = job
@@ -258,16 +266,16 @@ class SequenceBatcher:
         sequence.runs += 1
         return job
 
-    # --- what comes of it
+    # --- answers
 
-    def begun(self, job: Sequenced) -> None:
+    def begun(self, job: SequencedT) -> None:
         """The job has had its first answer: with `overlap` the sequence's next may join it."""
         sequence = self._sequences.get(job.sequence_id)
         if self.limits.overlap and sequence is not None and sequence.blocked_by == job.id:
             sequence.blocked_by = None
             self._refresh(sequence)
 
-    def settled(self, job: Sequenced, now_s: float) -> None:
+    def settled(self, job: SequencedT, now_s: float) -> None:
         """The worker has nothing more to do for the job."""
         sequence = self._sequences.get(job.sequence_id)
         if sequence is None or sequence.out.pop(job.id, None) is None:
@@ -277,7 +285,7 @@ class SequenceBatcher:
         self._refresh(sequence)
         self._rest(sequence, now_s)
 
-    def end(self, sequence_id: str, now_s: float) -> list[Sequenced]:
+    def end(self, sequence_id: str, now_s: float) -> list[SequencedT]:
         """The handler has ended a sequence. Returns the jobs that still waited for it."""
         sequence = self._sequences.get(sequence_id)
         if sequence is None:
@@ -285,9 +293,9 @@ class SequenceBatcher:
         sequence.closed = "its handler has ended it"
         return self._strand(sequence, now_s)
 
-    def lose(self, worker: Hashable, now_s: float) -> list[Sequenced]:
+    def lose(self, worker: Hashable, now_s: float) -> list[SequencedT]:
         """A worker takes nothing more: its sequences are over. Returns the jobs that waited for it."""
-        stranded: list[Sequenced] = []
+        stranded: list[SequencedT] = []
         for name in sorted(self._bound.pop(worker, ())):
             sequence = self._sequences[name]
             sequence.lost = True
@@ -297,7 +305,7 @@ class SequenceBatcher:
         self._ready.pop(worker, None)
         return stranded
 
-    def _remember(self, sequence: Sequence, why: str) -> None:
+    def _remember(self, sequence: Sequence[SequencedT], why: str) -> None:
         """That it is over; where every sequence is told to start, one that isn't open hasn't begun anyway."""
         if sequence.runs and (sequence.lost or not self.limits.told_start):
             self._over[sequence.id] = why
@@ -305,7 +313,7 @@ class SequenceBatcher:
             if len(self._over) > OVER_MAX:
                 self._over.popitem(last=False)
 
-    def _strand(self, sequence: Sequence, now_s: float) -> list[Sequenced]:
+    def _strand(self, sequence: Sequence[SequencedT], now_s: float) -> list[SequencedT]:
         stranded = list(sequence.waiting.values())
         sequence.waiting.clear()
         self._count -= len(stranded)
@@ -334,7 +342,7 @@ class SequenceBatcher:
 
     # --- bookkeeping
 
-    def _refresh(self, sequence: Sequence) -> None:
+    def _refresh(self, sequence: Sequence[SequencedT]) -> None:
         """Lists a sequence as ready when it can go on, and only then."""
         if not sequence.waiting or sequence.blocked_by is not None:
             self._ready.get(sequence.worker, OrderedDict()).pop(sequence.id, None)
@@ -343,7 +351,7 @@ class SequenceBatcher:
         if sequence.id not in lane:
             lane[sequence.id] = self._turn()
 
-    def _rest(self, sequence: Sequence, now_s: float) -> None:
+    def _rest(self, sequence: Sequence[SequencedT], now_s: float) -> None:
         """When nothing of it waits or runs, a sequence is over or idle."""
         if sequence.waiting or sequence.out:
             return
@@ -355,12 +363,12 @@ class SequenceBatcher:
             self._idle[sequence.id] = now_s + self.limits.idle_s
             self._idle.move_to_end(sequence.id)
 
-    def _unbind(self, sequence: Sequence) -> None:
+    def _unbind(self, sequence: Sequence[SequencedT]) -> None:
         self._ready.get(sequence.worker, OrderedDict()).pop(sequence.id, None)
         self._bound.get(sequence.worker, set()).discard(sequence.id)
         sequence.worker = None
 
-    def _forget(self, sequence: Sequence) -> None:
+    def _forget(self, sequence: Sequence[SequencedT]) -> None:
         self._unbind(sequence)
         self._ready.get(None, OrderedDict()).pop(sequence.id, None)
         self._idle.pop(sequence.id, None)

@@ -1,5 +1,5 @@
-"""What the model of one worker asks of the server while it runs: other models' answers, mostly. Each call is a task
-here, and its answer goes back over the worker's connection as fast as the model takes it.
+"""Calls that a handler makes to the server while it runs, mostly to other models. Each call is a task here, and its
+answer goes back over the worker's connection as fast as the handler takes it.
 """
 
 from __future__ import annotations
@@ -7,14 +7,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
+from typing import Any, NamedTuple, TypeAlias
 
-from ts.protocol.frames import CALL_BYTES, CALL_COST_BYTES, Call, Chunk, Credit, Failed, Message
+from ts.protocol.frames import CALL_BYTES, CALL_COST_BYTES, Buffer, Call, Chunk, Credit, Failed, Message, Pairs
 from ts_frontend.errors import QueueFull, ServeError
 from ts_frontend.tasks import owned
 from ts_frontend.workers.in_flight import Batch
-from ts_frontend.workers.plan import Answers, Caller
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +24,23 @@ CALLS_MAX = 1024
 EARLY_MAX = 1024
 CANCELLED = "The call was cancelled"
 CALLER_LEFT = "The call was cancelled: nobody waits for the request that it was made for"
+
+
+class Caller(NamedTuple):
+    """The model that calls, and the request it calls for. `deadline_s`: when nobody waits for the answer any more
+    (`time.monotonic()`); `limit_s`: seconds that the answer, or its next piece, may take; `request_id` and `headers`:
+    those of the request, if it is known."""
+
+    model: str
+    deadline_s: float
+    limit_s: float
+    request_id: str = ""
+    headers: Pairs = ()
+
+
+#: Answers a call: (operation and its arguments, data, caller) to the pieces of the answer; True marks the last one.
+#: Raises ServeError.
+Answer: TypeAlias = Callable[[Mapping[str, Any], Buffer, Caller], AsyncGenerator[tuple[Buffer, bool], None]]
 
 
 class _Open:
@@ -38,7 +55,7 @@ class _Open:
         self.space = asyncio.Event()
         self.task: asyncio.Task[Chunk | Failed] | None = None
 
-    async def room(self) -> None:
+    async def wait_for_credit(self) -> None:
         while self.credit_bytes <= 0:
             self.space.clear()
             await self.space.wait()
@@ -49,19 +66,19 @@ class _Open:
             self.task.cancel()
 
 
-class Calls:
-    """`push` sends to the worker, `alive` is told of a batch that goes on, `limit_s` is how long an answer, or the next
-    piece of one, may take."""
+class HandlerCalls:
+    """The open calls of one worker's handler. `push` sends to the worker, `alive` is told of a batch that goes on,
+    `limit_s` is how long an answer, or the next piece of one, may take."""
 
     def __init__(
         self,
-        answers: Answers,
+        answer: Answer,
         model: str,
         push: Callable[[Message], None],
         alive: Callable[[Batch], None],
         limit_s: float,
     ) -> None:
-        self._answers, self._model, self._limit_s = answers, model, limit_s
+        self._answer_to, self._model, self._limit_s = answer, model, limit_s
         self._push, self._alive = push, alive
         self._open: dict[int, _Open] = {}
         self._early: dict[int, None] = {}
@@ -128,9 +145,9 @@ class Calls:
 
     async def _answer(self, call: Call, entry: _Open) -> Chunk:
         """Sends all pieces but the last. Raises ServeError."""
-        async with aclosing(self._answers.answer(call.what, call.data, self._caller(entry.batch))) as pieces:
+        async with aclosing(self._answer_to(call.what, call.data, self._caller(entry.batch))) as pieces:
             async for data, last in pieces:
-                await entry.room()
+                await entry.wait_for_credit()
                 if last:
                     return Chunk(call.call_id, data)
                 entry.credit_bytes -= len(data) + CALL_COST_BYTES

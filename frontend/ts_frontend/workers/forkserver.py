@@ -14,7 +14,7 @@ from typing import Any
 
 from ts_frontend.tasks import watched
 from ts_frontend.workers.launchers import ExecLauncher, LaunchFailed, resolve, start_forkserver
-from ts_frontend.workers.process import Ends, Exit, LineSink, Process, ProcessSpec, adopt
+from ts_frontend.workers.process import Channels, ExitStatus, LineSink, ProcessSpec, WorkerProcess, attach
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +36,8 @@ class Forkserver:
         self._child = child
         self._ids = itertools.count(1)
         self._answers: dict[int, asyncio.Future[int]] = {}
-        self._processes: dict[int, Process] = {}
-        self._early: dict[int, Exit] = {}
+        self._processes: dict[int, WorkerProcess] = {}
+        self._early: dict[int, ExitStatus] = {}
         self._sending = asyncio.Lock()
         self._room: asyncio.Future[None] | None = None
         self._closing = False
@@ -65,21 +65,21 @@ class Forkserver:
     def pid(self) -> int:
         return self._child.pid
 
-    async def fork(self, spec: ProcessSpec, ends: Ends) -> int:
+    async def fork(self, spec: ProcessSpec, channels: Channels) -> int:
         """The pid of a new worker. Raises ForkserverLost; LaunchFailed when it couldn't fork."""
         number = next(self._ids)
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._answers[number] = answer
         body = json.dumps({"op": "fork", "id": number, "env": dict(spec.env)}).encode()
         try:
-            await self._send(_LENGTH.pack(len(body)) + body, ends.worker_fds())
+            await self._send(_LENGTH.pack(len(body)) + body, channels.worker_fds())
             return await answer
         finally:
             del self._answers[number]
 
-    def adopt(self, pid: int, spec: ProcessSpec, ends: Ends, sink: LineSink) -> Process:
+    def attach(self, pid: int, spec: ProcessSpec, channels: Channels, sink: LineSink) -> WorkerProcess:
         """The worker that it forked."""
-        process = adopt(pid, spec, ends, sink)
+        process = attach(pid, spec, channels, sink)
         self._processes[pid] = process
         if pid in self._early:
             self._ended(pid, self._early.pop(pid))
@@ -138,7 +138,7 @@ class Forkserver:
         async with self._sending:
             self._control.close()
         code = await asyncio.to_thread(self._child.wait)
-        self._lost(f"the forkserver has ended ({Exit(code).describe()}): {reason}")
+        self._lost(f"the forkserver has ended ({ExitStatus(code).describe()}): {reason}")
 
     def _take(self, data: bytes) -> bytes:
         """Handles the whole replies in `data`; what is left of it."""
@@ -157,7 +157,7 @@ class Forkserver:
         if op == "ready":
             resolve(self.ready)
         elif op == "exit":
-            self._ended(reply["pid"], Exit.of_wait_status(reply["status"]))
+            self._ended(reply["pid"], ExitStatus.of_wait_status(reply["status"]))
         elif (answer := self._answers.get(reply["id"])) is not None and not answer.done():
             if op == "forked":
                 self._early.pop(reply["pid"], None)  # of an earlier process with that number
@@ -165,7 +165,7 @@ class Forkserver:
             else:
                 answer.set_exception(LaunchFailed(f"fork failed: {reply.get('error')}"))
 
-    def _ended(self, pid: int, how: Exit) -> None:
+    def _ended(self, pid: int, how: ExitStatus) -> None:
         process = self._processes.pop(pid, None)
         if process is None:
             self._early[pid] = how
@@ -186,23 +186,23 @@ class Forkserver:
 
     # --- a pidfd tells that a process ended even when the forkserver can't
 
-    def _watch(self, process: Process) -> None:
+    def _watch(self, process: WorkerProcess) -> None:
         assert process.pidfd is not None
         asyncio.get_running_loop().add_reader(process.pidfd, self._pidfd_ready, process)
 
-    def _unwatch(self, process: Process) -> None:
+    def _unwatch(self, process: WorkerProcess) -> None:
         if process.pidfd is not None:
             asyncio.get_running_loop().remove_reader(process.pidfd)
 
-    def _pidfd_ready(self, process: Process) -> None:
+    def _pidfd_ready(self, process: WorkerProcess) -> None:
         self._unwatch(process)
         wait_s = EXIT_STATUS_S_MAX if self.usable else 0.0
         asyncio.get_running_loop().call_later(wait_s, self._unknown, process)
 
-    def _unknown(self, process: Process) -> None:
+    def _unknown(self, process: WorkerProcess) -> None:
         if self._processes.get(process.pid) is process:
             del self._processes[process.pid]
-            process.ended(Exit(None))
+            process.ended(ExitStatus(None))
             self._end_if_unused()
 
     # --- its end
@@ -285,7 +285,7 @@ class ForkLauncher:
     def _forget(self, _: object) -> None:
         self._all = {server for server in self._all if not server.reader.done()}
 
-    async def launch(self, spec: ProcessSpec, sink: LineSink) -> Process:
+    async def launch(self, spec: ProcessSpec, sink: LineSink) -> WorkerProcess:
         server = await self._server()
         try:
             return await self._fork(server, spec, sink)
@@ -300,16 +300,16 @@ class ForkLauncher:
             log.error("%s: worker of %s is exec'd, the next start makes a new forkserver", error, spec.name)
         return await self._fallback.launch(spec, sink)
 
-    async def _fork(self, server: Forkserver, spec: ProcessSpec, sink: LineSink) -> Process:
+    async def _fork(self, server: Forkserver, spec: ProcessSpec, sink: LineSink) -> WorkerProcess:
         await asyncio.wait_for(asyncio.shield(server.ready), self._ready_s_max)
-        ends = Ends()
+        channels = Channels()
         try:
-            pid = await asyncio.wait_for(server.fork(spec, ends), self._fork_s_max)
+            pid = await asyncio.wait_for(server.fork(spec, channels), self._fork_s_max)
         except BaseException:
-            ends.close()
+            channels.close()
             raise
-        ends.close_worker_side()
-        return server.adopt(pid, spec, ends, sink)
+        channels.close_worker_side()
+        return server.attach(pid, spec, channels, sink)
 
     async def close(self) -> None:
         """Ends the forkservers; workers they forked are the supervisor's to end first."""

@@ -1,16 +1,15 @@
-"""What runs on one worker: how much more it takes, what has hung, and what is left when it ends. No I/O."""
+"""The batches on one worker: how many more it takes, which of them hang, and what is left when it ends. No I/O."""
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from ts.protocol.frames import Chunk, Failed, Message
 from ts_frontend.job import Job, JobState
-from ts_frontend.workers.plan import Responses
 
 #: Read-ahead: batches that take longer are never waited behind; quicker ones are sent until they fill this time.
 READ_AHEAD_S = 0.004
@@ -39,27 +38,27 @@ class Batch:
 
     def unread(self, now_s: float) -> bool:
         """True when a client is behind, with reading or with sending: what waits for it isn't hanging."""
-        return any(job.held_up(now_s) > 0 for job in self.open_jobs())
+        return any(job.client_wait_s(now_s) > 0 for job in self.open_jobs())
 
 
-class Capacity(Protocol):
-    """How eager a worker is that has something to run."""
+class Concurrency(Protocol):
+    """How many batches a worker runs at a time."""
 
-    def room(self, running: InFlight) -> float:
-        """From 0 (takes nothing more) to less than 2, which is an idle worker's."""
+    def capacity(self, running: InFlight) -> float:
+        """The capacity of a worker that isn't idle: from 0 (takes nothing more) to less than 2, an idle worker's."""
 
 
 class Serial:
     """One batch at a time, and nothing ahead."""
 
-    def room(self, running: InFlight) -> float:
+    def capacity(self, running: InFlight) -> float:
         return 0
 
 
 class Pipelined:
     """A handler that returns: one batch at a time, and a few ahead on its socket while they are quick."""
 
-    def room(self, running: InFlight) -> float:
+    def capacity(self, running: InFlight) -> float:
         count = len(running.batches)
         if count > READ_AHEAD_BATCHES_MAX or count * running.mean_s >= READ_AHEAD_S:
             return 0
@@ -72,7 +71,7 @@ class Concurrent:
 
     limit: int
 
-    def room(self, running: InFlight) -> float:
+    def capacity(self, running: InFlight) -> float:
         count, limit = len(running.batches), self.limit
         return 1 if count - running.stalled < limit and count < limit * STALLED_FACTOR_MAX else 0
 
@@ -83,18 +82,28 @@ class Continuous:
 
     limit: int
 
-    def room(self, running: InFlight) -> float:
+    def capacity(self, running: InFlight) -> float:
         free = self.limit - len(running.batches)
         return 1 + free / (self.limit + 1) if free > 0 else 0
+
+
+class BatchRecorder(Protocol):
+    """Measures the batches and the loads of a model version's workers."""
+
+    def answered(self, jobs: Sequence[Job], waited_s: float, worked_s: float, now_s: float) -> None:
+        """A batch is complete: it was on its way or behind another for `waited_s`, then on the worker."""
+
+    def loaded(self, worker_id: int, seconds: float) -> None:
+        """A worker has loaded its model, so many seconds after it was created."""
 
 
 class InFlight:
     """The batches on one worker. `jobs` finds a job and its batch by the job's id."""
 
-    def __init__(self, capacity: Capacity | None = None) -> None:
+    def __init__(self, concurrency: Concurrency | None = None) -> None:
         self.jobs: dict[int, tuple[Job, Batch]] = {}
         self.batches: dict[int, Batch] = {}
-        self.capacity: Capacity = capacity or Pipelined()
+        self.concurrency: Concurrency = concurrency or Pipelined()
         self.shared = False  # its requests go on by turns, or side by side
         self.concurrent = False  # side by side: one that hangs doesn't hold up the others
         self.stalled = 0
@@ -103,21 +112,22 @@ class InFlight:
         self._sign_s = 0.0
         self._finished_s = 0.0
 
-    def settle_manner(self, handler_kind: str, limit: int) -> None:
+    def set_concurrency(self, handler_kind: str, limit: int) -> None:
         """The worker has said how its handler runs: blocking, generator, async or continuous."""
         self.shared, self.concurrent = handler_kind != "blocking", handler_kind == "async"
         if handler_kind == "continuous":
-            self.capacity = Continuous(limit)
+            self.concurrency = Continuous(limit)
         elif self.shared:
-            self.capacity = Concurrent(limit)
+            self.concurrency = Concurrent(limit)
 
     def hold_nothing_ahead(self) -> None:
         """Its handler waits for other models' answers: what were sent ahead could be what it waits for."""
         if not self.shared:
-            self.capacity = Serial()
+            self.concurrency = Serial()
 
-    def room(self) -> float:
-        return self.capacity.room(self) if self.batches else 2
+    def capacity(self) -> float:
+        """2 when idle, less when it takes more batches all the same, 0 when it takes none."""
+        return self.concurrency.capacity(self) if self.batches else 2
 
     # --- its course
 
@@ -179,7 +189,7 @@ class InFlight:
         """True when more streams than before have readers that take nothing: there is room again."""
         before = self.stalled
         self.stalled = sum(
-            all(job.held_up(now_s) > STALLED_S for job in batch.open_jobs()) for batch in self.batches.values()
+            all(job.client_wait_s(now_s) > STALLED_S for job in batch.open_jobs()) for batch in self.batches.values()
         )
         return self.stalled > before
 
@@ -197,12 +207,16 @@ class InFlight:
 
 CANCELLED = 499
 
+#: Gets a response of a model that gives any number of them to a request: its number from 0, its kind (success, fail,
+#: empty or cancel), and the seconds since the one before.
+OnResponse: TypeAlias = Callable[[int, str, float], None]
 
-class Responding:
-    """The open requests of one worker: how many responses each has had, and when the last of them came."""
 
-    def __init__(self, counted: Responses) -> None:
-        self._counted = counted
+class ResponseCounter:
+    """The number of responses that each open request of one worker has had, and the time of the last one."""
+
+    def __init__(self, on_response: OnResponse) -> None:
+        self._on_response = on_response
         self._open: dict[int, tuple[int, float]] = {}
 
     def note(self, messages: Sequence[Message], jobs: Mapping[int, tuple[Job, Any]]) -> None:
@@ -213,7 +227,7 @@ class Responding:
                 continue
             job_id = message.job_id
             index, before_s = self._open.pop(job_id, (0, jobs[job_id][0].sent_at_s))
-            self._counted.response(index, _kind(message), now_s - before_s)
+            self._on_response(index, _kind(message), now_s - before_s)
             if isinstance(message, Chunk) and not message.last:
                 self._open[job_id] = index + 1, now_s
 

@@ -1,4 +1,4 @@
-"""Worker processes: how one is started (forked from the forkserver, or exec'd), watched and ended.
+"""Launchers of worker processes: exec, torchrun, and a thread of the server; and programs that are run to their end.
 
 The only module of the frontend that starts processes.
 """
@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ts_frontend.tasks import owned, watched
-from ts_frontend.workers.process import Ends, Exit, LineSink, Process, ProcessSpec, adopt
-from ts_frontend.workers.ranks import Meeting
+from ts_frontend.workers.process import Channels, ExitStatus, LineSink, ProcessSpec, WorkerProcess, attach
+from ts_frontend.workers.ranks import Rendezvous
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 class Launcher(Protocol):
     """Starts worker processes."""
 
-    async def launch(self, spec: ProcessSpec, sink: LineSink) -> Process:
+    async def launch(self, spec: ProcessSpec, sink: LineSink) -> WorkerProcess:
         """Raises OSError or LaunchFailed when the process can't be started."""
 
     async def close(self) -> None:
@@ -50,17 +50,22 @@ class ExecLauncher:
     def __init__(self) -> None:
         self._waiters: set[asyncio.Task[None]] = set()
 
-    async def launch(self, spec: ProcessSpec, sink: LineSink) -> Process:
-        ends = Ends()
-        sock_fd, progress_fd, _, _ = ends.worker_fds()
+    async def launch(self, spec: ProcessSpec, sink: LineSink) -> WorkerProcess:
+        channels = Channels()
+        sock_fd, progress_fd, _, _ = channels.worker_fds()
         words = ["ts.runtime.main", "--fd", str(sock_fd), "--progress-fd", str(progress_fd)]
-        return await self.start(words, spec, ends, sink, (sock_fd, progress_fd))
+        return await self.start(words, spec, channels, sink, (sock_fd, progress_fd))
 
     async def start(
-        self, words: Sequence[str], spec: ProcessSpec, ends: Ends, sink: LineSink, pass_fds: tuple[int, ...] = ()
-    ) -> Process:
+        self,
+        words: Sequence[str],
+        spec: ProcessSpec,
+        channels: Channels,
+        sink: LineSink,
+        pass_fds: tuple[int, ...] = (),
+    ) -> WorkerProcess:
         """Runs a module, `words[0]`, in a new interpreter; `pass_fds` are open in it under the same numbers."""
-        _, _, stdout, stderr = ends.worker_fds()
+        _, _, stdout, stderr = channels.worker_fds()
         starting = owned(
             asyncio.to_thread(
                 _start,
@@ -76,13 +81,13 @@ class ExecLauncher:
         try:
             child = await asyncio.shield(starting)
         except asyncio.CancelledError:
-            self._keep(self._discard(starting, ends))
+            self._keep(self._discard(starting, channels))
             raise
         except Exception:
-            ends.close()
+            channels.close()
             raise
-        ends.close_worker_side()
-        process = adopt(child.pid, spec, ends, sink)
+        channels.close_worker_side()
+        process = attach(child.pid, spec, channels, sink)
         self._keep(self._wait(child, process))
         return process
 
@@ -91,18 +96,18 @@ class ExecLauncher:
         self._waiters.add(waiter)
         waiter.add_done_callback(self._waiters.discard)
 
-    async def _discard(self, starting: asyncio.Task[subprocess.Popen[bytes]], ends: Ends) -> None:
+    async def _discard(self, starting: asyncio.Task[subprocess.Popen[bytes]], channels: Channels) -> None:
         """Nobody waits for this start any more: its descriptors are in use until the process is there, then it ends."""
         try:
             child = await starting
         except OSError:
             return
         finally:
-            ends.close()
+            channels.close()
         child.kill()
         await asyncio.to_thread(child.wait)
 
-    async def _wait(self, child: subprocess.Popen[bytes], process: Process) -> None:
+    async def _wait(self, child: subprocess.Popen[bytes], process: WorkerProcess) -> None:
         """Tells `process` how it ended; what can't be waited for ends now, with a status that nobody knows."""
         code: int | None = None
         try:
@@ -114,7 +119,7 @@ class ExecLauncher:
         except Exception:
             log.exception("The process %s of %s can't be waited for", child.pid, process.name)
             child.kill()
-        process.ended(Exit(code))
+        process.ended(ExitStatus(code))
 
     async def close(self) -> None:
         if self._waiters:
@@ -263,18 +268,18 @@ class TorchrunLauncher:
         self._work_dir = work_dir
         self._exec = launcher
 
-    async def launch(self, spec: ProcessSpec, sink: LineSink) -> Process:
+    async def launch(self, spec: ProcessSpec, sink: LineSink) -> WorkerProcess:
         """Starts torchrun; its processes connect when they are there. Raises OSError."""
-        assert spec.team is not None
-        meeting = Meeting.open(self._work_dir, spec.team.count, spec.team.lockstep)
+        assert spec.torchrun is not None
+        rendezvous = Rendezvous.open(self._work_dir, spec.torchrun.count, spec.torchrun.lockstep)
         named = ["--rdzv-id", f"{spec.name}_{spec.worker_id}"]
-        words = ["ts.runtime.torchrun", str(os.getpid()), *spec.team.words, *named, "-m", "ts.runtime.rank"]
+        words = ["ts.runtime.torchrun", str(os.getpid()), *spec.torchrun.words, *named, "-m", "ts.runtime.rank"]
         try:
-            process = await self._exec.start(words, replace(spec, env={**spec.env, **meeting.env}), Ends(), sink)
+            process = await self._exec.start(words, replace(spec, env={**spec.env, **rendezvous.env}), Channels(), sink)
         except BaseException:
-            meeting.close()
+            rendezvous.close()
             raise
-        process.meeting = meeting
+        process.rendezvous = rendezvous
         return process
 
     async def close(self) -> None:
@@ -282,7 +287,7 @@ class TorchrunLauncher:
 
 
 @dataclass(slots=True, eq=False)
-class InProcess(Process):
+class InProcessWorker(WorkerProcess):
     """A worker that is a thread. It can't be killed: it ends as soon as its handler returns."""
 
     def kill(self) -> None:
@@ -291,7 +296,7 @@ class InProcess(Process):
             self.sock.shutdown(socket.SHUT_RDWR)
         except OSError:  # closed already
             pass
-        self.ended(Exit(None))
+        self.ended(ExitStatus(None))
 
     def release(self) -> None:
         self.progress.close()
@@ -300,13 +305,13 @@ class InProcess(Process):
 class InProcessLauncher:
     """Starts threads."""
 
-    async def launch(self, spec: ProcessSpec, sink: LineSink) -> Process:
-        ends = Ends()
-        sock_fd, progress_fd = (os.dup(fd) for fd in ends.worker_fds()[:2])
-        ends.close_worker_side()
-        for fd in (ends.stdout, ends.stderr):
+    async def launch(self, spec: ProcessSpec, sink: LineSink) -> WorkerProcess:
+        channels = Channels()
+        sock_fd, progress_fd = (os.dup(fd) for fd in channels.worker_fds()[:2])
+        channels.close_worker_side()
+        for fd in (channels.stdout, channels.stderr):
             os.close(fd)
-        process = InProcess(os.getpid(), spec.name, ends.sock, ends.progress)
+        process = InProcessWorker(os.getpid(), spec.name, channels.sock, channels.progress)
         loop = asyncio.get_running_loop()
 
         def live() -> None:
@@ -314,7 +319,7 @@ class InProcessLauncher:
 
             status = live_inside(sock_fd, progress_fd)
             try:
-                loop.call_soon_threadsafe(process.ended, Exit(status))
+                loop.call_soon_threadsafe(process.ended, ExitStatus(status))
             except RuntimeError:  # the loop has ended before its handler has
                 pass
 

@@ -10,15 +10,14 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from ts_frontend.errors import ModelNotLoaded, NoWorker
 from ts_frontend.scheduling.queues import WorkQueue
 from ts_frontend.tasks import owned, watched
 from ts_frontend.workers.devices import Device
 from ts_frontend.workers.launchers import Launcher
-from ts_frontend.workers.plan import WorkerPlan
-from ts_frontend.workers.process import LineSink
+from ts_frontend.workers.process import LineSink, WorkerPlan
 from ts_frontend.workers.worker import StartFailed, Worker, WorkerState, unattended_future
 
 log = logging.getLogger(__name__)
@@ -67,14 +66,15 @@ CAUSE_CHARS_MAX = 500
 TRACEBACKS_MAX = 16
 
 
-class Staff(Protocol):
-    """What a pool needs from the whole server."""
+@dataclass(frozen=True, slots=True)
+class PoolResources:
+    """What the server gives a pool for its workers: how they are started, their ids and devices, and where their lines
+    go."""
 
     launcher: Launcher
-
-    def next_worker_id(self) -> int: ...
-
-    def line_sink(self, worker_id: int, plan: WorkerPlan) -> LineSink: ...
+    next_worker_id: Callable[[], int]
+    next_device: Callable[[], Device]
+    line_sink: Callable[[int], LineSink]
 
 
 class Clock:
@@ -127,14 +127,14 @@ class Slot:
 
     @property
     def ready(self) -> bool:
-        return self.worker is not None and self.worker.life is WorkerState.READY
+        return self.worker is not None and self.worker.state is WorkerState.READY
 
     @property
     def failures(self) -> int:
         return self._backoff.failures
 
     def try_now(self) -> None:
-        """What waits for the next start waits no longer."""
+        """Ends the pause before the next start."""
         if not self.ready:
             self._hurry.set()
 
@@ -171,7 +171,7 @@ class Slot:
         self._hurry.clear()
         worker = self.worker = pool.new_worker(self)
         try:
-            await worker.start(pool.staff.launcher, pool.staff.line_sink(self.id, pool.plan))
+            await worker.start(pool.resources.launcher, pool.resources.line_sink(self.id))
             self.load_failure = None
             pool.started(worker)
         except StartFailed as error:
@@ -198,7 +198,7 @@ class Slot:
         pool, backoff, worker = self._pool, self._backoff, self.worker
         assert worker is not None
         pool.queue.detach(worker)
-        if self._retired or worker.life is WorkerState.STOPPED:
+        if self._retired or worker.state is WorkerState.STOPPED:
             return None
         now_s = pool.clock.now_s()
         if worker.answered_batches or now_s - worker.ready_at_s > backoff.delay_s_max:
@@ -245,7 +245,7 @@ class Slot:
         self._pool.gave_up(reason)
 
     def _left(self, task: asyncio.Task[None]) -> None:
-        """Its task has ended. Unless that was asked for or decided, the worker is lost, and everybody is told."""
+        """Its task has ended. Unless that was asked for or decided, the worker is given up."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             log.error("Worker %s of %s is no longer looked after", self.id, self._pool.name, exc_info=error)
@@ -260,10 +260,10 @@ class Slot:
         """Ends the worker for good after at most `timeout_s` (None: however long its requests take)."""
         self._retired = True
         worker = self.worker
-        if worker is not None and worker.life in (WorkerState.READY, WorkerState.DRAINING):
+        if worker is not None and worker.state in (WorkerState.READY, WorkerState.DRAINING):
             self._pool.queue.detach(worker)
             await worker.stop(timeout_s)
-        elif worker is not None and worker.life in (WorkerState.STARTING, WorkerState.LOADING):
+        elif worker is not None and worker.state in (WorkerState.STARTING, WorkerState.LOADING):
             worker.kill("stopped while loading")
         self._task.cancel()
         await asyncio.wait({self._task})
@@ -283,8 +283,7 @@ class Pool:
         name: str,
         plan: WorkerPlan,
         queue: WorkQueue,
-        staff: Staff,
-        next_device: Callable[[], Device],
+        resources: PoolResources,
         new_backoff: Callable[[], Backoff],
         on_change: Callable[[], None],
         clock: Clock | None = None,
@@ -292,16 +291,15 @@ class Pool:
         self.name = name
         self.plan = plan
         self.queue = queue
-        self.staff = staff
+        self.resources = resources
         self.slots: list[Slot] = []
         self.last_failure: Failure | None = None
         #: No worker is there or will come. Kept up to date by `_changed`: every request asks.
-        self.hopeless = True
-        #: The last start of each worker has failed, and this is why the latest did. Kept up to date like `hopeless`.
+        self.unavailable = True
+        #: The last start of each worker has failed, and this is why the latest did. Kept up to date like `unavailable`.
         self.load_failure: StartFailed | None = None
         self.clock = clock or Clock()
         self._tracebacks: dict[str, int] = {}
-        self._next_device = next_device
         self._new_backoff = new_backoff
         self._on_change = on_change
         self._leaving: set[Slot] = set()
@@ -310,7 +308,7 @@ class Pool:
         self.on_ready: Callable[[Mapping[str, Any]], None] = lambda info: None
         self._ready_s = time.monotonic()  # when a worker was seen ready last
 
-    # --- what it is asked
+    # --- scaling and refusals
 
     @property
     def ready_count(self) -> int:
@@ -337,7 +335,7 @@ class Pool:
         worker may take to finish (None: as long as it needs, 0: not at all; its requests then run elsewhere).
         """
         if self.plan.workers_max is not None and count > self.plan.workers_max:
-            why = "bypass_serve" if self.plan.inside else "debug"
+            why = "bypass_serve" if self.plan.in_process else "debug"
             log.warning("%s gets %s worker, not %s: %s is on", self.name, self.plan.workers_max, count, why)
             count = self.plan.workers_max
         self._clear_given_up()
@@ -374,7 +372,8 @@ class Pool:
         self.slots = [slot for slot in self.slots if not slot.gave_up]
 
     def _new_slot(self) -> Slot:
-        return Slot(self, self.staff.next_worker_id(), self._next_device(), self._new_backoff())
+        resources = self.resources
+        return Slot(self, resources.next_worker_id(), resources.next_device(), self._new_backoff())
 
     async def close(self, drain_s: float | None) -> None:
         """Ends all workers; those that are retiring already get no more than `drain_s` from now."""
@@ -391,10 +390,10 @@ class Pool:
     def _changed(self) -> None:
         """Readiness may have changed. Requests that wait are told when no start succeeds."""
         slots = self.slots
-        self.hopeless = all(slot.gave_up for slot in slots)
+        self.unavailable = all(slot.gave_up for slot in slots)
         failures = [slot.load_failure for slot in slots]
         self.load_failure = failures[-1] if failures and None not in failures else None
-        if self.load_failure is not None and not self.hopeless and len(self.queue):
+        if self.load_failure is not None and not self.unavailable and len(self.queue):
             self.queue.fail_all(self.not_loaded())
         try:
             self._on_change()
@@ -402,11 +401,11 @@ class Pool:
             log.exception("A change of the workers of %s could not be told", self.name)
 
     def _fail_what_waits(self) -> None:
-        """Nobody will take it: it is told so now."""
-        if self.hopeless and not self.slots and len(self.queue):
+        """Fails the waiting jobs of a pool that was scaled to zero."""
+        if self.unavailable and not self.slots and len(self.queue):
             self.queue.fail_all(NoWorker(f"Model {self.name} was scaled to zero workers while the request waited"))
 
-    # --- what its slots tell it
+    # --- events of its slots
 
     def new_worker(self, slot: Slot) -> Worker:
         log.debug("Worker %s of %s starts on %s", slot.id, self.name, slot.device)
@@ -434,14 +433,14 @@ class Pool:
             return f" (with the same traceback as before, {times} times now)"
         if len(self._tracebacks) > TRACEBACKS_MAX:
             del self._tracebacks[next(iter(self._tracebacks))]
-        sink = self.staff.line_sink(worker_id, self.plan)
+        sink = self.resources.line_sink(worker_id)
         for line in traceback.splitlines():
             sink("stderr", line)
         return ""
 
     def gave_up(self, reason: str) -> None:
         self._changed()
-        if self.hopeless:
+        if self.unavailable:
             self.queue.fail_all(NoWorker(f"No worker of model {self.name} could be kept running: {reason}"))
 
     def tick(self, now_s: float) -> None:

@@ -1,4 +1,4 @@
-"""A worker process that has been started: what connects it with the frontend, what it wrote last, and its end."""
+"""Worker processes: how they are planned, connected with the frontend, read, ended and waited for."""
 
 from __future__ import annotations
 
@@ -12,26 +12,28 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import IO, Protocol
+from typing import IO, Any, TypeAlias
 
 import psutil
 
 from ts.protocol.marks import unmarked
+from ts_frontend.workers.calls import Answer
 from ts_frontend.workers.devices import Device
-from ts_frontend.workers.ranks import Meeting
+from ts_frontend.workers.in_flight import BatchRecorder, OnResponse
+from ts_frontend.workers.ranks import Rendezvous
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Exit:
+class ExitStatus:
     """The end of a process: `code` as in subprocess (negative: the signal), None when it isn't known."""
 
     code: int | None
 
     @staticmethod
-    def of_wait_status(status: int) -> Exit:
-        return Exit(os.waitstatus_to_exitcode(status))
+    def of_wait_status(status: int) -> ExitStatus:
+        return ExitStatus(os.waitstatus_to_exitcode(status))
 
     @property
     def by_sigkill(self) -> bool:
@@ -120,15 +122,12 @@ PROGRESS_BYTES = 4096
 NONE_STARTED = (1 << 64) - 1
 
 
-class LineSink(Protocol):
-    """Takes what a worker writes, line by line."""
-
-    def __call__(self, stream: str, line: str) -> None:
-        """`stream` is "stdout" or "stderr"."""
+#: Takes what a worker writes, line by line: (stream, line), where the stream is "stdout" or "stderr".
+LineSink: TypeAlias = Callable[[str, str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Team:
+class TorchrunGroup:
     """A worker of several processes, started by torchrun with these `words`. `lockstep`: all of them get every request
     (tensor parallel), else only rank 0 (pipeline parallel)."""
 
@@ -139,22 +138,46 @@ class Team:
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """What to start: `env` is the whole environment; `python` another interpreter than the server's, or ""; `team` for
-    a worker of several processes; `worker_id` names it there."""
+    """What to start: `env` is the whole environment; `python` another interpreter than the server's, or "";
+    `torchrun` for a worker of several processes; `worker_id` names it there."""
 
     name: str
     env: Mapping[str, str]
     python: str = ""
     cwd: str | None = None
-    team: Team | None = None
+    torchrun: TorchrunGroup | None = None
     worker_id: int = 0
 
     def placed(self, worker_id: int, device: Device) -> ProcessSpec:
         """For one worker: it sees only the devices of its group."""
-        if not device.group and self.team is None:
+        if not device.group and self.torchrun is None:
             return self
         seen = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, device.group))} if device.group else {}
         return replace(self, env={**self.env, **seen}, worker_id=worker_id)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WorkerPlan:
+    """How the workers of a model version are started and treated, the same for each.
+
+    `max_concurrency`: requests at a time on a worker whose handler is async or a generator, or in one continuous batch;
+    `answer`: answers the calls of its handler; `on_response`: counts the responses of a `decoupled` model, which its
+    files or its handler say it is; `in_process`: its worker is a thread of the server, and isn't counted as a worker.
+    """
+
+    spec: ProcessSpec
+    load: Mapping[str, Any]
+    startup_timeout_s: float
+    response_timeout_s: float
+    message_bytes_max: int
+    workers_max: int | None = None
+    max_concurrency: int = 64
+    neighbour_grace_s: float = 5.0
+    recorder: BatchRecorder | None = None
+    answer: Answer | None = None
+    on_response: OnResponse | None = None
+    decoupled: bool = False
+    in_process: bool = False
 
 
 def _shared_file() -> IO[bytes]:
@@ -164,8 +187,9 @@ def _shared_file() -> IO[bytes]:
     return tempfile.TemporaryFile(prefix="torchrelay-progress-")
 
 
-class Ends:
-    """Both ends of everything that connects a worker with the frontend. Ours stay, the worker's are handed over."""
+class Channels:
+    """Both ends of the socket, the progress file and the pipes between a worker and the frontend. Ours are kept, the
+    worker's are handed over."""
 
     def __init__(self) -> None:
         self.sock, self.worker_sock = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -196,19 +220,19 @@ class Ends:
 
 
 @dataclass(slots=True, eq=False)
-class Process:
-    """A running worker process. `sock` is the frontend's end of its socket; `meeting`: where the processes of a worker
-    of several connect instead."""
+class WorkerProcess:
+    """A running worker process. `sock` is the frontend's end of its socket; `rendezvous`: where the processes of a
+    torchrun worker connect instead."""
 
     pid: int
     name: str
     sock: socket.socket
     progress: IO[bytes]
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES_MAX))
-    exited: asyncio.Future[Exit] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    exited: asyncio.Future[ExitStatus] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     readers: list[LineReader] = field(default_factory=list)
     pidfd: int | None = None
-    meeting: Meeting | None = None
+    rendezvous: Rendezvous | None = None
 
     def kill(self) -> None:
         """SIGKILL, unless it has ended already."""
@@ -226,7 +250,7 @@ class Process:
         """Id of the batch whose handler call the worker entered last; NONE_STARTED before the first."""
         return int.from_bytes(os.pread(self.progress.fileno(), 8, 0), "little")
 
-    def ended(self, how: Exit) -> None:
+    def ended(self, how: ExitStatus) -> None:
         if not self.exited.done():
             self.exited.set_result(how)
         if self.pidfd is not None:
@@ -236,7 +260,7 @@ class Process:
     def release(self) -> None:
         """It has ended: ends the processes it started, which nobody else would, and closes what was only needed while
         it lived (its last lines are read to their end first)."""
-        for leader in (self.pid, *(self.meeting.pids if self.meeting is not None else ())):
+        for leader in (self.pid, *(self.rendezvous.pids if self.rendezvous is not None else ())):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(leader, signal.SIGKILL)  # it led a session of its own
         self.progress.close()
@@ -244,14 +268,15 @@ class Process:
             reader.finish()
 
 
-def adopt(pid: int, spec: ProcessSpec, ends: Ends, sink: LineSink) -> Process:
-    process = Process(pid, spec.name, ends.sock, ends.progress)
+def attach(pid: int, spec: ProcessSpec, channels: Channels, sink: LineSink) -> WorkerProcess:
+    """The worker process that was started as `pid`; its lines go to `sink`."""
+    process = WorkerProcess(pid, spec.name, channels.sock, channels.progress)
 
     def take(stream: str, line: str) -> None:
         process.tail.append(unmarked(line)[1][:TAIL_LINE_CHARS_MAX])
         sink(stream, line)
 
-    process.readers = [LineReader(ends.stdout, "stdout", take), LineReader(ends.stderr, "stderr", take)]
+    process.readers = [LineReader(channels.stdout, "stdout", take), LineReader(channels.stderr, "stderr", take)]
     if hasattr(os, "pidfd_open"):
         try:
             process.pidfd = os.pidfd_open(pid)

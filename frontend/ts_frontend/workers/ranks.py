@@ -48,7 +48,7 @@ def _short(directory: Path, name: str) -> Iterator[str]:
 
 
 @dataclass(slots=True)
-class Meeting:
+class Rendezvous:
     """The place where the `count` processes of one worker connect. `pids`: those that have; `lost`: the first of them
     that ended, in words."""
 
@@ -61,7 +61,7 @@ class Meeting:
     lost: str = ""
 
     @staticmethod
-    def open(parent: Path, count: int, lockstep: bool) -> Meeting:
+    def open(parent: Path, count: int, lockstep: bool) -> Rendezvous:
         """A new one, in a directory that only this user can enter. Raises OSError."""
         directory = Path(tempfile.mkdtemp(prefix="ranks-", dir=parent))
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -74,12 +74,12 @@ class Meeting:
             shutil.rmtree(directory, ignore_errors=True)
             raise
         listener.setblocking(False)
-        return Meeting(count, lockstep, directory, listener, secrets.token_hex(16))
+        return Rendezvous(count, lockstep, directory, listener, secrets.token_hex(16))
 
     @property
     def env(self) -> dict[str, str]:
         """What a process needs to find it."""
-        return {"TORCHRELAY_MEETING": str(self.directory), "TORCHRELAY_MEETING_SECRET": self.secret}
+        return {"TORCHRELAY_RENDEZVOUS": str(self.directory), "TORCHRELAY_RENDEZVOUS_SECRET": self.secret}
 
     def rank_of(self, greeting: bytes) -> int:
         """The rank of the process that sent `greeting`. Raises ValueError when it isn't one of ours."""
@@ -98,7 +98,7 @@ class Meeting:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-class Ranks:
+class RankConnections:
     """The connections to all processes of a worker, with the face of one `Connection`.
 
     In lockstep the processes compute together, so they have to see the same requests in the same order and none may
@@ -108,13 +108,13 @@ class Ranks:
 
     def __init__(
         self,
-        meeting: Meeting,
+        rendezvous: Rendezvous,
         progress_fd: int,
         on_messages: Callable[[list[Message]], None],
         on_end: Callable[[str], None],
         message_bytes_max: int,
     ) -> None:
-        self._meeting = meeting
+        self._rendezvous = rendezvous
         self._progress_fd = progress_fd
         self._on_messages, self._on_end = on_messages, on_end
         self._message_bytes_max = message_bytes_max
@@ -126,14 +126,14 @@ class Ranks:
         self._waiting: list[Predict] = []
         self._closed = self._finishing = False
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(meeting.listener, self._welcome)
+        self._loop.add_reader(rendezvous.listener, self._welcome)
 
     # --- who comes
 
     def _welcome(self) -> None:
         with contextlib.suppress(BlockingIOError, InterruptedError):
             while True:
-                guest, _ = self._meeting.listener.accept()
+                guest, _ = self._rendezvous.listener.accept()
                 guest.setblocking(False)
                 self._guests.add(guest)
                 self._loop.add_reader(guest, self._greeted, guest)
@@ -142,7 +142,7 @@ class Ranks:
         self._loop.remove_reader(guest)
         self._guests.discard(guest)
         try:
-            rank = self._meeting.rank_of(guest.recv(GREETING_BYTES_MAX))
+            rank = self._rendezvous.rank_of(guest.recv(GREETING_BYTES_MAX))
             if rank in self._lines:
                 raise ValueError(f"a second rank {rank}")
             socket.send_fds(guest, [b"\0"], [self._progress_fd])
@@ -162,13 +162,13 @@ class Ranks:
         self._lines[rank] = line
         for message in self._early:
             self._send(line, rank, message)
-        if len(self._lines) == self._meeting.count:
+        if len(self._lines) == self._rendezvous.count:
             self._stop_welcoming()
 
     def _stop_welcoming(self) -> None:
-        if self._meeting.listener.fileno() >= 0:
-            self._loop.remove_reader(self._meeting.listener)
-            self._meeting.close()
+        if self._rendezvous.listener.fileno() >= 0:
+            self._loop.remove_reader(self._rendezvous.listener)
+            self._rendezvous.close()
         for guest in self._guests:
             self._loop.remove_reader(guest)
             guest.close()
@@ -182,7 +182,7 @@ class Ranks:
             self._early.append(message)
             for rank, line in self._lines.items():
                 self._send(line, rank, message)
-        elif not self._meeting.lockstep:
+        elif not self._rendezvous.lockstep:
             self._lines[0].push(message)
         elif isinstance(message, Predict):
             check(message)  # its sender has to know now, not when its turn comes
@@ -219,14 +219,14 @@ class Ranks:
         kept = [message for message in messages if self._counts(rank, message)]
         if kept:
             self._on_messages(kept)
-        if self._meeting.lockstep and not self._closed:
+        if self._rendezvous.lockstep and not self._closed:
             self._send_next()
 
     def _counts(self, rank: int, message: Message) -> bool:
         """Whether the worker hears of it: what rank 0 answers, and that all are ready or one isn't."""
         if isinstance(message, Ready):
             self._ready[rank] = message
-            if len(self._ready) == self._meeting.count:
+            if len(self._ready) == self._rendezvous.count:
                 self._on_messages([self._ready[0]])
             return False
         if isinstance(message, LoadFailed):
@@ -239,8 +239,8 @@ class Ranks:
 
     def _lost(self, rank: int, reason: str) -> None:
         if not self._closed and not self._finishing:
-            self._meeting.lost = f"Rank {rank} of {self._meeting.count} ended"
-        self._ended(f"rank {rank} of {self._meeting.count}: {reason}")
+            self._rendezvous.lost = f"Rank {rank} of {self._rendezvous.count} ended"
+        self._ended(f"rank {rank} of {self._rendezvous.count}: {reason}")
 
     def _ended(self, reason: str) -> None:
         if not self._closed:

@@ -1,4 +1,4 @@
-"""What all worker processes of the server share: launchers, numbers, devices, and the clock that finds the hung."""
+"""Launchers, ids, devices and the clock that all workers of the server share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -17,9 +16,8 @@ from ts_frontend.tasks import kept
 from ts_frontend.workers.devices import Device, Inventory, Placement
 from ts_frontend.workers.forkserver import ForkLauncher
 from ts_frontend.workers.launchers import ExecLauncher, InProcessLauncher, Launcher, TorchrunLauncher, tool_output
-from ts_frontend.workers.plan import WorkerPlan
-from ts_frontend.workers.pool import Backoff, Pool, Staff
-from ts_frontend.workers.process import LineSink, reap_orphans
+from ts_frontend.workers.pool import Backoff, Pool, PoolResources
+from ts_frontend.workers.process import LineSink, ProcessSpec, WorkerPlan, reap_orphans
 
 log = logging.getLogger(__name__)
 
@@ -42,15 +40,15 @@ class Supervisor:
         first_distribution_id: int,
         fork: bool,
         preload_torch: bool = True,
-        inside: bool = False,
+        in_process: bool = False,
         inventory: Inventory,
         on_line: OnLine,
     ) -> None:
         self.placement = Placement(inventory)
         self._exec = ExecLauncher()
         self._torchrun = TorchrunLauncher(work_dir, self._exec)
-        self._fork = ForkLauncher(env, self._exec, preload_torch=preload_torch) if fork and not inside else None
-        self.launcher: Launcher = InProcessLauncher() if inside else self._fork or self._exec
+        self._fork = ForkLauncher(env, self._exec, preload_torch=preload_torch) if fork and not in_process else None
+        self.launcher: Launcher = InProcessLauncher() if in_process else self._fork or self._exec
         self._ids = itertools.count(first_worker_id)
         self._distribution_id = first_distribution_id
         self._on_line = on_line
@@ -69,13 +67,9 @@ class Supervisor:
         return next(self._ids)
 
     def next_distribution_id(self, level: int) -> int:
-        """A worker of several processes, or on several devices, takes so many numbers."""
+        """The first of `level` ids: a worker of several processes, or on several devices, takes so many."""
         self._distribution_id += level
         return self._distribution_id - level
-
-    def line_sink(self, worker_id: int, plan: WorkerPlan) -> LineSink:
-        on_line, name = self._on_line, plan.spec.name
-        return lambda stream, line: on_line(worker_id, name, stream, line)
 
     def pool(
         self,
@@ -95,22 +89,20 @@ class Supervisor:
         def next_device() -> Device:
             return self.placement.next(plan, device_type, device_ids, level)
 
-        def new_backoff() -> Backoff:
-            return Backoff(give_up_s, restart_delay_s_max)
+        def line_sink(worker_id: int) -> LineSink:
+            return lambda stream, line: self._on_line(worker_id, plan.spec.name, stream, line)
 
-        pool = Pool(name, plan, queue, self._staff(plan, level), next_device, new_backoff, on_change)
+        next_id = partial(self.next_distribution_id, level) if level else self.next_worker_id
+        resources = PoolResources(self._launcher_of(plan.spec), next_id, next_device, line_sink)
+        pool = Pool(name, plan, queue, resources, partial(Backoff, give_up_s, restart_delay_s_max), on_change)
         self._pools.add(pool)
         return pool
 
-    def _staff(self, plan: WorkerPlan, level: int) -> Staff:
-        """This supervisor as a pool sees it: with the launcher and the numbers that fit."""
-        launcher: Launcher = self.launcher
-        if plan.spec.team is not None:
-            launcher = self._torchrun
-        elif plan.spec.python:
-            launcher = self._exec
-        next_id = partial(self.next_distribution_id, level) if level else self.next_worker_id
-        return _PoolStaff(launcher, next_id, self.line_sink)
+    def _launcher_of(self, spec: ProcessSpec) -> Launcher:
+        """torchrun's for a worker of several processes, exec for one with an interpreter of its own."""
+        if spec.torchrun is not None:
+            return self._torchrun
+        return self._exec if spec.python else self.launcher
 
     async def dismiss(self, pool: Pool, drain_s: float | None) -> None:
         """Ends a pool and forgets it."""
@@ -142,13 +134,6 @@ class Supervisor:
         if self._fork is not None:
             await self._fork.close()
         await self._exec.close()
-
-
-@dataclass(slots=True)
-class _PoolStaff:
-    launcher: Launcher
-    next_worker_id: Callable[[], int]
-    line_sink: Callable[[int, WorkerPlan], LineSink]
 
 
 async def find_accelerators(wanted: int | None, platform: str, machine: str) -> Inventory:

@@ -1,4 +1,4 @@
-"""One worker process of a model, from its start to its end: what it runs, and what becomes of that when it dies."""
+"""One worker of a model from its start to its end: its process, its batches, and their fate when it dies."""
 
 from __future__ import annotations
 
@@ -29,14 +29,21 @@ from ts_frontend.errors import DeadlineExceeded, Draining, InvalidArgument, Work
 from ts_frontend.job import Job, JobState
 from ts_frontend.scheduling.queues import WorkQueue
 from ts_frontend.tasks import watched
-from ts_frontend.workers.calls import Calls
+from ts_frontend.workers.calls import HandlerCalls
 from ts_frontend.workers.connection import Connection
 from ts_frontend.workers.devices import Device
-from ts_frontend.workers.in_flight import Batch, InFlight, Responding, Serial
+from ts_frontend.workers.in_flight import Batch, InFlight, ResponseCounter, Serial
 from ts_frontend.workers.launchers import Launcher
-from ts_frontend.workers.plan import WorkerPlan
-from ts_frontend.workers.process import NONE_STARTED, TAIL_LINE_CHARS_MAX, TAIL_LINES_MAX, Exit, LineSink, Process
-from ts_frontend.workers.ranks import Ranks
+from ts_frontend.workers.process import (
+    NONE_STARTED,
+    TAIL_LINE_CHARS_MAX,
+    TAIL_LINES_MAX,
+    ExitStatus,
+    LineSink,
+    WorkerPlan,
+    WorkerProcess,
+)
+from ts_frontend.workers.ranks import RankConnections
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +59,7 @@ class WorkerState(Enum):
     FAILED = "failed"
 
 
-NEXT_LIFE: dict[WorkerState, frozenset[WorkerState]] = {
+NEXT_STATE: dict[WorkerState, frozenset[WorkerState]] = {
     WorkerState.STARTING: frozenset({WorkerState.LOADING, WorkerState.FAILED, WorkerState.STOPPED}),
     WorkerState.LOADING: frozenset({WorkerState.READY, WorkerState.FAILED, WorkerState.STOPPED}),
     WorkerState.READY: frozenset({WorkerState.DRAINING, WorkerState.FAILED, WorkerState.STOPPED}),
@@ -102,12 +109,12 @@ CALL_LIMIT_PART = 0.9
 
 
 class Worker:
-    """A process and the batches on it. `ended` gets the words for its end; the queue sees it as a taker."""
+    """A process and the batches on it. `ended` gets the words for its end; the queue dispatches batches to it."""
 
     def __init__(self, worker_id: int, plan: WorkerPlan, device: Device, work: WorkQueue) -> None:
         self.id = worker_id
         self.device = device
-        self.life = WorkerState.STARTING
+        self.state = WorkerState.STARTING
         self.started_at = time.time()
         self.info: dict[str, Any] = {}
         self.answered_batches = 0
@@ -115,14 +122,14 @@ class Worker:
         self._recorder = plan.recorder
         self._created_s = time.monotonic()
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.process: Process | None = None
+        self.process: WorkerProcess | None = None
         self._plan = plan
         self._work = work
-        self._connection: Connection | Ranks | None = None
-        self._calls: Calls | None = None
+        self._connection: Connection | RankConnections | None = None
+        self._calls: HandlerCalls | None = None
         self._loaded: asyncio.Future[None] = unattended_future()
         #: Processes that compute together get one batch at a time.
-        self._lockstep = plan.spec.team is not None and plan.spec.team.lockstep
+        self._lockstep = plan.spec.torchrun is not None and plan.spec.torchrun.lockstep
         self._running = InFlight(Serial()) if self._lockstep else InFlight()
         self._idle: asyncio.Future[None] | None = None
         self._hung_at_s: float | None = None
@@ -132,10 +139,10 @@ class Worker:
 
     # --- life
 
-    def _live(self, life: WorkerState) -> None:
-        if life not in NEXT_LIFE[self.life]:
-            raise AssertionError(f"worker {self.id}: {self.life.value} -> {life.value}")
-        self.life = life
+    def _enter(self, state: WorkerState) -> None:
+        if state not in NEXT_STATE[self.state]:
+            raise AssertionError(f"worker {self.id}: {self.state.value} -> {state.value}")
+        self.state = state
 
     @property
     def pid(self) -> int:
@@ -146,7 +153,7 @@ class Worker:
         """All processes that it is known to consist of."""
         if self.process is None:
             return []
-        return [self.process.pid, *(self.process.meeting.pids if self.process.meeting is not None else ())]
+        return [self.process.pid, *(self.process.rendezvous.pids if self.process.rendezvous is not None else ())]
 
     @property
     def busy(self) -> bool:
@@ -155,7 +162,7 @@ class Worker:
     @property
     def status(self) -> str:
         """READY when it can serve, else UNLOADING: TorchServe's two words."""
-        return "READY" if self.life is WorkerState.READY else "UNLOADING"
+        return "READY" if self.state is WorkerState.READY else "UNLOADING"
 
     async def start(self, launcher: Launcher, sink: LineSink) -> None:
         """Starts the process and loads the model; StartFailed with the reason when either doesn't happen in time.
@@ -164,9 +171,9 @@ class Worker:
         try:
             self.process = await launcher.launch(plan.spec.placed(self.id, self.device), sink)
         except Exception as error:
-            self._live(WorkerState.FAILED)
+            self._enter(WorkerState.FAILED)
             raise StartFailed(f"Worker process couldn't be started: {error}") from error
-        self._live(WorkerState.LOADING)
+        self._enter(WorkerState.LOADING)
         try:
             await self._load(self.process)
         except StartFailed:
@@ -176,7 +183,7 @@ class Worker:
             self.kill("stopped while loading" if stopped else f"the server failed: {type(error).__name__}: {error}")
             raise
 
-    async def _load(self, process: Process) -> None:
+    async def _load(self, process: WorkerProcess) -> None:
         plan = self._plan
         connection = self._connection = self._connect(process)
         process.exited.add_done_callback(lambda _: connection.finish("process ended"))
@@ -187,12 +194,12 @@ class Worker:
         except asyncio.TimeoutError:
             await self._abandon(f"Worker didn't load its model within {plan.startup_timeout_s:g} s (startupTimeout)")
 
-    def _connect(self, process: Process) -> Connection | Ranks:
+    def _connect(self, process: WorkerProcess) -> Connection | RankConnections:
         size_max = self._plan.message_bytes_max
-        if process.meeting is None:
+        if process.rendezvous is None:
             return Connection(process.sock, self._received, self._closed, size_max)
         process.sock.close()
-        return Ranks(process.meeting, process.progress.fileno(), self._received, self._closed, size_max)
+        return RankConnections(process.rendezvous, process.progress.fileno(), self._received, self._closed, size_max)
 
     async def _abandon(self, reason: str) -> None:
         self.kill(reason)
@@ -216,8 +223,8 @@ class Worker:
 
     def retire(self) -> None:
         """Takes nothing new from now on."""
-        if self.life is WorkerState.READY:
-            self._live(WorkerState.DRAINING)
+        if self.state is WorkerState.READY:
+            self._enter(WorkerState.DRAINING)
 
     async def drain(self, timeout_s: float | None) -> bool:
         """Waits until everything on it is answered (None: for ever); False when time was up."""
@@ -238,7 +245,7 @@ class Worker:
             self._give_back()
         if self.ended.done():
             return
-        if idle and self._connection is not None and self.life is WorkerState.DRAINING:
+        if idle and self._connection is not None and self.state is WorkerState.DRAINING:
             self._connection.push(Stop())
             self._connection.flush()
             await asyncio.wait({self.ended}, timeout=STOP_S_MAX)
@@ -260,19 +267,20 @@ class Worker:
         self._running.clear()
         self._became_idle()
 
-    # --- as the queue's taker
+    # --- as a worker of its queue
 
-    def room(self) -> float:
-        """2 when idle; less than that when it would take more beside what it has; 0 when it can't."""
-        if self.life is not WorkerState.READY or self._hung_at_s is not None:
+    def capacity(self) -> float:
+        """2 when idle, less when it takes more batches all the same, 0 when it takes none."""
+        if self.state is not WorkerState.READY or self._hung_at_s is not None:
             return 0
-        return self._running.room()
+        return self._running.capacity()
 
     def holds(self, job: Job) -> bool:
         """True while the process has something to do for the job, also when nobody waits for it any more."""
         return job.id in self._running.jobs
 
-    def take(self, jobs: list[Job]) -> None:
+    def dispatch(self, jobs: list[Job]) -> None:
+        """Sends these jobs to the process as one batch."""
         running = self._running
         for job in jobs:
             job.owner = self
@@ -285,7 +293,7 @@ class Worker:
             self._refuse(jobs, error)
 
     def _refuse(self, jobs: list[Job], error: ValueError) -> None:
-        """A batch fits no message: what is at fault fails, the others run one by one."""
+        """Runs the jobs of a batch that is too large for a message one by one; a single one that is too large fails."""
         if len(jobs) == 1:
             jobs[0].fail(InvalidArgument(f"The request can't be passed to a worker: {error}"))
             self._work.wake()
@@ -293,7 +301,7 @@ class Worker:
             for job in jobs:
                 job.move(JobState.QUEUED)
             for job in jobs:
-                self.take([job])
+                self.dispatch([job])
 
     def flush(self) -> None:
         if self._connection is not None:
@@ -320,7 +328,7 @@ class Worker:
             self._running.active(entry[1])
             self._connection.push(feed)
 
-    # --- what the process says
+    # --- messages of the process
 
     def _received(self, messages: list[Message]) -> None:
         finished = False
@@ -366,8 +374,8 @@ class Worker:
         if isinstance(message, Ready):
             self.info = message.info
             if not self._lockstep:
-                self._running.settle_manner(str(message.info.get("handler_kind")), self._plan.max_concurrency)
-            self._live(WorkerState.READY)
+                self._running.set_concurrency(str(message.info.get("handler_kind")), self._plan.max_concurrency)
+            self._enter(WorkerState.READY)
             self.ready_at_s = time.monotonic()
             self._count_responses(message.info)
             if self._recorder is not None:
@@ -392,27 +400,27 @@ class Worker:
 
     def _count_responses(self, info: Mapping[str, Any]) -> None:
         """Of a model that gives any number of them to a request, from now on."""
-        connection, counted = self._connection, self._plan.responses
+        connection, on_response = self._connection, self._plan.on_response
         decoupled = self._plan.decoupled or (info.get("signature") or {}).get("decoupled")
-        if not decoupled or counted is None or not isinstance(connection, Connection):
+        if not decoupled or on_response is None or not isinstance(connection, Connection):
             return
-        responding, jobs = Responding(counted), self._running.jobs
+        counter, jobs = ResponseCounter(on_response), self._running.jobs
 
         def received(messages: list[Message]) -> None:
-            responding.note(messages, jobs)
+            counter.note(messages, jobs)
             self._received(messages)
 
         connection.on_messages = received
 
     def _called(self, message: Call | Credit | Cancel) -> None:
-        """Something about a call of the model's own."""
-        calls, answers = self._calls, self._plan.answers
+        """Handles a message about a call that the handler makes."""
+        calls, answer = self._calls, self._plan.answer
         if calls is None:
-            if answers is None or self._connection is None:
+            if answer is None or self._connection is None:
                 return
             limit_s = self._plan.response_timeout_s * CALL_LIMIT_PART
             name = str(self._plan.load.get("model_name") or self._plan.spec.name)
-            calls = Calls(answers, name, self._connection.push, self._running.alive, limit_s)
+            calls = HandlerCalls(answer, name, self._connection.push, self._running.alive, limit_s)
             self._calls = calls
             self._running.hold_nothing_ahead()
         if isinstance(message, Call):
@@ -427,12 +435,12 @@ class Worker:
 
     def _closed(self, reason: str) -> None:
         """The socket has ended: the worker is dead for us, whatever its process does."""
-        if self.life in (WorkerState.STOPPED, WorkerState.FAILED):
+        if self.state in (WorkerState.STOPPED, WorkerState.FAILED):
             return
         if self._calls is not None:
             self._calls.close()
-        expected = self.life is WorkerState.DRAINING and not self._running.batches
-        self._live(WorkerState.STOPPED if expected else WorkerState.FAILED)
+        expected = self.state is WorkerState.DRAINING and not self._running.batches
+        self._enter(WorkerState.STOPPED if expected else WorkerState.FAILED)
         self._settling = watched(self._settle(reason), f"The end of worker {self.id}")
 
     def _put_back_unstarted(self) -> None:
@@ -453,8 +461,8 @@ class Worker:
         who waits for it would wait for ever."""
         process = self.process
         assert process is not None
-        how = Exit(None)
-        lost = process.meeting.lost if process.meeting is not None else ""
+        how = ExitStatus(None)
+        lost = process.rendezvous.lost if process.rendezvous is not None else ""
         try:
             how = await self._exit_of(process)
             try:
@@ -471,23 +479,23 @@ class Worker:
             self._forget_all()
         finally:
             if not self._loaded.done():
-                killed = how.code is None or how.code < 0 or process.meeting is not None
+                killed = how.code is None or how.code < 0 or process.rendezvous is not None
                 message = f"Worker process ended while loading: {note}"
                 self._loaded.set_exception(StartFailed(message, 500, self.tail(), died=killed and not self._death_note))
             self.ended.set_result(note if self._death_note or how.code else f"{note} ({reason})")
 
-    async def _exit_of(self, process: Process) -> Exit:
+    async def _exit_of(self, process: WorkerProcess) -> ExitStatus:
         try:
             return await asyncio.wait_for(asyncio.shield(process.exited), EXIT_STATUS_S_MAX)
         except asyncio.TimeoutError:
             process.kill()
-            return Exit(None)
+            return ExitStatus(None)
 
     # --- time
 
     def tick(self, now_s: float) -> None:
         """Called a few times per second: ends what has hung, lets go of streams nobody reads."""
-        if self.life not in (WorkerState.READY, WorkerState.DRAINING):
+        if self.state not in (WorkerState.READY, WorkerState.DRAINING):
             return
         running, limit_s = self._running, self._plan.response_timeout_s
         if running.shared and running.count_stalled(now_s):
@@ -514,7 +522,7 @@ class Worker:
             self._work.wake()
 
     def _ready_to_kill(self, now_s: float) -> bool:
-        """Neighbours of a hung request are given a moment to end, where they can run beside it."""
+        """Whether a worker that hangs may be killed: concurrent requests that don't hang get a moment to end first."""
         if self._hung_at_s is None:
             self._hung_at_s = now_s
         alone = not self._running.concurrent or len(self._running.batches) == 1

@@ -1,7 +1,7 @@
 """One of the processes that torchrun starts for a worker: `python -m ts.runtime.rank`.
 
-It connects to the socket in the directory that `TORCHRELAY_MEETING` names, says who it is, and gets the progress file;
-from then on it is a worker like any other, only that ranks other than 0 don't answer.
+It connects to the socket in the directory that `TORCHRELAY_RENDEZVOUS` names, says who it is, and gets the progress
+file; from then on it is a worker like any other, only that ranks other than 0 don't answer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def meet(directory: str, secret: str, rank: int) -> tuple[int, int]:
 def main() -> None:
     die_with(os.getppid())
     rank = int(os.environ["LOCAL_RANK"])
-    directory, secret = os.environ.pop("TORCHRELAY_MEETING"), os.environ.pop("TORCHRELAY_MEETING_SECRET")
+    directory, secret = os.environ.pop("TORCHRELAY_RENDEZVOUS"), os.environ.pop("TORCHRELAY_RENDEZVOUS_SECRET")
     try:
         fds = meet(directory, secret, rank)
     except OSError as error:

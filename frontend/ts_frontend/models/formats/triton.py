@@ -20,7 +20,7 @@ from ts_frontend.models.archive import Archive
 from ts_frontend.models.extraction import create_file, safe_parts
 from ts_frontend.models.formats import mlserver as mlserver_model
 from ts_frontend.models.signature import Signature, TensorSpec
-from ts_frontend.scheduling.batcher import Ranking, WaitPolicy
+from ts_frontend.scheduling.batcher import Priorities, WaitPolicy
 
 #: The backends that are served, and the file that each looks for in a version's directory.
 MODEL_FILES = {"python": "model.py", "pytorch": "model.pt", "onnxruntime": "model.onnx"}
@@ -171,7 +171,7 @@ def worker_settings(config: ModelConfig, gpus: int) -> dict[str, Any]:
         found["batchSize"] = max(config.max_batch_size, 1)
         if dynamic.max_queue_delay_microseconds:
             found["maxBatchDelay"] = max(round(dynamic.max_queue_delay_microseconds / 1000), 1)
-        jobs_max = (ranking(config) or Ranking(policy=_wait_policy(dynamic.default_queue_policy))).jobs_max
+        jobs_max = (priorities(config) or Priorities(policy=_wait_policy(dynamic.default_queue_policy))).jobs_max
         if jobs_max:
             found["jobQueueSize"] = jobs_max
     placement = _placement(config, gpus)
@@ -180,14 +180,14 @@ def worker_settings(config: ModelConfig, gpus: int) -> dict[str, Any]:
     return found | placement
 
 
-def ranking(config: ModelConfig) -> Ranking | None:
+def priorities(config: ModelConfig) -> Priorities | None:
     """The order in which requests wait, where that isn't the one in which they came, or their time is limited."""
     dynamic = config.dynamic_batching
     policy = _wait_policy(dynamic.default_queue_policy)
     if not dynamic.priority_levels and policy.timeout_s == math.inf:
         return None
     policies = {int(level): _wait_policy(one) for level, one in dynamic.priority_queue_policy.items()}
-    return Ranking(dynamic.priority_levels, dynamic.default_priority_level, policy, policies)
+    return Priorities(dynamic.priority_levels, dynamic.default_priority_level, policy, policies)
 
 
 def _wait_policy(policy: Any) -> WaitPolicy:
@@ -299,7 +299,7 @@ class ModelDirectory:
             adapter="triton",
             adapter_settings=self._adapter_settings(directory, gpus),
             signature=signature(config),
-            ranking=ranking(config),
+            priorities=priorities(config),
             completed=partial(_completed, gpus),
             remembered=False,
         )

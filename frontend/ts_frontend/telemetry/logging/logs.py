@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ts_frontend.config.table import ServerConfig
-from ts_frontend.telemetry.logging import settings as log_settings
-from ts_frontend.telemetry.logging.access_format import AccessFormatter
+from ts_frontend.telemetry.logging import log_config as log_settings
 from ts_frontend.telemetry.logging.files import Console, RotatedFile, daily
-from ts_frontend.telemetry.logging.formats import JsonFormatter, TextFormatter
-from ts_frontend.telemetry.logging.log4j2 import read_plan
+from ts_frontend.telemetry.logging.formats import AccessFormatter, JsonFormatter, TextFormatter
+from ts_frontend.telemetry.logging.log_config import read_plan
 from ts_frontend.telemetry.logging.writer import ACCESS, MODEL, SERVER, Deferred, ModelLine, Source, Writer
 
 METRICS = ("TS_METRICS", "MODEL_METRICS")

@@ -20,21 +20,28 @@ from ts_frontend.config.table import ServerConfig
 from ts_frontend.job import Job, JobState
 from ts_frontend.telemetry.logging.logs import Logs
 from ts_frontend.telemetry.metrics import requests as events
-from ts_frontend.telemetry.metrics.definitions import Definition, Definitions, MetricKind, read_definitions
+from ts_frontend.telemetry.metrics.families import (
+    NOTHING,
+    Definition,
+    Definitions,
+    Family,
+    Histogram,
+    MetricKind,
+    Sample,
+    read_definitions,
+)
 from ts_frontend.telemetry.metrics.requests import (
     BATCH,
     EVENTS_MAX,
     HTTP,
     UNSEEN,
-    Batches,
     CountedRequests,
     EventLog,
     EventSource,
     LoggedRequests,
-    Requests,
+    RequestMetrics,
     Tally,
 )
-from ts_frontend.telemetry.metrics.samples import NOTHING, Family, Histogram, Sample
 from ts_frontend.telemetry.metrics.text import Record, exposition, log_text, prometheus_name
 
 log = logging.getLogger(__name__)
@@ -172,7 +179,7 @@ class MetricsRegistry:
         family = self._families.get(name)
         return family.sample((*labels, self.host)) if family is not None else NOTHING
 
-    def requests(self, name: str, version: str, label: str) -> Requests:
+    def requests(self, name: str, version: str, label: str) -> RequestMetrics:
         """The recorder for calls of a model `version` that named it (`label` is the version), or didn't."""
         holdings = self._holdings.get(owner_of(name, version))
         if holdings is None:
@@ -205,8 +212,8 @@ class MetricsRegistry:
         family = self._own.get(definition.name)
         return None if family is None else family.samples.get((name, version, self.host))
 
-    def batches(self, name: str, version: str) -> Batches:
-        return _ModelBatches(self, name, version)
+    def batches(self, name: str, version: str) -> BatchMetrics:
+        return BatchMetrics(self, name, version)
 
     def batch_samples(self, name: str, version: str) -> tuple[Sample, Sample]:
         """WorkerThreadTime and a model's PredictionTime."""
@@ -306,8 +313,8 @@ class ModelMetrics:
 
     def __init__(self, registry: MetricsRegistry, name: str, version: str) -> None:
         self._registry, self._name, self._version = registry, name, version
-        self._unnamed: Requests | None = None
-        self._named: Requests | None = None
+        self._unnamed: RequestMetrics | None = None
+        self._named: RequestMetrics | None = None
         self.batches = registry.batches(name, version)
 
     def close(self) -> None:
@@ -315,11 +322,11 @@ class ModelMetrics:
         self._unnamed = self._named = UNSEEN
         self._registry.forget(self._name, self._version)
 
-    def requests(self, version_named: bool) -> Requests:
+    def requests(self, version_named: bool) -> RequestMetrics:
         """For a call that named the model's version, or didn't."""
         return (self._named if version_named else self._unnamed) or self._first(version_named)
 
-    def _first(self, version_named: bool) -> Requests:
+    def _first(self, version_named: bool) -> RequestMetrics:
         label = self._version if version_named else DEFAULT_VERSION
         recorder = self._registry.requests(self._name, self._version, label)
         if version_named:
@@ -329,8 +336,8 @@ class ModelMetrics:
         return recorder
 
 
-class _ModelBatches:
-    """`Batches` of one model version."""
+class BatchMetrics:
+    """The batches of one model version's workers, and the loads of its model (`workers.in_flight.BatchRecorder`)."""
 
     def __init__(self, registry: MetricsRegistry, name: str, version: str) -> None:
         self._registry, self._name, self._version = registry, name, version

@@ -1,4 +1,4 @@
-"""What the path of a request calls: one recorder for each model and version label, one for the batches of a model."""
+"""Recorders on the path of a request, one for each model and version label, and the lines of the metrics logs."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from ts_frontend.job import Job
 from ts_frontend.telemetry.logging.writer import MAIN, printable
-from ts_frontend.telemetry.metrics.definitions import Definition, Definitions
-from ts_frontend.telemetry.metrics.samples import NOTHING, Sample
+from ts_frontend.telemetry.metrics.families import NOTHING, Definition, Definitions, Sample
 from ts_frontend.telemetry.metrics.text import Record, log_text
 
 EVENTS_MAX = 64
@@ -203,18 +201,9 @@ def microseconds(seconds: float) -> float:
     return round(seconds * 1e6, 3)
 
 
-class Requests(Protocol):
-    """Requests to one model, under one version label ("default" for calls that name none)."""
-
-    def accepted(self) -> None:
-        """A request for the model has come, and may still be refused."""
-
-    def answered(self, queued_at_s: float, sent_at_s: float, now_s: float) -> None:
-        """It was queued, sent to a worker, and answered; `time.monotonic()` seconds."""
-
-
 class CountedRequests:
-    """Requests as series for Prometheus; `latency_s` and `queue_s` are ours, in seconds."""
+    """Requests to one model, under one version label ("default" for calls that name none), as series for Prometheus;
+    `latency_s` and `queue_s` are ours, in seconds."""
 
     __slots__ = ("_latency", "_latency_s", "_queue", "_queue_s", "_queue_time", "_requests")
 
@@ -231,9 +220,11 @@ class CountedRequests:
         self._queue_time, self._latency_s, self._queue_s = queue_time, latency_s, queue_s
 
     def accepted(self) -> None:
+        """A request for the model has come, and may still be refused."""
         self._requests.add(1.0)
 
     def answered(self, queued_at_s: float, sent_at_s: float, now_s: float) -> None:
+        """It was queued, sent to a worker, and answered; `time.monotonic()` seconds."""
         latency_s = now_s - queued_at_s
         queue_s = sent_at_s - queued_at_s
         self._latency.add(latency_s * 1e6)
@@ -248,11 +239,11 @@ UNSEEN = CountedRequests(*[NOTHING] * 6)
 
 
 class LoggedRequests:
-    """Requests for the metrics log, and for `counted` as well."""
+    """The same requests as lines of the metrics log, and in `counted` too."""
 
     __slots__ = ("_accepted", "_answered", "_counted", "_feed", "_source")
 
-    def __init__(self, log: EventLog, source: tuple[str, str], counted: Requests | None) -> None:
+    def __init__(self, log: EventLog, source: tuple[str, str], counted: CountedRequests | None) -> None:
         self._feed, self._source, self._counted = log.feed, source, counted
         self._accepted, self._answered = log.tally(ACCEPTED, source), log.tally(ANSWERED, source)
 
@@ -278,11 +269,4 @@ class LoggedRequests:
             self._counted.answered(queued_at_s, sent_at_s, now_s)
 
 
-class Batches(Protocol):
-    """Batches of one model's workers, and the loads of their models."""
-
-    def answered(self, jobs: Sequence[Job], waited_s: float, worked_s: float, now_s: float) -> None:
-        """A batch is complete: it was on its way or behind another for `waited_s`, then on the worker."""
-
-    def loaded(self, worker_id: int, seconds: float) -> None:
-        """A worker has loaded the model, so long after it was created."""
+RequestMetrics: TypeAlias = "CountedRequests | LoggedRequests"

@@ -8,8 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
-from ts_frontend.telemetry.metrics.definitions import HOST_DIMENSION, Definition, MetricKind
-from ts_frontend.telemetry.metrics.samples import Family
+from ts_frontend.telemetry.metrics.families import HOST_DIMENSION, Definition, Family, MetricKind
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -11,11 +11,20 @@ from typing import TYPE_CHECKING
 
 from ts_frontend.config.kinds import ConfigError
 from ts_frontend.config.table import ServerConfig
-from ts_frontend.telemetry.tracing.sampling import COUNT, LEVEL, RATE, Sampling
-from ts_frontend.telemetry.tracing.settings import PACKAGES, endpoint, named, protocol_of, wanted
+from ts_frontend.telemetry.tracing.settings import (
+    COUNT,
+    LEVEL,
+    PACKAGES,
+    RATE,
+    Sampling,
+    endpoint,
+    named,
+    protocol_of,
+    wanted,
+)
 
 if TYPE_CHECKING:
-    from ts_frontend.telemetry.tracing.traces import Traces
+    from ts_frontend.telemetry.tracing.spans import Traces
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +41,7 @@ def open_tracing(config: ServerConfig) -> Traces | None:
         log.warning("%s is set, and no traces are made. %s", named(config.environment), text)
         return None
     from ts_frontend.telemetry.tracing.export import Export
-    from ts_frontend.telemetry.tracing.traces import Traces
+    from ts_frontend.telemetry.tracing.spans import Traces
 
     export = Export(protocol, endpoint(config.otlp_endpoint, protocol), config.environment)
     where = config.otlp_endpoint or config.environment[named(config.environment)]
