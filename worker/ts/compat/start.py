@@ -61,12 +61,12 @@ def serve(kind: str, models: Mapping[str, Any], options: Mapping[str, Any]) -> N
         "directory": os.getcwd(),
         "stand_in": bool(getattr(main, STAND_IN, False)),
     }
-    _become("kserve.program", json.dumps(told), *sys.argv[1:])
+    _become("cli.program", json.dumps(told), *sys.argv[1:])
 
 
 def torchserve(*words: str) -> NoReturn:
     """This process becomes the command `torchserve` with these words."""
-    _become("cli", *words)
+    _become("cli.main", *words)
 
 
 def _become(module: str, *words: str) -> NoReturn:
