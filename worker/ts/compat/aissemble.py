@@ -13,6 +13,7 @@ from ts.compat.aissemble_api.records import plain
 from ts.compat.latency import Latency
 from ts.compat.start import serve
 from ts.context import Context
+from ts.protocol.datatypes import DATATYPES
 from ts.runtime.handlers import HandlerNotUsable, Loaded, Settings, context_of, declared
 from ts.tensors import types
 from ts.tensors.datatypes import BadTensor, bytes_array, datatype
@@ -127,8 +128,8 @@ class Served:
         return self._types.Parameters(**parameters) if parameters else None
 
     def _input(self, tensor: types.Tensor) -> Any:
-        if tensor.datatype == "BF16":
-            raise BadTensor(f"input ('{tensor.name}'): aiSSEMBLE's handlers know no BF16")
+        if DATATYPES[tensor.datatype].extension:
+            raise BadTensor(f"input ('{tensor.name}'): aiSSEMBLE's handlers know no {tensor.datatype}")
         return self._types.RequestInput(
             name=tensor.name,
             shape=list(tensor.shape),

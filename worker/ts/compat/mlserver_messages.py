@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from ts.protocol.datatypes import DATATYPES
 from ts.tensors import types as neutral
-from ts.tensors.datatypes import DATATYPES, Array, as_bytes, bytes_array
+from ts.tensors.datatypes import Array, as_bytes, bytes_array
 from ts.utils.util import PredictionException
 
 BASE64 = "base64"
@@ -41,8 +42,9 @@ class Messages:
         )
 
     def _input(self, tensor: neutral.Tensor, texts: bool) -> Any:
-        if tensor.datatype == "BF16":
-            raise PredictionException(f"input {tensor.name!r}: MLServer's runtimes have no datatype BF16", 400)
+        if DATATYPES[tensor.datatype].extension:
+            text = f"input {tensor.name!r}: MLServer's runtimes have no datatype {tensor.datatype}"
+            raise PredictionException(text, 400)
         return self._types.RequestInput(
             name=tensor.name,
             shape=list(tensor.shape),

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ts.protocol.datatypes import DATATYPES
 from ts.tensors.datatypes import Array, BadTensor, bytes_array
 from ts.tensors.types import Tensor
 
@@ -16,7 +17,8 @@ def classified(tensor: Tensor, count: Any, declared: Mapping[str, Any]) -> Tenso
     batch (without it: when there are several), `labels` has a text by index. BadTensor for what can't be classified."""
     if type(count) is not int or count < 1:
         raise BadTensor(f"output {tensor.name!r}: classification is a number of classes, at least 1, not {count!r}")
-    if tensor.datatype in ("BYTES", "BF16"):
+    kind = DATATYPES[tensor.datatype]
+    if kind.element is bytes or kind.as_bits:
         raise BadTensor(f"output {tensor.name!r} of {tensor.datatype} can't be classified")
     array = tensor.array
     if not declared.get("batched", array.ndim > 1):

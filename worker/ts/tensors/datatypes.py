@@ -1,15 +1,16 @@
-"""The protocol's datatypes: their names, sizes and numpy types, and the checks that need nothing else."""
+"""Tensors as bytes and as arrays of numpy's, by their datatypes, with the checks that need nothing else."""
 
 from __future__ import annotations
 
 import math
 import struct
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ts.protocol.datatypes import DATATYPES, Datatype
 from ts.protocol.frames import Buffer
 
 Array = npt.NDArray[Any]
@@ -35,37 +36,7 @@ class NoSuchRegion(BadTensor):
     """It is said to be in shared memory that nobody has registered. Callers answer 404."""
 
 
-class Datatype(NamedTuple):
-    """`size_bytes` is 0 for BYTES; `dtype` is what arrays of it have (BF16: the 16 bits, as uint16); `field` is where
-    `InferTensorContents` has its elements, "" for none."""
-
-    name: str
-    size_bytes: int
-    dtype: np.dtype[Any]
-    field: str
-
-
-DATATYPES = {
-    name: Datatype(name, size, np.dtype(dtype), f"{field}_contents" if field else "")
-    for name, size, dtype, field in (
-        ("BOOL", 1, "?", "bool"),
-        ("UINT8", 1, "u1", "uint"),
-        ("UINT16", 2, "<u2", "uint"),
-        ("UINT32", 4, "<u4", "uint"),
-        ("UINT64", 8, "<u8", "uint64"),
-        ("INT8", 1, "i1", "int"),
-        ("INT16", 2, "<i2", "int"),
-        ("INT32", 4, "<i4", "int"),
-        ("INT64", 8, "<i8", "int64"),
-        ("FP16", 2, "<f2", ""),
-        ("BF16", 2, "<u2", ""),
-        ("FP32", 4, "<f4", "fp32"),
-        ("FP64", 8, "<f8", "fp64"),
-        ("BYTES", 0, "O", "bytes"),
-    )
-}
-
-_OF_DTYPE = {kind.dtype: name for name, kind in DATATYPES.items() if name not in ("BF16", "BYTES")}
+_OF_DTYPE = {row.dtype: row.name for row in DATATYPES.values() if row.name != "BYTES" and not row.as_bits}
 
 
 def datatype(name: str, label: str) -> Datatype:
@@ -159,6 +130,22 @@ def as_bytes(value: Any) -> bytes:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
     return str(value).encode()
+
+
+def widened(kind: Datatype, array: Array) -> Array:
+    """The elements as numpy's numbers: float32 for those whose bits the array holds, else the array itself."""
+    if not kind.as_bits:
+        return array
+    wide: Array = (array.astype("<u4") << (32 - 8 * kind.size_bytes)).view("<f4")
+    return wide
+
+
+def narrowed(kind: Datatype, numbers: Array) -> Array:
+    """The other way: the bits of float32's numbers, rounded to the nearest (ties to even); NaN stays NaN."""
+    shift = 32 - 8 * kind.size_bytes
+    bits = np.ascontiguousarray(numbers, "<f4").view("<u4").astype(np.uint64)
+    rounded = (bits + ((1 << (shift - 1)) - 1) + ((bits >> shift) & 1)) >> shift
+    return np.where(np.isnan(numbers), 0x7FC00000 >> shift, rounded).astype(kind.dtype)
 
 
 def check_names(names: Sequence[str]) -> None:

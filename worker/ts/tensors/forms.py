@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
+from ts.protocol.datatypes import DATATYPES
 from ts.protocol.frames import Buffer, Item
 from ts.tensors.datatypes import BadTensor
 from ts.tensors.types import InferenceRequest, InferenceResponse, Tensor
@@ -95,7 +96,7 @@ def _read(text: str, name: str, datatype: str) -> float | bool:
     try:
         if datatype == "BOOL":
             return {"true": True, "false": False}[text.strip().lower()]
-        return float(text) if datatype.startswith(("FP", "BF")) else int(text)
+        return float(text) if DATATYPES[datatype].element is float else int(text)
     except (KeyError, ValueError):
         raise BadTensor(f"parameter {name!r} is of {datatype}, and {text!r} isn't") from None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ts.protocol.datatypes import OF_PYTHON
 from ts.protocol.frames import Buffer
 from ts.tensors.datatypes import BadTensor, as_bytes, bytes_array, datatype
 from ts.tensors.forms import Form, Model, completed, payload
@@ -15,7 +16,6 @@ from ts.tensors.types import InferenceRequest, InferenceResponse, Tensor
 
 TEXT_INPUT, TEXT_OUTPUT = "text_input", "text_output"
 PARAMETERS, ID = "parameters", "id"
-_DATATYPES = {bool: "BOOL", int: "INT64", float: "FP64", str: "BYTES"}
 
 
 def opened(data: Buffer, headers: dict[str, str], options: frozenset[str], model: Model) -> Form:
@@ -53,7 +53,7 @@ class GenerateForm:
         label = f"input {name!r}"
         flat = value if isinstance(value, list) else [value]
         declared = self._model.inputs.get(name, {})
-        known = declared.get("datatype") or _DATATYPES.get(type(flat[0]) if flat else str)
+        known = declared.get("datatype") or OF_PYTHON.get(type(flat[0]) if flat else str)
         if known is None:
             raise BadTensor(f"{label}: {flat[0]!r} is no text, number or truth value")
         kind = datatype(known, label)

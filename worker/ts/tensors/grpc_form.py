@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from ts.protocol.datatypes import DATATYPES, OF_FIELD
 from ts.protocol.frames import Buffer
 from ts.protocol.open_inference_pb2 import (
     InferParameter,
@@ -19,7 +20,6 @@ from ts.protocol.open_inference_pb2 import (
 )
 from ts.tensors import reserved
 from ts.tensors.datatypes import (
-    DATATYPES,
     Array,
     BadTensor,
     as_bytes,
@@ -42,17 +42,6 @@ STATUS = "status"
 FINAL = "triton_final_response"
 
 _RAW_ONLY = frozenset(name for name, kind in DATATYPES.items() if not kind.field)
-#: What an input without a datatype is, by the field its elements are in.
-_DATATYPE_OF_FIELD = {
-    "bool_contents": "BOOL",
-    "int_contents": "INT32",
-    "int64_contents": "INT64",
-    "uint_contents": "UINT32",
-    "uint64_contents": "UINT64",
-    "fp32_contents": "FP32",
-    "fp64_contents": "FP64",
-    "bytes_contents": "BYTES",
-}
 _INT64 = range(-(1 << 63), 1 << 63)
 _UINT64 = range(1 << 64)
 _SCALARS = {
@@ -174,7 +163,7 @@ class GrpcForm:
         if filled[0] == "int_contents" and not tensor.shape and not self._is_declared_numeric(tensor.name):
             self._code_points = True
             return Tensor(tensor.name, "BYTES", bytes_array([_text(values, label)], [1]), parameters(tensor.parameters))
-        name = _DATATYPE_OF_FIELD[filled[0]]
+        name = OF_FIELD[filled[0]].name
         if len(values) != elements(shape, label):
             raise BadTensor(f"{label}: {len(values)} elements, but shape {shape} takes {elements(shape, label)}")
         return Tensor(tensor.name, name, _array(name, values, shape, label), parameters(tensor.parameters))

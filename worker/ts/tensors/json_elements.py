@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ts.tensors.datatypes import Array, BadTensor, Datatype, as_bytes, bytes_array, elements
+from ts.protocol.datatypes import Datatype
+from ts.tensors.datatypes import Array, BadTensor, as_bytes, bytes_array, elements
 from ts.tensors.types import Tensor
 
 #: What to do with elements that are no text.
@@ -25,8 +26,8 @@ def from_json(kind: Datatype, shape: Sequence[int], data: Any, parameters: dict[
         raise BadTensor(f"{label}: {len(flat)} elements in data, but shape {list(shape)} takes {count}")
     if kind.name == "BYTES":
         return bytes_array([_bytes(value, parameters, label) for value in flat], shape)
-    if kind.name == "BF16":
-        raise BadTensor(f"{label}: BF16 has no form in JSON: send it as binary data")
+    if kind.as_bits:
+        raise BadTensor(f"{label}: {kind.name} has no form in JSON: send it as binary data")
     return _numbers(kind, flat, label).reshape(tuple(shape))
 
 
@@ -42,8 +43,8 @@ def _flat(data: Any, label: str) -> list[Any]:
 
 
 def _numbers(kind: Datatype, flat: list[Any], label: str) -> Array:
-    wanted: tuple[type, ...] = (bool,) if kind.name == "BOOL" else (int,)
-    if kind.dtype.kind == "f":
+    wanted: tuple[type, ...] = (kind.element,)
+    if kind.element is float:
         wanted = (int, float)
         flat = [math.nan if value is None else value for value in flat]
     for value in flat:
@@ -54,11 +55,7 @@ def _numbers(kind: Datatype, flat: list[Any], label: str) -> Array:
             array = np.array(flat, kind.dtype)
     except OverflowError as error:
         raise BadTensor(f"{label}: an element does not fit {kind.name}: {error}") from None
-    if (
-        kind.dtype.kind in "iu"
-        and flat
-        and (min(flat) < np.iinfo(kind.dtype).min or max(flat) > np.iinfo(kind.dtype).max)
-    ):
+    if kind.element is int and flat and (min(flat) < np.iinfo(kind.dtype).min or max(flat) > np.iinfo(kind.dtype).max):
         raise BadTensor(f"{label}: an element does not fit {kind.name}")
     return array
 
@@ -86,11 +83,9 @@ def text_bytes(value: str, label: str) -> bytes:
 
 def to_json(tensor: Tensor, parameters: dict[str, Any]) -> list[Any]:
     """The elements, flat; bytes that are no text become base64, which `parameters` then say."""
-    flat = tensor.array.ravel()
     if tensor.datatype == "BYTES":
-        return _texts([as_bytes(value) for value in flat], parameters)
-    if tensor.datatype == "BF16":
-        flat = (flat.astype("<u4") << 16).view("<f4")
+        return _texts([as_bytes(value) for value in tensor.array.ravel()], parameters)
+    flat = tensor.numbers().ravel()
     values: list[Any] = flat.tolist()
     if flat.dtype.kind == "f":
         return [value if math.isfinite(value) else None for value in values]

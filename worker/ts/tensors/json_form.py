@@ -7,11 +7,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from ts.protocol.datatypes import Datatype
 from ts.protocol.frames import Buffer
 from ts.tensors import reserved
 from ts.tensors.datatypes import (
     BadTensor,
-    Datatype,
     bytes_array,
     check_names,
     datatype,

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from ts.protocol.datatypes import DATATYPES
 from ts.protocol.frames import Input
-from ts.tensors.datatypes import DATATYPES, BadTensor, bytes_array
+from ts.tensors.datatypes import BadTensor, bytes_array
 from ts.tensors.forms import Model
 from ts.tensors.types import InferenceRequest, InferenceResponse, Tensor
 
@@ -49,9 +50,7 @@ def row_of(request: InferenceRequest) -> Row:
 
 def _value(tensor: Tensor) -> Any:
     if tensor.datatype != "BYTES":
-        if tensor.datatype == "BF16":
-            return (tensor.array.astype("<u4") << 16).view("<f4").tolist()
-        return tensor.array.tolist()
+        return tensor.numbers().tolist()
     text = tensor.parameters.get("content_type") == "str"
     flat = [_text(value, tensor.name) if text else bytearray(value) for value in tensor.array.ravel()]
     return flat[0] if len(flat) == 1 else flat
@@ -119,7 +118,8 @@ def _numbers(value: list[Any], declared: str | None) -> Any:
         return None
     if array.dtype.kind not in "biuf" or not array.size:
         return None
-    return array if declared is None or declared == "BF16" else array.astype(DATATYPES[declared].dtype)
+    kind = DATATYPES[declared] if declared is not None else None
+    return array if kind is None or kind.as_bits else array.astype(kind.dtype)
 
 
 def _json(value: Any) -> str:

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from ts.tensors.datatypes import Array, datatype_of
+from ts.protocol.datatypes import DATATYPES, OF_ARRAY_TYPE
+from ts.tensors.datatypes import Array, datatype_of, widened
 
 
 @dataclass(slots=True)
 class Tensor:
-    """`array` has the shape; BYTES are objects of type bytes, BF16 the 16 bits of each element as uint16."""
+    """`array` has the shape; BYTES are objects of type bytes, BF16 the 16 bits of each element as uint16 (`numbers`:
+    as float32)."""
 
     name: str
     datatype: str
@@ -23,6 +25,17 @@ class Tensor:
     @property
     def shape(self) -> tuple[int, ...]:
         return self.array.shape
+
+    def numbers(self) -> Array:
+        """The elements as numpy's numbers, those of BF16 as float32."""
+        return widened(DATATYPES[self.datatype], self.array)
+
+    def as_torch(self) -> Any:
+        """The elements as a tensor of torch's on the CPU, which may share their memory. Not for BYTES."""
+        import torch
+
+        kind, found = DATATYPES[self.datatype], torch.from_numpy(np.ascontiguousarray(self.array))
+        return found.view(getattr(torch, kind.array_type)) if kind.as_bits else found
 
     @classmethod
     def of(cls, name: str, value: Any, **parameters: Any) -> Tensor:
@@ -39,10 +52,12 @@ class Tensor:
 
 def _of_torch(name: str, value: Any, parameters: dict[str, Any]) -> Tensor:
     tensor = value.detach().cpu()
-    if str(tensor.dtype) == "torch.bfloat16":
+    kind = OF_ARRAY_TYPE.get(str(tensor.dtype).removeprefix("torch."))
+    if kind is not None and kind.as_bits:
         import torch
 
-        return Tensor(name, "BF16", tensor.contiguous().view(torch.int16).numpy().view(np.uint16), parameters)
+        bits = tensor.contiguous().view(getattr(torch, f"int{8 * kind.size_bytes}"))
+        return Tensor(name, kind.name, bits.numpy().view(kind.dtype), parameters)
     array = tensor.numpy()
     return Tensor(name, datatype_of(array), array, parameters)
 

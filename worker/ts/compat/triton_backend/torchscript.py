@@ -81,12 +81,9 @@ class TorchScript:
         return self._out(found)
 
     def _in(self, tensor: Tensor) -> Any:
-        import torch
-
         if tensor.datatype == "BYTES":
             return texts(tensor).tolist()
-        found = torch.from_numpy(np.ascontiguousarray(tensor.array))
-        return (found.view(torch.bfloat16) if tensor.datatype == "BF16" else found).to(self._device)
+        return tensor.as_torch().to(self._device)
 
     def _out(self, found: Any) -> list[Tensor]:
         if isinstance(found, dict):
