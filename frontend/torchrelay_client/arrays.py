@@ -9,9 +9,10 @@ import numpy as np
 
 from torchrelay_client.grpc_predict_v2_pb2 import InferTensorContents
 from ts.protocol.datatypes import DATATYPES, OF_ARRAY_TYPE, OF_FIELD, Datatype
-from ts.tensors.datatypes import (
+from ts.tensors.types import (
     Array,
     BadTensor,
+    Tensor,
     bytes_array,
     datatype,
     decode_raw,
@@ -20,7 +21,6 @@ from ts.tensors.datatypes import (
     narrowed,
     widened,
 )
-from ts.tensors.types import Tensor
 
 __all__ = ["Array", "BadTensor", "Typed", "encoded", "from_contents", "from_raw"]
 

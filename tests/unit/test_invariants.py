@@ -120,7 +120,7 @@ def test_the_frontend_imports_only_the_protocol_and_the_version_of_ts() -> None:
     """But for the module that runs handlers inside the server, which is off unless `bypass_serve` is set: it imports a
     worker's runtime, nothing else does."""
     assert breaking(frontend(), ("ts.runtime",)) == [
-        f"frontend/ts_frontend/workers/launchers.py: ts.runtime.inside{more}" for more in ("", ".live_inside")
+        f"frontend/ts_frontend/workers/launchers.py: ts.runtime.main{more}" for more in ("", ".live_in_process")
     ]
     found = breaking(frontend(), ("ts",), ("frontend/ts_frontend/workers/launchers.py",))
     allowed = {line for line in found if any(within(line.split(": ")[1], it) for it in ("ts.protocol", "ts.version"))}
@@ -389,13 +389,10 @@ def test_the_root_of_the_frontend_holds_few_modules() -> None:
 
 #: Public classes whose names stand twice in one root, and why.
 TWICE: dict[str, str] = {
-    "Call": "a frame (protocol) and a call that a handler has open (runtime)",
     "InferenceRequest": "each system's handlers are given the class that they know by this name",
     "InferenceResponse": "the same",
     "Metric": "TorchServe's and Triton's, both names of their APIs",
-    "Model": "KServe's base class, and what a form knows of a model",
     "RequestedOutput": "the protocol's, and KServe's own",
-    "Served": "one adapter for each system, which its loader finds by this name",
     "Tensor": "the protocol's, and Triton's own",
 }
 

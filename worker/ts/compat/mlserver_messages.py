@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from ts.protocol.datatypes import DATATYPES
 from ts.tensors import types as neutral
-from ts.tensors.datatypes import Array, as_bytes, bytes_array
+from ts.tensors.types import Array, as_bytes, bytes_array
 from ts.utils.util import PredictionException
 
 BASE64 = "base64"
@@ -130,3 +131,46 @@ def _unpacked(value: bytes) -> bytes:
         return base64.b64decode(value, validate=True)
     except binascii.Error:
         return value
+
+
+SPECVERSION = "0.3"
+#: Where a pod of Kubernetes finds its namespace.
+NAMESPACE_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+_KIND = "io.seldon.serving.inference."
+
+
+class CloudEvents:
+    """Of one model. `server`: MLServer's `server_name`."""
+
+    def __init__(self, server: str, model: str, namespace_file: str = NAMESPACE_FILE) -> None:
+        namespace = _namespace(namespace_file)
+        source = f"io.seldon.serving.deployment.{server}"
+        self._common = {
+            "Ce-Specversion": SPECVERSION,
+            "Ce-Source": f"{source}.{namespace}" if namespace else source,
+            "Ce-Type": "",
+            "Ce-Modelid": model,
+            "Ce-Inferenceservicename": server,
+            "Ce-Endpoint": model,
+        }
+        self._more = {"Ce-Namespace": namespace} if namespace else {}
+
+    def request(self, request_id: str) -> Mapping[str, str]:
+        return self._headers("request", request_id)
+
+    def response(self, request_id: str) -> Mapping[str, str]:
+        return self._headers("response", request_id)
+
+    def _headers(self, kind: str, request_id: str) -> dict[str, str]:
+        ids = {"Ce-Id": request_id, "Ce-Requestid": request_id} if request_id else {}
+        return {**self._common, "Ce-Type": _KIND + kind, **ids, **self._more}
+
+
+def _namespace(file: str) -> str:
+    try:
+        if os.path.isfile(file):
+            with open(file) as text:
+                return text.read().strip()
+    except OSError:
+        pass
+    return ""

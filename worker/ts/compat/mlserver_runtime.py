@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ts.compat import add_shims, mlserver_batches
-from ts.compat.mlserver_events import Events
-from ts.compat.mlserver_messages import Messages
+from ts.compat.mlserver_messages import CloudEvents, Messages
 from ts.compat.mlserver_routes import Routes
 from ts.context import Context
 from ts.metrics.metric_type_enum import MetricTypes
@@ -41,7 +40,7 @@ def load(settings: Settings) -> Loaded:
     asyncio.set_event_loop(loop)
     model = _model(folder, settings)
     _prepare_package(model, context)
-    served = Served(model, Events(adapted.get("server_name") or "mlserver", model.name))
+    served = MLServerAdapter(model, CloudEvents(adapted.get("server_name") or "mlserver", model.name))
     loop.run_until_complete(served.load())
     atexit.register(lambda: loop.run_until_complete(_unload(model)))
     signature = loop.run_until_complete(_signature(model))
@@ -120,10 +119,10 @@ def _spec(found: dict[str, Any]) -> dict[str, Any]:
     return {"parameters": {}, **{name: value for name, value in found.items() if value is not None}}
 
 
-class Served:
+class MLServerAdapter:
     """A runtime, and how batches reach it."""
 
-    def __init__(self, model: Any, events: Events) -> None:
+    def __init__(self, model: Any, events: CloudEvents) -> None:
         self._model, self._events = model, events
         package = importlib.import_module("mlserver")
         self._error = importlib.import_module("mlserver.errors").MLServerError

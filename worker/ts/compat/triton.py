@@ -25,7 +25,7 @@ from ts.runtime import calls
 from ts.runtime.handlers import HandlerNotUsable, Loaded, Settings, context_of, declared
 from ts.runtime.running import Ended, Refused
 from ts.tensors import types
-from ts.tensors.datatypes import BadTensor
+from ts.tensors.types import BadTensor
 from ts.utils.util import PredictionException
 
 CLASS = "TritonPythonModel"
@@ -44,7 +44,7 @@ def load(settings: Settings) -> Loaded:
     context = context_of(settings)
     model = model_class()
     decoupled = is_decoupled(config)
-    served = Served(model, config, adapted, settings)
+    served = TritonAdapter(model, config, adapted, settings)
     asynchronous = decoupled or inspect.iscoroutinefunction(getattr(model, "execute", None))
     served.initialize(asynchronous)
     signature = signature_of(config)
@@ -105,7 +105,7 @@ def _completed(model_class: Any, adapted: dict[str, Any]) -> dict[str, Any]:
     return checked(found.as_dict())
 
 
-class Served:
+class TritonAdapter:
     """The model object, and how batches reach it."""
 
     def __init__(self, model: Any, config: dict[str, Any], adapted: dict[str, Any], settings: Settings) -> None:

@@ -11,9 +11,7 @@ from typing import Any, TypeAlias, cast
 
 from ts.runtime.handlers import Loaded
 from ts.runtime.jobs import Batch
-from ts.runtime.opening import Opening
-from ts.runtime.replies import PREDICTION_FAILED
-from ts.runtime.running import Running
+from ts.runtime.running import PREDICTION_FAILED, Opened, Running
 from ts.runtime.worker import Link
 
 QUICK_CALL_S = 0.0002
@@ -32,10 +30,10 @@ class BlockingRunner:
     Batches get a context each, and so can run beside each other, when the handler is known to be a generator.
     """
 
-    def __init__(self, link: Link, loaded: Loaded, progress: mmap, decode: bool) -> None:
+    def __init__(self, link: Link, loaded: Loaded, opened: Opened, progress: mmap, decode: bool) -> None:
         self._link, self._ledger = link, link.ledger
         self._entry, self._context = loaded.entry, loaded.context
-        self._opened = Opening(link, loaded).opened
+        self._opened = opened
         self._forks = loaded.kind == "generator"
         self._progress, self._decode = progress, decode
         self._latest = 0

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 from ts.context import Context
 from ts.protocol import frames
 from ts.protocol.frames import CALL_BYTES, CALL_COST_BYTES, CALL_ID_MIN, Buffer, Cancel, Chunk, Credit, Failed
-from ts.runtime.replies import Failure
+from ts.runtime.jobs import Failure
 from ts.runtime.worker import Link
 
 #: So many taken bytes are told to the frontend together.
@@ -32,7 +32,7 @@ class CallFailed(Exception):
         self.code, self.message = failure
 
 
-class Call:
+class ServerCall:
     """One call, whose answer comes in pieces. From any thread or loop."""
 
     def __init__(self, calls: Calls, call_id: int) -> None:
@@ -118,19 +118,19 @@ class Calls:
         self.link = link
         self._bytes_max = bytes_max
         self.batch_id: int | None = None
-        self.abandoned: deque[Call] = deque()
-        self._open: dict[int, Call] = {}
+        self.abandoned: deque[ServerCall] = deque()
+        self._open: dict[int, ServerCall] = {}
         self._ids = itertools.count(CALL_ID_MIN)
         link.ledger.on_answer = self._answered
         _HERE.set(self)
         Calls.latest = self
 
-    def begin(self, what: dict[str, Any], data: Buffer = b"") -> Call:
+    def begin(self, what: dict[str, Any], data: Buffer = b"") -> ServerCall:
         """Asks the server. The call ends with the batch it is made for, if nobody waits for that any more."""
         self.sweep()
         batch_id = _PLACE.get().batch_id
         message = frames.Call(next(self._ids), {**what, "batch": self.batch_id if batch_id is None else batch_id}, data)
-        call = Call(self, message.call_id)
+        call = ServerCall(self, message.call_id)
         if len(data) > self._bytes_max:
             call.put(
                 Failed(call.id, 413, f"The call of {len(data)} bytes is over max_request_size of {self._bytes_max}")

@@ -11,10 +11,28 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
-from ts.protocol.frames import Cancel, Chunk, Credit, Failed, Feed, Item, Message, Pairs, Predict, Stop, check
+from ts.protocol.frames import Buffer, Cancel, Chunk, Credit, Failed, Feed, Item, Message, Pairs, Predict, Stop, check
 from ts.protocol.outbox import Outbox
-from ts.runtime.replies import CANCELLED, EXPIRED, Failure, Outcome, too_large
+
+
+class Failure(NamedTuple):
+    """Why a request has no answer. `code` is an HTTP status."""
+
+    code: int
+    message: str
+
+
+Outcome: TypeAlias = "Buffer | Failure"
+
+CANCELLED = Failure(499, "Request cancelled")
+EXPIRED = Failure(504, "Deadline exceeded before the request was started")
+
+
+def too_large(size: int, limit: int) -> Failure:
+    return Failure(500, f"Response of {size} bytes is over max_response_size of {limit} bytes")
+
 
 CHUNK_COST_BYTES = 64
 EARLY_CANCELS_MAX = 1024

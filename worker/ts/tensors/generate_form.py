@@ -7,18 +7,17 @@ from typing import Any
 
 from ts.protocol.datatypes import OF_PYTHON
 from ts.protocol.frames import Buffer
-from ts.tensors.datatypes import BadTensor, as_bytes, bytes_array, datatype
-from ts.tensors.forms import Form, Model, completed, payload
+from ts.tensors.forms import Form, ModelSpec, completed, payload
 from ts.tensors.json_elements import from_json, to_json
 from ts.tensors.json_form import JsonForm, dumped, json_object
 from ts.tensors.rows import OUTPUT
-from ts.tensors.types import InferenceRequest, InferenceResponse, Tensor
+from ts.tensors.types import BadTensor, InferenceRequest, InferenceResponse, Tensor, as_bytes, bytes_array, datatype
 
 TEXT_INPUT, TEXT_OUTPUT = "text_input", "text_output"
 PARAMETERS, ID = "parameters", "id"
 
 
-def opened(data: Buffer, headers: dict[str, str], options: frozenset[str], model: Model) -> Form:
+def opened(data: Buffer, headers: dict[str, str], options: frozenset[str], model: ModelSpec) -> Form:
     """A body with a list `inputs` is a V2 inference request (MLServer's `generate`)."""
     message = json_object(payload(data))
     if isinstance(message.get("inputs"), list):
@@ -30,7 +29,7 @@ class GenerateForm:
     """Keys that name an input of the model (without a declaration: `text_input` and lists) are tensors, the others
     parameters. The answer has each output under its name, a single element as such."""
 
-    def __init__(self, message: dict[str, Any], headers: dict[str, str], model: Model) -> None:
+    def __init__(self, message: dict[str, Any], headers: dict[str, str], model: ModelSpec) -> None:
         self._model = model
         self._held: dict[str, bytes] = {}
         self.headers: Sequence[tuple[str, str]] = (("content-type", "application/json"),)

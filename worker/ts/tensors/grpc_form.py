@@ -18,10 +18,15 @@ from ts.protocol.open_inference_pb2 import (
     ModelInferResponse,
     ModelStreamInferResponse,
 )
-from ts.tensors import reserved
-from ts.tensors.datatypes import (
+from ts.tensors.forms import EMPTY_FINAL, ModelSpec, check_reserved, completed, payload
+from ts.tensors.shared_memory import PARAMETERS, REGION, Regions
+from ts.tensors.types import (
     Array,
     BadTensor,
+    InferenceRequest,
+    InferenceResponse,
+    RequestedOutput,
+    Tensor,
     as_bytes,
     bytes_array,
     check_names,
@@ -30,10 +35,6 @@ from ts.tensors.datatypes import (
     elements,
     encode_raw,
 )
-from ts.tensors.forms import Model, completed, payload
-from ts.tensors.reserved import EMPTY_FINAL
-from ts.tensors.shared_memory import PARAMETERS, REGION, Regions
-from ts.tensors.types import InferenceRequest, InferenceResponse, RequestedOutput, Tensor
 
 #: An option of the form: answers as Triton's streams have them, with errors among them and a flag on the last one.
 TRITON = "triton"
@@ -51,7 +52,7 @@ _SCALARS = {
 }
 
 
-def opened(data: Buffer, headers: dict[str, str], options: frozenset[str], model: Model) -> GrpcForm:
+def opened(data: Buffer, headers: dict[str, str], options: frozenset[str], model: ModelSpec) -> GrpcForm:
     return GrpcForm(data, headers, options, model)
 
 
@@ -62,7 +63,7 @@ class GrpcForm:
     answered so; a single BYTES element that came without its length is answered without it.
     """
 
-    def __init__(self, data: Buffer, headers: dict[str, str], options: frozenset[str], model: Model) -> None:
+    def __init__(self, data: Buffer, headers: dict[str, str], options: frozenset[str], model: ModelSpec) -> None:
         self._model = model
         self.headers: Sequence[tuple[str, str]] = ()
         self._triton, self._ends_failed = TRITON in options, STATUS in options
@@ -82,7 +83,7 @@ class GrpcForm:
             headers,
         )
         if self.request.parameters:
-            reserved.check(self.request.parameters)
+            check_reserved(self.request.parameters)
 
     # --- the request
 
@@ -301,3 +302,36 @@ def _set(parameter: InferParameter, value: Any) -> None:
     if field is None:
         field, value = "string_param", json.dumps(value, default=str)
     setattr(parameter, field, value)
+
+
+def request_bytes(request: InferenceRequest) -> bytes:
+    """A serialised ModelInferRequest."""
+    message = ModelInferRequest(model_name=request.model_name, model_version=request.model_version, id=request.id)
+    fill(message.parameters, request.parameters)
+    for tensor in request.inputs:
+        there = message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        fill(there.parameters, tensor.parameters)
+        message.raw_input_contents.append(encode_raw(tensor.datatype, tensor.array))
+    for output in request.outputs:
+        fill(message.outputs.add(name=output.name).parameters, output.parameters)
+    return message.SerializeToString()
+
+
+def response_from(data: Buffer) -> InferenceResponse:
+    """What a serialised ModelInferResponse says. Raises BadTensor for anything else."""
+    try:
+        message = ModelInferResponse.FromString(payload(data))
+    except DecodeError as error:
+        raise BadTensor(f"the {len(data)} bytes of the answer are not a ModelInferResponse: {error}") from None
+    outputs = [
+        Tensor(
+            tensor.name,
+            tensor.datatype,
+            decode_raw(datatype(tensor.datatype, f"output {tensor.name!r}"), list(tensor.shape), raw, tensor.name),
+            parameters(tensor.parameters),
+        )
+        for tensor, raw in zip(message.outputs, message.raw_output_contents, strict=True)
+    ]
+    return InferenceResponse(
+        outputs, message.id, message.model_name, message.model_version, parameters(message.parameters)
+    )

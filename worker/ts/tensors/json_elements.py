@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from ts.protocol.datatypes import Datatype
-from ts.tensors.datatypes import Array, BadTensor, as_bytes, bytes_array, elements
-from ts.tensors.types import Tensor
+from ts.tensors.types import Array, BadTensor, Tensor, as_bytes, bytes_array, elements
 
 #: What to do with elements that are no text.
 NO_TEXT = "Send bytes that are no text as binary data, or in base64 with the input's parameter content_type base64"

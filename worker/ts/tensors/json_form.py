@@ -9,19 +9,21 @@ from typing import Any
 
 from ts.protocol.datatypes import Datatype
 from ts.protocol.frames import Buffer
-from ts.tensors import reserved
-from ts.tensors.datatypes import (
+from ts.tensors.forms import ModelSpec, check_reserved, completed, payload
+from ts.tensors.json_elements import NO_TEXT, from_json, to_json
+from ts.tensors.shared_memory import PARAMETERS, REGION, Regions
+from ts.tensors.types import (
     BadTensor,
+    InferenceRequest,
+    InferenceResponse,
+    RequestedOutput,
+    Tensor,
     bytes_array,
     check_names,
     datatype,
     decode_raw,
     encode_raw,
 )
-from ts.tensors.forms import Model, completed, payload
-from ts.tensors.json_elements import NO_TEXT, from_json, to_json
-from ts.tensors.shared_memory import PARAMETERS, REGION, Regions
-from ts.tensors.types import InferenceRequest, InferenceResponse, RequestedOutput, Tensor
 
 #: How many of the body's first bytes are JSON; binary tensors follow.
 LENGTH_HEADER = "inference-header-content-length"
@@ -29,7 +31,7 @@ LENGTH_DIGITS_MAX = 19
 BINARY_SIZE, BINARY, BINARY_ALL = "binary_data_size", "binary_data", "binary_data_output"
 
 
-def opened(data: Buffer, headers: dict[str, str], options: frozenset[str], model: Model) -> JsonForm:
+def opened(data: Buffer, headers: dict[str, str], options: frozenset[str], model: ModelSpec) -> JsonForm:
     return JsonForm(data, headers, options, model)
 
 
@@ -37,7 +39,7 @@ class JsonForm:
     """One V2 inference request over HTTP, and how its answers are written. Those of a stream are JSON alone: an event
     has no room for more."""
 
-    def __init__(self, data: Buffer, headers: dict[str, str], options: frozenset[str], model: Model) -> None:
+    def __init__(self, data: Buffer, headers: dict[str, str], options: frozenset[str], model: ModelSpec) -> None:
         self._model = model
         self.headers: Sequence[tuple[str, str]] = ()
         self._regions = Regions(options)
@@ -58,7 +60,7 @@ class JsonForm:
             headers,
         )
         if self.request.parameters:
-            reserved.check(self.request.parameters)
+            check_reserved(self.request.parameters)
         if self._binary_at < len(self._binary):
             left = len(self._binary) - self._binary_at
             raise BadTensor(f"{left} bytes of binary data are left over after the inputs")
@@ -232,7 +234,7 @@ def _shape(value: Any, label: str) -> list[int]:
     return value
 
 
-def _raw_request(data: bytes, model: Model, headers: dict[str, str]) -> InferenceRequest:
+def _raw_request(data: bytes, model: ModelSpec, headers: dict[str, str]) -> InferenceRequest:
     """A body without JSON: the one input that the model declares, its one variable dimension found from the size."""
     if len(model.inputs) != 1:
         raise BadTensor(

@@ -11,9 +11,8 @@ import numpy as np
 
 from ts.protocol.datatypes import DATATYPES
 from ts.protocol.frames import Input
-from ts.tensors.datatypes import BadTensor, bytes_array
-from ts.tensors.forms import Model
-from ts.tensors.types import InferenceRequest, InferenceResponse, Tensor
+from ts.tensors.forms import ModelSpec
+from ts.tensors.types import BadTensor, InferenceRequest, InferenceResponse, Tensor, bytes_array
 
 #: What the answer of a handler is called when the model declares no outputs.
 OUTPUT = "output"
@@ -77,7 +76,7 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def response_of(value: Any, model: Model) -> InferenceResponse:
+def response_of(value: Any, model: ModelSpec) -> InferenceResponse:
     """What a handler returned for one request, as tensors. Raises BadTensor for what can't be one."""
     if isinstance(value, InferenceResponse):
         return value
@@ -91,7 +90,7 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray) or hasattr(value, "detach")
 
 
-def _tensor(name: str, value: Any, model: Model) -> Tensor:
+def _tensor(name: str, value: Any, model: ModelSpec) -> Tensor:
     declared = model.outputs.get(name, {}).get("datatype")
     if isinstance(value, (str, bytes, bytearray, memoryview)) or _is_array(value):
         return Tensor.of(name, value)
@@ -129,7 +128,7 @@ def _json(value: Any) -> str:
         raise BadTensor(f"a result of type {type(value).__name__} can't be sent: {error}") from None
 
 
-def request_of(inputs: Sequence[Input], headers: dict[str, str], model: Model) -> InferenceRequest:
+def request_of(inputs: Sequence[Input], headers: dict[str, str], model: ModelSpec) -> InferenceRequest:
     """The tensors of a request that came by TorchServe's own APIs, for a model that takes tensors: bytes under the
     input's name, or under the one that the model declares."""
     declared = list(model.inputs)

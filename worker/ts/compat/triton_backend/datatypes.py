@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ts.compat.triton_backend.errors import TritonModelException
 from ts.protocol.datatypes import DATATYPES, OF_CONFIG_TYPE, OF_NUMBER, Datatype
-from ts.tensors.datatypes import Array, bytes_array, datatype_of, encode_raw, split_bytes
+from ts.tensors.types import Array, Tensor, bytes_array, datatype_of, encode_raw, split_bytes
 
 
 def of_config(name: str) -> str:
@@ -52,3 +53,20 @@ def deserialize_bytes_tensor(encoded_tensor: bytes | npt.NDArray[np.uint8]) -> A
         at += 4 + int.from_bytes(data[at : at + 4], "little")
         count += 1
     return bytes_array(split_bytes(data, count, "tensor"), [count])
+
+
+def texts(tensor: Tensor) -> Any:
+    """A BYTES tensor as an array of str. TritonModelException for what isn't UTF-8."""
+    try:
+        flat = [bytes(value).decode() for value in tensor.array.ravel()]
+    except UnicodeDecodeError as error:
+        raise TritonModelException(f"input {tensor.name!r} is not UTF-8: {error}") from None
+    found = np.empty(len(flat), dtype=object)
+    found[:] = flat
+    return found.reshape(tensor.shape)
+
+
+def bytes_of(name: str, array: Any) -> Tensor:
+    """An array of str as a BYTES tensor."""
+    flat = [value.encode() if isinstance(value, str) else bytes(value) for value in array.ravel().tolist()]
+    return Tensor(name, "BYTES", bytes_array(flat, array.shape))

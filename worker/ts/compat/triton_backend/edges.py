@@ -12,8 +12,7 @@ import numpy as np
 from ts.compat.triton_backend.datatypes import of_config
 from ts.compat.triton_backend.errors import TritonModelException
 from ts.protocol.datatypes import DATATYPES
-from ts.tensors.datatypes import Array, BadTensor
-from ts.tensors.types import InferenceRequest, InferenceResponse, Tensor
+from ts.tensors.types import Array, BadTensor, InferenceRequest, InferenceResponse, Tensor
 
 Fields = dict[str, Any]
 #: Where a control input has its two values, and of which datatype they are.

@@ -11,7 +11,7 @@ import numpy as np
 from ts.compat.triton_backend.errors import TritonError, TritonModelException
 from ts.protocol.datatypes import DATATYPES
 from ts.tensors import types
-from ts.tensors.datatypes import Array, BadTensor, bytes_array, datatype_of
+from ts.tensors.types import Array, BadTensor, bytes_array, datatype_of
 
 TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START, TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 1, 2

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ts.compat.triton_backend.datatypes import of_config
+from ts.compat.triton_backend.datatypes import bytes_of, of_config, texts
 from ts.compat.triton_backend.edges import Fields
 from ts.compat.triton_backend.errors import TritonModelException
-from ts.compat.triton_backend.texts import bytes_of, texts
 from ts.runtime.handlers import HandlerNotUsable
 from ts.tensors.types import Tensor
 

@@ -11,8 +11,7 @@ import numpy as np
 from ts.compat.triton_backend.datatypes import of_config
 from ts.protocol.datatypes import DATATYPES, Datatype
 from ts.runtime.handlers import HandlerNotUsable
-from ts.tensors.datatypes import Array, BadTensor, bytes_array, decode_raw, elements, narrowed
-from ts.tensors.types import InferenceRequest, Tensor
+from ts.tensors.types import Array, BadTensor, InferenceRequest, Tensor, bytes_array, decode_raw, elements, narrowed
 
 #: In a model's directory: the files that samples name.
 DIRECTORY = "warmup"
