@@ -76,7 +76,7 @@ class AsyncClient:
         return await self._run(calls.about_server(), timeout_s)
 
     async def model_metadata(self, model: str, version: str = "", *, timeout_s: float | None = None) -> ModelMetadata:
-        """What the model takes and gives. Raises NotFound."""
+        """The inputs and outputs of the model. Raises NotFound."""
         return await self._run(calls.about_model(model, version), timeout_s)
 
     async def infer(

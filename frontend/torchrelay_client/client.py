@@ -83,7 +83,7 @@ class Client:
         return self._run(calls.about_server(), timeout_s)
 
     def model_metadata(self, model: str, version: str = "", *, timeout_s: float | None = None) -> ModelMetadata:
-        """What the model takes and gives. Raises NotFound."""
+        """The inputs and outputs of the model. Raises NotFound."""
         return self._run(calls.about_model(model, version), timeout_s)
 
     def infer(

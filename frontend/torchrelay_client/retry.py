@@ -81,7 +81,7 @@ class CallPolicy:
         return (*call.metadata, *self._metadata)
 
     def timeout_s(self, asked_s: float | None) -> float | None:
-        """Of a call with one answer; None asks for the client's own."""
+        """The time limit of a call with one answer; None stands for that of the client."""
         return self._timeout_s if asked_s is None else asked_s
 
     def attempts(self, call: Call[Any], timeout_s: float | None, idempotent: bool | None) -> Attempts:

@@ -58,7 +58,7 @@ def serving(service: Any, settings: Settings) -> Loaded:
 
 
 def signature_of(service: Any) -> dict[str, Any] | None:
-    """What the handler says of its model; None when it says nothing."""
+    """The metadata of the model, from its handler; None when the handler has none."""
     try:
         found = service.dataplane_handler.model_metadata(service.name)
     except NotImplementedError:

@@ -140,7 +140,7 @@ _KIND = "io.seldon.serving.inference."
 
 
 class CloudEvents:
-    """Of one model. `server`: MLServer's `server_name`."""
+    """The CloudEvents headers of one model's requests and answers. `server`: MLServer's `server_name`."""
 
     def __init__(self, server: str, model: str, namespace_file: str = NAMESPACE_FILE) -> None:
         namespace = _namespace(namespace_file)

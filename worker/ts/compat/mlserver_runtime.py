@@ -84,7 +84,7 @@ def _values(adapted: dict[str, Any]) -> dict[str, Any]:
 
 
 def _prepare_package(model: Any, context: Context) -> None:
-    """What the package mlserver needs to know to log and to measure."""
+    """Sets up logging and metrics of the package mlserver."""
     metrics = importlib.import_module("mlserver.metrics")
     if hasattr(metrics, "send_to"):
         importlib.import_module("mlserver.logging").configure()
@@ -183,7 +183,7 @@ class MLServerAdapter:
 
     @contextlib.contextmanager
     def _failures(self) -> Any:
-        """What a runtime raises, with the status it means."""
+        """Turns exceptions of a runtime into PredictionExceptions with their statuses."""
         try:
             yield
         except self._error as error:
@@ -213,7 +213,7 @@ class MLServerAdapter:
                 yield self._payload(following, request_id)
 
     async def _mixed(self, data: Sequence[InferenceRequest], context: Context) -> AsyncIterator[list[Any]]:
-        """A batch in which some take several answers: each request runs by itself, beside the others."""
+        """A batch in which some requests take several answers: each request runs as a task of its own."""
         ready: asyncio.Queue[tuple[int, Any]] = asyncio.Queue(len(data))
         tasks = [asyncio.create_task(self._one(index, one, context, ready)) for index, one in enumerate(data)]
         try:

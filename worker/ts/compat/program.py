@@ -86,7 +86,7 @@ def _chosen(models: Mapping[str, Any], name: str, program: str) -> Any:
 
 
 def _reached(adapted: Mapping[str, Any]) -> Reached:
-    """What the program serves."""
+    """Runs the program; what it would serve. HandlerNotUsable when it ends without starting a server."""
     os.chdir(adapted["directory"])
     sys.path[:] = list(dict.fromkeys((*adapted["path"], *sys.path)))
     if adapted.get("stand_in"):

@@ -204,7 +204,7 @@ class TritonAdapter:
     # --- any number of responses
 
     async def decoupled(self, data: Sequence[types.InferenceRequest], context: Context) -> AsyncIterator[list[Any]]:
-        """What the senders are given, as it comes."""
+        """The responses that the model gives to the senders, in their order."""
         calls.belong_to(calls.batch_of(context))
         (requests, refused), loop = self._requests(data, context), asyncio.get_running_loop()
         if refused:
@@ -255,7 +255,7 @@ class TritonAdapter:
 
 
 def _raised(error: Exception, context: Context) -> BaseException:
-    """What the runtime makes an answer of. Where nobody waits for one, it is as if the model had noticed it."""
+    """The result for the runtime. A request that is no longer waited for counts as cancelled by the model."""
     return RequestCancelled() if context.cancelled else as_failure(error)
 
 

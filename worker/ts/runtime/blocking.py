@@ -1,4 +1,4 @@
-"""Runs handlers that return or yield: one at a time in this thread, generators step by step beside each other."""
+"""Runs handlers that return or yield: calls one after another in this thread, generators step by step in turns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BATCH_ID = struct.Struct("<Q")
 class BlockingRunner:
     """The main loop of a worker whose handler isn't async.
 
-    Batches get a context each, and so can run beside each other, when the handler is known to be a generator.
+    When the handler is known to be a generator, each batch has a context of its own, and several run in turns.
     """
 
     def __init__(self, link: Link, loaded: Loaded, opened: Opened, progress: mmap, decode: bool) -> None:
@@ -78,7 +78,7 @@ class BlockingRunner:
             running.failed(error)
 
     def _take(self, running: Running, result: Any) -> None:
-        """What the handler returned: the answers, or a generator of them."""
+        """Takes the result of the handler: the answers, or a generator of them."""
         if type(result) is list:  # what most return
             running.finish(result)
         elif inspect.isgenerator(result):

@@ -1,5 +1,5 @@
-"""A model's own calls of the server that it runs on: of other models, and of what is served. For adapters; what they
-are called and what comes of them is the adapter's.
+"""Calls that a model makes to its own server: to other models, or about what is served. Adapters give them the names
+and results of their systems.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ts.protocol.frames import CALL_BYTES, CALL_COST_BYTES, CALL_ID_MIN, Buffer,
 from ts.runtime.jobs import Failure
 from ts.runtime.worker import Link
 
-#: So many taken bytes are told to the frontend together.
+#: Taken bytes are reported to the frontend in steps of this size.
 GRANT_BYTES = CALL_BYTES // 4
-#: So many calls of one batch, with one answer each, are on their way at a time; the others wait for their turn.
+#: The calls with one answer that a batch may have on their way at a time; others wait for their turn.
 SIDE_BY_SIDE_MAX = 64
 
 
@@ -79,7 +79,7 @@ class ServerCall:
         return piece
 
     def cancel(self) -> None:
-        """Nobody wants the answer any more: it ends, as failed unless it was complete."""
+        """Ends the call: the answer is no longer wanted. It fails unless it was complete."""
         if not self._over and not self._cancelled:
             self._cancelled = True
             self._calls.send(Cancel(self.id))
@@ -157,13 +157,13 @@ class Calls:
             ledger.changed.notify_all()
 
     def sweep(self) -> None:
-        """Cancels the calls whose answers nobody can take any more."""
+        """Cancels the calls whose answers can no longer be taken."""
         while self.abandoned:
             self.abandoned.popleft().cancel()
 
 
 class _Place(NamedTuple):
-    """Which batch a task works for; `turns`: how many calls it may still begin beside each other."""
+    """The batch that a task works for. `turns`: how many more calls it may begin at the same time."""
 
     batch_id: int | None
     turns: asyncio.Semaphore | None
@@ -174,7 +174,7 @@ _PLACE: ContextVar[_Place] = ContextVar("place", default=_Place(None, None))  # 
 
 
 def here() -> Calls:
-    """Those of this worker. Raises RuntimeError outside of one."""
+    """The calls of this worker. Raises RuntimeError outside of a worker."""
     found = _HERE.get() or Calls.latest
     if found is None:
         raise RuntimeError("there is no server to ask: this is no worker of one")
@@ -182,13 +182,13 @@ def here() -> Calls:
 
 
 def batch_of(context: Context) -> int | None:
-    """Which batch the context is turned to; None outside of one."""
+    """The id of the batch that the context is set to; None outside of one."""
     running: Any = getattr(context, "_batch", None)
     return None if running is None else running.batch.batch_id
 
 
 def current_batch() -> int | None:
-    """Which batch this task belongs to."""
+    """The id of the batch that this task belongs to."""
     return _PLACE.get().batch_id
 
 

@@ -48,7 +48,7 @@ class _Active:
         job.item = None
 
     def row(self, decode: bool) -> tuple[dict[str, Any], Headers]:
-        """What the handler gets of it in this step; from then on it is its headers alone."""
+        """The row and headers for this step. The first step gets the inputs, later ones the headers alone."""
         inputs, headers = self.inputs, self.headers
         if inputs:
             self.inputs = ()

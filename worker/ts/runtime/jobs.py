@@ -39,7 +39,7 @@ EARLY_CANCELS_MAX = 1024
 
 
 class Job:
-    """One request. `held` are pieces that wait for the reader's credit."""
+    """One request. `held`: pieces that wait for credit of the reader."""
 
     __slots__ = (
         *("answered", "batch", "cancelled", "credit_bytes", "deadline_s", "done", "held", "item", "job_id", "over"),
@@ -143,7 +143,7 @@ class Ledger:
             job.on_feed(feed)
 
     def ask_for(self, job: Job, size_bytes: int) -> None:
-        """Lets the frontend send so many bytes more of the request's inputs."""
+        """Grants the frontend `size_bytes` more of the request's inputs."""
         with self.lock:
             if not job.done:
                 self.outbox.push(Credit(job.job_id, size_bytes))
@@ -249,8 +249,8 @@ class Ledger:
 
 
 class SilentLedger(Ledger):
-    """Of a process whose answers nobody needs: it tells only that a request is over. Its pieces cost no credit, so that
-    no reader holds it up."""
+    """The ledger of a rank other than 0, whose answers are not needed: it reports only the end of each request. Its
+    pieces cost no credit, so that no reader holds it up."""
 
     def give(
         self,

@@ -54,7 +54,7 @@ def answer(
     ledger_type: type[Ledger],
     before_load: Callable[[dict[str, Any]], None] | None = None,
 ) -> int:
-    """Waits for Load, loads, answers what comes; the status to end with."""
+    """Waits for Load, loads the model and answers requests. Returns the exit status."""
     settings = link.wait_for_load().settings
     if before_load is not None:
         before_load(settings)

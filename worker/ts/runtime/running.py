@@ -64,7 +64,7 @@ def is_tensor_request(item: Item | None) -> bool:
 
 
 def fields_of(item: Item) -> Sequence[Input]:
-    """A request's inputs; a form is as many as it has fields."""
+    """The inputs of a request. A form counts as one input for each of its fields."""
     found = item.inputs
     for part in found:
         if part.content_type and forms.is_form(part.content_type):
@@ -99,7 +99,7 @@ def _decoded(content_type: str, data: Buffer) -> Any:
 
 
 def row_of(inputs: Sequence[Input], decode: bool) -> dict[str, Any]:
-    """A request's inputs by name; of inputs with one name the last stays."""
+    """The inputs of a request by name. The last one wins where names are equal."""
     if not decode:
         return {name: bytearray(data) for name, _, data in inputs}
     return {
@@ -168,7 +168,7 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def failure_with(code: Any, message: Any) -> Failure:
-    """What a handler gave as code and message, made fit to be sent; 500 for what is no HTTP status."""
+    """The failure with the code and message of a handler. A code that is no HTTP status becomes 500."""
     text = str(message).encode("utf-8", "replace").decode()
     return Failure(code if isinstance(code, int) and 100 <= code <= 999 else 500, text)
 
@@ -195,7 +195,7 @@ def _log(text: str) -> None:
 
 
 class Head(NamedTuple):
-    """What goes before an answer's first piece."""
+    """Status and headers, which go before the first piece of an answer."""
 
     status: int = 200
     phrase: str = ""
@@ -225,13 +225,13 @@ def head_of(processor: RequestProcessor) -> Head:
 
 
 class Refused(NamedTuple):
-    """As an element of what a generator yields: a failure among the answers, after which the request goes on."""
+    """An element that a generator may yield: a failure among the answers, after which the request goes on."""
 
     error: Exception
 
 
 class Ended(NamedTuple):
-    """As an element of what a generator yields: this request ends, with `value` as its last piece (None: without)."""
+    """An element that a generator may yield: the request ends, with `value` as its last piece (None: without one)."""
 
     value: Any
 
@@ -248,7 +248,7 @@ class Running:
         self.waiter: Any = None
 
     def rows(self, decode: bool) -> list[Any]:
-        """What the handler gets as data; turns the context to this batch. Empty when no request could be read."""
+        """The rows for the handler, whose context is set to this batch. Empty when no request could be read."""
         inputs, headers = [], []
         for job in self.jobs:
             item, job.item = job.item, None
@@ -279,7 +279,7 @@ class Running:
         )
 
     def send_frames(self, data: bytes) -> None:
-        """What `create_predict_response` made."""
+        """Sends the frames that `create_predict_response` made."""
         pieces: list[tuple[int, Outcome]] = []
         for message in decode_bytes(data):
             if isinstance(message, Chunk):
@@ -309,11 +309,11 @@ class Running:
     # --- how its result becomes answers
 
     def _outcome(self, index: int, value: Any, last: bool) -> Outcome:
-        """What is sent for one element of a result; `last`: the answer to that request ends with it."""
+        """The outcome for one element of a result. `last`: the answer to that request ends with it."""
         return outcome(value)
 
     def _outcomes(self, result: Any, last: bool) -> Sequence[Outcome] | Failure:
-        """What is sent for a whole result."""
+        """The outcomes for a whole result, one per request, or one failure for all."""
         return outcomes(result, len(self.jobs))
 
     def _head(self, index: int) -> Head:
@@ -365,7 +365,7 @@ class Running:
         self.finish(result)
 
     def fail(self, failure: Failure) -> None:
-        """Ends every request that has not ended yet; cancelled ones are answered as such."""
+        """Ends every open request with `failure`; cancelled ones are answered as cancelled."""
         for job in self.jobs:
             self.ledger.give(job, failure, last=True)
 
@@ -381,7 +381,7 @@ Opened: TypeAlias = Callable[[Batch, Context], Running]
 
 
 def frozen(value: Outcome) -> Outcome:
-    """A copy of what the handler may change before it is written."""
+    """A copy of a value that the handler may change before it is written."""
     return bytes(value) if isinstance(value, (bytearray, memoryview)) else value
 
 

@@ -32,13 +32,14 @@ from ts.tensors.forms import Form, ModelSpec
 from ts.tensors.types import BadTensor, InferenceRequest, InferenceResponse, NoSuchRegion
 from ts.utils.util import PredictionException
 
-#: So many taken bytes are told to the frontend together, while there are more to take.
+#: Taken bytes are reported to the frontend in steps of this size, while there are more to take.
 GRANT_BYTES = FEED_BYTES // 4
 
 
 class Feeding:
-    """An async iterator: what `read` makes of each Feed, until the last. It is told to the frontend what was taken, and
-    at once when more is waited for: from that it knows whether the handler computes or waits for its client."""
+    """An async iterator over the further inputs of a request: `read(feed)` for each Feed, until the last. The frontend
+    is told how much was taken, and at once when the handler waits for more: so it knows whether the handler computes
+    or waits for its client."""
 
     def __init__(self, job: Job, ledger: Ledger, flush: Callable[[], object], read: Callable[[Feed], Any]) -> None:
         self._job, self._ledger, self._flush, self._read = job, ledger, flush, read
@@ -192,7 +193,7 @@ class TensorRunning(Running):
             raise PredictionException(str(error), INTERNAL) from None
 
     def _end(self, index: int) -> bytes:
-        """What a request ends with that has had its answers."""
+        """The end of an answer whose messages have all been sent."""
         form = self._forms[index]
         return b"" if form is None else form.end()
 
@@ -226,11 +227,11 @@ def _refused(error: BadTensor) -> Failure:
 
 
 def _internal(error: Exception, job: Job) -> Failure:
-    """What can't be read or sent for another reason than the client's: it fails alone, and the log says why."""
+    """The failure of a request that can't be read or answered, through no fault of the client. The traceback is logged."""
     failure = raised(error, [job.request_id])
     return Failure(500, f"{type(error).__name__}: {error}") if failure is PREDICTION_FAILED else failure
 
 
 def _is_empty(value: Any) -> bool:
-    """The nothing that a handler returns once it has sent all it had to say."""
+    """Whether it is the empty result of a handler that has sent all its pieces before."""
     return value is None or (isinstance(value, (str, bytes, bytearray)) and not value)

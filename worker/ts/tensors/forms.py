@@ -66,7 +66,7 @@ def _class_text(value: Any, index: int, labels: Sequence[str]) -> bytes:
 
 
 class ModelSpec(NamedTuple):
-    """What a form needs to know of the model: `inputs` and `outputs` are what it declares, by name (datatype, shape),
+    """The model as a form sees it: `inputs` and `outputs` are its declared tensors, by name (datatype, shape),
     empty when it declares nothing; `parameters`: datatypes of requests' parameters."""
 
     name: str
@@ -86,7 +86,7 @@ class Form(Protocol):
         """A message that carries the response; `last`: the request ends with it. May set `headers` for the first."""
 
     def failed(self, text: str) -> bytes:
-        """A message that tells of a failure after which answers go on; b"" where the protocol has no room for it."""
+        """A message about a failure after which answers go on; b"" where the protocol has none."""
 
     def end(self) -> bytes:
         """What ends an answer after its last message: b"" for nothing."""
@@ -96,7 +96,7 @@ class Form(Protocol):
 STREAM = "stream"
 #: The last option of a request that others of its stream follow.
 MORE = "more"
-#: The parameter of a requested output: so many of its largest elements, as text.
+#: The parameter of a requested output: how many of its largest elements the client wants, as text.
 CLASSIFICATION = "classification"
 _FORMS = {
     "generate": "ts.tensors.generate_form",

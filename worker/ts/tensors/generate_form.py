@@ -25,8 +25,8 @@ def opened(data: Buffer, headers: dict[str, str], options: frozenset[str], model
 
 
 class GenerateForm:
-    """Keys that name an input of the model (without a declaration: `text_input` and lists) are tensors, the others
-    parameters. The answer has each output under its name, a single element as such."""
+    """Keys that name an input of the model are tensors (without a declaration: `text_input` and lists), others are
+    parameters. The answer has each output under its name, as a plain value when it has one element."""
 
     def __init__(self, message: dict[str, Any], headers: dict[str, str], model: ModelSpec) -> None:
         self._model = model
@@ -74,7 +74,7 @@ class GenerateForm:
         return values[0] if len(values) == 1 else values
 
     def _name(self, name: str) -> str:
-        """An output that nobody named is the text."""
+        """The key of an output in the answer; an output without a name is the text."""
         return TEXT_OUTPUT if name == OUTPUT and OUTPUT not in self._model.outputs else name
 
     def failed(self, text: str) -> bytes:

@@ -318,7 +318,7 @@ def request_bytes(request: InferenceRequest) -> bytes:
 
 
 def response_from(data: Buffer) -> InferenceResponse:
-    """What a serialised ModelInferResponse says. Raises BadTensor for anything else."""
+    """The response in a serialised ModelInferResponse. Raises BadTensor for anything else."""
     try:
         message = ModelInferResponse.FromString(payload(data))
     except DecodeError as error:

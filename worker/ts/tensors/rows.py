@@ -14,7 +14,7 @@ from ts.protocol.frames import Input
 from ts.tensors.forms import ModelSpec
 from ts.tensors.types import BadTensor, InferenceRequest, InferenceResponse, Tensor, bytes_array
 
-#: What the answer of a handler is called when the model declares no outputs.
+#: The name of the output when the model declares none.
 OUTPUT = "output"
 _BODIES = ("data", "body")
 
@@ -41,7 +41,7 @@ class Row(dict[str, Any]):
 
 
 def row_of(request: InferenceRequest) -> Row:
-    """What a TorchServe handler gets for a tensor request."""
+    """The row of a TorchServe handler for a tensor request."""
     row = Row({tensor.name: _value(tensor) for tensor in request.inputs})
     row.request = request
     return row
@@ -77,7 +77,7 @@ def _finite(value: Any) -> Any:
 
 
 def response_of(value: Any, model: ModelSpec) -> InferenceResponse:
-    """What a handler returned for one request, as tensors. Raises BadTensor for what can't be one."""
+    """The result of a handler for one request, as tensors. Raises BadTensor when it can't be one."""
     if isinstance(value, InferenceResponse):
         return value
     names = list(model.outputs)

@@ -24,8 +24,8 @@ _LENGTH = struct.Struct("<I")
 
 
 class BadTensor(ValueError):
-    """A tensor that can't be what it says; the message names it and the reason. Callers answer 400. The middle of a
-    long message is left out."""
+    """A tensor whose data doesn't fit what it declares; the message names the tensor and the reason. Callers answer 400.
+    A long message loses its middle."""
 
     def __init__(self, message: str) -> None:
         half = MESSAGE_CHARS_MAX // 2
@@ -34,7 +34,7 @@ class BadTensor(ValueError):
 
 
 class NoSuchRegion(BadTensor):
-    """It is said to be in shared memory that nobody has registered. Callers answer 404."""
+    """A tensor in a region of shared memory that is not registered. Callers answer 404."""
 
 
 _OF_DTYPE = {row.dtype: row.name for row in DATATYPES.values() if row.name != "BYTES" and not row.as_bits}
@@ -49,7 +49,7 @@ def datatype(name: str, label: str) -> Datatype:
 
 
 def datatype_of(array: Array) -> str:
-    """What an array of numpy's is called here: strings and objects are BYTES. Raises BadTensor for what has no name."""
+    """The name of the datatype of an array; strings and objects are BYTES. Raises BadTensor where there is none."""
     found = _OF_DTYPE.get(array.dtype.newbyteorder("<") if array.dtype.byteorder == ">" else array.dtype)
     if found is not None:
         return found
@@ -239,7 +239,7 @@ class InferenceRequest:
 
 @dataclass(slots=True)
 class InferenceResponse:
-    """What a handler answers; name, version and id left "" are filled in from the model and the request."""
+    """The answer of a handler. Name, version and id left "" are filled in from the model and the request."""
 
     outputs: list[Tensor]
     id: str = ""

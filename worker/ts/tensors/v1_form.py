@@ -95,7 +95,7 @@ def _object(data: bytes) -> dict[str, Any]:
 
 
 def _event_data(event: dict[str, Any]) -> dict[str, Any]:
-    """What a CloudEvent in structured mode carries."""
+    """The data of a CloudEvent in structured mode. BadTensor without any."""
     if "data_base64" in event:
         try:
             return _object(base64.b64decode(event["data_base64"], validate=True))

@@ -142,7 +142,7 @@ class InferenceResponseSender:
 
 
 class InferenceRequest:
-    """One request. What the server gives to `execute` also has a response sender."""
+    """One request. Those that `execute` gets also have a response sender."""
 
     def __init__(
         self,

@@ -37,7 +37,7 @@ def opened(file: Path, config: Fields, gpu_id: int | None) -> Onnx:
 
 
 class Onnx:
-    """What the configuration leaves out, the graph says."""
+    """An ONNX graph. Its own inputs and outputs stand in where the configuration has none."""
 
     def __init__(self, session: Any, config: Fields) -> None:
         self._session = session

@@ -24,7 +24,7 @@ class Sample(NamedTuple):
 
 
 class NobodyWaits:
-    """The context of a request that nobody has sent."""
+    """The context of a warm-up request, which has no client."""
 
     cancelled = False
 

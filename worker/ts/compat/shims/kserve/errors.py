@@ -1,4 +1,4 @@
-"""What a predictor raises for a status of its own."""
+"""Exceptions of predictors, each with a status."""
 
 from ts.compat.kserve_api.model import InferenceError, InvalidInput, ModelNotFound, ModelNotReady, UnsupportedProtocol
 
