@@ -227,7 +227,7 @@ def _refused(error: BadTensor) -> Failure:
 
 
 def _internal(error: Exception, job: Job) -> Failure:
-    """The failure of a request that can't be read or answered, through no fault of the client. The traceback is logged."""
+    """The failure of a request that the client isn't to blame for. Its traceback is logged."""
     failure = raised(error, [job.request_id])
     return Failure(500, f"{type(error).__name__}: {error}") if failure is PREDICTION_FAILED else failure
 
