@@ -24,8 +24,8 @@ _LENGTH = struct.Struct("<I")
 
 
 class BadTensor(ValueError):
-    """A tensor whose data doesn't fit what it declares. The message names the tensor and the reason; a long one loses its
-    middle. Callers answer 400."""
+    """A tensor whose data doesn't fit what it declares. The message names the tensor and the reason, without its middle
+    when it is long. Callers answer 400."""
 
     def __init__(self, message: str) -> None:
         half = MESSAGE_CHARS_MAX // 2
