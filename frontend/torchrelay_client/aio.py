@@ -12,11 +12,10 @@ import grpc.aio
 
 import torchrelay_client.calls as calls
 from torchrelay_client.answers import Answer, ModelMetadata, ModelState, ServerMetadata
-from torchrelay_client.attempts import Manner
 from torchrelay_client.calls import Call, Data, Request
 from torchrelay_client.connecting import CHANNELS, TIMEOUT_S, TLS, Channels, Options, channel_options
 from torchrelay_client.errors import Cancelled, failure
-from torchrelay_client.retry import USUAL, Retry
+from torchrelay_client.retry import USUAL, CallPolicy, Retry
 
 T = TypeVar("T")
 
@@ -44,7 +43,7 @@ class AsyncClient:
             lambda: _channel(target, credentials, settings), channels
         )
         self._made: Channels[grpc.aio.Channel] | None = None
-        self._manner = Manner(token, metadata, timeout_s, retry, idempotent)
+        self._policy = CallPolicy(token, metadata, timeout_s, retry, idempotent)
         self._closed = False
 
     async def close(self) -> None:
@@ -77,7 +76,7 @@ class AsyncClient:
         return await self._run(calls.about_server(), timeout_s)
 
     async def model_metadata(self, model: str, version: str = "", *, timeout_s: float | None = None) -> ModelMetadata:
-        """What the model takes and gives. Raises NotFound."""
+        """The inputs and outputs of the model. Raises NotFound."""
         return await self._run(calls.about_model(model, version), timeout_s)
 
     async def infer(
@@ -159,7 +158,7 @@ class AsyncClient:
     # --- how they are made
 
     async def _run(self, call: Call[T], timeout_s: float | None, idempotent: bool | None = None) -> T:
-        answer: T = await self._attempts(call, self._manner.timeout_s(timeout_s), idempotent, self._once)
+        answer: T = await self._attempts(call, self._policy.timeout_s(timeout_s), idempotent, self._once)
         return answer
 
     async def _once(self, call: Call[T], left_s: float | None) -> T:
@@ -170,13 +169,13 @@ class AsyncClient:
             raise _closed()
         if self._made is None:  # with the first call, because grpc binds channels to the running loop
             self._made = self._make()
-        return self._made.method(call)(call.message, timeout=left_s, metadata=self._manner.sent_with(call))
+        return self._made.method(call)(call.message, timeout=left_s, metadata=self._policy.sent_with(call))
 
     async def _attempts(
         self, call: Call[Any], timeout_s: float | None, idempotent: bool | None, attempt: Callable[..., Any]
     ) -> Any:
         """`attempt(call, seconds left)` until it succeeds or may not be repeated."""
-        attempts = self._manner.attempts(call, timeout_s, idempotent)
+        attempts = self._policy.attempts(call, timeout_s, idempotent)
         while True:
             try:
                 return await attempt(call, attempts.left_s())

@@ -1,4 +1,4 @@
-"""What calls give back."""
+"""The results of calls."""
 
 from __future__ import annotations
 

@@ -8,12 +8,21 @@ from typing import Any
 import numpy as np
 
 from torchrelay_client.grpc_predict_v2_pb2 import InferTensorContents
-from ts.tensors.datatypes import Array, BadTensor, bytes_array, datatype, decode_raw, elements, encode_raw
-from ts.tensors.types import Tensor
+from ts.protocol.datatypes import DATATYPES, OF_ARRAY_TYPE, OF_FIELD, Datatype
+from ts.tensors.types import (
+    Array,
+    BadTensor,
+    Tensor,
+    bytes_array,
+    datatype,
+    decode_raw,
+    elements,
+    encode_raw,
+    narrowed,
+    widened,
+)
 
 __all__ = ["Array", "BadTensor", "Typed", "encoded", "from_contents", "from_raw"]
-
-_BF16_SHIFT, _BF16_HALF = 16, 0x7FFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +48,9 @@ def encoded(name: str, value: Any) -> tuple[str, list[int], bytes]:
 
 
 def _plain(name: str, value: Any) -> Tensor:
-    if getattr(getattr(value, "dtype", None), "name", "") == "bfloat16":
-        return _bf16(name, np.asarray(value).astype(np.float32))
+    kind = OF_ARRAY_TYPE.get(getattr(getattr(value, "dtype", None), "name", ""))
+    if kind is not None and kind.as_bits:
+        return _of_numbers(name, kind, np.asarray(value).astype(np.float32))
     tensor = Tensor.of(name, value)
     if tensor.array.dtype == object:
         for element in tensor.array.ravel():
@@ -51,23 +61,16 @@ def _plain(name: str, value: Any) -> Tensor:
 
 def _typed(name: str, wanted: Typed) -> Tensor:
     kind = datatype(wanted.datatype, "Typed")
-    if kind.name == "BF16":
-        return _bf16(name, np.asarray(wanted.value, np.float32))
+    if kind.as_bits:
+        return _of_numbers(name, kind, np.asarray(wanted.value, np.float32))
     if kind.name == "BYTES":
         tensor = Tensor.of(name, wanted.value)
         return tensor if tensor.datatype == "BYTES" else Tensor(name, "BYTES", tensor.array.astype(object))
     return Tensor(name, kind.name, np.asarray(wanted.value, kind.dtype))
 
 
-def _bf16(name: str, numbers: Array) -> Tensor:
-    """The upper halves of float32's bits, rounded to the nearest (ties to even); NaN stays NaN."""
-    bits = np.ascontiguousarray(numbers, "<f4").view("<u4").astype(np.uint64)
-    rounded = ((bits + _BF16_HALF + ((bits >> _BF16_SHIFT) & 1)) >> _BF16_SHIFT).astype("<u2")
-    return Tensor(name, "BF16", np.where(np.isnan(numbers), np.uint16(0x7FC0), rounded).astype("<u2"))
-
-
-def _from_bf16(bits: Array) -> Array:
-    return (bits.astype("<u4") << _BF16_SHIFT).view("<f4")
+def _of_numbers(name: str, kind: Datatype, numbers: Array) -> Tensor:
+    return Tensor(name, kind.name, narrowed(kind, numbers))
 
 
 def from_raw(name: str, kind: str, shape: list[int], data: bytes) -> Array:
@@ -77,8 +80,7 @@ def from_raw(name: str, kind: str, shape: list[int], data: bytes) -> Array:
     found = datatype(kind, label)
     if kind == "BYTES" and elements(shape, label) == 1 and not _has_length(data):
         return bytes_array([data], shape)
-    array = decode_raw(found, shape, data, label)
-    return _from_bf16(array) if kind == "BF16" else array
+    return widened(found, decode_raw(found, shape, data, label))
 
 
 def _has_length(data: bytes) -> bool:
@@ -91,19 +93,8 @@ def from_contents(name: str, kind: str, shape: list[int], contents: InferTensorC
     field, values = filled[0] if filled else ("", [])
     if kind == "BYTES" or field == "bytes_contents":
         return bytes_array(list(values), shape or [len(values)])
-    dtype = datatype(kind, f"output {name!r}").dtype if kind else _DTYPES.get(field, np.dtype("f4"))
+    dtype = datatype(kind, f"output {name!r}").dtype if kind else OF_FIELD.get(field, DATATYPES["FP32"]).dtype
     try:
         return np.array(values, dtype).reshape(tuple(shape) if shape or kind else (-1,))
     except ValueError as error:
         raise BadTensor(f"output {name!r}: {error}") from None
-
-
-_DTYPES = {
-    "bool_contents": np.dtype("?"),
-    "int_contents": np.dtype("<i4"),
-    "int64_contents": np.dtype("<i8"),
-    "uint_contents": np.dtype("<u4"),
-    "uint64_contents": np.dtype("<u8"),
-    "fp32_contents": np.dtype("<f4"),
-    "fp64_contents": np.dtype("<f8"),
-}

@@ -11,11 +11,10 @@ import grpc
 
 import torchrelay_client.calls as calls
 from torchrelay_client.answers import Answer, ModelMetadata, ModelState, ServerMetadata
-from torchrelay_client.attempts import Manner
 from torchrelay_client.calls import Call, Data, Request
 from torchrelay_client.connecting import CHANNELS, TIMEOUT_S, TLS, Channels, Options, channel_options
 from torchrelay_client.errors import Cancelled, failure
-from torchrelay_client.retry import USUAL, Retry
+from torchrelay_client.retry import USUAL, CallPolicy, Retry
 
 T = TypeVar("T")
 #: A call and the seconds left for it, to what grpc gives.
@@ -51,7 +50,7 @@ class Client:
         settings = channel_options(tls, options)
         credentials = tls.credentials() if tls else None
         self._channels = Channels(lambda: _channel(target, credentials, settings), channels)
-        self._manner = Manner(token, metadata, timeout_s, retry, idempotent)
+        self._policy = CallPolicy(token, metadata, timeout_s, retry, idempotent)
         self._closed = threading.Event()
 
     def close(self) -> None:
@@ -84,7 +83,7 @@ class Client:
         return self._run(calls.about_server(), timeout_s)
 
     def model_metadata(self, model: str, version: str = "", *, timeout_s: float | None = None) -> ModelMetadata:
-        """What the model takes and gives. Raises NotFound."""
+        """The inputs and outputs of the model. Raises NotFound."""
         return self._run(calls.about_model(model, version), timeout_s)
 
     def infer(
@@ -172,7 +171,7 @@ class Client:
     # --- how they are made
 
     def _run(self, call: Call[T], timeout_s: float | None, idempotent: bool | None = None) -> T:
-        answer: T = self._attempts(call, self._manner.timeout_s(timeout_s), idempotent, self._once)
+        answer: T = self._attempts(call, self._policy.timeout_s(timeout_s), idempotent, self._once)
         return answer
 
     def _once(self, call: Call[T], left_s: float | None) -> T:
@@ -182,7 +181,7 @@ class Client:
         if self._closed.is_set():
             raise Cancelled(grpc.StatusCode.CANCELLED, "the client is closed")
         try:
-            return self._channels.method(call)(call.message, timeout=left_s, metadata=self._manner.sent_with(call))
+            return self._channels.method(call)(call.message, timeout=left_s, metadata=self._policy.sent_with(call))
         except ValueError:  # grpc's word for a channel that was closed meanwhile
             if not self._closed.is_set():
                 raise
@@ -196,7 +195,7 @@ class Client:
         attempt: Attempt,
     ) -> Any:
         """`attempt(call, seconds left)` until it succeeds or may not be repeated."""
-        attempts = self._manner.attempts(call, timeout_s, idempotent)
+        attempts = self._policy.attempts(call, timeout_s, idempotent)
         while True:
             try:
                 return attempt(call, attempts.left_s())

@@ -1,4 +1,4 @@
-"""What a call raises instead of an answer."""
+"""The exceptions that calls raise."""
 
 from __future__ import annotations
 

@@ -1,10 +1,18 @@
-"""Whether a call is tried again, and after which pause."""
+"""Retries: whether a call is tried again and after which pause, its attempts, and what each of them carries."""
 
 from __future__ import annotations
 
+import random
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from grpc import StatusCode
+
+from torchrelay_client.calls import Call
+from torchrelay_client.connecting import pairs
+from torchrelay_client.errors import CallFailed, failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +39,52 @@ class Retry:
 
 
 USUAL, NEVER = Retry(), Retry(attempts_max=1)
+
+
+class Attempts:
+    """The attempts of one call, which begins now. `timeout_s`: for all of them together, None for no limit."""
+
+    def __init__(self, retry: Retry, timeout_s: float | None) -> None:
+        self._retry = retry
+        self._end_s = None if timeout_s is None else time.monotonic() + timeout_s
+        self._made = 0
+
+    def left_s(self) -> float | None:
+        """Seconds left for the next attempt, None without a limit."""
+        return None if self._end_s is None else self._end_s - time.monotonic()
+
+    def pause_s(self, error: Any) -> float | None:
+        """Counts an attempt that failed with an error of grpc; seconds until the next one, None to give up."""
+        self._made += 1
+        return self._retry.pause_s(error.code(), self._made, self.left_s(), random.random())
+
+    def failure(self, error: Any) -> CallFailed:
+        """The error that the caller gets, made of the last attempt's."""
+        return failure(error, self._made)
+
+
+class CallPolicy:
+    """What a client adds to each of its calls: metadata, a time limit, and retries."""
+
+    def __init__(
+        self,
+        token: str,
+        metadata: Sequence[tuple[str, str]],
+        timeout_s: float | None,
+        retry: Retry | None,
+        idempotent: bool,
+    ) -> None:
+        self._metadata = pairs(token, metadata)
+        self._timeout_s, self._retry, self._idempotent = timeout_s, retry or NEVER, idempotent
+
+    def sent_with(self, call: Call[Any]) -> tuple[tuple[str, str], ...]:
+        return (*call.metadata, *self._metadata)
+
+    def timeout_s(self, asked_s: float | None) -> float | None:
+        """The time limit of a call with one answer; None stands for that of the client."""
+        return self._timeout_s if asked_s is None else asked_s
+
+    def attempts(self, call: Call[Any], timeout_s: float | None, idempotent: bool | None) -> Attempts:
+        """`idempotent` None: as the client has it."""
+        repeated = call.safe or (self._idempotent if idempotent is None else idempotent)
+        return Attempts(self._retry if repeated else NEVER, timeout_s)

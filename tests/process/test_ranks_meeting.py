@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ts.protocol.frames import Chunk, Credit, Input, Item, Load, Message, Predict, Ready, encode_bytes
-from ts.runtime.rank import meet
+from ts.runtime.torchrun import meet
 from ts_frontend.workers.ranks import RankConnections, Rendezvous
 
 GUARD_S = 30

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from google.protobuf import descriptor_pool
 
+from ts.protocol.datatypes import DATATYPES
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 SHIMS = "worker/ts/compat/shims/"
 #: Where requests are translated: they see calls and answers, never a frame.
@@ -118,7 +120,7 @@ def test_the_frontend_imports_only_the_protocol_and_the_version_of_ts() -> None:
     """But for the module that runs handlers inside the server, which is off unless `bypass_serve` is set: it imports a
     worker's runtime, nothing else does."""
     assert breaking(frontend(), ("ts.runtime",)) == [
-        f"frontend/ts_frontend/workers/launchers.py: ts.runtime.inside{more}" for more in ("", ".live_inside")
+        f"frontend/ts_frontend/workers/launchers.py: ts.runtime.main{more}" for more in ("", ".live_in_process")
     ]
     found = breaking(frontend(), ("ts",), ("frontend/ts_frontend/workers/launchers.py",))
     allowed = {line for line in found if any(within(line.split(": ")[1], it) for it in ("ts.protocol", "ts.version"))}
@@ -387,14 +389,10 @@ def test_the_root_of_the_frontend_holds_few_modules() -> None:
 
 #: Public classes whose names stand twice in one root, and why.
 TWICE: dict[str, str] = {
-    "Call": "a frame (protocol) and a call that a handler has open (runtime)",
-    "Datatype": "the protocol's datatypes, and aiSSEMBLE's own enumeration of them",
     "InferenceRequest": "each system's handlers are given the class that they know by this name",
     "InferenceResponse": "the same",
     "Metric": "TorchServe's and Triton's, both names of their APIs",
-    "Model": "KServe's base class, and what a form knows of a model",
     "RequestedOutput": "the protocol's, and KServe's own",
-    "Served": "one adapter for each system, which its loader finds by this name",
     "Tensor": "the protocol's, and Triton's own",
 }
 
@@ -435,3 +433,43 @@ def test_the_page_about_the_architecture_is_short_and_names_files_that_exist() -
     named = re.findall(r"`([\w./]+(?:\.py|/))`", page)
     assert len(named) > 20
     assert not [name for name in named if not any((root / name).exists() for root in roots)]
+
+
+def datatypes_in(node: ast.AST) -> set[str]:
+    """Names of datatypes, with or without Triton's prefix, in a literal collection, or assigned in a class."""
+    if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
+        values: list[ast.expr | None] = [*node.elts]
+    elif isinstance(node, ast.Dict):
+        values = [*node.keys, *node.values]
+    elif isinstance(node, ast.ClassDef):
+        values = [one.value for one in node.body if isinstance(one, (ast.Assign, ast.AnnAssign))]
+    else:
+        return set()
+    texts = {one.value for one in values if isinstance(one, ast.Constant) and isinstance(one.value, str)}
+    return {text.removeprefix("TYPE_") for text in texts} & DATATYPES.keys()
+
+
+@pytest.mark.parametrize(
+    ("code", "names"),
+    [
+        ("X = ('FP32', 'BF16')", {"FP32", "BF16"}),
+        ("X = {4: 'TYPE_FP32'}", {"FP32"}),
+        ("class X:\n    a: str = 'INT8'\n    b = 'INT16'", {"INT8", "INT16"}),
+        ("X = ('FP32 or BF16', 'x')", set()),
+    ],
+)
+def test_lists_of_datatypes_are_found(code: str, names: set[str]) -> None:
+    assert set().union(*map(datatypes_in, ast.walk(ast.parse(code)))) == names
+
+
+def test_the_datatypes_are_listed_once() -> None:
+    """Everything that depends on a datatype is a column of that table. Two that stand together elsewhere are an excerpt
+    of the list; the three of a sequence's control inputs are field names of config.pbtxt."""
+    own, control = "worker/ts/protocol/datatypes.py", {"INT32", "FP32", "BOOL"}
+    found = {
+        path: names
+        for path, tree in {**modules("frontend"), **worker()}.items()
+        for names in map(datatypes_in, ast.walk(tree))
+        if len(names) > 1 and path != own and names != control
+    }
+    assert not found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ts.compat import modules
+from ts.compat import start as modules
 
 START = ["--start", "--foreground"]
 NOWHERE = Path("/nowhere")
@@ -12,13 +12,13 @@ NOWHERE = Path("/nowhere")
 
 def test_dynamos_words() -> None:
     for argv in ([], ["--kserve-mode"]):
-        assert modules.dynamo(argv, NOWHERE, NOWHERE) == [*START, "--profile", "dynamo", *argv]
-    assert modules.dynamo(["--profile=triton"], NOWHERE, NOWHERE) == [*START, "--profile=triton"]
+        assert modules.dynamo_words(argv, NOWHERE, NOWHERE) == [*START, "--profile", "dynamo", *argv]
+    assert modules.dynamo_words(["--profile=triton"], NOWHERE, NOWHERE) == [*START, "--profile=triton"]
 
 
 def test_folders_that_dynamo_takes_when_none_is_named(tmp_path: Path) -> None:
     def places(*argv: str) -> list[str]:
-        return modules.dynamo(["--profile=dynamo", *argv], tmp_path / "here", tmp_path / "mounted")[2:-1]
+        return modules.dynamo_words(["--profile=dynamo", *argv], tmp_path / "here", tmp_path / "mounted")[2:-1]
 
     (tmp_path / "mounted").mkdir()
     assert places() == ["--model-store", str(tmp_path / "mounted"), "--models", "all"]
@@ -33,5 +33,5 @@ def test_folders_that_dynamo_takes_when_none_is_named(tmp_path: Path) -> None:
 
 
 def test_maxs_words() -> None:
-    assert modules.max_server(["--model=llama31"]) == [*START, "--model=llama31"]
-    assert modules.max_server(["--bypass-serve"]) == [*START, "--profile", "max", "--bypass-serve"]
+    assert modules.max_words(["--model=llama31"]) == [*START, "--model=llama31"]
+    assert modules.max_words(["--bypass-serve"]) == [*START, "--profile", "max", "--bypass-serve"]

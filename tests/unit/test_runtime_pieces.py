@@ -13,8 +13,8 @@ from ts.context import Context, RequestCancelled
 from ts.protocol.frames import Cancel, Chunk, Credit, Failed, Input, Item, Predict, Stop
 from ts.protocol.otf_message_handler import create_predict_response
 from ts.protocol.otf_message_handler import send_intermediate_predict_response as old_send
-from ts.runtime import handlers, replies, requests
-from ts.runtime.jobs import EARLY_CANCELS_MAX, Ledger
+from ts.runtime import handlers, running
+from ts.runtime.jobs import EARLY_CANCELS_MAX, Failure, Ledger
 from ts.service import PredictionException
 
 
@@ -53,7 +53,7 @@ def test_a_job_is_answered_once():
     ledger.give(job, b"a", last=False, status=201, phrase="Made", headers=(("k", "v"),))
     ledger.give(job, b"b", last=True, status=201, phrase="Made", headers=(("k", "v"),))
     ledger.give(job, b"c", last=True)
-    ledger.give(job, replies.PREDICTION_FAILED, last=True)
+    ledger.give(job, running.PREDICTION_FAILED, last=True)
     assert pushed(ledger) == [Chunk(1, b"a", False, 201, "Made", [("k", "v")]), Chunk(1, b"b", True, 200, "", ())]
     assert not ledger.jobs
 
@@ -65,7 +65,7 @@ def test_pieces_are_held_without_credit_and_the_end_waits_behind_them():
     (job,) = batch.jobs
     for piece in (b"1", b"2", b"3"):
         ledger.give(job, piece, last=False)
-    ledger.give(job, replies.Failure(503, "no"), last=True)
+    ledger.give(job, Failure(503, "no"), last=True)
     assert pushed(ledger) == [Chunk(1, b"1", False)]
     assert ledger.held_bytes(job) == 2
     ledger.receive(Credit(1, 100))
@@ -139,13 +139,13 @@ def test_stop_is_noted():
 
 def test_numbers_of_numpy_cannot_be_sent(capsys):
     numpy = pytest.importorskip("numpy")
-    assert replies.outcome(numpy.float32(1)) == replies.UNSUPPORTED
+    assert running.outcome(numpy.float32(1)) == running.UNSUPPORTED
     assert "float32" in capsys.readouterr().err
 
 
 def test_views_of_other_shapes_are_flattened():
     array = pytest.importorskip("numpy").arange(6, dtype="uint16").reshape(2, 3)
-    assert bytes(replies.outcome(memoryview(array))) == array.tobytes()
+    assert bytes(running.outcome(memoryview(array))) == array.tobytes()
 
 
 def test_subclasses_of_text_and_bytes():
@@ -155,18 +155,18 @@ def test_subclasses_of_text_and_bytes():
     class Raw(bytes):
         pass
 
-    assert replies.outcome(Text("a")) == b"a"
-    assert replies.outcome(Raw(b"a")) == b"a"
+    assert running.outcome(Text("a")) == b"a"
+    assert running.outcome(Raw(b"a")) == b"a"
 
 
 def test_failures_carry_their_codes():
-    assert replies.failure_of(PredictionException("no", 404)) == (404, "no")
-    assert replies.failure_of(PredictionException("no")) == (500, "no")
-    assert replies.failure_of(RuntimeError("CUDA out of memory")).code == 507
+    assert running.failure_of(PredictionException("no", 404)) == (404, "no")
+    assert running.failure_of(PredictionException("no")) == (500, "no")
+    assert running.failure_of(RuntimeError("CUDA out of memory")).code == 507
 
 
 def test_json_that_is_text_only_by_name(capsys):
-    row = requests.row([Input("body", "application/json", b"\xff")], decode=True)
+    row = running.row_of([Input("body", "application/json", b"\xff")], decode=True)
     assert row == {"body": bytearray(b"\xff")}
     assert "application/json" in capsys.readouterr().err
 
@@ -349,10 +349,10 @@ def test_an_answer_that_fits_no_message_leaves_its_request_to_be_failed(chunk, c
         ledger.give(job, chunk.data, last, chunk.status, chunk.phrase, chunk.headers)
     assert (job.answered, job.over, job.done, job.credit_bytes, bool(job.held)) == (False, False, False, before, False)
     assert set(ledger.jobs) == {1, 2} and pushed(ledger) == []
-    ledger.give(job, replies.PREDICTION_FAILED, last=True)
+    ledger.give(job, running.PREDICTION_FAILED, last=True)
     ledger.receive(Credit(2, 100))
     ledger.give(other, b"y", last=True)
-    assert pushed(ledger) == [Failed(1, *replies.PREDICTION_FAILED), Chunk(2, b"y")]
+    assert pushed(ledger) == [Failed(1, *running.PREDICTION_FAILED), Chunk(2, b"y")]
     assert not ledger.jobs
 
 
@@ -360,5 +360,5 @@ def test_a_failure_can_always_be_sent():
     ledger = ledger_with([1])
     batch = ledger.queue.popleft()
     ledger.start(batch)
-    ledger.give(batch.jobs[0], replies.Failure(500, "no such file: \udcff"), last=True)
+    ledger.give(batch.jobs[0], Failure(500, "no such file: \udcff"), last=True)
     assert pushed(ledger) == [Failed(1, 500, "no such file: ?")]

@@ -18,20 +18,20 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from ts.protocol import open_inference_pb2 as pb
+from ts.protocol.datatypes import DATATYPES
 from ts.protocol.frames import Input, Item
 from ts.tensors import forms, rows
-from ts.tensors.datatypes import DATATYPES, MESSAGE_CHARS_MAX, BadTensor
-from ts.tensors.forms import Form, Model
-from ts.tensors.types import InferenceResponse, Tensor
+from ts.tensors.forms import Form, ModelSpec
+from ts.tensors.types import MESSAGE_CHARS_MAX, BadTensor, InferenceResponse, Tensor
 
-MODEL = Model("m", "1", {}, {})
+MODEL = ModelSpec("m", "1", {}, {})
 LENGTH = "inference-header-content-length"
 #: Far more than any request takes, and far less than one that grows with the square of its size.
 GUARD_S = 20
 FORMS = ("json", "json;stream", "grpc", "grpc;stream;triton", "generate", "openai", "openai;chat")
 
 
-def opened(form: str, data: bytes, length: int | str | None = None, model: Model = MODEL) -> Form:
+def opened(form: str, data: bytes, length: int | str | None = None, model: ModelSpec = MODEL) -> Form:
     headers = [(LENGTH, str(length))] if length is not None else []
     return forms.opened(Item(1, "r", math.inf, headers, [Input("", f"\0{form}", data)]), model)
 
@@ -64,7 +64,7 @@ def bits(tensor: Tensor) -> list[Any]:
 
 
 def message(tensor: Tensor) -> tuple[pb.ModelInferRequest, bytes]:
-    from ts.tensors.datatypes import encode_raw
+    from ts.tensors.types import encode_raw
 
     kind = pb.ModelInferRequest.InferInputTensor
     raw = encode_raw(tensor.datatype, tensor.array)

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from ts.tensors import v1_form
-from ts.tensors.datatypes import BadTensor
-from ts.tensors.forms import Model
-from ts.tensors.types import InferenceResponse, Tensor
+from ts.tensors.forms import ModelSpec
+from ts.tensors.types import BadTensor, InferenceResponse, Tensor
 
-MODEL = Model("m", "1.0", {}, {})
+MODEL = ModelSpec("m", "1.0", {}, {})
 
 
 def opened(body, model=MODEL, **headers):
@@ -39,7 +38,7 @@ def test_instances(instances, found):
 
 
 def test_the_only_input_of_the_model_gives_its_name():
-    model = Model("m", "1.0", {"x": {"datatype": "INT64", "shape": [-1]}}, {})
+    model = ModelSpec("m", "1.0", {"x": {"datatype": "INT64", "shape": [-1]}}, {})
     assert opened({"inputs": [1]}, model).request.inputs[0].name == "x"
 
 
@@ -55,14 +54,14 @@ def test_the_only_input_of_the_model_gives_its_name():
     ],
 )
 def test_instances_are_of_the_datatype_that_the_model_declares(datatype, instances, found):
-    model = Model("m", "1.0", {"x": {"datatype": datatype}}, {})
+    model = ModelSpec("m", "1.0", {"x": {"datatype": datatype}}, {})
     (tensor,) = opened({"instances": instances}, model).request.inputs
     values = [None if value != value else value for value in tensor.array.tolist()]
     assert (tensor.name, tensor.datatype, values) == ("x", datatype, found)
 
 
 def test_rows_of_objects_are_of_declared_datatypes():
-    model = Model("m", "1.0", {"a": {"datatype": "FP32"}, "b": {"datatype": "INT8"}}, {})
+    model = ModelSpec("m", "1.0", {"a": {"datatype": "FP32"}, "b": {"datatype": "INT8"}}, {})
     tensors = opened({"instances": [{"a": 1, "b": 2}, {"a": 3, "b": 4}]}, model).request.inputs
     assert [(one.name, one.datatype, one.array.tolist()) for one in tensors] == [
         ("a", "FP32", [1.0, 3.0]),
@@ -74,7 +73,7 @@ def test_rows_of_objects_are_of_declared_datatypes():
     ("instances", "reason"), [([1.5], "1.5 is no INT8"), ([300], "fit"), ([[1, 2], [3]], "takes 4")]
 )
 def test_instances_that_do_not_fit_their_declaration(instances, reason):
-    model = Model("m", "1.0", {"x": {"datatype": "INT8"}}, {})
+    model = ModelSpec("m", "1.0", {"x": {"datatype": "INT8"}}, {})
     with pytest.raises(BadTensor, match=f"input 'x'.*{reason}"):
         opened({"instances": instances}, model)
 

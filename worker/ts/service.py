@@ -10,7 +10,8 @@ from typing import Any
 
 from ts.context import Context, RequestProcessor
 from ts.protocol.otf_message_handler import create_predict_response
-from ts.runtime.replies import Failure, failure_of, outcomes
+from ts.runtime.jobs import Failure
+from ts.runtime.running import failure_of, outcomes
 from ts.utils.util import PredictionException, get_yaml_config
 from ts.version import __version__
 

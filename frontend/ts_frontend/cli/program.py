@@ -1,7 +1,7 @@
 """The server of a program that starts its own: what `ts.compat.start` puts in the program's place.
 
 Arguments: JSON that tells the program (`kind`, `models`, `options`, `program`, `module`, `argv`, `path`, `directory`,
-`stand_in`, `beside`), then the program's own arguments.
+`stand_in`, `co_served`), then the program's own arguments.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def main(words: Sequence[str] | None = None) -> int:
         environ = environment()
         properties = kserve.read(environ)
         found = kserve.resolve(argv, environ, properties, program["options"])
-        more = co_served_settings([*argv, *program.get("beside", ())])
+        more = co_served_settings([*argv, *program.get("co_served", ())])
         for line in (*kserve.notes(found, environ, properties), *co_served_notes(more)):
             print(line, file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory(prefix="oip-", ignore_cleanup_errors=True) as directory:

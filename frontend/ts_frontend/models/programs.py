@@ -21,7 +21,7 @@ SHOWN_CHARS_MAX = 4000
 #: Blanks and "" leave sys.path, so that a directory named `ts` where the program runs isn't taken for ours.
 _CODE = (
     "import sys; sys.path[:] = filter(None, sys.path); "
-    "from ts.compat.asked import main; main(sys.argv[1:]) # torchserve"
+    "from ts.compat.program import list_models; list_models(sys.argv[1:]) # torchserve"
 )
 
 

@@ -6,17 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ts.protocol.datatypes import DATATYPES
 from ts_frontend.errors import InvalidArgument
 from ts_frontend.models.settings import ModelSettings
 
 KEY = "openInference"
-#: The datatypes of the Open Inference Protocol, and Triton's BF16.
-DATATYPES = frozenset(
-    {
-        *("BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64"),
-        *("FP16", "BF16", "FP32", "FP64", "BYTES"),
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +126,8 @@ def made_config(name: str, signature: Signature, settings: ModelSettings, worker
 
     def tensors(specs: tuple[TensorSpec, ...]) -> list[dict[str, Any]]:
         return [
-            {"name": spec.name, "data_type": _config_type(spec.datatype), "dims": list(spec.shape)} for spec in specs
+            {"name": spec.name, "data_type": DATATYPES[spec.datatype].config_type, "dims": list(spec.shape)}
+            for spec in specs
         ]
 
     return {
@@ -148,7 +143,3 @@ def made_config(name: str, signature: Signature, settings: ModelSettings, worker
         "parameters": {"batch_size": {"string_value": str(settings.batch_size)}},
         "model_transaction_policy": {"decoupled": signature.decoupled},
     }
-
-
-def _config_type(datatype: str) -> str:
-    return "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"

@@ -26,7 +26,7 @@ from ts_frontend.workers.ranks import Rendezvous
 log = logging.getLogger(__name__)
 
 TOOL_READ_BYTES = 64 * 1024
-#: The signals that ask a server to stop, as in ts.runtime.child.
+#: The signals that ask a server to stop, as in ts.runtime.process.
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -150,7 +150,7 @@ def start_forkserver(control_fd: int, env: Mapping[str, str], preload_torch: boo
 
 def _start(argv: Sequence[str], **how: Any) -> subprocess.Popen[bytes]:
     """Starts one of our own processes, in a session of its own and with the signals blocked that ask a server to stop,
-    until it handles them itself (`ts.runtime.child`): they must not end it on its way there. Blocking."""
+    until it handles them itself (`ts.runtime.process`): they must not end it on its way there. Blocking."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:
         return subprocess.Popen(argv, start_new_session=True, **how)
@@ -272,8 +272,8 @@ class TorchrunLauncher:
         """Starts torchrun; its processes connect when they are there. Raises OSError."""
         assert spec.torchrun is not None
         rendezvous = Rendezvous.open(self._work_dir, spec.torchrun.count, spec.torchrun.lockstep)
-        named = ["--rdzv-id", f"{spec.name}_{spec.worker_id}"]
-        words = ["ts.runtime.torchrun", str(os.getpid()), *spec.torchrun.words, *named, "-m", "ts.runtime.rank"]
+        ours = ["--rdzv-id", f"{spec.name}_{spec.worker_id}", "-m", "ts.runtime.torchrun", "rank"]
+        words = ["ts.runtime.torchrun", "start", str(os.getpid()), *spec.torchrun.words, *ours]
         try:
             process = await self._exec.start(words, replace(spec, env={**spec.env, **rendezvous.env}), Channels(), sink)
         except BaseException:
@@ -315,9 +315,9 @@ class InProcessLauncher:
         loop = asyncio.get_running_loop()
 
         def live() -> None:
-            from ts.runtime.inside import live_inside
+            from ts.runtime.main import live_in_process
 
-            status = live_inside(sock_fd, progress_fd)
+            status = live_in_process(sock_fd, progress_fd)
             try:
                 loop.call_soon_threadsafe(process.ended, ExitStatus(status))
             except RuntimeError:  # the loop has ended before its handler has

@@ -10,12 +10,13 @@ import numpy as np
 
 from ts.compat.aissemble_api.handlers import DataplaneHandler, ModelHandler
 from ts.compat.aissemble_api.records import plain
-from ts.compat.latency import Latency
+from ts.compat.kserve import Latency
 from ts.compat.start import serve
 from ts.context import Context
+from ts.protocol.datatypes import DATATYPES
 from ts.runtime.handlers import HandlerNotUsable, Loaded, Settings, context_of, declared
 from ts.tensors import types
-from ts.tensors.datatypes import BadTensor, bytes_array, datatype
+from ts.tensors.types import BadTensor, bytes_array, datatype
 from ts.utils.util import PredictionException
 
 TYPES = "aissemble_open_inference_protocol_shared.types.dataplane"
@@ -51,13 +52,13 @@ def serving(service: Any, settings: Settings) -> Loaded:
     if not service.ready:
         raise HandlerNotUsable(f"model_load({service.name!r}) of its handler returned False, or load() was not called")
     logging = bool(settings["adapter_settings"].get("latency_logging"))
-    served = Served(service.name, service.dataplane_handler, logging)
+    served = AissembleAdapter(service.name, service.dataplane_handler, logging)
     tensors = declared(settings | {"tensors": None})
     return Loaded(served.answers, context_of(settings), "blocking", None, "requests", tensors, signature_of(service))
 
 
 def signature_of(service: Any) -> dict[str, Any] | None:
-    """What the handler says of its model; None when it says nothing."""
+    """The metadata of the model, from its handler; None when the handler has none."""
     try:
         found = service.dataplane_handler.model_metadata(service.name)
     except NotImplementedError:
@@ -73,7 +74,7 @@ def _tensor_metadata(tensor: Any) -> dict[str, Any]:
     return {"name": tensor.name, "datatype": plain(tensor.datatype), "shape": list(tensor.shape)}
 
 
-class Served:
+class AissembleAdapter:
     """A handler, and how requests reach it: one after another."""
 
     def __init__(self, name: str, handler: Any, latency_logging: bool) -> None:
@@ -127,8 +128,8 @@ class Served:
         return self._types.Parameters(**parameters) if parameters else None
 
     def _input(self, tensor: types.Tensor) -> Any:
-        if tensor.datatype == "BF16":
-            raise BadTensor(f"input ('{tensor.name}'): aiSSEMBLE's handlers know no BF16")
+        if DATATYPES[tensor.datatype].extension:
+            raise BadTensor(f"input ('{tensor.name}'): aiSSEMBLE's handlers know no {tensor.datatype}")
         return self._types.RequestInput(
             name=tensor.name,
             shape=list(tensor.shape),

@@ -5,17 +5,38 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
+import time
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 from ts.compat.kserve_api.messages import array_of
-from ts.compat.latency import Latency
 from ts.context import Context
 from ts.runtime.handlers import HandlerNotUsable, Loaded, Settings, context_of, declared
 from ts.tensors import types
 from ts.tensors.v1_form import V1Request, V1Response
 from ts.utils.util import PredictionException
+
+STEPS = ("preprocess", "explain", "predict", "postprocess")
+
+
+class Latency:
+    """The times of one request. `step` ends what ran since the last one."""
+
+    def __init__(self, request_id: str) -> None:
+        self._id = request_id
+        self._taken_ms = dict.fromkeys(STEPS, 0.0)
+        self._since_s = time.perf_counter()
+
+    def step(self, name: str) -> None:
+        now_s = time.perf_counter()
+        self._taken_ms[name] += (now_s - self._since_s) * 1000
+        self._since_s = now_s
+
+    def line(self) -> str:
+        taken = ", ".join(f"{name}_ms: {taken_ms:.3f}" for name, taken_ms in self._taken_ms.items())
+        return f"requestId: {self._id or 'N.A.'}, {taken}"
+
 
 #: Statuses of KServe's errors, by the names of their types: those of its own package have no number.
 STATUSES = {
@@ -38,7 +59,7 @@ def serving(model: Any, settings: Settings) -> Loaded:
         "inputs": loop.run_until_complete(_result(model.get_input_types())),
         "outputs": loop.run_until_complete(_result(model.get_output_types())),
     }
-    served = Served(model, bool(settings["adapter_settings"].get("latency_logging")))
+    served = KServeAdapter(model, bool(settings["adapter_settings"].get("latency_logging")))
     tensors = declared(settings | {"tensors": None})
     return Loaded(served.answers, context_of(settings), "async", loop, "requests", tensors, signature)
 
@@ -47,7 +68,7 @@ async def _result(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 
-class Served:
+class KServeAdapter:
     """A predictor, and how requests reach it: those of coroutines at the same time, others one after another."""
 
     def __init__(self, model: Any, latency_logging: bool) -> None:

@@ -40,7 +40,7 @@ def _form(request: InferenceRequest) -> tuple[Any, ...]:
 
 
 def _common(parameters: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What all agree on as it is, other values as the list of all (MLServer's way)."""
+    """Parameters for a batch, as MLServer merges them: a value that all requests share, else the list of all values."""
     names = dict.fromkeys(name for one in parameters for name in one)
     found = {}
     for name in names:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+import os
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from ts.protocol.datatypes import DATATYPES
 from ts.tensors import types as neutral
-from ts.tensors.datatypes import DATATYPES, Array, as_bytes, bytes_array
+from ts.tensors.types import Array, as_bytes, bytes_array
 from ts.utils.util import PredictionException
 
 BASE64 = "base64"
@@ -41,8 +43,9 @@ class Messages:
         )
 
     def _input(self, tensor: neutral.Tensor, texts: bool) -> Any:
-        if tensor.datatype == "BF16":
-            raise PredictionException(f"input {tensor.name!r}: MLServer's runtimes have no datatype BF16", 400)
+        if DATATYPES[tensor.datatype].extension:
+            text = f"input {tensor.name!r}: MLServer's runtimes have no datatype {tensor.datatype}"
+            raise PredictionException(text, 400)
         return self._types.RequestInput(
             name=tensor.name,
             shape=list(tensor.shape),
@@ -128,3 +131,46 @@ def _unpacked(value: bytes) -> bytes:
         return base64.b64decode(value, validate=True)
     except binascii.Error:
         return value
+
+
+SPECVERSION = "0.3"
+#: Where a pod of Kubernetes finds its namespace.
+NAMESPACE_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+_KIND = "io.seldon.serving.inference."
+
+
+class CloudEvents:
+    """The CloudEvents headers of one model's requests and answers. `server`: MLServer's `server_name`."""
+
+    def __init__(self, server: str, model: str, namespace_file: str = NAMESPACE_FILE) -> None:
+        namespace = _namespace(namespace_file)
+        source = f"io.seldon.serving.deployment.{server}"
+        self._common = {
+            "Ce-Specversion": SPECVERSION,
+            "Ce-Source": f"{source}.{namespace}" if namespace else source,
+            "Ce-Type": "",
+            "Ce-Modelid": model,
+            "Ce-Inferenceservicename": server,
+            "Ce-Endpoint": model,
+        }
+        self._more = {"Ce-Namespace": namespace} if namespace else {}
+
+    def request(self, request_id: str) -> Mapping[str, str]:
+        return self._headers("request", request_id)
+
+    def response(self, request_id: str) -> Mapping[str, str]:
+        return self._headers("response", request_id)
+
+    def _headers(self, kind: str, request_id: str) -> dict[str, str]:
+        ids = {"Ce-Id": request_id, "Ce-Requestid": request_id} if request_id else {}
+        return {**self._common, "Ce-Type": _KIND + kind, **ids, **self._more}
+
+
+def _namespace(file: str) -> str:
+    try:
+        if os.path.isfile(file):
+            with open(file) as text:
+                return text.read().strip()
+    except OSError:
+        pass
+    return ""

@@ -31,7 +31,7 @@ class _Route(NamedTuple):
 
 
 class _Invalid(ValueError):
-    """What a request lacks, or what of it doesn't fit; as FastAPI tells it."""
+    """A missing or invalid part of a request, described as FastAPI describes it."""
 
     def __init__(self, kind: str, where: Sequence[str], message: str, value: Any) -> None:
         super().__init__(message)
@@ -59,7 +59,7 @@ class Routes:
             context.set_response_status(status)
             yield [response]
             return
-        async for status, response in _asked(self._app, request):
+        async for status, response in _asgi_answer(self._app, request):
             if status:
                 context.set_response_status(status)
             yield [response]
@@ -206,8 +206,8 @@ def _imported(name: str) -> Any:
         return None
 
 
-async def _asked(app: Any, request: RouteRequest) -> AsyncIterator[tuple[int, RouteResponse]]:
-    """What an ASGI application answers: the status with the first piece, then 0."""
+async def _asgi_answer(app: Any, request: RouteRequest) -> AsyncIterator[tuple[int, RouteResponse]]:
+    """The answer of an ASGI application in pieces, each with the status: the real one first, then 0."""
     sent: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(1)
     running = asyncio.create_task(_run(app, request, sent))
     head: dict[str, Any] = {}

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ts.compat import add_shims, mlserver_batches
-from ts.compat.mlserver_events import Events
-from ts.compat.mlserver_messages import Messages
+from ts.compat.mlserver_messages import CloudEvents, Messages
 from ts.compat.mlserver_routes import Routes
 from ts.context import Context
 from ts.metrics.metric_type_enum import MetricTypes
@@ -41,7 +40,7 @@ def load(settings: Settings) -> Loaded:
     asyncio.set_event_loop(loop)
     model = _model(folder, settings)
     _prepare_package(model, context)
-    served = Served(model, Events(adapted.get("server_name") or "mlserver", model.name))
+    served = MLServerAdapter(model, CloudEvents(adapted.get("server_name") or "mlserver", model.name))
     loop.run_until_complete(served.load())
     atexit.register(lambda: loop.run_until_complete(_unload(model)))
     signature = loop.run_until_complete(_signature(model))
@@ -85,7 +84,7 @@ def _values(adapted: dict[str, Any]) -> dict[str, Any]:
 
 
 def _prepare_package(model: Any, context: Context) -> None:
-    """What the package mlserver needs to know to log and to measure."""
+    """Sets up logging and metrics of the package mlserver."""
     metrics = importlib.import_module("mlserver.metrics")
     if hasattr(metrics, "send_to"):
         importlib.import_module("mlserver.logging").configure()
@@ -120,10 +119,10 @@ def _spec(found: dict[str, Any]) -> dict[str, Any]:
     return {"parameters": {}, **{name: value for name, value in found.items() if value is not None}}
 
 
-class Served:
+class MLServerAdapter:
     """A runtime, and how batches reach it."""
 
-    def __init__(self, model: Any, events: Events) -> None:
+    def __init__(self, model: Any, events: CloudEvents) -> None:
         self._model, self._events = model, events
         package = importlib.import_module("mlserver")
         self._error = importlib.import_module("mlserver.errors").MLServerError
@@ -184,7 +183,7 @@ class Served:
 
     @contextlib.contextmanager
     def _failures(self) -> Any:
-        """What a runtime raises, with the status it means."""
+        """Turns exceptions of a runtime into PredictionExceptions with their statuses."""
         try:
             yield
         except self._error as error:
@@ -214,7 +213,7 @@ class Served:
                 yield self._payload(following, request_id)
 
     async def _mixed(self, data: Sequence[InferenceRequest], context: Context) -> AsyncIterator[list[Any]]:
-        """A batch in which some take several answers: each request runs by itself, beside the others."""
+        """A batch in which some requests take several answers: each request runs as a task of its own."""
         ready: asyncio.Queue[tuple[int, Any]] = asyncio.Queue(len(data))
         tasks = [asyncio.create_task(self._one(index, one, context, ready)) for index, one in enumerate(data)]
         try:

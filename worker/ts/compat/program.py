@@ -1,16 +1,69 @@
-"""Serves what a program made for another server: the program is run up to the start of its server."""
+"""Runs a program that was written for another server, up to the start of its server: as the adapter of what it
+serves, for `python -m ts.compat.run`, and to list its models."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
+import importlib.util
+import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from ts.compat import add_shims, programs
-from ts.compat.start import Reached
+from ts.compat import SHIMS, add_shims
+from ts.compat.start import CO_SERVED, MARK, STAND_IN, Reached
 from ts.runtime.handlers import HandlerNotUsable, Loaded, Settings
+
+
+def run_program(
+    file: str,
+    module: str,
+    argv: Sequence[str],
+    *,
+    in_worker: bool = False,
+    stand_in: bool = False,
+    co_served: Sequence[str] = (),
+) -> None:
+    """Runs the program in `file`, which is `module` when it was started by name. What it raises passes through."""
+    main = _made(file, module)
+    setattr(main, MARK, in_worker)
+    setattr(main, STAND_IN, stand_in)
+    setattr(main, CO_SERVED, co_served)
+    sys.argv = [file, *argv]
+    sys.modules["__main__"] = main
+    loader = main.__loader__
+    assert isinstance(loader, importlib.machinery.SourceFileLoader)
+    loader.exec_module(main)
+
+
+def _made(file: str, module: str) -> ModuleType:
+    """The module `__main__`, not yet run. Relative imports of one started by name work."""
+    loader = importlib.machinery.SourceFileLoader("__main__", file)
+    spec = importlib.util.spec_from_file_location("__main__", file, loader=loader)
+    assert spec is not None
+    main = importlib.util.module_from_spec(spec)
+    parts = module.rpartition(".")
+    main.__package__ = parts[0] if module else ""
+    if not module and os.path.dirname(file) not in sys.path:
+        sys.path.insert(0, os.path.dirname(file))
+    return main
+
+
+#: Packages whose part is to serve: this server's stand in for installed ones.
+SERVERS = ("kserve", "aissemble_open_inference_protocol_kserve")
+
+
+def stand_in() -> None:
+    """Makes the shims importable, and those of servers first."""
+    sys.path.insert(0, SHIMS)
+    for name in SERVERS:
+        importlib.import_module(name)
+    sys.path.remove(SHIMS)
+    add_shims()
 
 
 def load(settings: Settings) -> Loaded:
@@ -33,14 +86,29 @@ def _chosen(models: Mapping[str, Any], name: str, program: str) -> Any:
 
 
 def _reached(adapted: Mapping[str, Any]) -> Reached:
-    """What the program serves."""
+    """Runs the program; what it would serve. HandlerNotUsable when it ends without starting a server."""
     os.chdir(adapted["directory"])
     sys.path[:] = list(dict.fromkeys((*adapted["path"], *sys.path)))
     if adapted.get("stand_in"):
-        importlib.import_module("ts.compat.run").stand_in()
+        stand_in()
     add_shims()
     try:
-        programs.run(adapted["program"], adapted["module"], adapted["argv"], in_worker=True)
+        run_program(adapted["program"], adapted["module"], adapted["argv"], in_worker=True)
     except Reached as reached:
         return reached
     raise HandlerNotUsable(f"{adapted['program']} ended without starting its server")
+
+
+def list_models(words: Sequence[str]) -> None:
+    """Writes the names of the models that a program would serve to a file, as a JSON list. `words`: the file, the
+    program, and its arguments. The process ends: with status 1 when the program ended without starting a server."""
+    result, program, *argv = words
+    stand_in()
+    try:
+        run_program(program, "", argv, in_worker=True)
+    except Reached as reached:
+        Path(result).write_text(json.dumps(list(reached.models)))
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(0)  # as at its server's start: nothing of the program runs any more, not its threads either
+    sys.exit("it ended without starting its server")

@@ -1,24 +1,21 @@
 """`python -m ts.compat.run [OPTION …] PROGRAM [ARGUMENT …]`: runs a program made for aiSSEMBLE's or KServe's server on
 this one.
 
-It is unchanged, and needs none of their packages; where they are installed, this server starts all the same. Options
-say what is served beside it.
+The program stays as it is, and needs none of their packages; where they are installed, this server starts all the same.
+Options name what else is served.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Sequence
 
-from ts.compat import SHIMS, add_shims, programs
+from ts.compat.program import run_program, stand_in
 
 OPTIONS = ("--model-store", "--models", "--model-repository", "--model-control-mode", "--load-model")
 USAGE = f"""usage: python -m ts.compat.run [OPTION ...] PROGRAM.py [ARGUMENT ...]
-  options, for what is served beside the program: {", ".join(OPTIONS)}"""
-#: Packages whose part is to serve: this server's stand in for installed ones.
-SERVERS = ("kserve", "aissemble_open_inference_protocol_kserve")
+  options, for what else is served: {", ".join(OPTIONS)}"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -28,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
         print(USAGE, file=sys.stderr)
         return 2
     stand_in()
-    programs.run(os.path.abspath(words[0]), "", words[1:], stand_in=True, beside=options)
+    run_program(os.path.abspath(words[0]), "", words[1:], stand_in=True, co_served=options)
     return 0
 
 
@@ -45,15 +42,6 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
         options.append(f"{name}={value}")
         at += 1
     return options, list(argv[at:])
-
-
-def stand_in() -> None:
-    """Makes the shims importable, and those of servers first."""
-    sys.path.insert(0, SHIMS)
-    for name in SERVERS:
-        importlib.import_module(name)
-    sys.path.remove(SHIMS)
-    add_shims()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""How a program that makes its own server (aiSSEMBLE's `start_server`, KServe's `ModelServer.start`) comes to this one.
+"""How a program that starts its own server comes to this one: aiSSEMBLE's `start_server`, KServe's
+`ModelServer.start`, and modules of other servers that are started by name.
 
 The process that the user started becomes the server: it is replaced by the frontend, which gets the program's file and
 arguments. Each worker runs the program again, up to the same call, and serves the objects that the program made: no
@@ -11,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -18,8 +20,8 @@ from typing import Any, NoReturn
 MARK = "__torchrelay_worker__"
 #: The same of one that `ts.compat.run` runs: this server's packages stand in for installed ones.
 STAND_IN = "__torchrelay_stand_in__"
-#: And what it was told to serve beside the program, as words of a command line.
-BESIDE = "__torchrelay_beside__"
+#: And what else is to be served, as words of a command line.
+CO_SERVED = "__torchrelay_co_served__"
 _CODE = (
     "import sys; sys.path[:] = filter(None, sys.path); "
     "from ts_frontend.{module} import main; sys.exit(main()) # torchserve"
@@ -56,17 +58,17 @@ def serve(kind: str, models: Mapping[str, Any], options: Mapping[str, Any]) -> N
         "program": _file_of(main),
         "module": _module_of(main),
         "argv": sys.argv[1:],
-        "beside": list(getattr(main, BESIDE, ())),
+        "co_served": list(getattr(main, CO_SERVED, ())),
         "path": [os.path.abspath(one) for one in sys.path if one],
         "directory": os.getcwd(),
         "stand_in": bool(getattr(main, STAND_IN, False)),
     }
-    _become("kserve.program", json.dumps(told), *sys.argv[1:])
+    _become("cli.program", json.dumps(told), *sys.argv[1:])
 
 
 def torchserve(*words: str) -> NoReturn:
     """This process becomes the command `torchserve` with these words."""
-    _become("cli", *words)
+    _become("cli.main", *words)
 
 
 def _become(module: str, *words: str) -> NoReturn:
@@ -96,3 +98,45 @@ def _flush() -> None:
     for stream in streams:
         if stream is not None:
             stream.flush()
+
+
+# --- modules of other servers
+#
+# Dynamo's frontend is told its models by others, MAX's server has one; this one serves folders. Without an option about
+# them it takes those that the page about Dynamo draws, and that KServe mounts.
+
+#: Options that say what is served.
+_SOURCES = {"--model-store", "--model-repository", "--model-dir", "--model", "--model-path", "--program"}
+MOUNTED = Path("/mnt/models")
+_START = ("--start", "--foreground")
+
+
+def dynamo_words(argv: Sequence[str], directory: Path, mounted: Path = MOUNTED) -> list[str]:
+    """The words of the `torchserve` command for `python -m dynamo.frontend`, with Dynamo's ports. `directory`: where it
+    is started; `mounted`: where KServe puts models."""
+    given = _given(argv)
+    profile = [] if "--profile" in given else ["--profile", "dynamo"]
+    return [*_START, *profile, *([] if _SOURCES & given else _sources(directory, mounted)), *argv]
+
+
+def max_words(argv: Sequence[str]) -> list[str]:
+    """The same for `python -m max.serve.grpc_server`. `--model` brings MAX's profile by itself."""
+    named = {"--model", "--model-path", "--profile"} & _given(argv)
+    return [*_START, *([] if named else ["--profile", "max"]), *argv]
+
+
+def _given(argv: Sequence[str]) -> set[str]:
+    """The options' names, with `-` for `_`."""
+    return {word.partition("=")[0].replace("_", "-") for word in argv if word.startswith("--")}
+
+
+def _sources(directory: Path, mounted: Path) -> list[str]:
+    if (directory / "model_repository").is_dir():
+        return ["--model-repository", "model_repository"]
+    if (directory / "model_store").is_dir():
+        return ["--model-store", "model_store", "--models", "all"]
+    if not mounted.is_dir():
+        return []
+    if any(mounted.glob("*/config.pbtxt")):
+        return ["--model-repository", str(mounted)]
+    return ["--model-store", str(mounted), "--models", "all"]

@@ -25,7 +25,7 @@ from ts.runtime import calls
 from ts.runtime.handlers import HandlerNotUsable, Loaded, Settings, context_of, declared
 from ts.runtime.running import Ended, Refused
 from ts.tensors import types
-from ts.tensors.datatypes import BadTensor
+from ts.tensors.types import BadTensor
 from ts.utils.util import PredictionException
 
 CLASS = "TritonPythonModel"
@@ -44,7 +44,7 @@ def load(settings: Settings) -> Loaded:
     context = context_of(settings)
     model = model_class()
     decoupled = is_decoupled(config)
-    served = Served(model, config, adapted, settings)
+    served = TritonAdapter(model, config, adapted, settings)
     asynchronous = decoupled or inspect.iscoroutinefunction(getattr(model, "execute", None))
     served.initialize(asynchronous)
     signature = signature_of(config)
@@ -105,7 +105,7 @@ def _completed(model_class: Any, adapted: dict[str, Any]) -> dict[str, Any]:
     return checked(found.as_dict())
 
 
-class Served:
+class TritonAdapter:
     """The model object, and how batches reach it."""
 
     def __init__(self, model: Any, config: dict[str, Any], adapted: dict[str, Any], settings: Settings) -> None:
@@ -204,7 +204,7 @@ class Served:
     # --- any number of responses
 
     async def decoupled(self, data: Sequence[types.InferenceRequest], context: Context) -> AsyncIterator[list[Any]]:
-        """What the senders are given, as it comes."""
+        """The responses that the model gives to the senders, in their order."""
         calls.belong_to(calls.batch_of(context))
         (requests, refused), loop = self._requests(data, context), asyncio.get_running_loop()
         if refused:
@@ -255,7 +255,7 @@ class Served:
 
 
 def _raised(error: Exception, context: Context) -> BaseException:
-    """What the runtime makes an answer of. Where nobody waits for one, it is as if the model had noticed it."""
+    """The result for the runtime. A request that is no longer waited for counts as cancelled by the model."""
     return RequestCancelled() if context.cancelled else as_failure(error)
 
 

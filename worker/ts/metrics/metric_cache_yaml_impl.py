@@ -8,11 +8,7 @@ from typing import Any
 import yaml
 
 from ts.metrics.metric_cache import MetricCache
-from ts.metrics.metric_cache_errors import (
-    MetricsCacheKeyError,
-    MetricsCachePyYamlError,
-    MetricsCacheTypeError,
-)
+from ts.metrics.metric_cache_errors import MetricsCacheKeyError, MetricsCachePyYamlError, MetricsCacheTypeError
 from ts.metrics.metric_type_enum import MetricTypes
 
 DEFAULT_FILE = Path(__file__).parent.parent / "configs" / "metrics.yaml"

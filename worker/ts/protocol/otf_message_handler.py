@@ -39,11 +39,12 @@ def create_predict_response(
     The bytes are this server's frames with positions in the batch as keys: nothing else can read them.
     """
     from ts.protocol.frames import Chunk, Failed, encode_bytes
-    from ts.runtime.replies import Failure, failure, outcome
+    from ts.runtime.jobs import Failure
+    from ts.runtime.running import failure_with, outcome
 
     pieces = []
     for idx in req_id_map:
-        value = outcome(ret[idx]) if code == 200 else failure(code, message)
+        value = outcome(ret[idx]) if code == 200 else failure_with(code, message)
         reply = Failed(idx, *value) if isinstance(value, Failure) else Chunk(idx, value, last=not ts_stream_next)
         pieces.append(encode_bytes(reply))
     return b"".join(pieces)

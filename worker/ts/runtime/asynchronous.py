@@ -12,9 +12,7 @@ from typing import Any
 from ts.protocol.frames import Feed
 from ts.runtime.handlers import Loaded
 from ts.runtime.jobs import Batch
-from ts.runtime.opening import Opening
-from ts.runtime.replies import PREDICTION_FAILED
-from ts.runtime.running import Running
+from ts.runtime.running import PREDICTION_FAILED, Opened, Running
 from ts.runtime.worker import Link
 
 _BATCH_ID = struct.Struct("<Q")
@@ -23,11 +21,11 @@ _BATCH_ID = struct.Struct("<Q")
 class AsyncRunner:
     """The main loop of a worker whose handler is async."""
 
-    def __init__(self, link: Link, loaded: Loaded, progress: mmap, decode: bool) -> None:
+    def __init__(self, link: Link, loaded: Loaded, opened: Opened, progress: mmap, decode: bool) -> None:
         assert loaded.loop is not None
         self._link, self._ledger, self._loop = link, link.ledger, loaded.loop
         self._entry, self._context = loaded.entry, loaded.context
-        self._opened = Opening(link, loaded).opened
+        self._opened = opened
         self._progress, self._decode = progress, decode
         self._latest = 0
         self._tasks: set[asyncio.Task[None]] = set()

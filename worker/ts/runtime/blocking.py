@@ -1,4 +1,4 @@
-"""Runs handlers that return or yield: one at a time in this thread, generators step by step beside each other."""
+"""Runs handlers that return or yield: calls one after another in this thread, generators step by step in turns."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from typing import Any, TypeAlias, cast
 
 from ts.runtime.handlers import Loaded
 from ts.runtime.jobs import Batch
-from ts.runtime.opening import Opening
-from ts.runtime.replies import PREDICTION_FAILED
-from ts.runtime.running import Running
+from ts.runtime.running import PREDICTION_FAILED, Opened, Running
 from ts.runtime.worker import Link
 
 QUICK_CALL_S = 0.0002
@@ -29,13 +27,13 @@ _BATCH_ID = struct.Struct("<Q")
 class BlockingRunner:
     """The main loop of a worker whose handler isn't async.
 
-    Batches get a context each, and so can run beside each other, when the handler is known to be a generator.
+    When the handler is known to be a generator, each batch has a context of its own, and several run in turns.
     """
 
-    def __init__(self, link: Link, loaded: Loaded, progress: mmap, decode: bool) -> None:
+    def __init__(self, link: Link, loaded: Loaded, opened: Opened, progress: mmap, decode: bool) -> None:
         self._link, self._ledger = link, link.ledger
         self._entry, self._context = loaded.entry, loaded.context
-        self._opened = Opening(link, loaded).opened
+        self._opened = opened
         self._forks = loaded.kind == "generator"
         self._progress, self._decode = progress, decode
         self._latest = 0
@@ -80,7 +78,7 @@ class BlockingRunner:
             running.failed(error)
 
     def _take(self, running: Running, result: Any) -> None:
-        """What the handler returned: the answers, or a generator of them."""
+        """Takes the result of the handler: the answers, or a generator of them."""
         if type(result) is list:  # what most return
             running.finish(result)
         elif inspect.isgenerator(result):

@@ -1,5 +1,5 @@
-"""A model's own calls of the server that it runs on: of other models, and of what is served. For adapters; what they
-are called and what comes of them is the adapter's.
+"""Calls that a model makes to its own server: to other models, or about what is served. Adapters give them the names
+and results of their systems.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any, ClassVar, NamedTuple
 from ts.context import Context
 from ts.protocol import frames
 from ts.protocol.frames import CALL_BYTES, CALL_COST_BYTES, CALL_ID_MIN, Buffer, Cancel, Chunk, Credit, Failed
-from ts.runtime.replies import Failure
+from ts.runtime.jobs import Failure
 from ts.runtime.worker import Link
 
-#: So many taken bytes are told to the frontend together.
+#: Taken bytes are reported to the frontend in steps of this size.
 GRANT_BYTES = CALL_BYTES // 4
-#: So many calls of one batch, with one answer each, are on their way at a time; the others wait for their turn.
+#: The calls with one answer that a batch may have on their way at a time; others wait for their turn.
 SIDE_BY_SIDE_MAX = 64
 
 
@@ -32,7 +32,7 @@ class CallFailed(Exception):
         self.code, self.message = failure
 
 
-class Call:
+class ServerCall:
     """One call, whose answer comes in pieces. From any thread or loop."""
 
     def __init__(self, calls: Calls, call_id: int) -> None:
@@ -79,7 +79,7 @@ class Call:
         return piece
 
     def cancel(self) -> None:
-        """Nobody wants the answer any more: it ends, as failed unless it was complete."""
+        """Ends the call: the answer is no longer wanted. It fails unless it was complete."""
         if not self._over and not self._cancelled:
             self._cancelled = True
             self._calls.send(Cancel(self.id))
@@ -118,19 +118,19 @@ class Calls:
         self.link = link
         self._bytes_max = bytes_max
         self.batch_id: int | None = None
-        self.abandoned: deque[Call] = deque()
-        self._open: dict[int, Call] = {}
+        self.abandoned: deque[ServerCall] = deque()
+        self._open: dict[int, ServerCall] = {}
         self._ids = itertools.count(CALL_ID_MIN)
         link.ledger.on_answer = self._answered
         _HERE.set(self)
         Calls.latest = self
 
-    def begin(self, what: dict[str, Any], data: Buffer = b"") -> Call:
+    def begin(self, what: dict[str, Any], data: Buffer = b"") -> ServerCall:
         """Asks the server. The call ends with the batch it is made for, if nobody waits for that any more."""
         self.sweep()
         batch_id = _PLACE.get().batch_id
         message = frames.Call(next(self._ids), {**what, "batch": self.batch_id if batch_id is None else batch_id}, data)
-        call = Call(self, message.call_id)
+        call = ServerCall(self, message.call_id)
         if len(data) > self._bytes_max:
             call.put(
                 Failed(call.id, 413, f"The call of {len(data)} bytes is over max_request_size of {self._bytes_max}")
@@ -157,13 +157,13 @@ class Calls:
             ledger.changed.notify_all()
 
     def sweep(self) -> None:
-        """Cancels the calls whose answers nobody can take any more."""
+        """Cancels the calls whose answers can no longer be taken."""
         while self.abandoned:
             self.abandoned.popleft().cancel()
 
 
 class _Place(NamedTuple):
-    """Which batch a task works for; `turns`: how many calls it may still begin beside each other."""
+    """The batch that a task works for. `turns`: how many more calls it may begin at the same time."""
 
     batch_id: int | None
     turns: asyncio.Semaphore | None
@@ -174,7 +174,7 @@ _PLACE: ContextVar[_Place] = ContextVar("place", default=_Place(None, None))  # 
 
 
 def here() -> Calls:
-    """Those of this worker. Raises RuntimeError outside of one."""
+    """The calls of this worker. Raises RuntimeError outside of a worker."""
     found = _HERE.get() or Calls.latest
     if found is None:
         raise RuntimeError("there is no server to ask: this is no worker of one")
@@ -182,13 +182,13 @@ def here() -> Calls:
 
 
 def batch_of(context: Context) -> int | None:
-    """Which batch the context is turned to; None outside of one."""
+    """The id of the batch that the context is set to; None outside of one."""
     running: Any = getattr(context, "_batch", None)
     return None if running is None else running.batch.batch_id
 
 
 def current_batch() -> int | None:
-    """Which batch this task belongs to."""
+    """The id of the batch that this task belongs to."""
     return _PLACE.get().batch_id
 
 

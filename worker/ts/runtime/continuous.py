@@ -14,13 +14,21 @@ from mmap import mmap
 from typing import Any
 
 from ts.context import Context, RequestCancelled
-from ts.runtime import replies, requests
 from ts.runtime.handlers import Loaded
-from ts.runtime.jobs import Batch, Job
-from ts.runtime.opening import Opening
-from ts.runtime.replies import PREDICTION_FAILED, Failure, Outcome, raised
-from ts.runtime.requests import Headers
-from ts.runtime.running import HELD_BYTES_MAX, Running, frozen
+from ts.runtime.jobs import CANCELLED, Batch, Failure, Job, Outcome
+from ts.runtime.running import (
+    HELD_BYTES_MAX,
+    PREDICTION_FAILED,
+    Headers,
+    Opened,
+    Running,
+    fields_of,
+    frozen,
+    headers_of,
+    is_tensor_request,
+    raised,
+    row_of,
+)
 from ts.runtime.worker import Link
 
 STREAM_NEXT = "ts_stream_next"
@@ -35,19 +43,19 @@ class _Active:
     def __init__(self, job: Job, request_id: str) -> None:
         assert job.item is not None
         self.job, self.id = job, request_id
-        self.inputs = requests.fields(job.item)
-        self.headers = requests.headers(job.item, self.inputs)
+        self.inputs = fields_of(job.item)
+        self.headers = headers_of(job.item, self.inputs)
         job.item = None
 
     def row(self, decode: bool) -> tuple[dict[str, Any], Headers]:
-        """What the handler gets of it in this step; from then on it is its headers alone."""
+        """The row and headers for this step. The first step gets the inputs, later ones the headers alone."""
         inputs, headers = self.inputs, self.headers
         if inputs:
             self.inputs = ()
             self.headers = Headers(headers)
             for part in inputs:
                 self.headers.pop(part.name, None)
-        return requests.row(inputs, decode), headers
+        return row_of(inputs, decode), headers
 
 
 class _Jobs(Batch):
@@ -122,10 +130,10 @@ class _Step(Running):
 class ContinuousRunner:
     """The main loop of a worker whose model has continuousBatching."""
 
-    def __init__(self, link: Link, loaded: Loaded, progress: mmap, decode: bool) -> None:
+    def __init__(self, link: Link, loaded: Loaded, opened: Opened, progress: mmap, decode: bool) -> None:
         self._link, self._ledger = link, link.ledger
         self._entry, self._context = loaded.entry, loaded.context
-        self._opened = Opening(link, loaded).opened
+        self._opened = opened
         self._limit = max(1, int(loaded.context.system_properties["batch_size"]))
         self._progress, self._decode = progress, decode
         self._latest = 0
@@ -151,7 +159,7 @@ class ContinuousRunner:
         """Takes new requests in as far as there is room; lets go of those whose callers have left."""
         for one in self._active:
             if one.job.cancelled:
-                self._ledger.give(one.job, replies.CANCELLED, last=True)
+                self._ledger.give(one.job, CANCELLED, last=True)
         self._active = [one for one in self._active if not one.job.over]
         queue = self._ledger.queue
         while queue and len(self._active) < self._limit:
@@ -201,4 +209,4 @@ class ContinuousRunner:
 
 def _is_single(job: Job) -> bool:
     item = job.item
-    return requests.is_tensor_request(item) or (item is not None and ("describe", "True") in item.headers)
+    return is_tensor_request(item) or (item is not None and ("describe", "True") in item.headers)

@@ -23,7 +23,7 @@ import traceback
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from ts.runtime import child
+from ts.runtime import process
 
 LENGTH = struct.Struct("<I")
 REQUEST_BYTES_MAX = 4 * 1024 * 1024
@@ -48,7 +48,7 @@ class Forkserver:
 
     def serve(self) -> None:
         """Until the control socket ends."""
-        child.outlive_stops()
+        process.outlive_stops()
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         self._answer({"op": "ready", "pid": os.getpid()})
@@ -126,7 +126,7 @@ class Forkserver:
         sys.stdout.flush()
         sys.stderr.flush()
         parent_pid = os.getpid()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, child.STOPPING)  # until the worker handles them itself
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, process.STOPPING)  # until the worker handles them itself
         try:
             pid = os.fork()
             if pid == 0:
@@ -139,14 +139,14 @@ class Forkserver:
 def _become_worker(parent_pid: int, fds: list[int], env: dict[str, str] | None) -> NoReturn:
     """The child's side of the fork; never returns into the forkserver's code."""
     try:
-        child.die_with(parent_pid)
+        process.die_with(parent_pid)
         os.setsid()
-        child.reset_signals()
-        socket_fd, progress_fd = child.keep_only(*fds)
+        process.reset_signals()
+        socket_fd, progress_fd = process.keep_only(*fds)
         if env is not None:
             os.environ.clear()
             os.environ.update(env)
-        child.reseed()
+        process.reseed()
         from ts.runtime.main import live
 
         live(socket_fd, progress_fd)
@@ -158,8 +158,8 @@ def _become_worker(parent_pid: int, fds: list[int], env: dict[str, str] | None) 
 
 def preload(with_torch: bool) -> None:
     """Imports what workers need. Torch is imported with one thread per pool, which the children change."""
-    given = {name: os.environ.get(name) for name in child.THREAD_VARIABLES}
-    os.environ.update(dict.fromkeys(child.THREAD_VARIABLES, "1"))
+    given = {name: os.environ.get(name) for name in process.THREAD_VARIABLES}
+    os.environ.update(dict.fromkeys(process.THREAD_VARIABLES, "1"))
     for name in (*PRELOADED, *(PRELOADED_WITH_TORCH if with_torch else ())):
         try:
             importlib.import_module(name)

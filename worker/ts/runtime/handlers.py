@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -15,7 +16,31 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from ts.context import Context
-from ts.runtime.failures import user_traceback
+
+_RUNTIME = str(Path(__file__).parent)
+
+
+def user_traceback(error: BaseException) -> str:
+    """The traceback without the import system's frames and without ours that lead to the handler."""
+    whole = traceback.TracebackException.from_exception(error)
+    _trim(whole, set())
+    return "".join(whole.format())
+
+
+def _trim(part: traceback.TracebackException, seen: set[int]) -> None:
+    if id(part) in seen:
+        return
+    seen.add(id(part))
+    kept = [frame for frame in part.stack if not _is_ours(frame.filename)]
+    part.stack[:] = kept
+    for other in (part.__cause__, part.__context__):
+        if other is not None:
+            _trim(other, seen)
+
+
+def _is_ours(filename: str) -> bool:
+    return filename.startswith(("<frozen importlib", _RUNTIME)) or filename.endswith(("/importlib/__init__.py",))
+
 
 Settings = dict[str, Any]
 Entry = Callable[[Any, Context], Any]

@@ -11,17 +11,35 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
-from ts.protocol.frames import Cancel, Chunk, Credit, Failed, Feed, Item, Message, Pairs, Predict, Stop, check
+from ts.protocol.frames import Buffer, Cancel, Chunk, Credit, Failed, Feed, Item, Message, Pairs, Predict, Stop, check
 from ts.protocol.outbox import Outbox
-from ts.runtime.replies import CANCELLED, EXPIRED, Failure, Outcome, too_large
+
+
+class Failure(NamedTuple):
+    """Why a request has no answer. `code` is an HTTP status."""
+
+    code: int
+    message: str
+
+
+Outcome: TypeAlias = "Buffer | Failure"
+
+CANCELLED = Failure(499, "Request cancelled")
+EXPIRED = Failure(504, "Deadline exceeded before the request was started")
+
+
+def too_large(size: int, limit: int) -> Failure:
+    return Failure(500, f"Response of {size} bytes is over max_response_size of {limit} bytes")
+
 
 CHUNK_COST_BYTES = 64
 EARLY_CANCELS_MAX = 1024
 
 
 class Job:
-    """One request. `held` are pieces that wait for the reader's credit."""
+    """One request. `held`: pieces that wait for credit of the reader."""
 
     __slots__ = (
         *("answered", "batch", "cancelled", "credit_bytes", "deadline_s", "done", "held", "item", "job_id", "over"),
@@ -125,7 +143,7 @@ class Ledger:
             job.on_feed(feed)
 
     def ask_for(self, job: Job, size_bytes: int) -> None:
-        """Lets the frontend send so many bytes more of the request's inputs."""
+        """Grants the frontend `size_bytes` more of the request's inputs."""
         with self.lock:
             if not job.done:
                 self.outbox.push(Credit(job.job_id, size_bytes))
@@ -231,8 +249,8 @@ class Ledger:
 
 
 class SilentLedger(Ledger):
-    """Of a process whose answers nobody needs: it tells only that a request is over. Its pieces cost no credit, so that
-    no reader holds it up."""
+    """The ledger of a rank other than 0, whose answers are not needed: it reports only the end of each request. Its
+    pieces cost no credit, so that no reader holds it up."""
 
     def give(
         self,

@@ -22,11 +22,11 @@ from ts.protocol.frames import LoadFailed, Ready
 from ts.runtime.asynchronous import AsyncRunner
 from ts.runtime.blocking import BlockingRunner
 from ts.runtime.calls import Calls
-from ts.runtime.child import outlive_stops, set_threads
 from ts.runtime.continuous import ContinuousRunner
 from ts.runtime.handlers import Loaded, describe_failure, load
 from ts.runtime.jobs import Ledger, SilentLedger
-from ts.runtime.output import mark_lines, turn_to
+from ts.runtime.process import mark_lines, outlive_stops, set_threads, turn_to
+from ts.runtime.running import Opened, Opening
 from ts.runtime.worker import Link, leave
 
 PROGRESS_BYTES = 4096
@@ -54,7 +54,7 @@ def answer(
     ledger_type: type[Ledger],
     before_load: Callable[[dict[str, Any]], None] | None = None,
 ) -> int:
-    """Waits for Load, loads, answers what comes; the status to end with."""
+    """Waits for Load, loads the model and answers requests. Returns the exit status."""
     settings = link.wait_for_load().settings
     if before_load is not None:
         before_load(settings)
@@ -71,11 +71,21 @@ def answer(
     runner_type = _RUNNERS.get(loaded.kind, BlockingRunner)
     status = 0
     try:
-        runner_type(link, loaded, progress, bool(settings.get("decode_input_request", True))).run()
+        opening = Opening(link, loaded.takes == "rows", lambda: _with_tensors(link, loaded))
+        runner_type(link, loaded, opening.opened, progress, bool(settings.get("decode_input_request", True))).run()
     except SystemExit as error:
         status = _exit_status(error)
     link.drain()
     return status
+
+
+def _with_tensors(link: Link, loaded: Loaded) -> Opened:
+    """What reads and writes batches with tensor requests."""
+    from ts.runtime.tensor_running import TensorRunning
+    from ts.tensors.forms import ModelSpec
+
+    model = ModelSpec(**{"name": "", "version": "", "inputs": {}, "outputs": {}, **(loaded.tensors or {})})
+    return lambda batch, context: TensorRunning(batch, context, link, model, loaded.takes == "rows")
 
 
 def _response_bytes_max(settings: dict[str, Any]) -> int:
@@ -144,3 +154,26 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+def live_in_process(socket_fd: int, progress_fd: int) -> int:
+    """Loads and answers until Stop or the socket's end, then closes both descriptors. The status that a process would
+    end with."""
+    progress = mmap.mmap(progress_fd, PROGRESS_BYTES)
+    os.close(progress_fd)
+    link = Link(socket_fd, leave=sys.exit)
+    try:
+        return answer(link, progress, Ledger, before_load=_forget_modules)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0
+    finally:
+        link.close()
+
+
+def _forget_modules(settings: dict[str, Any]) -> None:
+    """What was imported from the model's folder is imported again: it may have been edited since."""
+    folder = os.path.join(os.path.realpath(settings["model_dir"]), "")
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file and os.path.realpath(file).startswith(folder):
+            del sys.modules[name]

@@ -1,31 +1,237 @@
-"""One batch inside the handler: what its context can see and send, and how its result becomes answers."""
+"""One batch in the hands of the handler: its requests as rows, its context, and its results as answers (as in
+TorchServe 0.12)."""
 
 from __future__ import annotations
 
+import io
+import json
 import math
+import os
+import sys
+import traceback
 from asyncio import CancelledError
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple, TypeAlias
 
-from ts.context import Context, RequestCancelled
+from ts.context import Context, RequestCancelled, RequestProcessor
+from ts.protocol import forms
 from ts.protocol.decoder import decode_bytes
-from ts.protocol.frames import Chunk, Failed
-from ts.runtime import replies, requests
-from ts.runtime.jobs import Batch, Ledger
-from ts.runtime.replies import PREDICTION_FAILED, Failure, Outcome, outcome, outcomes, raised
+from ts.protocol.frames import Buffer, Chunk, Failed, Input, Item
+from ts.runtime.jobs import Batch, Failure, Ledger, Outcome
 from ts.runtime.worker import Link
+from ts.utils.util import PredictionException
 
+NOT_A_LIST = Failure(503, "Invalid model predict output")
+WRONG_LENGTH = Failure(503, "number of batch response mismatched")
+UNSUPPORTED = Failure(503, "Unsupported model output data type.")
+OUT_OF_RESOURCES = Failure(507, "Out of resources")
+PREDICTION_FAILED = Failure(503, "Prediction failed")
+
+HEAD_TEXT_BYTES_MAX = 65535
+#: Of one answer, those of a tensor form among them.
+HEADERS_MAX = 60_000
+
+_RUNTIME_DIR = os.path.dirname(__file__)
 HELD_BYTES_MAX = 64 * 1024 * 1024
 
 
+# --- requests to rows
+
+
+class Headers(dict[str, Any]):
+    """A request's headers, under lower-case names as in HTTP/2 and gRPC; they are found in any case."""
+
+    def __missing__(self, name: str) -> Any:
+        lower = name.lower()
+        if lower == name:
+            raise KeyError(name)
+        return self[lower]
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or (isinstance(name, str) and super().__contains__(name.lower()))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            return default
+
+
+def is_tensor_request(item: Item | None) -> bool:
+    """Whether its one input is marked as a tensor protocol's request (ts/tensors/forms.py)."""
+    return item is not None and bool(item.inputs) and item.inputs[0].content_type[:1] == "\0"
+
+
+def fields_of(item: Item) -> Sequence[Input]:
+    """The inputs of a request. A form counts as one input for each of its fields."""
+    found = item.inputs
+    for part in found:
+        if part.content_type and forms.is_form(part.content_type):
+            break
+    else:
+        return found
+    expanded: list[Input] = []
+    for part in found:
+        expanded.extend(_expanded(part) if forms.is_form(part.content_type) else (part,))
+    return expanded
+
+
+def _expanded(part: Input) -> Sequence[Input]:
+    try:
+        return [Input(*one) for one in forms.parts(part.content_type, bytes(part.data))]
+    except forms.MalformedForm as error:
+        print(f"input declared as {part.content_type} isn't: {error}; the handler gets its bytes", file=sys.stderr)
+        return [part]
+
+
+def _decoded(content_type: str, data: Buffer) -> Any:
+    """JSON and text as values; anything else, and what doesn't parse, as a bytearray. Types compare with their case."""
+    base = content_type.partition(";")[0].strip()
+    try:
+        if base == "application/json":
+            return json.loads(str(data, "utf-8"))
+        if base.startswith("text"):
+            return str(data, "utf-8")
+    except (ValueError, RecursionError) as error:
+        print(f"input declared as {content_type} isn't: {error}; the handler gets its bytes", file=sys.stderr)
+    return bytearray(data)
+
+
+def row_of(inputs: Sequence[Input], decode: bool) -> dict[str, Any]:
+    """The inputs of a request by name. The last one wins where names are equal."""
+    if not decode:
+        return {name: bytearray(data) for name, _, data in inputs}
+    return {
+        name: _decoded(content_type, data) if content_type else bytearray(data) for name, content_type, data in inputs
+    }
+
+
+def headers_of(item: Item, inputs: Sequence[Input]) -> Headers:
+    """A request's headers, and for each input its name with `{"content-type": TYPE}`."""
+    found = Headers(item.headers)
+    for name, content_type, _ in inputs:
+        found[name] = {"content-type": content_type}
+    return found
+
+
+# --- results to answers
+
+
+def outcome(value: Any) -> Outcome:
+    """One element of a handler's result. An exception as an element fails that request alone."""
+    if type(value) is str:
+        return value.encode("utf-8", "surrogatepass")
+    if isinstance(value, (bytes, bytearray)):
+        return value
+    if isinstance(value, memoryview):
+        return value if value.contiguous and value.itemsize == 1 and value.ndim == 1 else value.tobytes()
+    if isinstance(value, BaseException):
+        return failure_of(value)
+    return _serialised(value)
+
+
+def _serialised(value: Any) -> Outcome:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        buffer = io.BytesIO()
+        torch.save(value, buffer)
+        return buffer.getvalue()
+    try:
+        return (value if isinstance(value, str) else json.dumps(value, indent=2)).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        _log(f"a result of type {type(value).__name__} can't be sent: {error}")
+        return UNSUPPORTED
+
+
+def outcomes(result: Any, count: int) -> Sequence[Outcome] | Failure:
+    """A handler's whole result, which should be a list of one element per request."""
+    if not isinstance(result, list):
+        _log(f"the handler's result should be a list, it is of type {type(result).__name__}")
+        return NOT_A_LIST
+    if len(result) != count:
+        _log(f"the handler's result has {len(result)} elements for {count} requests")
+        return WRONG_LENGTH
+    return [outcome(value) for value in result]
+
+
+def failure_of(error: BaseException) -> Failure:
+    """The code and message that callers see for what a handler raised."""
+    try:
+        if isinstance(error, PredictionException):
+            return failure_with(error.error_code, error.message)
+        if isinstance(error, MemoryError) or "CUDA" in str(error):
+            return OUT_OF_RESOURCES
+    except Exception as second:  # an exception that can't tell its own text
+        _log(f"{type(error).__name__} has no text: {type(second).__name__}")
+    return PREDICTION_FAILED
+
+
+def failure_with(code: Any, message: Any) -> Failure:
+    """The failure with the code and message of a handler. A code that is no HTTP status becomes 500."""
+    text = str(message).encode("utf-8", "replace").decode()
+    return Failure(code if isinstance(code, int) and 100 <= code <= 999 else 500, text)
+
+
+def raised(error: BaseException, request_ids: Sequence[str]) -> Failure:
+    """`failure_of`, with the traceback in the model's log."""
+    failure = failure_of(error)
+    lines = "".join(traceback.format_exception(type(error), error, _without_runtime(error)))
+    _log(f"{failure.message} (request ids: {', '.join(request_ids)})\n{lines.rstrip()}")
+    return failure
+
+
+def _without_runtime(error: BaseException) -> TracebackType | None:
+    """The traceback from the handler's own frame on, when it got that far."""
+    here = error.__traceback__
+    while here is not None and os.path.dirname(here.tb_frame.f_code.co_filename) == _RUNTIME_DIR:
+        here = here.tb_next
+    return here or error.__traceback__
+
+
+def _log(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+class Head(NamedTuple):
+    """Status and headers, which go before the first piece of an answer."""
+
+    status: int = 200
+    phrase: str = ""
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+PLAIN_HEAD = Head()
+
+
+def head_of(processor: RequestProcessor) -> Head:
+    """The status and headers that a handler set. Raises ValueError for what can't be sent."""
+    if processor.is_plain():
+        return PLAIN_HEAD
+    status, phrase = processor.get_response_status_code(), str(processor.get_response_status_phrase())
+    if not isinstance(status, int) or not 100 <= status <= 999:
+        raise ValueError(f"a response status is a number from 100 to 999, not {status!r}")
+    headers = tuple((str(name), str(value)) for name, value in processor.get_response_headers().items())
+    for text in (phrase, *(part for pair in headers for part in pair)):
+        if len(text.encode()) > HEAD_TEXT_BYTES_MAX:
+            raise ValueError(f"a phrase or header is over {HEAD_TEXT_BYTES_MAX} bytes: {text[:40]!r}…")
+    if len(headers) > HEADERS_MAX:
+        raise ValueError(f"{len(headers)} response headers are more than {HEADERS_MAX}")
+    return Head(int(status), phrase, headers)
+
+
+# --- a batch
+
+
 class Refused(NamedTuple):
-    """As an element of what a generator yields: a failure among the answers, after which the request goes on."""
+    """An element that a generator may yield: a failure among the answers, after which the request goes on."""
 
     error: Exception
 
 
 class Ended(NamedTuple):
-    """As an element of what a generator yields: this request ends, with `value` as its last piece (None: without)."""
+    """An element that a generator may yield: the request ends, with `value` as its last piece (None: without one)."""
 
     value: Any
 
@@ -42,16 +248,16 @@ class Running:
         self.waiter: Any = None
 
     def rows(self, decode: bool) -> list[Any]:
-        """What the handler gets as data; turns the context to this batch. Empty when no request could be read."""
+        """The rows for the handler, whose context is set to this batch. Empty when no request could be read."""
         inputs, headers = [], []
         for job in self.jobs:
             item, job.item = job.item, None
             if item is not None:
-                fields = requests.fields(item)
+                fields = fields_of(item)
                 inputs.append(fields)
-                headers.append(requests.headers(item, fields))
+                headers.append(headers_of(item, fields))
         self.context.begin(self, self.batch.request_ids(), headers)
-        return [requests.row(fields, decode) for fields in inputs]
+        return [row_of(fields, decode) for fields in inputs]
 
     # --- what the handler sees
 
@@ -67,13 +273,13 @@ class Running:
         """One piece per request, now. Raises RequestCancelled; waits for credit (async handlers: `drain`)."""
         self._give(
             [
-                (index, self._outcome(index, ret[index], False) if code == 200 else replies.failure(code, message))
+                (index, self._outcome(index, ret[index], False) if code == 200 else failure_with(code, message))
                 for index in indices
             ]
         )
 
     def send_frames(self, data: bytes) -> None:
-        """What `create_predict_response` made."""
+        """Sends the frames that `create_predict_response` made."""
         pieces: list[tuple[int, Outcome]] = []
         for message in decode_bytes(data):
             if isinstance(message, Chunk):
@@ -103,15 +309,15 @@ class Running:
     # --- how its result becomes answers
 
     def _outcome(self, index: int, value: Any, last: bool) -> Outcome:
-        """What is sent for one element of a result; `last`: the answer to that request ends with it."""
+        """The outcome for one element of a result. `last`: the answer to that request ends with it."""
         return outcome(value)
 
     def _outcomes(self, result: Any, last: bool) -> Sequence[Outcome] | Failure:
-        """What is sent for a whole result."""
+        """The outcomes for a whole result, one per request, or one failure for all."""
         return outcomes(result, len(self.jobs))
 
-    def _head(self, index: int) -> replies.Head:
-        return replies.head(self.context.request_processor[index])
+    def _head(self, index: int) -> Head:
+        return head_of(self.context.request_processor[index])
 
     def _piece(self, index: int, value: Outcome, last: bool) -> bool:
         """Gives a piece of one answer. One whose head or bytes can't be sent fails that request alone: False."""
@@ -125,7 +331,7 @@ class Running:
 
     def _put(self, index: int, value: Outcome, last: bool) -> None:
         job = self.jobs[index]
-        start = replies.PLAIN_HEAD if job.answered else self._head(index)
+        start = PLAIN_HEAD if job.answered else self._head(index)
         self.ledger.give(job, value, last, *start)
 
     def step(self, value: Any) -> bool:
@@ -159,7 +365,7 @@ class Running:
         self.finish(result)
 
     def fail(self, failure: Failure) -> None:
-        """Ends every request that has not ended yet; cancelled ones are answered as such."""
+        """Ends every open request with `failure`; cancelled ones are answered as cancelled."""
         for job in self.jobs:
             self.ledger.give(job, failure, last=True)
 
@@ -171,6 +377,30 @@ class Running:
             self.fail(raised(error, [job.request_id for job in self.jobs]))
 
 
+Opened: TypeAlias = Callable[[Batch, Context], Running]
+
+
 def frozen(value: Outcome) -> Outcome:
-    """A copy of what the handler may change before it is written."""
+    """A copy of a value that the handler may change before it is written."""
     return bytes(value) if isinstance(value, (bytearray, memoryview)) else value
+
+
+class Opening:
+    """Gives each batch what reads and writes its requests. `with_tensors` makes that for batches with requests of a
+    tensor protocol among them: it is asked when the first one comes, for it brings numpy, which not every worker
+    needs."""
+
+    def __init__(self, link: Link, takes_rows: bool, with_tensors: Callable[[], Opened]) -> None:
+        self._link, self._takes_rows, self._make = link, takes_rows, with_tensors
+        self._with_tensors: Opened | None = None
+
+    def opened(self, batch: Batch, context: Context) -> Running:
+        if self._takes_rows:
+            for job in batch.jobs:
+                if is_tensor_request(job.item):
+                    break
+            else:
+                return Running(batch, context, self._link)
+        if self._with_tensors is None:
+            self._with_tensors = self._make()
+        return self._with_tensors(batch, context)

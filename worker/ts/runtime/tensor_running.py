@@ -2,31 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from ts.context import Context
-from ts.protocol.frames import Feed, Item
-from ts.runtime import replies, requests
-from ts.runtime.feeding import Feeding
-from ts.runtime.jobs import Batch, Job
-from ts.runtime.replies import (
+from ts.protocol.frames import FEED_BYTES, FEED_COST_BYTES, Feed, Item
+from ts.runtime.jobs import Batch, Failure, Job, Ledger, Outcome
+from ts.runtime.running import (
     NOT_A_LIST,
     PREDICTION_FAILED,
     WRONG_LENGTH,
-    Failure,
-    Outcome,
+    Ended,
+    Head,
+    Refused,
+    Running,
     failure_of,
+    fields_of,
+    headers_of,
+    is_tensor_request,
     outcome,
     raised,
+    row_of,
 )
-from ts.runtime.running import Ended, Refused, Running
 from ts.runtime.worker import Link
 from ts.tensors import forms, rows
-from ts.tensors.datatypes import BadTensor, NoSuchRegion
-from ts.tensors.forms import Form, Model
-from ts.tensors.types import InferenceRequest, InferenceResponse
+from ts.tensors.forms import Form, ModelSpec
+from ts.tensors.types import BadTensor, InferenceRequest, InferenceResponse, NoSuchRegion
 from ts.utils.util import PredictionException
+
+#: Taken bytes are reported to the frontend in steps of this size, while there are more to take.
+GRANT_BYTES = FEED_BYTES // 4
+
+
+class Feeding:
+    """An async iterator over the further inputs of a request: `read(feed)` for each Feed, until the last. The frontend
+    is told how much was taken, and at once when the handler waits for more: so it knows whether the handler computes
+    or waits for its client."""
+
+    def __init__(self, job: Job, ledger: Ledger, flush: Callable[[], object], read: Callable[[Feed], Any]) -> None:
+        self._job, self._ledger, self._flush, self._read = job, ledger, flush, read
+        self._waiting: deque[Feed] = deque()
+        self._changed = asyncio.Event()
+        self._over = False
+        self._taken_bytes = FEED_COST_BYTES  # the request itself
+        job.on_feed = self._put
+        self._ask(FEED_BYTES - FEED_COST_BYTES)
+
+    def _put(self, feed: Feed) -> None:
+        self._waiting.append(feed)
+        self._over |= feed.last
+        self._changed.set()
+
+    def _ask(self, size_bytes: int) -> None:
+        self._ledger.ask_for(self._job, size_bytes)
+        self._flush()
+
+    def __aiter__(self) -> Feeding:
+        return self
+
+    async def __anext__(self) -> Any:
+        while True:
+            feed = await self._next()
+            if feed is None:
+                raise StopAsyncIteration
+            if feed.inputs:
+                return self._read(feed)
+
+    async def _next(self) -> Feed | None:
+        while not self._waiting:
+            if self._over:
+                return None
+            self._grant()
+            self._changed.clear()
+            await self._changed.wait()
+        feed = self._waiting.popleft()
+        if self._taken_bytes >= GRANT_BYTES:
+            self._grant()
+        self._taken_bytes += FEED_COST_BYTES + sum(len(part.data) for part in feed.inputs)
+        return feed
+
+    def _grant(self) -> None:
+        if self._taken_bytes:
+            size_bytes, self._taken_bytes = self._taken_bytes, 0
+            self._ask(size_bytes)
+
 
 BAD_REQUEST, NOT_FOUND, INTERNAL = 400, 404, 500
 
@@ -36,7 +97,7 @@ class TensorRunning(Running):
 
     __slots__ = ("_forms", "_model", "_takes_rows")
 
-    def __init__(self, batch: Batch, context: Context, link: Link, model: Model, takes_rows: bool) -> None:
+    def __init__(self, batch: Batch, context: Context, link: Link, model: ModelSpec, takes_rows: bool) -> None:
         super().__init__(batch, context, link)
         self._model, self._takes_rows = model, takes_rows
         self._forms: list[Form | None] = []
@@ -68,15 +129,15 @@ class TensorRunning(Running):
         return rows
 
     def _read(self, item: Item, decode: bool) -> tuple[Form | None, Any, dict[str, Any]]:
-        if requests.is_tensor_request(item):
+        if is_tensor_request(item):
             form = forms.opened(item, self._model)
             if forms.is_followed(item):
                 form.request.following = self._following(item)
-            return form, self._taken(form.request), requests.headers(item, ())
-        fields = requests.fields(item)
-        headers = requests.headers(item, fields)
+            return form, self._taken(form.request), headers_of(item, ())
+        fields = fields_of(item)
+        headers = headers_of(item, fields)
         if self._takes_rows:
-            return None, requests.row(fields, decode), headers
+            return None, row_of(fields, decode), headers
         return None, rows.request_of(fields, dict(item.headers), self._model), headers
 
     def _following(self, item: Item) -> AsyncIterator[InferenceRequest]:
@@ -132,7 +193,7 @@ class TensorRunning(Running):
             raise PredictionException(str(error), INTERNAL) from None
 
     def _end(self, index: int) -> bytes:
-        """What a request ends with that has had its answers."""
+        """The end of an answer whose messages have all been sent."""
         form = self._forms[index]
         return b"" if form is None else form.end()
 
@@ -154,7 +215,7 @@ class TensorRunning(Running):
                     self.ledger.give(job, Failure(500, failure.message), last=True)
         super().fail(failure)
 
-    def _head(self, index: int) -> replies.Head:
+    def _head(self, index: int) -> Head:
         head, form = super()._head(index), self._forms[index]
         if form is None or not form.headers:
             return head
@@ -166,11 +227,11 @@ def _refused(error: BadTensor) -> Failure:
 
 
 def _internal(error: Exception, job: Job) -> Failure:
-    """What can't be read or sent for another reason than the client's: it fails alone, and the log says why."""
+    """The failure of a request that the client isn't to blame for. Its traceback is logged."""
     failure = raised(error, [job.request_id])
     return Failure(500, f"{type(error).__name__}: {error}") if failure is PREDICTION_FAILED else failure
 
 
 def _is_empty(value: Any) -> bool:
-    """The nothing that a handler returns once it has sent all it had to say."""
+    """Whether it is the empty result of a handler that has sent all its pieces before."""
     return value is None or (isinstance(value, (str, bytes, bytearray)) and not value)

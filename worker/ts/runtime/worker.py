@@ -226,17 +226,17 @@ class Link:
             self.enter()
 
     def wait_until(self, ready: Callable[[], bool]) -> None:
-        """Returns when `ready()` says so, which changes with what the frontend sends. What else comes meanwhile is
-        taken, and `on_taken` called for it."""
+        """Returns when `ready()` is true, which depends on messages of the frontend. Other messages that come meanwhile
+        are taken, too, and `on_taken` is called for them."""
         if threading.get_ident() != self._owner:
             with self.ledger.changed:
                 self.ledger.changed.wait_for(ready)
         elif not ready():
-            inside = self._call
+            in_call = self._call
             self.leave()
             while not ready():
                 self.receive(wait=True)
-            if inside:
+            if in_call:
                 self.enter()
             self.on_taken()
 

@@ -7,17 +7,66 @@ rest of it names the form and its options: `\\0grpc`, `\\0json;stream`.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
+from ts.protocol.datatypes import DATATYPES
 from ts.protocol.frames import Buffer, Item
-from ts.tensors.datatypes import BadTensor
-from ts.tensors.types import InferenceRequest, InferenceResponse, Tensor
+from ts.tensors.types import Array, BadTensor, InferenceRequest, InferenceResponse, Tensor, bytes_array
+
+EMPTY_FINAL = "triton_enable_empty_final_response"
+_RESERVED = "triton_"
+_WHOLE = ("priority", "timeout")
+_FLAGS = ("sequence_start", "sequence_end")
 
 
-class Model(NamedTuple):
-    """What a form needs to know of the model: `inputs` and `outputs` are what it declares, by name (datatype, shape),
+def check_reserved(parameters: Mapping[str, Any]) -> None:
+    """BadTensor for a value of another type, and for names that Triton keeps to itself."""
+    for name, value in parameters.items():
+        if name.startswith(_RESERVED) and name != EMPTY_FINAL:
+            raise BadTensor(f"parameter {name!r}: names that begin with {_RESERVED} are reserved")
+        if name in _WHOLE and (type(value) is not int or value < 0):
+            raise BadTensor(f"parameter {name!r} is a number, at least 0, not {value!r}")
+        if name in (*_FLAGS, EMPTY_FINAL) and type(value) is not bool:
+            raise BadTensor(f"parameter {name!r} is true or false, not {value!r}")
+        if name == "sequence_id" and (isinstance(value, bool) or not isinstance(value, (int, str))):
+            raise BadTensor(f"parameter {name!r} is a number or a text, not {value!r}")
+
+
+def classified(tensor: Tensor, count: Any, declared: Mapping[str, Any]) -> Tensor:
+    """BYTES of shape [n], or [batch, n], largest first. `declared`: `batched` tells whether the first dimension is a
+    batch (without it: when there are several), `labels` has a text by index. BadTensor for what can't be classified."""
+    if type(count) is not int or count < 1:
+        raise BadTensor(f"output {tensor.name!r}: classification is a number of classes, at least 1, not {count!r}")
+    kind = DATATYPES[tensor.datatype]
+    if kind.element is bytes or kind.as_bits:
+        raise BadTensor(f"output {tensor.name!r} of {tensor.datatype} can't be classified")
+    array = tensor.array
+    if not declared.get("batched", array.ndim > 1):
+        texts = _largest(array.ravel(), count, declared.get("labels") or ())
+        return Tensor(tensor.name, "BYTES", bytes_array(texts, [len(texts)]))
+    rows = [_largest(row.ravel(), count, declared.get("labels") or ()) for row in array]
+    flat = [text for row in rows for text in row]
+    return Tensor(tensor.name, "BYTES", bytes_array(flat, [len(rows), len(rows[0]) if rows else 0]))
+
+
+def _largest(values: Array, count: int, labels: Sequence[str]) -> list[bytes]:
+    """Of equal ones the first."""
+    order = np.argsort(-values.astype(np.float64), kind="stable")[:count]
+    return [_class_text(values[index], int(index), labels) for index in order]
+
+
+def _class_text(value: Any, index: int, labels: Sequence[str]) -> bytes:
+    shown = f"{value:f}" if np.issubdtype(type(value), np.floating) else str(int(value))
+    label = f":{labels[index]}" if index < len(labels) else ""
+    return f"{shown}:{index}{label}".encode()
+
+
+class ModelSpec(NamedTuple):
+    """The model as a form sees it: `inputs` and `outputs` are its declared tensors, by name (datatype, shape),
     empty when it declares nothing; `parameters`: datatypes of requests' parameters."""
 
     name: str
@@ -37,7 +86,7 @@ class Form(Protocol):
         """A message that carries the response; `last`: the request ends with it. May set `headers` for the first."""
 
     def failed(self, text: str) -> bytes:
-        """A message that tells of a failure after which answers go on; b"" where the protocol has no room for it."""
+        """A message about a failure after which answers go on; b"" where the protocol has none."""
 
     def end(self) -> bytes:
         """What ends an answer after its last message: b"" for nothing."""
@@ -47,7 +96,7 @@ class Form(Protocol):
 STREAM = "stream"
 #: The last option of a request that others of its stream follow.
 MORE = "more"
-#: The parameter of a requested output: so many of its largest elements, as text.
+#: The parameter of a requested output: how many of its largest elements the client wants, as text.
 CLASSIFICATION = "classification"
 _FORMS = {
     "generate": "ts.tensors.generate_form",
@@ -59,7 +108,7 @@ _FORMS = {
 }
 
 
-def opened(item: Item, model: Model) -> Form:
+def opened(item: Item, model: ModelSpec) -> Form:
     """The form of a marked item. `\\0NAME;OPTION;…`: the options are the form's own. Raises BadTensor."""
     name, *options = item.inputs[0].content_type[1:].split(";")
     form: Form = _opening(name)(item.inputs[0].data, dict(item.headers), frozenset(options), model)
@@ -95,12 +144,12 @@ def _read(text: str, name: str, datatype: str) -> float | bool:
     try:
         if datatype == "BOOL":
             return {"true": True, "false": False}[text.strip().lower()]
-        return float(text) if datatype.startswith(("FP", "BF")) else int(text)
+        return float(text) if DATATYPES[datatype].element is float else int(text)
     except (KeyError, ValueError):
         raise BadTensor(f"parameter {name!r} is of {datatype}, and {text!r} isn't") from None
 
 
-def _check_declared(request: InferenceRequest, model: Model) -> None:
+def _check_declared(request: InferenceRequest, model: ModelSpec) -> None:
     """BadTensor unless the inputs are those that the model declares."""
     given = {tensor.name for tensor in request.inputs}
     for name, declared in model.inputs.items():
@@ -129,7 +178,7 @@ def _check_shape(tensor: Tensor, declared: dict[str, Any]) -> None:
         raise BadTensor(f"input {tensor.name!r} has shape {list(tensor.shape)}; the model takes {list(shape)}")
 
 
-def completed(response: InferenceResponse, request: InferenceRequest, model: Model) -> InferenceResponse:
+def completed(response: InferenceResponse, request: InferenceRequest, model: ModelSpec) -> InferenceResponse:
     """The response with name, version and id filled in where the handler left them out, and the outputs the client
     asked for, in its order. The handler's own stays as it is: it may be for several requests. Raises BadTensor for an
     output that isn't there, unless the model declares it and left it out this time."""
@@ -142,7 +191,7 @@ def completed(response: InferenceResponse, request: InferenceRequest, model: Mod
     )
 
 
-def _wanted(response: InferenceResponse, request: InferenceRequest, model: Model) -> list[Tensor]:
+def _wanted(response: InferenceResponse, request: InferenceRequest, model: ModelSpec) -> list[Tensor]:
     """One that is asked for several times is given once."""
     found = {tensor.name: tensor for tensor in response.outputs}
     wanted = dict.fromkeys(output.name for output in request.outputs)
@@ -162,8 +211,7 @@ def _wanted(response: InferenceResponse, request: InferenceRequest, model: Model
     ]
 
 
-def _as_classes(tensor: Tensor, count: Any, model: Model) -> Tensor:
-    from ts.tensors.classification import classified
+def _as_classes(tensor: Tensor, count: Any, model: ModelSpec) -> Tensor:
 
     return classified(tensor, count, model.outputs.get(tensor.name, {}))
 

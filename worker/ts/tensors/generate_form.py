@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ts.protocol.datatypes import OF_PYTHON
 from ts.protocol.frames import Buffer
-from ts.tensors.datatypes import BadTensor, as_bytes, bytes_array, datatype
-from ts.tensors.forms import Form, Model, completed, payload
-from ts.tensors.json_elements import from_json, to_json
-from ts.tensors.json_form import JsonForm, dumped, json_object
+from ts.tensors.forms import Form, ModelSpec, completed, payload
+from ts.tensors.json_form import JsonForm, dumped, from_json, json_object, to_json
 from ts.tensors.rows import OUTPUT
-from ts.tensors.types import InferenceRequest, InferenceResponse, Tensor
+from ts.tensors.types import BadTensor, InferenceRequest, InferenceResponse, Tensor, as_bytes, bytes_array, datatype
 
 TEXT_INPUT, TEXT_OUTPUT = "text_input", "text_output"
 PARAMETERS, ID = "parameters", "id"
-_DATATYPES = {bool: "BOOL", int: "INT64", float: "FP64", str: "BYTES"}
 
 
-def opened(data: Buffer, headers: dict[str, str], options: frozenset[str], model: Model) -> Form:
+def opened(data: Buffer, headers: dict[str, str], options: frozenset[str], model: ModelSpec) -> Form:
     """A body with a list `inputs` is a V2 inference request (MLServer's `generate`)."""
     message = json_object(payload(data))
     if isinstance(message.get("inputs"), list):
@@ -27,10 +25,10 @@ def opened(data: Buffer, headers: dict[str, str], options: frozenset[str], model
 
 
 class GenerateForm:
-    """Keys that name an input of the model (without a declaration: `text_input` and lists) are tensors, the others
-    parameters. The answer has each output under its name, a single element as such."""
+    """Keys that name an input of the model are tensors (without a declaration: `text_input` and lists), others are
+    parameters. The answer has each output under its name, as a plain value when it has one element."""
 
-    def __init__(self, message: dict[str, Any], headers: dict[str, str], model: Model) -> None:
+    def __init__(self, message: dict[str, Any], headers: dict[str, str], model: ModelSpec) -> None:
         self._model = model
         self._held: dict[str, bytes] = {}
         self.headers: Sequence[tuple[str, str]] = (("content-type", "application/json"),)
@@ -53,7 +51,7 @@ class GenerateForm:
         label = f"input {name!r}"
         flat = value if isinstance(value, list) else [value]
         declared = self._model.inputs.get(name, {})
-        known = declared.get("datatype") or _DATATYPES.get(type(flat[0]) if flat else str)
+        known = declared.get("datatype") or OF_PYTHON.get(type(flat[0]) if flat else str)
         if known is None:
             raise BadTensor(f"{label}: {flat[0]!r} is no text, number or truth value")
         kind = datatype(known, label)
@@ -76,7 +74,7 @@ class GenerateForm:
         return values[0] if len(values) == 1 else values
 
     def _name(self, name: str) -> str:
-        """An output that nobody named is the text."""
+        """The key of an output in the answer; an output without a name is the text."""
         return TEXT_OUTPUT if name == OUTPUT and OUTPUT not in self._model.outputs else name
 
     def failed(self, text: str) -> bytes:

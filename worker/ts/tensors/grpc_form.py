@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from ts.protocol.datatypes import DATATYPES, OF_FIELD
 from ts.protocol.frames import Buffer
 from ts.protocol.open_inference_pb2 import (
     InferParameter,
@@ -17,11 +18,15 @@ from ts.protocol.open_inference_pb2 import (
     ModelInferResponse,
     ModelStreamInferResponse,
 )
-from ts.tensors import reserved
-from ts.tensors.datatypes import (
-    DATATYPES,
+from ts.tensors.forms import EMPTY_FINAL, ModelSpec, check_reserved, completed, payload
+from ts.tensors.shared_memory import PARAMETERS, REGION, Regions
+from ts.tensors.types import (
     Array,
     BadTensor,
+    InferenceRequest,
+    InferenceResponse,
+    RequestedOutput,
+    Tensor,
     as_bytes,
     bytes_array,
     check_names,
@@ -30,10 +35,6 @@ from ts.tensors.datatypes import (
     elements,
     encode_raw,
 )
-from ts.tensors.forms import Model, completed, payload
-from ts.tensors.reserved import EMPTY_FINAL
-from ts.tensors.shared_memory import PARAMETERS, REGION, Regions
-from ts.tensors.types import InferenceRequest, InferenceResponse, RequestedOutput, Tensor
 
 #: An option of the form: answers as Triton's streams have them, with errors among them and a flag on the last one.
 TRITON = "triton"
@@ -42,17 +43,6 @@ STATUS = "status"
 FINAL = "triton_final_response"
 
 _RAW_ONLY = frozenset(name for name, kind in DATATYPES.items() if not kind.field)
-#: What an input without a datatype is, by the field its elements are in.
-_DATATYPE_OF_FIELD = {
-    "bool_contents": "BOOL",
-    "int_contents": "INT32",
-    "int64_contents": "INT64",
-    "uint_contents": "UINT32",
-    "uint64_contents": "UINT64",
-    "fp32_contents": "FP32",
-    "fp64_contents": "FP64",
-    "bytes_contents": "BYTES",
-}
 _INT64 = range(-(1 << 63), 1 << 63)
 _UINT64 = range(1 << 64)
 _SCALARS = {
@@ -62,7 +52,7 @@ _SCALARS = {
 }
 
 
-def opened(data: Buffer, headers: dict[str, str], options: frozenset[str], model: Model) -> GrpcForm:
+def opened(data: Buffer, headers: dict[str, str], options: frozenset[str], model: ModelSpec) -> GrpcForm:
     return GrpcForm(data, headers, options, model)
 
 
@@ -73,7 +63,7 @@ class GrpcForm:
     answered so; a single BYTES element that came without its length is answered without it.
     """
 
-    def __init__(self, data: Buffer, headers: dict[str, str], options: frozenset[str], model: Model) -> None:
+    def __init__(self, data: Buffer, headers: dict[str, str], options: frozenset[str], model: ModelSpec) -> None:
         self._model = model
         self.headers: Sequence[tuple[str, str]] = ()
         self._triton, self._ends_failed = TRITON in options, STATUS in options
@@ -93,7 +83,7 @@ class GrpcForm:
             headers,
         )
         if self.request.parameters:
-            reserved.check(self.request.parameters)
+            check_reserved(self.request.parameters)
 
     # --- the request
 
@@ -174,7 +164,7 @@ class GrpcForm:
         if filled[0] == "int_contents" and not tensor.shape and not self._is_declared_numeric(tensor.name):
             self._code_points = True
             return Tensor(tensor.name, "BYTES", bytes_array([_text(values, label)], [1]), parameters(tensor.parameters))
-        name = _DATATYPE_OF_FIELD[filled[0]]
+        name = OF_FIELD[filled[0]].name
         if len(values) != elements(shape, label):
             raise BadTensor(f"{label}: {len(values)} elements, but shape {shape} takes {elements(shape, label)}")
         return Tensor(tensor.name, name, _array(name, values, shape, label), parameters(tensor.parameters))
@@ -312,3 +302,36 @@ def _set(parameter: InferParameter, value: Any) -> None:
     if field is None:
         field, value = "string_param", json.dumps(value, default=str)
     setattr(parameter, field, value)
+
+
+def request_bytes(request: InferenceRequest) -> bytes:
+    """A serialised ModelInferRequest."""
+    message = ModelInferRequest(model_name=request.model_name, model_version=request.model_version, id=request.id)
+    fill(message.parameters, request.parameters)
+    for tensor in request.inputs:
+        there = message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        fill(there.parameters, tensor.parameters)
+        message.raw_input_contents.append(encode_raw(tensor.datatype, tensor.array))
+    for output in request.outputs:
+        fill(message.outputs.add(name=output.name).parameters, output.parameters)
+    return message.SerializeToString()
+
+
+def response_from(data: Buffer) -> InferenceResponse:
+    """The response in a serialised ModelInferResponse. Raises BadTensor for anything else."""
+    try:
+        message = ModelInferResponse.FromString(payload(data))
+    except DecodeError as error:
+        raise BadTensor(f"the {len(data)} bytes of the answer are not a ModelInferResponse: {error}") from None
+    outputs = [
+        Tensor(
+            tensor.name,
+            tensor.datatype,
+            decode_raw(datatype(tensor.datatype, f"output {tensor.name!r}"), list(tensor.shape), raw, tensor.name),
+            parameters(tensor.parameters),
+        )
+        for tensor, raw in zip(message.outputs, message.raw_output_contents, strict=True)
+    ]
+    return InferenceResponse(
+        outputs, message.id, message.model_name, message.model_version, parameters(message.parameters)
+    )

@@ -2,26 +2,121 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from ts.protocol.datatypes import Datatype
 from ts.protocol.frames import Buffer
-from ts.tensors import reserved
-from ts.tensors.datatypes import (
+from ts.tensors.forms import ModelSpec, check_reserved, completed, payload
+from ts.tensors.shared_memory import PARAMETERS, REGION, Regions
+from ts.tensors.types import (
+    Array,
     BadTensor,
-    Datatype,
+    InferenceRequest,
+    InferenceResponse,
+    RequestedOutput,
+    Tensor,
+    as_bytes,
     bytes_array,
     check_names,
     datatype,
     decode_raw,
+    elements,
     encode_raw,
 )
-from ts.tensors.forms import Model, completed, payload
-from ts.tensors.json_elements import NO_TEXT, from_json, to_json
-from ts.tensors.shared_memory import PARAMETERS, REGION, Regions
-from ts.tensors.types import InferenceRequest, InferenceResponse, RequestedOutput, Tensor
+
+#: What to do with elements that are no text.
+NO_TEXT = "Send bytes that are no text as binary data, or in base64 with the input's parameter content_type base64"
+_SCALARS = (str, int, float, bool)
+
+
+def from_json(kind: Datatype, shape: Sequence[int], data: Any, parameters: dict[str, Any], label: str) -> Array:
+    """`data`, flat or nested, as an array of `shape`; a single element needs no list. Raises BadTensor."""
+    count = elements(shape, label)
+    flat = _flat_list([data] if count == 1 and isinstance(data, _SCALARS) else data, label)
+    if len(flat) != count:
+        raise BadTensor(f"{label}: {len(flat)} elements in data, but shape {list(shape)} takes {count}")
+    if kind.name == "BYTES":
+        return bytes_array([_element_bytes(value, parameters, label) for value in flat], shape)
+    if kind.as_bits:
+        raise BadTensor(f"{label}: {kind.name} has no form in JSON: send it as binary data")
+    return _numbers(kind, flat, label).reshape(tuple(shape))
+
+
+def _flat_list(data: Any, label: str) -> list[Any]:
+    if not isinstance(data, list):
+        raise BadTensor(f"{label}: data is a list, not {type(data).__name__}")
+    flat: list[Any] = data
+    while flat and isinstance(flat[0], list):
+        if not all(isinstance(row, list) for row in flat):
+            raise BadTensor(f"{label}: data mixes lists and elements")
+        flat = [value for row in flat for value in row]
+    return flat
+
+
+def _numbers(kind: Datatype, flat: list[Any], label: str) -> Array:
+    wanted: tuple[type, ...] = (kind.element,)
+    if kind.element is float:
+        wanted = (int, float)
+        flat = [math.nan if value is None else value for value in flat]
+    for value in flat:
+        if type(value) not in wanted:
+            raise BadTensor(f"{label}: {value!r} is no {kind.name}")
+    try:
+        with np.errstate(over="ignore"):
+            array = np.array(flat, kind.dtype)
+    except OverflowError as error:
+        raise BadTensor(f"{label}: an element does not fit {kind.name}: {error}") from None
+    if kind.element is int and flat and (min(flat) < np.iinfo(kind.dtype).min or max(flat) > np.iinfo(kind.dtype).max):
+        raise BadTensor(f"{label}: an element does not fit {kind.name}")
+    return array
+
+
+def _element_bytes(value: Any, parameters: dict[str, Any], label: str) -> bytes:
+    if not isinstance(value, str):
+        raise BadTensor(f"{label}: an element of BYTES is a text, not {value!r}")
+    if parameters.get("content_type") == "base64":
+        try:
+            return base64.b64decode(value, validate=True)
+        except ValueError as error:
+            raise BadTensor(f"{label}: {value[:40]!r} is not base64: {error}") from None
+    return text_bytes(value, label)
+
+
+def text_bytes(value: str, label: str) -> bytes:
+    """A text in UTF-8. BadTensor for one with half a character, which JSON can write (`"\\ud83d"`)."""
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        raise BadTensor(
+            f"{label}: {value[error.start]!r} is half a character, which UTF-8 can't have. {NO_TEXT}"
+        ) from None
+
+
+def to_json(tensor: Tensor, parameters: dict[str, Any]) -> list[Any]:
+    """The elements, flat; bytes that are no text become base64, which `parameters` then say."""
+    if tensor.datatype == "BYTES":
+        return _texts([as_bytes(value) for value in tensor.array.ravel()], parameters)
+    flat = tensor.numbers().ravel()
+    values: list[Any] = flat.tolist()
+    if flat.dtype.kind == "f":
+        return [value if math.isfinite(value) else None for value in values]
+    return values
+
+
+def _texts(values: list[bytes], parameters: dict[str, Any]) -> list[Any]:
+    if parameters.get("content_type") != "base64":
+        try:
+            return [value.decode() for value in values]
+        except UnicodeDecodeError:
+            parameters["content_type"] = "base64"
+    return [base64.b64encode(value).decode() for value in values]
+
 
 #: How many of the body's first bytes are JSON; binary tensors follow.
 LENGTH_HEADER = "inference-header-content-length"
@@ -29,7 +124,7 @@ LENGTH_DIGITS_MAX = 19
 BINARY_SIZE, BINARY, BINARY_ALL = "binary_data_size", "binary_data", "binary_data_output"
 
 
-def opened(data: Buffer, headers: dict[str, str], options: frozenset[str], model: Model) -> JsonForm:
+def opened(data: Buffer, headers: dict[str, str], options: frozenset[str], model: ModelSpec) -> JsonForm:
     return JsonForm(data, headers, options, model)
 
 
@@ -37,7 +132,7 @@ class JsonForm:
     """One V2 inference request over HTTP, and how its answers are written. Those of a stream are JSON alone: an event
     has no room for more."""
 
-    def __init__(self, data: Buffer, headers: dict[str, str], options: frozenset[str], model: Model) -> None:
+    def __init__(self, data: Buffer, headers: dict[str, str], options: frozenset[str], model: ModelSpec) -> None:
         self._model = model
         self.headers: Sequence[tuple[str, str]] = ()
         self._regions = Regions(options)
@@ -58,7 +153,7 @@ class JsonForm:
             headers,
         )
         if self.request.parameters:
-            reserved.check(self.request.parameters)
+            check_reserved(self.request.parameters)
         if self._binary_at < len(self._binary):
             left = len(self._binary) - self._binary_at
             raise BadTensor(f"{left} bytes of binary data are left over after the inputs")
@@ -232,7 +327,7 @@ def _shape(value: Any, label: str) -> list[int]:
     return value
 
 
-def _raw_request(data: bytes, model: Model, headers: dict[str, str]) -> InferenceRequest:
+def _raw_request(data: bytes, model: ModelSpec, headers: dict[str, str]) -> InferenceRequest:
     """A body without JSON: the one input that the model declares, its one variable dimension found from the size."""
     if len(model.inputs) != 1:
         raise BadTensor(

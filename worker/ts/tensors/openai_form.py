@@ -12,12 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ts.protocol.frames import Buffer
-from ts.tensors.datatypes import BadTensor, as_bytes, bytes_array
-from ts.tensors.forms import Model, completed, payload
+from ts.tensors.forms import ModelSpec, completed, payload
 from ts.tensors.generate_form import TEXT_INPUT
-from ts.tensors.json_elements import text_bytes
-from ts.tensors.json_form import dumped, json_object
-from ts.tensors.types import InferenceRequest, InferenceResponse, Tensor
+from ts.tensors.json_form import dumped, json_object, text_bytes
+from ts.tensors.types import BadTensor, InferenceRequest, InferenceResponse, Tensor, as_bytes, bytes_array
 
 #: An option of the form: the body has `messages`, not a `prompt`.
 CHAT = "chat"
@@ -26,7 +24,7 @@ SAID = ("finish_reason", "prompt_tokens", "completion_tokens")
 _NOT_PARAMETERS = frozenset({"model", "prompt", "messages", "stream", "stream_options", "n", "user"})
 
 
-def opened(data: Buffer, headers: dict[str, str], options: frozenset[str], model: Model) -> OpenAIForm:
+def opened(data: Buffer, headers: dict[str, str], options: frozenset[str], model: ModelSpec) -> OpenAIForm:
     return OpenAIForm(json_object(payload(data)), CHAT in options, headers, model)
 
 
@@ -35,7 +33,7 @@ class OpenAIForm:
     each message, `role: content`, and `assistant:`. A handler with a template of its own finds the messages, as JSON,
     in the parameter `messages`. The body's other keys (`max_tokens`, `temperature`, `stop`, …) are parameters."""
 
-    def __init__(self, message: dict[str, Any], chat: bool, headers: dict[str, str], model: Model) -> None:
+    def __init__(self, message: dict[str, Any], chat: bool, headers: dict[str, str], model: ModelSpec) -> None:
         self._model = model
         self._decoder = getincrementaldecoder("utf-8")("replace")
         self.headers: Sequence[tuple[str, str]] = ()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ts.protocol.frames import Buffer
-from ts.tensors.forms import Form, Model, payload
+from ts.tensors.forms import Form, ModelSpec, payload
 from ts.tensors.types import InferenceRequest, InferenceResponse
 
 #: Headers that no client can send: they tell the request's first line.
@@ -31,12 +31,12 @@ class RouteResponse(InferenceResponse):
     body: bytes = b""
 
 
-def opened(data: Buffer, headers: dict[str, str], options: frozenset[str], model: Model) -> Form:
+def opened(data: Buffer, headers: dict[str, str], options: frozenset[str], model: ModelSpec) -> Form:
     return RouteForm(payload(data), headers, model)
 
 
 class RouteForm:
-    def __init__(self, data: bytes, headers: dict[str, str], model: Model) -> None:
+    def __init__(self, data: bytes, headers: dict[str, str], model: ModelSpec) -> None:
         method, path, query = (headers.pop(name, "") for name in (METHOD, PATH, QUERY))
         self.headers: Sequence[tuple[str, str]] = ()
         self.request: InferenceRequest = RouteRequest(

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from ts.protocol.datatypes import DATATYPES
 from ts.protocol.frames import Input
-from ts.tensors.datatypes import DATATYPES, BadTensor, bytes_array
-from ts.tensors.forms import Model
-from ts.tensors.types import InferenceRequest, InferenceResponse, Tensor
+from ts.tensors.forms import ModelSpec
+from ts.tensors.types import BadTensor, InferenceRequest, InferenceResponse, Tensor, bytes_array
 
-#: What the answer of a handler is called when the model declares no outputs.
+#: The name of the output when the model declares none.
 OUTPUT = "output"
 _BODIES = ("data", "body")
 
@@ -41,7 +41,7 @@ class Row(dict[str, Any]):
 
 
 def row_of(request: InferenceRequest) -> Row:
-    """What a TorchServe handler gets for a tensor request."""
+    """The row of a TorchServe handler for a tensor request."""
     row = Row({tensor.name: _value(tensor) for tensor in request.inputs})
     row.request = request
     return row
@@ -49,9 +49,7 @@ def row_of(request: InferenceRequest) -> Row:
 
 def _value(tensor: Tensor) -> Any:
     if tensor.datatype != "BYTES":
-        if tensor.datatype == "BF16":
-            return (tensor.array.astype("<u4") << 16).view("<f4").tolist()
-        return tensor.array.tolist()
+        return tensor.numbers().tolist()
     text = tensor.parameters.get("content_type") == "str"
     flat = [_text(value, tensor.name) if text else bytearray(value) for value in tensor.array.ravel()]
     return flat[0] if len(flat) == 1 else flat
@@ -78,8 +76,8 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def response_of(value: Any, model: Model) -> InferenceResponse:
-    """What a handler returned for one request, as tensors. Raises BadTensor for what can't be one."""
+def response_of(value: Any, model: ModelSpec) -> InferenceResponse:
+    """The result of a handler for one request, as tensors. Raises BadTensor when it can't be one."""
     if isinstance(value, InferenceResponse):
         return value
     names = list(model.outputs)
@@ -92,7 +90,7 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray) or hasattr(value, "detach")
 
 
-def _tensor(name: str, value: Any, model: Model) -> Tensor:
+def _tensor(name: str, value: Any, model: ModelSpec) -> Tensor:
     declared = model.outputs.get(name, {}).get("datatype")
     if isinstance(value, (str, bytes, bytearray, memoryview)) or _is_array(value):
         return Tensor.of(name, value)
@@ -119,7 +117,8 @@ def _numbers(value: list[Any], declared: str | None) -> Any:
         return None
     if array.dtype.kind not in "biuf" or not array.size:
         return None
-    return array if declared is None or declared == "BF16" else array.astype(DATATYPES[declared].dtype)
+    kind = DATATYPES[declared] if declared is not None else None
+    return array if kind is None or kind.as_bits else array.astype(kind.dtype)
 
 
 def _json(value: Any) -> str:
@@ -129,7 +128,7 @@ def _json(value: Any) -> str:
         raise BadTensor(f"a result of type {type(value).__name__} can't be sent: {error}") from None
 
 
-def request_of(inputs: Sequence[Input], headers: dict[str, str], model: Model) -> InferenceRequest:
+def request_of(inputs: Sequence[Input], headers: dict[str, str], model: ModelSpec) -> InferenceRequest:
     """The tensors of a request that came by TorchServe's own APIs, for a model that takes tensors: bytes under the
     input's name, or under the one that the model declares."""
     declared = list(model.inputs)

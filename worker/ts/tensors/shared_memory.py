@@ -11,7 +11,7 @@ import stat
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from ts.tensors.datatypes import BadTensor, NoSuchRegion
+from ts.tensors.types import BadTensor, NoSuchRegion
 
 REGION, SIZE, OFFSET = "shared_memory_region", "shared_memory_byte_size", "shared_memory_offset"
 PARAMETERS = (REGION, SIZE, OFFSET)

@@ -1,19 +1,167 @@
-"""A tensor request and its answer, as handlers and adapters see them."""
+"""Tensors, requests and answers as handlers and adapters see them, and tensors as bytes."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import math
+import struct
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from ts.tensors.datatypes import Array, datatype_of
+from ts.protocol.datatypes import DATATYPES, OF_ARRAY_TYPE, Datatype
+from ts.protocol.frames import Buffer
+
+Array = npt.NDArray[Any]
+
+#: What numpy can have, also of tensors without elements (a dimension of 0).
+DIMENSIONS_MAX, ELEMENTS_MAX = 64, 1 << 59
+#: Messages name what clients sent, which may be of any size; they go into headers, too.
+MESSAGE_CHARS_MAX = 1000
+_LENGTH = struct.Struct("<I")
+
+
+class BadTensor(ValueError):
+    """A tensor whose data doesn't fit what it declares. The message names the tensor and the reason, without its middle
+    when it is long. Callers answer 400."""
+
+    def __init__(self, message: str) -> None:
+        half = MESSAGE_CHARS_MAX // 2
+        long = len(message) > MESSAGE_CHARS_MAX
+        super().__init__(f"{message[:half]} … {message[-half:]}" if long else message)
+
+
+class NoSuchRegion(BadTensor):
+    """A tensor in a region of shared memory that is not registered. Callers answer 404."""
+
+
+_OF_DTYPE = {row.dtype: row.name for row in DATATYPES.values() if row.name != "BYTES" and not row.as_bits}
+
+
+def datatype(name: str, label: str) -> Datatype:
+    """The datatype of that name; BadTensor, naming `label` ("input 'x'"), when there is none."""
+    try:
+        return DATATYPES[name]
+    except KeyError:
+        raise BadTensor(f"{label}: unknown datatype {name!r}; one of {', '.join(DATATYPES)}") from None
+
+
+def datatype_of(array: Array) -> str:
+    """The name of the datatype of an array; strings and objects are BYTES. Raises BadTensor where there is none."""
+    found = _OF_DTYPE.get(array.dtype.newbyteorder("<") if array.dtype.byteorder == ">" else array.dtype)
+    if found is not None:
+        return found
+    if array.dtype.kind in "OSU":
+        return "BYTES"
+    raise BadTensor(f"an array of numpy's {array.dtype} has no datatype in the Open Inference Protocol")
+
+
+def elements(shape: Sequence[int], label: str) -> int:
+    """How many elements a shape has. BadTensor for negative dimensions and for more than can exist."""
+    if len(shape) > DIMENSIONS_MAX:
+        raise BadTensor(f"{label}: the shape has {len(shape)} dimensions; at most {DIMENSIONS_MAX} are possible")
+    addressed = 1
+    for size in shape:
+        if size < 0:
+            raise BadTensor(f"{label}: shape {list(shape)} has a negative dimension")
+        addressed *= size or 1
+    if addressed > ELEMENTS_MAX:
+        raise BadTensor(f"{label}: shape {list(shape)} has more elements than can be addressed")
+    return math.prod(shape)
+
+
+def decode_raw(kind: Datatype, shape: Sequence[int], data: Buffer, label: str) -> Array:
+    """Little-endian elements as a writable array of `shape`. BadTensor when size and shape don't agree."""
+    count = elements(shape, label)
+    if kind.name == "BYTES":
+        return bytes_array(split_bytes(data, count, label), shape)
+    if len(data) != count * kind.size_bytes:
+        size = count * kind.size_bytes
+        raise BadTensor(f"{label}: {len(data)} bytes of data, but shape {list(shape)} of {kind.name} takes {size}")
+    if kind.name == "BOOL":
+        flags: Array = np.not_equal(np.frombuffer(data, "u1"), 0)
+        return flags.reshape(tuple(shape))
+    array = np.frombuffer(data, kind.dtype).reshape(tuple(shape))
+    return array if array.flags.writeable else array.copy()
+
+
+def split_bytes(data: Buffer, count: int, label: str) -> list[bytes]:
+    """The elements of a BYTES tensor, each preceded by its length (u32, little-endian). BadTensor unless they are
+    exactly `count`."""
+    view, found, at, end = memoryview(data), [], 0, len(data)
+    if count * _LENGTH.size > end:
+        raise BadTensor(f"{label}: {end} bytes of data can't hold {count} BYTES elements with their lengths")
+    for index in range(count):
+        start = at + _LENGTH.size
+        size = _LENGTH.unpack_from(view, at)[0] if start <= end else end
+        if start + size > end:
+            raise BadTensor(f"{label}: incomplete data: element {index} of {count} ends after the {end} bytes given")
+        found.append(bytes(view[start : start + size]))
+        at = start + size
+    if at != end:
+        raise BadTensor(f"{label}: {end - at} bytes of data are left over after {count} BYTES elements")
+    return found
+
+
+def join_bytes(values: Iterable[bytes]) -> bytes:
+    """BYTES elements, each preceded by its length."""
+    return b"".join(part for value in values for part in (_LENGTH.pack(len(value)), value))
+
+
+def bytes_array(values: Sequence[bytes], shape: Sequence[int]) -> Array:
+    """An object array of bytes."""
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array.reshape(tuple(shape))
+
+
+def encode_raw(name: str, array: Array) -> bytes:
+    """The elements of an array as `decode_raw` reads them."""
+    if name == "BYTES":
+        return join_bytes(as_bytes(value) for value in array.ravel())
+    return np.ascontiguousarray(array, DATATYPES[name].dtype).tobytes()
+
+
+def as_bytes(value: Any) -> bytes:
+    """An element of a BYTES array: text is UTF-8."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass")
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    return str(value).encode()
+
+
+def widened(kind: Datatype, array: Array) -> Array:
+    """The elements as numpy's numbers: float32 for those whose bits the array holds, else the array itself."""
+    if not kind.as_bits:
+        return array
+    wide: Array = (array.astype("<u4") << (32 - 8 * kind.size_bytes)).view("<f4")
+    return wide
+
+
+def narrowed(kind: Datatype, numbers: Array) -> Array:
+    """The other way: the bits of float32's numbers, rounded to the nearest (ties to even); NaN stays NaN."""
+    shift = 32 - 8 * kind.size_bytes
+    bits = np.ascontiguousarray(numbers, "<f4").view("<u4").astype(np.uint64)
+    rounded = (bits + ((1 << (shift - 1)) - 1) + ((bits >> shift) & 1)) >> shift
+    return np.where(np.isnan(numbers), 0x7FC00000 >> shift, rounded).astype(kind.dtype)
+
+
+def check_names(names: Sequence[str]) -> None:
+    """BadTensor when a name is given twice."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise BadTensor(f"input {name!r} is given more than once")
+        seen.add(name)
 
 
 @dataclass(slots=True)
 class Tensor:
-    """`array` has the shape; BYTES are objects of type bytes, BF16 the 16 bits of each element as uint16."""
+    """`array` has the shape; BYTES are objects of type bytes, BF16 the 16 bits of each element as uint16 (`numbers`:
+    as float32)."""
 
     name: str
     datatype: str
@@ -23,6 +171,17 @@ class Tensor:
     @property
     def shape(self) -> tuple[int, ...]:
         return self.array.shape
+
+    def numbers(self) -> Array:
+        """The elements as numpy's numbers, those of BF16 as float32."""
+        return widened(DATATYPES[self.datatype], self.array)
+
+    def as_torch(self) -> Any:
+        """The elements as a tensor of torch's on the CPU, which may share their memory. Not for BYTES."""
+        import torch
+
+        kind, found = DATATYPES[self.datatype], torch.from_numpy(np.ascontiguousarray(self.array))
+        return found.view(getattr(torch, kind.array_type)) if kind.as_bits else found
 
     @classmethod
     def of(cls, name: str, value: Any, **parameters: Any) -> Tensor:
@@ -39,10 +198,12 @@ class Tensor:
 
 def _of_torch(name: str, value: Any, parameters: dict[str, Any]) -> Tensor:
     tensor = value.detach().cpu()
-    if str(tensor.dtype) == "torch.bfloat16":
+    kind = OF_ARRAY_TYPE.get(str(tensor.dtype).removeprefix("torch."))
+    if kind is not None and kind.as_bits:
         import torch
 
-        return Tensor(name, "BF16", tensor.contiguous().view(torch.int16).numpy().view(np.uint16), parameters)
+        bits = tensor.contiguous().view(getattr(torch, f"int{8 * kind.size_bytes}"))
+        return Tensor(name, kind.name, bits.numpy().view(kind.dtype), parameters)
     array = tensor.numpy()
     return Tensor(name, datatype_of(array), array, parameters)
 
@@ -78,7 +239,7 @@ class InferenceRequest:
 
 @dataclass(slots=True)
 class InferenceResponse:
-    """What a handler answers; name, version and id left "" are filled in from the model and the request."""
+    """The answer of a handler. Name, version and id left "" are filled in from the model and the request."""
 
     outputs: list[Tensor]
     id: str = ""

@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 
 from ts.protocol.frames import Buffer
-from ts.tensors.datatypes import BadTensor, bytes_array, datatype
-from ts.tensors.forms import Form, Model, payload
-from ts.tensors.json_elements import from_json, text_bytes
-from ts.tensors.json_form import dumped
+from ts.tensors.forms import Form, ModelSpec, payload
+from ts.tensors.json_form import dumped, from_json, text_bytes
 from ts.tensors.rows import plain_value
-from ts.tensors.types import InferenceRequest, InferenceResponse, Tensor
+from ts.tensors.types import BadTensor, InferenceRequest, InferenceResponse, Tensor, bytes_array, datatype
 
 EXPLAIN = "explain"
 INSTANCES = ("instances", "inputs")
@@ -39,7 +37,7 @@ class V1Response(InferenceResponse):
     payload: dict[str, Any] = field(default_factory=dict)
 
 
-def opened(data: Buffer, headers: dict[str, str], options: frozenset[str], model: Model) -> Form:
+def opened(data: Buffer, headers: dict[str, str], options: frozenset[str], model: ModelSpec) -> Form:
     return V1Form(payload(data), EXPLAIN in options, headers, model)
 
 
@@ -47,7 +45,7 @@ class V1Form:
     """Instances that are objects are rows of tensors with their keys' names; all others are one tensor, of the model's
     only input or `instances`. What makes no array of numbers or texts is a BYTES tensor of JSON."""
 
-    def __init__(self, data: bytes, explain: bool, headers: dict[str, str], model: Model) -> None:
+    def __init__(self, data: bytes, explain: bool, headers: dict[str, str], model: ModelSpec) -> None:
         self._model = model
         self._event = any(name.lower() == "ce-id" for name in headers)
         body = _object(data)
@@ -96,7 +94,7 @@ def _object(data: bytes) -> dict[str, Any]:
 
 
 def _event_data(event: dict[str, Any]) -> dict[str, Any]:
-    """What a CloudEvent in structured mode carries."""
+    """The data of a CloudEvent in structured mode. BadTensor without any."""
     if "data_base64" in event:
         try:
             decoded = base64.b64decode(event["data_base64"], validate=True)
@@ -109,13 +107,13 @@ def _event_data(event: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
-def _tensors(rows: list[Any], model: Model) -> list[Tensor]:
+def _tensors(rows: list[Any], model: ModelSpec) -> list[Tensor]:
     if rows and all(isinstance(row, dict) and set(row) == set(rows[0]) for row in rows):
         return [_tensor(name, [row[name] for row in rows], model) for name in rows[0]]
     return [_tensor(next(iter(model.inputs)) if len(model.inputs) == 1 else INSTANCES[0], rows, model)]
 
 
-def _tensor(name: str, values: list[Any], model: Model) -> Tensor:
+def _tensor(name: str, values: list[Any], model: ModelSpec) -> Tensor:
     """Of the datatype that the model declares, else of the one that the values look like."""
     label = f"input {name!r}"
     declared = model.inputs.get(name, {}).get("datatype")

@@ -13,6 +13,7 @@ from typing import Any
 from google.protobuf import json_format, text_format
 from google.protobuf.message import Message
 
+from ts.protocol.datatypes import OF_NUMBER
 from ts.protocol.model_config_pb2 import ModelConfig
 from ts.protocol.pool import POOL
 from ts_frontend.errors import InvalidArchive, InvalidArgument, ModelNotFound
@@ -151,13 +152,7 @@ def signature(config: ModelConfig) -> Signature:
 
 
 def _spec(tensor: Any, batch: tuple[int, ...], optional: bool) -> TensorSpec:
-    return TensorSpec(tensor.name, datatype(tensor.data_type), (*batch, *tensor.dims), optional)
-
-
-def datatype(number: int) -> str:
-    """13 -> `BYTES`, 11 -> `FP32`."""
-    name = ModelConfig.DESCRIPTOR.file.enum_types_by_name["DataType"].values_by_number[number].name
-    return "BYTES" if name == "TYPE_STRING" else name.removeprefix("TYPE_")
+    return TensorSpec(tensor.name, OF_NUMBER[tensor.data_type].name, (*batch, *tensor.dims), optional)
 
 
 def worker_settings(config: ModelConfig, gpus: int) -> dict[str, Any]:

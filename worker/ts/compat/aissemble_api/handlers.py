@@ -35,7 +35,7 @@ class ModelHandler(ABC):
 
 
 class DefaultModelHandler(ModelHandler):
-    """Stands for a handler that nobody gave."""
+    """The handler in the place of one that was not given."""
 
     def infer(self, payload: InferenceRequest, model_name: str, model_version: str | None = None) -> InferenceResponse:
         raise NotImplementedError

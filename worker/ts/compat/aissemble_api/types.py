@@ -12,34 +12,19 @@ from enum import Enum
 from typing import Any, ClassVar
 
 from ts.compat.aissemble_api.records import Kind, Record, list_of, optional, text, whole
+from ts.protocol.datatypes import STANDARD
 
 log = logging.getLogger(__name__)
 
 ANY_SIZE = -1
 
 
-class Datatype(str, Enum):
-    BOOL = "BOOL"
-    UINT8 = "UINT8"
-    UINT16 = "UINT16"
-    UINT32 = "UINT32"
-    UINT64 = "UINT64"
-    INT8 = "INT8"
-    INT16 = "INT16"
-    INT32 = "INT32"
-    INT64 = "INT64"
-    FP16 = "FP16"
-    FP32 = "FP32"
-    FP64 = "FP64"
-    BYTES = "BYTES"
-
-
+#: aiSSEMBLE's own enumeration, whose members are texts, too.
+Datatype: Any = Enum("Datatype", {row.name: row.name for row in STANDARD}, type=str)  # type: ignore[misc]
 #: What elements of a datatype are in Python.
-ELEMENTS: Mapping[Datatype, type | tuple[type, ...]] = (
-    dict.fromkeys((one for one in Datatype if "INT" in one.value), int)
-    | dict.fromkeys((Datatype.FP16, Datatype.FP32, Datatype.FP64), float)
-    | {Datatype.BOOL: bool, Datatype.BYTES: (bytes, str)}
-)
+ELEMENTS: Mapping[str, type | tuple[type, ...]] = {
+    row.name: (bytes, str) if row.element is bytes else row.element for row in STANDARD
+}
 
 
 class Parameters:
@@ -91,7 +76,7 @@ class TensorData:
     def model_dump(self) -> Any:
         return self.root
 
-    def validate_oip(self, shape: list[int], datatype: Datatype) -> None:
+    def validate_oip(self, shape: list[int], datatype: str) -> None:
         """ValueError when the elements don't have that shape, TypeError when they aren't of that datatype."""
         _check_shape(shape, self.root)
         _check_elements(datatype, flatten(self.root))
@@ -108,7 +93,7 @@ class RequestOutput(Record):
 class _Tensor(Record):
     name: str
     shape: list[int]
-    datatype: Datatype
+    datatype: str
     parameters: Parameters | None = None
     data: TensorData
     KINDS: ClassVar[Mapping[str, Kind]] = {
@@ -184,7 +169,7 @@ class InferenceResponse(Record):
 @dataclass(kw_only=True)
 class MetadataTensor(Record):
     name: str
-    datatype: Datatype
+    datatype: str
     shape: list[int]
     KINDS: ClassVar[Mapping[str, Kind]] = {"name": text, "datatype": Datatype, "shape": list_of(whole)}
 
@@ -289,7 +274,7 @@ def _rectangular(data: Any, shape: list[int]) -> bool:
     return isinstance(data, list) and len(data) == shape[0] and all(map(fits, data))
 
 
-def _check_elements(datatype: Datatype, elements: list[Any]) -> None:
+def _check_elements(datatype: str, elements: list[Any]) -> None:
     kind = ELEMENTS.get(datatype)
     if kind is None:
         raise ValueError(f"Unsupported datatype - {datatype}")

@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ts.tensors.datatypes import DATATYPES, Array, bytes_array, datatype_of
+from ts.protocol.datatypes import DATATYPES
+from ts.tensors.types import Array, bytes_array, datatype_of
 
 T = TypeVar("T", bound="_Tensor")
 

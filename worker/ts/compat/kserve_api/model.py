@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from enum import Enum
 from typing import Any
 
@@ -55,3 +56,65 @@ class Model:
 
     async def explain(self, payload: Any, headers: dict[str, str] | None = None) -> Any:
         raise NotImplementedError(f"{type(self).__name__} has no explain")
+
+
+class InvalidInput(ValueError):
+    """400"""
+
+    status = 400
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class InferenceError(RuntimeError):
+    """500"""
+
+    status = 500
+
+    def __init__(self, reason: str, status: str | None = None, debug_details: str | None = None) -> None:
+        super().__init__(reason)
+        self.reason, self.debug_details = reason, debug_details
+
+
+class ModelNotFound(Exception):
+    """404"""
+
+    status = 404
+
+    def __init__(self, model_name: str | None = None) -> None:
+        self.reason = f"Model with name {model_name} does not exist."
+        super().__init__(self.reason)
+
+
+class ModelNotReady(RuntimeError):
+    """503"""
+
+    status = 503
+
+    def __init__(self, model_name: str, detail: str | None = None) -> None:
+        self.model_name = model_name
+        self.error_msg = f"Model with name {model_name} is not ready."
+        if detail:
+            self.error_msg += f" {detail}"
+        super().__init__(self.error_msg)
+
+
+class UnsupportedProtocol(Exception):
+    """400"""
+
+    status = 400
+
+    def __init__(self, protocol_version: str | None = None) -> None:
+        self.reason = f"Unsupported protocol {protocol_version}"
+        super().__init__(self.reason)
+
+
+KSERVE_LOGGER_NAME = "kserve"
+logger = logging.getLogger(KSERVE_LOGGER_NAME)
+
+
+def configure_logging(log_config: Any = None) -> None:
+    """Lines at INFO and above go to standard error, which is the model's log."""
+    logging.basicConfig(level=logging.INFO)

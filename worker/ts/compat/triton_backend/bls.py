@@ -10,10 +10,10 @@ from typing import Any
 from ts.compat.triton_backend import messages
 from ts.compat.triton_backend.errors import TritonError, TritonModelException, of_status
 from ts.compat.triton_backend.messages import InferenceResponse, Tensor
-from ts.runtime.calls import Call, CallFailed, here, turn
+from ts.runtime.calls import CallFailed, ServerCall, here, turn
 from ts.tensors import types
-from ts.tensors.datatypes import BadTensor
-from ts.tensors.grpc_call import request_bytes, response_of
+from ts.tensors.grpc_form import request_bytes, response_from
+from ts.tensors.types import BadTensor
 
 
 class InferenceRequest(messages.InferenceRequest):
@@ -39,7 +39,7 @@ class InferenceRequest(messages.InferenceRequest):
         async with turn():
             return await anext(ResponseIterator(self._begun(False)), None) or _none()
 
-    def _begun(self, stream: bool) -> Call:
+    def _begun(self, stream: bool) -> ServerCall:
         if not self.model_name:
             raise TritonModelException("an InferenceRequest needs the model_name of the model to call")
         reserved = self._reserved()
@@ -69,7 +69,7 @@ class InferenceRequest(messages.InferenceRequest):
 class ResponseIterator:
     """The responses of a model that may give any number of them; the one that is an error is the last."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: ServerCall) -> None:
         self._call = call
         self._failed = False
 
@@ -113,7 +113,7 @@ class ResponseIterator:
 
     def _response(self, piece: Any) -> InferenceResponse:
         try:
-            found = response_of(piece)
+            found = response_from(piece)
         except BadTensor as error:
             return InferenceResponse([], TritonError(str(error)))
         return InferenceResponse([Tensor.wrapping(one) for one in found.outputs], parameters=found.parameters)

@@ -7,59 +7,36 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ts.tensors.datatypes import Array, bytes_array, datatype_of, encode_raw, split_bytes
-
-_ORDER = (
-    *("BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64"),
-    *("FP16", "FP32", "FP64", "BYTES", "BF16"),
-)
-#: As in TRITONSERVER_DataType
-NUMBERS = {name: number for number, name in enumerate(_ORDER, 1)}
-_NAMES = {number: name for name, number in NUMBERS.items()}
-_NUMPY: dict[str, Any] = {
-    "BOOL": bool,
-    "UINT8": np.uint8,
-    "UINT16": np.uint16,
-    "UINT32": np.uint32,
-    "UINT64": np.uint64,
-    "INT8": np.int8,
-    "INT16": np.int16,
-    "INT32": np.int32,
-    "INT64": np.int64,
-    "FP16": np.float16,
-    "FP32": np.float32,
-    "FP64": np.float64,
-    "BYTES": np.object_,
-}
+from ts.compat.triton_backend.errors import TritonModelException
+from ts.protocol.datatypes import DATATYPES, OF_CONFIG_TYPE, OF_NUMBER, Datatype
+from ts.tensors.types import Array, Tensor, bytes_array, datatype_of, encode_raw, split_bytes
 
 
 def of_config(name: str) -> str:
-    """`TYPE_STRING` -> `BYTES`, `TYPE_FP32` -> `FP32`."""
-    short = name.removeprefix("TYPE_")
-    return "BYTES" if short == "STRING" else short
-
-
-def to_config(name: str) -> str:
-    return "TYPE_STRING" if name == "BYTES" else f"TYPE_{name}"
+    """`TYPE_STRING` -> `BYTES`, `TYPE_FP32` -> `FP32`; a name that isn't known without its prefix."""
+    row = OF_CONFIG_TYPE.get(name) or OF_CONFIG_TYPE.get(f"TYPE_{name}")
+    return name.removeprefix("TYPE_") if row is None else row.name
 
 
 def triton_string_to_numpy(triton_type_string: str) -> Any:
     """`TYPE_FP32` -> numpy's type; ValueError for what has none."""
-    try:
-        return _NUMPY[of_config(triton_type_string)]
-    except KeyError:
-        raise ValueError(f"{triton_type_string!r} has no numpy type") from None
+    return _numpy_type(DATATYPES.get(of_config(triton_type_string)), triton_type_string)
 
 
 def triton_to_numpy_type(data_type: int) -> Any:
-    try:
-        return _NUMPY[_NAMES[int(data_type)]]
-    except KeyError:
-        raise ValueError(f"datatype {data_type!r} has no numpy type") from None
+    """The same of a number in TRITONSERVER_DataType."""
+    return _numpy_type(OF_NUMBER.get(int(data_type)), data_type)
+
+
+def _numpy_type(row: Datatype | None, given: object) -> Any:
+    if row is None or row.as_bits:
+        raise ValueError(f"{given!r} has no numpy type")
+    return bool if row.element is bool else row.dtype.type
 
 
 def numpy_to_triton_type(data_type: Any) -> int:
-    return NUMBERS[datatype_of(np.empty(0, data_type))]
+    """The number of numpy's type in TRITONSERVER_DataType. BadTensor for what has none."""
+    return DATATYPES[datatype_of(np.empty(0, data_type))].number
 
 
 def serialize_byte_tensor(input_tensor: Array) -> Array | None:
@@ -76,3 +53,20 @@ def deserialize_bytes_tensor(encoded_tensor: bytes | npt.NDArray[np.uint8]) -> A
         at += 4 + int.from_bytes(data[at : at + 4], "little")
         count += 1
     return bytes_array(split_bytes(data, count, "tensor"), [count])
+
+
+def texts(tensor: Tensor) -> Any:
+    """A BYTES tensor as an array of str. TritonModelException for what isn't UTF-8."""
+    try:
+        flat = [bytes(value).decode() for value in tensor.array.ravel()]
+    except UnicodeDecodeError as error:
+        raise TritonModelException(f"input {tensor.name!r} is not UTF-8: {error}") from None
+    found = np.empty(len(flat), dtype=object)
+    found[:] = flat
+    return found.reshape(tensor.shape)
+
+
+def bytes_of(name: str, array: Any) -> Tensor:
+    """An array of str as a BYTES tensor."""
+    flat = [value.encode() if isinstance(value, str) else bytes(value) for value in array.ravel().tolist()]
+    return Tensor(name, "BYTES", bytes_array(flat, array.shape))

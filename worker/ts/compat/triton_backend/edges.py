@@ -11,15 +11,14 @@ import numpy as np
 
 from ts.compat.triton_backend.datatypes import of_config
 from ts.compat.triton_backend.errors import TritonModelException
-from ts.tensors.datatypes import DATATYPES, Array, BadTensor
-from ts.tensors.types import InferenceRequest, InferenceResponse, Tensor
+from ts.protocol.datatypes import DATATYPES
+from ts.tensors.types import Array, BadTensor, InferenceRequest, InferenceResponse, Tensor
 
 Fields = dict[str, Any]
 #: Where a control input has its two values, and of which datatype they are.
-_VALUES = {"int32_false_true": "INT32", "fp32_false_true": "FP32", "bool_false_true": "BOOL"}
+_VALUES = {f"{name.lower()}_false_true": DATATYPES[name] for name in ("INT32", "FP32", "BOOL")}
 #: So many different objections to a model's answers are said in its log.
 OBJECTIONS_MAX = 100
-_NUMPY: dict[str, Any] = {"INT32": np.int32, "FP32": np.float32, "BOOL": np.bool_}
 
 
 class Edges:
@@ -65,9 +64,9 @@ class Edges:
             "CONTROL_SEQUENCE_END": bool(parameters.get("sequence_end")),
             "CONTROL_SEQUENCE_READY": True,
         }[kind]
-        for key, datatype in _VALUES.items():
+        for key, row in _VALUES.items():
             if control.get(key):
-                return Tensor(name, datatype, np.full(shape, control[key][int(on)], _NUMPY[datatype]))
+                return Tensor(name, row.name, np.full(shape, control[key][int(on)], row.dtype))
         raise TritonModelException(f"control input {name!r} has no values for false and true")
 
     # --- out of it

@@ -52,7 +52,8 @@ def of_status(status: int, message: str) -> TritonError:
 
 
 def as_failure(error: object) -> Exception:
-    """What the runtime makes an error of: the HTTP status for its code, and its text. What it knows stays as it is."""
+    """The exception that the runtime turns into an answer, with the HTTP status of the error. Its own exceptions pass
+    unchanged."""
     if isinstance(error, TritonError):
         return PredictionException(error.message(), _HTTP.get(error.code(), 500))
     if isinstance(error, Exception) and not isinstance(error, TritonModelException):

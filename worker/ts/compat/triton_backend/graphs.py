@@ -38,7 +38,7 @@ def load(settings: Settings) -> Loaded:
     file = Path(adapted["model_file"])
     opened = importlib.import_module(_MODULES[adapted["backend"]]).opened
     graph: Graph = opened(file, adapted["config"], settings.get("gpu_id"))
-    served = Served(graph)
+    served = GraphAdapter(graph)
     for sample in warmup.samples(graph.config, Path(settings["model_dir"]).parent):
         warmup.check(sample, served.answers([sample.request], None))
     signature = signature_of(graph.config)
@@ -48,7 +48,7 @@ def load(settings: Settings) -> Loaded:
     )
 
 
-class Served:
+class GraphAdapter:
     """A graph, and how batches reach it."""
 
     def __init__(self, graph: Graph) -> None:

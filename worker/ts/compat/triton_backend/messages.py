@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ts.compat.triton_backend.datatypes import NUMBERS
 from ts.compat.triton_backend.errors import TritonError, TritonModelException
+from ts.protocol.datatypes import DATATYPES
 from ts.tensors import types
-from ts.tensors.datatypes import Array, BadTensor, bytes_array, datatype_of
+from ts.tensors.types import Array, BadTensor, bytes_array, datatype_of
 
 TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START, TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 1, 2
@@ -49,26 +49,25 @@ class Tensor:
         return self._tensor.name
 
     def triton_dtype(self) -> int:
-        return NUMBERS[self._tensor.datatype]
+        return DATATYPES[self._tensor.datatype].number
 
     def shape(self) -> list[int]:
         return list(self._tensor.shape)
 
     def as_numpy(self) -> Array:
-        if self._tensor.datatype == "BF16":
-            raise TritonModelException(f"tensor {self.name()!r}: BF16 has no numpy type, use to_dlpack()")
+        if DATATYPES[self._tensor.datatype].as_bits:
+            raise TritonModelException(
+                f"tensor {self.name()!r}: {self._tensor.datatype} has no numpy type, use to_dlpack()"
+            )
         return self._tensor.array
 
     def is_cpu(self) -> bool:
         return True
 
     def _torch(self) -> Any:
-        import torch
-
         if self._tensor.datatype == "BYTES":
             raise TritonModelException(f"tensor {self.name()!r}: BYTES have no DLPack form")
-        tensor = torch.from_numpy(np.ascontiguousarray(self._tensor.array))
-        return tensor.view(torch.bfloat16) if self._tensor.datatype == "BF16" else tensor
+        return self._tensor.as_torch()
 
     def to_dlpack(self) -> Any:
         return self.__dlpack__()
@@ -143,7 +142,7 @@ class InferenceResponseSender:
 
 
 class InferenceRequest:
-    """One request. What the server gives to `execute` also has a response sender."""
+    """One request. Those that `execute` gets also have a response sender."""
 
     def __init__(
         self,

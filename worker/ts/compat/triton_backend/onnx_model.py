@@ -8,19 +8,19 @@ from typing import Any
 
 import numpy as np
 
+from ts.compat.triton_backend.datatypes import bytes_of, texts
 from ts.compat.triton_backend.edges import Fields
 from ts.compat.triton_backend.errors import TritonModelException
-from ts.compat.triton_backend.texts import bytes_of, texts
+from ts.protocol.datatypes import DATATYPES
 from ts.runtime.handlers import HandlerNotUsable
 from ts.tensors.types import Tensor
 
+#: ONNX's names where they aren't numpy's.
+_NAMES = {"float32": "float", "float64": "double", "object": "string"}
 _TYPES = {
-    "tensor(bool)": "TYPE_BOOL",
-    "tensor(double)": "TYPE_FP64",
-    "tensor(float)": "TYPE_FP32",
-    "tensor(float16)": "TYPE_FP16",
-    "tensor(string)": "TYPE_STRING",
-    **{f"tensor({sign}int{size})": f"TYPE_{sign.upper()}INT{size}" for sign in ("", "u") for size in (8, 16, 32, 64)},
+    f"tensor({_NAMES.get(row.array_type, row.array_type)})": row.config_type
+    for row in DATATYPES.values()
+    if not row.as_bits
 }
 
 
@@ -37,7 +37,7 @@ def opened(file: Path, config: Fields, gpu_id: int | None) -> Onnx:
 
 
 class Onnx:
-    """What the configuration leaves out, the graph says."""
+    """An ONNX graph. Its own inputs and outputs stand in where the configuration has none."""
 
     def __init__(self, session: Any, config: Fields) -> None:
         self._session = session
@@ -72,8 +72,8 @@ def _field(one: Any, batched: bool) -> Fields:
 
 
 def _in(tensor: Tensor) -> Any:
-    if tensor.datatype == "BF16":
-        raise TritonModelException(f"input {tensor.name!r}: BF16 is not supported by this backend")
+    if DATATYPES[tensor.datatype].as_bits:
+        raise TritonModelException(f"input {tensor.name!r}: {tensor.datatype} is not supported by this backend")
     return texts(tensor) if tensor.datatype == "BYTES" else np.ascontiguousarray(tensor.array)
 
 

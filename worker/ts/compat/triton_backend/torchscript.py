@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ts.compat.triton_backend.datatypes import of_config
+from ts.compat.triton_backend.datatypes import bytes_of, of_config, texts
 from ts.compat.triton_backend.edges import Fields
 from ts.compat.triton_backend.errors import TritonModelException
-from ts.compat.triton_backend.texts import bytes_of, texts
 from ts.runtime.handlers import HandlerNotUsable
 from ts.tensors.types import Tensor
 
@@ -81,12 +80,9 @@ class TorchScript:
         return self._out(found)
 
     def _in(self, tensor: Tensor) -> Any:
-        import torch
-
         if tensor.datatype == "BYTES":
             return texts(tensor).tolist()
-        found = torch.from_numpy(np.ascontiguousarray(tensor.array))
-        return (found.view(torch.bfloat16) if tensor.datatype == "BF16" else found).to(self._device)
+        return tensor.as_torch().to(self._device)
 
     def _out(self, found: Any) -> list[Tensor]:
         if isinstance(found, dict):

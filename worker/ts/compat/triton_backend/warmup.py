@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ts.compat.triton_backend.datatypes import of_config
+from ts.protocol.datatypes import DATATYPES, Datatype
 from ts.runtime.handlers import HandlerNotUsable
-from ts.tensors.datatypes import DATATYPES, Array, BadTensor, bytes_array, decode_raw, elements
-from ts.tensors.types import InferenceRequest, Tensor
+from ts.tensors.types import Array, BadTensor, InferenceRequest, Tensor, bytes_array, decode_raw, elements, narrowed
 
 #: In a model's directory: the files that samples name.
 DIRECTORY = "warmup"
@@ -24,7 +24,7 @@ class Sample(NamedTuple):
 
 
 class NobodyWaits:
-    """The context of a request that nobody has sent."""
+    """The context of a warm-up request, which has no client."""
 
     cancelled = False
 
@@ -65,18 +65,19 @@ def _tensor(name: str, given: dict[str, Any], batch: list[int], model_dir: Path)
         raise BadTensor(f"{label}: shape {shape} takes over {BYTES_MAX} bytes")
     if given.get("input_data_file"):
         return Tensor(name, datatype, decode_raw(kind, shape, _file(model_dir, given["input_data_file"]), label))
-    return Tensor(name, datatype, _made(datatype, shape, count, random=bool(given.get("random_data"))))
+    return Tensor(name, datatype, _made(kind, shape, count, random=bool(given.get("random_data"))))
 
 
-def _made(datatype: str, shape: list[int], count: int, *, random: bool) -> Array:
-    if datatype == "BYTES":
+def _made(kind: Datatype, shape: list[int], count: int, *, random: bool) -> Array:
+    if kind.element is bytes:
         return bytes_array([b"warm-up" if random else b""] * count, shape)
     if not random:
-        return np.zeros(shape, DATATYPES[datatype].dtype)
+        return np.zeros(shape, kind.dtype)
     generator = np.random.default_rng(0)
-    if datatype.startswith("FP"):
-        return generator.random(shape).astype(DATATYPES[datatype].dtype)
-    return generator.integers(0, 2 if datatype == "BOOL" else 100, shape).astype(DATATYPES[datatype].dtype)
+    if kind.element is float:
+        numbers = generator.random(shape)
+        return narrowed(kind, numbers) if kind.as_bits else numbers.astype(kind.dtype)
+    return generator.integers(0, 2 if kind.element is bool else 100, shape).astype(kind.dtype)
 
 
 def _file(model_dir: Path, name: str) -> bytes:

@@ -7,19 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from ts.protocol.datatypes import DATATYPES, OF_ARRAY_TYPE, OF_PYTHON
 from ts.torch_handler.request_envelope.base import BaseEnvelope, json_object, list_in
 from ts.utils.util import PredictionException
 
-DATATYPES: Mapping[str, str] = MappingProxyType(
-    {
-        "bool": "BOOL",
-        **{f"{sign.lower()}int{bits}": f"{sign}INT{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64)},
-        **{f"float{bits}": f"FP{bits}" for bits in (16, 32, 64)},
-        "bfloat16": "BF16",
-    }
+#: By the names of their arrays' types.
+_OF_ARRAY: Mapping[str, str] = MappingProxyType(
+    {name: row.name for name, row in OF_ARRAY_TYPE.items() if row.element is not bytes}
 )
-_INPUT_TYPES = frozenset((*DATATYPES.values(), "BYTES"))
-_VALUE_TYPES: Mapping[type, str] = MappingProxyType({bool: "BOOL", int: "INT64", float: "FP64"})
 
 
 class KServev2Envelope(BaseEnvelope):
@@ -50,8 +45,8 @@ def _input(tensor: Any) -> dict[str, Any]:
     if not isinstance(tensor, dict) or not isinstance(tensor.get("data"), list):
         raise PredictionException("each input must be an object with a list under data", 400)
     datatype, name = tensor.get("datatype"), tensor.get("name")
-    if datatype not in _INPUT_TYPES:
-        known = ", ".join(sorted(_INPUT_TYPES))
+    if datatype not in DATATYPES:
+        known = ", ".join(sorted(DATATYPES))
         raise PredictionException(f"input {name}: datatype {datatype!r} isn't one of {known}", 400)
     if datatype == "BYTES":
         if not tensor["data"]:
@@ -94,6 +89,7 @@ def output(name: str | None, result: Any) -> dict[str, Any]:
     """One result as a tensor: a tensor's or array's own type, else by its elements; anything else is BYTES."""
     dtype = str(getattr(result, "dtype", "")).removeprefix("torch.")
     data = list(flat(result.tolist() if dtype else result))
-    kinds = {_VALUE_TYPES.get(type(value), "BYTES") for value in data}
-    datatype = "FP64" if kinds == {"INT64", "FP64"} else (kinds.pop() if len(kinds) == 1 else "BYTES")
-    return {"name": name, "datatype": DATATYPES.get(dtype, datatype), "data": data, "shape": [len(data)]}
+    kinds = {OF_PYTHON.get(type(value), "BYTES") for value in data}
+    whole, real = OF_PYTHON[int], OF_PYTHON[float]
+    datatype = real if kinds == {whole, real} else (kinds.pop() if len(kinds) == 1 else "BYTES")
+    return {"name": name, "datatype": _OF_ARRAY.get(dtype, datatype), "data": data, "shape": [len(data)]}

@@ -1,5 +1,5 @@
-"""What a predictor raises for a status of its own."""
+"""Exceptions of predictors, each with a status."""
 
-from ts.compat.kserve_api.errors import InferenceError, InvalidInput, ModelNotFound, ModelNotReady, UnsupportedProtocol
+from ts.compat.kserve_api.model import InferenceError, InvalidInput, ModelNotFound, ModelNotReady, UnsupportedProtocol
 
 __all__ = ["InferenceError", "InvalidInput", "ModelNotFound", "ModelNotReady", "UnsupportedProtocol"]

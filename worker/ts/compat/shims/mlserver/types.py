@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ts.protocol.datatypes import STANDARD
+
 from ._fields import Fields
 
 
@@ -65,20 +67,8 @@ class TensorData:
         return f"TensorData(root={self.root!r})"
 
 
-class Datatype(Enum):
-    BOOL = "BOOL"
-    UINT8 = "UINT8"
-    UINT16 = "UINT16"
-    UINT32 = "UINT32"
-    UINT64 = "UINT64"
-    INT8 = "INT8"
-    INT16 = "INT16"
-    INT32 = "INT32"
-    INT64 = "INT64"
-    FP16 = "FP16"
-    FP32 = "FP32"
-    FP64 = "FP64"
-    BYTES = "BYTES"
+#: The package's own enumeration of the protocol's datatypes.
+Datatype: Any = Enum("Datatype", {row.name: row.name for row in STANDARD})  # type: ignore[misc]
 
 
 class Parameters(Fields):

@@ -3,8 +3,7 @@
 import sys
 from pathlib import Path
 
-from ts.compat import modules
-from ts.compat.start import torchserve
+from ts.compat.start import dynamo_words, torchserve
 
 if __name__ == "__main__":
-    torchserve(*modules.dynamo(sys.argv[1:], Path.cwd()))
+    torchserve(*dynamo_words(sys.argv[1:], Path.cwd()))

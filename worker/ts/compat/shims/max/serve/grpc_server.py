@@ -2,8 +2,7 @@
 
 import sys
 
-from ts.compat import modules
-from ts.compat.start import torchserve
+from ts.compat.start import max_words, torchserve
 
 if __name__ == "__main__":
-    torchserve(*modules.max_server(sys.argv[1:]))
+    torchserve(*max_words(sys.argv[1:]))

@@ -7,25 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from ts.protocol.datatypes import STANDARD
+
 from ..types import Parameters, RequestInput, ResponseOutput
 from .base import InputCodec, register_input_codec, register_request_codec
 from .errors import CodecError
 from .utils import InputOrOutput, SingleInputRequestCodec, as_input, inject_batch_dimension, texts_and_bytes
 
-_DTYPES = {
-    "BOOL": "bool",
-    "UINT8": "uint8",
-    "UINT16": "uint16",
-    "UINT32": "uint32",
-    "UINT64": "uint64",
-    "INT8": "int8",
-    "INT16": "int16",
-    "INT32": "int32",
-    "INT64": "int64",
-    "FP16": "float16",
-    "FP32": "float32",
-    "FP64": "float64",
-}
+_DTYPES = {row.name: row.array_type for row in STANDARD if row.element is not bytes}
 _DATATYPES = {dtype: datatype for datatype, dtype in _DTYPES.items()}
 
 
