@@ -519,7 +519,7 @@ def test_nothing_runs_on_wherever_the_caller_is_when_it_leaves(in_turn: bool, fe
             return  # a job that is fed starts at once
         outer.clear()
         outer.update(asyncio.all_tasks())
-        for turns in range(60):
+        for turns in range(40):
             await left_after(turns, Talk(in_turn=in_turn, fed=fed))
 
     run(scenario())
@@ -610,10 +610,15 @@ def test_a_streams_requests_are_freed_with_it(
         talk.say(body)
         del body
         await settle()
+        if "fed" in options:
+            talk.jobs["a"].allow(FEED_BYTES)
         await end(talk, caller)
+        if "fed" in options and end is unreadable:  # it's the handler that reads what follows
+            talk.answer("a")
         await caller
         assert talk.over
         del talk, caller
+        await settle()  # the loop closes the client's generator
         assert alive() is None, gc.get_referrers(alive())
 
     asyncio.run(scenario())
@@ -690,7 +695,7 @@ async def bring(answers: ReadyAnswers, groups: int, group: list[bytes]) -> int:
 def test_so_many_bytes_wait_and_no_more() -> None:
     assert 200 < asyncio.run(bring(ReadyAnswers(), 1000, [PIECE])) <= READY_BYTES_MAX // 1000 + 1
     assert 20 < asyncio.run(bring(ReadyAnswers(), 1000, [PIECE] * 10)) <= READY_BYTES_MAX // 10_000 + 1
-    assert asyncio.run(bring(ReadyAnswers(), 100_000, [b""])) <= READY_BYTES_MAX // 128
+    assert asyncio.run(bring(ReadyAnswers(), 5000, [b""])) <= READY_BYTES_MAX // 128
 
 
 def test_a_large_answer_goes_alone() -> None:
