@@ -12,7 +12,7 @@ import itertools
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from enum import Enum
 from typing import Any, Protocol
 
@@ -347,7 +347,7 @@ class Job:
             raise self._ending.error()
         return [piece for piece in self._chunks if len(piece)]
 
-    async def chunks(self) -> AsyncIterator[list[Buffer]]:
+    async def chunks(self) -> AsyncGenerator[list[Buffer], None]:
         """The pieces of the answer as they come, those ready together in one list; at least one list.
 
         Taking pieces gives the handler credit for more. Leaving early cancels the job.

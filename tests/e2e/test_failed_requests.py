@@ -33,7 +33,7 @@ SETTLE_S_MAX = 5.0
 WITHOUT_COLLECTOR = """
 import gc, json, os, socket, sys, threading
 gc.disable()
-KINDS = ("Job", "FedJob", "PriorityJob", "SequenceJob", "HttpRequest", "Exchange", "_Conversation", "traceback")
+KINDS = ("Job", "FedJob", "PriorityJob", "SequenceJob", "HttpRequest", "Exchange", "Multiplexer", "_Entry", "traceback")
 
 def serve():
     listener = socket.socket(socket.AF_UNIX)

@@ -12,8 +12,10 @@ import pytest
 
 from ts.protocol.frames import Chunk, Failed, Input, Pairs
 from ts_frontend.errors import InvalidArgument, ModelNotFound, ModelVersionNotFound, NoWorker, ServeError
-from ts_frontend.grpc.call import Call, RequestIds, Shape, request_headers, response_metadata
+from ts_frontend.grpc.call import Call, ListenerLimits, RequestIds, Shape, request_headers, response_metadata, routes
+from ts_frontend.grpc.exchange import Exchange
 from ts_frontend.grpc.inference import InferenceService
+from ts_frontend.grpc.protocol import Decoder, encode
 from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.protos.inference_pb2 import PredictionResponse, PredictionsRequest, TorchServeHealthResponse
 from ts_frontend.scheduling.stream import REQUEST_BYTES_MAX
@@ -318,7 +320,7 @@ def test_leaving_a_conversation_cancels_its_requests() -> None:
             if seen == 2:
                 break
         await stream.aclose()  # type: ignore[attr-defined]
-        await asyncio.wait(asyncio.all_tasks() - {current})
+        assert asyncio.all_tasks() == {current}, "nothing of it runs on"
 
     asyncio.run(leave_early())
     assert [job.state for job in model.jobs] == [JobState.CANCELLED, JobState.CANCELLED]
@@ -363,3 +365,29 @@ def test_odd_request_ids_of_clients_are_not_used(value: str) -> None:
 def test_unfit_response_headers_are_left_out() -> None:
     headers = [("grpc-status", "0"), ("a b", "x"), ("x-bin", "x"), ("x", "é"), ("Content-Type", "a/b"), ("ok", "1")]
     assert response_metadata(200, headers) == [("ok", "1")]
+
+
+def test_an_answer_over_the_limit_leaves_those_that_were_ready_with_it() -> None:
+    """They were dropped with it; the other engine writes each by itself."""
+    sent: list[dict[str, Any]] = []
+
+    def play(job: Job) -> None:
+        for size in (10, 20, 2000):
+            job.deliver(Chunk(job.id, bytes(size), last=size == 2000))
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": encode([request()]), "more_body": False}
+
+    async def send(event: dict[str, Any]) -> None:
+        sent.append(event)
+
+    path = f"{SERVICE}/StreamPredictions"
+    method = routes(*service(play).methods())[path]
+    exchange = Exchange(
+        {"path": path, "headers": []}, {b"te": b"trailers"}, receive, send, ListenerLimits(response_bytes_max=1000)
+    )
+    asyncio.run(exchange.run(method))
+    messages = Decoder(5000).feed(b"".join(event.get("body", b"") for event in sent))
+    assert [len(PredictionResponse.FromString(one.data).prediction) for one in messages] == [10, 20]
+    status = dict(sent[-1]["headers"])
+    assert status[b"grpc-status"] == b"8" and b"max_response_size" in status[b"grpc-message"]

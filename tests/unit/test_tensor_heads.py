@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ts.protocol import open_inference_pb2 as pb
 from ts_frontend.errors import InvalidArgument
 from ts_frontend.grpc.call import Call
-from ts_frontend.grpc.tensor_streams import StreamDialect, dialect_of
+from ts_frontend.grpc.open_inference import StreamDialect, dialect_of
 from ts_frontend.open_inference import heads as tensor_heads
 from ts_frontend.open_inference import requests as tensor_requests
 from ts_frontend.open_inference.heads import head_of_message, mention

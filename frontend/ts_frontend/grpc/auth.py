@@ -1,4 +1,5 @@
-"""Keys over gRPC: metadata `authorization: Bearer KEY`, looked at before a method runs."""
+"""Keys over gRPC: metadata `authorization: Bearer KEY`, checked before a method runs. The services grpc.health.v1 and
+reflection need none."""
 
 from __future__ import annotations
 
@@ -8,15 +9,13 @@ from typing import Any
 from ts_frontend.authorization.authorization import Authorization
 from ts_frontend.config.keys import KeyKind
 from ts_frontend.errors import ServeError
-from ts_frontend.grpc.call import Call, Method, Shape
+from ts_frontend.grpc.call import HEALTH_METHODS, Call, Method, Shape
 
 AUTHORIZATION = "authorization"
-#: Methods that probes call, by their last name; grpc.health.v1 and reflection aren't guarded at all.
-HEALTH_METHODS = frozenset({"Ping", "ServerLive", "ServerReady", "ModelReady"})
 
 
 def guarded(method: Method, authorization: Authorization, kind: KeyKind) -> Method:
-    """The method, for those who have a key of that kind; a health method as it is."""
+    """The method, which only callers with a key of that kind may call; a health method as it is."""
     if method.path.rpartition("/")[2] in HEALTH_METHODS:
         return method
     run: Any = method.run

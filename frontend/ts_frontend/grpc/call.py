@@ -44,6 +44,10 @@ class Call:
         return found
 
 
+#: Methods that probes call all the time, by their last name: open to everybody, and not traced.
+HEALTH_METHODS = frozenset({"Ping", "ServerLive", "ServerReady", "ModelReady"})
+
+
 class Shape(Enum):
     """How many messages go each way."""
 

@@ -241,9 +241,11 @@ class Exchange:
 
     async def _write(self, messages: Sequence[bytes], *, more: bool) -> None:
         """Waits while the client doesn't read: that is the stream's back-pressure."""
-        for message in messages:
-            if len(message) > self._limits.response_bytes_max:
-                limit = self._limits.response_bytes_max
+        limit = self._limits.response_bytes_max
+        for index, message in enumerate(messages):
+            if len(message) > limit:
+                if index:  # those before it are sent, as they would be one by one
+                    await self._write(messages[:index], more=True)
                 raise protocol.too_large(len(message), limit, key="max_response_size", what="Answer")
         if not self._started:
             await self._start()

@@ -1,17 +1,15 @@
-"""The door `InferenceAPIsService`: translate, submit, drain the reply (`protos/inference.proto`)."""
+"""The service `InferenceAPIsService`: TorchServe's inference API over gRPC (`protos/inference.proto`)."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from functools import partial
-from typing import NamedTuple, TypeAlias
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
 from ts.protocol.frames import Buffer, Input, Pairs
-from ts_frontend.errors import InvalidArgument, ServeError
+from ts_frontend.errors import Ending, InvalidArgument, ServeError
 from ts_frontend.grpc.call import Call, Method, RequestIds, Shape, identified, response_metadata
 from ts_frontend.grpc.protocol import status_of
 from ts_frontend.job import Job
@@ -20,8 +18,7 @@ from ts_frontend.models.registry import Registry
 from ts_frontend.protos.inference_pb2 import PredictionResponse, PredictionsRequest, TorchServeHealthResponse
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub as Names
 from ts_frontend.scheduling.sequence_queue import SequenceHeaders
-from ts_frontend.scheduling.stream import ReadAhead, ReadyAnswers
-from ts_frontend.tasks import owned, watched
+from ts_frontend.scheduling.stream import Multiplexer, StreamRequest
 
 INPUTS_MAX = 4096
 INPUT_NAME_BYTES_MAX = 1024
@@ -154,88 +151,35 @@ def failure_response(error: ServeError, sequence_id: str | None) -> bytes:
     return PredictionResponse(status=status_of(error), sequence_id=sequence_id).SerializeToString()
 
 
-Start: TypeAlias = Callable[[PredictionRequest], Job]
+class _StreamedPrediction(StreamRequest):
+    """A request of StreamPredictions2. Those of one sequence run one after another, those without an id as if they were
+    a sequence of their own. One that can't be parsed fails by itself."""
 
+    starts_in_turn = True
 
-class _Conversation:
-    """The state of one call."""
-
-    def __init__(self, method: str, start: Start) -> None:
-        self._method, self._start = method, start
-        self._room = ReadAhead()
-        self._last: dict[str | None, asyncio.Task[None]] = {}
-        self._running: set[asyncio.Task[None]] = set()
-        self._answers = ReadyAnswers()
-
-    async def read(self, requests: AsyncIterator[bytes]) -> None:
-        """Starts every request and waits for their ends; `ready` ends after that, or with the first error here."""
+    def __init__(self, method: str, data: bytes, submit: Callable[[PredictionRequest], Job]) -> None:
+        self._submit = submit
+        self._sequence_id: str | None = None
+        self._request: PredictionRequest | Ending
         try:
-            async for data in requests:
-                await self._room.enter(len(data))
-                await self._take(data)
-            if self._running:
-                await asyncio.wait(self._running)
-        finally:
-            for task in self._running:
-                task.cancel()
-            self._answers.end()
-
-    async def ready(self) -> list[bytes] | None:
-        """The answers that are ready, at least one; None after the last."""
-        answers = await self._answers.get()
-        return answers if answers is None else answers + self._answers.get_waiting()
-
-    async def _take(self, data: bytes) -> None:
-        try:
-            request = parse(self._method, data)
+            self._request = parse(method, data)
         except ServeError as error:
-            self._room.leave(len(data))
-            await self._answers.put([failure_response(error, None)])
-            return
-        sequence_id = request.sequence_id
-        task = watched(self._run(request, self._last.get(sequence_id)), f"A request of {self._method}")
-        self._last[sequence_id] = task
-        self._running.add(task)
-        task.add_done_callback(partial(self._ended, sequence_id, len(data)))
+            self._request = error.ending()
+        else:
+            self._sequence_id = self._request.sequence_id
+            self.lane = ("sequence", self._sequence_id)
 
-    def _ended(self, sequence_id: str | None, size_bytes: int, task: asyncio.Task[None]) -> None:
-        self._room.leave(size_bytes)
-        self._running.discard(task)
-        if self._last.get(sequence_id) is task:
-            del self._last[sequence_id]
+    def start(self) -> Job:
+        if isinstance(self._request, Ending):
+            raise self._request.error()
+        return self._submit(self._request)
 
-    async def _run(self, request: PredictionRequest, before: asyncio.Task[None] | None) -> None:
-        if before is not None:
-            await asyncio.wait({before})
-        try:
-            answer = self._start(request)
-            await self._drain(answer, request.sequence_id or answer.sequence_id or None)
-        except ServeError as error:
-            await self._answers.put([failure_response(error, request.sequence_id)])
-        except Exception as error:
-            internal = ServeError(f"{self._method}: {type(error).__name__} in the server, see its log")
-            await self._answers.put([failure_response(internal, request.sequence_id)])
-            raise
+    def answers(self, job: Job, pieces: list[Buffer]) -> list[bytes]:
+        sequence_id = self._sequence_id or job.sequence_id or None
+        return [sequence_response(piece, sequence_id) for piece in pieces]
 
-    async def _drain(self, answer: Job, sequence_id: str | None) -> None:
-        try:
-            async for pieces in answer.chunks():
-                await self._answers.put([sequence_response(piece, sequence_id) for piece in pieces])
-        finally:
-            answer.cancel()
-
-
-async def converse(method: str, requests: AsyncIterator[bytes], start: Start) -> AsyncGenerator[Sequence[bytes], None]:
-    """The answers to `requests`; `start` begins one. Leaving early cancels what is running."""
-    conversation = _Conversation(method, start)
-    reader = owned(conversation.read(requests))
-    try:
-        while (answers := await conversation.ready()) is not None:
-            yield answers
-        await reader
-    finally:
-        reader.cancel()
-        del reader  # the exception that it ended with may be on its way through this frame
+    def failure(self, error: ServeError, started: bool) -> bytes:
+        return failure_response(error, self._sequence_id)
 
 
 class InferenceService:
@@ -309,5 +253,12 @@ class InferenceService:
             call.trailing.extend(response_metadata(answer.status, answer.headers))
 
     def stream_predictions_2(self, call: Call, requests: AsyncIterator[bytes]) -> AsyncIterator[Sequence[bytes]]:
-        """PredictionsRequests -> the PredictionResponses of each, failures among them (`conversation.py`)."""
-        return converse(call.path, requests, lambda request: self._submit(call, request, True))
+        """PredictionsRequests -> the PredictionResponses of each, failures among them."""
+
+        def accept(data: bytes) -> _StreamedPrediction:
+            return _StreamedPrediction(call.path, data, submit)
+
+        def submit(request: PredictionRequest) -> Job:
+            return self._submit(call, request, True)
+
+        return Multiplexer(call.path, accept).answers(requests)

@@ -1,4 +1,4 @@
-"""The door `ManagementAPIsService`: fields to arguments, outcomes to text (`protos/management.proto`).
+"""The service `ManagementAPIsService`: fields to arguments, outcomes to text (`protos/management.proto`).
 
 Zero and "" count as not given, as the message definitions say.
 """

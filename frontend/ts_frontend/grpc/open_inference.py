@@ -1,5 +1,5 @@
-"""The door `GRPCInferenceService`: the Open Inference Protocol for the clients of Triton, KServe, MLServer, Dynamo, MAX
-and aiSSEMBLE (protos/open_inference.proto, docs/open-inference.md).
+"""The service `GRPCInferenceService`: the Open Inference Protocol for the clients of Triton, KServe, MLServer, Dynamo,
+MAX and aiSSEMBLE (protos/open_inference.proto, docs/open-inference.md).
 
 The messages of a request and of its answers pass through as bytes: the worker reads and writes them.
 """
@@ -7,15 +7,15 @@ The messages of a request and of its answers pass through as bytes: the worker r
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from enum import Enum
 from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
 from ts.protocol import open_inference_pb2 as pb
-from ts.protocol.frames import Input
-from ts_frontend.errors import HandlerFailed, InvalidArgument
+from ts.protocol.frames import Buffer, Input
+from ts_frontend.errors import HandlerFailed, InvalidArgument, ServeError
 from ts_frontend.grpc.call import Call, Method, RequestIds, Shape, identified, response_metadata
-from ts_frontend.grpc.tensor_streams import FIRST, StreamDialect, converse
 from ts_frontend.job import FedJob, Job
 from ts_frontend.models.health import Health
 from ts_frontend.models.registry import Registry
@@ -26,10 +26,22 @@ from ts_frontend.open_inference.heads import head_of_message
 from ts_frontend.open_inference.requests import joined_messages
 from ts_frontend.open_inference.shared_memory import Regions
 from ts_frontend.scheduling.sequence_queue import SequenceHeaders
+from ts_frontend.scheduling.stream import Multiplexer, StreamRequest
 
 SERVICE = "inference.GRPCInferenceService"
 #: The same service under the names that other servers gave it.
 ALIASES = ("inference.GrpcInferenceService", "org.pytorch.serve.grpc.openinference.GRPCInferenceService")
+
+#: The metadata that chooses a stream's dialect, and one of Triton's that makes failures end it.
+DIALECT_KEY, STATUS_KEY = "oip-stream-dialect", "triton_grpc_error"
+#: Triton's parameters: of a request that wants an empty last answer, and of a last answer.
+EMPTY_FINAL, FINAL = "triton_enable_empty_final_response", "triton_final_response"
+#: In which forms the worker takes and answers the requests of a stream; those of a stream's first one and of the later
+#: ones that go into the same call of a handler.
+TRITON_FORM, MLSERVER_FORM = "grpc;stream;triton", "grpc;stream;status"
+FIRST_FORM, FOLLOWING_FORM = "grpc;stream;more", "grpc;stream"
+#: So many elements with their lengths are no accident.
+ELEMENTS_SEEN_MAX = 256
 
 M = TypeVar("M", bound=Message)
 
@@ -116,8 +128,9 @@ class OpenInferenceService:
 
     # --- inference
 
-    def _submit(self, call: Call, data: bytes, request: pb.ModelInferRequest, form: str, stream: bool = True) -> Job:
-        """`stream`: its answers are passed on as they come; else all of them may take max_response_size."""
+    def submit(self, call: Call, data: bytes, request: pb.ModelInferRequest, form: str, stream: bool = True) -> Job:
+        """The job of a request whose head is `request`. `form`: how the worker reads it and writes its answers;
+        `stream`: these are passed on as they come, else all of them together may take max_response_size."""
         if not request.model_name:
             raise InvalidArgument("model_name is empty: name the model to ask")
         model = tensor_models.find(self._models, request.model_name, request.model_version)
@@ -135,10 +148,33 @@ class OpenInferenceService:
             version_named=bool(request.model_version),
         )
 
+    def open_stream(self, call: Call, data: bytes, request: pb.ModelInferRequest) -> FedJob | None:
+        """The job of a whole stream that begins with this request; None for a model that takes one at a time."""
+        if not request.model_name:
+            return None
+        model = tensor_models.find(self._models, request.model_name, request.model_version)
+        if not model.takes_streams:
+            return None
+        headers, request_id = identified(call, self._ids)
+        return model.open_stream(
+            [Input("", f"\0{FIRST_FORM}", data)],
+            headers=headers,
+            deadline_s=call.deadline_s,
+            request_id=request_id,
+            version_named=bool(request.model_version),
+        )
+
+    def answers_mix(self, request: pb.ModelInferRequest) -> bool:
+        """Whether the answers to several requests of the model may mix; False for a model that isn't there."""
+        try:
+            return tensor_models.find(self._models, request.model_name, request.model_version).streams
+        except ServeError:
+            return False
+
     async def model_infer(self, call: Call, data: bytes) -> bytes:
         """One ModelInferRequest -> one ModelInferResponse; the texts of a streamed answer are joined."""
         request = head_of_message(data)
-        answer = self._submit(call, data, request, "grpc", stream=False)
+        answer = self.submit(call, data, request, "grpc", stream=False)
         try:
             pieces = await answer.pieces()
         except HandlerFailed as error:
@@ -149,7 +185,7 @@ class OpenInferenceService:
 
     async def model_infer_stream(self, call: Call, data: bytes) -> AsyncIterator[Sequence[bytes]]:
         """One ModelInferRequest -> a ModelInferResponse for every piece the handler sends (MAX)."""
-        answer = self._submit(call, data, head_of_message(data), "grpc;stream")
+        answer = self.submit(call, data, head_of_message(data), "grpc;stream")
         try:
             async for pieces in answer.chunks():
                 yield [bytes(piece) for piece in pieces if len(piece)]
@@ -159,30 +195,8 @@ class OpenInferenceService:
             answer.cancel()
 
     def model_stream_infer(self, call: Call, requests: AsyncIterator[bytes]) -> AsyncIterator[Sequence[bytes]]:
-        """ModelInferRequests -> the answers of each, in the dialect of the stream (`tensor_streams.py`)."""
-
-        def start(data: bytes, request: pb.ModelInferRequest, form: str) -> Job:
-            return self._submit(call, data, request, form)
-
-        def begin(data: bytes, request: pb.ModelInferRequest) -> FedJob | None:
-            if not request.model_name:
-                return None
-            model = tensor_models.find(self._models, request.model_name, request.model_version)
-            if not model.takes_streams:
-                return None
-            headers, request_id = identified(call, self._ids)
-            return model.open_stream(
-                [Input("", f"\0{FIRST}", data)],
-                headers=headers,
-                deadline_s=call.deadline_s,
-                request_id=request_id,
-                version_named=bool(request.model_version),
-            )
-
-        def interleaves(request: pb.ModelInferRequest) -> bool:
-            return tensor_models.find(self._models, request.model_name, request.model_version).streams
-
-        return converse(call, requests, self._dialect, start, interleaves, begin)
+        """ModelInferRequests -> the answers of each, in the dialect of the stream."""
+        return Multiplexer("ModelStreamInfer", _TensorStream(self, call, self._dialect).accept).answers(requests)
 
 
 def _tensor_metadata(spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadata:
@@ -202,3 +216,124 @@ def set_parameter(parameter: Any, value: Any) -> None:
         parameter.double_param = value
     else:
         parameter.string_param = str(value)
+
+
+# --- ModelStreamInfer
+
+
+class StreamDialect(Enum):
+    """Whose answers a stream has. `triton` wraps every answer in a ModelStreamInferResponse and reports failures in
+    band; `mlserver` sends plain ModelInferResponses and ends the stream with the status of the first failure."""
+
+    AUTO = "auto"
+    TRITON = "triton"
+    MLSERVER = "mlserver"
+
+
+def dialect_of(call: Call, request: pb.ModelInferRequest, configured: StreamDialect) -> StreamDialect:
+    """What a stream speaks, by its metadata, the setting, or its first request. InvalidArgument for unknown words."""
+    named = call.value(DIALECT_KEY)
+    if named is not None:
+        if named not in (StreamDialect.TRITON.value, StreamDialect.MLSERVER.value):
+            raise InvalidArgument(f"{DIALECT_KEY} is triton or mlserver, not {named!r}")
+        return StreamDialect(named)
+    if configured is not StreamDialect.AUTO:
+        return configured
+    if call.value(STATUS_KEY) is not None or EMPTY_FINAL in request.parameters:
+        return StreamDialect.TRITON
+    typed = any(tensor.HasField("contents") for tensor in request.inputs)
+    return StreamDialect.MLSERVER if typed or _has_bare_bytes(request) else StreamDialect.TRITON
+
+
+def _has_bare_bytes(request: pb.ModelInferRequest) -> bool:
+    """Whether a BYTES input's raw content is no sequence of elements with their lengths (Dynamo's sample clients)."""
+    for tensor, data in zip(request.inputs, request.raw_input_contents, strict=False):
+        if tensor.datatype == "BYTES" and not _is_prefixed(data):
+            return True
+    return False
+
+
+def _is_prefixed(data: bytes) -> bool:
+    at = 0
+    for _ in range(ELEMENTS_SEEN_MAX):
+        if at + 4 > len(data):
+            return at == len(data)
+        at += 4 + int.from_bytes(data[at : at + 4], "little")
+    return True
+
+
+class _TensorStream:
+    """The requests of one ModelStreamInfer. The first decides on the dialect of all."""
+
+    def __init__(self, service: OpenInferenceService, call: Call, configured: StreamDialect) -> None:
+        self._service, self._call, self._configured = service, call, configured
+        self._dialect = StreamDialect.AUTO
+
+    def accept(self, data: bytes) -> StreamRequest:
+        first = self._dialect is StreamDialect.AUTO
+        request = head_of_message(data, forms=first)
+        if first:
+            self._dialect = dialect_of(self._call, request, self._configured)
+        if self._dialect is StreamDialect.TRITON:
+            return _TritonRequest(self._service, self._call, data, request)
+        return _MLServerRequest(self._service, self._call, data, request, first)
+
+
+class _TritonRequest(StreamRequest):
+    """Answered in the order of the requests, unless its model's answers may mix."""
+
+    def __init__(self, service: OpenInferenceService, call: Call, data: bytes, request: pb.ModelInferRequest) -> None:
+        self._service, self._call, self._data, self._request = service, call, data, request
+        self._ends_failed = call.value(STATUS_KEY) == "true"
+        self.lane = None if service.answers_mix(request) else "in order"
+
+    def start(self) -> Job:
+        form = f"{TRITON_FORM};status" if self._ends_failed else TRITON_FORM
+        return self._service.submit(self._call, self._data, self._request, form)
+
+    def answers(self, job: Job, pieces: list[Buffer]) -> list[bytes]:
+        return [bytes(piece) for piece in pieces if len(piece)]
+
+    def failure(self, error: ServeError, started: bool) -> bytes | ServeError:
+        if self._ends_failed:
+            return _coded(error)
+        message = pb.ModelStreamInferResponse(error_message=error.message)
+        message.infer_response.id = self._request.id
+        if started:  # the model had the request, whose last answer this is
+            message.infer_response.model_name = self._request.model_name
+            message.infer_response.parameters[FINAL].bool_param = True
+        return message.SerializeToString()
+
+
+class _MLServerRequest(StreamRequest):
+    """Answered in the order of the requests. The first one's handler takes the whole stream if it can (`FedJob`)."""
+
+    lane = "in order"
+
+    def __init__(
+        self, service: OpenInferenceService, call: Call, data: bytes, request: pb.ModelInferRequest, first: bool
+    ) -> None:
+        self._service, self._call, self._data, self._request = service, call, data, request
+        self._first = first
+
+    def start(self) -> Job:
+        whole = self._service.open_stream(self._call, self._data, self._request) if self._first else None
+        return whole or self._service.submit(self._call, self._data, self._request, MLSERVER_FORM)
+
+    def following(self, data: bytes) -> Sequence[Input]:
+        return [Input("", f"\0{FOLLOWING_FORM}", data)]
+
+    def answers(self, job: Job, pieces: list[Buffer]) -> list[bytes]:
+        return [bytes(piece) for piece in pieces if len(piece)]
+
+    def answered(self, job: Job) -> None:
+        """The headers of the last answer are the stream's trailing metadata."""
+        if job.headers:
+            self._call.trailing[:] = response_metadata(200, job.headers)
+
+    def failure(self, error: ServeError, started: bool) -> ServeError:
+        return _coded(error)
+
+
+def _coded(error: ServeError) -> ServeError:
+    return tensor_models.coded(error) if isinstance(error, HandlerFailed) else error

@@ -11,12 +11,10 @@ from typing import Any
 from opentelemetry.trace import Tracer
 
 from ts_frontend.errors import Code
-from ts_frontend.grpc.call import Call, Method, Shape
+from ts_frontend.grpc.call import HEALTH_METHODS, Call, Method, Shape
 from ts_frontend.grpc.telemetry import code_of
 from ts_frontend.telemetry.tracing.spans import REQUEST_ID, RequestSpan, current, leave
 
-#: Methods that probes call all the time, by their last name.
-HEALTH_METHODS = frozenset({"Ping", "ServerLive", "ServerReady", "ModelReady"})
 #: Statuses that are the server's fault, as the conventions have it.
 FAULTS = frozenset(
     {Code.UNKNOWN, Code.DEADLINE_EXCEEDED, Code.UNIMPLEMENTED, Code.INTERNAL, Code.UNAVAILABLE, Code.DATA_LOSS}

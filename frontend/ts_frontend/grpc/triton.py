@@ -1,7 +1,7 @@
-"""Regions of system shared memory that clients have registered for their tensors, where that is allowed.
+"""Triton's extensions of `GRPCInferenceService`: shared memory, the settings of logs and traces, statistics.
 
-The frontend only keeps their names and places, and checks them; the worker copies what a request needs, so that a
-region that shrinks harms nobody (`ts.tensors.shared_memory`). Memory of GPUs isn't shared.
+The frontend keeps and checks the names of shared-memory regions only; the worker copies what a request needs from them,
+so that a region that shrinks harms nobody (`ts.tensors.shared_memory`). Memory of GPUs isn't shared.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ts_frontend.open_inference.statistics import statistics_of
 
 
 class SharedMemoryService:
-    """The methods for regions, over gRPC."""
+    """Regions of system shared memory that clients register for their tensors, where that is allowed."""
 
     def __init__(self, regions: Regions) -> None:
         self._regions = regions
@@ -65,7 +65,7 @@ class SharedMemoryService:
 
 
 class SettingsService:
-    """Both, over gRPC."""
+    """The settings of logs and traces that clients may change."""
 
     def __init__(self, logs: LogSettings, traces: TraceSettings) -> None:
         self._logs, self._traces = logs, traces
@@ -100,7 +100,7 @@ def _value(setting: pb.LogSettingsRequest.SettingValue) -> Any:
 
 
 class StatisticsService:
-    """Counts are of requests: one with a batch dimension of its own is one."""
+    """Statistics of the models. A request counts once, whatever its batch dimension."""
 
     def __init__(self, models: Registry) -> None:
         self._models = models

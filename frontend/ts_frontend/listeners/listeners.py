@@ -24,10 +24,9 @@ from ts_frontend.grpc.auth import guarded
 from ts_frontend.grpc.call import Keepalive, ListenerLimits, Method, RequestIds, routes
 from ts_frontend.grpc.inference import InferenceService
 from ts_frontend.grpc.management import ManagementService
-from ts_frontend.grpc.open_inference import OpenInferenceService
+from ts_frontend.grpc.open_inference import OpenInferenceService, StreamDialect
 from ts_frontend.grpc.repository import RepositoryService
 from ts_frontend.grpc.telemetry import CallMetrics, logged
-from ts_frontend.grpc.tensor_streams import StreamDialect
 from ts_frontend.grpc.triton import SettingsService, SharedMemoryService, StatisticsService
 from ts_frontend.http.app import Cors, HttpApp
 from ts_frontend.http.auth import HttpGuard

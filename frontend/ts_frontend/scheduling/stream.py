@@ -1,17 +1,233 @@
-"""How far a stream's requests are read ahead of their answers: by number and by size."""
+"""Streams of requests: many requests on one call, and the answers to them.
+
+`Multiplexer` reads the requests ahead, runs them, and hands their answers out as they become ready. Both directions are
+bounded in bytes: a client that sends faster than it is answered waits, and so does a handler that answers faster than
+its client reads. A protocol describes its requests with a subclass of `StreamRequest`.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Sequence
+
+from ts.protocol.frames import Buffer, Input
+from ts_frontend.errors import Ending, ServeError
+from ts_frontend.job import FedJob, Job
+from ts_frontend.tasks import owned
+
+log = logging.getLogger(__name__)
 
 #: Requests of one stream that have been read and not answered; the client's next ones wait in its connection.
 REQUESTS_MAX = 64
 #: The same in bytes: two of the largest that the default limits allow. A larger request goes alone.
 REQUEST_BYTES_MAX = 16 * 1024 * 1024
+#: Answers of one stream that are ready and that its client hasn't read.
+READY_BYTES_MAX = 256 * 1024
+#: What an answer counts in addition to its bytes.
+ANSWER_COST_BYTES = 128
+
+
+class StreamRequest(ABC):
+    """One request of a stream, in the terms of its protocol.
+
+    `lane`: requests of one lane are answered in the order in which they came, different lanes side by side; None for a
+    lane of its own. `starts_in_turn`: its job starts when the request before it in the lane has been answered; else at
+    once, and only its answers wait.
+    """
+
+    lane: Hashable | None = None
+    starts_in_turn: bool = False
+
+    @abstractmethod
+    def start(self) -> Job:
+        """Submits the job; a ServeError is the request's failure. A FedJob that starts at once is given everything
+        that the client still sends, and the stream ends with it."""
+
+    @abstractmethod
+    def answers(self, job: Job, pieces: list[Buffer]) -> list[bytes]:
+        """The messages for these pieces of the answer."""
+
+    @abstractmethod
+    def failure(self, error: ServeError, started: bool) -> bytes | ServeError:
+        """A message, after which the stream goes on, or the error that ends it. `started`: there was a job."""
+
+    def following(self, data: bytes) -> Sequence[Input]:
+        """A later message of the stream as inputs of this request's FedJob."""
+        raise NotImplementedError
+
+    def answered(self, job: Job) -> None:  # noqa: B027  # most protocols have nothing to add
+        """The last piece of the answer is on its way."""
+
+
+class Multiplexer:
+    """The requests of one stream. `accept` turns each message into a request; a ServeError that it raises ends the
+    stream. `name`: what the log and the clients are told failed when it's the server's fault."""
+
+    def __init__(self, name: str, accept: Callable[[bytes], StreamRequest]) -> None:
+        self._name, self._accept = name, accept
+        self._ahead = ReadAhead()
+        self._ready = ReadyAnswers()
+        self._lanes: dict[Hashable, deque[_Entry]] = {}
+        self._running: dict[asyncio.Task[None], deque[_Entry]] = {}
+        self._fed: tuple[StreamRequest, FedJob] | None = None
+        self._closed = False  # it's over, whatever the client still sends
+        self._ending: Ending | None = None
+
+    async def answers(self, messages: AsyncIterator[bytes]) -> AsyncGenerator[Sequence[bytes], None]:
+        """The answers to `messages`, those that are ready together in one list. Raises the ServeError that ends the
+        stream, and what `messages` raises. Nothing runs any more once it ends, is closed or cancelled."""
+        reader = owned(self._read(messages))
+        try:
+            while (ready := await self._ready.get()) is not None:
+                yield ready
+            if self._ending is not None:
+                raise self._ending.error()
+            if not self._closed:
+                await reader
+        finally:
+            reader.cancel()
+            self._stop()
+            try:
+                await asyncio.wait({reader, *self._running})
+            finally:
+                if reader.done() and not reader.cancelled():
+                    reader.exception()  # raised above, or of a stream that had ended before
+                del reader  # the exception that it ended with may be on its way through this frame
+
+    async def _read(self, messages: AsyncIterator[bytes]) -> None:
+        """Starts every request and waits for the ends of all."""
+        try:
+            async for data in messages:
+                if self._fed is not None:
+                    request, job = self._fed
+                    await job.feed(request.following(data))
+                else:
+                    await self._ahead.enter(len(data))
+                    if not self._closed:
+                        self._take(data)
+                if self._closed:
+                    return
+            if self._fed is not None:
+                await self._fed[1].feed((), last=True)
+            while self._running:
+                await asyncio.wait(self._running)
+        except BaseException:
+            self._stop()
+            raise
+        finally:
+            self._ready.end()
+
+    def _take(self, data: bytes) -> None:
+        request = self._accept(data)
+        entry = _Entry(request, len(data))
+        if not request.starts_in_turn:
+            self._start(entry)
+            if isinstance(entry.job, FedJob):
+                self._fed = request, entry.job
+        lane = self._lanes.get(request.lane) if request.lane is not None else None
+        if lane is not None:
+            lane.append(entry)
+            return
+        lane = deque((entry,))
+        if request.lane is not None:
+            self._lanes[request.lane] = lane
+        task = owned(self._run(request.lane, lane))
+        self._running[task] = lane
+        task.add_done_callback(self._running.pop)
+
+    def _start(self, entry: _Entry) -> None:
+        try:
+            entry.job = entry.request.start()
+        except ServeError as error:
+            entry.refusal = error.ending()
+        except Exception as error:
+            entry.refusal = self._unforeseen(error).ending()
+
+    def _unforeseen(self, error: Exception) -> ServeError:
+        log.error("A request of %s failed", self._name, exc_info=error)
+        return ServeError(f"{self._name}: {type(error).__name__} in the server, see its log")
+
+    async def _run(self, key: Hashable | None, lane: deque[_Entry]) -> None:
+        """Answers the requests of a lane, until there are none."""
+        try:
+            while lane:
+                await self._answer(lane[0])
+                self._ahead.leave(lane.popleft().size_bytes)
+        except Exception as error:
+            self._close(self._unforeseen(error).ending())
+        finally:
+            if key is not None:
+                del self._lanes[key]
+
+    async def _answer(self, entry: _Entry) -> None:
+        request = entry.request
+        try:
+            await self._drain(entry)
+        except ServeError as error:
+            await self._fail(request, error, entry.job is not None)
+        except Exception as error:
+            await self._fail(request, self._unforeseen(error), entry.job is not None)
+        if self._fed is not None and self._fed[0] is request:
+            self._close(None)
+
+    async def _drain(self, entry: _Entry) -> None:
+        request = entry.request
+        if request.starts_in_turn:
+            self._start(entry)
+        if entry.refusal is not None:
+            raise entry.refusal.error()
+        job = entry.job
+        assert job is not None
+        chunks = job.chunks()
+        try:
+            async for pieces in chunks:
+                answers = request.answers(job, pieces)
+                if answers:
+                    await self._ready.put(answers)
+        finally:
+            await chunks.aclose()
+            job.cancel()  # one that was left before its first chunk
+        request.answered(job)
+
+    async def _fail(self, request: StreamRequest, error: ServeError, started: bool) -> None:
+        answer = request.failure(error, started)
+        if isinstance(answer, ServeError):
+            self._close(answer.ending())
+        else:
+            await self._ready.put([answer])
+
+    def _close(self, ending: Ending | None) -> None:
+        """The stream ends after the answers that are ready, with that error or well."""
+        if not self._closed:
+            self._closed, self._ending = True, ending
+            self._stop()
+            self._ready.end()
+
+    def _stop(self) -> None:
+        """Ends everything that runs. The tasks end when they are next scheduled, the jobs at once."""
+        for task, lane in self._running.items():
+            task.cancel()
+            for entry in lane:
+                if entry.job is not None:
+                    entry.job.cancel()
+
+
+class _Entry:
+    """A request that has been read: its job, or why there is none."""
+
+    __slots__ = ("job", "refusal", "request", "size_bytes")
+
+    def __init__(self, request: StreamRequest, size_bytes: int) -> None:
+        self.request, self.size_bytes = request, size_bytes
+        self.job: Job | None = None
+        self.refusal: Ending | None = None
 
 
 class ReadAhead:
-    """The room of one stream. It has one reader, which waits for those that leave."""
+    """The requests of one stream that have been read and not answered. One reader waits until there may be more."""
 
     def __init__(self, requests_max: int = REQUESTS_MAX, bytes_max: int = REQUEST_BYTES_MAX) -> None:
         self._requests_max, self._bytes_max = requests_max, bytes_max
@@ -19,7 +235,7 @@ class ReadAhead:
         self._changed: asyncio.Future[None] | None = None
 
     async def enter(self, size_bytes: int) -> None:
-        """Returns when there is room for a request of that size, which then is taken."""
+        """Counts a request of that size, as soon as the limits allow it."""
         while self._requests and (self._requests >= self._requests_max or self._bytes + size_bytes > self._bytes_max):
             self._changed = asyncio.get_running_loop().create_future()
             await self._changed
@@ -34,13 +250,8 @@ class ReadAhead:
             self._changed.set_result(None)
 
 
-WAITING_BYTES_MAX = 256 * 1024
-#: What an answer takes beside its bytes.
-ANSWER_COST_BYTES = 128
-
-
 class ReadyAnswers:
-    """A queue of groups of answers. A group is let in while fewer than WAITING_BYTES_MAX wait, however large it is."""
+    """A queue of groups of answers. A group is let in while fewer than READY_BYTES_MAX wait, however large it is."""
 
     def __init__(self) -> None:
         self._groups: asyncio.Queue[list[bytes] | None] = asyncio.Queue()
@@ -48,7 +259,7 @@ class ReadyAnswers:
         self._space = asyncio.Event()
 
     async def put(self, answers: list[bytes]) -> None:
-        while self._waiting_bytes >= WAITING_BYTES_MAX:
+        while self._waiting_bytes >= READY_BYTES_MAX:
             self._space.clear()
             await self._space.wait()
         self._waiting_bytes += _cost_bytes(answers)
@@ -59,12 +270,11 @@ class ReadyAnswers:
         self._groups.put_nowait(None)
 
     async def get(self) -> list[bytes] | None:
-        """The next group; None at the end."""
-        return self._taken(await self._groups.get())
-
-    def get_waiting(self) -> list[bytes]:
-        """All that is there now, which may be nothing."""
-        answers: list[bytes] = []
+        """All that is ready, at least one group; None at the end."""
+        group = self._taken(await self._groups.get())
+        if group is None or self._groups.empty():
+            return group
+        answers = list(group)
         while not self._groups.empty():
             group = self._taken(self._groups.get_nowait())
             if group is None:
