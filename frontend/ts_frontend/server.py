@@ -10,7 +10,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING
 import ts.version
 from ts_frontend.authorization.authorization import Authorization, open_authorization
 from ts_frontend.config import checks as config_checks
-from ts_frontend.config.foreign import kserve as kserve_options
-from ts_frontend.config.foreign import kserve as properties_file
 from ts_frontend.config.kinds import s3_of
 from ts_frontend.config.load import snapshot_settings, worker_environment
 from ts_frontend.config.snapshot import Snapshot, SnapshotFiles, SnapshotKind
@@ -31,17 +29,16 @@ from ts_frontend.models.archive import Archive
 from ts_frontend.models.environments import Environments, EnvironmentStore
 from ts_frontend.models.extraction import ExtractLimits
 from ts_frontend.models.factory import ModelFactory
+from ts_frontend.models.formats.formats import Formats, known_formats
 from ts_frontend.models.health import Health
 from ts_frontend.models.loader import ModelLoader
 from ts_frontend.models.manager import ModelManager
 from ts_frontend.models.metrics import (
-    mlserver_families,
+    compatible_families,
     refused_calls,
     served_families,
     system_metrics,
-    triton_families,
 )
-from ts_frontend.models.programs import Programs
 from ts_frontend.models.registry import Registry
 from ts_frontend.models.repository import Repository
 from ts_frontend.models.settings import ModelSettings, Requested, resolve
@@ -159,20 +156,20 @@ class Server:
         progress: Callable[[str], None],
     ) -> None:
         config = self.config
-        store = self._store(work_dir)
+        gpus = supervisor.placement.inventory.count
+        formats = known_formats(config, env=worker_env(config), work_dir=work_dir, gpus=gpus)
+        store = self._store(work_dir, formats)
         recorder = self._recorder()
         registry = Registry()
         calls = ModelCalls(registry, keys_of(config))
-        administration = self._administration(registry, calls, supervisor, store, work_dir, recorder)
-        workflows = self._workflows(administration, store, work_dir, recorder)
+        manager = self._manager(registry, calls, supervisor, store, formats, work_dir, recorder)
+        workflows = self._workflows(manager, store, work_dir, recorder)
         self._measure(registry)
-        gpus = supervisor.placement.inventory.count
-
-        repository = self._repository(administration, gpus)
-        health = Health(administration, SERVICES, strict=config.strict_readiness)
+        repository = self._repository(manager, gpus)
+        health = Health(manager, SERVICES, strict=config.strict_readiness)
         doors = Listeners(
             config,
-            administration,
+            manager,
             workflows,
             repository,
             health,
@@ -187,17 +184,17 @@ class Server:
             return await restore_workflows(snapshot.workflows, workflows, config.loads_at_once_max)
 
         try:
-            failures = await load_at_startup(config, administration, store, restore, gpus, progress)
+            failures = await load_at_startup(config, manager, store, restore, gpus, progress)
             calls.attach(repository)
             failures += await repository.start(config.load_model)
             if failures and config.exit_on_error:
                 raise StartRefused("\n".join((*failures, "exit_on_error is on")))
         except BaseException:
-            await administration.tasks.close(0.0)
+            await manager.tasks.close(0.0)
             raise
         self._serving = True
         await doors.engine.start()
-        recorder.attach(administration, lambda: states_of(workflows), config.snapshot)
+        recorder.attach(manager, lambda: states_of(workflows), config.snapshot)
         await recorder.write(SnapshotKind.STARTUP)
         tasks = [
             *self._sample_system(supervisor, registry),
@@ -207,7 +204,7 @@ class Server:
             tasks.append(kept(partial(authorization.watch, config.token_reload_interval_s), "The watch over the keys"))
             self._metrics.gather(lambda: [refused_calls(authorization.refusals.counts, self._metrics.host)])
         _settle()
-        on_ready(doors.addresses(), [*restored(config.snapshot, administration), *failures, *doors.warnings])
+        on_ready(doors.addresses(), [*restored(config.snapshot, manager), *failures, *doors.warnings])
         await self._until_stopped(doors.engine)
         for task in tasks:
             task.cancel()
@@ -217,12 +214,12 @@ class Server:
             await asyncio.sleep(config.drain_grace_s)
         log.info("Draining: what was accepted is answered within %g s.", config.drain_timeout_s)
         latest_s = time.monotonic() + config.drain_timeout_s
-        for model in administration.registry:
+        for model in manager.registry:
             model.give_up_waiting("was to end with the server")
-        administration.tasks.end_loads()
+        manager.tasks.end_loads()
         await doors.engine.drain(config.drain_timeout_s)
         await recorder.close()
-        await administration.close(max(0.0, latest_s - time.monotonic()))
+        await manager.close(max(0.0, latest_s - time.monotonic()))
 
     async def _until_stopped(self, engine: Engine) -> None:
         """Returns when `stop` was called; raises when the engine ended by itself."""
@@ -253,24 +250,24 @@ class Server:
 
     # --- parts
 
-    def _store(self, work_dir: Path) -> ModelStore:
+    def _store(self, work_dir: Path, formats: Formats) -> ModelStore:
         config = self.config
         return ModelStore(
             config.model_store,
             config.allowed_urls,
             download_bytes_max=config.download_bytes_max,
             download_timeout_s=config.download_timeout_s,
-            mlserver=config.mlserver,
+            formats=formats,
             download_total_timeout_s=config.download_total_timeout_s,
             files_max=config.extract_files_max,
             trusted=[f"{url}/" for url in repositories_in_s3(config)],
             copies=work_dir / "downloads",
         )
 
-    def _repository(self, administration: ModelManager, gpus: int) -> Repository:
+    def _repository(self, manager: ModelManager, gpus: int) -> Repository:
         config = self.config
         return Repository(
-            administration,
+            manager,
             [path for path in config.model_repository if s3_of(path) is None],
             config.model_control_mode,
             config.repository_poll_secs,
@@ -283,7 +280,7 @@ class Server:
         """What the metrics say of the served models, and of the traces."""
         metrics = self._metrics
         metrics.gather(lambda: served_families(models, metrics.host))
-        metrics.gather(lambda: [*triton_families(models, metrics), *mlserver_families(models)])
+        metrics.gather(lambda: compatible_families(models, metrics))
         if self._tracing is not None:
             metrics.gather(self._tracing.families)
 
@@ -303,33 +300,33 @@ class Server:
         files = None if config.ncs else SnapshotFiles(config.snapshot_dir, config.snapshots_kept_max)
         return SnapshotRecorder(files, snapshot_settings(config))
 
-    def _administration(
+    def _manager(
         self,
         registry: Registry,
         calls: ModelCalls,
         supervisor: Supervisor,
         store: ModelStore,
+        formats: Formats,
         work_dir: Path,
         recorder: SnapshotRecorder,
     ) -> ModelManager:
         config = self.config
-        launchpad = ModelFactory(
+        factory = ModelFactory(
             config, supervisor, worker_env(config), registry.changes, self._metrics, self._tracing, calls
         )
-        installation = ModelLoader(
+        loader = ModelLoader(
             store,
-            launchpad,
+            formats,
+            factory,
             supervisor,
             self._settings,
             self._environments(),
-            self._programs(work_dir),
             work_dir=work_dir,
             extract_limits=self._extract_limits(),
-            mlserver=config.mlserver,
         )
         return ModelManager(
             registry,
-            installation,
+            loader,
             model_api=config.model_api_enabled,
             unregister_timeout_s=config.unregister_model_timeout,
             on_change=recorder.changed,
@@ -340,17 +337,8 @@ class Server:
         store = EnvironmentStore(config.environments_path, config.environments_kept_max)
         return Environments(store, install=config.install_py_dep_per_model, timeout_s=config.install_timeout_s)
 
-    def _programs(self, work_dir: Path) -> Programs:
-        config = self.config
-
-        def latency_logging(argv: Sequence[str]) -> bool:
-            environ = config.environment
-            return bool(kserve_options.value_of("enable_latency_logging", argv, environ, properties_file.read(environ)))
-
-        return Programs(worker_env(config), work_dir, config.default_startup_timeout, latency_logging)
-
     def _workflows(
-        self, administration: ModelManager, store: ModelStore, work_dir: Path, recorder: SnapshotRecorder
+        self, manager: ModelManager, store: ModelStore, work_dir: Path, recorder: SnapshotRecorder
     ) -> WorkflowManager:
         config = self.config
         wars = ModelStore(
@@ -364,7 +352,7 @@ class Server:
             place="workflow store",
         )
         return WorkflowManager(
-            administration,
+            manager,
             store,
             wars,
             work_dir=work_dir,
