@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ts_frontend.config.parameters import WORKERS_MAX
 from ts_frontend.errors import (
     InvalidArgument,
     ModelApiDisabled,
@@ -25,7 +26,7 @@ from ts_frontend.models.description import LIST_LIMIT_MAX, describe, page
 from ts_frontend.models.loader import ModelLoader
 from ts_frontend.models.model import Model
 from ts_frontend.models.registry import Registry
-from ts_frontend.models.settings import WORKERS_MAX, Requested, check_range, model_name_for
+from ts_frontend.models.settings import Requested, check_range, model_name_for
 from ts_frontend.models.store.store import Fetched
 from ts_frontend.tasks import ENDING, Tasks
 from ts_frontend.workers.worker import StartFailed
@@ -70,31 +71,15 @@ class ModelManager:
         self,
         url: str,
         *,
-        model_name: str | None = None,
-        handler: str | None = None,
-        runtime: str | None = None,
-        batch_size: int | None = None,
-        max_batch_delay: int | None = None,
-        initial_workers: int | None = None,
-        response_timeout: int | None = None,
-        startup_timeout: int | None = None,
         synchronous: bool = True,
         s3_sse_kms: bool = False,
+        **settings: str | int | None,
     ) -> Outcome:
         """Adds a model version. A caller who leaves doesn't stop it: it is added whole or not at all. `s3_sse_kms`: an
-        http(s) `url` is one of S3 and asked for with the server's AWS credentials."""
+        http(s) `url` is one of S3 and asked for with the server's AWS credentials. `settings`: parameters of a register
+        call that set something of the model (`config/parameters.py`), None for not given."""
         self.check_model_api()
-        requested = Requested(
-            model_name=model_name,
-            handler=handler,
-            runtime=runtime,
-            batch_size=batch_size,
-            max_batch_delay_ms=max_batch_delay,
-            initial_workers=initial_workers,
-            response_timeout_s=response_timeout,
-            startup_timeout_s=startup_timeout,
-        )
-        return await self.tasks.load(self._register(url, requested, synchronous, s3_sse_kms))
+        return await self.tasks.load(self._register(url, Requested.of(settings), synchronous, s3_sse_kms))
 
     async def _register(self, url: str, requested: Requested, synchronous: bool, signed: bool) -> Outcome:
         fetched = await self.loader.store.fetch(url, signed=signed)
