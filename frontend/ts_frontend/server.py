@@ -166,7 +166,7 @@ class Server:
         workflows = self._workflows(manager, store, work_dir, recorder)
         self._measure(registry)
         repository = self._repository(manager, gpus)
-        health = Health(manager, SERVICES, strict=config.strict_readiness)
+        health = Health(registry, SERVICES, strict=config.strict_readiness)
         doors = Listeners(
             config,
             manager,

@@ -257,7 +257,7 @@ class ModelManager:
         self._on_change()
         return Outcome(200, f'Default version successfully updated for model "{name}" to "{version}"')
 
-    # --- list, describe, health
+    # --- list, describe
 
     def list_models(self, limit: int = LIST_LIMIT_MAX, next_page_token: int = 0) -> dict[str, Any]:
         """One page of default versions, as TorchServe lists them: not the functions of workflows, which have no URL."""
@@ -288,14 +288,6 @@ class ModelManager:
         except ValueError:
             return {}
         return value if isinstance(value, dict) else {}
-
-    def health(self) -> bool:
-        """False when the default version of some model has lost its workers; a model that still loads is no failure."""
-        return not any(model.failing for model in self.registry.defaults())
-
-    def starting(self) -> bool:
-        """True while the default version of a model that is loaded at the start loads for the first time."""
-        return any(model.loaded_at_startup and model.loading for model in self.registry.defaults())
 
     # --- the end
 
