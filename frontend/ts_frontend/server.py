@@ -11,7 +11,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,6 @@ import ts.version
 from ts_frontend.authorization.authorization import Authorization, open_authorization
 from ts_frontend.config import checks as config_checks
 from ts_frontend.config.display import snapshot_settings
-from ts_frontend.config.foreign import kserve
 from ts_frontend.config.kinds import s3_of
 from ts_frontend.config.load import worker_environment
 from ts_frontend.config.snapshot import Snapshot, SnapshotFiles, SnapshotKind
@@ -32,17 +31,16 @@ from ts_frontend.models.archive import Archive
 from ts_frontend.models.environments import Environments, EnvironmentStore
 from ts_frontend.models.extraction import ExtractLimits
 from ts_frontend.models.factory import ModelFactory
+from ts_frontend.models.formats.formats import Formats, known_formats
 from ts_frontend.models.health import Health
 from ts_frontend.models.loader import ModelLoader
 from ts_frontend.models.manager import ModelManager
 from ts_frontend.models.metrics import (
-    mlserver_families,
+    compatible_families,
     refused_calls,
     served_families,
     system_metrics,
-    triton_families,
 )
-from ts_frontend.models.programs import Programs
 from ts_frontend.models.registry import Registry
 from ts_frontend.models.repository import Repository
 from ts_frontend.models.settings import ModelSettings, Requested, resolve
@@ -105,20 +103,20 @@ class Parts:
         self.registry = Registry()
         self.calls = ModelCalls(self.registry, sequence_headers(config))
         self.recorder = _recorder(config)
-        self.store = _model_store(config, directory)
+        formats = known_formats(config, env=worker_env(config), work_dir=directory, gpus=self.gpus)
+        self.store = _model_store(config, formats, directory)
         factory = ModelFactory(
             config, supervisor, worker_env(config), self.registry.changes, metrics, tracing, self.calls.answer
         )
         loader = ModelLoader(
             self.store,
+            formats,
             factory,
             supervisor,
             partial(_settings_of, config),
             _environments(config),
-            _programs(config, directory),
             work_dir=directory,
             extract_limits=_extract_limits(config),
-            mlserver=config.mlserver,
         )
         self.manager = ModelManager(
             self.registry,
@@ -145,9 +143,9 @@ class Parts:
             repositories_in_s3(config),
             loads_at_once_max=config.loads_at_once_max,
         )
-        self.health = Health(self.manager, SERVICES, strict=config.strict_readiness)
+        self.health = Health(self.registry, SERVICES, strict=config.strict_readiness)
         metrics.gather(lambda: served_families(self.registry, metrics.host))
-        metrics.gather(lambda: [*triton_families(self.registry, metrics), *mlserver_families(self.registry)])
+        metrics.gather(lambda: compatible_families(self.registry, metrics))
         if tracing is not None:
             metrics.gather(tracing.families)
         self.listeners = Listeners(
@@ -335,13 +333,13 @@ def _recorder(config: ServerConfig) -> SnapshotRecorder:
     return SnapshotRecorder(files, snapshot_settings(config))
 
 
-def _model_store(config: ServerConfig, directory: Path) -> ModelStore:
+def _model_store(config: ServerConfig, formats: Formats, directory: Path) -> ModelStore:
     return ModelStore(
         config.model_store,
         config.allowed_urls,
         download_bytes_max=config.download_bytes_max,
         download_timeout_s=config.download_timeout_s,
-        mlserver=config.mlserver,
+        formats=formats,
         download_total_timeout_s=config.download_total_timeout_s,
         files_max=config.extract_files_max,
         trusted=[f"{url}/" for url in repositories_in_s3(config)],
@@ -365,14 +363,6 @@ def _workflow_store(config: ServerConfig) -> ModelStore:
 def _environments(config: ServerConfig) -> Environments:
     store = EnvironmentStore(config.environments_path, config.environments_kept_max)
     return Environments(store, install=config.install_py_dep_per_model, timeout_s=config.install_timeout_s)
-
-
-def _programs(config: ServerConfig, directory: Path) -> Programs:
-    def latency_logging(argv: Sequence[str]) -> bool:
-        environ = config.environment
-        return bool(kserve.value_of("enable_latency_logging", argv, environ, kserve.read(environ)))
-
-    return Programs(worker_env(config), directory, config.default_startup_timeout, latency_logging)
 
 
 def _extract_limits(config: ServerConfig) -> ExtractLimits:

@@ -18,10 +18,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ArchiveNotFound, InvalidArchive
-from ts_frontend.models.archive import Archive, open_archive, open_program, parse_config
+from ts_frontend.models.archive import Archive, parse_config
 from ts_frontend.models.extraction import ExtractLimits, safe_parts
+from ts_frontend.models.formats.formats import known_formats
 
+FORMATS = known_formats(ServerConfig(), env={}, work_dir=Path(), gpus=0)
 MANIFEST = {
     "createdOn": "01/02/2026 03:04:05",
     "runtime": "python",
@@ -88,7 +91,7 @@ FORMS: dict[str, Callable[[Path], Path]] = {
 
 
 def opened(path: Path, tmp: Path, **limits: Any) -> Archive:
-    return open_archive(path, tmp / "work", ExtractLimits(**limits))
+    return FORMATS.open(path, tmp / "work", ExtractLimits(**limits))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -436,7 +439,7 @@ def test_a_program_is_used_where_it_lies(tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text(PROGRAM)
     (tmp_path / "requirements.txt").touch()
     for path in (tmp_path, tmp_path / "main.py"):
-        archive = open_archive(path, tmp_path / "work")
+        archive = FORMATS.open(path, tmp_path / "work")
         assert (archive.adapter, archive.name, archive.dir) == ("program", None, tmp_path)
         assert not archive.owned and archive.remembered and archive.requirements_file == "requirements.txt"
         assert archive.adapter_settings["directory"] == str(tmp_path)
@@ -445,14 +448,14 @@ def test_a_program_is_used_where_it_lies(tmp_path: Path) -> None:
 def test_a_folder_is_a_program_only_when_it_says_nothing_else(tmp_path: Path) -> None:
     main = tmp_path / "main.py"
     main.write_text("print('a script of a model without manifest')\n")
-    assert open_archive(tmp_path, tmp_path / "work").adapter == ""
+    assert FORMATS.open(tmp_path, tmp_path / "work").adapter == ""
     main.write_text(PROGRAM)
     (tmp_path / "model-settings.json").write_text('{"implementation": "main.Runtime"}')
-    assert open_archive(tmp_path, tmp_path / "work").adapter == "mlserver_runtime"
+    assert FORMATS.open(tmp_path, tmp_path / "work").adapter == "mlserver_runtime"
     (tmp_path / "MAR-INF").mkdir()
     (tmp_path / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(MANIFEST))
     (tmp_path / "model-config.yaml").touch()
-    assert open_archive(tmp_path, tmp_path / "work").name == "probe"
+    assert FORMATS.open(tmp_path, tmp_path / "work").name == "probe"
 
 
 def test_the_operators_program_runs_where_the_server_does(tmp_path: Path) -> None:
@@ -460,9 +463,9 @@ def test_the_operators_program_runs_where_the_server_does(tmp_path: Path) -> Non
     folder.mkdir()
     (folder / "main.py").write_text(PROGRAM)
     for path in (folder, folder / "main.py"):
-        archive = open_program(path, ["--times=3"], tmp_path)
+        archive = FORMATS.open_in_place(path, ["--times=3"], tmp_path)
         adapted = archive.adapter_settings
         assert (adapted["argv"], adapted["directory"], adapted["path"]) == (["--times=3"], str(tmp_path), [str(folder)])
         assert not archive.remembered
     with pytest.raises(ArchiveNotFound, match="Program not found at"):
-        open_program(folder / "other.py", [], tmp_path)
+        FORMATS.open_in_place(folder / "other.py", [], tmp_path)

@@ -19,8 +19,8 @@ import pytest
 
 from model_archiver import ModelArchiver, ModelArchiverConfig, ModelArchiverError
 from model_archiver.arg_parser import make_parser
-from ts_frontend.models.archive import open_archive
 from ts_frontend.models.extraction import ExtractLimits
+from ts_frontend.models.formats.formats import Formats
 
 FORMATS = {"default": "m.mar", "zip-store": "m.mar", "tgz": "m.tar.gz", "no-archive": "m"}
 
@@ -81,7 +81,7 @@ ALL_OPTIONS = {
 def test_every_format_can_be_served(archive_format: str, src: Path, tmp_path: Path) -> None:
     path = archive(archive_format=archive_format, **ALL_OPTIONS)
     assert path == Path("out") / FORMATS[archive_format]
-    opened = open_archive(path.resolve(), tmp_path / "work", ExtractLimits())
+    opened = Formats().open(path.resolve(), tmp_path / "work", ExtractLimits())
     assert (opened.name, opened.version, opened.runtime) == ("m", "1.0", "python3")
     assert (opened.handler, opened.model_file, opened.serialized_file) == ("handler.py", "net.py", "model.pt")
     assert (opened.requirements_file, opened.config) == ("requirements.txt", {"batchSize": 2})
@@ -362,7 +362,7 @@ def test_the_steps_make_the_same_archive(src: Path) -> None:
     package_model(config, manifest=ModelExportUtils.generate_manifest_json(config))
     config.export_path = str(src / "whole")
     ModelArchiver.generate_model_archive(config)
-    archives = [open_archive(src / folder / "m.mar", src / "work") for folder in ("steps", "whole")]
+    archives = [Formats().open(src / folder / "m.mar", src / "work") for folder in ("steps", "whole")]
     files = [sorted(str(f.relative_to(one.dir)) for f in one.dir.rglob("*") if f.is_file()) for one in archives]
     assert files[0] == files[1] and "deep/config.json" in files[0]
     manifests = [one.manifest | {"createdOn": ""} for one in archives]
@@ -380,7 +380,7 @@ def test_a_folder_of_ones_own_is_packed_in_every_format(src: Path, archive_forma
     manifest = str(Manifest(RuntimeType.PYTHON, Model("m", "dir/model.pt", "base_handler", model_version="2")))
     (src / "out").mkdir()
     ModelExportUtils.archive(str(src / "out"), "m", str(src / "assets"), manifest, archive_format)
-    opened = open_archive(src / "out" / FORMATS[archive_format], src / "work")
+    opened = Formats().open(src / "out" / FORMATS[archive_format], src / "work")
     assert (opened.name, opened.version, opened.serialized_file, opened.handler) == (
         *("m", "2", "model.pt", "base_handler"),
     )

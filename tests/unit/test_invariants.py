@@ -270,6 +270,19 @@ def test_http_and_grpc_see_no_frame() -> None:
     assert not [name for name in found if name not in allowed and not any(within(name, known) for known in modules)]
 
 
+def test_only_the_list_of_formats_knows_each_of_them() -> None:
+    """A new format of models is one class and its line there; no other part asks for one by its name."""
+    folder = "frontend/ts_frontend/models/formats/"
+    names = {path.removeprefix(folder).removesuffix(".py") for path in frontend() if path.startswith(folder)}
+    each = tuple(f"ts_frontend.models.formats.{name}" for name in names - {"__init__", "format", "formats"})
+    assert len(each) >= 4
+    assert not breaking(frontend(), each, (folder + "formats.py",))
+    adapters = re.compile(r"""["'](triton|mlserver_runtime|program)["']""")
+    loading = [path for path in frontend() if "/ts_frontend/models/" in path and not path.startswith(folder)]
+    assert len(loading) > 10
+    assert not [path for path in loading if adapters.search((ROOT / path).read_text())]
+
+
 def test_worker_processes_are_kept_apart_from_protos() -> None:
     inner = {path: tree for path, tree in frontend().items() if "/workers/" in path or "/scheduling/" in path}
     assert len(inner) > 10

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArgument, ModelNotFound
+from ts_frontend.models import repository as directories
 from ts_frontend.models.formats import triton as configs
 from ts_frontend.models.formats import triton as layout
+from ts_frontend.models.formats.formats import known_formats
 from ts_frontend.models.signature import TensorSpec
 
 CONFIG = """
@@ -122,22 +125,22 @@ def test_names_and_places(tmp_path: Path) -> None:
     first, second = tmp_path / "a", tmp_path / "b"
     model(first), model(second), model(second, name="other")
     (first / ".git").mkdir()
-    assert layout.names(first) == ["llm_model"]
-    assert layout.find([first, second], "other") == second / "other"
+    assert directories.names_in(first) == ["llm_model"]
+    assert directories.find([first, second], "other") == second / "other"
     with pytest.raises(InvalidArgument, match="several repositories"):
-        layout.find([first, second], "llm_model")
+        directories.find([first, second], "llm_model")
     with pytest.raises(ModelNotFound):
-        layout.find([first], "nobody")
+        directories.find([first], "nobody")
     for name in ("..", "a/b", ""):
         with pytest.raises(InvalidArgument):
-            layout.find([first], name)
+            directories.find([first], name)
 
 
 def test_the_stamp_changes_with_the_files(tmp_path: Path) -> None:
     path = model(tmp_path)
-    before = layout.stamp(path)
+    before = directories.stamp_of(path)
     (path / "1" / "model.py").write_text("x = 1\n")
-    assert layout.stamp(path) != before
+    assert directories.stamp_of(path) != before
 
 
 @pytest.mark.parametrize(
@@ -158,24 +161,27 @@ def test_files_of_a_request_lie_in_their_directory(tmp_path: Path, name: str, wo
     directory = tmp_path / "model"
     directory.mkdir()
     with pytest.raises(InvalidArgument, match=f"^load parameter 'file:.*{words}"):
-        layout.write({"1/model.py": b"", name: b""}, directory)
+        directories.write_files({"1/model.py": b"", name: b""}, directory)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_files_of_a_request_are_written(tmp_path: Path) -> None:
-    layout.write({"1/model.py": b"a", "1/more/b": b"b", "labels.txt": b"c"}, tmp_path)
+    directories.write_files({"1/model.py": b"a", "1/more/b": b"b", "labels.txt": b"c"}, tmp_path)
     assert (tmp_path / "1" / "more" / "b").read_bytes() == b"b" and (tmp_path / "labels.txt").read_bytes() == b"c"
-    with pytest.raises(InvalidArgument, match=f"may have {layout.FILES_MAX} files"):
-        layout.write({str(number): b"" for number in range(layout.FILES_MAX + 1)}, tmp_path)
+    with pytest.raises(InvalidArgument, match=f"may have {directories.FILES_MAX} files"):
+        directories.write_files({str(number): b"" for number in range(directories.FILES_MAX + 1)}, tmp_path)
 
 
 def test_which_directories_are_in_this_layout(tmp_path: Path) -> None:
-    assert layout.is_model(model(tmp_path)) and layout.is_model(model(tmp_path, None, name="bare"))
-    for name, file in (("archive", "MAR-INF"), ("mlserver", "model-settings.json")):
-        (model(tmp_path, name=name) / file).mkdir()
-        assert not layout.is_model(tmp_path / name)
+    versioned = known_formats(ServerConfig(), env={}, work_dir=tmp_path, gpus=0).versioned
+    assert versioned(model(tmp_path)) and versioned(model(tmp_path, None, name="bare"))
+    for name, file in (("archive", "MAR-INF/MANIFEST.json"), ("mlserver", "model-settings.json")):
+        sign = model(tmp_path, name=name) / file
+        sign.parent.mkdir(exist_ok=True)
+        sign.write_text("{}")
+        assert not versioned(tmp_path / name)
     (tmp_path / "empty").mkdir()
-    assert not layout.is_model(tmp_path / "empty") and not layout.is_model(tmp_path / "nothing")
+    assert not versioned(tmp_path / "empty") and not versioned(tmp_path / "nothing")
 
 
 def test_a_directory_from_elsewhere_has_the_name_that_was_asked_for(tmp_path: Path) -> None:

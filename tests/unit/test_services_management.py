@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
+from ts_frontend.config.parameters import REGISTER
 from ts_frontend.errors import InvalidArgument, ModelNotFound, ServeError
 from ts_frontend.grpc.call import Call, Shape
 from ts_frontend.grpc.management import ManagementService
+from ts_frontend.http.management import given
 from ts_frontend.http.request import Parameters
 from ts_frontend.protos import management_pb2 as pb
 
@@ -196,8 +198,10 @@ def test_a_setting_that_is_no_number_counts_as_not_given(junk: str, caplog: pyte
 
 
 def test_a_startup_timeout_of_0_counts_only_where_something_starts(caplog: pytest.LogCaptureFixture) -> None:
-    given = Parameters([("startup_timeout", "0")])
-    assert given.startup_timeout(starts=True) == 0 and not caplog.messages
-    assert given.startup_timeout(starts=False) is None
+    def startup_timeout(*pairs: tuple[str, str]) -> object:
+        return given(REGISTER, Parameters([("url", "m.mar"), *pairs]))["startup_timeout"]
+
+    assert startup_timeout(("startup_timeout", "0"), ("initial_workers", "1")) == 0 and not caplog.messages
+    assert startup_timeout(("startup_timeout", "0")) is None
     assert "startup_timeout is 0" in caplog.text
-    assert Parameters([("startup_timeout", "7")]).startup_timeout(starts=False) == 7
+    assert startup_timeout(("startup_timeout", "7")) == 7

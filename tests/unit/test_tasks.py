@@ -89,16 +89,17 @@ def test_a_loop_that_is_cancelled_ends() -> None:
 # --- who has such tasks
 
 
-class Installed:
-    async def folders(self, url: str) -> list[str]:
-        return []
+class Loader:
+    """A repository's directories need neither."""
+
+    store = formats = None
 
 
 class Administration:
     """As much of one as a repository asks for while it looks."""
 
     def __init__(self) -> None:
-        self.installation = Installed()
+        self.loader = Loader()
         self.registry: list[object] = []
 
 

@@ -16,6 +16,7 @@ import click
 
 from ts_frontend.cli import text
 from ts_frontend.cli.client import CallFailed, Client, NoKeys, Target, WorkersFailed, find_keys, wait_for_workers
+from ts_frontend.config.parameters import REGISTER
 
 _REGISTERED = re.compile(r'Model "(?P<name>.+)" Version: (?P<version>.+) registered with')
 
@@ -212,29 +213,31 @@ def _wait(client: Client, name: str, version: str, count: int, known_failure: ob
     return wait_for_workers(lambda: client.describe(name, version)[0], count, known_failure, _progress, time.sleep)
 
 
+def _register_options(body: Callable[..., None]) -> Callable[..., None]:
+    """The options of a register call, each by its parameter's name."""
+    for row in reversed(REGISTER):
+        if row.flag:
+            kind = click.IntRange(min=row.least) if row.kind is int else str
+            body = click.option(row.flag, row.name, type=kind, metavar=row.metavar, help=row.help)(body)
+    return body
+
+
 @commands.command()
 @click.argument("url")
-@click.option("--name", "model_name", help="Register under this name.  [default: the archive's]")
-@click.option("--workers", type=click.IntRange(min=0), help="Workers to start.  [default: what the archive says, or 1]")
-@click.option("--handler", help="Use this handler in place of the archive's.")
-@click.option("--runtime", help="Use this runtime in place of the archive's.")
-@click.option("--batch-size", type=click.IntRange(min=1), help="Requests the handler gets at a time.")
-@click.option("--max-batch-delay", type=click.IntRange(min=0), metavar="MS", help="How long to wait for a full batch.")
-@click.option("--response-timeout", type=click.IntRange(min=1), metavar="SECONDS", help="Limit of one answer.")
-@click.option("--startup-timeout", type=click.IntRange(min=1), metavar="SECONDS", help="Limit of loading the model.")
+@_register_options
 @click.option("--wait/--no-wait", default=True, help="Return when the workers are ready, or at once.")
 @command
-def register(client: Client, url: str, workers: int | None, wait: bool, as_json: bool, **settings: Any) -> None:
+def register(client: Client, url: str, initial_workers: int | None, wait: bool, as_json: bool, **settings: Any) -> None:
     """Take an archive into service.
 
     URL is a name in the server's model store, or a file://, http:// or https:// URL that the server may use.
     """
     name, version, started = register_model(client, url, settings)
     _progress(f"{name} {version}: registered")
-    count = workers
-    if workers is None:
+    count = initial_workers
+    if initial_workers is None:
         count = client.describe(name, version)[0]["minWorkers"] if started else 1
-    if count and (workers is not None or not started):
+    if count and (initial_workers is not None or not started):
         client.scale(name, version, count, None, None)
     description = _wait(client, name, version, count, None) if wait and count else client.describe(name, version)[0]
     _print(description, f"{name} {version}: {text.workers(description)}", as_json)

@@ -6,14 +6,15 @@ Zero and "" count as not given, as the message definitions say.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from ts_frontend.config.parameters import REGISTER, SCALE, CallParameter
 from ts_frontend.errors import InvalidArgument
 from ts_frontend.grpc.call import Call, Method, Shape
-from ts_frontend.models.description import LIST_LIMIT, UNLIMITED
+from ts_frontend.models.description import LIST_LIMIT
 from ts_frontend.models.manager import ModelManager
 from ts_frontend.protos.management_pb2 import (
     DescribeModelRequest,
@@ -40,10 +41,22 @@ def _parsed(kind: type[Request], call: Call, data: bytes) -> Request:
         raise InvalidArgument(f"{call.path}: the {len(data)} bytes of the request aren't a {kind.__name__}") from error
 
 
-def _refuse_negative(request: Message) -> None:
+def _given(table: Sequence[CallParameter], request: Message) -> dict[str, Any]:
+    """The values of a call's parameters, by name; of those that aren't given, the defaults. Raises InvalidArgument."""
+    signed = {row.name for row in table if row.least < 0}
     for field, value in request.ListFields():
-        if isinstance(value, int) and value < 0 and field.name != "timeout":
+        if isinstance(value, int) and value < 0 and field.name not in signed:
             raise InvalidArgument(f"Parameter {field.name} must not be negative: {value}")
+    found: dict[str, Any] = {}
+    for row in table:
+        value = getattr(request, row.name)
+        if row.required:
+            found[row.name] = _required(row.name, value)
+        elif request.DESCRIPTOR.fields_by_name[row.name].has_presence:
+            found[row.name] = value if request.HasField(row.name) else row.default
+        else:
+            found[row.name] = value if row.kind is bool else value or row.default
+    return found
 
 
 def _required(name: str, value: str) -> str:
@@ -55,8 +68,8 @@ def _required(name: str, value: str) -> str:
 class ManagementService:
     """The six methods."""
 
-    def __init__(self, administration: ModelManager) -> None:
-        self._administration = administration
+    def __init__(self, manager: ModelManager) -> None:
+        self._manager = manager
 
     def methods(self) -> tuple[Method, ...]:
         def method(path: str, run: Callable[[Call, bytes], Awaitable[str]]) -> Method:
@@ -78,52 +91,31 @@ class ManagementService:
         request = _parsed(DescribeModelRequest, call, data)
         name = _required("model_name", request.model_name)
         version = request.model_version or None
-        return _pretty(await self._administration.describe(name, version=version, customized=request.customized))
+        return _pretty(await self._manager.describe(name, version=version, customized=request.customized))
 
     async def _list(self, call: Call, data: bytes) -> str:
         request = _parsed(ListModelsRequest, call, data)
         limit = request.limit if 0 < request.limit <= LIST_LIMIT else LIST_LIMIT
         token = max(0, request.next_page_token)
-        return _pretty(self._administration.list_models(limit=limit, next_page_token=token))
+        return _pretty(self._manager.list_models(limit=limit, next_page_token=token))
 
     async def _register(self, call: Call, data: bytes) -> str:
-        request = _parsed(RegisterModelRequest, call, data)
-        _refuse_negative(request)
-        outcome = await self._administration.register(
-            _required("url", request.url),
-            model_name=request.model_name or None,
-            handler=request.handler or None,
-            runtime=request.runtime or None,
-            batch_size=request.batch_size or None,
-            max_batch_delay=request.max_batch_delay or None,
-            initial_workers=request.initial_workers or None,
-            response_timeout=request.response_timeout or None,
-            startup_timeout=request.startup_timeout or None,
-            synchronous=request.synchronous,
-            s3_sse_kms=request.s3_sse_kms,
-        )
-        return outcome.status
+        asked = _given(REGISTER, _parsed(RegisterModelRequest, call, data))
+        return (await self._manager.register(asked.pop("url"), **asked)).status
 
     async def _scale(self, call: Call, data: bytes) -> str:
         request = _parsed(ScaleWorkerRequest, call, data)
-        _refuse_negative(request)
-        outcome = await self._administration.scale(
-            _required("model_name", request.model_name),
-            version=request.model_version or None,
-            min_worker=request.min_worker if request.HasField("min_worker") else 1,
-            max_worker=request.max_worker or None,
-            synchronous=request.synchronous,
-            timeout=request.timeout if request.HasField("timeout") else UNLIMITED,
-        )
-        return outcome.status
+        asked = _given(SCALE, request)
+        name = _required("model_name", request.model_name)
+        return (await self._manager.scale(name, version=request.model_version or None, **asked)).status
 
     async def _set_default(self, call: Call, data: bytes) -> str:
         request = _parsed(SetDefaultRequest, call, data)
         name = _required("model_name", request.model_name)
-        outcome = await self._administration.set_default(name, _required("model_version", request.model_version))
+        outcome = await self._manager.set_default(name, _required("model_version", request.model_version))
         return outcome.status
 
     async def _unregister(self, call: Call, data: bytes) -> str:
         request = _parsed(UnregisterModelRequest, call, data)
         name = _required("model_name", request.model_name)
-        return (await self._administration.unregister(name, version=request.model_version or None)).status
+        return (await self._manager.unregister(name, version=request.model_version or None)).status

@@ -1,15 +1,21 @@
-"""The door of the HTTP management API: register, scale, describe, list, unregister (docs/management-api.md)."""
+"""The HTTP management API: register, scale, describe, list, unregister (docs/management-api.md)."""
 
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Iterable
+from typing import Any
 
+from ts_frontend.config.parameters import REGISTER, SCALE, CallParameter
 from ts_frontend.errors import InvalidArgument
 from ts_frontend.http.app import MethodNotAllowed, ResourceNotFound
 from ts_frontend.http.request import HttpAnswer, HttpRequest, Parameters, Serve, json_answer, query_pairs
 from ts_frontend.models.description import LIST_LIMIT
 from ts_frontend.models.manager import ModelManager, Outcome
 from ts_frontend.models.registry import Registry
+
+log = logging.getLogger(__name__)
 
 
 def admitted(serve: Serve | None, switched_off: tuple[Serve, ...]) -> Serve | None:
@@ -63,11 +69,33 @@ def _text(name: str, value: object) -> str:
     raise InvalidArgument(f"Parameter {name} must be a text, a whole number, true or false")
 
 
+def given(table: Iterable[CallParameter], parameters: Parameters) -> dict[str, Any]:
+    """The values of a call's parameters, by name; of those that aren't given, the defaults. Raises InvalidArgument."""
+    rows = [row for row in table if row.http]
+    found = {row.name: _value(row, parameters) for row in rows}
+    for row in rows:
+        if found[row.name] == 0 and row.zero_needs in found and not found[row.zero_needs]:
+            log.warning("Parameter %s is 0, in which nothing can be loaded: it counts as not given", row.name)
+            found[row.name] = row.default
+    return found
+
+
+def _value(row: CallParameter, parameters: Parameters) -> Any:
+    if row.required:
+        return parameters.required(row.name)
+    if row.kind is bool:
+        return parameters.flag(row.name, bool(row.default))
+    if row.kind is int:
+        value = parameters.tuning(row.name) if row.tuning else parameters.integer(row.name)
+        return row.default if value is None else value
+    return parameters.text(row.name)
+
+
 class HttpManagement:
     """`model_api` False: there are no methods to register and unregister."""
 
-    def __init__(self, administration: ModelManager, models: Registry, *, model_api: bool = True) -> None:
-        self._administration = administration
+    def __init__(self, manager: ModelManager, models: Registry, *, model_api: bool = True) -> None:
+        self._manager = manager
         self._models = models
         self._switched_off = () if model_api else (self._register, self._unregister)
 
@@ -101,51 +129,30 @@ class HttpManagement:
     async def _list(self, request: HttpRequest) -> HttpAnswer:
         parameters = Parameters(query_pairs(request))
         limit, token = page_asked(parameters)
-        return json_answer(200, self._administration.list_models(limit=limit, next_page_token=token))
+        return json_answer(200, self._manager.list_models(limit=limit, next_page_token=token))
 
     async def _register(self, request: HttpRequest) -> HttpAnswer:
-        parameters = await register_parameters(request)
-        workers = parameters.integer("initial_workers")
-        outcome = await self._administration.register(
-            parameters.required("url"),
-            model_name=parameters.text("model_name"),
-            handler=parameters.text("handler"),
-            runtime=parameters.text("runtime"),
-            batch_size=parameters.tuning("batch_size"),
-            max_batch_delay=parameters.tuning("max_batch_delay"),
-            initial_workers=workers,
-            response_timeout=parameters.tuning("response_timeout"),
-            startup_timeout=parameters.startup_timeout(starts=bool(workers)),
-            synchronous=parameters.flag("synchronous", True),
-            s3_sse_kms=parameters.flag("s3_sse_kms", False),
-        )
-        return outcome_answer(outcome)
+        asked = given(REGISTER, await register_parameters(request))
+        return outcome_answer(await self._manager.register(asked.pop("url"), **asked))
 
     async def _scale(self, request: HttpRequest) -> HttpAnswer:
         parameters = Parameters(query_pairs(request))
         name, version = _model(request)
-        minimum = parameters.integer("min_worker")
-        outcome = await self._administration.scale(
-            name,
-            version=version or parameters.text("model_version"),
-            min_worker=1 if minimum is None else minimum,
-            max_worker=parameters.integer("max_worker"),
-            synchronous=parameters.flag("synchronous", False),
-        )
-        return outcome_answer(outcome)
+        version = version or parameters.text("model_version")
+        return outcome_answer(await self._manager.scale(name, version=version, **given(SCALE, parameters)))
 
     async def _describe(self, request: HttpRequest) -> HttpAnswer:
         name, version = _model(request)
         customized = Parameters(query_pairs(request)).flag("customized", False)
-        return json_answer(200, await self._administration.describe(name, version=version, customized=customized))
+        return json_answer(200, await self._manager.describe(name, version=version, customized=customized))
 
     async def _unregister(self, request: HttpRequest) -> HttpAnswer:
         name, version = _model(request)
-        return outcome_answer(await self._administration.unregister(name, version=version))
+        return outcome_answer(await self._manager.unregister(name, version=version))
 
     async def _set_default(self, request: HttpRequest) -> HttpAnswer:
         _, name, version, _ = request.segments
-        return outcome_answer(await self._administration.set_default(name, version))
+        return outcome_answer(await self._manager.set_default(name, version))
 
     async def _ready(self, request: HttpRequest) -> HttpAnswer:
         name = request.segments[2]

@@ -18,12 +18,11 @@ from ts_frontend.errors import Code, InvalidArgument, MessageTooLarge, ModelNotF
 from ts_frontend.http.app import MethodNotAllowed, retry_headers
 from ts_frontend.http.request import Header, HttpAnswer, HttpRequest, Serve, compact_json, json_object
 from ts_frontend.job import Job
-from ts_frontend.models.formats.triton import as_json
 from ts_frontend.models.health import Health
 from ts_frontend.models.model import Model
 from ts_frontend.models.registry import Registry
 from ts_frontend.models.repository import Repository
-from ts_frontend.models.signature import TensorSpec
+from ts_frontend.models.signature import TensorSpec, as_json
 from ts_frontend.open_inference import models as tensor_models
 from ts_frontend.open_inference import requests as tensor_requests
 from ts_frontend.open_inference.repository import check_unload_parameters, config_of, load_parameters

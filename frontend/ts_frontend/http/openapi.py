@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from ts_frontend.config.parameters import REGISTER, REGISTER_WORKFLOW, SCALE
 from ts_frontend.errors import ModelNotFound
 from ts_frontend.http.request import Header, HttpAnswer, HttpRequest, Route, Serve, json_answer
 from ts_frontend.models.registry import Registry
@@ -57,12 +58,9 @@ INFERENCE = (
     ),
     Operation("/wfpredict/{workflow_name}", "post", "Predict with a workflow", (), "wfpredict", _INPUT),
 )
-_REGISTER = (
-    *("url", "model_name", "handler", "runtime", "batch_size", "max_batch_delay", "initial_workers", "synchronous"),
-    *("response_timeout", "startup_timeout", "s3_sse_kms"),
+_REGISTER, _REGISTER_WORKFLOW, _SCALE = (
+    tuple(row.name for row in table if row.http) for table in (REGISTER, REGISTER_WORKFLOW, SCALE)
 )
-_REGISTER_WORKFLOW = ("url", "workflow_name", "response_timeout", "startup_timeout")
-_SCALE = ("min_worker", "max_worker", "synchronous")
 _MODEL, _VERSION = "/models/{model_name}", "/models/{model_name}/{model_version}"
 MANAGEMENT = (
     Operation("/", "options", _DESCRIPTION, (), "apiDescription"),
@@ -92,9 +90,9 @@ METRICS = (
 _NUMBER, _FLAG, _TEXT = {"type": "integer"}, {"type": "boolean"}, {"type": "string"}
 #: Parameters that aren't texts.
 _SCHEMAS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("batch_size", "max_batch_delay", "initial_workers", "limit", "next_page_token"), _NUMBER),
-    **dict.fromkeys(("response_timeout", "startup_timeout", "min_worker", "max_worker"), _NUMBER),
-    **dict.fromkeys(("synchronous", "customized", "s3_sse_kms"), _FLAG),
+    **{row.name: _NUMBER if row.kind is int else _FLAG for row in (*REGISTER, *SCALE) if row.kind is not str},
+    **dict.fromkeys(("limit", "next_page_token"), _NUMBER),
+    "customized": _FLAG,
     "name[]": {"type": "array", "items": _TEXT},
 }
 _ERROR = {

@@ -301,14 +301,6 @@ class Parameters:
             log.warning("%s: it counts as not given", error.message)
             return None
 
-    def startup_timeout(self, starts: bool) -> int | None:
-        """Seconds; where nothing `starts` in it, 0 counts as not given, too."""
-        value = self.tuning("startup_timeout")
-        if value == 0 and not starts:
-            log.warning("Parameter startup_timeout is 0, in which nothing can be loaded: it counts as not given")
-            return None
-        return value
-
     def flag(self, name: str, default: bool) -> bool:
         """True for `true` in any case, False for any other text."""
         value = self.text(name)

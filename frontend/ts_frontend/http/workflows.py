@@ -12,9 +12,10 @@ from typing import Any
 
 from ts.protocol import forms
 from ts.protocol.frames import Input, Pairs
+from ts_frontend.config.parameters import REGISTER_WORKFLOW
 from ts_frontend.errors import ClientGone, HandlerFailed, ServeError
 from ts_frontend.http.app import MethodNotAllowed
-from ts_frontend.http.management import admitted, outcome_answer, page_asked, register_parameters
+from ts_frontend.http.management import admitted, given, outcome_answer, page_asked, register_parameters
 from ts_frontend.http.request import JSON, Header, HttpAnswer, HttpRequest, Parameters, Serve, json_answer, query_pairs
 from ts_frontend.http.torchserve import check_form, handler_headers
 from ts_frontend.tasks import owned
@@ -65,14 +66,8 @@ class HttpWorkflows:
         return json_answer(200, self._workflows.list_workflows(limit=limit, next_page_token=token))
 
     async def _register(self, request: HttpRequest) -> HttpAnswer:
-        parameters = await register_parameters(request)
-        outcome = await self._workflows.register(
-            parameters.required("url"),
-            workflow_name=parameters.text("workflow_name"),
-            response_timeout=parameters.tuning("response_timeout"),
-            startup_timeout=parameters.tuning("startup_timeout"),
-        )
-        return outcome_answer(outcome)
+        asked = given(REGISTER_WORKFLOW, await register_parameters(request))
+        return outcome_answer(await self._workflows.register(asked.pop("url"), **asked))
 
     async def _describe(self, request: HttpRequest) -> HttpAnswer:
         return json_answer(200, self._workflows.describe(request.segments[1]))

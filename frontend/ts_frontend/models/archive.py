@@ -1,39 +1,31 @@
-"""A model's files: unpacked from an archive or used where they lie, with what manifest and configuration say.
+"""A model's files: what is known of them, how an archive is unpacked, and how its manifest and configuration are read.
 
-Layout as in TorchServe 0.12: everything at the root, `MAR-INF/MANIFEST.json` beside it.
+Every value that an archive brings is checked. `path` is the archive (its name in errors), `file` a file of it.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-import re
 import secrets
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from ts_frontend.config.foreign.mlserver import MLServerDefaults
-from ts_frontend.errors import ArchiveNotFound, ServeError
-from ts_frontend.models.extraction import ExtractLimits, extract, refusal
-from ts_frontend.models.formats import mlserver as mlserver_model
-from ts_frontend.models.formats import program as program_model
-from ts_frontend.models.manifest import file_name, member, read_manifest, read_text, text
+from ts_frontend.errors import ServeError
+from ts_frontend.models.extraction import ExtractLimits, extract, refusal, safe_parts
 from ts_frontend.models.signature import Signature
 from ts_frontend.models.store.http import Stop
 from ts_frontend.scheduling.batcher import Priorities
 
-__all__ = ["Archive", "ExtractLimits", "open_archive"]
-
 _log = logging.getLogger(__name__)
-_MANIFEST = Path("MAR-INF", "MANIFEST.json")
+_TEXT_BYTES_MAX = 1 << 20
 _YAML_NODES_MAX = 100_000
-_ADAPTER = re.compile(r"[a-z_]*")
-_RUNTIMES = ("python", "python3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,47 +62,6 @@ class Archive:
             shutil.rmtree(self.dir, ignore_errors=True)
 
 
-def open_archive(
-    path: Path,
-    work_dir: Path,
-    limits: ExtractLimits = ExtractLimits(),  # noqa: B008 (frozen)
-    mlserver: MLServerDefaults = MLServerDefaults(),  # noqa: B008 (frozen)
-    stop: Stop | None = None,
-) -> Archive:
-    """Opens the archive file or model directory at `path`. Blocking.
-
-    A file is unpacked to `work_dir/models/<32 hex>`, which appears only when it's complete; a directory is used where
-    it lies, and so is a program. Raises ArchiveNotFound, InvalidArchive, ServeError (disk); Stopped once `stop` is set.
-    """
-    if path.suffix == program_model.SUFFIX and path.is_file():
-        return Archive(dir=path.resolve().parent, owned=False, **program_model.described(path.resolve()))
-    if path.is_dir():
-        return _describe(path, _root_of(path.resolve()), mlserver, owned=False)
-    if not path.is_file():
-        raise ArchiveNotFound(f"Model not found at: {path}")
-    target = unpack(path, work_dir / "models", limits, stop)
-    try:
-        return _describe(path, target, mlserver, owned=True)
-    except BaseException:
-        shutil.rmtree(target, ignore_errors=True)
-        raise
-
-
-def open_program(path: Path, argv: Sequence[str], directory: Path) -> Archive:
-    """A program that the operator names, with its arguments and the directory where it is run; a folder with one, or a
-    model's folder, where they say that themselves. No snapshot has it. Blocking. Raises ArchiveNotFound,
-    InvalidArchive."""
-    program = path.absolute()
-    if path.is_dir():
-        if not program_model.is_program(path):
-            return replace(_describe(path, _root_of(path.resolve()), MLServerDefaults(), owned=False), remembered=False)
-        program /= program_model.FILE
-    elif not program_model.is_program(path):
-        raise ArchiveNotFound(f"Program not found at: {path}")
-    described = program_model.described(program, argv, directory)
-    return Archive(dir=program.parent, owned=False, remembered=False, **described)
-
-
 def unpack(path: Path, directory: Path, limits: ExtractLimits, stop: Stop | None = None) -> Path:
     """The files of an archive, unpacked to `directory/<32 hex>`. Blocking. Raises InvalidArchive, ServeError (disk);
     Stopped once `stop` is set."""
@@ -120,7 +71,7 @@ def unpack(path: Path, directory: Path, limits: ExtractLimits, stop: Stop | None
         directory.mkdir(parents=True, exist_ok=True)
         partial.mkdir(mode=0o700)
         extract(path, partial, limits, stop)
-        os.rename(_root_of(partial), target)
+        os.rename(root_of(partial), target)
     except OSError as error:
         raise ServeError(f"Could not unpack {path} to {directory}: {error.strerror or error}") from error
     finally:
@@ -128,7 +79,7 @@ def unpack(path: Path, directory: Path, limits: ExtractLimits, stop: Stop | None
     return target
 
 
-def _root_of(directory: Path) -> Path:
+def root_of(directory: Path) -> Path:
     """Where the model's files begin: the only subdirectory, if there's nothing else (a .tar.gz has one)."""
     entries = list(directory.iterdir())
     if len(entries) == 1 and entries[0].is_dir() and not entries[0].is_symlink() and entries[0].name != "MAR-INF":
@@ -136,60 +87,57 @@ def _root_of(directory: Path) -> Path:
     return directory
 
 
-def _describe(path: Path, directory: Path, mlserver: MLServerDefaults, *, owned: bool) -> Archive:
-    """Reads what the files in `directory` say; `path` is the archive's name in errors."""
-    if not (directory / _MANIFEST).exists():
-        if mlserver_model.is_one(directory) or (mlserver.is_model and not owned):
-            return Archive(dir=directory, owned=owned, **mlserver_model.described(path, directory, owned, mlserver))
-        if program_model.is_one(directory):
-            program = directory / program_model.FILE
-            return Archive(dir=directory, owned=owned, **program_model.described(program))
-    manifest = read_manifest(path, directory / _MANIFEST)
-    if not manifest:
-        _log.warning("%s has no %s: name, version and handler are defaults", path.name, _MANIFEST)
-    model = member(path, manifest, "model", _MANIFEST)
-    config_file = file_name(path, model, "configFile", _MANIFEST)
-    return Archive(
-        dir=directory,
-        owned=owned,
-        name=text(path, model, "modelName", _MANIFEST),
-        version=_version(path, model),
-        manifest=manifest,
-        handler=text(path, model, "handler", _MANIFEST),
-        model_file=file_name(path, model, "modelFile", _MANIFEST),
-        serialized_file=file_name(path, model, "serializedFile", _MANIFEST),
-        requirements_file=file_name(path, model, "requirementsFile", _MANIFEST),
-        config_file=config_file,
-        config=read_config(path, directory / config_file) if config_file else {},
-        adapter=_adapter(path, model),
-        adapter_settings=member(path, model, "adapterSettings", _MANIFEST),
-        runtime=_runtime(path, manifest),
-    )
+def read_manifest(path: Path, file: Path) -> dict[str, Any]:
+    """The JSON object in `file`, {} when it isn't there."""
+    content = read_text(path, file)
+    if content is None:
+        return {}
+    try:
+        manifest = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise refusal(path, f"not JSON: {error}", f"{file.parent.name}/{file.name}") from error
+    if not isinstance(manifest, dict):
+        raise refusal(path, "must be a JSON object", f"{file.parent.name}/{file.name}")
+    return manifest
 
 
-def _adapter(path: Path, model: dict[str, Any]) -> str:
-    """What runs a handler that is written for another server, "" for TorchServe's."""
-    found = text(path, model, "adapter", _MANIFEST) or ""
-    if not _ADAPTER.fullmatch(found):
-        raise refusal(path, f"{found!r} is no name of an adapter")
-    return found
+def read_text(path: Path, file: Path) -> str | None:
+    """A small text file (UTF-8, byte order mark allowed), None if it isn't there."""
+    try:
+        with file.open("rb") as source:
+            data = source.read(_TEXT_BYTES_MAX + 1)
+        if len(data) > _TEXT_BYTES_MAX:
+            raise refusal(path, f"larger than {_TEXT_BYTES_MAX} bytes", file.name)
+        return data.decode("utf-8-sig")
+    except FileNotFoundError:
+        return None
+    except UnicodeDecodeError as error:
+        raise refusal(path, f"not UTF-8: {error}", file.name) from error
+    except OSError as error:
+        raise refusal(path, f"can't be read: {error.strerror}", file.name) from error
 
 
-def _version(path: Path, model: dict[str, Any]) -> str:
-    """The version as text: hand-written manifests have numbers there."""
-    value = model.get("modelVersion")
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return str(value)
-    return text(path, model, "modelVersion", _MANIFEST) or "1.0"
+def member(path: Path, manifest: dict[str, Any], key: str, file: Path) -> dict[str, Any]:
+    value = manifest.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise refusal(path, f"{key!r} must be an object, not {value!r}", str(file))
+    return value
 
 
-def _runtime(path: Path, manifest: dict[str, Any]) -> str:
-    runtime = text(path, manifest, "runtime", _MANIFEST) or "python"
-    if runtime == "LSP":
-        raise refusal(path, "made for TorchServe's C++ backend (runtime LSP), which this server doesn't have")
-    if runtime not in _RUNTIMES:
-        raise refusal(path, f"runtime {runtime!a} is unknown: it must be one of {', '.join(_RUNTIMES)}")
-    return runtime
+def text(path: Path, values: dict[str, Any], key: str, file: Path) -> str | None:
+    """A text of the manifest; absent, null and "" are None."""
+    value = values.get(key)
+    if value is not None and not isinstance(value, str):
+        raise refusal(path, f"{key!r} must be a text, not {value!r}", str(file))
+    return value or None
+
+
+def file_name(path: Path, values: dict[str, Any], key: str, file: Path) -> str | None:
+    """A file the manifest names: it must lie inside the archive. A missing one is the handler's business."""
+    name = text(path, values, key, file)
+    return "/".join(safe_parts(path, name)) or None if name else None
 
 
 def read_config(path: Path, file: Path) -> dict[str, Any]:

@@ -120,5 +120,3 @@ def page(found: Sequence[T], limit: int, token: int) -> tuple[Sequence[T], dict[
 
 
 LIST_LIMIT = 100
-#: The `timeout` that stands for none.
-UNLIMITED = -1

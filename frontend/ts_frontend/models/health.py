@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from ts_frontend.errors import Draining, ModelNotFound, ModelVersionNotFound
-from ts_frontend.models.manager import ModelManager
 from ts_frontend.models.registry import Registry
 
 
@@ -13,21 +12,25 @@ class Health:
     """Derived from the workers whenever it is asked. Services of gRPC health: "" and the names in `services` are the
     server's; `NAME` and `NAME/VERSION` are a model's readiness. Not `strict`: models don't count for the server's."""
 
-    def __init__(self, administration: ModelManager, services: frozenset[str], *, strict: bool = True) -> None:
-        self._administration = administration
-        self._registry: Registry = administration.registry
+    def __init__(self, registry: Registry, services: frozenset[str], *, strict: bool = True) -> None:
+        self._registry = registry
         self._services = services
         self._strict = strict
         self._draining = False
 
     @property
     def healthy(self) -> bool:
-        return not self._draining and (not self._strict or self._administration.health())
+        """A model whose default version has lost its workers fails it; one that still loads doesn't."""
+        return not self._draining and not (self._strict and any(one.failing for one in self._registry.defaults()))
 
     @property
     def ready(self) -> bool:
         """Healthy, and every model of the start has begun to serve: what the Open Inference Protocol calls ready."""
-        return self.healthy and not (self._strict and self._administration.starting())
+        return self.healthy and not (self._strict and self._starting())
+
+    def _starting(self) -> bool:
+        """True while the default version of a model that is loaded at the start loads for the first time."""
+        return any(model.loaded_at_startup and model.loading for model in self._registry.defaults())
 
     async def health(self) -> tuple[bool, dict[str, Any]]:
         """The answer to a ping: whether all is well, and TorchServe's JSON."""

@@ -1,6 +1,6 @@
 """Managing what is served while it runs: register, scale, describe, set default, unregister.
 
-Every door of the management API comes here; answers carry TorchServe's HTTP status and its sentence.
+Every protocol's management calls come here; answers carry TorchServe's HTTP status and its sentence.
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ts_frontend.config.parameters import WORKERS_MAX
 from ts_frontend.errors import (
     InvalidArgument,
     ModelApiDisabled,
@@ -22,11 +23,10 @@ from ts_frontend.errors import (
 )
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.description import LIST_LIMIT_MAX, describe, page
-from ts_frontend.models.formats import mlserver as mlserver_model
 from ts_frontend.models.loader import ModelLoader
 from ts_frontend.models.model import Model
 from ts_frontend.models.registry import Registry
-from ts_frontend.models.settings import WORKERS_MAX, Requested, check_range, model_name_for
+from ts_frontend.models.settings import Requested, check_range, model_name_for
 from ts_frontend.models.store.store import Fetched
 from ts_frontend.tasks import ENDING, Tasks
 from ts_frontend.workers.worker import StartFailed
@@ -52,14 +52,14 @@ class ModelManager:
     def __init__(
         self,
         registry: Registry,
-        installation: ModelLoader,
+        loader: ModelLoader,
         *,
         model_api: bool,
         unregister_timeout_s: float,
         on_change: Callable[[], None],
     ) -> None:
         self.registry = registry
-        self.installation = installation
+        self.loader = loader
         self.tasks = Tasks()
         self._model_api = model_api
         self._unregister_timeout_s = unregister_timeout_s
@@ -71,35 +71,19 @@ class ModelManager:
         self,
         url: str,
         *,
-        model_name: str | None = None,
-        handler: str | None = None,
-        runtime: str | None = None,
-        batch_size: int | None = None,
-        max_batch_delay: int | None = None,
-        initial_workers: int | None = None,
-        response_timeout: int | None = None,
-        startup_timeout: int | None = None,
         synchronous: bool = True,
         s3_sse_kms: bool = False,
+        **settings: str | int | None,
     ) -> Outcome:
         """Adds a model version. A caller who leaves doesn't stop it: it is added whole or not at all. `s3_sse_kms`: an
-        http(s) `url` is one of S3 and asked for with the server's AWS credentials."""
+        http(s) `url` is one of S3 and asked for with the server's AWS credentials. `settings`: parameters of a register
+        call that set something of the model (`config/parameters.py`), None for not given."""
         self.check_model_api()
-        requested = Requested(
-            model_name=model_name,
-            handler=handler,
-            runtime=runtime,
-            batch_size=batch_size,
-            max_batch_delay_ms=max_batch_delay,
-            initial_workers=initial_workers,
-            response_timeout_s=response_timeout,
-            startup_timeout_s=startup_timeout,
-        )
-        return await self.tasks.load(self._register(url, requested, synchronous, s3_sse_kms))
+        return await self.tasks.load(self._register(url, Requested.of(settings), synchronous, s3_sse_kms))
 
     async def _register(self, url: str, requested: Requested, synchronous: bool, signed: bool) -> Outcome:
-        fetched = await self.installation.fetch(url, signed=signed)
-        model = await self.add_fetched(fetched, requested, loaded_at_startup=False)
+        fetched = await self.loader.store.fetch(url, signed=signed)
+        model = await self.add(await self.load(fetched, requested, loaded_at_startup=False))
         count = model.minimum
         title = f'Model "{model.name}" Version: {model.version} registered with'
         if not count:
@@ -118,96 +102,78 @@ class ModelManager:
         self._on_change()
         return Outcome(200, f"{title} {count} initial workers")
 
-    async def add_fetched(self, fetched: Fetched, requested: Requested, *, loaded_at_startup: bool) -> Model:
-        """Unpacks and registers an archive that is at hand; no worker is started yet."""
-        return await self.enter(await self.made(fetched, requested, loaded_at_startup=loaded_at_startup))
-
-    async def add_opened(
-        self, fetched: Fetched, archive: Archive, requested: Requested, *, loaded_at_startup: bool
-    ) -> Model:
-        """The same for one that is unpacked; a failure removes what was."""
-        return await self.enter(
-            await self.made_of(fetched, archive, requested, loaded_at_startup=loaded_at_startup),
-        )
-
-    async def made(self, fetched: Fetched, requested: Requested, *, loaded_at_startup: bool) -> Model:
-        """A model of an archive that is at hand, with its environment, which nobody can ask before `enter`; a failure
-        removes what was fetched and unpacked."""
+    async def load(self, fetched: Fetched, requested: Requested, *, loaded_at_startup: bool) -> Model:
+        """A model of a fetched archive, with its environment. Nobody can ask it before `add`. A failure removes what
+        was fetched and unpacked."""
         try:
-            archive = await self.installation.opened(fetched, requested)
-            return await self.made_of(fetched, archive, requested, loaded_at_startup=loaded_at_startup)
+            archive = await self.loader.open(fetched, requested)
+            return await self.load_archive(fetched, archive, requested, loaded_at_startup=loaded_at_startup)
         except BaseException:
-            await self.installation.discard(fetched)
+            await self.loader.discard(fetched)
             raise
 
-    async def made_of(
+    async def load_archive(
         self, fetched: Fetched, archive: Archive, requested: Requested, *, loaded_at_startup: bool
     ) -> Model:
-        """The same for one that is unpacked."""
+        """The same for an open archive; a failure removes what was unpacked."""
         try:
             self.registry.check_free(model_name_for(requested, archive, fetched.path), archive.version)
         except BaseException:
             await asyncio.to_thread(archive.remove)
             raise
-        return await self.installation.model(fetched, archive, requested, loaded_at_startup=loaded_at_startup)
+        return await self.loader.load(fetched, archive, requested, loaded_at_startup=loaded_at_startup)
 
-    async def enter(self, model: Model) -> Model:
-        """Serves it; a failure removes it. No worker is started yet."""
+    async def add(self, model: Model) -> Model:
+        """Serves a loaded model; a failure removes it. No worker is started yet."""
         try:
             self.registry.add(model)
         except BaseException:
-            await self.installation.remove(model)
+            await self.loader.remove(model)
             raise
-        self._choose_default(model)
+        self.choose_default(model)
         log.info("Model %s added.", model)
         log.debug("Model %s: %s", model, model.settings)
         return model
 
-    async def replace(self, fetched: Fetched, archive: Archive, requested: Requested) -> Model:
-        """Serves what is unpacked, once its workers are ready, in place of what has its name and version. If it can't
-        be started, that goes on. Raises ServeError."""
-        model = await self.started(fetched, archive, requested)
-        self.place(model)
+    async def start_and_replace(self, fetched: Fetched, archive: Archive, requested: Requested) -> Model:
+        """Serves an open archive, once its workers are ready, in place of the model with its name and version. That one
+        goes on if the new one can't be started. Raises ServeError."""
+        model = await self.start(fetched, archive, requested)
+        self.replace(model)
         return model
 
-    async def started(self, fetched: Fetched, archive: Archive, requested: Requested) -> Model:
-        """What is unpacked, with its workers ready, for `place` or `give_up`; a failure removes it. Raises
+    async def start(self, fetched: Fetched, archive: Archive, requested: Requested) -> Model:
+        """A model of an open archive, with its workers ready, which `replace` serves; a failure removes it. Raises
         ServeError."""
         try:
-            model = await self.installation.model(fetched, archive, requested, loaded_at_startup=False)
+            model = await self.loader.load(fetched, archive, requested, loaded_at_startup=False)
         except BaseException:
-            await self.installation.discard(fetched)
+            await self.loader.discard(fetched)
             raise
         try:
             await model.pool.scale(model.minimum)
         except BaseException as error:
-            await self.installation.remove(model)
+            await self.loader.remove(model)
             if isinstance(error, StartFailed):
                 raise _start_error(model, error) from error
             raise
         return model
 
-    def place(self, model: Model) -> None:
-        """Serves it in place of what has its name and version, which answers what it has accepted."""
+    def replace(self, model: Model) -> None:
+        """Serves a started model in place of the one with its name and version, which answers what it has accepted."""
         old = self.registry.put(model)
-        self._choose_default(model)
+        self.choose_default(model)
         self._on_change()
         log.info("Model %s %s.", model, "added" if old is None else "replaced")
         if old is not None:
-            self.tasks.background(self.take_out(old))
+            self.tasks.background(self.retire(old))
 
-    async def give_up(self, model: Model) -> None:
-        """Ends what was `started` and isn't served."""
-        await self.installation.remove(model)
-
-    def _choose_default(self, model: Model) -> None:
-        """Of MLServer's models the newest version is the default, whichever came first."""
-        if model.archive.adapter == mlserver_model.ADAPTER:
-            versions = [
-                (one.version, bool(one.archive.adapter_settings.get("versioned")))
-                for one in self.registry.versions(model.name)
-            ]
-            self.registry.set_default(model.name, mlserver_model.newest(versions))
+    def choose_default(self, model: Model, versions: Sequence[Model] | None = None) -> None:
+        """Makes that version the default which the model's format says, if it says one, of `versions`, None for all."""
+        archives = [one.archive for one in versions or self.registry.versions(model.name)]
+        default = self.loader.formats.running(model.archive.adapter).default_version(archives)
+        if default is not None:
+            self.registry.set_default(model.name, default)
 
     def check_model_api(self) -> None:
         """ModelApiDisabled unless models may be registered and unregistered while the server runs."""
@@ -217,7 +183,7 @@ class ModelManager:
     async def _withdraw(self, model: Model) -> None:
         self.registry.discard(model)
         model.fail_rest(f'Model "{model.name}" could not be started')
-        await self.installation.remove(model)
+        await self.loader.remove(model)
 
     # --- unregister
 
@@ -229,21 +195,18 @@ class ModelManager:
         return await self.tasks.detached(self._unregister(model))
 
     async def _unregister(self, model: Model) -> Outcome:
-        if not await self.retire(model, self._unregister_timeout_s):
+        if not await self.retire(model):
             raise UnregisterTimeout(model.name)
         return Outcome(200, f'Model "{model.name}" unregistered')
 
-    async def take_out(self, model: Model) -> bool:
-        """`retire`, with the time that unregistering has."""
-        return await self.retire(model, self._unregister_timeout_s)
-
-    async def retire(self, model: Model, drain_s: float) -> bool:
-        """Takes a version out, default or not, and ends it; False when not all it had accepted was answered in time."""
+    async def retire(self, model: Model, drain_s: float | None = None) -> bool:
+        """Takes a version out, default or not, and ends it; False when not all it had accepted was answered in
+        `drain_s`, None for the time that unregistering has."""
         self.registry.discard(model)
         self._on_change()
-        in_time = await model.drain(drain_s)
+        in_time = await model.drain(self._unregister_timeout_s if drain_s is None else drain_s)
         model.fail_rest(f'Model "{model.name}" version {model.version} was unregistered')
-        await self.installation.remove(model)
+        await self.loader.remove(model)
         log.info("Model %s unregistered.", model)
         return in_time
 
@@ -294,7 +257,7 @@ class ModelManager:
         self._on_change()
         return Outcome(200, f'Default version successfully updated for model "{name}" to "{version}"')
 
-    # --- list, describe, health
+    # --- list, describe
 
     def list_models(self, limit: int = LIST_LIMIT_MAX, next_page_token: int = 0) -> dict[str, Any]:
         """One page of default versions, as TorchServe lists them: not the functions of workflows, which have no URL."""
@@ -326,14 +289,6 @@ class ModelManager:
             return {}
         return value if isinstance(value, dict) else {}
 
-    def health(self) -> bool:
-        """False when the default version of some model has lost its workers; a model that still loads is no failure."""
-        return not any(model.failing for model in self.registry.defaults())
-
-    def starting(self) -> bool:
-        """True while the default version of a model that is loaded at the start loads for the first time."""
-        return any(model.loaded_at_startup and model.loading for model in self.registry.defaults())
-
     # --- the end
 
     async def close(self, drain_s: float) -> None:
@@ -343,7 +298,7 @@ class ModelManager:
         await self.tasks.close(LOADS_END_S)
         for model in models:
             model.fail_rest(ENDING)
-            await self.installation.end(model, 1.0)
+            await self.loader.close(model, 1.0)
 
 
 def _start_error(model: Model, error: StartFailed) -> ServeError:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.job import FINAL, JobState
 from ts_frontend.models.model import Model
+from ts_frontend.models.registry import Registry
 from ts_frontend.telemetry.metrics.families import Counter, Definition, Family, Gauge, MetricKind
 from ts_frontend.telemetry.metrics.registry import COMMAND_S_MAX, MODEL_LABELS, PACKAGE_PARENT, MetricsRegistry
 from ts_frontend.telemetry.metrics.system import RunCommand, SystemMetrics, command_line
@@ -58,7 +59,12 @@ LABELS = ("model", "version")
 REASONS = {JobState.FAILED: "BACKEND", JobState.EXPIRED: "REJECTED", JobState.CANCELLED: "CANCELED"}
 
 
-def triton_families(models: Iterable[Model], sums: MetricsRegistry) -> list[Family]:
+def compatible_families(models: Registry, sums: MetricsRegistry) -> list[Family]:
+    """What is counted, by the names that other servers' dashboards ask for."""
+    return [*_triton_families(models, sums), *_mlserver_families(models)]
+
+
+def _triton_families(models: Iterable[Model], sums: MetricsRegistry) -> list[Family]:
     """Its `nv_inference_…` metrics, as far as something is counted that they mean."""
     success = _family("nv_inference_request_success", MetricKind.COUNTER, "Requests that were answered")
     failure = _family("nv_inference_request_failure", MetricKind.COUNTER, "Requests that failed", "reason")
@@ -86,7 +92,7 @@ def triton_families(models: Iterable[Model], sums: MetricsRegistry) -> list[Fami
     return [success, failure, pending, count, calls, whole, queue, infer]
 
 
-def mlserver_families(models: Iterable[Model]) -> list[Family]:
+def _mlserver_families(models: Iterable[Model]) -> list[Family]:
     success = _family("model_infer_request_success_total", MetricKind.COUNTER, "Requests that were answered")
     failure = _family("model_infer_request_failure_total", MetricKind.COUNTER, "Requests that failed")
     for model in models:

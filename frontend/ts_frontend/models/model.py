@@ -220,8 +220,8 @@ class Model:
             for slot in self.pool.slots
         )
 
-    def triton_config(self) -> dict[str, Any]:
-        """Its configuration in the words of config.pbtxt: its own, or what its settings come to."""
+    def config_message(self) -> dict[str, Any]:
+        """The protocol's message ModelConfig, as JSON: that of its adapter, or one made from its settings."""
         own: dict[str, Any] | None = self.archive.adapter_settings.get("config")
         return own if own is not None else made_config(self.name, self.signature, self.settings, self.minimum)
 

@@ -1,10 +1,11 @@
-"""What of Triton's model repositories is served: at start, by calls, or as the files change."""
+"""Model repositories: directories of models with versions, served from the start, by calls, or as files change."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import re
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,9 +13,10 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
-from ts_frontend.errors import Code, InvalidArgument, ModelNotFound, ServeError
-from ts_frontend.models.formats import triton as layout
-from ts_frontend.models.formats.triton import ModelDirectory
+from ts_frontend.errors import Code, InvalidArchive, InvalidArgument, ModelNotFound, ServeError
+from ts_frontend.models.archive import Archive
+from ts_frontend.models.extraction import create_file, safe_parts
+from ts_frontend.models.formats.format import ModelFiles
 from ts_frontend.models.manager import ModelManager
 from ts_frontend.models.model import Model
 from ts_frontend.models.settings import Requested
@@ -24,94 +26,99 @@ from ts_frontend.tasks import side_by_side
 log = logging.getLogger(__name__)
 
 
-class Loading:
-    """One load at a time of each name. `config_text` stands for a directory's config.pbtxt. All raise ServeError."""
+class _RepositoryLoader:
+    """Loads a model with all of its versions, one at a time of each name. `config_text`: in the place of the
+    configuration in its directory. All methods raise ServeError."""
 
-    def __init__(self, administration: ModelManager, gpus: int) -> None:
-        self._administration = administration
+    def __init__(self, manager: ModelManager, gpus: int) -> None:
+        self._manager = manager
+        self._store, self._formats = manager.loader.store, manager.loader.formats
         self._gpus = gpus
 
-    async def directory(self, directory: ModelDirectory, fetched: Fetched) -> None:
-        """The directory's versions, and no others; the highest is the default. All of them or, if one can't be started,
-        what there was before. `fetched` is the directory."""
-        registry = self._administration.registry
+    async def versions(self, archives: Sequence[Archive], fetched: Fetched) -> None:
+        """These versions of a model, and no others. All of them or, if one can't be started, what there was before.
+        `fetched` is their directory."""
         started: list[Model] = []
         try:
-            for version in directory.versions:
-                archive = directory.archive(version, self._gpus)
-                requested = Requested(model_name=directory.name)
-                started.append(await self._administration.started(fetched, archive, requested))
+            for archive in archives:
+                requested = Requested(model_name=archive.name)
+                started.append(await self._manager.start(fetched, archive, requested))
         except BaseException:
             for model in started:
-                await self._administration.give_up(model)
+                await self._manager.loader.remove(model)
             raise
         for model in started:
-            self._administration.place(model)
-        registry.set_default(directory.name, str(directory.versions[-1]))
-        self._leave_only(directory.name, started)
+            self._manager.replace(model)
+        self._leave_only(started)
 
     async def files(self, name: str, config_text: str | None, files: Mapping[str, bytes]) -> None:
-        """A directory in Triton's layout with these files, by their paths in it."""
-        fetched = await self._administration.installation.made_apart(name, partial(layout.write, files))
-        await self._copy(name, fetched, config_text)
+        """A directory with these files, by their paths in it."""
+        try:
+            fetched = await self._store.made_apart(name, partial(write_files, files))
+        except OSError as error:
+            raise ServeError(f"The files of {name} could not be written: {error.strerror or error}") from error
+        await self._directory(name, fetched, config_text)
 
-    async def elsewhere(self, name: str, url: str, config_text: str | None) -> None:
-        """What is at `url`, a name of the model store or an allowed URL: a directory in Triton's layout, everything
-        else as an archive, which may hold such a directory."""
-        await self._fetched(name, await self._administration.installation.fetch_apart(url), config_text)
-
-    async def mlservers(self, name: str, paths: Sequence[str], config_text: str | None) -> None:
-        """All versions of a model of MLServer's, by their paths in the model store, and no others."""
-        if config_text is not None:
-            raise _unused(name)
-        requested = Requested(model_name=name, initial_workers=max(self._gpus, 1))
-        loaded = []
-        for path in paths:
-            fetched = await self._administration.installation.fetch_apart(path)
-            archive = await self._administration.installation.opened(fetched, requested)
-            loaded.append(await self._administration.replace(fetched, archive, requested))
-        self._leave_only(name, loaded)
-
-    def _leave_only(self, name: str, models: Sequence[Model]) -> None:
-        """Takes out the other versions."""
-        for model in self._administration.registry.versions(name):
-            if model not in models:
-                self._administration.tasks.background(self._administration.take_out(model))
-
-    async def _fetched(self, name: str, fetched: Fetched, config_text: str | None) -> None:
-        if await asyncio.to_thread(layout.is_model, fetched.path):
-            await self._copy(name, fetched, config_text)
+    async def url(self, name: str, url: str, config_text: str | None) -> None:
+        """What is at `url`, a name of the model store or an allowed URL: a directory of versions; everything else is an
+        archive, which may hold such a directory."""
+        fetched = await self._store.fetch_apart(url)
+        if await asyncio.to_thread(self._formats.versioned, fetched.path) is not None:
+            await self._directory(name, fetched, config_text)
             return
         try:
             await self._archive(name, fetched, config_text)
         except BaseException:
-            await self._administration.installation.discard(fetched)
+            await self._manager.loader.discard(fetched)
             raise
 
-    async def _copy(self, name: str, fetched: Fetched, config_text: str | None) -> None:
-        """A directory in Triton's layout; a failure removes it."""
+    async def stored(self, name: str, paths: Sequence[str], config_text: str | None) -> None:
+        """The versions of a model in the model store, by their paths there, and no others."""
+        if config_text is not None:
+            raise _unused(name)
+        requested = self._requested(name)
+        loaded = []
+        for path in paths:
+            fetched = await self._store.fetch_apart(path)
+            archive = await self._manager.loader.open(fetched, requested)
+            loaded.append(await self._manager.start_and_replace(fetched, archive, requested))
+        self._leave_only(loaded)
+
+    def _requested(self, name: str) -> Requested:
+        return Requested(model_name=name, initial_workers=max(self._gpus, 1))
+
+    def _leave_only(self, models: Sequence[Model]) -> None:
+        """Takes out the other versions; of those that stay, the default is the one that their format says."""
+        self._manager.choose_default(models[0], models)
+        for model in self._manager.registry.versions(models[0].name):
+            if model not in models:
+                self._manager.tasks.background(self._manager.retire(model))
+
+    async def _directory(self, name: str, fetched: Fetched, config_text: str | None) -> None:
+        """A directory of versions; a failure removes it."""
+        files = ModelFiles(fetched.path, fetched.path, name=name, config_text=config_text)
         try:
-            await self.directory(await asyncio.to_thread(layout.read, fetched.path, config_text, name), fetched)
+            await self.versions(await asyncio.to_thread(self._formats.open_versions, files), fetched)
         except OSError as error:
-            await self._administration.installation.discard(fetched)
+            await self._manager.loader.discard(fetched)
             raise InvalidArgument(f"model {name!r} can't be read: {error}") from error
         except BaseException:
-            await self._administration.installation.discard(fetched)
+            await self._manager.loader.discard(fetched)
             raise
 
     async def _archive(self, name: str, fetched: Fetched, config_text: str | None) -> None:
-        requested = Requested(model_name=name, initial_workers=max(self._gpus, 1))
-        archive = await self._administration.installation.opened(fetched, requested)
+        requested = self._requested(name)
+        archive = await self._manager.loader.open(fetched, requested)
         if fetched.folder is not None and archive.owned:
-            await self._administration.installation.discard(fetched)  # what was unpacked is enough
+            await self._manager.loader.discard(fetched)  # what was unpacked is enough
         unpacked = Fetched(archive.dir, fetched.url, archive.owned, archive.dir if archive.owned else None)
-        if not archive.handler and await asyncio.to_thread(layout.is_model, archive.dir):
-            await self._copy(name, unpacked, config_text)
+        if not archive.handler and await asyncio.to_thread(self._formats.versioned, archive.dir) is not None:
+            await self._directory(name, unpacked, config_text)
         elif config_text is not None:
-            await self._administration.installation.discard(unpacked)
+            await self._manager.loader.discard(unpacked)
             raise _unused(fetched.url)
         else:
-            await self._administration.replace(fetched, archive, requested)
+            await self._manager.start_and_replace(fetched, archive, requested)
 
 
 def _unused(what: str) -> InvalidArgument:
@@ -119,6 +126,9 @@ def _unused(what: str) -> InvalidArgument:
 
 
 ALL = "*"
+#: Of those that a request brings.
+FILES_MAX = 1000
+_NAME = re.compile(r"[^/\\\0]+")
 #: Why a model isn't there that a call has unloaded.
 UNLOADED = "unloaded"
 
@@ -173,7 +183,7 @@ class Repository:
 
     def __init__(
         self,
-        administration: ModelManager,
+        manager: ModelManager,
         directories: Sequence[Path],
         mode: str,
         poll_s: float,
@@ -182,13 +192,13 @@ class Repository:
         *,
         loads_at_once_max: int = 4,
     ) -> None:
-        self._administration = administration
+        self._manager = manager
         self._directories, self._urls = directories, urls
         self._mode = mode if directories or urls else "explicit"
         self._takes_files = mode == "explicit"
         self._poll_s = poll_s
         self._loads_at_once_max = loads_at_once_max
-        self._loading = Loading(administration, gpus)
+        self._loader = _RepositoryLoader(manager, gpus)
         self._known: dict[str, _Known] = {}
         self._busy: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -249,13 +259,13 @@ class Repository:
     async def _stamp(self, name: str) -> object:
         """What changes with the model's files; None when it can't be told."""
         try:
-            return await asyncio.to_thread(layout.stamp, layout.find(self._directories, name))
+            return await asyncio.to_thread(stamp_of, find(self._directories, name))
         except (ServeError, OSError):
             return None
 
     async def _names(self) -> list[str]:
-        found = [await asyncio.to_thread(layout.names, path) for path in self._directories]
-        found += [await self._administration.installation.folders(url) for url in self._urls]
+        found = [await asyncio.to_thread(names_in, path) for path in self._directories]
+        found += [await self._manager.loader.store.folders(url) for url in self._urls]
         return sorted({name for names in found for name in names})
 
     # --- calls
@@ -275,20 +285,20 @@ class Repository:
         if files is not None:
             if not self._takes_files:
                 raise FilesRefused
-            work = self._loading.files(name, config_text, files)
+            work = self._loader.files(name, config_text, files)
         elif url is not None:
-            work = self._loading.elsewhere(name, url, config_text)
+            work = self._loader.url(name, url, config_text)
         elif self._is_here(name):
             work = self._load(name, config_text)
         elif (remote := await self._url_of(name)) is not None:
             work = self._load_remote(name, remote, config_text)
         elif paths := [
-            one.path for one in await self._administration.installation.mlserver_models() if one.name == name
+            one.path for one in await asyncio.to_thread(self._manager.loader.store.models) if one.name == name
         ]:
-            work = self._loading.mlservers(name, paths, config_text)
+            work = self._loader.stored(name, paths, config_text)
         else:
-            work = self._loading.elsewhere(name, self._archive_of(name), config_text)
-        await self._administration.tasks.load(self._one_at_a_time(name, work))
+            work = self._loader.url(name, self._archive_of(name), config_text)
+        await self._manager.tasks.load(self._one_at_a_time(name, work))
 
     async def unload(self, name: str) -> None:
         """Takes all versions out; returns at once, what they accepted is answered. A model that could be loaded and
@@ -296,7 +306,7 @@ class Repository:
         self._check("unload")
         here = self._is_here(name)
         try:
-            await self._administration.tasks.detached(self._unload(name, remembered=here))
+            await self._manager.tasks.detached(self._unload(name, remembered=here))
         except ModelNotFound:
             if not here:
                 raise
@@ -304,18 +314,18 @@ class Repository:
     def _check(self, verb: str) -> None:
         if self._mode != "explicit":
             raise ControlRefused(verb)
-        self._administration.check_model_api()
+        self._manager.check_model_api()
 
     def _is_here(self, name: str) -> bool:
         try:
-            layout.find(self._directories, name)
+            find(self._directories, name)
             return True
         except ModelNotFound:
             return False
 
     async def _url_of(self, name: str) -> str | None:
         """Where the model lies in S3, None when it doesn't. InvalidArgument when several repositories have it."""
-        names = [(url, await self._administration.installation.folders(url)) for url in self._urls]
+        names = [(url, await self._manager.loader.store.folders(url)) for url in self._urls]
         found = [f"{url}/{name}" for url, there in names if name in there]
         if len(found) > 1:
             raise InvalidArgument(f"model {name!r} is in several repositories: {', '.join(found)}")
@@ -323,7 +333,7 @@ class Repository:
 
     def _archive_of(self, name: str) -> str:
         """The archive of the model store with the model's name. ModelNotFound."""
-        for archive in self._administration.installation.archives():
+        for archive in self._manager.loader.store.names():
             if name in (archive, archive.removesuffix(".mar"), archive.removesuffix(".tar.gz")):
                 return archive
         raise ModelNotFound(name)
@@ -334,7 +344,7 @@ class Repository:
         if not only_ready:
             with contextlib.suppress(OSError, ServeError):  # a directory that is away just now
                 names = await self._names()
-        registry, found = self._administration.registry, []
+        registry, found = self._manager.registry, []
         for model in registry:
             if model.workflow:
                 continue
@@ -353,7 +363,7 @@ class Repository:
             known = {(model.name, model.version) for model in registry}
             found += [
                 IndexEntry(one.name, one.version, "UNAVAILABLE", "it is not loaded")
-                for one in await self._administration.installation.mlserver_models()
+                for one in await asyncio.to_thread(self._manager.loader.store.models)
                 if (one.name, one.version) not in known
             ]
         return sorted((one for one in found if one.state == "READY" or not only_ready), key=lambda one: one.name)
@@ -363,19 +373,27 @@ class Repository:
     async def _load(self, name: str, config_text: str | None = None) -> None:
         known = self._known.setdefault(name, _Known())
         try:
-            path = layout.find(self._directories, name)
-            known.stamp, directory = await asyncio.to_thread(_read, path, config_text)
-            known.versions = tuple(map(str, directory.versions))
-            await self._loading.directory(directory, Fetched(directory.path, str(directory.path), downloaded=False))
+            path = find(self._directories, name)
+            known.stamp, archives = await asyncio.to_thread(self._read, path, config_text)
+            known.versions = tuple(archive.version for archive in archives)
+            await self._loader.versions(archives, Fetched(path, str(path), downloaded=False))
             known.reason = ""
         except ServeError as error:
             known.reason = error.message
             raise
 
+    def _read(self, path: Path, config_text: str | None) -> tuple[object, list[Archive]]:
+        """Its stamp and its versions. InvalidArgument, also when files can't be read. Blocking."""
+        try:
+            files = ModelFiles(path, path, config_text=config_text)
+            return stamp_of(path), self._manager.loader.formats.open_versions(files)
+        except OSError as error:
+            raise InvalidArgument(f"model {path.name!r} can't be read: {error}") from error
+
     async def _load_remote(self, name: str, url: str, config_text: str | None) -> None:
         known = self._known.setdefault(name, _Known())
         try:
-            await self._loading.elsewhere(name, f"{url}/", config_text)
+            await self._loader.url(name, f"{url}/", config_text)
             known.reason = ""
         except ServeError as error:
             known.reason = error.message
@@ -399,9 +417,9 @@ class Repository:
         """Raises ModelNotFound when nothing of it is served. `remembered`: the index goes on listing it."""
         async with self._alone(name):
             self._known.pop(name, None)
-            models = self._administration.registry.versions(name)
+            models = self._manager.registry.versions(name)
             for model in models:
-                self._administration.tasks.background(self._administration.take_out(model))
+                self._manager.tasks.background(self._manager.retire(model))
             if remembered:
                 self._known[name] = _Known(reason=UNLOADED, versions=tuple(model.version for model in models))
 
@@ -411,9 +429,42 @@ def _unready(model: Model) -> str:
     return "no worker is ready" if failure is None else failure.message
 
 
-def _read(path: Path, config_text: str | None) -> tuple[object, ModelDirectory]:
-    """Its stamp and what it is. InvalidArgument, also when files can't be read. Blocking."""
-    try:
-        return layout.stamp(path), layout.read(path, config_text)
-    except OSError as error:
-        raise InvalidArgument(f"model {path.name!r} can't be read: {error}") from error
+def names_in(repository: Path) -> list[str]:
+    """The models of a repository: its directories, hidden ones left out."""
+    return sorted(one.name for one in repository.iterdir() if one.is_dir() and not one.name.startswith("."))
+
+
+def find(repositories: Sequence[Path], name: str) -> Path:
+    """Where the model lies. ModelNotFound; InvalidArgument when several repositories have it, or for a bad name."""
+    if not _NAME.fullmatch(name) or name in (".", ".."):
+        raise InvalidArgument(f"{name!r} is no name of a model")
+    found = [path / name for path in repositories if (path / name).is_dir()]
+    if not found:
+        raise ModelNotFound(name)
+    if len(found) > 1:
+        raise InvalidArgument(f"model {name!r} is in several repositories: {', '.join(map(str, found))}")
+    return found[0]
+
+
+def write_files(files: Mapping[str, bytes], directory: Path) -> None:
+    """Puts files into an empty directory, by their paths there. InvalidArgument, naming the path and what is wrong;
+    OSError. Blocking."""
+    if len(files) > FILES_MAX:
+        raise InvalidArgument(f"a model may have {FILES_MAX} files in a request, not {len(files)}")
+    for name, content in files.items():
+        try:
+            parts = safe_parts(directory, name)
+            with create_file(directory, directory, parts, name, 0) as file:
+                file.write(content)
+        except InvalidArchive as error:
+            raise InvalidArgument(f"load parameter {f'file:{name}'!r}: {error.message.partition(': ')[2]}") from None
+
+
+def stamp_of(path: Path) -> tuple[tuple[str, int, int], ...]:
+    """Names, sizes and times of all files."""
+    found = []
+    for one in sorted(path.rglob("*")):
+        if one.is_file() and "__pycache__" not in one.parts:
+            status = one.stat()
+            found.append((str(one.relative_to(path)), status.st_size, status.st_mtime_ns))
+    return tuple(found)

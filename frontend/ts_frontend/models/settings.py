@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from ts_frontend.config.parameters import SETTINGS, WORKERS_MAX
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArgument
 
@@ -151,8 +152,6 @@ class Torchrun:
                 yield from (flag, str(value))
 
 
-#: Workers of one model version that can be asked for: each is a process, and a typing error shall not be a fork bomb.
-WORKERS_MAX = 1024
 _NAME_CHARS_MAX = 255
 _SUFFIXES = (".tar.gz", ".tgz", ".mar", ".model", ".zip", ".tar")
 _RUNTIMES = ("python", "python3")
@@ -171,7 +170,8 @@ class Named(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """What a register call asked for; None is unset. Raises InvalidArgument for values that can't be meant."""
+    """What a register call asked for, by the fields that `config/parameters.py` names; None is unset. Raises
+    InvalidArgument for values that can't be meant."""
 
     model_name: str | None = None
     handler: str | None = None
@@ -183,14 +183,17 @@ class Requested:
     startup_timeout_s: int | None = None
 
     def __post_init__(self) -> None:
-        check_range("batch_size", self.batch_size, 1)
-        check_range("max_batch_delay", self.max_batch_delay_ms, 0)
-        check_range("initial_workers", self.initial_workers, 0, WORKERS_MAX)
-        check_range("response_timeout", self.response_timeout_s, 1)
-        check_range("startup_timeout", self.startup_timeout_s, 1)
+        for row in SETTINGS:
+            if row.kind is int:
+                check_range(row.name, getattr(self, row.setting), row.least, row.most)
         if self.runtime and self.runtime not in _RUNTIMES:
             why = " (the C++ backend is not part of this server)" if self.runtime == "LSP" else ""
             raise InvalidArgument(f"Invalid RuntimeType value: {self.runtime}{why}")
+
+    @staticmethod
+    def of(given: Mapping[str, Any]) -> Requested:
+        """From the parameters of a call, by their names there; None is unset, too."""
+        return Requested(**{row.setting: given.get(row.name) for row in SETTINGS})
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,12 @@
-"""What a model declares of its tensors: for metadata, and for the checks of its requests."""
+"""What a model declares of its tensors, for metadata and for the checks of its requests; and that as ModelConfig."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from google.protobuf.message import Message
 
 from ts.protocol.datatypes import DATATYPES
 from ts_frontend.errors import InvalidArgument
@@ -143,3 +145,26 @@ def made_config(name: str, signature: Signature, settings: ModelSettings, worker
         "parameters": {"batch_size": {"string_value": str(settings.batch_size)}},
         "model_transaction_policy": {"decoupled": signature.decoupled},
     }
+
+
+def as_json(message: Message) -> dict[str, Any]:
+    """A message as JSON with its proto's names: enums by name, numbers as numbers, unset scalars too."""
+    found: dict[str, Any] = {}
+    for member in message.DESCRIPTOR.fields:
+        value = getattr(message, member.name)
+        entry = member.message_type
+        if entry is not None and entry.GetOptions().map_entry:
+            found[member.name] = {str(key): _json(entry.fields_by_name["value"], one) for key, one in value.items()}
+        elif hasattr(value, "__len__") and not isinstance(value, str):
+            found[member.name] = [_json(member, one) for one in value]
+        elif not member.has_presence or message.HasField(member.name):
+            found[member.name] = _json(member, value)
+    return found
+
+
+def _json(member: Any, value: Any) -> Any:
+    if member.message_type is not None:
+        return as_json(value)
+    if member.enum_type is not None:
+        return member.enum_type.values_by_number[value].name
+    return value

@@ -18,7 +18,6 @@ from ts_frontend.config.kinds import ProgramLine
 from ts_frontend.config.snapshot import Snapshot, SnapshotFiles, SnapshotKind, VersionState, WorkflowState
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
-from ts_frontend.models import archive
 from ts_frontend.models.manager import ModelManager
 from ts_frontend.models.model import Model
 from ts_frontend.models.registry import Registry
@@ -85,7 +84,7 @@ class SnapshotRecorder:
     def __init__(self, files: SnapshotFiles | None, settings: Mapping[str, str]) -> None:
         self._files = files
         self._settings = settings
-        self._administration: ModelManager | None = None
+        self._manager: ModelManager | None = None
         self._workflows: Callable[[], Mapping[str, WorkflowState]] = dict
         self._aside = Aside()
         self._pending = False
@@ -94,20 +93,20 @@ class SnapshotRecorder:
 
     def attach(
         self,
-        administration: ModelManager,
+        manager: ModelManager,
         workflows: Callable[[], Mapping[str, WorkflowState]] = dict,
         restored: Snapshot | None = None,
     ) -> None:
-        """From now on, what `administration` serves is written, and the `workflows`; before, changes are those of the
+        """From now on, what `manager` serves is written, and the `workflows`; before, changes are those of the
         start. What of `restored` isn't served now was set aside, and is written too, until something takes its
         place."""
-        self._administration = administration
+        self._manager = manager
         self._workflows = workflows
         if restored is not None:
-            self._aside = Aside.of(restored, states_of(administration), workflows())
+            self._aside = Aside.of(restored, states_of(manager), workflows())
 
     def changed(self) -> None:
-        if self._files is None or self._administration is None:
+        if self._files is None or self._manager is None:
             return
         self._pending = True
         if self._task is None or self._task.done():
@@ -123,10 +122,10 @@ class SnapshotRecorder:
         if self._files is None:
             return
         async with self._writing:
-            if self._administration is None:
+            if self._manager is None:
                 return
             try:
-                states, workflows = self._aside.added(states_of(self._administration), self._workflows())
+                states, workflows = self._aside.added(states_of(self._manager), self._workflows())
                 await asyncio.to_thread(self._files.write, kind, states, self._settings, workflows=workflows)
             except OSError as error:
                 log.error("Snapshot could not be written to %s: %s", self._files.directory, error)
@@ -138,20 +137,20 @@ class SnapshotRecorder:
         if self._task is not None:
             await self._task
         await self.write(SnapshotKind.SHUTDOWN)
-        self._administration = None
+        self._manager = None
 
 
-def states_of(administration: ModelManager) -> States:
+def states_of(manager: ModelManager) -> States:
     """All models as a snapshot holds them; those of workflows come back with their workflows, those
     of model repositories from there."""
-    registry: Registry = administration.registry
+    registry: Registry = manager.registry
     states: dict[str, dict[str, VersionState]] = {}
     for model in registry:
         if model.workflow or not model.archive.remembered:
             continue
         settings = model.settings
         states.setdefault(model.name, {})[model.version] = VersionState(
-            archive=administration.installation.fetched(model).recorded,
+            archive=manager.loader.fetched(model).recorded,
             default=registry.is_default(model),
             min_workers=model.minimum,
             max_workers=model.maximum,
@@ -168,10 +167,10 @@ def states_of(administration: ModelManager) -> States:
     return states
 
 
-async def restore(snapshot: Snapshot, administration: ModelManager, store: ModelStore, at_once_max: int) -> list[str]:
+async def restore(snapshot: Snapshot, manager: ModelManager, store: ModelStore, at_once_max: int) -> list[str]:
     """Loads every model of `snapshot` that isn't served yet, side by side, and its defaults; a sentence for each that
     can't be. Those are set aside, and tried again by the next start."""
-    registry = administration.registry
+    registry = manager.registry
     served = {(model.name, model.version) for model in registry}
     missing: list[tuple[str, str, VersionState]] = []
     for name, versions in snapshot.models.items():
@@ -182,8 +181,8 @@ async def restore(snapshot: Snapshot, administration: ModelManager, store: Model
                 )
             else:
                 missing.append((name, version, state))
-    made = await side_by_side([_made(*one, administration, store) for one in missing], at_once_max)
-    failures = [await _enter(state, one, administration) for (_, _, state), one in zip(missing, made, strict=True)]
+    made = await side_by_side([_made(*one, manager, store) for one in missing], at_once_max)
+    failures = [await _enter(state, one, manager) for (_, _, state), one in zip(missing, made, strict=True)]
     for name, versions in snapshot.models.items():
         default = next((version for version, state in versions.items() if state.default), None)
         if default is not None and any((model.name, model.version) == (name, default) for model in registry):
@@ -191,37 +190,35 @@ async def restore(snapshot: Snapshot, administration: ModelManager, store: Model
     return [failure for failure in failures if failure]
 
 
-async def _made(
-    name: str, version: str, state: VersionState, administration: ModelManager, store: ModelStore
-) -> Model | str:
+async def _made(name: str, version: str, state: VersionState, manager: ModelManager, store: ModelStore) -> Model | str:
     """The model, or why there is none."""
     try:
         fetched = await store.recall(state.url or state.archive, state.archive)
-        model = await administration.made(left_there(fetched), _requested(name, state), loaded_at_startup=True)
+        model = await manager.load(left_there(fetched), _requested(name, state), loaded_at_startup=True)
     except Exception as error:
         return aside(f"Model {name}, version {version}", state.archive, "model store", error)
-    administration.installation.own(model, fetched)
+    manager.loader.set_fetched(model, fetched)
     return model
 
 
-async def _enter(state: VersionState, made: Model | str, administration: ModelManager) -> str:
+async def _enter(state: VersionState, made: Model | str, manager: ModelManager) -> str:
     if isinstance(made, str):
         return made
     try:
-        await administration.enter(made)
+        await manager.add(made)
     except Exception as error:
         return aside(f"Model {made}", state.archive, "model store", error)
     made.minimum, made.maximum = state.min_workers, state.max_workers
     return ""
 
 
-def restored(snapshot: Snapshot | None, administration: ModelManager) -> list[str]:
+def restored(snapshot: Snapshot | None, manager: ModelManager) -> list[str]:
     """A sentence that names what of the snapshot is served; none when that is nothing."""
     if snapshot is None:
         return []
     kept = [
         f"{model.name} {model.version}"
-        for model in administration.registry
+        for model in manager.registry
         if model.version in snapshot.models.get(model.name, {})
     ]
     kept += [f"workflow {name}" for name in snapshot.workflows]
@@ -261,7 +258,7 @@ def _requested(name: str, state: VersionState) -> Requested:
 
 async def load_at_startup(
     config: ServerConfig,
-    administration: ModelManager,
+    manager: ModelManager,
     store: ModelStore,
     restore_workflows: Callable[[Snapshot], Awaitable[list[str]]],
     gpus: int,
@@ -270,16 +267,16 @@ async def load_at_startup(
     """Registers everything; workers start in the background. What can't be loaded is logged, as in TorchServe, and told
     in the result. `progress` is told what is being done. A caller who is cancelled ends all of it."""
     workers = config.default_workers_per_model or gpus or os.cpu_count() or 1
-    loader = _Loader(config, administration, store, workers, progress)
+    loader = _StartupLoader(config, manager, store, workers, progress)
     failures = await loader.load()
     if config.snapshot is not None:
         progress("loading the models of the last run")
         failures += await restore_workflows(config.snapshot)
-        failures += await restore(config.snapshot, administration, store, config.loads_at_once_max)
-    starts = [administration.start_workers(model) for model in administration.registry]
+        failures += await restore(config.snapshot, manager, store, config.loads_at_once_max)
+    starts = [manager.start_workers(model) for model in manager.registry]
     if not config.exit_on_error:
         for start in starts:
-            administration.tasks.background(start)
+            manager.tasks.background(start)
         return failures
     progress("starting the workers")
     ended = await asyncio.gather(*starts, return_exceptions=True)
@@ -292,18 +289,18 @@ def _message(error: Exception) -> str:
     return error.message
 
 
-class _Loader:
+class _StartupLoader:
     """The models that were named, by lines of `program` and `load_models`."""
 
     def __init__(
         self,
         config: ServerConfig,
-        administration: ModelManager,
+        manager: ModelManager,
         store: ModelStore,
         workers: int,
         progress: Callable[[str], None],
     ) -> None:
-        self._config, self._administration, self._store = config, administration, store
+        self._config, self._manager, self._store = config, manager, store
         self._workers, self._progress = workers, progress
         self._made: list[Model] = []
 
@@ -319,7 +316,7 @@ class _Loader:
                 failures += [failure] if failure else []
         finally:
             for model in self._made:  # the start is given up: those that nobody will ask
-                await self._administration.installation.remove(model)
+                await self._manager.loader.remove(model)
         return failures
 
     def _entries(self) -> list[str]:
@@ -344,7 +341,7 @@ class _Loader:
     async def _enter(self, line: ProgramLine | str, model: Model) -> str:
         self._made.remove(model)
         try:
-            await self._administration.enter(model)
+            await self._manager.add(model)
         except Exception as error:
             return said(f"Failed to load model: {line}", error)
         return ""
@@ -357,18 +354,18 @@ class _Loader:
         url = _archive(url, self._store)
         if self._config.model_dir is not None and url not in self._store.names():
             name, url = name or entry, self._store.only()  # the store is, or has, the one model that is meant
-        installation = self._administration.installation
-        for given in [name] if name else await installation.names_in(url) or [""]:
-            fetched = await installation.fetch(url)
-            made = self._administration.made(fetched, self._requested(given), loaded_at_startup=True)
+        for given in [name] if name else await self._manager.loader.names_in(url) or [""]:
+            fetched = await self._store.fetch(url)
+            made = self._manager.load(fetched, self._requested(given), loaded_at_startup=True)
             models.append(self._kept(await made))
 
     async def _program(self, line: ProgramLine, models: list[Model]) -> None:
         """All models of what lies outside the store: a program's own, or the one that an archive's folder names."""
-        found = await asyncio.to_thread(archive.open_program, Path(line.words[0]), line.words[1:], Path.cwd())
+        loader = self._manager.loader
+        found = await asyncio.to_thread(loader.formats.open_in_place, Path(line.words[0]), line.words[1:], Path.cwd())
         fetched = Fetched(found.dir, line.words[0], downloaded=False)
-        for given in await self._administration.installation.names_of(found) or [""]:
-            made = self._administration.made_of(fetched, found, self._requested(given), loaded_at_startup=True)
+        for given in await loader.names(found) or [""]:
+            made = self._manager.load_archive(fetched, found, self._requested(given), loaded_at_startup=True)
             models.append(self._kept(await made))
 
     def _requested(self, name: str) -> Requested:

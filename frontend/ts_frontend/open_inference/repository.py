@@ -84,6 +84,6 @@ def config_of(models: Registry, name: str, version: str) -> ModelConfig:
     """A model's configuration in Triton's words; that of a TorchServe archive is made from its settings."""
     model = find(models, name, version)
     config = ModelConfig()
-    text = json.dumps(model.triton_config())
+    text = json.dumps(model.config_message())
     json_format.Parse(text, config, descriptor_pool=POOL)
     return config

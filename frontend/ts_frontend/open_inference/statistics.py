@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ts.protocol import open_inference_pb2 as pb
-from ts_frontend.models.formats.triton import as_json
 from ts_frontend.models.model import Model
 from ts_frontend.models.registry import Registry
+from ts_frontend.models.signature import as_json
 from ts_frontend.models.statistics import Kinds, Statistics
 from ts_frontend.open_inference.models import find
 

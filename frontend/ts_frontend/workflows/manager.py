@@ -204,9 +204,7 @@ def states_of(workflows: WorkflowManager) -> Mapping[str, WorkflowState]:
             response_timeout_s=workflow.timeouts.response_s,
             startup_timeout_s=workflow.timeouts.startup_s,
             nodes={
-                model.name: NodeState(
-                    workflows.models.installation.fetched(model).recorded, model.minimum, model.maximum
-                )
+                model.name: NodeState(workflows.models.loader.fetched(model).recorded, model.minimum, model.maximum)
                 for model in models_of(workflow, workflows.models)
                 if model.workflow
             },
@@ -244,15 +242,13 @@ async def _restore(name: str, state: WorkflowState, workflows: WorkflowManager) 
         return left_there(recalled[-1])
 
     fetched = await workflows.workflow_store.recall(state.url, state.archive)
-    installation = workflows.models.installation
+    loader = workflows.models.loader
     timeouts = Timeouts(state.response_timeout_s, state.startup_timeout_s)
     workflow = await workflows.add(left_there(fetched), name, timeouts, fetch, start=False)
     workflow.fetched = fetched
     for each in recalled:
-        first = next(
-            one for one in models_of(workflow, workflows.models) if installation.fetched(one).path == each.path
-        )
-        installation.own(first, each)
+        first = next(one for one in models_of(workflow, workflows.models) if loader.fetched(one).path == each.path)
+        loader.set_fetched(first, each)
     for model in models_of(workflow, workflows.models):
         known = state.nodes.get(model.name)
         if known is not None:

@@ -84,7 +84,7 @@ async def _add_archives(workflow: Workflow, nodes: Sequence[Node], models: Model
                 own = fetched
             else:
                 own = replace(fetched, downloaded=False)
-            model = await models.add_fetched(own, _requested(workflow, node), loaded_at_startup=False)
+            model = await models.add(await models.load(own, _requested(workflow, node), loaded_at_startup=False))
         except ServeError as error:
             raise _node_error(name, error) from error
         model.workflow = workflow.name
@@ -103,7 +103,9 @@ async def _add_function(workflow: Workflow, node: Node, models: ModelManager) ->
     )
     fetched = Fetched(workflow.fetched.path, "", downloaded=False)
     try:
-        model = await models.add_opened(fetched, files, _requested(workflow, node), loaded_at_startup=False)
+        model = await models.add(
+            await models.load_archive(fetched, files, _requested(workflow, node), loaded_at_startup=False)
+        )
     except ServeError as error:
         raise _node_error(files.name or node.name, error) from error
     model.workflow = workflow.name

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ts_frontend.errors import InvalidArchive, InvalidGraph, InvalidWorkflow
-from ts_frontend.models.archive import read_config, unpack
+from ts_frontend.models.archive import file_name, member, read_config, read_manifest, text, unpack
 from ts_frontend.models.extraction import ExtractLimits, refusal
-from ts_frontend.models.manifest import file_name, member, read_manifest, text
 from ts_frontend.models.settings import INT_MAX
 from ts_frontend.models.store.http import Stop
 

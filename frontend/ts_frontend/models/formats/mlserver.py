@@ -1,93 +1,98 @@
-"""A folder with a model-settings.json, as MLServer's models have: what it says, as an archive. Blocking."""
+"""MLServer's models: a folder with a model-settings.json, anywhere in a store; each version has a folder of its own."""
 
 from __future__ import annotations
 
 import functools
 import json
-import os
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ts_frontend.config.foreign.mlserver import MLServerDefaults
 from ts_frontend.errors import InvalidArgument
+from ts_frontend.models.archive import Archive, read_text
 from ts_frontend.models.extraction import refusal
-from ts_frontend.models.manifest import read_text
+from ts_frontend.models.formats.format import ModelFiles, ModelFormat, StoredModel
 from ts_frontend.models.signature import Signature, specs_of
 
 FILE = "model-settings.json"
-#: What runs them.
-ADAPTER = "mlserver_runtime"
 #: The version of a model that names none.
 NO_VERSION = "1.0"
-#: Folders inside the store that are looked at: MLServer's models may lie at any depth.
-DEPTH_MAX = 8
 #: JSON has infinity and NaN for Python.
 _NUMBER_MAX = 2**31 - 1
-_MANIFEST = Path("MAR-INF", "MANIFEST.json")
 
 
-def is_one(directory: Path) -> bool:
-    return (directory / FILE).is_file()
+class MLServerFormat(ModelFormat):
+    """`defaults`: what model-settings.json may leave out. With an `implementation` there, a directory needs no such
+    file."""
 
+    adapter = "mlserver_runtime"
+    nested = True
 
-def in_store(root: Path, names: list[str], defaults: MLServerDefaults) -> list[str]:
-    """What of a store can be loaded, by paths from `root`: of its archives and folders (`names`), those that have a
-    model-settings.json in them instead of the folder around; "." is the store itself."""
-    found = {name: below(root, name) for name in names}
-    known = [path for paths in found.values() for path in paths]
-    if is_one(root) or defaults.is_model and not known:
-        known.append(".")
-    others = [
-        name for name, paths in found.items() if not paths and _counts(root / name, "." in known or defaults.only)
-    ]
-    return sorted({*known, *others})
+    def __init__(self, defaults: MLServerDefaults) -> None:
+        self._defaults = defaults
 
+    @property
+    def assumed(self) -> bool:
+        return self._defaults.is_model
 
-def _counts(path: Path, marked: bool) -> bool:
-    """Whether a folder without model-settings.json is a model; `marked`: only with an archive's manifest."""
-    return not marked or (path / _MANIFEST).exists() or path.suffix == ".mar"
+    @property
+    def exclusive(self) -> bool:
+        return self._defaults.only
 
+    def matches(self, path: Path) -> bool:
+        return (path / FILE).is_file()
 
-def below(root: Path, name: str) -> list[str]:
-    """The folders of MLServer's models in `root/name` or its subfolders, by their paths from `root`; none in an
-    archive's folder."""
-    directory = root / name
-    if not directory.is_dir() or (directory / _MANIFEST).exists():
-        return []
-    found = []
-    for folder, folders, files in os.walk(directory):
-        path = Path(folder)
-        depth = len(path.relative_to(directory).parts)
-        folders[:] = [one for one in folders if not one.startswith(".") and depth < DEPTH_MAX]
-        if FILE in files:
-            found.append(str(path.relative_to(root)))
-    return found
+    def open(self, files: ModelFiles) -> list[Archive]:
+        path, directory = files.path, files.directory
+        own = self.matches(directory)
+        settings = with_defaults(_settings(path, directory) if own else {}, self._defaults.model)
+        parameters = _mapping(path, settings, "parameters")
+        for key in ("environment_tarball", "environment_path"):
+            if parameters.get(key):
+                reason = f"{key} is not supported: list the packages in a requirements.txt and useVenv"
+                raise refusal(path, reason, FILE)
+        implementation = settings.get("implementation")
+        if not isinstance(implementation, str) or "." not in implementation:
+            reason = f"implementation is the path of a class, package.module.Class, not {implementation!r}"
+            raise refusal(path, reason, FILE)
+        archive = Archive(
+            dir=directory,
+            owned=files.owned,
+            name=str(settings.get("name") or "") or (None if files.owned else directory.name),
+            version=str(parameters.get("version") or NO_VERSION),
+            manifest={"runtime": "python", "model": {"handler": implementation}},
+            handler=implementation,
+            requirements_file="requirements.txt" if (directory / "requirements.txt").is_file() else None,
+            config=_config(path, settings),
+            adapter=self.adapter,
+            adapter_settings={
+                "model_settings": str(directory / FILE) if own else "",
+                "defaults": dict(self._defaults.model),
+                "server_name": self._defaults.server_name,
+                "versioned": bool(parameters.get("version")),
+            },
+            remembered=own,
+            signature=_signature(path, settings),
+        )
+        return [archive]
 
-
-class Known(NamedTuple):
-    """A model of a store: `path` from its root, and what its model-settings.json calls it."""
-
-    path: str
-    name: str
-    version: str
-
-
-def known(root: Path, paths: Iterable[str], defaults: MLServerDefaults) -> list[Known]:
-    """Those of `paths` that are MLServer's and can be read."""
-    found = []
-    for path in paths:
+    def stored(self, root: Path, path: str) -> StoredModel | None:
         directory = (root / path).resolve()
         try:
-            own = json.loads((directory / FILE).read_bytes()) if is_one(directory) else {} if path == "." else None
-            if isinstance(own, dict):
-                settings = with_defaults(own, defaults.model)
-                version = (settings.get("parameters") or {}).get("version") or NO_VERSION
-                found.append(Known(path, str(settings.get("name") or directory.name), str(version)))
+            own = json.loads((directory / FILE).read_bytes()) if self.matches(directory) else {}
+            if not isinstance(own, dict):
+                return None
+            settings = with_defaults(own, self._defaults.model)
+            version = (settings.get("parameters") or {}).get("version") or NO_VERSION
+            return StoredModel(path, str(settings.get("name") or directory.name), str(version))
         except (OSError, ValueError, AttributeError, RecursionError):
-            continue
-    return found
+            return None
+
+    def default_version(self, archives: Sequence[Archive]) -> str | None:
+        """The newest, whichever came first."""
+        return newest((one.version, bool(one.adapter_settings.get("versioned"))) for one in archives)
 
 
 def newest(versions: Iterable[tuple[str, bool]]) -> str:
@@ -103,38 +108,6 @@ def newest(versions: Iterable[tuple[str, bool]]) -> str:
             return (one[0] > other[0]) - (one[0] < other[0])
 
     return max(versions, key=functools.cmp_to_key(compare))[0]
-
-
-def described(path: Path, directory: Path, owned: bool, defaults: MLServerDefaults) -> dict[str, Any]:
-    """The fields of an `Archive`, but for `dir` and `owned`. Raises InvalidArchive; `path` is its name in errors."""
-    own = is_one(directory)
-    settings = with_defaults(_settings(path, directory) if own else {}, defaults.model)
-    parameters = _mapping(path, settings, "parameters")
-    for key in ("environment_tarball", "environment_path"):
-        if parameters.get(key):
-            raise refusal(path, f"{key} is not supported: list the packages in a requirements.txt and useVenv", FILE)
-    implementation = settings.get("implementation")
-    if not isinstance(implementation, str) or "." not in implementation:
-        raise refusal(
-            path, f"implementation is the path of a class, package.module.Class, not {implementation!r}", FILE
-        )
-    return {
-        "name": str(settings.get("name") or "") or (None if owned else directory.name),
-        "version": str(parameters.get("version") or NO_VERSION),
-        "manifest": {"runtime": "python", "model": {"handler": implementation}},
-        "handler": implementation,
-        "requirements_file": "requirements.txt" if (directory / "requirements.txt").is_file() else None,
-        "config": _config(path, settings),
-        "adapter": ADAPTER,
-        "adapter_settings": {
-            "model_settings": str(directory / FILE) if own else "",
-            "defaults": dict(defaults.model),
-            "server_name": defaults.server_name,
-            "versioned": bool(parameters.get("version")),
-        },
-        "remembered": own,
-        "signature": _signature(path, settings),
-    }
 
 
 def with_defaults(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,58 +1,114 @@
-"""A program that starts a server of aiSSEMBLE's or KServe's, as an archive: what it serves is known when it is run.
-Blocking."""
+"""Programs that start a server of aiSSEMBLE's or KServe's (docs/aissemble.md): what one serves is known when it is run,
+up to its server's start.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
-from collections.abc import Sequence
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from ts_frontend.models.formats import mlserver as mlserver_model
+from ts_frontend.config.foreign import kserve
+from ts_frontend.config.table import ServerConfig
+from ts_frontend.errors import InvalidArchive
+from ts_frontend.models.archive import Archive
+from ts_frontend.models.formats.format import ModelFiles, ModelFormat
+from ts_frontend.workers.launchers import run_tool
 
-#: What makes a folder a program, when it has neither a manifest nor a model-settings.json.
+#: What makes a folder a program, when it shows no other format's sign.
 FILE = "main.py"
 SUFFIX = ".py"
-ADAPTER = "program"
+SHOWN_LINES = 15
+SHOWN_CHARS_MAX = 4000
 _TEXT_BYTES_MAX = 1 << 20
 _STARTS_A_SERVER = re.compile(rb"^\s*(from|import)\s+(kserve|aissemble_open_inference_protocol_kserve)\b", re.MULTILINE)
+#: Blanks and "" leave sys.path, so that a directory named `ts` where the program runs isn't taken for ours.
+_CODE = (
+    "import sys; sys.path[:] = filter(None, sys.path); "
+    "from ts.compat.program import list_models; list_models(sys.argv[1:]) # torchserve"
+)
 
 
-_MANIFEST = Path("MAR-INF", "MANIFEST.json")
+class ProgramFormat(ModelFormat):
+    """A file of Python, or a folder with a main.py that imports one of their servers. `env`: a worker's environment;
+    `work_dir`: for what a program that is run has to say."""
+
+    adapter = "program"
+    several = True
+
+    def __init__(self, config: ServerConfig, env: Mapping[str, str], work_dir: Path) -> None:
+        self._config, self._env, self._work_dir = config, env, work_dir
+
+    def matches(self, path: Path) -> bool:
+        if path.suffix == SUFFIX and path.is_file():
+            return True
+        try:
+            with (path / FILE).open("rb") as file:
+                return _STARTS_A_SERVER.search(file.read(_TEXT_BYTES_MAX)) is not None
+        except OSError:
+            return False
+
+    def open(self, files: ModelFiles) -> list[Archive]:
+        """Its archive has no name: the program knows."""
+        itself = files.path.suffix == SUFFIX and files.path.parent == files.directory
+        program = files.path if itself else files.directory / FILE
+        folder = program.parent
+        archive = Archive(
+            dir=files.directory,
+            owned=files.owned,
+            manifest={"runtime": "python", "model": {"handler": program.name}},
+            handler=program.name,
+            requirements_file="requirements.txt" if (folder / "requirements.txt").is_file() else None,
+            adapter=self.adapter,
+            adapter_settings={
+                "program": str(program),
+                "module": "",
+                "argv": list(files.argv),
+                "path": [str(folder)],
+                "directory": str(files.cwd or folder),
+                "stand_in": True,
+            },
+        )
+        return [archive]
+
+    def prepared(self, archive: Archive) -> Archive:
+        """With what its options, the environment and oip.properties say: whether it wants a line for each request."""
+        settings = archive.adapter_settings
+        if "latency_logging" in settings:
+            return archive
+        environ = self._config.environment
+        found = kserve.value_of("enable_latency_logging", settings["argv"], environ, kserve.read(environ))
+        return replace(archive, adapter_settings=settings | {"latency_logging": bool(found)})
+
+    async def names(self, archive: Archive) -> list[str]:
+        """InvalidArchive, with the end of what the program said, when it doesn't start a server."""
+        if archive.name is not None:
+            return []
+        settings, last = archive.adapter_settings, deque[str](maxlen=SHOWN_LINES)
+        timeout_s = self._config.default_startup_timeout
+        with tempfile.TemporaryDirectory(dir=self._work_dir, prefix="asked-") as scratch:
+            result = Path(scratch, "models.json")
+            argv = [sys.executable, "-c", _CODE, str(result), settings["program"], *settings["argv"]]
+            status = await run_tool(argv, Path(settings["directory"]), timeout_s, last.append, env=self._env)
+            if status is None:
+                last.append(f"it took longer than {timeout_s:g} s (default_startup_timeout) and was ended")
+            elif found := await asyncio.to_thread(_read, result):
+                return _checked(json.loads(found), settings["program"])
+        text = "\n".join(last)[-SHOWN_CHARS_MAX:]
+        raise InvalidArchive(f"{settings['program']} didn't come to its server's start: {text or f'status {status}'}")
 
 
-def is_program(path: Path) -> bool:
-    """Whether that is one: a file of Python, or a folder with one and nothing that says otherwise."""
-    if path.is_dir():
-        return is_one(path) and not (path / _MANIFEST).exists() and not mlserver_model.is_one(path)
-    return path.suffix == SUFFIX and path.is_file()
+def _read(file: Path) -> str:
+    return file.read_text() if file.is_file() else ""
 
 
-def is_one(directory: Path) -> bool:
-    """Whether it has a main.py that imports one of their servers."""
-    try:
-        with (directory / FILE).open("rb") as file:
-            return _STARTS_A_SERVER.search(file.read(_TEXT_BYTES_MAX)) is not None
-    except OSError:
-        return False
-
-
-def described(program: Path, argv: Sequence[str] = (), directory: Path | None = None) -> dict[str, Any]:
-    """The fields of an `Archive`, but for `dir` and `owned`; it has no name: the program knows. `directory`: where it
-    is run, its own without one."""
-    folder = program.parent
-    settings = {
-        "program": str(program),
-        "module": "",
-        "argv": list(argv),
-        "path": [str(folder)],
-        "directory": str(directory or folder),
-        "stand_in": True,
-    }
-    return {
-        "manifest": {"runtime": "python", "model": {"handler": program.name}},
-        "handler": program.name,
-        "requirements_file": "requirements.txt" if (folder / "requirements.txt").is_file() else None,
-        "adapter": ADAPTER,
-        "adapter_settings": settings,
-    }
+def _checked(names: list[str], program: str) -> list[str]:
+    if not names:
+        raise InvalidArchive(f"{program} starts its server without a model")
+    return names

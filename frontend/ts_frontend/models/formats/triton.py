@@ -1,28 +1,27 @@
-"""A model's directory in a Triton repository: which versions it has, and what each is as an archive. Blocking."""
+"""Triton's models: a directory with a config.pbtxt and a folder for each version. Blocking."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from google.protobuf import json_format, text_format
-from google.protobuf.message import Message
 
 from ts.protocol.datatypes import OF_NUMBER
 from ts.protocol.model_config_pb2 import ModelConfig
 from ts.protocol.pool import POOL
-from ts_frontend.errors import InvalidArchive, InvalidArgument, ModelNotFound
+from ts_frontend.errors import InvalidArgument
 from ts_frontend.models.archive import Archive
-from ts_frontend.models.extraction import create_file, safe_parts
-from ts_frontend.models.formats import mlserver as mlserver_model
-from ts_frontend.models.signature import Signature, TensorSpec
+from ts_frontend.models.formats.format import ModelFiles, ModelFormat
+from ts_frontend.models.signature import Signature, TensorSpec, as_json
 from ts_frontend.scheduling.batcher import Priorities, WaitPolicy
 
+ADAPTER = "triton"
 #: The backends that are served, and the file that each looks for in a version's directory.
 MODEL_FILES = {"python": "model.py", "pytorch": "model.pt", "onnxruntime": "model.onnx"}
 _BACKENDS_OF_PLATFORMS = {"pytorch_libtorch": "pytorch", "onnxruntime_onnx": "onnxruntime"}
@@ -30,6 +29,29 @@ _PLATFORMS = {backend: platform for platform, backend in _BACKENDS_OF_PLATFORMS.
 #: Triton's default, what may wait of one sequence, and how many sequences may wait for a worker.
 _SEQUENCE_IDLE_US, _SEQUENCE_REQUESTS_MAX, _SEQUENCES_WAITING_MAX = 1_000_000, 100, 1000
 _GROUP_KIND_AUTO, _GROUP_KIND_GPU, _GROUP_KIND_CPU = 0, 1, 2
+
+
+class TritonFormat(ModelFormat):
+    """`gpus`: how many there are to place workers on."""
+
+    adapter = ADAPTER
+    versioned = True
+
+    def __init__(self, gpus: int) -> None:
+        self._gpus = gpus
+
+    def matches(self, path: Path) -> bool:
+        """A configuration or a version is the sign. Raises OSError."""
+        return path.is_dir() and ((path / CONFIG_FILE).is_file() or bool(_versions(path)))
+
+    def open(self, files: ModelFiles) -> list[Archive]:
+        directory = read(files.directory, files.config_text, files.name)
+        return [directory.archive(version, self._gpus) for version in directory.versions]
+
+    def default_version(self, archives: Sequence[Archive]) -> str | None:
+        """The highest."""
+        numbers = [int(one.version) for one in archives if _VERSION.fullmatch(one.version)]
+        return str(max(numbers)) if len(numbers) == len(archives) else None
 
 
 def parse(text: str, source: str) -> ModelConfig:
@@ -238,47 +260,20 @@ def _placement(config: ModelConfig, gpus: int) -> dict[str, Any]:
     return found | ({"deviceIds": ids} if on_gpu and ids else {})
 
 
-def as_json(message: Message) -> dict[str, Any]:
-    """A message as Triton writes it: its proto's names, enums by name, numbers as numbers, unset scalars too."""
-    found: dict[str, Any] = {}
-    for field in message.DESCRIPTOR.fields:
-        value = getattr(message, field.name)
-        entry = field.message_type
-        if entry is not None and entry.GetOptions().map_entry:
-            found[field.name] = {str(key): _json(entry.fields_by_name["value"], one) for key, one in value.items()}
-        elif hasattr(value, "__len__") and not isinstance(value, str):
-            found[field.name] = [_json(field, one) for one in value]
-        elif not field.has_presence or message.HasField(field.name):
-            found[field.name] = _json(field, value)
-    return found
-
-
-def _json(field: Any, value: Any) -> Any:
-    if field.message_type is not None:
-        return as_json(value)
-    if field.enum_type is not None:
-        return field.enum_type.values_by_number[value].name
-    return value
-
-
 CONFIG_FILE = "config.pbtxt"
 CONFIG_BYTES_MAX = 4 << 20
-#: Of those that a request brings.
-FILES_MAX = 1000
 _VERSION = re.compile(r"[1-9][0-9]*")
-_NAME = re.compile(r"[^/\\\0]+")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDirectory:
-    """A model as it lies there. `versions` are those that its policy asks for; `stamp` changes when its files do."""
+    """A model as it lies there. `versions` are those that its policy asks for, in ascending order."""
 
     name: str
     path: Path
     config: ModelConfig
     backend: str
     versions: tuple[int, ...]
-    stamp: tuple[tuple[str, int, int], ...]
 
     def archive(self, version: int, gpus: int) -> Archive:
         """One version, ready to be registered. `gpus`: how many there are to place workers on."""
@@ -291,7 +286,7 @@ class ModelDirectory:
             manifest={"model": {"modelName": self.name, "modelVersion": str(version)}},
             handler=config.default_model_filename,
             config=worker_settings(config, gpus),
-            adapter="triton",
+            adapter=ADAPTER,
             adapter_settings=self._adapter_settings(directory, gpus),
             signature=signature(config),
             priorities=priorities(config),
@@ -328,31 +323,6 @@ def _completed(gpus: int, archive: Archive, found: dict[str, Any]) -> Archive:
     )
 
 
-def names(repository: Path) -> list[str]:
-    """The models of a repository: its directories, hidden ones left out."""
-    return sorted(one.name for one in repository.iterdir() if one.is_dir() and not one.name.startswith("."))
-
-
-def find(repositories: Sequence[Path], name: str) -> Path:
-    """Where the model lies. ModelNotFound; InvalidArgument when several repositories have it, or for a bad name."""
-    if not _NAME.fullmatch(name) or name in (".", ".."):
-        raise InvalidArgument(f"{name!r} is no name of a model")
-    found = [path / name for path in repositories if (path / name).is_dir()]
-    if not found:
-        raise ModelNotFound(name)
-    if len(found) > 1:
-        raise InvalidArgument(f"model {name!r} is in several repositories: {', '.join(map(str, found))}")
-    return found[0]
-
-
-def is_model(path: Path) -> bool:
-    """Whether a directory from elsewhere is a model in this layout: it has a configuration or a version, and no sign
-    of another. Raises OSError."""
-    if not path.is_dir() or (path / "MAR-INF").exists() or (path / mlserver_model.FILE).exists():
-        return False
-    return (path / CONFIG_FILE).is_file() or bool(_versions(path))
-
-
 def read(path: Path, config_text: str | None = None, name: str = "") -> ModelDirectory:
     """The model in the directory `path`, whose name it has unless `name` is given; `config_text` instead of its
     config.pbtxt. InvalidArgument, naming the file and what is wrong."""
@@ -374,21 +344,7 @@ def read(path: Path, config_text: str | None = None, name: str = "") -> ModelDir
     full = completed(config, name, backend)
     for version in wanted:
         _check_file(path / str(version), full.default_model_filename)
-    return ModelDirectory(name, path, full, backend, tuple(wanted), stamp(path))
-
-
-def write(files: Mapping[str, bytes], directory: Path) -> None:
-    """Puts files into an empty directory, by their paths there. InvalidArgument, naming the path and what is wrong;
-    OSError. Blocking."""
-    if len(files) > FILES_MAX:
-        raise InvalidArgument(f"a model may have {FILES_MAX} files in a request, not {len(files)}")
-    for name, content in files.items():
-        try:
-            parts = safe_parts(directory, name)
-            with create_file(directory, directory, parts, name, 0) as file:
-                file.write(content)
-        except InvalidArchive as error:
-            raise InvalidArgument(f"load parameter {f'file:{name}'!r}: {error.message.partition(': ')[2]}") from None
+    return ModelDirectory(name, path, full, backend, tuple(wanted))
 
 
 def _text(file: Path) -> str:
@@ -422,13 +378,3 @@ def _check_file(directory: Path, name: str) -> None:
         raise InvalidArgument(f"there is no {name} in {directory}")
     if not file.resolve().is_relative_to(directory.parent.resolve()):
         raise InvalidArgument(f"{file} leads out of the model's directory")
-
-
-def stamp(path: Path) -> tuple[tuple[str, int, int], ...]:
-    """Names, sizes and times of all files."""
-    found = []
-    for one in sorted(path.rglob("*")):
-        if one.is_file() and "__pycache__" not in one.parts:
-            status = one.stat()
-            found.append((str(one.relative_to(path)), status.st_size, status.st_mtime_ns))
-    return tuple(found)

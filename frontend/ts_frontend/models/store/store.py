@@ -18,10 +18,9 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 from urllib.request import url2pathname
 
-from ts_frontend.config.foreign.mlserver import MLServerDefaults
 from ts_frontend.errors import ArchiveNotFound, InvalidArgument
-from ts_frontend.models.formats import mlserver as mlserver_model
-from ts_frontend.models.formats import program as program_model
+from ts_frontend.models.formats.format import StoredModel
+from ts_frontend.models.formats.formats import Formats
 from ts_frontend.models.store import s3
 from ts_frontend.models.store.http import (
     BYTES_MAX,
@@ -119,7 +118,7 @@ class ModelStore:
     """`model_store`: the directory, None without one. `allowed_urls`: regular expressions, each must match a whole URL,
     in any case; None: only the model zoo. Beside that, what lies inside the store is always allowed.
     `trusted`: what else is allowed, by how it begins. `copies`: where `fetch_apart` puts what it downloads, None:
-    nowhere. `mlserver`: of its models.
+    nowhere. `formats`: those of the models in it.
     `missing`, `place`: how errors begin that say what isn't there, and what they call the store.
 
     Raises InvalidArgument for an expression that isn't one.
@@ -138,7 +137,7 @@ class ModelStore:
         copies: Path | None = None,
         missing: str = "Model not found at",
         place: str = "model store",
-        mlserver: MLServerDefaults = MLServerDefaults(),  # noqa: B008 (frozen)
+        formats: Formats | None = None,
     ) -> None:
         self._root = model_store.resolve() if model_store is not None else None
         self._explicit = allowed_urls is not None
@@ -149,7 +148,7 @@ class ModelStore:
         self._trusted = tuple(trusted)
         self._copies = copies
         self._missing, self._place = missing, place
-        self._mlserver = mlserver
+        self._formats = formats or Formats()
 
     async def fetch(self, url: str, *, signed: bool = False) -> Fetched:
         """The archive at `url`, copied into the store if it comes from elsewhere. `signed`: an http(s) URL is one of S3
@@ -231,21 +230,21 @@ class ModelStore:
             _log.warning("Could not delete %s: %s", fetched.path, error.strerror)
 
     def names(self) -> list[str]:
-        """What ALL stands for: every archive and every directory of the store that isn't hidden, by name; instead of a
-        directory, those in it that have a model-settings.json. "." is the store itself."""
+        """What ALL stands for: every archive and directory of the store that isn't hidden, by name; in the place of a
+        directory, the models inside it, where their format may lie there. "." is the store itself. Blocking."""
         if self._root is None:
             return []
         with os.scandir(self._root) as entries:
             names = [entry.name for entry in entries if _is_archive(entry)]
-        return mlserver_model.in_store(self._root, names, self._mlserver)
+        return self._formats.in_store(self._root, names)
 
-    def mlserver_models(self) -> list[mlserver_model.Known]:
-        """Those of the store that have a model-settings.json. Blocking."""
-        return [] if self._root is None else mlserver_model.known(self._root, self.names(), self._mlserver)
+    def models(self) -> list[StoredModel]:
+        """Those of the store that say their names without being opened. Blocking."""
+        return [] if self._root is None else self._formats.stored(self._root, self.names())
 
     def only(self) -> str:
         """The store itself where it is a model, else the one that is in it. ArchiveNotFound."""
-        if self._root is None or _is_model(self._root):
+        if self._root is None or self._formats.is_model(self._root):
             return "."
         names = self.names()
         if len(names) != 1:
@@ -290,7 +289,7 @@ class ModelStore:
         absolute = Path(plain).is_absolute()
         if not absolute and any(part.startswith(".") for part in Path(plain).parts):
             raise ArchiveNotFound(f"{self._missing}: {url} (hidden files are no models)")
-        if path == self._root and not (_is_model(path) or self._mlserver.is_model):
+        if path == self._root and not (self._formats.is_model(path) or self._formats.assumed):
             raise ArchiveNotFound(f"{self._missing}: {url} (it is the {self._place} itself)")
         if absolute and not self._lies_inside(path):
             self._allow(path.as_uri(), shown=url)
@@ -357,11 +356,6 @@ class ModelStore:
             f"Given URL {shown or url} does not match any allowed URL(s): the server is forbidden to load from there. "
             f"The key allowed_urls of its configuration opens it, with a regular expression for the whole URL{now}"
         )
-
-
-def _is_model(folder: Path) -> bool:
-    """An unpacked archive, one of MLServer's, or a program."""
-    return (folder / "MAR-INF").is_dir() or mlserver_model.is_one(folder) or program_model.is_program(folder)
 
 
 def _pattern(text: str) -> re.Pattern[str]:

@@ -1,0 +1,115 @@
+"""The parameters of the management calls that register and scale: one table for HTTP, gRPC, the command line and the
+API description.
+
+A new one has its row here, a field in `models/settings.py` if it is a setting of the model, and a field in
+`protos/management.proto`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: Workers of one model version that can be asked for: each is a process, and a typing error shall not be a fork bomb.
+WORKERS_MAX = 1024
+#: The `timeout` of a scale call that stands for none, in seconds.
+UNLIMITED = -1
+_INT_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class CallParameter:
+    """`name`: of the query parameter, the member of a JSON body, and the field of the gRPC message; `kind`: str, int or
+    bool; `default`: its value where it isn't given. `setting`: the field of `Requested` that has it, "" for what is the
+    call's own; its value is from `least` to `most`.
+
+    `tuning`: over HTTP, what is no number counts as not given, as in TorchServe: without it the call still does what
+    was meant. `zero_needs`: a 0 counts as not given, unless that parameter has a value. `http`: whether HTTP has it.
+    `flag`: of the command line, "" for none, with its `metavar` and `help`."""
+
+    name: str
+    kind: type = str
+    default: str | int | bool | None = None
+    required: bool = False
+    setting: str = ""
+    least: int = 0
+    most: int = _INT_MAX
+    tuning: bool = False
+    zero_needs: str = ""
+    http: bool = True
+    flag: str = ""
+    metavar: str | None = None
+    help: str = ""
+
+
+_URL = CallParameter("url", required=True)
+_RESPONSE_TIMEOUT = CallParameter(
+    "response_timeout",
+    int,
+    setting="response_timeout_s",
+    least=1,
+    tuning=True,
+    flag="--response-timeout",
+    metavar="SECONDS",
+    help="Limit of one answer.",
+)
+_STARTUP_TIMEOUT = CallParameter(
+    "startup_timeout",
+    int,
+    setting="startup_timeout_s",
+    least=1,
+    tuning=True,
+    zero_needs="initial_workers",
+    flag="--startup-timeout",
+    metavar="SECONDS",
+    help="Limit of loading the model.",
+)
+
+REGISTER = (
+    _URL,
+    CallParameter(
+        "model_name",
+        setting="model_name",
+        flag="--name",
+        help="Register under this name.  [default: the archive's]",
+    ),
+    CallParameter("handler", setting="handler", flag="--handler", help="Use this handler in place of the archive's."),
+    CallParameter("runtime", setting="runtime", flag="--runtime", help="Use this runtime in place of the archive's."),
+    CallParameter(
+        "batch_size",
+        int,
+        setting="batch_size",
+        least=1,
+        tuning=True,
+        flag="--batch-size",
+        help="Requests the handler gets at a time.",
+    ),
+    CallParameter(
+        "max_batch_delay",
+        int,
+        setting="max_batch_delay_ms",
+        tuning=True,
+        flag="--max-batch-delay",
+        metavar="MS",
+        help="How long to wait for a full batch.",
+    ),
+    CallParameter(
+        "initial_workers",
+        int,
+        setting="initial_workers",
+        most=WORKERS_MAX,
+        flag="--workers",
+        help="Workers to start.  [default: what the archive says, or 1]",
+    ),
+    CallParameter("synchronous", bool, True),
+    _RESPONSE_TIMEOUT,
+    _STARTUP_TIMEOUT,
+    CallParameter("s3_sse_kms", bool, False),
+)
+REGISTER_WORKFLOW = (_URL, CallParameter("workflow_name"), _RESPONSE_TIMEOUT, _STARTUP_TIMEOUT)
+SCALE = (
+    CallParameter("min_worker", int, 1),
+    CallParameter("max_worker", int),
+    CallParameter("synchronous", bool, False),
+    CallParameter("timeout", int, UNLIMITED, least=-_INT_MAX, http=False),
+)
+SETTINGS = tuple(row for row in REGISTER if row.setting)

@@ -1,0 +1,84 @@
+"""What a format of models has to say: whether files are in it, and what they are as archives."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+from ts_frontend.models.archive import Archive
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """Files to be opened. `path`: as it was given, for errors; `directory`: where the files begin, unpacked for the
+    model if `owned`. `name` and `config_text` (a configuration in the format's own form) count in place of those in the
+    files. `argv` and `cwd`: of a program, with which words it is run and where, None for its own directory."""
+
+    path: Path
+    directory: Path
+    owned: bool = False
+    name: str = ""
+    config_text: str | None = None
+    argv: Sequence[str] = ()
+    cwd: Path | None = None
+
+
+class StoredModel(NamedTuple):
+    """A model version of a store that says its name without being opened. `path`: from the store's root."""
+
+    path: str
+    name: str
+    version: str
+
+
+class ModelFormat(ABC):
+    """The layout of one system's models. The server makes one object of each (`formats.known_formats`). All methods but
+    `names` block, and are called in threads unless they only look at archives that are open."""
+
+    #: What runs the handlers: `ts.compat.NAME` in the worker, "" for TorchServe's handlers.
+    adapter: ClassVar[str] = ""
+    #: A directory holds several versions. Model repositories and load calls serve it, register calls don't.
+    versioned: ClassVar[bool] = False
+    #: Models may lie in any subfolder of a model store, or be the store itself.
+    nested: ClassVar[bool] = False
+    #: Files without a name of their own may serve several models: `names` says which.
+    several: ClassVar[bool] = False
+
+    @property
+    def assumed(self) -> bool:
+        """Whether a directory that shows no format's sign, and wasn't unpacked from an archive, is in this one."""
+        return False
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether a store's folders that show no sign are no models."""
+        return False
+
+    @abstractmethod
+    def matches(self, path: Path) -> bool:
+        """Whether the file or directory shows the format's sign. A path that isn't there is no error."""
+
+    @abstractmethod
+    def open(self, files: ModelFiles) -> list[Archive]:
+        """The versions that lie there, in ascending order; only one, unless the format is `versioned`. Raises
+        InvalidArchive, InvalidArgument, OSError."""
+
+    def stored(self, root: Path, path: str) -> StoredModel | None:
+        """Of a `nested` format: the model at `root/path`, None when its files can't be read."""
+        return None
+
+    def default_version(self, archives: Sequence[Archive]) -> str | None:
+        """The version that requests mean which name none, of all that are served of a name; None: the one that is the
+        default already, which is the first that was registered or the one that somebody set."""
+        return None
+
+    def prepared(self, archive: Archive) -> Archive:
+        """The archive with what the server's configuration says to its adapter. Raises ConfigError."""
+        return archive
+
+    async def names(self, archive: Archive) -> list[str]:
+        """The models of files that serve several and have no name; [] when the archive has one. Raises ServeError."""
+        return []

@@ -1,0 +1,168 @@
+"""The formats that are served, and which of them a file or directory is in."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ts_frontend.config.table import ServerConfig
+from ts_frontend.errors import ArchiveNotFound, InvalidArchive
+from ts_frontend.models.archive import Archive, root_of, unpack
+from ts_frontend.models.extraction import ExtractLimits
+from ts_frontend.models.formats.format import ModelFiles, ModelFormat, StoredModel
+from ts_frontend.models.formats.mlserver import MLServerFormat
+from ts_frontend.models.formats.program import ProgramFormat
+from ts_frontend.models.formats.torchserve import TorchServeFormat
+from ts_frontend.models.formats.triton import TritonFormat
+from ts_frontend.models.store.http import Stop
+
+#: Folders of a store that are looked at, one inside the other, for models that may lie at any depth.
+DEPTH_MAX = 8
+
+
+def known_formats(config: ServerConfig, *, env: Mapping[str, str], work_dir: Path, gpus: int) -> Formats:
+    """The formats of a server; a new one has its line here. `env`: of workers; `work_dir`: for scratch files; `gpus`:
+    how many there are to place workers on."""
+    return Formats(
+        (
+            MLServerFormat(config.mlserver),
+            TritonFormat(gpus),
+            ProgramFormat(config, env, work_dir),
+        )
+    )
+
+
+class Formats:
+    """TorchServe's format and `others`, in the order in which they are asked: the first whose sign a path shows has it.
+    What shows no sign is TorchServe's. All methods but `running` block."""
+
+    def __init__(self, others: Sequence[ModelFormat] = ()) -> None:
+        self._torchserve = TorchServeFormat()
+        self._all: tuple[ModelFormat, ...] = (self._torchserve, *others)
+
+    def shown(self, path: Path) -> ModelFormat | None:
+        """The format whose sign the file or directory shows."""
+        return next((one for one in self._all if one.matches(path)), None)
+
+    def versioned(self, path: Path) -> ModelFormat | None:
+        """The format of a directory that holds versions."""
+        found = self.shown(path)
+        return found if found is not None and found.versioned else None
+
+    def of(self, path: Path, *, unpacked: bool = False) -> ModelFormat:
+        """The format of a directory that is to be registered. `unpacked`: it came out of an archive."""
+        for one in self._all:
+            if not one.versioned and (one.matches(path) or (one.assumed and not unpacked and path.is_dir())):
+                return one
+        return self._torchserve
+
+    def running(self, adapter: str) -> ModelFormat:
+        """The format whose handlers that adapter runs, whatever archive named it."""
+        return next((one for one in self._all if one.adapter == adapter), self._torchserve)
+
+    # --- opening
+
+    def open(
+        self,
+        path: Path,
+        work_dir: Path,
+        limits: ExtractLimits = ExtractLimits(),  # noqa: B008 (frozen)
+        stop: Stop | None = None,
+    ) -> Archive:
+        """Opens the archive file, model directory or program at `path`.
+
+        An archive is unpacked to `work_dir/models/<32 hex>`, which appears only when it's complete; everything else is
+        used where it lies. Raises ArchiveNotFound, InvalidArchive, ServeError (disk); Stopped once `stop` is set.
+        """
+        if path.is_dir():
+            return self._open(ModelFiles(path, root_of(path.resolve())))
+        if not path.is_file():
+            raise ArchiveNotFound(f"Model not found at: {path}")
+        if self.shown(path) is not None:
+            return self._open(ModelFiles(path.resolve(), path.resolve().parent), self.of(path))
+        target = unpack(path, work_dir / "models", limits, stop)
+        try:
+            return self._open(ModelFiles(path, target, owned=True))
+        except BaseException:
+            shutil.rmtree(target, ignore_errors=True)
+            raise
+
+    def open_in_place(self, path: Path, argv: Sequence[str], cwd: Path) -> Archive:
+        """What the operator names: a program, with its arguments and the directory where it is run; a folder with one,
+        or a model's folder, where they say that themselves. No snapshot has it. Raises ArchiveNotFound,
+        InvalidArchive."""
+        found, whole = self.of(path), path.absolute()
+        if found.several:
+            directory = whole if path.is_dir() else whole.parent
+            archive = self._open(ModelFiles(whole, directory, argv=argv, cwd=cwd), found)
+        elif path.is_dir():
+            archive = self._open(ModelFiles(path, root_of(path.resolve())))
+        else:
+            raise ArchiveNotFound(f"Program not found at: {path}")
+        return replace(archive, remembered=False)
+
+    def _open(self, files: ModelFiles, found: ModelFormat | None = None) -> Archive:
+        found = found or self.of(files.directory, unpacked=files.owned)
+        (archive,) = found.open(files)
+        return archive
+
+    def open_versions(self, files: ModelFiles) -> list[Archive]:
+        """The versions of a model repository's directory, in ascending order. Raises InvalidArgument, OSError."""
+        known = [one for one in self._all if one.versioned]
+        if not known:
+            raise InvalidArchive(f"{files.path}: no format is known whose directories hold versions")
+        return next((one for one in known if one.matches(files.directory)), known[0]).open(files)
+
+    # --- stores
+
+    def in_store(self, root: Path, names: Iterable[str]) -> list[str]:
+        """What can be loaded from a store, by paths from `root`: its archives and folders (`names`) or, in place of a
+        folder, the models inside it; "." is the store itself."""
+        nested = [one for one in self._all if one.nested]
+        inside = {name: self._inside(root, name, nested) for name in names}
+        found = [path for paths in inside.values() for path in paths]
+        if any(one.matches(root) or (one.assumed and not found) for one in nested):
+            found.append(".")
+        marked_only = "." in found or any(one.exclusive for one in nested)
+        archives = [name for name, paths in inside.items() if not paths and self._counts(root / name, marked_only)]
+        return sorted({*found, *archives})
+
+    def _inside(self, root: Path, name: str, formats: Sequence[ModelFormat]) -> list[str]:
+        """The folders of those formats in `root/name` or its subfolders; none in an archive's folder."""
+        directory = root / name
+        if not formats or not directory.is_dir() or self._torchserve.matches(directory):
+            return []
+        found = []
+        for folder, folders, _ in os.walk(directory):
+            path = Path(folder)
+            depth = len(path.relative_to(directory).parts)
+            folders[:] = [one for one in folders if not one.startswith(".") and depth < DEPTH_MAX]
+            if any(one.matches(path) for one in formats):
+                found.append(str(path.relative_to(root)))
+        return found
+
+    def _counts(self, path: Path, marked_only: bool) -> bool:
+        return not marked_only or self._torchserve.matches(path) or path.suffix == ".mar"
+
+    def stored(self, root: Path, paths: Iterable[str]) -> list[StoredModel]:
+        """Those of `paths` that say their names without being opened."""
+        nested = [one for one in self._all if one.nested]
+        found = []
+        for path in paths:
+            directory = root / path
+            own = next((one for one in nested if one.matches(directory) or (path == "." and one.assumed)), None)
+            if own is not None and (model := own.stored(root, path)) is not None:
+                found.append(model)
+        return found
+
+    def is_model(self, folder: Path) -> bool:
+        """Whether a store is itself a model, by a sign of its format."""
+        return (folder / "MAR-INF").is_dir() or any(one.matches(folder) for one in self._all if not one.versioned)
+
+    @property
+    def assumed(self) -> bool:
+        """Whether a folder without any format's sign is a model."""
+        return any(one.assumed for one in self._all)
