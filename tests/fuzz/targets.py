@@ -20,16 +20,17 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import yaml
+from ts_frontend.telemetry.logging.log4j2 import read_plan
+from ts_frontend.telemetry.logging.settings import rotation
 
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.decoder import Decoder, decode_bytes
 from ts.protocol.forms import MalformedForm, check, is_form, parts
 from ts.protocol.frames import FrameError, Input, Item, encode_bytes
 from ts.protocol.path_template import BadTemplate, PathTemplate
-from ts.tensors.datatypes import BadTensor
 from ts.tensors.forms import Model, opened
 from ts.tensors.rows import request_of, row_of
-from ts.tensors.types import InferenceResponse
+from ts.tensors.types import BadTensor, InferenceResponse
 from ts.tensors.v1_form import V1Response
 from ts_frontend.config import keys as key_texts
 from ts_frontend.config import properties, snapshot
@@ -52,8 +53,6 @@ from ts_frontend.models.store import store
 from ts_frontend.open_inference import heads
 from ts_frontend.open_inference.repository import load_parameters
 from ts_frontend.telemetry.logging import formats
-from ts_frontend.telemetry.logging.log4j2 import read_plan
-from ts_frontend.telemetry.logging.settings import rotation
 from ts_frontend.workflows.specification import parse_spec
 
 #: What frames, messages and archives may come to; inputs of the fuzzer are far smaller.

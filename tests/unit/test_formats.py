@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ts_frontend.telemetry.metrics.definitions import read_definitions
 
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArchive, InvalidArgument
@@ -25,6 +24,7 @@ from ts_frontend.models.registry import Registry
 from ts_frontend.models.repository import Repository
 from ts_frontend.models.settings import ModelSettings, Requested, resolve
 from ts_frontend.models.store.store import ModelStore
+from ts_frontend.telemetry.metrics.families import read_definitions
 from ts_frontend.telemetry.metrics.registry import DEFAULT_FILE, MetricsRegistry
 from ts_frontend.workers.devices import Inventory
 from ts_frontend.workers.supervisor import Supervisor
