@@ -208,20 +208,21 @@ class RouteTable:
         here = [one for one in fitting if id(one[0]) in self._here]
         rows = [row for row, _ in fitting if row.accepts(method)]
         row, values = next((one for one in here if one[0].accepts(method)), (None, ()))
+        named = [one for one, _ in here if not one.path.endswith("*}")]
         reads = method == "OPTIONS" and not rows  # answers of these say what there is, and do nothing
         effect = max((one.effect for one in rows), default=Effect.READS if reads else Effect.CHANGES)
         return Match(
             effect,
             any(one.managing for one in rows) or not (rows or reads),
             any(one.json for one in rows),
-            row.dialect if row else _dialect(segments, here or fitting),
+            row.dialect if row else _dialect(segments, named or [one for one, _ in fitting]),
             self._keys_of(row, effect),
             bool(rows),
             row is None or row.yields,
             None if row is None else self._serve.get(id(row)),
             dict(zip(_names(row.path), values, strict=True)) if row else {},
-            () if row else sorted({word for one, _ in here for word in one.accepted}),
-            row.template if row else here[0][0].template if here else "",
+            () if row else sorted({word for one in named for word in one.accepted}),
+            row.template if row else named[0].template if named else "",
         )
 
     def _keys_of(self, row: Row | None, effect: Effect) -> Sequence[KeyKind]:
@@ -246,11 +247,11 @@ def _bound(function: Function, services: Sequence[object]) -> Serve:
     raise LookupError(f"no service answers by {function.__qualname__}")
 
 
-def _dialect(segments: Sequence[str], fitting: Sequence[tuple[Row, tuple[str, ...]]]) -> ErrorDialect:
+def _dialect(segments: Sequence[str], rows: Sequence[Row]) -> ErrorDialect:
     """Of what isn't answered."""
     if segments[:1] == ["v2"]:
         return ErrorDialect.OPEN_INFERENCE
-    return fitting[0][0].dialect if fitting else ErrorDialect.TORCHSERVE
+    return rows[0].dialect if rows else ErrorDialect.TORCHSERVE
 
 
 def _segments(path: str) -> list[str]:
