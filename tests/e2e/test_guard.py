@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from ts_frontend.config.keys import KeyKind
-from ts_frontend.http.routes import ROUTES, Decision, Effect, ErrorDialect, Row, decision
+from ts_frontend.http.errors import ErrorDialect
+from ts_frontend.http.routes import ROUTES
+from ts_frontend.http.routing import Effect, Match, RouteTable, Row, Switch
 
 GUARD_S = 60
 #: Imported by its worker, it leaves a file behind.
@@ -76,13 +77,15 @@ def test_no_page_runs_code_here(start: Any, tmp_path: Path, headers: dict[str, s
 # --- every route of the table
 
 
-def decided(row: Row, method: str) -> Decision:
-    return decision(method, target_of(row))
+def decided(row: Row, method: str) -> Match:
+    return RouteTable(ROUTES, ("http_inference", "http_management", "http_metrics"), [Switch.DOCS]).find(
+        method, target_of(row)
+    )
 
 
 def target_of(row: Row) -> str:
     """A path of that row; what it names isn't there, but for the model."""
-    names = {"model": "probe", "version": "1.0", "verb": "predict"}
+    names = {"model_name": "probe", "model_version": "1.0"}
     return re.sub(r"\{(\w+)\*?\}", lambda match: names.get(match[1], "x"), row.path)
 
 
@@ -90,7 +93,7 @@ ALL = [(row, method) for row in ROUTES for method in (row.methods.split() if row
 GUARDED = [
     (row, method)
     for row, method in ALL
-    if row.effect is Effect.CHANGES or row.key in (KeyKind.MANAGEMENT, KeyKind.API) or decided(row, method).managing
+    if row.effect is Effect.CHANGES or row.managing or decided(row, method).managing
 ]
 FREE = [(row, method) for row, method in ALL if (row, method) not in GUARDED]
 JSON = [(row, method) for row, method in ALL if row.json]
