@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from ts_frontend.config.keys import KeyKind
-from ts_frontend.http.routes import ROUTES, Decision, Effect, ErrorDialect, Row, decision
+from ts_frontend.http.errors import ErrorDialect
+from ts_frontend.http.routes import ROUTES
+from ts_frontend.http.routing import Effect, Match, RouteTable, Row, Switch
 
 GUARD_S = 60
 #: Imported by its worker, it leaves a file behind.
@@ -76,13 +77,17 @@ def test_no_page_runs_code_here(start: Any, tmp_path: Path, headers: dict[str, s
 # --- every route of the table
 
 
-def decided(row: Row, method: str) -> Decision:
-    return decision(method, target_of(row))
+LISTENERS = ("http_inference", "http_management", "http_metrics")
+TABLES = {names: RouteTable(ROUTES, names, [Switch.DOCS]) for names in (LISTENERS, *((name,) for name in LISTENERS))}
+
+
+def decided(row: Row, method: str, *listeners: str) -> Match:
+    return TABLES[listeners or LISTENERS].find(method, target_of(row))
 
 
 def target_of(row: Row) -> str:
     """A path of that row; what it names isn't there, but for the model."""
-    names = {"model": "probe", "version": "1.0", "verb": "predict"}
+    names = {"model_name": "probe", "model_version": "1.0"}
     return re.sub(r"\{(\w+)\*?\}", lambda match: names.get(match[1], "x"), row.path)
 
 
@@ -90,11 +95,10 @@ ALL = [(row, method) for row in ROUTES for method in (row.methods.split() if row
 GUARDED = [
     (row, method)
     for row, method in ALL
-    if row.effect is Effect.CHANGES or row.key in (KeyKind.MANAGEMENT, KeyKind.API) or decided(row, method).managing
+    if row.effect is Effect.CHANGES or row.managing or decided(row, method).managing
 ]
 FREE = [(row, method) for row, method in ALL if (row, method) not in GUARDED]
 JSON = [(row, method) for row, method in ALL if row.json]
-LISTENERS = ("http_inference", "http_management", "http_metrics")
 FOREIGN = (
     {"Origin": "http://evil.example"},
     {"Origin": "http://evil.example", "Sec-Fetch-Site": "same-origin"},
@@ -167,7 +171,7 @@ def test_each_attack_is_refused_on_each_listener(guarded: Any) -> None:
                     )
                     assert found[0] == 403, (row, method, listener, headers, content, found)
                     if method != "HEAD":
-                        assert is_in(decided(row, method).dialect, found[1], 403), (row, found)
+                        assert is_in(decided(row, method, listener).dialect, found[1], 403), (row, found)
     assert state(guarded) == before
 
 
@@ -178,7 +182,7 @@ def test_a_foreign_host_gets_nothing(guarded: Any) -> None:
             for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "localhost.evil.example"):
                 status, answer = ask(port, method, target_of(row), {"Host": host})
                 assert status == 403, (row, method, listener, host, answer)
-                assert is_in(decided(row, method).dialect, answer, 403), (row, answer)
+                assert is_in(decided(row, method, listener).dialect, answer, 403), (row, answer)
     status, _ = ask(guarded.port("http_inference"), "GET", "/nowhere", {"Host": "evil.example"})
     assert status == 403
 

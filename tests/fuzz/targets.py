@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import yaml
-from ts_frontend.telemetry.logging.log4j2 import read_plan
 from ts_frontend.telemetry.logging.settings import rotation
 
 from ts.protocol import open_inference_pb2 as pb
@@ -53,6 +52,7 @@ from ts_frontend.models.store import store
 from ts_frontend.open_inference import heads
 from ts_frontend.open_inference.repository import load_parameters
 from ts_frontend.telemetry.logging import formats
+from ts_frontend.telemetry.logging.log_config import read_plan
 from ts_frontend.workflows.specification import parse_spec
 
 #: What frames, messages and archives may come to; inputs of the fuzzer are far smaller.

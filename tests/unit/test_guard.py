@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import ast
-import asyncio
-import itertools
+import inspect
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import ts_frontend.http
 from ts_frontend.config.addresses import parse_name
-from ts_frontend.config.keys import KeyKind
+from ts_frontend.errors import ServeError
 from ts_frontend.http.departures import Departures
+from ts_frontend.http.errors import ErrorDialect
+from ts_frontend.http.errors import refusal as told
 from ts_frontend.http.guard import Guard, Hosts
-from ts_frontend.http.openapi import INFERENCE, KSERVE, MANAGEMENT, METRICS, OPEN_INFERENCE, OPENAI
 from ts_frontend.http.request import BodyLimits, HttpAnswer, HttpRequest
-from ts_frontend.http.routes import ROUTES, Effect, ErrorDialect, decision
+from ts_frontend.http.routes import ROUTES
+from ts_frontend.http.routing import HTTP_MANAGEMENT, Effect, RouteTable, Switch
 
 LOAD = ("POST", "/v2/repository/models/X/load")
 EVIL = (b"origin", b"http://evil.example")
@@ -28,13 +28,22 @@ JSON_TYPE = (b"content-type", b"application/json")
 HTTP = Path(ts_frontend.http.__file__).parent
 
 
+ALL = ("http_inference", "http_management", "http_metrics")
+TABLE = RouteTable(ROUTES, ALL, Switch)
+decision = TABLE.find
+
+
 def refusal(
     guard: Guard, method: str, path: str, *headers: tuple[bytes, bytes], reached: str = "127.0.0.1"
 ) -> HttpAnswer | None:
     scope = {"method": method, "path": path, "query_string": b"", "headers": list(headers), "server": (reached, 8080)}
     request = HttpRequest(scope, None, "id", BodyLimits(1, 1), Departures())  # type: ignore[arg-type]
-    serve = guard.route(request)
-    return None if serve is None else asyncio.run(serve(request))  # type: ignore[arg-type]
+    match = decision(method, path)
+    try:
+        guard.check(request, match)
+    except ServeError as error:
+        return told(error, match.dialect)
+    return None
 
 
 def status(guard: Guard, method: str, path: str, *headers: tuple[bytes, bytes]) -> int:
@@ -96,13 +105,11 @@ def test_cors_names_who_may() -> None:
 
 
 def test_paths_that_models_declare_are_predictions() -> None:
-    async def serve(request: HttpRequest) -> HttpAnswer:
-        return HttpAnswer(200, (), b"")
-
-    guard = Guard(Hosts("127.0.0.1"), of_a_model=lambda request: serve if request.path == "/mine" else None)
+    mine = decision("POST", "/v2/models/m/generate")
+    guard = Guard(Hosts("127.0.0.1"), of_a_model=lambda method, path: mine if path == "/mine" else None)
     assert status(guard, "POST", "/mine", EVIL) == 200
     assert status(guard, "POST", "/other", EVIL) == 403
-    everything = Guard(Hosts("127.0.0.1"), of_a_model=lambda request: serve)
+    everything = Guard(Hosts("127.0.0.1"), of_a_model=lambda method, path: mine)
     assert status(everything, *LOAD, EVIL, JSON_TYPE) == 403  # what the table names, no model takes over
 
 
@@ -181,6 +188,7 @@ def test_the_strictest_row_counts_in_whatever_order_routes_are_asked() -> None:
     assert decision("PUT", "/models/predict").effect is Effect.CHANGES
     assert decision("PUT", "/models/m/predict").effect is Effect.CHANGES
     assert decision("DELETE", "/models/m/invoke").managing
+    assert RouteTable(ROUTES, ALL[:1]).find("DELETE", "/models/m/invoke").managing  # on whatever listener
     assert decision("POST", "/models/m/invoke").effect is Effect.RUNS
     assert decision("GET", "/v1/models/m:predict").effect is Effect.RUNS
     assert decision("GET", "/v1/models/m").effect is Effect.OPEN
@@ -206,130 +214,51 @@ def test_what_no_row_names_is_closed() -> None:
     assert decision("POST", "/v2/new").dialect is ErrorDialect.OPEN_INFERENCE
 
 
-def filled(path: str) -> str:
-    return re.sub(r"\{\w+\}", "x", path)
+def test_every_described_operation_is_managed_where_it_says_so() -> None:
+    for row in ROUTES:
+        if "with a management key" in row.summary:
+            assert row.managing, row
+        if HTTP_MANAGEMENT in row.on and row.methods in ("POST", "PUT", "DELETE"):
+            assert row.effect is Effect.CHANGES and row.managing, row
 
 
-def test_every_described_operation_has_a_row() -> None:
-    for operation in (*INFERENCE, *MANAGEMENT, *METRICS, *OPEN_INFERENCE, *OPENAI, *KSERVE):
-        found = decision(operation.method.upper(), filled(operation.path))
-        assert found.known, operation
-        if "with a management key" in operation.summary:
-            assert found.managing, operation
-    for operation in MANAGEMENT:
-        found = decision(operation.method.upper(), filled(operation.path))
-        if operation.method in ("post", "put", "delete"):
-            assert found.effect is Effect.CHANGES and found.managing, operation
-
-
-#: What a `match` statement of a door looks at: the segments, or those behind a beginning.
-BEHIND = {
-    "segments": "",
-    "request.segments": "",
-    "(method, segments)": "",
-    "segments[1:]": "/v2",
-    "rest of _system": "/v2/systemsharedmemory",
-    "rest of _cuda": "/v2/cudasharedmemory",
-}
-#: Beginnings that hand the rest of the path to another function.
-HANDED_ON = {"/v2/systemsharedmemory", "/v2/cudasharedmemory"}
-
-
-def words_of(pattern: ast.pattern) -> Iterator[str]:
-    """What a pattern of one segment stands for."""
-    if isinstance(pattern, ast.MatchOr):
-        for one in pattern.patterns:
-            yield from words_of(one)
-    elif isinstance(pattern, ast.MatchValue) and isinstance(pattern.value, ast.Constant):
-        yield str(pattern.value.value)
-    elif isinstance(pattern, ast.MatchStar):
-        yield ""
-    else:
-        assert isinstance(pattern, ast.MatchAs), ast.dump(pattern)
-        yield "x"
-
-
-def paths_of(pattern: ast.pattern, beginning: str) -> Iterator[str]:
-    if isinstance(pattern, ast.MatchOr):
-        for one in pattern.patterns:
-            yield from paths_of(one, beginning)
-        return
-    assert isinstance(pattern, ast.MatchSequence), ast.dump(pattern)
-    segments = pattern.patterns
-    if beginning == "" and len(segments) == 2 and isinstance(segments[1], (ast.MatchSequence, ast.MatchOr)):
-        yield from paths_of(segments[1], beginning)  # of a method and segments
-        return
-    for words in itertools.product(*(tuple(words_of(one)) for one in segments)):
-        yield beginning + "".join(f"/{word}" for word in words if word)
-
-
-def matched_paths() -> Iterator[tuple[str, str]]:
-    """(where, path) of everything that the doors' `match` statements find."""
+def test_nothing_but_the_table_routes() -> None:
+    """No door looks at the parts of a path: a route without a row would have no guard and no key."""
     for file in sorted(HTTP.glob("*.py")):
-        tree = ast.parse(file.read_text())
-        for function in ast.walk(tree):
-            if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                continue
-            for statement in ast.walk(function):
-                if not isinstance(statement, ast.Match):
-                    continue
-                subject = ast.unparse(statement.subject)
-                subject = subject if subject != "rest" else f"rest of {function.name}"
-                assert subject in BEHIND, f"{file.name}: match {subject}: say in BEHIND what it looks at"
-                for case in statement.cases:
-                    for path in paths_of(case.pattern, BEHIND[subject]):
-                        yield f"{file.name}:{case.pattern.lineno}", path
+        for node in ast.walk(ast.parse(file.read_text())):
+            assert not isinstance(node, ast.Match), f"{file.name}:{node.lineno}"
+            assert not (isinstance(node, ast.Attribute) and node.attr == "segments"), f"{file.name}:{node.lineno}"
 
 
-def test_every_path_in_the_code_has_a_row() -> None:
-    found = list(matched_paths())
-    assert len(found) > 50
-    methods = ("GET", "POST", "PUT", "DELETE", "OPTIONS")
-    for where, path in found:
-        sample = path.replace("/v1/models/x", "/v1/models/x:predict") if ":predict" in path else path
-        assert path in HANDED_ON or any(decision(method, sample or "/").known for method in methods), (where, path)
+def test_every_row_is_found_by_its_own_path() -> None:
+    for row in ROUTES:
+        path = re.sub(r"\{\w+\*?\}", "x", row.path)
+        for method in ("POST",) if row.methods == "*" else row.methods.split():
+            table = RouteTable(ROUTES, row.on, Switch)
+            found = table.find(method, path)
+            assert found.known and found.effect >= row.effect, row
+            assert found.template == row.template or row not in ROUTES, row
+        assert inspect.iscoroutinefunction(row.function) and row.keys is not None and row.on, row
 
 
-def compared_paths() -> Iterator[tuple[str, str]]:
-    """(where, path) of what doors compare all segments with: a list, or a tuple of lists of that module."""
-    for file in sorted(HTTP.glob("*.py")):
-        tree = ast.parse(file.read_text())
-        named = {
-            target.id: node.value
-            for node in tree.body
-            if isinstance(node, ast.Assign)
-            for target in node.targets
-            if isinstance(target, ast.Name)
-        }
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Compare) and ast.unparse(node.left) in ("segments", "request.segments"):
-                (right,) = node.comparators
-                value = named[right.id] if isinstance(right, ast.Name) else right
-                found = ast.literal_eval(value)
-                for segments in [found] if isinstance(found, list) else found:
-                    yield f"{file.name}:{node.lineno}", "".join(f"/{word}" for word in segments)
-
-
-def test_every_path_that_is_compared_has_a_row() -> None:
-    found = list(compared_paths())
-    assert {"/token", "/api-description", "/docs"} <= {path for _, path in found}
-    for where, path in found:
-        assert decision("GET", path).known, (where, path)
-    for rest in ("", "/ready", "/config", "/infer", "/infer_stream", "/generate", "/generate_stream", "/stats"):
-        for path in ("/v2/models/m", "/v2/models/m/versions/1"):
-            assert decision("GET", path + rest).known or decision("POST", path + rest).known
+def test_words_come_before_names_and_the_ends_of_paths_are_told() -> None:
+    assert decision("GET", "/v2/models/stats").template == "/v2/models/stats"
+    assert decision("GET", "/predictions/m/1.0/a/b").params == {
+        "model_name": "m",
+        "model_version": "1.0",
+        "url_path": "a/b",
+    }
+    assert decision("POST", "/v1/models/m:predict").params == {"model_name": "m"}
+    assert decision("GET", "/v1/completions").allowed == ["POST"]
+    assert decision("GET", "/v2/models/m/nothing").allowed == []
 
 
 def test_rows_are_consistent() -> None:
-    assert len({(method, row.path) for row in ROUTES for method in row.methods.split()}) == sum(
-        len(row.methods.split()) for row in ROUTES
-    )
+    places = [(method, row.path, row.on, row.when) for row in ROUTES for method in row.methods.split()]
+    assert len(set(places)) == len(places)
     for row in ROUTES:
         assert row.path.startswith("/") and row.methods, row
-        assert row.key is None or row.effect is not Effect.OPEN, row
-        assert row.effect is not Effect.CHANGES or row.key is not None, row
-        assert (row.key is KeyKind.MANAGEMENT) is row.path.startswith(
-            ("/models", "/workflows", "/v2/repository", "/v2/logging", "/v2/trace")
-        ) or row.path.endswith(("/index", "/invoke", "/trace/setting", "/{rest*}")), row
+        assert not row.keys or row.effect is not Effect.OPEN, row
+        assert row.effect is not Effect.CHANGES or row.keys, row
         if row.path.startswith("/v2") and row.effect is Effect.CHANGES:
             assert row.json and row.dialect is ErrorDialect.OPEN_INFERENCE, row

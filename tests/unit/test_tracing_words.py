@@ -10,8 +10,8 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from ts_frontend.config.kinds import ConfigError
-from ts_frontend.http.openapi import OPEN_INFERENCE, OPENAI
-from ts_frontend.http.tracing import Templates
+from ts_frontend.http.routes import ROUTES
+from ts_frontend.http.routing import RouteTable
 from ts_frontend.telemetry.tracing.export import BoundedProcessor, CountedExporter
 from ts_frontend.telemetry.tracing.settings import GRPC, HTTP, endpoint, protocol_of, wanted
 
@@ -65,13 +65,7 @@ def test_endpoints() -> None:
     ],
 )
 def test_templates(path: str, template: str) -> None:
-    own = (
-        "/predictions/{model_name}",
-        "/v2/models/{model_name}/infer",
-        "/v1/models/{model_name}",
-        "/v1/models/{model_name}:predict",
-    )
-    assert Templates((*own, *(one.path for one in (*OPEN_INFERENCE, *OPENAI)))).find(path) == template
+    assert RouteTable(ROUTES, ("http_inference",)).find("POST", path).template == template
 
 
 class Stuck(SpanExporter):

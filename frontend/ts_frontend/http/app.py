@@ -1,33 +1,33 @@
-"""HTTP over ASGI: finds who answers, sends answers and errors in TorchServe's form, logs each request."""
+"""HTTP over ASGI: finds who answers, sends answers and errors, logs each request."""
 
 from __future__ import annotations
 
 import logging
-import math
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
-from ts_frontend.errors import ClientGone, Code, ServeError
+from ts_frontend.errors import ClientGone, ServeError
+from ts_frontend.http.auth import HttpKeys
 from ts_frontend.http.departures import Departures
+from ts_frontend.http.errors import ErrorDialect, MethodNotAllowed, ResourceNotFound, refusal
+from ts_frontend.http.guard import Guard
 from ts_frontend.http.request import (
     CLOSE,
     JSON,
-    NOT_FOUND,
     Body,
     BodyLimits,
     Header,
     HttpAnswer,
     HttpRequest,
     Receive,
-    Route,
     Scope,
     Send,
-    Serve,
     error_body,
     not_found,
 )
+from ts_frontend.http.routing import Find, Match, RouteTable
 
 logger = logging.getLogger(__name__)
 REQUEST_ID = b"x-request-id"
@@ -48,20 +48,6 @@ UNEXPECTED = "The server failed unexpectedly; its log says why"
 Log = Callable[[str, str, int, float, str], None]
 
 
-class ResourceNotFound(ServeError):
-    code, http_status, type_name = Code.NOT_FOUND, 404, "ResourceNotFoundException"
-
-    def __init__(self) -> None:
-        super().__init__(NOT_FOUND)
-
-
-class MethodNotAllowed(ServeError):
-    code, http_status, type_name = Code.UNIMPLEMENTED, 405, "MethodNotAllowedException"
-
-    def __init__(self) -> None:
-        super().__init__("Requested method is not allowed, please refer to API document.")
-
-
 @dataclass(frozen=True, slots=True)
 class Cors:
     """What pages of other origins may do; None: the header isn't sent."""
@@ -70,11 +56,12 @@ class Cors:
     methods: str | None = None
     headers: str | None = None
 
-    def preflight(self, request: HttpRequest) -> Serve | None:
-        """The route of what browsers ask before they send a request of another origin's page. The headers that every
-        answer has are the answer."""
-        asks = request.method == "OPTIONS" and request.header(b"access-control-request-method")
-        return _allowed if asks and request.header(b"origin") else None
+    def is_preflight(self, request: HttpRequest) -> bool:
+        """What browsers ask before they send a request of another origin's page. The headers that every answer has are
+        the answer."""
+        if request.method != "OPTIONS" or not self.origin:
+            return False
+        return bool(request.header(b"access-control-request-method") and request.header(b"origin"))
 
     def answer_headers(self) -> tuple[Header, ...]:
         values = {"origin": self.origin, "methods": self.methods, "headers": self.headers}
@@ -85,38 +72,27 @@ class Cors:
         )
 
 
-async def _allowed(request: HttpRequest) -> HttpAnswer:
-    return HttpAnswer(200, (), b"")
-
-
-def retry_headers(error: ServeError) -> tuple[Header, ...]:
-    """Retry-After in whole seconds, where it is known when the same request may fare better."""
-    seconds = error.retry_after_s if error.http_status == 503 else None
-    return () if seconds is None else ((b"retry-after", b"%d" % max(1, math.ceil(seconds))),)
-
-
-def error_answer(error: ServeError) -> HttpAnswer:
-    body = error_body(error.http_status, error.type_name, error.message)
-    return HttpAnswer(error.http_status, (JSON, *retry_headers(error)), body)
-
-
 class HttpApp:
-    """The ASGI application of an HTTP listener. `guard` is asked before everything else, then `routes` in turn; `log`
-    None: no access log. Raises ClientGone when nobody is left to answer."""
+    """The ASGI application of an HTTP listener: what `routes` find is asked of the `guard`, then of the `keys` (None:
+    there are none), then answered. `of_a_model` finds the paths that models declare. `log` None: no access log. Raises
+    ClientGone when nobody is left to answer."""
 
     def __init__(
         self,
-        routes: Sequence[Route],
+        routes: RouteTable,
         ids: Callable[[], str],
         *,
-        guard: Route,
+        guard: Guard,
+        keys: HttpKeys | None = None,
+        of_a_model: Find | None = None,
         log: Log | None,
         cors: Cors,
         limits: BodyLimits,
     ) -> None:
         self._ids = ids
         self._log = log
-        self._routes = [guard, *([cors.preflight] if cors.origin else []), *routes]
+        self._routes, self._of_a_model = routes, of_a_model
+        self._guard, self._keys, self._cors = guard, keys, cors
         self._fixed = (*NO_CACHE, *cors.answer_headers())
         self._limits = limits
         self._departures = Departures()
@@ -147,15 +123,22 @@ class HttpApp:
         return self._ids()
 
     async def _answer(self, request: HttpRequest) -> HttpAnswer:
+        match = self._routes.find(request.method, request.path)
         try:
-            for route in self._routes:
-                serve = route(request)
-                if serve is not None:
-                    return await serve(request)
-            raise MethodNotAllowed if request.path == "/" else ResourceNotFound
+            self._guard.check(request, match)
+            if self._cors.is_preflight(request):
+                return HttpAnswer(200, (), b"")
+            if match.yields and self._of_a_model is not None:
+                match = self._of_a_model(request.method, request.path) or match
+            if self._keys is not None:
+                self._keys.check(request, match)
+            if match.serve is None:
+                raise _unanswered(request, match)
+            request.path_params = match.params
+            return await match.serve(request)
         except ServeError as error:
             logger.debug("%s %r ended %s: %s", request.method, request.path, error.http_status, error.message)
-            return error_answer(error)
+            return refusal(error, match.dialect)
         except ClientGone:
             raise
         except Exception:
@@ -175,6 +158,14 @@ class HttpApp:
             headers.append(STREAMED)
             await send({"type": "http.response.start", "status": status, "headers": headers})
             await _send_pieces(body, send)
+
+
+def _unanswered(request: HttpRequest, match: Match) -> ServeError:
+    if match.allowed:
+        return MethodNotAllowed(*match.allowed)
+    if match.dialect is ErrorDialect.OPEN_INFERENCE:
+        return ResourceNotFound(f"Not Found: nothing answers {request.method} {request.path}")
+    return ResourceNotFound()
 
 
 async def _send_pieces(pieces: AsyncIterator[Sequence[Body]], send: Send) -> None:

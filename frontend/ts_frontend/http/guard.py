@@ -10,24 +10,15 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from collections.abc import Sequence
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from ts_frontend.config.addresses import is_loopback
 from ts_frontend.errors import Code, ServeError
-from ts_frontend.http import open_inference as http_v2
-from ts_frontend.http import openai as http_openai
-from ts_frontend.http.app import error_answer
-from ts_frontend.http.request import HttpAnswer, HttpRequest, Route, Serve
-from ts_frontend.http.routes import Effect, ErrorDialect, decision
+from ts_frontend.http.request import HttpRequest
+from ts_frontend.http.routing import Effect, Find, Match
 
-#: How errors of a dialect are told.
-REFUSALS: dict[ErrorDialect, Callable[[ServeError], HttpAnswer]] = {
-    ErrorDialect.TORCHSERVE: error_answer,
-    ErrorDialect.OPEN_INFERENCE: http_v2.refusal,
-    ErrorDialect.OPENAI: http_openai.refusal,
-}
 FORM = "application/x-www-form-urlencoded"
 #: What browsers send for any page without asking first: forms and fetches, pings of links, reports.
 SIMPLE = frozenset({"", "text/plain", "multipart/form-data", FORM, "text/ping", "application/csp-report"})
@@ -98,26 +89,23 @@ def _plain(host: str) -> str:
 
 
 class Guard:
-    """The first route of a listener: answers what may not be done, and leaves the rest to the others.
+    """What comes first on a listener: refuses what may not be done, and leaves the rest to the others.
 
     `allowed_origin`: whose pages may do what its own may ("*": all). `of_a_model` finds the paths that models declare,
     which the table doesn't name."""
 
-    def __init__(self, hosts: Hosts, allowed_origin: str | None = None, of_a_model: Route | None = None) -> None:
+    def __init__(
+        self,
+        hosts: Hosts,
+        allowed_origin: str | None = None,
+        of_a_model: Find | None = None,
+    ) -> None:
         self._hosts = hosts
         self._allowed = allowed_origin.encode() if allowed_origin else b""
         self._of_a_model = of_a_model
 
-    def route(self, request: HttpRequest) -> Serve | None:
-        try:
-            self._check(request)
-        except ServeError as error:
-            refusal = REFUSALS[decision(request.method, request.path).dialect]
-            return partial(_answered, refusal(error))
-        return None
-
-    def _check(self, request: HttpRequest) -> None:
-        """Raises ForeignHost, ForeignOrigin, UnsupportedMediaType."""
+    def check(self, request: HttpRequest, match: Match) -> None:
+        """Raises ForeignHost, ForeignOrigin, UnsupportedMediaType. `match`: what the request is taken for."""
         hosts, origins, sites, kinds = [], [], [], b""
         for name, value in request.headers:
             if name == b"host":
@@ -129,16 +117,20 @@ class Guard:
             elif name == b"content-type":
                 kinds = value
         self._check_hosts(hosts, request.reached)
-        taken = decision(request.method, request.path)
-        if taken.effect is Effect.RUNS and not taken.json and not taken.managing:
+        if match.effect is Effect.RUNS and not match.json and not match.managing:
             return
         from_page = bool(origins or sites)
-        if from_page and (taken.managing or taken.effect is Effect.CHANGES):
-            of_a_model = not taken.known and self._of_a_model is not None and self._of_a_model(request) is not None
-            if not of_a_model:
-                self._check_page(origins, sites, hosts, request.reached)
-        if taken.json:
+        changes = match.managing or match.effect is Effect.CHANGES
+        if from_page and changes and not self._is_a_models(request, match):
+            self._check_page(origins, sites, hosts, request.reached)
+        if match.json:
             _check_type(kinds, from_page)
+
+    def _is_a_models(self, request: HttpRequest, match: Match) -> bool:
+        """A model declares the path; what the table names, none takes over."""
+        if match.known or self._of_a_model is None:
+            return False
+        return self._of_a_model(request.method, request.path) is not None
 
     def _check_hosts(self, hosts: Sequence[bytes], reached: str) -> None:
         if self._hosts.any_name:
@@ -179,7 +171,3 @@ def _check_type(header: bytes, from_browser: bool) -> None:
 
 def _shown(value: bytes) -> str:
     return value[:200].decode("latin-1")
-
-
-async def _answered(answer: HttpAnswer, request: HttpRequest) -> HttpAnswer:
-    return answer

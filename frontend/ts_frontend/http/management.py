@@ -9,20 +9,13 @@ from typing import Any
 
 from ts_frontend.config.parameters import REGISTER, SCALE, CallParameter
 from ts_frontend.errors import InvalidArgument
-from ts_frontend.http.app import MethodNotAllowed, ResourceNotFound
-from ts_frontend.http.request import HttpAnswer, HttpRequest, Parameters, Serve, json_answer, query_pairs
+from ts_frontend.http.errors import MethodNotAllowed, ResourceNotFound
+from ts_frontend.http.request import HttpAnswer, HttpRequest, Parameters, json_answer, query_pairs
 from ts_frontend.models.description import LIST_LIMIT
 from ts_frontend.models.manager import ModelManager, Outcome
 from ts_frontend.models.registry import Registry
 
 log = logging.getLogger(__name__)
-
-
-def admitted(serve: Serve | None, switched_off: tuple[Serve, ...]) -> Serve | None:
-    """Who serves a request. Raises MethodNotAllowed for what is switched off."""
-    if serve is not None and serve in switched_off:
-        raise MethodNotAllowed
-    return serve
 
 
 def outcome_answer(outcome: Outcome) -> HttpAnswer:
@@ -97,71 +90,50 @@ class HttpManagement:
     def __init__(self, manager: ModelManager, models: Registry, *, model_api: bool = True) -> None:
         self._manager = manager
         self._models = models
-        self._switched_off = () if model_api else (self._register, self._unregister)
+        self._model_api = model_api
 
-    def route(self, request: HttpRequest) -> Serve | None:
-        return admitted(self._find(request.method, request.segments), self._switched_off)
+    def _check_model_api(self) -> None:
+        if not self._model_api:
+            raise MethodNotAllowed
 
-    def _find(self, method: str, segments: list[str]) -> Serve | None:
-        match method, segments:
-            case "GET", ["models"]:
-                return self._list
-            case "POST", ["models"]:
-                return self._register
-            case "GET", ["models", _] | ["models", _, _]:
-                return self._describe
-            case "PUT", ["models", _] | ["models", _, _]:
-                return self._scale
-            case "DELETE", ["models", _] | ["models", _, _]:
-                return self._unregister
-            case "PUT", ["models", _, _, "set-default"]:
-                return self._set_default
-            case "GET", ["v1", "models", _]:
-                return self._ready
-            case _, ["models"] | ["models", _] | ["models", _, _] | ["models", _, _, "set-default"]:
-                raise MethodNotAllowed
-            case _, ["v1", "models", _]:
-                raise MethodNotAllowed
-        return None
-
-    # --- calls
-
-    async def _list(self, request: HttpRequest) -> HttpAnswer:
+    async def list_models(self, request: HttpRequest) -> HttpAnswer:
         parameters = Parameters(query_pairs(request))
         limit, token = page_asked(parameters)
         return json_answer(200, self._manager.list_models(limit=limit, next_page_token=token))
 
-    async def _register(self, request: HttpRequest) -> HttpAnswer:
+    async def register(self, request: HttpRequest) -> HttpAnswer:
+        self._check_model_api()
         asked = given(REGISTER, await register_parameters(request))
         return outcome_answer(await self._manager.register(asked.pop("url"), **asked))
 
-    async def _scale(self, request: HttpRequest) -> HttpAnswer:
+    async def scale(self, request: HttpRequest) -> HttpAnswer:
         parameters = Parameters(query_pairs(request))
         name, version = _model(request)
         version = version or parameters.text("model_version")
         return outcome_answer(await self._manager.scale(name, version=version, **given(SCALE, parameters)))
 
-    async def _describe(self, request: HttpRequest) -> HttpAnswer:
+    async def describe(self, request: HttpRequest) -> HttpAnswer:
         name, version = _model(request)
         customized = Parameters(query_pairs(request)).flag("customized", False)
         return json_answer(200, await self._manager.describe(name, version=version, customized=customized))
 
-    async def _unregister(self, request: HttpRequest) -> HttpAnswer:
+    async def unregister(self, request: HttpRequest) -> HttpAnswer:
+        self._check_model_api()
         name, version = _model(request)
         return outcome_answer(await self._manager.unregister(name, version=version))
 
-    async def _set_default(self, request: HttpRequest) -> HttpAnswer:
-        _, name, version, _ = request.segments
-        return outcome_answer(await self._manager.set_default(name, version))
+    async def set_default(self, request: HttpRequest) -> HttpAnswer:
+        params = request.path_params
+        return outcome_answer(await self._manager.set_default(params["model_name"], params["model_version"]))
 
-    async def _ready(self, request: HttpRequest) -> HttpAnswer:
-        name = request.segments[2]
+    async def ready(self, request: HttpRequest) -> HttpAnswer:
+        name = request.path_params["model_name"]
         return json_answer(200, {"name": name, "ready": self._models.find(name).ready})
 
 
 def _model(request: HttpRequest) -> tuple[str, str | None]:
     """/models/MODEL[/VERSION]"""
-    _, name, *version = request.segments
+    name = request.path_params["model_name"]
     if not name:
         raise ResourceNotFound
-    return name, version[0] if version else None
+    return name, request.path_params.get("model_version")

@@ -7,61 +7,46 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Callable
-from functools import partial
+from collections.abc import AsyncIterator
 from typing import Any, TypeAlias
 
 from ts.protocol.frames import Buffer, Input
 from ts_frontend.errors import InvalidArgument, ServeError
-from ts_frontend.http.app import MethodNotAllowed, retry_headers
+from ts_frontend.http.errors import ErrorDialect, refusal
 from ts_frontend.http.open_inference import EVENTS, event
-from ts_frontend.http.request import HttpAnswer, HttpRequest, Serve, compact_json, json_object
+from ts_frontend.http.request import HttpAnswer, HttpRequest, compact_json, json_object
 from ts_frontend.job import Job
 from ts_frontend.models.registry import Registry
 from ts_frontend.open_inference.models import find
 
 Fields: TypeAlias = "dict[str, Any]"
 DONE = b"data: [DONE]\n\n"
-_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    404: "invalid_request_error",
-    429: "rate_limit_error",
-}
 
 
 class HttpOpenAI:
-    """Answers in OpenAI's form; `route` finds what a request asks for."""
+    """Answers in OpenAI's form."""
 
     def __init__(self, models: Registry) -> None:
         self._models = models
 
-    def route(self, request: HttpRequest) -> Serve | None:
-        match request.segments:
-            case ["v1", "completions"]:
-                return _posted(lambda request: self._completion(request, Completion))
-            case ["v1", "chat", "completions"]:
-                return _posted(lambda request: self._completion(request, ChatCompletion))
-            case ["v1", "models"] if request.method in ("GET", "HEAD"):
-                return self._list
-            case ["v1", "models", name] if request.method in ("GET", "HEAD") and ":" not in name:
-                return partial(self._retrieve, name)
-        return None
-
-    async def _list(self, request: HttpRequest) -> HttpAnswer:
+    async def list_models(self, request: HttpRequest) -> HttpAnswer:
         """OpenAI's list and KServe's (`models`) in one."""
         names = sorted(model.name for model in self._models.defaults())
         return compact_json(200, {"object": "list", "data": [_object(name) for name in names], "models": names})
 
-    async def _retrieve(self, name: str, request: HttpRequest) -> HttpAnswer:
+    async def retrieve(self, request: HttpRequest) -> HttpAnswer:
         """OpenAI's object and KServe's readiness in one."""
-        try:
-            ready = find(self._models, name, "").ready
-        except ServeError as error:
-            return refusal(error)
+        name = request.path_params["model_name"]
+        ready = find(self._models, name, "").ready
         return compact_json(200 if ready else 503, _object(name) | {"name": name, "ready": ready})
 
-    async def _completion(self, request: HttpRequest, form: type[Completion]) -> HttpAnswer:
+    async def completion(self, request: HttpRequest) -> HttpAnswer:
+        return await self._complete(request, Completion)
+
+    async def chat_completion(self, request: HttpRequest) -> HttpAnswer:
+        return await self._complete(request, ChatCompletion)
+
+    async def _complete(self, request: HttpRequest, form: type[Completion]) -> HttpAnswer:
         body = await request.body()
         asked = json_object(body)
         name = asked.get("model")
@@ -189,31 +174,10 @@ async def _events(
             ends.append(_event(completion.of_usage(said)))
         yield [*ends, DONE]
     except ServeError as error:
-        yield [event(refusal(error).body)]  # type: ignore[arg-type]
+        yield [event(refusal(error, ErrorDialect.OPENAI).body)]  # type: ignore[arg-type]
     finally:
         await rest.aclose()  # type: ignore[attr-defined]
 
 
 def _event(value: Fields) -> bytes:
     return event(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
-
-
-def _posted(serve: Callable[[HttpRequest], Any]) -> Serve:
-    async def run(request: HttpRequest) -> HttpAnswer:
-        try:
-            if request.method != "POST":
-                raise MethodNotAllowed
-            found: HttpAnswer = await serve(request)
-            return found
-        except ServeError as error:
-            return refusal(error)
-
-    return run
-
-
-def refusal(error: ServeError) -> HttpAnswer:
-    """OpenAI's form of an error."""
-    status = error.http_status if 400 <= error.http_status < 600 else 500
-    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    answer = compact_json(status, {"error": {"message": error.message, "type": kind, "param": None, "code": status}})
-    return answer._replace(headers=(*answer.headers, *retry_headers(error)))

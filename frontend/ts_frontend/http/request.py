@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl
 
@@ -54,23 +54,12 @@ class HttpAnswer(NamedTuple):
 
 
 class HttpRequest:
-    """One request. `path` is percent-decoded, `segments` are its parts; names in `headers` are lower case."""
+    """One request. `path` is percent-decoded, `path_params` is what stands for the names in its route; names in
+    `headers` are lower case."""
 
     __slots__ = (
-        *(
-            "_departures",
-            "_receive",
-            "_scope",
-            "_timer",
-            "_watched",
-            "_watcher",
-            "headers",
-            "limits",
-            "method",
-            "path",
-            "request_id",
-        ),
-        *("segments", "tail"),
+        *("_departures", "_receive", "_scope", "_timer", "_watched", "_watcher"),
+        *("headers", "limits", "method", "path", "path_params", "request_id"),
     )
 
     def __init__(
@@ -80,8 +69,7 @@ class HttpRequest:
         self.path: str = scope["path"]
         self._scope = scope
         self.headers: Sequence[Header] = scope["headers"]
-        self.segments = self.path.rstrip("/").split("/")[1:]
-        self.tail = ""
+        self.path_params: Mapping[str, str] = {}
         self.request_id = request_id
         self.limits = limits
         self._receive = receive
@@ -194,9 +182,6 @@ async def _closed() -> Event:
 
 
 Serve: TypeAlias = Callable[[HttpRequest], Awaitable[HttpAnswer]]
-#: Finds who answers a request; None: somebody else's. May raise a ServeError, which is then the answer.
-Route: TypeAlias = "Callable[[HttpRequest], Serve | None]"
-
 
 CLOSE = (b"connection", b"close")
 NOT_FOUND = "Requested resource is not found, please refer to API document."

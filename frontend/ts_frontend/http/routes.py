@@ -1,215 +1,271 @@
-"""Every route over HTTP, once: what it does, whose key opens it, and the form of its errors. Pure.
+"""Every route over HTTP, a row each: who answers, what it does, whose key opens it, and how it is described.
 
-The guard and the keys decide by it. What no row names counts as a change of the server: a route that is added without
-a row is closed to pages of other origins.
+A new route is a row here and its function. Of rows that a listener has for one path, words come before names, then the
+first row counts.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from enum import Enum, IntEnum
-from functools import lru_cache
-from typing import NamedTuple
+from functools import partial
 
 from ts_frontend.config.keys import KeyKind
-
-
-class Effect(IntEnum):
-    """What a call does, the harmless first. OPEN: tells probes and clients what everyone may know; READS: tells what is
-    served; RUNS: runs a model; CHANGES: changes what is served, or how."""
-
-    OPEN = 0
-    READS = 1
-    RUNS = 2
-    CHANGES = 3
-
-
-class ErrorDialect(Enum):
-    """Whose form errors have."""
-
-    TORCHSERVE = "TorchServe"
-    OPEN_INFERENCE = "Open Inference Protocol"
-    OPENAI = "OpenAI"
-
-
-class Row(NamedTuple):
-    """`methods`: with blanks between, `*` for any; GET stands for HEAD, too. `path`: `{name}` is one segment, `{name*}`
-    any number of them, last. `key`: whose key opens it, None for everyone. `json`: the body is JSON."""
-
-    methods: str
-    path: str
-    effect: Effect
-    key: KeyKind | None = KeyKind.INFERENCE
-    dialect: ErrorDialect = ErrorDialect.TORCHSERVE
-    json: bool = False
-
+from ts_frontend.config.parameters import REGISTER, REGISTER_WORKFLOW, SCALE
+from ts_frontend.http.auth import HttpKeys
+from ts_frontend.http.errors import ErrorDialect
+from ts_frontend.http.kserve_v1 import HttpKServe
+from ts_frontend.http.management import HttpManagement
+from ts_frontend.http.open_inference import HttpOpenInference
+from ts_frontend.http.openai import HttpOpenAI
+from ts_frontend.http.openapi import HttpDescription, HttpDocs
+from ts_frontend.http.routing import (
+    ANY_KEY,
+    GRPC_METRICS,
+    HTTP_INFERENCE,
+    HTTP_MANAGEMENT,
+    HTTP_METRICS,
+    Effect,
+    Function,
+    Row,
+    Switch,
+)
+from ts_frontend.http.torchserve import HttpInference, HttpMetrics
+from ts_frontend.http.triton import HttpTriton
+from ts_frontend.http.workflows import HttpWorkflows
 
 OPEN, READS, RUNS, CHANGES = Effect
 _OIP, _OPENAI = ErrorDialect.OPEN_INFERENCE, ErrorDialect.OPENAI
-_INFERENCE, _MANAGEMENT = KeyKind.INFERENCE, KeyKind.MANAGEMENT
-_MODEL, _VERSION = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
-_REPOSITORIES = ("/v2/repository", "/v2/repository/{repository}")
+_JSON, _TENSORS = ("application/json",), ("application/json", "application/octet-stream")
+_INPUT = ("application/json", "application/octet-stream", "multipart/form-data")
+_DESCRIPTION = "The OpenAPI description of what is served here"
+_PAGE = ("limit", "next_page_token")
+_REGISTER, _REGISTER_WORKFLOW, _SCALE = (
+    tuple(row.name for row in table if row.http) for table in (REGISTER, REGISTER_WORKFLOW, SCALE)
+)
+_MODEL, _VERSION = "/models/{model_name}", "/models/{model_name}/{model_version}"
+_V1_MODEL = "/v1/models/{model_name}"
+_V2_MODEL, _V2_VERSION = "/v2/models/{model_name}", "/v2/models/{model_name}/versions/{model_version}"
+
+_everywhere = partial(Row, on=(HTTP_INFERENCE, HTTP_MANAGEMENT, HTTP_METRICS), keys=())
+_described = partial(_everywhere, keys=ANY_KEY)
+_docs = partial(_everywhere, when=Switch.DOCS)
+_inference = partial(Row, on=(HTTP_INFERENCE,), keys=(KeyKind.INFERENCE,))
+_predict = partial(_inference, body=_INPUT)
+_kserve = partial(_inference, when=Switch.KSERVE)
+_openai = partial(_inference, dialect=_OPENAI)
+_tensors = partial(_inference, dialect=_OIP)
+_managing = partial(_tensors, keys=(KeyKind.MANAGEMENT,))
+_management = partial(Row, on=(HTTP_MANAGEMENT,), keys=(KeyKind.MANAGEMENT,))
 
 
 def _of_models() -> Iterator[Row]:
     """Open Inference Protocol: of a model, and of a version."""
-    for path in (_MODEL, _VERSION):
-        yield Row("GET", path, READS, dialect=_OIP)
-        yield Row("GET", f"{path}/ready", OPEN, None, _OIP)
-        yield Row("GET", f"{path}/config", READS, dialect=_OIP)
-        yield Row("GET", f"{path}/stats", READS, dialect=_OIP)
-        for rest in ("infer_stream", "generate", "generate_stream"):
-            yield Row("POST", f"{path}/{rest}", RUNS, _INFERENCE, _OIP, json=True)
-    # Handlers of TorchServe take any body, by any method.
-    yield Row("*", f"{_MODEL}/infer", RUNS, dialect=_OIP)
-    yield Row("*", f"{_MODEL}/explain", RUNS, dialect=_OIP)
-    yield Row("POST", f"{_VERSION}/infer", RUNS, _INFERENCE, _OIP, json=True)
+    tensors, run = HttpOpenInference, partial(_tensors, json=True)
+    for path in (_V2_MODEL, _V2_VERSION):
+        yield _tensors("GET", path, READS, tensors.metadata, "A model's versions, inputs and outputs")
+        yield _tensors("GET", f"{path}/ready", OPEN, tensors.ready, "Whether a model is ready", keys=())
+        yield _tensors("GET", f"{path}/config", READS, tensors.config, "A model's configuration, in Triton's words")
+        yield _tensors("GET", f"{path}/stats", READS, HttpTriton.statistics, "What a model's requests took")
+        if path == _V2_VERSION:  # of a model, it is TorchServe's, too
+            yield run("POST", f"{path}/infer", RUNS, tensors.infer, "Predict from tensors", body=_TENSORS)
+        for word, function, summary, body in (
+            ("infer_stream", tensors.infer_stream, "The same, with an event for each answer", _TENSORS),
+            ("generate", tensors.generate, "Text in, text out", _JSON),
+            ("generate_stream", tensors.generate_stream, "The same, with an event for each answer", _JSON),
+        ):
+            yield run("POST", f"{path}/{word}", RUNS, function, summary, body=body)
 
 
-def _managing() -> Iterator[Row]:
-    """Triton's: the repository, settings, shared memory."""
-    for path in _REPOSITORIES:
-        yield Row("POST", f"{path}/index", READS, dialect=_OIP)
-        for verb in ("load", "unload"):
-            yield Row("POST", f"{path}/models/{{model}}/{verb}", CHANGES, _MANAGEMENT, _OIP, json=True)
-    for path in ("/v2/logging", "/v2/trace/setting", f"{_MODEL}/trace/setting"):
-        yield Row("GET", path, READS, _MANAGEMENT, _OIP)
-        yield Row("POST", path, CHANGES, _MANAGEMENT, _OIP, json=True)
-    for kind in ("system", "cuda"):
-        of_all, of_one = f"/v2/{kind}sharedmemory", f"/v2/{kind}sharedmemory/region/{{region}}"
-        yield Row("GET", f"{of_all}/status", READS, dialect=_OIP)
-        yield Row("GET", f"{of_one}/status", READS, dialect=_OIP)
-        yield Row("POST", f"{of_one}/register", CHANGES, _INFERENCE, _OIP, json=True)
-        yield Row("POST", f"{of_one}/unregister", CHANGES, _INFERENCE, _OIP, json=True)
-        yield Row("POST", f"{of_all}/unregister", CHANGES, _INFERENCE, _OIP, json=True)
+def _repository() -> Iterator[Row]:
+    """Triton's clients may name a repository; there is one."""
+    tensors, change = HttpOpenInference, partial(_managing, json=True)
+    load, unload = "Load a model; with a management key", "Unload it; with a management key"
+    for path, described in (("/v2/repository", True), ("/v2/repository/{repository_name}", False)):
+        index, model = f"{path}/index", f"{path}/models/{{model_name}}"
+        yield _tensors("POST", index, READS, tensors.index, "The models that are there" * described, body=_JSON)
+        yield change("POST", f"{model}/load", CHANGES, tensors.load, load * described, body=_JSON)
+        yield change("POST", f"{model}/unload", CHANGES, tensors.unload, unload * described)
+
+
+def _setting(path: str, what: str, function: Function) -> Iterator[Row]:
+    changed = "The same, changed; with a management key"
+    yield _managing("GET", path, READS, function, f"{what}; with a management key")
+    yield _managing("POST", path, CHANGES, function, changed, body=_JSON, json=True)
+
+
+def _shared_memory(kind: str, status: Function, register: Function, unregister: Function) -> Iterator[Row]:
+    path, change = f"/v2/{kind}sharedmemory", partial(_tensors, json=True)
+    region = f"{path}/region/{{region_name}}"
+    yield _tensors("GET", f"{path}/status", READS, status, f"Regions of {kind} shared memory")
+    yield _tensors("GET", f"{region}/status", READS, status, "One of them")
+    yield change("POST", f"{region}/register", CHANGES, register, "Let tensors lie there", body=_JSON)
+    yield change("POST", f"{region}/unregister", CHANGES, unregister, "No longer")
+    yield change("POST", f"{path}/unregister", CHANGES, unregister, "None of them any longer")
 
 
 ROUTES: tuple[Row, ...] = (
-    # Every listener
-    Row("OPTIONS", "/", OPEN, None),
-    Row("*", "/api-description", OPEN, None),
-    Row("GET", "/docs", READS, None),
-    Row("GET", "/openapi.json", READS, None),
-    Row("GET", "/v2/docs", READS, None, _OIP),
-    Row("GET", "/v2/docs/dataplane.json", READS, None, _OIP),
-    Row("OPTIONS", "/predictions/{model}/{rest*}", READS),
-    Row("OPTIONS", "/explanations/{model}/{rest*}", READS),
-    Row("OPTIONS", "/models/{model}/{rest*}", READS),
-    Row("OPTIONS", "/v1/models/{model}/{rest*}", READS),
-    Row("OPTIONS", "/v2/models/{model}/{rest*}", READS, dialect=_OIP),
-    # Inference
-    Row("*", "/ping", OPEN, None),
-    Row("*", "/predictions/{model}/{rest*}", RUNS),
-    Row("*", "/explanations/{model}/{rest*}", RUNS),
-    Row("*", "/invocations", RUNS),
-    Row("*", "/models/{model}/invoke", RUNS),
-    Row("*", "/{model}/predict", RUNS),
-    Row("*", "/{model}/{version}/predict", RUNS),
-    Row("*", "/wfpredict/{workflow}/{rest*}", RUNS),
-    # KServe's and OpenAI's
-    Row("GET", "/", READS),
-    Row("GET", "/v1/models", READS, dialect=_OPENAI),
-    Row("GET", "/v1/models/{model}", OPEN, None),
-    Row("*", "/v1/models/{model}:{verb}", RUNS),
-    Row("POST", "/v1/completions", RUNS, _INFERENCE, _OPENAI, json=True),
-    Row("POST", "/v1/chat/completions", RUNS, _INFERENCE, _OPENAI, json=True),
+    # Descriptions
+    _everywhere("OPTIONS", "/", OPEN, HttpDescription.of_server, _DESCRIPTION, "apiDescription"),
+    _everywhere(
+        "*", "/api-description", OPEN, HttpDescription.of_server, _DESCRIPTION, "api-description", described_as="get"
+    ),
+    _docs("GET", "/docs", READS, HttpDocs.page),
+    _docs("GET", "/openapi.json", READS, HttpDocs.openapi),
+    _docs("GET", "/v2/docs", READS, HttpDocs.page, dialect=_OIP),
+    _docs("GET", "/v2/docs/dataplane.json", READS, HttpDocs.openapi, dialect=_OIP),
+    _inference(
+        *("OPTIONS", "/predictions/{model_name}", READS, HttpDescription.of_model),
+        *("The description of a model", "describePredictions"),
+        keys=ANY_KEY,
+    ),
+    _management(
+        *("OPTIONS", _MODEL, READS, HttpDescription.of_model, "The description of a model", "describeManagement"),
+        keys=ANY_KEY,
+    ),
+    _described("OPTIONS", "/predictions/{model_name}/{rest*}", READS, HttpDescription.of_model),
+    _described("OPTIONS", "/explanations/{model_name}/{rest*}", READS, HttpDescription.of_model),
+    _described("OPTIONS", f"{_MODEL}/{{rest*}}", READS, HttpDescription.of_model),
+    _described("OPTIONS", f"{_V1_MODEL}/{{rest*}}", READS, HttpDescription.of_model),
+    _described("OPTIONS", f"{_V2_MODEL}/{{rest*}}", READS, HttpDescription.of_model, dialect=_OIP),
+    # TorchServe's inference; handlers take any body, by any method
+    _inference(
+        "*", "/ping", OPEN, HttpInference.ping, "Whether the server is healthy", "ping", keys=(), described_as="get"
+    ),
+    _predict(
+        *("*", "/predictions/{model_name}", RUNS, HttpInference.predictions),
+        *("Predict with the default version", "predictions"),
+    ),
+    _predict(
+        *("*", "/predictions/{model_name}/{model_version}/{url_path*}", RUNS, HttpInference.predictions),
+        *("Predict with a version", "version_predictions"),
+    ),
+    _predict(
+        *("*", "/explanations/{model_name}", RUNS, HttpInference.explanations),
+        *("Explain with the default version", "explanations"),
+    ),
+    _predict(
+        *("*", "/explanations/{model_name}/{model_version}/{url_path*}", RUNS, HttpInference.explanations),
+        *("Explain with a version", "version_explanations"),
+    ),
+    # KServe's protocols; without `kserve_mode`, what isn't there is refused in TorchServe's form
+    _kserve("*", f"{_V1_MODEL}:predict", RUNS, HttpKServe.predict, dialect=_OIP),
+    _kserve("*", f"{_V1_MODEL}:explain", RUNS, HttpKServe.explain, dialect=_OIP),
+    _predict("*", f"{_V1_MODEL}:predict", RUNS, HttpKServe.predict, "Predict, KServe v1", "predict_v1"),
+    _predict("*", f"{_V1_MODEL}:explain", RUNS, HttpKServe.explain, "Explain, KServe v1", "explain_v1"),
+    _predict("*", f"{_V2_MODEL}/infer", RUNS, HttpOpenInference.infer, "Predict, KServe v2", "infer_v2", dialect=_OIP),
+    _predict(
+        *("*", f"{_V2_MODEL}/explain", RUNS, HttpInference.explain_kserve, "Explain, KServe v2", "explain_v2"),
+        dialect=_OIP,
+    ),
+    # SageMaker's, MMS's, and workflows
+    _predict(
+        *("*", "/invocations", RUNS, HttpInference.invocations),
+        *("Predict, as SageMaker asks", "invocations", ("model_name",)),
+        yields=True,
+    ),
+    _predict(
+        *("*", f"{_MODEL}/invoke", RUNS, HttpInference.with_query),
+        *("Predict, as SageMaker asks for one of many", "invoke"),
+    ),
+    _predict(
+        *("*", "/{model_name}/predict", RUNS, HttpInference.with_query, "Predict, as MMS had it", "predict"),
+        yields=True,
+    ),
+    _predict(
+        *("*", "/{model_name}/{model_version}/predict", RUNS, HttpInference.with_query),
+        *("The same with a version", "version_predict"),
+        yields=True,
+    ),
+    _predict(
+        "*", "/wfpredict/{workflow_name}/{rest*}", RUNS, HttpWorkflows.predict, "Predict with a workflow", "wfpredict"
+    ),
     # The Open Inference Protocol and Triton's
-    Row("GET", "/v2", READS, dialect=_OIP),
-    Row("GET", "/v2/health/live", OPEN, None, _OIP),
-    Row("GET", "/v2/health/ready", OPEN, None, _OIP),
-    Row("GET", "/v2/models", READS, dialect=_OIP),
-    Row("GET", "/v2/models/stats", READS, dialect=_OIP),
+    _tensors("GET", "/v2", READS, HttpOpenInference.server_metadata, "The server's name, version and extensions"),
+    _tensors("GET", "/v2/health/live", OPEN, HttpOpenInference.live, "Whether the server runs", keys=()),
+    _tensors("GET", "/v2/health/ready", OPEN, HttpOpenInference.server_ready, "Whether the server can serve", keys=()),
+    _tensors("GET", "/v2/models", READS, HttpOpenInference.list_models, "The names of the models"),
+    _tensors("GET", "/v2/models/stats", READS, HttpTriton.statistics, "What the requests of all models took"),
     *_of_models(),
-    *_managing(),
+    *_repository(),
+    *_setting("/v2/logging", "What is logged", HttpTriton.logging),
+    *_setting("/v2/trace/setting", "What is traced", HttpTriton.trace_setting),
+    *_setting(f"{_V2_MODEL}/trace/setting", "What is traced of a model", HttpTriton.trace_setting),
+    *_shared_memory("system", HttpTriton.regions, HttpTriton.register_region, HttpTriton.unregister_regions),
+    *_shared_memory(
+        "cuda", HttpTriton.cuda_regions, HttpTriton.register_cuda_region, HttpTriton.unregister_cuda_regions
+    ),
+    # KServe's own servers', and OpenAI's
+    _kserve("GET", "/", READS, HttpKServe.alive, "Whether the server runs, KServe"),
+    _kserve("GET", "/v1/models", READS, HttpKServe.list_models, dialect=_OPENAI),
+    _kserve("GET", _V1_MODEL, OPEN, HttpKServe.ready, dialect=_OIP, keys=()),
+    _openai(
+        *("GET", "/v1/models", READS, HttpOpenAI.list_models),
+        "The names of the models, for OpenAI's and KServe's clients",
+    ),
+    _openai("GET", _V1_MODEL, OPEN, HttpOpenAI.retrieve, "One of them, and whether it is ready", "ready_v1", keys=()),
+    _openai(
+        *("POST", "/v1/completions", RUNS, HttpOpenAI.completion, "Complete a text, as OpenAI's API does"),
+        body=_JSON,
+        json=True,
+    ),
+    _openai(
+        *("POST", "/v1/chat/completions", RUNS, HttpOpenAI.chat_completion, "The same for a chat"),
+        body=_JSON,
+        json=True,
+    ),
     # Management
-    Row("GET", "/models", READS, _MANAGEMENT),
-    Row("POST", "/models", CHANGES, _MANAGEMENT),
-    Row("GET", "/models/{model}", READS, _MANAGEMENT),
-    Row("PUT DELETE", "/models/{model}", CHANGES, _MANAGEMENT),
-    Row("GET", "/models/{model}/{version}", READS, _MANAGEMENT),
-    Row("PUT DELETE", "/models/{model}/{version}", CHANGES, _MANAGEMENT),
-    Row("PUT", "/models/{model}/{version}/set-default", CHANGES, _MANAGEMENT),
-    Row("GET", "/workflows", READS, _MANAGEMENT),
-    Row("POST", "/workflows", CHANGES, _MANAGEMENT),
-    Row("GET", "/workflows/{workflow}", READS, _MANAGEMENT),
-    Row("DELETE", "/workflows/{workflow}", CHANGES, _MANAGEMENT),
-    Row("*", "/token", CHANGES, KeyKind.API),
+    _management("GET", "/models", READS, HttpManagement.list_models, "List models", "listModels", _PAGE),
+    _management(
+        *("POST", "/models", CHANGES, HttpManagement.register, "Register a model", "registerModel", _REGISTER),
+        body=_JSON,
+    ),
+    _management(
+        *("GET", _MODEL, READS, HttpManagement.describe),
+        *("Describe the default version", "describeModel", ("customized",)),
+    ),
+    _management(
+        *("PUT", _MODEL, CHANGES, HttpManagement.scale),
+        *("Scale the default version's workers", "setAutoScale", _SCALE),
+    ),
+    _management(
+        "DELETE", _MODEL, CHANGES, HttpManagement.unregister, "Unregister the default version", "unregisterModel"
+    ),
+    _management(
+        *("GET", _VERSION, READS, HttpManagement.describe),
+        *("Describe a version, or `all`", "version_describeModel", ("customized",)),
+    ),
+    _management(
+        *("PUT", _VERSION, CHANGES, HttpManagement.scale),
+        *("Scale a version's workers", "version_setAutoScale", _SCALE),
+    ),
+    _management(
+        "DELETE", _VERSION, CHANGES, HttpManagement.unregister, "Unregister a version", "version_unregisterModel"
+    ),
+    _management(
+        *("PUT", f"{_VERSION}/set-default", CHANGES, HttpManagement.set_default),
+        *("Make a version the default", "setDefault"),
+    ),
+    _management(
+        "GET", _V1_MODEL, OPEN, HttpManagement.ready, "Whether a model is ready, KServe v1", "ready_v1", keys=()
+    ),
+    _management("GET", "/workflows", READS, HttpWorkflows.list_workflows, "List workflows", "listWorkflows", _PAGE),
+    _management(
+        *("POST", "/workflows", CHANGES, HttpWorkflows.register),
+        *("Register a workflow", "registerWorkflow", _REGISTER_WORKFLOW),
+    ),
+    _management(
+        "GET", "/workflows/{workflow_name}", READS, HttpWorkflows.describe, "Describe a workflow", "describeWorkflow"
+    ),
+    _management(
+        *("DELETE", "/workflows/{workflow_name}", CHANGES, HttpWorkflows.unregister),
+        *("Unregister a workflow", "unregisterWorkflow"),
+    ),
+    _management("*", "/token", CHANGES, HttpKeys.token, keys=(KeyKind.API,), when=Switch.KEYS, yields=True),
     # Metrics
-    Row("*", "/metrics", READS, None),
+    Row(
+        *("*", "/metrics", READS, HttpMetrics.read, "Metrics, as Prometheus reads them", "metrics", ("name[]",)),
+        on=(HTTP_METRICS, GRPC_METRICS),
+        keys=(),
+        described_as="get",
+    ),
 )
-#: What a model declares for itself (`@custom_handler` of MLServer's runtimes).
-OF_A_MODEL = Row("*", "/{path*}", RUNS, dialect=ErrorDialect.OPEN_INFERENCE)
-
-
-class Decision(NamedTuple):
-    """What a request is taken for. `managing`: only those who manage the server may do it; `known`: a row names it."""
-
-    effect: Effect
-    managing: bool
-    dialect: ErrorDialect
-    json: bool
-    known: bool
-
-
-def _pattern(path: str) -> re.Pattern[str]:
-    """Of segments, each with `/` before it. None of them is empty where a path is decided: see `decision`."""
-    words = re.split(r"(/\{\w+\*\}|\{\w+\})", "" if path == "/" else path)
-    forms = {"}": "[^/]*", "*": "(?:/[^/]*)*"}
-    found = (forms["*" if word.endswith("*}") else "}"] if word.endswith("}") else re.escape(word) for word in words)
-    return re.compile("".join(found))
-
-
-def methods_of(row: Row) -> frozenset[str]:
-    """Empty: any."""
-    words = set(row.methods.split()) - {"*"}
-    return frozenset(words | {"HEAD"} if "GET" in words else words)
-
-
-class _Compiled(NamedTuple):
-    row: Row
-    methods: frozenset[str]
-    pattern: re.Pattern[str]
-
-
-def _by_beginning() -> dict[str, list[_Compiled]]:
-    """The rows by their first segment, "" for those that begin with any."""
-    found: dict[str, list[_Compiled]] = {}
-    for row in ROUTES:
-        first = row.path.split("/")[1]
-        key = "" if first.startswith("{") else first
-        found.setdefault(key, []).append(_Compiled(row, methods_of(row), _pattern(row.path)))
-    return found
-
-
-_ROWS = _by_beginning()
-_CACHED_CHARACTERS_MAX = 256
-
-
-def decision(method: str, path: str) -> Decision:
-    """What a request is taken for; of several rows that fit, the strictest counts, in whatever order routes are asked.
-    `path` is percent-decoded; slashes at its end don't count."""
-    return (_cached if len(path) <= _CACHED_CHARACTERS_MAX else _decided)(method, path)
-
-
-def _decided(method: str, path: str) -> Decision:
-    path = path.rstrip("/")
-    _, _, rest = path.partition("/")
-    first = rest.partition("/")[0]
-    places = [*_ROWS.get(first, ()), *(_ROWS[""] if first else ())]
-    fitting = [one for one in places if one.pattern.fullmatch(path)]
-    rows = [one.row for one in fitting if not one.methods or method in one.methods]
-    dialect = _OIP if first == "v2" else fitting[0].row.dialect if fitting else ErrorDialect.TORCHSERVE
-    if not rows:
-        reads = method == "OPTIONS"  # answers of these say what there is, and do nothing
-        return Decision(READS if reads else CHANGES, not reads, dialect, False, False)
-    return Decision(
-        max(row.effect for row in rows),
-        any(row.key in (KeyKind.MANAGEMENT, KeyKind.API) for row in rows),
-        dialect,
-        any(row.json for row in rows),
-        True,
-    )
-
-
-_cached = lru_cache(maxsize=1024)(_decided)

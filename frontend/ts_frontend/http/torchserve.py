@@ -12,8 +12,9 @@ from urllib.parse import parse_qsl
 
 from ts.protocol import forms
 from ts.protocol.frames import Buffer, Input, Pairs
-from ts_frontend.errors import HandlerFailed, InvalidArgument
-from ts_frontend.http.request import Header, HttpAnswer, HttpRequest, Parameters, Route, Serve, json_answer, query_pairs
+from ts_frontend.errors import HandlerFailed, InvalidArgument, ServeError
+from ts_frontend.http.errors import ErrorDialect, refusal
+from ts_frontend.http.request import Header, HttpAnswer, HttpRequest, Parameters, json_answer, query_pairs
 from ts_frontend.job import Job
 from ts_frontend.models.health import Health
 from ts_frontend.models.registry import Registry
@@ -37,77 +38,49 @@ class AtStartup(Protocol):
 
 
 class HttpInference:
-    """Everything that the inference listener answers; `route` finds what a request asks for. `v1` finds calls of
-    KServe's V1 protocol that aren't for TorchServe's handlers."""
+    """TorchServe's inference API."""
 
-    def __init__(self, models: Registry, health: Health, at_startup: AtStartup, v1: Route | None = None) -> None:
-        self._v1 = v1
+    def __init__(self, models: Registry, health: Health, at_startup: AtStartup) -> None:
         self._models = models
         self._health = health
         self._at_startup = at_startup
-        self._routes: dict[str, Serve] = {
-            "predictions": self._predictions,
-            "explanations": self._explanations,
-        }
 
-    def route(self, request: HttpRequest) -> Serve | None:
-        segments = request.segments
-        count = len(segments)
-        if count > 1:
-            serve = self._routes.get(segments[0])
-            return serve if serve is not None else self._rarer(request, segments)
-        if count and segments[0] == "ping":
-            return self._ping
-        return self._invocations if count and segments[0] == "invocations" else None
-
-    def _rarer(self, request: HttpRequest, segments: list[str]) -> Serve | None:
-        match segments:
-            case ["models", _, "invoke"]:
-                return self._invoke
-            case ["v1", "models", name] if name.endswith((":predict", ":explain")):
-                return (self._v1 and self._v1(request)) or self._kserve_v1
-            case ["v2", "models", _, "infer" | "explain"]:
-                return self._kserve_v2
-            case [_, "predict"] | [_, _, "predict"]:
-                return self._legacy
-        return None
-
-    # --- paths
-
-    async def _ping(self, request: HttpRequest) -> HttpAnswer:
+    async def ping(self, request: HttpRequest) -> HttpAnswer:
         healthy, report = await self._health.health()
         return json_answer(200 if healthy else 500, report)
 
-    async def _predictions(self, request: HttpRequest) -> HttpAnswer:
+    async def predictions(self, request: HttpRequest) -> HttpAnswer:
         return await self._of_path(request, PREDICT)
 
-    async def _explanations(self, request: HttpRequest) -> HttpAnswer:
+    async def explanations(self, request: HttpRequest) -> HttpAnswer:
         return await self._of_path(request, EXPLAIN)
 
     async def _of_path(self, request: HttpRequest, explain: tuple[str, str]) -> HttpAnswer:
         """/predictions/MODEL[/VERSION[/REST]]"""
-        segments = request.segments
-        version = segments[2] if len(segments) > 2 else None
-        url_path = "/".join(segments[3:]) if len(segments) > 3 else ""
-        return await self._predict(request, segments[1], version, [explain, ("url_path", url_path)])
+        params = request.path_params
+        more = [explain, ("url_path", params.get("url_path", ""))]
+        return await self._predict(request, params["model_name"], params.get("model_version"), more)
 
-    async def _kserve_v1(self, request: HttpRequest) -> HttpAnswer:
-        name, _, verb = request.segments[2].rpartition(":")
-        return await self._predict(request, name, None, [PREDICT if verb == "predict" else EXPLAIN])
+    async def predict_kserve(self, request: HttpRequest) -> HttpAnswer:
+        """By a path of KServe's protocols; also errors are TorchServe's."""
+        return await self._of_kserve(request, PREDICT)
 
-    async def _kserve_v2(self, request: HttpRequest) -> HttpAnswer:
-        _, _, name, verb = request.segments
-        return await self._predict(request, name, None, [PREDICT if verb == "infer" else EXPLAIN])
+    async def explain_kserve(self, request: HttpRequest) -> HttpAnswer:
+        return await self._of_kserve(request, EXPLAIN)
 
-    async def _invoke(self, request: HttpRequest) -> HttpAnswer:
-        return await self._predict(request, request.segments[1], None, [PREDICT], _query_inputs(request))
+    async def _of_kserve(self, request: HttpRequest, explain: tuple[str, str]) -> HttpAnswer:
+        try:
+            return await self._predict(request, request.path_params["model_name"], None, [explain])
+        except ServeError as error:
+            return refusal(error, ErrorDialect.TORCHSERVE)
 
-    async def _legacy(self, request: HttpRequest) -> HttpAnswer:
-        """/MODEL[/VERSION]/predict"""
-        name, *version = request.segments[:-1]
-        return await self._predict(request, name, version[0] if version else None, [PREDICT], _query_inputs(request))
+    async def with_query(self, request: HttpRequest) -> HttpAnswer:
+        """/models/MODEL/invoke, /MODEL[/VERSION]/predict: the query's parameters are inputs, too."""
+        params = request.path_params
+        inputs = _query_inputs(request)
+        return await self._predict(request, params["model_name"], params.get("model_version"), [PREDICT], inputs)
 
-    async def _invocations(self, request: HttpRequest) -> HttpAnswer:
+    async def invocations(self, request: HttpRequest) -> HttpAnswer:
         name = Parameters(query_pairs(request)).text("model_name")
         body = await request.body()
         if name is None:
@@ -218,18 +191,14 @@ def _form_field(request: HttpRequest, body: bytes, name: str) -> str | None:
     return found[-1].decode("utf-8", "replace") or None if found else None
 
 
-PATH = "/metrics"
 FIELDS_MAX = 1000
 
 
-class MetricsApp:
-    """The route of the metrics API. As TorchServe's, it answers any method."""
+class HttpMetrics:
+    """The metrics API. As TorchServe's, it answers any method."""
 
     def __init__(self, registry: MetricsRegistry) -> None:
         self._registry = registry
-
-    def route(self, request: HttpRequest) -> Serve | None:
-        return self.read if request.path.rstrip("/") == PATH else None
 
     async def read(self, request: HttpRequest) -> HttpAnswer:
         """The metrics as Prometheus's text; those that `name[]` names, or all."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 from opentelemetry.trace import Tracer
 
 from ts_frontend.http.request import AsgiApp, Event, Receive, Scope, Send
+from ts_frontend.http.routing import RouteTable
 from ts_frontend.telemetry.tracing.spans import REQUEST_ID, RequestSpan, current, leave
 
 #: What probes and scrapers ask all the time.
@@ -15,37 +15,15 @@ PROBED = frozenset({"/ping", "/metrics", "/v2/health/live", "/v2/health/ready"})
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "CONNECT"})
 
 
-class Templates:
-    """Finds the template of a path: names of spans must not be as many as paths."""
-
-    def __init__(self, paths: Iterable[str]) -> None:
-        self._by_size: dict[int, list[tuple[str, list[str]]]] = {}
-        for path in sorted(set(paths), key=lambda path: (path.count("{"), -len(path), path)):
-            parts = path.split("/")
-            self._by_size.setdefault(len(parts), []).append((path, parts))
-
-    def find(self, path: str) -> str:
-        """The template, "" for a path that has none."""
-        given = path.split("/")
-        for template, parts in self._by_size.get(len(given), ()):
-            if all(_fits(part, word) for part, word in zip(parts, given, strict=True)):
-                return template
-        return ""
-
-
-def _fits(part: str, word: str) -> bool:
-    return word.endswith(part[part.index("}") + 1 :]) and bool(word) if part[:1] == "{" else part == word
-
-
-def traced(app: AsgiApp, tracer: Tracer, paths: Sequence[str]) -> AsgiApp:
-    """The application, with a span for each request but those of probes."""
-    templates = Templates(paths)
+def traced(app: AsgiApp, tracer: Tracer, routes: RouteTable) -> AsgiApp:
+    """The application, with a span for each request but those of probes. Spans are named by the templates of `routes`:
+    names must not be as many as paths."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or _is_probe(scope["path"]):
             await app(scope, receive, send)
             return
-        request = _begin(tracer, scope, templates.find(scope["path"]))
+        request = _begin(tracer, scope, routes.find(scope["method"], scope["path"]).template)
         token = current.set(request)
         found: dict[str, Any] = {}
 

@@ -14,9 +14,9 @@ from ts.protocol import forms
 from ts.protocol.frames import Input, Pairs
 from ts_frontend.config.parameters import REGISTER_WORKFLOW
 from ts_frontend.errors import ClientGone, HandlerFailed, ServeError
-from ts_frontend.http.app import MethodNotAllowed
-from ts_frontend.http.management import admitted, given, outcome_answer, page_asked, register_parameters
-from ts_frontend.http.request import JSON, Header, HttpAnswer, HttpRequest, Parameters, Serve, json_answer, query_pairs
+from ts_frontend.http.errors import MethodNotAllowed
+from ts_frontend.http.management import given, outcome_answer, page_asked, register_parameters
+from ts_frontend.http.request import JSON, Header, HttpAnswer, HttpRequest, Parameters, json_answer, query_pairs
 from ts_frontend.http.torchserve import check_form, handler_headers
 from ts_frontend.tasks import owned
 from ts_frontend.workflows.manager import WorkflowManager
@@ -35,51 +35,35 @@ class HttpWorkflows:
 
     def __init__(self, workflows: WorkflowManager, *, model_api: bool) -> None:
         self._workflows = workflows
-        self._switched_off = () if model_api else (self._register, self._unregister)
+        self._model_api = model_api
 
-    def predicting(self, request: HttpRequest) -> Serve | None:
-        """Who answers on the inference listener; the method isn't looked at."""
-        segments = request.segments
-        return self._predict if len(segments) > 1 and segments[0] == "wfpredict" else None
-
-    def managing(self, request: HttpRequest) -> Serve | None:
-        return admitted(self._find(request.method, request.segments), self._switched_off)
-
-    def _find(self, method: str, segments: list[str]) -> Serve | None:
-        match method, segments:
-            case "GET", ["workflows"]:
-                return self._list
-            case "POST", ["workflows"]:
-                return self._register
-            case "GET", ["workflows", _]:
-                return self._describe
-            case "DELETE", ["workflows", _]:
-                return self._unregister
-            case _, ["workflows"] | ["workflows", _]:
-                raise MethodNotAllowed
-        return None
+    def _check_model_api(self) -> None:
+        if not self._model_api:
+            raise MethodNotAllowed
 
     # --- management
 
-    async def _list(self, request: HttpRequest) -> HttpAnswer:
+    async def list_workflows(self, request: HttpRequest) -> HttpAnswer:
         limit, token = page_asked(Parameters(query_pairs(request)))
         return json_answer(200, self._workflows.list_workflows(limit=limit, next_page_token=token))
 
-    async def _register(self, request: HttpRequest) -> HttpAnswer:
+    async def register(self, request: HttpRequest) -> HttpAnswer:
+        self._check_model_api()
         asked = given(REGISTER_WORKFLOW, await register_parameters(request))
         return outcome_answer(await self._workflows.register(asked.pop("url"), **asked))
 
-    async def _describe(self, request: HttpRequest) -> HttpAnswer:
-        return json_answer(200, self._workflows.describe(request.segments[1]))
+    async def describe(self, request: HttpRequest) -> HttpAnswer:
+        return json_answer(200, self._workflows.describe(request.path_params["workflow_name"]))
 
-    async def _unregister(self, request: HttpRequest) -> HttpAnswer:
-        outcome = await self._workflows.unregister(request.segments[1])
+    async def unregister(self, request: HttpRequest) -> HttpAnswer:
+        self._check_model_api()
+        outcome = await self._workflows.unregister(request.path_params["workflow_name"])
         return outcome_answer(outcome)
 
     # --- predictions
 
-    async def _predict(self, request: HttpRequest) -> HttpAnswer:
-        workflow = self._workflows.find(request.segments[1])
+    async def predict(self, request: HttpRequest) -> HttpAnswer:
+        workflow = self._workflows.find(request.path_params["workflow_name"])
         body = await request.body()
         content_type = request.header(b"content-type")
         if content_type and forms.is_form(content_type):

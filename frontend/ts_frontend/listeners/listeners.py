@@ -9,7 +9,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import ts.version
 from ts_frontend.authorization.authorization import Authorization
@@ -29,19 +29,26 @@ from ts_frontend.grpc.repository import RepositoryService
 from ts_frontend.grpc.telemetry import CallMetrics, logged
 from ts_frontend.grpc.triton import SettingsService, SharedMemoryService, StatisticsService
 from ts_frontend.http.app import Cors, HttpApp
-from ts_frontend.http.auth import HttpGuard
-from ts_frontend.http.custom import HttpRoutes
+from ts_frontend.http.auth import HttpKeys
+from ts_frontend.http.custom import HttpCustomHandlers
 from ts_frontend.http.guard import Guard, Hosts
 from ts_frontend.http.kserve_v1 import HttpKServe
 from ts_frontend.http.management import HttpManagement
-from ts_frontend.http.open_inference import HttpOpenInference, unknown
+from ts_frontend.http.open_inference import HttpOpenInference
 from ts_frontend.http.openai import HttpOpenAI
-from ts_frontend.http.openapi import INFERENCE as INFERENCE_API
-from ts_frontend.http.openapi import KSERVE, OPEN_INFERENCE, OPENAI, HttpDescription, HttpDocs, Operation
-from ts_frontend.http.openapi import MANAGEMENT as MANAGEMENT_API
-from ts_frontend.http.openapi import METRICS as METRICS_API
-from ts_frontend.http.request import AsgiApp, BodyLimits, Route
-from ts_frontend.http.torchserve import HttpInference, MetricsApp
+from ts_frontend.http.openapi import HttpDescription, HttpDocs
+from ts_frontend.http.request import AsgiApp, BodyLimits
+from ts_frontend.http.routes import ROUTES
+from ts_frontend.http.routing import (
+    GRPC_METRICS,
+    HTTP_INFERENCE,
+    HTTP_MANAGEMENT,
+    HTTP_METRICS,
+    RouteTable,
+    Switch,
+    served_rows,
+)
+from ts_frontend.http.torchserve import HttpInference, HttpMetrics
 from ts_frontend.http.triton import HttpTriton
 from ts_frontend.http.workflows import HttpWorkflows
 from ts_frontend.listeners.certificates import certificate_files
@@ -66,44 +73,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Api(NamedTuple):
-    """What answers at an HTTP address, and what its description says of that. `managing` changes what is served: it
-    needs a management key, wherever it is."""
-
-    address: Address
-    operations: Sequence[Operation]
-    routes: Sequence[Route]
-    managing: Sequence[Route] = ()
-
-
-def sharing(apis: Mapping[str, Api]) -> dict[tuple[str, ...], Api]:
+def sharing(addresses: Mapping[str, Address]) -> dict[tuple[str, ...], Address]:
     """Listeners by the names of the APIs that share them: those of one address do, unless each takes a free port."""
-    found: dict[tuple[str, ...], Api] = {}
-    for name, api in apis.items():
-        address = api.address
-        names = next(
-            (names for names, one in found.items() if one.address == address and (address.port or address.path)), ()
-        )
-        together = found.pop(names, Api(address, (), ()))
-        found[(*names, name)] = Api(
-            address,
-            (*together.operations, *api.operations),
-            (*together.routes, *api.routes),
-            (*together.managing, *api.managing),
-        )
-    return found
-
-
-def asking_for_keys(
-    apis: Mapping[str, Api], guard: HttpGuard, kinds: Mapping[str, KeyKind], renewing: str
-) -> dict[str, Api]:
-    """The same, each API for those who have its key, and with the call that makes new keys; metrics are everyone's."""
-    found = {}
-    for name, api in apis.items():
-        asking = [guard.guarded(route, kinds[name]) for route in api.routes] if name in kinds else api.routes
-        managing = [guard.guarded(route, KeyKind.MANAGEMENT) for route in api.managing]
-        routes = (*asking, guard.token_route) if name == renewing else tuple(asking)
-        found[name] = api._replace(routes=routes, managing=managing)
+    found: dict[tuple[str, ...], Address] = {}
+    for name, address in addresses.items():
+        names = next((names for names, one in found.items() if one == address and (address.port or address.path)), ())
+        found.pop(names, None)
+        found[(*names, name)] = address
     return found
 
 
@@ -197,17 +173,7 @@ def _best_kind(listeners: Sequence[Listener]) -> str:
 
 
 INFERENCE, MANAGEMENT = "grpc_inference", "grpc_management"
-HTTP_INFERENCE, HTTP_MANAGEMENT, HTTP_METRICS = "http_inference", "http_management", "http_metrics"
 NO_HTTP = "The HTTP APIs are not served: they need h2corn, which needs Python 3.11 or later"
-
-
-#: Whose keys the listeners ask for, where keys are asked for.
-KINDS = {
-    INFERENCE: KeyKind.INFERENCE,
-    HTTP_INFERENCE: KeyKind.INFERENCE,
-    MANAGEMENT: KeyKind.MANAGEMENT,
-    HTTP_MANAGEMENT: KeyKind.MANAGEMENT,
-}
 
 
 class Listeners:
@@ -234,7 +200,7 @@ class Listeners:
         self._health = health
         self._logs = logs
         self._metrics = metrics
-        self._guard = None if authorization is None else HttpGuard(authorization)
+        self._keys = None if authorization is None else HttpKeys(authorization)
         self._calls = CallMetrics() if config.counts_grpc_calls else None
         if self._calls is not None:
             metrics.gather(self._calls.families, always=bool(config.grpc_metrics))
@@ -247,7 +213,8 @@ class Listeners:
         self._tls = certificate_files(config)
         if config.certificate_file and self._tls is None:
             log.warning("certificate_file is set, but no address uses TLS: write https:// or enable_grpc_ssl=true")
-        self._http = self._http_apis() if serves_http() else {}
+        self._http = self._http_addresses() if serves_http() else {}
+        self._services = self._http_services()
         self.warnings = [] if self._http else [NO_HTTP]
         for warning in self.warnings:
             log.warning(warning)
@@ -266,8 +233,8 @@ class Listeners:
         if not config.enable_grpc:
             hosts = {}
         found = {name: self._grpc_address(name, host) for name, host in hosts.items()}
-        for names, api in self._http.items():
-            found |= dict.fromkeys(names, str(replace(api.address, port=self.engine.port(names[0]))))
+        for names, address in self._http.items():
+            found |= dict.fromkeys(names, str(replace(address, port=self.engine.port(names[0]))))
         return found
 
     def _grpc_address(self, name: str, host: str) -> str:
@@ -334,7 +301,7 @@ class Listeners:
             config.max_request_size, config.max_response_size, *self._ages(name), keepalive=self._keepalive
         )
         table = routes(*map(self._counted, (*own, *reflection.methods(own))))
-        app = self._http_app([MetricsApp(self._metrics).route], "" if path else host) if config.grpc_metrics else None
+        app = self._http_app(self._route_table([GRPC_METRICS]), "" if path else host) if config.grpc_metrics else None
         flooded = self._flooded(name)
         return Listener(name, host, port, table, limits, tls, app, path, self._path_mode, flooded)
 
@@ -376,15 +343,23 @@ class Listeners:
 
     # --- HTTP
 
-    def _http_apis(self) -> dict[tuple[str, ...], Api]:
+    def _http_addresses(self) -> dict[tuple[str, ...], Address]:
         """Each HTTP listener by the APIs it serves."""
+        config = self._config
+        addresses = {HTTP_INFERENCE: config.inference_address} if config.enable_http else {}
+        addresses[HTTP_MANAGEMENT] = config.management_address
+        if config.enable_metrics_api:
+            addresses[HTTP_METRICS] = config.metrics_address
+        return sharing(addresses)
+
+    def _http_services(self) -> list[object]:
+        """What has the functions of the routes."""
         config, registry = self._config, self._administration.registry
 
         def loaded_at_startup() -> list[str]:
             return [model.name for model in registry if model.loaded_at_startup]
 
-        kserve = HttpKServe(registry)
-        inference = HttpInference(registry, self._health, loaded_at_startup, kserve.predicting)
+        inference = HttpInference(registry, self._health, loaded_at_startup)
         tensors = HttpOpenInference(
             registry,
             self._health,
@@ -393,49 +368,43 @@ class Listeners:
             self._regions,
             sequence_headers(config),
             always=config.ts_open_inference_protocol,
+            torchserve=inference,
         )
-        model_api = config.model_api_enabled
-        management = HttpManagement(self._administration, registry, model_api=model_api)
-        workflows = HttpWorkflows(self._workflows, model_api=model_api)
-        triton = HttpTriton(registry, self._regions, self._log_settings, self._traces)
-        predicting = (
-            triton.route,
-            tensors.route,
-            *([kserve.route] if config.kserve_mode else []),
-            HttpOpenAI(registry).route,
-            HttpRoutes(registry).route,
-            inference.route,
-            workflows.predicting,
-            unknown,
-        )
-        apis = {}
-        if config.enable_http:
-            managing = (tensors.managing, triton.managing)
-            operations = (*INFERENCE_API, *OPEN_INFERENCE, *OPENAI, *(KSERVE if config.kserve_mode else ()))
-            apis[HTTP_INFERENCE] = Api(config.inference_address, operations, predicting, managing)
-        apis[HTTP_MANAGEMENT] = Api(config.management_address, MANAGEMENT_API, (management.route, workflows.managing))
-        if config.enable_metrics_api:
-            metrics = MetricsApp(self._metrics)
-            apis[HTTP_METRICS] = Api(config.metrics_address, METRICS_API, (metrics.route,))
-        return sharing(apis if self._guard is None else asking_for_keys(apis, self._guard, KINDS, HTTP_MANAGEMENT))
+        return [
+            inference,
+            tensors,
+            HttpKServe(registry, inference),
+            HttpOpenAI(registry),
+            HttpTriton(registry, self._regions, self._log_settings, self._traces),
+            HttpManagement(self._administration, registry, model_api=config.model_api_enabled),
+            HttpWorkflows(self._workflows, model_api=config.model_api_enabled),
+            HttpMetrics(self._metrics),
+            *([] if self._keys is None else [self._keys]),
+        ]
+
+    def _route_table(self, apis: Sequence[str]) -> RouteTable:
+        """The routes of a listener that serves these APIs."""
+        config, version = self._config, ts.version.__version__
+        wanted = {
+            Switch.KEYS: self._keys is not None,
+            Switch.KSERVE: config.kserve_mode,
+            Switch.DOCS: config.enable_docs_url,
+        }
+        switches = [switch for switch, is_on in wanted.items() if is_on]
+        rows = served_rows(ROUTES, apis, switches)
+        described = HttpDescription(rows, self._administration.registry, version), HttpDocs(rows, version)
+        return RouteTable(ROUTES, apis, switches, [*self._services, *described])
 
     def _http_listeners(self) -> list[Listener]:
-        return [self._http_listener(names, api) for names, api in self._http.items()]
+        return [self._http_listener(names, address) for names, address in self._http.items()]
 
-    def _http_listener(self, names: Sequence[str], api: Api) -> Listener:
-        config, address = self._config, api.address
-        description = HttpDescription(api.operations, self._administration.registry, ts.version.__version__)
-        docs = HttpDocs(api.operations, ts.version.__version__)
-        app: AsgiApp = self._http_app(
-            self._with_keys(
-                names, description.route, (*docs.routes(config.enable_docs_url), *api.managing, *api.routes)
-            ),
-            address.host,
-        )
+    def _http_listener(self, names: Sequence[str], address: Address) -> Listener:
+        config, table = self._config, self._route_table(names)
+        app: AsgiApp = self._http_app(table, address.host, with_models=HTTP_INFERENCE in names)
         if self._tracing is not None:
             from ts_frontend.http.tracing import traced  # OpenTelemetry is an extra
 
-            app = traced(app, self._tracing.tracer, [operation.path for operation in api.operations])
+            app = traced(app, self._tracing.tracer, table)
         tls = self._tls if address.tls else None
         limits = ListenerLimits(
             config.max_request_size, config.max_response_size, head_pause_s_max=config.request_head_timeout_s
@@ -452,26 +421,22 @@ class Listeners:
 
         return closed
 
-    def _http_app(self, found: Sequence[Route], host: str) -> HttpApp:
-        """These routes behind the guard of a listener on `host`, "" for a Unix socket."""
+    def _http_app(self, table: RouteTable, host: str, *, with_models: bool = False) -> HttpApp:
+        """These routes behind the guard of a listener on `host`, "" for a Unix socket. `with_models`: also the paths
+        that models declare."""
         config = self._config
         hosts = Hosts(host, config.hosts, config.allowed_hosts)
-        of_a_model = HttpRoutes(self._administration.registry).route
+        custom = HttpCustomHandlers(self._administration.registry)
         return HttpApp(
-            found,
+            table,
             RequestIds().next,
-            guard=Guard(hosts, config.cors_allowed_origin, of_a_model).route,
+            guard=Guard(hosts, config.cors_allowed_origin, custom.find),
+            keys=self._keys,
+            of_a_model=custom.find if with_models else None,
             log=self._http_answered,
             cors=Cors(config.cors_allowed_origin, config.cors_allowed_methods, config.cors_allowed_headers),
             limits=BodyLimits(config.max_request_size, config.request_body_timeout_s),
         )
-
-    def _with_keys(self, names: Sequence[str], description: Route, found: Sequence[Route]) -> list[Route]:
-        """The routes of a listener; for what no single API answers, any key of its APIs will do."""
-        kinds = [KINDS[name] for name in names if name in KINDS]
-        if self._guard is None or not kinds:
-            return [description, *found]
-        return [self._guard.guarded(description, *kinds), *found, self._guard.last(*kinds)]
 
     def _http_answered(self, peer: str, request: str, status: int, duration_ms: float, request_id: str) -> None:
         self._metrics.http_answered(status)

@@ -20,7 +20,10 @@ from typing import Any
 
 import pytest
 
-from ts_frontend.http.routes import ROUTES, Effect, Row, decision
+from ts_frontend.http.routes import ROUTES
+from ts_frontend.http.routing import Effect, RouteTable, Row, Switch
+
+decision = RouteTable(ROUTES, ("http_inference", "http_management", "http_metrics"), Switch).find
 
 pytestmark = pytest.mark.external
 
@@ -301,7 +304,7 @@ def managed(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def target_of(row: Row) -> str:
-    names = {"model": "hello", "version": "1.0", "verb": "predict"}
+    names = {"model_name": "hello", "model_version": "1.0"}
     return re.sub(r"\{(\w+)\*?\}", lambda match: names.get(match[1], "x"), row.path)
 
 

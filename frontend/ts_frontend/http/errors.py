@@ -1,0 +1,100 @@
+"""Errors over HTTP: what only HTTP has, and the form that each protocol gives to all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from enum import Enum
+
+from ts_frontend.errors import Code, ServeError
+from ts_frontend.http.request import JSON, NOT_FOUND, Header, HttpAnswer, compact_json, error_body
+
+
+class ErrorDialect(Enum):
+    """Whose form errors have."""
+
+    TORCHSERVE = "TorchServe"
+    OPEN_INFERENCE = "Open Inference Protocol"
+    OPENAI = "OpenAI"
+
+
+class HttpError(ServeError):
+    """An error whose answer has headers of its own."""
+
+    headers: tuple[Header, ...] = ()
+
+
+class ResourceNotFound(HttpError):
+    code, http_status, type_name = Code.NOT_FOUND, 404, "ResourceNotFoundException"
+
+    def __init__(self, message: str = NOT_FOUND) -> None:
+        super().__init__(message)
+
+
+class MethodNotAllowed(HttpError):
+    """`allowed`: the methods that the path has, where they are known."""
+
+    code, http_status, type_name = Code.UNIMPLEMENTED, 405, "MethodNotAllowedException"
+
+    def __init__(self, *allowed: str) -> None:
+        super().__init__("Requested method is not allowed, please refer to API document.")
+        self.headers = ((b"allow", ", ".join(allowed).encode()),) if allowed else ()
+
+
+class Unauthorized(HttpError):
+    """A missing or bad key in protocols that aren't TorchServe's."""
+
+    code, http_status, type_name = Code.UNAUTHENTICATED, 401, "InvalidKeyException"
+    headers = ((b"www-authenticate", b"Bearer"),)
+
+
+class UnknownEncoding(HttpError):
+    """A body in an encoding that isn't read here."""
+
+    code, http_status, type_name = Code.UNIMPLEMENTED, 501, "NotImplementedException"
+    headers = ((b"accept-encoding", b"gzip, deflate"),)
+
+
+def refusal(error: ServeError, dialect: ErrorDialect) -> HttpAnswer:
+    """The answer that tells an error. Retry-After is in whole seconds, where it is known when the same request may fare
+    better."""
+    answer = _FORMS[dialect](error)
+    seconds = error.retry_after_s if error.http_status == 503 else None
+    headers = error.headers if isinstance(error, HttpError) else ()
+    if seconds is not None:
+        headers = (*headers, (b"retry-after", b"%d" % max(1, math.ceil(seconds))))
+    return answer._replace(headers=(*answer.headers, *headers)) if headers else answer
+
+
+def _torchserve(error: ServeError) -> HttpAnswer:
+    return HttpAnswer(error.http_status, (JSON,), error_body(error.http_status, error.type_name, error.message))
+
+
+def _open_inference(error: ServeError) -> HttpAnswer:
+    return compact_json(_status(error), {"error": error.message})
+
+
+_OPENAI_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "invalid_request_error",
+    429: "rate_limit_error",
+}
+
+
+def _openai(error: ServeError) -> HttpAnswer:
+    status = _status(error)
+    kind = _OPENAI_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return compact_json(status, {"error": {"message": error.message, "type": kind, "param": None, "code": status}})
+
+
+def _status(error: ServeError) -> int:
+    """A handler may set any status; an error's is one that says so."""
+    return error.http_status if 400 <= error.http_status < 600 else 500
+
+
+_FORMS: dict[ErrorDialect, Callable[[ServeError], HttpAnswer]] = {
+    ErrorDialect.TORCHSERVE: _torchserve,
+    ErrorDialect.OPEN_INFERENCE: _open_inference,
+    ErrorDialect.OPENAI: _openai,
+}

@@ -1,0 +1,263 @@
+"""Routing over HTTP: what a row of the table of routes says, and which row answers a method and a path. Pure.
+
+What no row names counts as a change of the server: pages of other origins can't ask for it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from enum import Enum, IntEnum
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeAlias
+
+from ts_frontend.config.keys import KeyKind
+from ts_frontend.http.errors import ErrorDialect
+from ts_frontend.http.request import HttpAnswer, HttpRequest, Serve
+
+HTTP_INFERENCE, HTTP_MANAGEMENT, HTTP_METRICS = "http_inference", "http_management", "http_metrics"
+#: What a gRPC listener answers to HTTP, with `grpc_metrics`.
+GRPC_METRICS = "grpc_metrics"
+#: Whose keys the HTTP APIs take; the others are everyone's.
+KEY_OF_API = {HTTP_INFERENCE: KeyKind.INFERENCE, HTTP_MANAGEMENT: KeyKind.MANAGEMENT}
+#: Keys of a row that any key of its listener's APIs opens.
+ANY_KEY = (KeyKind.INFERENCE, KeyKind.MANAGEMENT)
+
+
+class Effect(IntEnum):
+    """What a call does, the harmless first. OPEN: tells probes and clients what everyone may know; READS: tells what is
+    served; RUNS: runs a model; CHANGES: changes what is served, or how."""
+
+    OPEN = 0
+    READS = 1
+    RUNS = 2
+    CHANGES = 3
+
+
+class Switch(Enum):
+    """A setting that a row is served with."""
+
+    KEYS = "keys"
+    KSERVE = "kserve_mode"
+    DOCS = "enable_docs_url"
+
+
+#: A method of the service that answers, not bound to one yet.
+Function: TypeAlias = "Callable[[Any, HttpRequest], Awaitable[HttpAnswer]]"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One route. `methods`: with blanks between, `*` for any; GET stands for HEAD, too. `path`: `{name}` is one
+    segment, `{name}:word` one with that end, `{name*}` any number of segments, last; slashes at the end don't count.
+    `function` answers.
+
+    `on`: the APIs that have it; `keys`: one of them opens it, `()` is for everyone, ANY_KEY for a key of the listener's
+    APIs. `dialect`: the form of its errors. `json`: the body is JSON. `when`: only with this setting. `yields`: the
+    same path of a model's own comes first.
+
+    The API description has what has a `summary`: `operation`, its id (by default made of method and path), `query`, the
+    parameters, all optional but `url`, `body`, its content types, and `described_as`, the method to
+    describe of a row that takes any."""
+
+    methods: str
+    path: str
+    effect: Effect
+    function: Function
+    summary: str = ""
+    operation: str = ""
+    query: Sequence[str] = ()
+    _: KW_ONLY
+    on: Sequence[str]
+    keys: Sequence[KeyKind]
+    body: Sequence[str] = ()
+    described_as: str = "post"
+    dialect: ErrorDialect = ErrorDialect.TORCHSERVE
+    json: bool = False
+    when: Switch | None = None
+    yields: bool = False
+    #: `methods`, with HEAD; empty: any.
+    accepted: frozenset[str] = field(init=False, default=frozenset(), compare=False)
+
+    def __post_init__(self) -> None:
+        words = set(self.methods.split()) - {"*"}
+        object.__setattr__(self, "accepted", frozenset(words | {"HEAD"} if "GET" in words else words))
+
+    def accepts(self, method: str) -> bool:
+        return not self.accepted or method in self.accepted
+
+    @property
+    def managing(self) -> bool:
+        """Only those who manage the server may do it."""
+        return KeyKind.API in self.keys or tuple(self.keys) == (KeyKind.MANAGEMENT,)
+
+    @property
+    def template(self) -> str:
+        """The path as OpenAPI and traces have it."""
+        return re.sub(r"/\{\w+\*\}$", "", self.path)
+
+    @property
+    def described_method(self) -> str:
+        return self.described_as if self.methods == "*" else self.methods.lower()
+
+
+class Match(NamedTuple):
+    """What a request is taken for. `serve`: who answers, None for nobody; then `allowed` are the methods that the path
+    has here. `effect`, `managing` and `json` are the strictest of all rows that fit, on whatever listener: no row is
+    weaker for a page where another API shares the address. `known`: a row names the request. `yields`: the same path of
+    a model's own comes first. `params`: what stands for the names in the path."""
+
+    effect: Effect
+    managing: bool
+    json: bool
+    dialect: ErrorDialect
+    keys: Sequence[KeyKind]
+    known: bool = True
+    yields: bool = False
+    serve: Serve | None = None
+    params: Mapping[str, str] = {}
+    allowed: Sequence[str] = ()
+    template: str = ""
+
+
+#: Finds what a method and a path are taken for.
+Find: TypeAlias = "Callable[[str, str], Match | None]"
+
+
+class _Node:
+    """A place in the tree of paths; `rows` end here, `rests` take all that follows."""
+
+    __slots__ = ("any", "ends", "rests", "rows", "words")
+
+    def __init__(self) -> None:
+        self.words: dict[str, _Node] = {}
+        self.ends: dict[str, _Node] = {}
+        self.any: _Node | None = None
+        self.rows: list[Row] = []
+        self.rests: list[Row] = []
+
+    def add(self, row: Row, segments: Sequence[str]) -> None:
+        if not segments:
+            self.rows.append(row)
+            return
+        word, *rest = segments
+        name, _, end = word.rpartition("}")
+        if name.endswith("*"):
+            self.rests.append(row)
+        elif not name:
+            self.words.setdefault(word, _Node()).add(row, rest)
+        elif end:
+            self.ends.setdefault(end, _Node()).add(row, rest)
+        else:
+            self.any = self.any or _Node()
+            self.any.add(row, rest)
+
+    def fitting(self, segments: Sequence[str], values: tuple[str, ...] = ()) -> Iterator[tuple[Row, tuple[str, ...]]]:
+        """The rows that fit, each with what stands for its names; words come before names."""
+        if segments:
+            word, rest = segments[0], segments[1:]
+            if word in self.words:
+                yield from self.words[word].fitting(rest, values)
+            for end, node in self.ends.items():
+                if word.endswith(end):
+                    yield from node.fitting(rest, (*values, word[: -len(end)]))
+            if self.any is not None:
+                yield from self.any.fitting(rest, (*values, word))
+        else:
+            for row in self.rows:
+                yield row, values
+        for row in self.rests:
+            yield row, (*values, "/".join(segments))
+
+
+_CACHED_CHARACTERS_MAX = 256
+
+
+class RouteTable:
+    """The rows as the listener of these `apis` has them. Of several that fit a path, the one with words where others
+    have names answers, then the first; what asks for a description (OPTIONS) comes before both.
+
+    `services` have the functions of the rows; without any, the table only decides. Raises LookupError for a row whose
+    function no service has."""
+
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        apis: Sequence[str],
+        switches: Iterable[Switch] = (),
+        services: Sequence[object] = (),
+    ) -> None:
+        self._keys = tuple(KEY_OF_API[api] for api in apis if api in KEY_OF_API)
+        self.rows = served_rows(rows, apis, switches)
+        self._serve = {id(row): _bound(row.function, services) for row in self.rows} if services else {}
+        self._here = {id(row) for row in self.rows}
+        self._root = _Node()
+        for row in rows:
+            self._root.add(row, _segments(row.path))
+        self._cached = lru_cache(maxsize=1024)(self._find)
+
+    def find(self, method: str, path: str) -> Match:
+        """`path` is percent-decoded."""
+        return (self._cached if len(path) <= _CACHED_CHARACTERS_MAX else self._find)(method, path)
+
+    def _find(self, method: str, path: str) -> Match:
+        segments = _segments(path)
+        fitting = sorted(self._root.fitting(segments), key=lambda one: one[0].methods != "OPTIONS")
+        here = [one for one in fitting if id(one[0]) in self._here]
+        rows = [row for row, _ in fitting if row.accepts(method)]
+        row, values = next((one for one in here if one[0].accepts(method)), (None, ()))
+        named = [one for one, _ in here if not one.path.endswith("*}")]
+        reads = method == "OPTIONS" and not rows  # answers of these say what there is, and do nothing
+        effect = max((one.effect for one in rows), default=Effect.READS if reads else Effect.CHANGES)
+        return Match(
+            effect,
+            any(one.managing for one in rows) or not (rows or reads),
+            any(one.json for one in rows),
+            row.dialect if row else _dialect(segments, named or [one for one, _ in fitting]),
+            self._keys_of(row, effect),
+            bool(rows),
+            row is None or row.yields,
+            None if row is None else self._serve.get(id(row)),
+            dict(zip(_names(row.path), values, strict=True)) if row else {},
+            () if row else sorted({word for one in named for word in one.accepted}),
+            row.template if row else named[0].template if named else "",
+        )
+
+    def _keys_of(self, row: Row | None, effect: Effect) -> Sequence[KeyKind]:
+        """A key of the listener is asked for also where no row answers, and where a row that is everyone's meets a
+        stricter one: a model's readiness isn't read by the path of its predictions."""
+        if row is None or row.keys is ANY_KEY or (row.effect is Effect.OPEN and effect is not Effect.OPEN):
+            return self._keys
+        return row.keys
+
+
+def served_rows(rows: Sequence[Row], apis: Sequence[str], switches: Iterable[Switch]) -> list[Row]:
+    on = {None, *switches}
+    return [row for row in rows if row.when in on and not set(row.on).isdisjoint(apis)]
+
+
+def _bound(function: Function, services: Sequence[object]) -> Serve:
+    name: str = function.__name__
+    for service in services:
+        if inspect.getattr_static(type(service), name, None) is function:
+            serve: Serve = getattr(service, name)
+            return serve
+    raise LookupError(f"no service answers by {function.__qualname__}")
+
+
+def _dialect(segments: Sequence[str], rows: Sequence[Row]) -> ErrorDialect:
+    """Of what isn't answered."""
+    if segments[:1] == ["v2"]:
+        return ErrorDialect.OPEN_INFERENCE
+    return rows[0].dialect if rows else ErrorDialect.TORCHSERVE
+
+
+def _segments(path: str) -> list[str]:
+    return path.rstrip("/").split("/")[1:]
+
+
+@lru_cache(maxsize=512)
+def _names(path: str) -> tuple[str, ...]:
+    return tuple(re.findall(r"\{(\w+)\*?\}", path))
