@@ -20,14 +20,13 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import yaml
-from ts_frontend.telemetry.logging.settings import rotation
 
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.decoder import Decoder, decode_bytes
 from ts.protocol.forms import MalformedForm, check, is_form, parts
 from ts.protocol.frames import FrameError, Input, Item, encode_bytes
 from ts.protocol.path_template import BadTemplate, PathTemplate
-from ts.tensors.forms import Model, opened
+from ts.tensors.forms import ModelSpec, opened
 from ts.tensors.rows import request_of, row_of
 from ts.tensors.types import BadTensor, InferenceResponse
 from ts.tensors.v1_form import V1Response
@@ -44,15 +43,16 @@ from ts_frontend.http.guard import Guard, Hosts
 from ts_frontend.http.management import _json_parameters, page_asked
 from ts_frontend.http.request import BodyLimits, HttpRequest, Parameters, json_object, query_pairs
 from ts_frontend.models import settings as model_settings
-from ts_frontend.models.archive import open_archive, parse_config
+from ts_frontend.models.archive import parse_config
 from ts_frontend.models.extraction import ExtractLimits, extract
 from ts_frontend.models.formats import triton
+from ts_frontend.models.formats.formats import known_formats
 from ts_frontend.models.signature import signature_of
 from ts_frontend.models.store import store
 from ts_frontend.open_inference import heads
 from ts_frontend.open_inference.repository import load_parameters
 from ts_frontend.telemetry.logging import formats
-from ts_frontend.telemetry.logging.log_config import read_plan
+from ts_frontend.telemetry.logging.log_config import read_plan, rotation
 from ts_frontend.workflows.specification import parse_spec
 
 #: What frames, messages and archives may come to; inputs of the fuzzer are far smaller.
@@ -300,8 +300,9 @@ def path_templates(data: bytes) -> None:
 
 # --- tensors
 
-_FREE = Model("m", "1", {}, {})
-_DECLARED = Model(
+_FORMATS = known_formats(ServerConfig(), env={}, work_dir=Path(), gpus=0)
+_FREE = ModelSpec("m", "1", {}, {})
+_DECLARED = ModelSpec(
     "m",
     "1",
     {
@@ -509,7 +510,7 @@ def workflow_specifications(data: bytes) -> None:
 )
 def manifests(data: bytes) -> None:
     _file("manifest/MAR-INF/MANIFEST.json", data)
-    found = open_archive(_directory() / "manifest", _directory() / "work")
+    found = _FORMATS.open(_directory() / "manifest", _directory() / "work")
     model_settings.model_name_for(model_settings.Requested(), found, found.dir)
 
 
@@ -518,7 +519,7 @@ def manifests(data: bytes) -> None:
 )
 def mlserver_models(data: bytes) -> None:
     _file("mlserver/model-settings.json", data)
-    open_archive(_directory() / "mlserver", _directory() / "work")
+    _FORMATS.open(_directory() / "mlserver", _directory() / "work")
 
 
 @target(

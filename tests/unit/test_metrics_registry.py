@@ -325,7 +325,7 @@ def test_so_many_registrations_leave_nothing_behind(mode: str, monkeypatch: pyte
     """More than there may be series of a family, and families: the last model is measured as the first one was. The
     limits are the smaller ones of a test, since every registration is looked for in the whole text."""
     limit = 200
-    for name in ("samples.SERIES_MAX", "registry.FAMILIES_MAX"):
+    for name in ("families.SERIES_MAX", "registry.FAMILIES_MAX"):
         monkeypatch.setattr(f"ts_frontend.telemetry.metrics.{name}", limit)
     metrics = registry(mode, auto_detect=True)
     answered_job(metrics, name="stays")
