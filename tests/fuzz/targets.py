@@ -6,6 +6,7 @@ the two, and an AssertionError is a finding like any other exception.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -35,13 +36,17 @@ from ts_frontend.config import properties, snapshot
 from ts_frontend.config.addresses import is_loopback, parse_address, parse_host, parse_name
 from ts_frontend.config.foreign import mlserver as mlserver_settings
 from ts_frontend.config.kinds import ConfigError
+from ts_frontend.config.parameters import REGISTER
 from ts_frontend.config.table import SETTINGS, ServerConfig
 from ts_frontend.errors import InvalidArchive, InvalidArgument, ServeError
 from ts_frontend.grpc import protocol as grpc_protocol
+from ts_frontend.http import management
 from ts_frontend.http.departures import Departures
 from ts_frontend.http.guard import Guard, Hosts
 from ts_frontend.http.management import _json_parameters, page_asked
 from ts_frontend.http.request import BodyLimits, HttpRequest, Parameters, json_object, query_pairs
+from ts_frontend.http.routes import ROUTES
+from ts_frontend.http.routing import HTTP_INFERENCE, HTTP_MANAGEMENT, RouteTable, Switch
 from ts_frontend.models import settings as model_settings
 from ts_frontend.models.archive import parse_config
 from ts_frontend.models.extraction import ExtractLimits, extract
@@ -231,17 +236,9 @@ def register_parameters(data: bytes) -> None:
     """The query of a registration, or its body in JSON."""
     given = _json_parameters(data) if data[:1] in (b"{", b"[") else Parameters(query_pairs(_request(data)))
     page_asked(given)
-    model_settings.Requested(
-        given.text("model_name"),
-        given.text("handler"),
-        given.text("runtime"),
-        given.integer("batch_size"),
-        given.integer("max_batch_delay"),
-        given.integer("initial_workers"),
-        given.tuning("response_timeout"),
-        given.startup_timeout(True),
-    )
-    store.check_text(given.required("url"), given.required("url"))
+    asked = management.given(REGISTER, given)
+    assert asked.keys() == {row.name for row in REGISTER if row.http}
+    store.check_text(asked["url"], asked["url"])
 
 
 @target(ServeError, words=(b"Host: ", b"Origin: http://", b"content-length: ", b"[::1]", b"9" * 5000, b"%25", b"["))
@@ -254,8 +251,9 @@ def http_heads(data: bytes) -> None:
         headers.append((name.lower(), value))
     request = _request(path="/" + line.decode("latin-1"), headers=headers)
     for hosts in (Hosts("127.0.0.1"), Hosts("0.0.0.0", allowed=("example.org", ".example.com"))):
-        asyncio_free = Guard(hosts).route(request)
-        assert asyncio_free is None or callable(asyncio_free)
+        match = _ROUTES.find("POST", request.path)
+        with contextlib.suppress(ServeError):
+            Guard(hosts).check(request, match)
     request._announced()
     values = [value for name, value in headers if name == b"authorization"]
     key_texts.bearer(values)
@@ -301,6 +299,7 @@ def path_templates(data: bytes) -> None:
 # --- tensors
 
 _FORMATS = known_formats(ServerConfig(), env={}, work_dir=Path(), gpus=0)
+_ROUTES = RouteTable(ROUTES, (HTTP_INFERENCE, HTTP_MANAGEMENT), Switch)
 _FREE = ModelSpec("m", "1", {}, {})
 _DECLARED = ModelSpec(
     "m",
@@ -408,7 +407,7 @@ def config_pbtxt(data: bytes) -> None:
     config = triton.placed(triton.completed(config, "m", triton.backend_of(config, "config.pbtxt") or "python"), 2)
     triton.chosen(config, [1, 2, 3])
     triton.worker_settings(config, 2)
-    triton.ranking(config)
+    triton.priorities(config)
     triton.signature(config)
     assert triton.as_json(triton.from_json(triton.as_json(config), "json")) == triton.as_json(config)
 
