@@ -156,6 +156,7 @@ ROUTES: tuple[Row, ...] = (
     _predict(
         *("*", f"{_V2_MODEL}/explain", RUNS, HttpInference.explain_kserve, "Explain, KServe v2", "explain_v2"),
         dialect=_OIP,
+        yields=True,
     ),
     # SageMaker's, MMS's, and workflows
     _predict(

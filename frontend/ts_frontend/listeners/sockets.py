@@ -8,6 +8,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import select
 import socket
 import struct
 import sys
@@ -396,4 +397,8 @@ async def release(held: Sequence[socket.socket], limit_s: float) -> None:
 
 
 def _closed(one: socket.socket) -> bool:
+    if one.family == socket.AF_UNIX:
+        ended = select.poll()
+        ended.register(one, 0)
+        return bool(ended.poll(0))  # what isn't asked for is told all the same: POLLHUP
     return one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _STATE_CLOSED
