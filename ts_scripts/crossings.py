@@ -119,7 +119,7 @@ def serving(folder: Path) -> Iterator[tuple[int, dict[str, str]]]:
     (folder / "site/sitecustomize.py").write_text(PROFILE)
     lines = [f"{name}_address=http://127.0.0.1:0" for name in ("inference", "management", "metrics")]
     lines += [f"grpc_{name}_port=0" for name in ("inference", "management")]
-    lines += ["worker_start=exec"]  # a forked process loses its profiler
+    lines += ["default_workers_per_model=1"]
     (folder / "config.properties").write_text("\n".join(lines))
     program = (
         sys.executable,
