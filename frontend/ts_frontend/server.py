@@ -210,6 +210,7 @@ class Server:
         finally:
             stop.cancel()
             life.cancel()
+            await asyncio.wait({life})  # also when this is cancelled: what it has made on disk goes with it
         if not life.cancelled():
             life.result()
 

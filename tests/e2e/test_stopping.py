@@ -37,7 +37,8 @@ FOREGROUND = (
     "config.properties",
     "--ncs",
 )
-PIPELINED = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100
+PING = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
+PIPELINED = PING * 100
 
 
 def request_for(value: object) -> PredictionsRequest:
@@ -215,7 +216,7 @@ def test_readiness_fails_first_while_serving_goes_on(start: Any) -> None:
     server.process.send_signal(signal.SIGTERM)
     server.wait_for_log("Not ready any more")
     with link_to(server.port("http_inference")) as link:
-        link.sendall(PIPELINED[:34])
+        link.sendall(PING)
         answer = link.recv(4096)
         assert b'"Unhealthy"' in answer, answer
     assert json.loads(server.predict("probe", {"value": 1})) == 1  # on a new connection

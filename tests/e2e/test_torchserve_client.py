@@ -299,7 +299,7 @@ def test_interrupting_a_stream_cancels_it(start: Callable[..., Any], tmp_path: P
     server.register("probe")
     left = tmp_path / "left"
     ask = json.dumps({"op": "stream_until_left", "left": str(left)})
-    code = "import sys; from ts_frontend.client_cli import commands; commands(sys.argv[1:])"
+    code = "import sys; from ts_frontend.cli.commands import commands; commands(sys.argv[1:])"
     ports = ["--inference-port", str(server.port("grpc_inference"))]
     command = [sys.executable, "-c", code, "stream", "probe", "--input", f"data={ask}", *ports]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

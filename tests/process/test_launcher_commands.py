@@ -224,7 +224,7 @@ def test_a_foreign_package_where_the_server_starts_is_not_taken_for_ours(shell: 
         [
             sys.executable,
             "-c",
-            "import sys; sys.path.pop(0); from ts_frontend.launch import COMMAND; print(COMMAND[2])",
+            "import sys; sys.path.pop(0); from ts_frontend.cli.launch import COMMAND; print(COMMAND[2])",
         ],
         capture_output=True,
         text=True,
