@@ -66,7 +66,7 @@ def outlive_stops() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stays)
         signal.siginterrupt(number, False)
-    os.register_at_fork(after_in_child=_forked)
+    os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_forked)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
 
 
@@ -74,10 +74,20 @@ def _stays(number: int, frame: object) -> None:
     pass
 
 
+def _block() -> None:
+    """A signal that reaches a child before it has its own handlers must wait for them."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGHUP))
+
+
+def _unblock() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGHUP))
+
+
 def _forked() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is _stays:
             signal.signal(number, signal.SIG_DFL)
+    _unblock()
 
 
 def reseed() -> None:
