@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from support import until
 from ts_frontend.http.errors import ErrorDialect
 from ts_frontend.http.routes import ROUTES
 from ts_frontend.http.routing import Effect, Match, RouteTable, Row, Switch
@@ -160,6 +161,7 @@ def state(server: Any) -> list[tuple[int, bytes]]:
 
 def test_each_attack_is_refused_on_each_listener(guarded: Any) -> None:
     """Whatever has a row: also where this listener has no such route."""
+    until(lambda: b"UNAVAILABLE" not in state(guarded)[0][1], "the model is ready")
     before = state(guarded)
     assert len(GUARDED) > 30
     for row, method in GUARDED:

@@ -10,8 +10,7 @@ import os
 import signal
 import sys
 
-from ts_frontend.cli.main import main
-from ts_frontend.cli.main import Program
+from ts_frontend.cli.main import Program, main
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.process import STARTED
 

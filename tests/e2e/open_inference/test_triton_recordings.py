@@ -80,11 +80,16 @@ def comparable(answer: Answer) -> Answer:
     for one in (message, *(part.get("infer_response", {}) for part in found.get("messages", ()))):
         _as_raw(one)
     if "messages" in found:  # those of several requests may be interleaved
-        found["messages"].sort(key=lambda part: part.get("infer_response", {}).get("id", ""))
+        found["messages"].sort(key=lambda part: _request_of(part.get("infer_response", {})))
     if _is_error(found) and "headers" in found:
         own = ("content-type", "allow")  # Allow belongs to status 405 (RFC 9110), Triton sends none
         found["headers"] = {name: value for name, value in found["headers"].items() if name not in own}
     return found
+
+
+def _request_of(response: dict[str, Any]) -> tuple[str, str]:
+    """The request that a streamed response answers: of requests without ids, its model tells."""
+    return response.get("id", ""), response.get("model_name", "")
 
 
 def _masked(value: Any, key: str = "") -> Any:
