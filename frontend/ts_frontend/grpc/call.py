@@ -17,6 +17,7 @@ from enum import Enum
 from typing import TypeAlias
 
 from ts.protocol.frames import Pairs
+from ts_frontend.grpc.protocol import METADATA_KEY, METADATA_VALUE
 
 Metadata: TypeAlias = "Sequence[tuple[str, str | bytes]]"
 
@@ -110,10 +111,6 @@ class ListenerLimits:
     keepalive: Keepalive = Keepalive()
 
 
-def _nothing() -> None:
-    """Nobody counts."""
-
-
 REQUEST_ID_KEY = "x-request-id"
 STATUS_KEY = "ts-response-status"
 REQUEST_ID_CHARACTERS_MAX = 128
@@ -121,8 +118,6 @@ REQUEST_ID_CHARACTERS_MAX = 128
 #: What belongs to the transport, not to the request or the answer.
 _TRANSPORT = frozenset({"te", "content-type", "user-agent", "accept-encoding", "content-length", "host", "connection"})
 _REQUEST_ID = re.compile(rf"[\x21-\x7e]{{1,{REQUEST_ID_CHARACTERS_MAX}}}")
-_KEY = re.compile(r"[0-9a-z_.-]+")
-_VALUE = re.compile(r"[\x20-\x7e]*")
 
 
 class RequestIds:
@@ -170,6 +165,6 @@ def response_metadata(status: int, headers: Pairs) -> list[tuple[str, str | byte
     for name, value in headers:
         key = name.lower()
         reserved = key in _TRANSPORT or key.startswith(("grpc-", "ts_stream_next")) or key.endswith("-bin")
-        if not reserved and key != STATUS_KEY and _KEY.fullmatch(key) and _VALUE.fullmatch(value):
+        if not reserved and key != STATUS_KEY and METADATA_KEY.fullmatch(key) and METADATA_VALUE.fullmatch(value):
             found.append((key, value))
     return found

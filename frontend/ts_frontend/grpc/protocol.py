@@ -188,8 +188,8 @@ RETRY_INFO_URL = "type.googleapis.com/google.rpc.RetryInfo"
 _PLAIN = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _UNIT_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
-_KEY = re.compile(r"[0-9a-z_.\-]+")
-_VALUE = re.compile(r"[\x20-\x7e]*")
+METADATA_KEY = re.compile(r"[0-9a-z_.\-]+")
+METADATA_VALUE = re.compile(r"[\x20-\x7e]*")
 
 #: Headers that belong to HTTP or to gRPC itself and are no metadata.
 _RESERVED = frozenset(
@@ -311,13 +311,13 @@ def encode_metadata(entries: Iterable[Entry]) -> list[Header]:
 
 
 def _encode_entry(key: str, value: str | bytes) -> Header:
-    if not _KEY.fullmatch(key) or (key.startswith("grpc-") and key != "grpc-status-details-bin"):
+    if not METADATA_KEY.fullmatch(key) or (key.startswith("grpc-") and key != "grpc-status-details-bin"):
         raise ValueError(f"{key!r} is no name for metadata")
     if key.endswith("-bin"):
         if isinstance(value, str):
             raise ValueError(f"metadata {key!r} takes bytes")
         return key.encode("ascii"), b64encode(value).rstrip(b"=")
-    if isinstance(value, bytes) or not _VALUE.fullmatch(value):
+    if isinstance(value, bytes) or not METADATA_VALUE.fullmatch(value):
         raise ValueError(f"metadata {key!r} takes printable ASCII text, got {value!r}")
     return key.encode("ascii"), value.strip().encode("ascii")
 

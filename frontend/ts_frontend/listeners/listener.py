@@ -10,8 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ts_frontend.grpc.call import ListenerLimits, Routes, _nothing
+from ts_frontend.grpc.call import ListenerLimits, Routes
 from ts_frontend.http.request import AsgiApp
+
+
+def _nothing() -> None:
+    """Nobody counts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from support import until
 from ts_frontend.http.routes import ROUTES
 from ts_frontend.http.routing import Effect, RouteTable, Row, Switch
 
@@ -178,6 +179,13 @@ class Site:
         connection.close()
         return found
 
+    def is_ready(self) -> bool:
+        connection = http.client.HTTPConnection(self.inference.partition("//")[2], timeout=GUARD_S)
+        connection.request("POST", "/v2/repository/index")
+        index = json.loads(connection.getresponse().read())
+        connection.close()
+        return all(model["state"] == "READY" for model in index)
+
 
 def write_models(store: Path) -> None:
     for name, handler in (("hello", HANDLER), ("pieces", STREAMING), ("unwanted", HANDLER)):
@@ -191,7 +199,9 @@ def serve(serving: Any, directory: Path, **settings: object) -> Iterator[Site]:
     write_models(directory / "store")
     server = serving(directory, directory / "store", settings, ["--ncs", "--models", "hello", "pieces"])
     try:
-        yield Site(server.wait_started())
+        site = Site(server.wait_started())
+        until(site.is_ready, "its models are ready")
+        yield site
     finally:
         server.terminate()
 
