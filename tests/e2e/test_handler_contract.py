@@ -14,7 +14,8 @@ import grpc
 import pytest
 import torch
 
-GUARD_S = 60
+from support import GUARD_S
+
 TELLING = '''
 """Tells what it got."""
 

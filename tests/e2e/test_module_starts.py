@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 import yaml
 
+from support import GUARD_S
 from torchrelay_client import TLS, Client, Retry
 
 BLOCKS = Path(__file__).parents[1] / "data" / "documents"
-GUARD_S = 120
 UPPER = """
 def handle(data, context):
     return None if data is None else [bytes(*row.values()).decode().upper() for row in data]

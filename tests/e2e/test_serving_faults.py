@@ -16,14 +16,13 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
 
-from support import until
+from support import GUARD_S, until
 from ts_frontend.protos.google_rpc_status_pb2 import Status
 from ts_frontend.protos.grpc_health_v1_health_pb2 import HealthCheckRequest
 from ts_frontend.protos.grpc_health_v1_health_pb2_grpc import HealthStub
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 
-GUARD_S = 60
 SERVING, NOT_SERVING = 1, 2
 
 

@@ -17,10 +17,9 @@ from typing import Any
 import h2.connection
 import pytest
 
-from support import until
+from support import GUARD_S, until
 
 HERE = Path(__file__).parent / "workflows"
-GUARD_S = 60
 COMMAND = "from workflow_archiver.workflow_packaging import generate_workflow_archive as main; main()"
 
 SEQUENCE = """

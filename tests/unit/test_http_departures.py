@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from support import GUARD_S
 from ts_frontend.http.departures import ConnectionKey, Departures, Watched, read_table
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
 REST = "00000000:00000000 00:00000000 00000000     0        0 1 1 0 20 4 30 10 -1\n"
-GUARD_S = 20
 
 
 def line(local: str, remote: str, state: str) -> str:

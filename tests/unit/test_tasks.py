@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from support import GUARD_S
 from ts_frontend.config.snapshot import SnapshotFiles, SnapshotKind
 from ts_frontend.grpc.call import ListenerLimits, Method, Shape
 from ts_frontend.listeners.application import application
@@ -22,15 +23,13 @@ from ts_frontend.tasks import kept, owned, watched
 from ts_frontend.telemetry.logging import writer as log_writer
 from ts_frontend.telemetry.logging.writer import ModelLine
 
-LIMIT_S = 60
-
 
 async def broken() -> None:
     raise RuntimeError("a mistake")
 
 
 def ended(scenario: Callable[[], Any]) -> None:
-    asyncio.run(asyncio.wait_for(scenario(), LIMIT_S))
+    asyncio.run(asyncio.wait_for(scenario(), GUARD_S))
 
 
 def test_a_task_that_nobody_waits_for_says_that_it_failed(caplog: pytest.LogCaptureFixture) -> None:
@@ -182,9 +181,9 @@ def test_the_thread_that_writes_the_logs_outlives_what_it_cannot_write(capsys: p
         record = logging.LogRecord("x", logging.INFO, "", 0, "text", (), None)
         writer.put(record, [Wrong(), right])
         for _ in range(3):
-            assert asked.acquire(timeout=LIMIT_S)
+            assert asked.acquire(timeout=GUARD_S)
         writer.put(logging.LogRecord("x", logging.INFO, "", 0, "later", (), None), [right])
-        assert writer.flush(LIMIT_S)
+        assert writer.flush(GUARD_S)
     finally:
         writer.close()
         server.removeHandler(right)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from support import until_async
+from support import GUARD_S, until_async
 from ts.protocol.frames import Input, LoadFailed, Ready, encode_bytes
 from ts_frontend.errors import ModelNotLoaded
 from ts_frontend.job import Job, Ledger
@@ -27,7 +27,6 @@ from ts_frontend.workers.pool import Backoff, Clock, Pool, PoolResources, Slot
 from ts_frontend.workers.process import Channels, ExitStatus, LineSink, ProcessSpec, WorkerPlan, WorkerProcess
 from ts_frontend.workers.worker import StartFailed
 
-GUARD_S = 30
 SYNTAX_ERROR = {
     "code": 500,
     "message": "SyntaxError: invalid syntax (m.py, line 1)",
