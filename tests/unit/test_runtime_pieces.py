@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import math
 import os
+import socket
 import sys
 import time
 
 import pytest
 
+from support import until
 from ts.context import Context, RequestCancelled
 from ts.protocol.frames import Cancel, Chunk, Credit, Failed, Input, Item, Predict, Stop
 from ts.protocol.otf_message_handler import create_predict_response
 from ts.protocol.otf_message_handler import send_intermediate_predict_response as old_send
 from ts.runtime import handlers, running
 from ts.runtime.jobs import EARLY_CANCELS_MAX, Failure, Ledger
+from ts.runtime.worker import Link
 from ts.service import PredictionException
 
 
@@ -428,3 +431,18 @@ def test_a_failure_can_always_be_sent():
     ledger.start(batch)
     ledger.give(batch.jobs[0], Failure(500, "no such file: \udcff"), last=True)
     assert pushed(ledger) == [Failed(1, 500, "no such file: ?")]
+
+
+def test_the_watch_over_a_handler_ends_with_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would take the cancel of the following call for something of the former one, and leave it unread until it
+    had watched that one for some time."""
+    monkeypatch.setattr("ts.runtime.worker.STAND_IN_WAIT_MS", 1 << 30)
+    ours, theirs = socket.socketpair()
+    with ours:
+        link = Link(theirs.detach())
+        link.open(Ledger(1 << 20, 1 << 20))
+        for _ in range(2):
+            link.enter()
+            until(lambda: link._standing_in)
+            link.leave()
+            until(lambda: not link._standing_in)

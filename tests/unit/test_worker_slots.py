@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -14,9 +15,10 @@ from typing import Any
 import pytest
 
 from support import GUARD_S, until_async
-from ts.protocol.frames import Input, LoadFailed, Ready, encode_bytes
-from ts_frontend.errors import ModelNotLoaded
-from ts_frontend.job import Job, Ledger
+from ts.protocol.decoder import Decoder
+from ts.protocol.frames import Cancel, Input, LoadFailed, Ready, encode_bytes
+from ts_frontend.errors import DeadlineExceeded, ModelNotLoaded
+from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.scheduling.batcher import Policy
 from ts_frontend.scheduling.queues import JobQueue
 from ts_frontend.workers import process as orphans
@@ -421,3 +423,54 @@ def test_orphans_are_looked_for_again_after_a_look_that_failed(
     with caplog.at_level(logging.ERROR):
         run(scenario())
     assert "no /proc" in caplog.text
+
+
+# --- deadlines, without the supervisor's ticks
+
+
+def limited(pool: Pool, seconds: float) -> Job:
+    deadline_s = time.monotonic() + seconds
+    job = Job(Ledger(), [Input("data", "", b"x")], request_id="r", deadline_s=deadline_s, ends_s=deadline_s)
+    pool.queue.put(job)
+    pool.end_by(deadline_s)
+    return job
+
+
+async def ended(job: Job) -> JobState:
+    with pytest.raises(DeadlineExceeded):
+        await job.result()
+    return job.state
+
+
+def test_what_runs_ends_at_its_deadline_and_the_handler_is_told() -> None:
+    async def scenario() -> None:
+        stage = Stage()
+        pool = pool_of(stage, Skipping())
+        await pool.scale(1)
+        first, second, later = limited(pool, 0.05), limited(pool, 0.05), limited(pool, 3600)
+        (actor,) = stage.actors
+        assert [await ended(first), await ended(second)] == [JobState.EXPIRED] * 2
+        decoder, told = Decoder(1 << 20), []
+        while not told:
+            await asyncio.sleep(0)
+            with contextlib.suppress(BlockingIOError):
+                told += [one for one in decoder.feed(actor.theirs.recv(65536)) if isinstance(one, Cancel)]
+        assert told[0].job_id == first.id and not later.done
+        later.cancel()
+        await pool.close(0)
+        assert pool._due is None
+
+    run(scenario())
+
+
+def test_what_waits_ends_at_its_deadline_also_behind_a_later_one() -> None:
+    async def scenario() -> None:
+        pool = pool_of(Stage(), Skipping())
+        later = limited(pool, 3600)
+        assert await ended(limited(pool, 0.05)) is JobState.EXPIRED
+        assert await ended(limited(pool, 0.0)) is JobState.EXPIRED
+        assert not later.done and pool._due is not None
+        later.cancel()
+        await pool.close(0)
+
+    run(scenario())

@@ -26,8 +26,8 @@ AsgiApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 Header: TypeAlias = "tuple[bytes, bytes]"
 Body: TypeAlias = "bytes | bytearray | memoryview"
 
-#: An answer that takes no longer isn't watched: whether its client is still there costs a task to find out.
-WATCH_AFTER_S = 0.1
+#: An answer that takes no longer isn't watched: it costs something to find out whether its client is still there.
+WATCH_AFTER_S = 0.01
 #: Of a body's announced size; Python refuses to read numbers of thousands of digits.
 LENGTH_DIGITS_MAX = 18
 
@@ -151,10 +151,11 @@ class HttpRequest:
         loop = asyncio.get_running_loop()
 
         def watch() -> None:
-            self._watcher = watched(self._wait_gone(act), "The wait for a client to leave")
             client, server = self._scope.get("client"), self._scope.get("server")
             if client and server and server[1] and self._scope["http_version"].startswith("1"):
                 self._watched = self._departures.watch((client[0], client[1]), server[1], act)
+            if self._watched is None:
+                self._watcher = watched(self._wait_gone(act), "The wait for a client to leave")
 
         self._timer = loop.call_later(WATCH_AFTER_S, watch)
 

@@ -493,6 +493,21 @@ class Worker:
 
     # --- time
 
+    def end_late(self, now_s: float) -> float:
+        """Ends what it runs and should have answered by now, and tells the handler; the earliest deadline of the
+        rest (`time.monotonic()` seconds)."""
+        earliest_s = math.inf
+        for job, _ in list(self._running.jobs.values()):
+            if job.done:
+                continue
+            if job.ends_s > now_s:
+                earliest_s = min(earliest_s, job.ends_s)
+                continue
+            ran_s = now_s - job.sent_at_s
+            job.expire(DeadlineExceeded(f"Deadline passed {ran_s:.1f} s after the request was given to a worker"))
+            self.release(job)
+        return earliest_s
+
     def tick(self, now_s: float) -> None:
         """Called a few times per second: ends what has hung, lets go of streams nobody reads."""
         if self.state not in (WorkerState.READY, WorkerState.DRAINING):
@@ -500,12 +515,9 @@ class Worker:
         running, limit_s = self._running, self._plan.response_timeout_s
         if running.shared and running.count_stalled(now_s):
             self._work.wake()
+        self.end_late(now_s)
         for job, batch in list(running.jobs.values()):
-            if job.ends_s <= now_s and not job.done:
-                ran_s = now_s - job.sent_at_s
-                job.expire(DeadlineExceeded(f"Deadline passed {ran_s:.1f} s after the request was given to a worker"))
-                self.release(job)
-            elif not job.done and job.unread_since(now_s) > limit_s:
+            if not job.done and job.unread_since(now_s) > limit_s:
                 job.fail(DeadlineExceeded(f"The stream's reader has taken nothing for {limit_s:g} s"))
                 self.release(job)
                 batch.active_s = running.turn_s = now_s
