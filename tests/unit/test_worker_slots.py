@@ -315,7 +315,7 @@ def test_a_mistake_anywhere_is_logged_and_the_worker_started_again(
         elif where == "connect":
             monkeypatch.setattr("ts_frontend.workers.worker.Connection.push", once(Connection.push))
         elif where == "put_back":
-            monkeypatch.setattr(Actor, "last_started_batch", once(Actor.last_started_batch))
+            monkeypatch.setattr(Actor, "unbegun", once(Actor.unbegun))
         elif where == "release":
             release = once(lambda: None)
             monkeypatch.setattr(Actor, "release", lambda actor: (actor.progress.close(), release()))

@@ -10,13 +10,14 @@ import signal
 import socket
 import tempfile
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import IO, Any, TypeAlias
 
 import psutil
 
 from ts.protocol.marks import unmarked
+from ts.protocol.progress import PROGRESS_BYTES, has_begun
 from ts_frontend.workers.calls import Answer
 from ts_frontend.workers.devices import Device
 from ts_frontend.workers.in_flight import BatchRecorder, OnResponse
@@ -118,8 +119,6 @@ class LineReader:
 
 TAIL_LINES_MAX = 100
 TAIL_LINE_CHARS_MAX = 1000
-PROGRESS_BYTES = 4096
-NONE_STARTED = (1 << 64) - 1
 
 
 #: Takes what a worker writes, line by line: (stream, line), where the stream is "stdout" or "stderr".
@@ -196,8 +195,7 @@ class Channels:
         for end in (self.sock, self.worker_sock):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         self.progress = _shared_file()
-        self.progress.write(NONE_STARTED.to_bytes(8, "little").ljust(PROGRESS_BYTES, b"\0"))
-        self.progress.flush()
+        self.progress.truncate(PROGRESS_BYTES)
         self.stdout, self.worker_stdout = os.pipe()
         self.stderr, self.worker_stderr = os.pipe()
 
@@ -246,9 +244,10 @@ class WorkerProcess:
         except ProcessLookupError:
             pass
 
-    def last_started_batch(self) -> int:
-        """Id of the batch whose handler call the worker entered last; NONE_STARTED before the first."""
-        return int.from_bytes(os.pread(self.progress.fileno(), 8, 0), "little")
+    def unbegun(self, batch_ids: Iterable[int]) -> set[int]:
+        """Of these batches, those that it hasn't called its handler for."""
+        table = os.pread(self.progress.fileno(), PROGRESS_BYTES, 0)
+        return {batch_id for batch_id in batch_ids if not has_begun(table, batch_id)}
 
     def ended(self, how: ExitStatus) -> None:
         if not self.exited.done():

@@ -35,7 +35,6 @@ from ts_frontend.workers.devices import Device
 from ts_frontend.workers.in_flight import Batch, InFlight, ResponseCounter, Serial
 from ts_frontend.workers.launchers import Launcher
 from ts_frontend.workers.process import (
-    NONE_STARTED,
     TAIL_LINE_CHARS_MAX,
     TAIL_LINES_MAX,
     ExitStatus,
@@ -446,13 +445,10 @@ class Worker:
     def _put_back_unstarted(self) -> None:
         """Jobs whose handler call had not begun go back to the queue."""
         assert self.process is not None
-        started = self.process.last_started_batch()
         batches = self._running.batches
-        unstarted = [batch for batch in batches.values() if started == NONE_STARTED or batch.id > started]
         back: list[Job] = []
-        for batch in unstarted:
-            back += batch.open_jobs()
-            del batches[batch.id]
+        for batch_id in sorted(self.process.unbegun(batches)):
+            back += batches.pop(batch_id).open_jobs()
         if back:
             self._work.put_back(back)
 
