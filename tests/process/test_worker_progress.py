@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ts.protocol.frames import encode_bytes
+import pytest
+
+from ts.protocol.frames import Failed, encode_bytes
 from ts.protocol.progress import PLACES, PROGRESS_BYTES, Progress, has_begun
 
 
@@ -42,3 +44,18 @@ def test_the_table_of_ids() -> None:
     progress.begin(4)
     assert bytes(memory) == table
     assert has_begun(table[:16], 3), "a table that can't be read says yes"
+
+
+@pytest.mark.parametrize(
+    ("bodies", "whole"),
+    [
+        ([{"op": "raise", "kind": "value"}], [False]),
+        ([{"op": "value", "value": 1}, {"op": "raise", "kind": "value"}], [True, True]),
+        ([{"op": "value", "value": 1}, {"op": "raise", "kind": "prediction"}], [True, True]),
+    ],
+)
+def test_failures_say_whether_the_whole_batch_failed(start_worker, bodies, whole):
+    worker = start_worker()
+    answers = worker.ask(*bodies)
+    answers = answers if isinstance(answers, list) else [answers]
+    assert [isinstance(answer, Failed) and answer.whole for answer in answers] == whole

@@ -18,6 +18,7 @@ import psutil
 
 from ts.protocol.marks import unmarked
 from ts.protocol.progress import PROGRESS_BYTES, has_begun
+from ts_frontend.scheduling.repeats import Repeats
 from ts_frontend.workers.calls import Answer
 from ts_frontend.workers.devices import Device
 from ts_frontend.workers.in_flight import BatchRecorder, OnResponse
@@ -161,7 +162,8 @@ class WorkerPlan:
 
     `max_concurrency`: requests at a time on a worker whose handler is async or a generator, or in one continuous batch;
     `answer`: answers the calls of its handler; `on_response`: counts the responses of a `decoupled` model, which its
-    files or its handler say it is; `in_process`: its worker is a thread of the server, and isn't counted as a worker.
+    files or its handler say it is; `repeats`: its handler may be called again for a
+    request; `in_process`: its worker is a thread of the server, and isn't counted as a worker.
     """
 
     spec: ProcessSpec
@@ -175,6 +177,7 @@ class WorkerPlan:
     recorder: BatchRecorder | None = None
     answer: Answer | None = None
     on_response: OnResponse | None = None
+    repeats: Repeats | None = None
     decoupled: bool = False
     in_process: bool = False
 

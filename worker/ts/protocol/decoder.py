@@ -149,8 +149,8 @@ def _decode_chunk(key: int, body: memoryview) -> Message:
 
 def _decode_failed(key: int, body: memoryview) -> Message:
     reader = _Reader(body)
-    (code,) = reader.unpack(FAILED_HEAD)
-    return Failed(key, code, reader.text(len(body) - reader.at))
+    code, whole = reader.unpack(FAILED_HEAD)
+    return Failed(key, code, reader.text(len(body) - reader.at), bool(whole))
 
 
 def _decode_feed(key: int, body: memoryview) -> Message:

@@ -40,7 +40,7 @@ _SINGLE = struct.Struct("<IQdHHH")  # COUNT and ITEM_HEAD
 PAIR_HEAD = struct.Struct("<HI")
 INPUT_HEAD = struct.Struct("<HHQ")
 CHUNK_HEAD = struct.Struct("<BHHH")
-FAILED_HEAD = struct.Struct("<H")
+FAILED_HEAD = struct.Struct("<HB")
 COUNT = struct.Struct("<I")
 FEED_HEAD = struct.Struct("<BH")
 
@@ -131,11 +131,13 @@ class Chunk(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The end of a request that has no answer. `code`: HTTP status, as TorchServe's handlers name it."""
+    """The end of a request that has no answer. `code`: HTTP status, as TorchServe's handlers name it. `whole`: the
+    handler raised for its whole batch, of several requests, or gave no result for each of them."""
 
     job_id: int
     code: int
     message: str
+    whole: bool = False
 
 
 class Call(NamedTuple):
@@ -209,7 +211,8 @@ def _encode_chunk(message: Chunk) -> tuple[int, int, list[Buffer]]:
 
 
 def _encode_failed(message: Failed) -> tuple[int, int, list[Buffer]]:
-    return FAILED, message.job_id, [FAILED_HEAD.pack(message.code), message.message.encode("utf-8", "replace")]
+    head = FAILED_HEAD.pack(message.code, message.whole)
+    return FAILED, message.job_id, [head, message.message.encode("utf-8", "replace")]
 
 
 def _encode_feed(message: Feed) -> tuple[int, int, list[Buffer]]:

@@ -209,6 +209,7 @@ class TensorRunning(Running):
     def fail(self, failure: Failure) -> None:
         """A handler that raised is TorchServe's 503; to clients of tensor protocols, which ask again after an
         UNAVAILABLE, it is what it is: an internal error."""
+        self.batch.failed = len(self.jobs) > 1
         if failure is PREDICTION_FAILED:
             for job, form in zip(self.jobs, self._forms, strict=False):
                 if form is not None:
