@@ -72,7 +72,7 @@ class Actor(WorkerProcess):
     def fail(self, batch: Predict) -> None:
         """The handler raises."""
         whole = len(batch.items) > 1
-        self.say(*(Failed(item.job_id, 503, "Prediction failed", whole) for item in batch.items))
+        self.say(*(Failed(item.job_id, 503, "Prediction failed", whole=whole) for item in batch.items))
 
     def kill(self) -> None:
         self.end(-signal.SIGKILL)

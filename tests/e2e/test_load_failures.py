@@ -1,4 +1,4 @@
-"""A model that can't be loaded: every door says so at once and why, until it can be loaded."""
+"""A model that can't be loaded: every protocol says so at once and why, until it can be loaded."""
 
 from __future__ import annotations
 

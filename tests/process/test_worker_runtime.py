@@ -23,7 +23,9 @@ OPS_UNSENDABLE = [
 
 def failed(answer):
     assert isinstance(answer, Failed), answer
-    return answer.code, answer.message
+    told = answer.message.removesuffix(f" (request ID id-{answer.job_id}: the model's log says why)")
+    assert answer.by_handler or told == answer.message
+    return answer.code, told
 
 
 # --- inputs

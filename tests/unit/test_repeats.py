@@ -384,8 +384,8 @@ def test_items_that_fail_by_themselves_are_not_repeated_nor_those_that_have_sent
         actor.say(
             Chunk(jobs[2].id, b"piece", last=False),
             Failed(jobs[0].id, 422, "this one"),
-            Failed(jobs[1].id, 503, "all", True),
-            Failed(jobs[2].id, 503, "all", True),
+            Failed(jobs[1].id, 503, "all", whole=True),
+            Failed(jobs[2].id, 503, "all", whole=True),
         )
         with pytest.raises(HandlerFailed, match="this one"):
             await jobs[0].result()

@@ -135,7 +135,7 @@ def test_a_snapshot_that_cannot_be_made_takes_nothing_down(
 ) -> None:
     states: list[Any] = [{}]
 
-    def states_of(administration: object) -> Any:
+    def states_of(manager: object) -> Any:
         if not states:
             raise RuntimeError("a mistake")
         return states[0]

@@ -230,6 +230,7 @@ class ModelFactory:
             "asynchronous": settings.async_communication,
             "header_keys": list(sequence_headers(config)),
             "limit_max_image_pixels": config.limit_max_image_pixels,
+            "debug_errors": config.errors_explained,
             "decode_input_request": config.decode_input_request,
             "metrics_config": str(config.metrics_config) if config.metrics_config else None,
             "config_file": archive.config_file,

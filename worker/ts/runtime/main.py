@@ -62,7 +62,9 @@ def answer(
     if before_load is not None:
         before_load(settings)
     set_threads(settings.get("threads"))
-    ledger = ledger_type(settings.get("credit_bytes") or CREDIT_BYTES, _response_bytes_max(settings))
+    ledger = ledger_type(
+        settings.get("credit_bytes") or CREDIT_BYTES, _response_bytes_max(settings), bool(settings.get("debug_errors"))
+    )
     link.open(ledger, settings.get("message_bytes_max"))
     Calls(link, settings.get("request_bytes_max") or REQUEST_BYTES_MAX)
     if settings.get("mark_lines"):
