@@ -66,14 +66,15 @@ class Job:
 
 
 class Batch:
-    """Requests that go to the handler together. `on_change` is called when credit comes or nobody waits any more."""
+    """Requests that go to the handler together. `on_change` is called when credit comes or nobody waits any more;
+    `failed`: what ends its requests from now on is no request's own failure."""
 
-    __slots__ = ("batch_id", "jobs", "on_change", "started")
+    __slots__ = ("batch_id", "failed", "jobs", "on_change", "started")
 
     def __init__(self, batch_id: int) -> None:
         self.batch_id = batch_id
         self.jobs: list[Job] = []
-        self.started = False
+        self.started = self.failed = False
         self.on_change: Callable[[], None] | None = None
 
     @property
@@ -212,7 +213,8 @@ class Ledger:
             elif type(value) is not Failure and len(value) > self.response_bytes_max:
                 value = too_large(len(value), self.response_bytes_max)
             if type(value) is Failure:
-                self._put(job, self._failed(job, value))
+                failed = self._failed(job, value)
+                self._put(job, failed._replace(whole=True) if job.batch.failed and not job.cancelled else failed)
                 job.over = True
                 return
             if job.answered:

@@ -410,6 +410,7 @@ class Running:
 
     def fail(self, failure: Failure) -> None:
         """Ends every open request with `failure`; cancelled ones are answered as cancelled."""
+        self.batch.failed = len(self.jobs) > 1
         for job in self.jobs:
             self.ledger.give(job, failure, last=True)
 

@@ -206,6 +206,7 @@ class TensorRunning(Running):
     def fail(self, failure: Failure) -> None:
         """A handler that raised is TorchServe's 503; to clients of tensor protocols, which ask again after an
         UNAVAILABLE, it is what it is: an internal error."""
+        self.batch.failed = len(self.jobs) > 1
         if failure.by_handler and failure.message == PREDICTION_FAILED.message:
             for job, form in zip(self.jobs, self._forms, strict=False):
                 if form is not None:
