@@ -133,7 +133,8 @@ class Worker:
         self._running = InFlight(Serial()) if self._lockstep else InFlight()
         self._idle: asyncio.Future[None] | None = None
         self._hung_at_s: float | None = None
-        self._hung = False
+        #: It was killed because it gave no answer in time, or didn't load its model in time.
+        self.hung = False
         self._death_note = ""
         self._settling: asyncio.Task[None] | None = None
 
@@ -202,6 +203,7 @@ class Worker:
         return RankConnections(process.rendezvous, process.progress.fileno(), self._received, self._closed, size_max)
 
     async def _abandon(self, reason: str) -> None:
+        self.hung = True
         self.kill(reason)
         await asyncio.wait({self.ended})
         raise StartFailed(reason, 500, self.tail())
@@ -475,7 +477,7 @@ class Worker:
         try:
             out_of_memory = how.by_sigkill and not self._death_note
             for job in list(self._running.open_jobs()):
-                job.fail(WorkerDied(f"Worker died. {note}.", 507 if out_of_memory else 500, hung=self._hung))
+                job.fail(WorkerDied(f"Worker died. {note}.", 507 if out_of_memory else 500, hung=self.hung))
             self._forget_all()
         finally:
             if not self._loaded.done():
@@ -512,7 +514,7 @@ class Worker:
         if not running.overdue(now_s, limit_s):
             self._not_hung()
         elif self._ready_to_kill(now_s):
-            self._hung = True
+            self.hung = True
             self.kill(f"It gave no answer for {limit_s:g} s (responseTimeout)")
 
     def _not_hung(self) -> None:
