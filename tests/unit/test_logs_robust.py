@@ -27,6 +27,8 @@ from ts_frontend.telemetry.metrics.families import read_definitions
 from ts_frontend.telemetry.metrics.registry import DEFAULT_FILE, MetricsRegistry
 from ts_frontend.workers.process import LineReader
 
+GUARD_S = 120
+
 
 def record(text: str) -> logging.LogRecord:
     return logging.LogRecord("x", logging.INFO, "", 0, text, (), None)
@@ -121,6 +123,43 @@ def test_a_rotation_that_fails_leaves_a_file_that_grows(
     file.emit(record("three"))
     file.close()
     assert path.read_text() == "three\n"
+
+
+def test_a_directory_that_cannot_be_written_is_said_once_and_tried_again(
+    tmp_path: Path, looking: None, logging_as_before: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """All five files lie below a file. The console has every line; once the way is free the files have them, too."""
+    in_the_way = tmp_path / "logs"
+    in_the_way.write_text("no directory")
+    logs = setup_logs(ServerConfig(log_location=in_the_way, log_level="info"))
+    for number in range(3):
+        logging.getLogger("ts_frontend.x").info("line %s", number)
+        logs.model_line("W-9000-m_1.0-stdout", f"printed {number}")
+    assert logs.flush(GUARD_S)
+    in_the_way.unlink()
+    logging.getLogger("ts_frontend.x").info("at last")
+    logs.close()
+    said = capfd.readouterr()
+    assert [line for line in said.err.splitlines() if "can't be written" in line] == said.err.splitlines()
+    assert len(said.err.splitlines()) == 1 and "File exists" in said.err, said.err
+    assert all(f"{word} {number}" in said.out for word in ("line", "printed") for number in range(3))
+    found = (in_the_way / "ts_log.log").read_text().splitlines()
+    assert found[0] == "3 lines are missing here: they couldn't be written" and found[1].endswith("at last")
+
+
+def test_the_files_of_a_log4j2_configuration_end_no_start_either(
+    tmp_path: Path, logging_as_before: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    file = tmp_path / "log4j2.xml"
+    file.write_text(
+        """<Configuration><Appenders><File name="a" fileName="file/x.log"/><File name="b" fileName="file/y.log"/>
+        </Appenders><Loggers><Root level="info"><AppenderRef ref="a"/><AppenderRef ref="b"/></Root></Loggers>
+        </Configuration>""".replace("file/", f"{tmp_path}/file/")
+    )
+    setup_logs(ServerConfig(log_config=file)).close()
+    said = capfd.readouterr().err
+    assert said.count("can't be written") == 1, said
 
 
 # --- text
