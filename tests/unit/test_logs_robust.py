@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from support import until
 from ts.protocol.marks import marked, unmarked
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.telemetry.logging import files as log_files
@@ -24,7 +25,8 @@ from ts_frontend.telemetry.logging.logs import setup_logs
 from ts_frontend.telemetry.logging.model_log import ModelLog
 from ts_frontend.telemetry.logging.writer import Access, ModelLine, folded, printable
 from ts_frontend.telemetry.metrics.families import read_definitions
-from ts_frontend.telemetry.metrics.registry import DEFAULT_FILE, MetricsRegistry
+from ts_frontend.telemetry.metrics.registry import DEFAULT_FILE, MetricsRegistry, open_metrics
+from ts_frontend.telemetry.metrics.text import parse_record
 from ts_frontend.workers.process import LineReader
 
 GUARD_S = 120
@@ -276,6 +278,30 @@ def test_a_flush_returns_when_what_came_before_is_written_and_not_later_than_it_
     let_go.set()
     assert writer.flush(60) and written == ["one"]
     writer.close()
+
+
+def test_metrics_of_a_quiet_server_are_written_at_once_and_not_at_a_periods_end(
+    tmp_path: Path, logging_as_before: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who reads the logs when a request is answered finds it there. The period doesn't end in this test."""
+    monkeypatch.setattr(log_writer, "PERIOD_S", 10_000.0)
+    logs = setup_logs(ServerConfig(log_location=tmp_path, console_log=False))
+    metrics = open_metrics(ServerConfig(), logs)
+    model = metrics.model("m", "1.0").requests(False)
+    record = parse_record("[METRICS]HandlerTime.ms:1|#ModelName:m,Level:Model|#type:GAUGE|#hostname:vm,17,ID")
+    assert record is not None
+    model.accepted()
+    until(lambda: "ts_inference_requests_total" in (tmp_path / "ts_metrics.log").read_text())
+    metrics.handler_value(record, "m_1.0")
+    until(lambda: "HandlerTime" in (tmp_path / "model_metrics.log").read_text())
+    while len(metrics.event_log.feed) < 5:  # only a few times in a period: a busy server's lines are collected
+        model.accepted()
+        assert logs.flush(GUARD_S)
+    written = (tmp_path / "ts_metrics.log").read_text().count("requests_total")
+    assert 1 < written <= log_writer.HURRIES_MAX
+    logs.close()
+    found = (tmp_path / "ts_metrics.log").read_text()
+    assert found.count("requests_total") == written + 5, "the rest comes at the end"
 
 
 def test_requests_that_cannot_be_written_in_time_are_counted(

@@ -41,6 +41,10 @@ class Logs:
         """Has the writing thread ask `source` for lines a few times a second, and at the end until it has no more."""
         self.writer.sources.append(source)
 
+    def soon(self, source: Source) -> None:
+        """Has the writing thread ask `source` for lines now, unless it was asked to often in this period."""
+        self.writer.hurry(source)
+
     def model_line(self, source: str, line: str, level: int = logging.INFO, request_id: str = "") -> None:
         """A line that a worker wrote; `source` is W-<id>-<model>_<version>-stdout or -stderr."""
         self.writer.put_line(ModelLine(time.time(), source, level, line, request_id))
