@@ -144,7 +144,7 @@ def test_stop_is_noted():
 def test_numbers_of_numpy_cannot_be_sent(capsys):
     numpy = pytest.importorskip("numpy")
     assert running.outcome(numpy.float32(1))[:3] == running.UNSUPPORTED[:3]
-    assert "float32" in capsys.readouterr().err
+    assert "float32" in capsys.readouterr().out
 
 
 def test_views_of_other_shapes_are_flattened():
@@ -237,7 +237,7 @@ def test_callers_are_told_the_cause_or_where_it_is(explains):
 def test_json_that_is_text_only_by_name(capsys):
     row = running.row_of([Input("body", "application/json", b"\xff")], decode=True)
     assert row == {"body": bytearray(b"\xff")}
-    assert "application/json" in capsys.readouterr().err
+    assert "application/json" in capsys.readouterr().out
 
 
 # --- kinds

@@ -129,6 +129,10 @@ def test_one_model_that_cannot_be_looked_at_does_not_keep_the_others_from_it(
     assert "RuntimeError: a mistake" in caplog.text
 
 
+class ModelManagerOfNothing:
+    registry = ()
+
+
 def test_a_snapshot_that_cannot_be_made_takes_nothing_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -153,6 +157,26 @@ def test_a_snapshot_that_cannot_be_made_takes_nothing_down(
     ended(scenario)
     assert "RuntimeError: a mistake" in caplog.text
     assert [name.rpartition("-")[2] for name in SnapshotFiles(tmp_path).names()][-1] == "shutdown.cfg"
+
+
+def test_a_snapshot_that_cannot_be_written_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    in_the_way = tmp_path / "config"
+    in_the_way.touch()
+    said = lambda: [one.levelname for one in caplog.records if "Snapshot" in one.message]  # noqa: E731
+
+    async def scenario() -> None:
+        recorder = SnapshotRecorder(SnapshotFiles(in_the_way), {})
+        recorder.attach(ModelManagerOfNothing())  # type: ignore[arg-type]
+        for _ in range(3):
+            await recorder.write(SnapshotKind.SNAPSHOT)
+        assert said() == ["ERROR"] and "File exists" in caplog.text
+        in_the_way.unlink()
+        await recorder.write(SnapshotKind.SNAPSHOT)
+        assert said() == ["ERROR", "INFO"] and len(SnapshotFiles(in_the_way).names()) == 1
+        await recorder.close()
+
+    with caplog.at_level(logging.INFO):
+        ended(scenario)
 
 
 def test_the_thread_that_writes_the_logs_outlives_what_it_cannot_write(capsys: pytest.CaptureFixture[str]) -> None:

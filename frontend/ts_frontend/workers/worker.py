@@ -133,9 +133,10 @@ class Worker:
         self._running = InFlight(Serial()) if self._lockstep else InFlight()
         self._idle: asyncio.Future[None] | None = None
         self._hung_at_s: float | None = None
-        self._hung = False
         #: Failures of whole batches, by the batch's id, until all that has come is read.
         self._raised: dict[int, list[tuple[Job, Failed]]] = {}
+        #: It was killed because it gave no answer in time, or didn't load its model in time.
+        self.hung = False
         self._death_note = ""
         self._settling: asyncio.Task[None] | None = None
 
@@ -204,6 +205,7 @@ class Worker:
         return RankConnections(process.rendezvous, process.progress.fileno(), self._received, self._closed, size_max)
 
     async def _abandon(self, reason: str) -> None:
+        self.hung = True
         self.kill(reason)
         await asyncio.wait({self.ended})
         raise StartFailed(reason, 500, self.tail())
@@ -515,7 +517,7 @@ class Worker:
                 again = self._run_again(batch, note) if self._plan.repeats is not None else ()
                 for job in batch.open_jobs():
                     if job not in again:
-                        job.fail(WorkerDied(f"Worker died. {note}.", 507 if out_of_memory else 500, hung=self._hung))
+                        job.fail(WorkerDied(f"Worker died. {note}.", 507 if out_of_memory else 500, hung=self.hung))
         finally:
             if not self._loaded.done():
                 killed = how.code is None or how.code < 0 or process.rendezvous is not None
@@ -529,7 +531,7 @@ class Worker:
         running, repeats = self._running, self._plan.repeats
         assert repeats is not None
         silent_s = time.monotonic() - batch.active_s
-        if self._hung and (not running.concurrent or silent_s > self._plan.response_timeout_s):
+        if self.hung and (not running.concurrent or silent_s > self._plan.response_timeout_s):
             return ()
         jobs = [job for job in batch.open_jobs() if job.repeatable]
         where = f"worker {self.id} of {self._plan.spec.name}"
@@ -585,7 +587,7 @@ class Worker:
         if not running.overdue(now_s, limit_s):
             self._not_hung()
         elif self._ready_to_kill(now_s):
-            self._hung = True
+            self.hung = True
             self.kill(f"It gave no answer for {limit_s:g} s (responseTimeout)")
 
     def _not_hung(self) -> None:
