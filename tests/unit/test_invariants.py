@@ -263,7 +263,14 @@ def test_http_and_grpc_see_no_frame() -> None:
     types = {f"ts.protocol.frames.{name}" for name in ("Input", "Pairs", "Buffer")}
     modules = tuple(
         f"ts.protocol.{name}"
-        for name in ("forms", "pool", "model_config_pb2", "open_inference_pb2", "open_inference_pb2_grpc")
+        for name in (
+            "completions",
+            "forms",
+            "pool",
+            "model_config_pb2",
+            "open_inference_pb2",
+            "open_inference_pb2_grpc",
+        )
     )
     allowed = {"ts.protocol", "ts.protocol.frames", *types}
     found = [line.split(": ")[1] for line in breaking(services, ("ts.protocol",))]
