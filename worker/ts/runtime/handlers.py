@@ -259,11 +259,32 @@ def _entry_point(module: ModuleType, name: str) -> tuple[Entry, Callable[[Contex
         found = _only_class(module, name)
     if not inspect.isclass(found):
         function: Entry = found
-        return function, lambda context: function(None, context)
+        return function, _initialiser(function)
     handler = found()
     if not callable(getattr(handler, "handle", None)):
         raise HandlerNotUsable(f"class {found.__name__} of {module.__name__} has no method handle(data, context)")
     return _Handle(handler), getattr(handler, "initialize", lambda context: None)
+
+
+def _initialiser(function: Entry) -> Callable[[Context], Any]:
+    """What initialises a function: a call without requests. Nothing of a generator or an async function runs in such a
+    call, as in TorchServe, so that there is none. Raises HandlerNotUsable, which says what that call is."""
+    if kind_of(function) != "blocking":
+        return lambda context: None
+
+    def call(context: Context) -> Any:
+        try:
+            return function(None, context)
+        except MemoryError:
+            raise
+        except Exception as error:
+            name = getattr(function, "__name__", "handle")
+            raise HandlerNotUsable(
+                f"{name}(None, context) raised {type(error).__name__}: {error}. A handler that is a function is called "
+                f"so once, when its model is loaded: begin it with `if data is None: return`"
+            ) from error
+
+    return call
 
 
 class _Handle:
@@ -301,23 +322,13 @@ def kind_of(entry: Entry) -> str:
 
 
 def _finish(result: Any, loop: asyncio.AbstractEventLoop | None) -> None:
-    """Runs what the initialising call began: generators to their first yield, coroutines to their end."""
-    if inspect.isgenerator(result):
-        next(result, None)
-        result.close()
-    elif inspect.isasyncgen(result) and loop is not None:
-        loop.run_until_complete(_first(result))
-    elif inspect.isawaitable(result):
+    """Runs what an initialising call began that is awaitable."""
+    if inspect.isawaitable(result):
         (loop or asyncio.new_event_loop()).run_until_complete(_await(result))
 
 
 async def _await(result: Any) -> None:
     await result
-
-
-async def _first(generator: Any) -> None:
-    await anext(generator, None)
-    await generator.aclose()
 
 
 def enveloped(entry: Entry, name: str) -> Entry:
