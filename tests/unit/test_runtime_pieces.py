@@ -357,7 +357,9 @@ def failure_of(tmp_path, text):
     settings = {"model_dir": str(tmp_path), "handler": "broken_handler.py", "model_name": "m"}
     before, path, modules = os.getcwd(), list(sys.path), set(sys.modules)
     try:
-        handlers.load(settings)
+        loaded = handlers.load(settings)
+        if loaded.loop is not None:
+            loaded.loop.close()
     except Exception as error:
         return handlers.describe_failure(error)
     finally:

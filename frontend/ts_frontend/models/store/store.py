@@ -304,7 +304,8 @@ class ModelStore:
             return ""
         names = sorted(self.names())
         shown = names[:NAMES_SHOWN_MAX] + ["…"] * (len(names) > NAMES_SHOWN_MAX)
-        return f"{nearest(url, names, 0.75) or '.'} The {self._place} {self._root} has {', '.join(shown) or 'no archives'}"
+        there = ", ".join(shown) or "no archives"
+        return f"{nearest(url, names, 0.75) or '.'} The {self._place} {self._root} has {there}"
 
     def _lies_inside(self, path: Path) -> bool:
         """True when, links followed, it's in the store; a path that isn't there counts by its name."""
