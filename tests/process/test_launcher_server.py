@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support import GUARD_S
+from support import GUARD_S, end_server
 from ts_frontend.cli.launch import COMMAND
 from ts_frontend.config.snapshot import Snapshot, SnapshotFiles
 
@@ -56,7 +56,7 @@ class Place:
 def place(tmp_path: Path) -> Iterator[Place]:
     place = Place(tmp_path)
     yield place
-    place.torchserve("--stop")
+    end_server(tmp_path / "tmp" / ".model_server.pid", "torchserve")
 
 
 def test_models_survive_a_restart(place: Place) -> None:
