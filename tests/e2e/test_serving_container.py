@@ -15,7 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-GUARD_S = 60
+from support import GUARD_S
+
 ENTER = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
 USER = "12345"
 SETTINGS = ("--set=number_of_gpu=0", "--set=preload_torch=false")

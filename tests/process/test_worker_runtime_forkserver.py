@@ -129,7 +129,7 @@ def test_workers_die_with_the_forkserver_even_inside_a_handler(start_forkserver)
     worker, _ = server.fork()
     worker.load("probe.py")
     worker.predict({"op": "until_cancelled"}, batch_id=1)
-    until(lambda: worker.started() == 1)
+    until(lambda: worker.begun(1))
     server.process.kill()
     worker.to_end()
 

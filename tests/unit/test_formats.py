@@ -166,7 +166,7 @@ def test_a_model_repository_serves_its_versions(tmp_path: Path) -> None:
     (tmp_path / "boxes/m/box.txt").write_text("x y")
 
     async def scenario(manager: ModelManager) -> None:
-        repository = Repository(manager, [tmp_path / "boxes"], "explicit", 1.0, 0)
+        repository = Repository(manager, [tmp_path / "boxes"], "explicit", 1.0, workers=0)
         load = partial(repository.load, "m")
         await load()
         assert [model.version for model in manager.registry.versions("m")] == ["x", "y"]

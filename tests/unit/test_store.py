@@ -14,12 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from support import until_async
+from support import GUARD_S, until_async
 from ts_frontend.errors import ArchiveExists, ArchiveNotFound, DownloadFailed, InvalidArgument, ServeError
 from ts_frontend.models.store.http import DownloadLimits, Progress, Stop, is_public, open_remote
 from ts_frontend.models.store.store import Fetched, ModelStore
 
-GUARD_S = 120
 ZOO_FILE = "https://torchserve.pytorch.org/mar_files/densenet161.mar"
 DIGEST = hashlib.sha256(b"archive").hexdigest()
 
@@ -65,6 +64,15 @@ def test_what_is_not_there(root: Path, url: str, message: str) -> None:
     (root / ".hidden").write_bytes(b"")
     with pytest.raises(ArchiveNotFound, match=message):
         fetch(ModelStore(root), url)
+
+
+def test_a_name_that_is_not_there_is_told_with_what_is(root: Path) -> None:
+    with pytest.raises(ArchiveNotFound) as caught:
+        fetch(ModelStore(root), "n.mar")
+    there = ", ".join(sorted(ModelStore(root).names()))
+    assert caught.value.message == (
+        f"Model not found at: n.mar; did you mean m.mar? The model store {root.resolve()} has {there}"
+    )
 
 
 def test_links_in_the_store_are_followed(root: Path) -> None:

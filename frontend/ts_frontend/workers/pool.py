@@ -56,6 +56,10 @@ class Backoff:
         return self.failures > 0 and now_s - self.first_failure_s > self.give_up_s
 
 
+#: Deadlines that lie closer together than this are looked at together.
+LATE_EVERY_S = 0.002
+#: A clock isn't set for longer.
+LATE_LOOK_S_MAX = 3600.0
 #: Until the process of a worker that was killed is gone.
 ENDS_S_MAX = 5.0
 #: How long a worker that failed several times in a row has to stay before a scale call believes that it is ready.
@@ -356,6 +360,8 @@ class Pool:
         #: Gets what each worker says of its model when it is ready, before that takes requests.
         self.on_ready: Callable[[Mapping[str, Any]], None] = lambda info: None
         self._ready_s = time.monotonic()  # when a worker was seen ready last
+        self._due_s = math.inf
+        self._due: asyncio.TimerHandle | None = None
 
     # --- scaling and refusals
 
@@ -435,6 +441,7 @@ class Pool:
                 slot.worker.kill("stopped")
         if self._retiring:
             await asyncio.wait(self._retiring)
+        self._forget_due()
 
     def _changed(self) -> None:
         """Readiness may have changed. Requests that wait are told when no start succeeds."""
@@ -492,6 +499,32 @@ class Pool:
         self._changed()
         if self.unavailable:
             self.queue.fail_all(NoWorker(f"No worker of model {self.name} could be kept running: {reason}"))
+
+    def end_by(self, deadline_s: float) -> None:
+        """A request has to end then (`time.monotonic()` seconds), also when that is before the next tick."""
+        if deadline_s < self._due_s:
+            self._forget_due()
+            self._due_s = deadline_s
+            delay_s = min(max(0.0, deadline_s - time.monotonic()), LATE_LOOK_S_MAX)
+            self._due = asyncio.get_running_loop().call_later(delay_s, self._end_late)
+
+    def _forget_due(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+        self._due, self._due_s = None, math.inf
+
+    def _end_late(self) -> None:
+        """Ends the requests whose deadline has passed, and looks again at the earliest of the others'."""
+        self._forget_due()
+        now_s = time.monotonic()
+        if len(self.queue):
+            self.queue.expire(now_s)
+        workers = [slot.worker for slot in (*self.slots, *self._leaving) if slot.worker is not None]
+        running_s = min((worker.end_late(now_s) for worker in workers), default=math.inf)
+        waiting_s = min((job.deadline_s for job in self.queue.waiting()), default=math.inf)
+        next_s = min(running_s, waiting_s)
+        if next_s != math.inf:
+            self.end_by(max(next_s, now_s + LATE_EVERY_S))
 
     def tick(self, now_s: float) -> None:
         if len(self.queue):

@@ -17,13 +17,13 @@ from typing import Any
 import grpc
 import pytest
 
+from support import GUARD_S
 from ts.compat import SHIMS
 from ts.protocol.open_inference_pb2 import ModelInferRequest
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 
 RUNTIMES = Path(__file__).parent.parent.parent / "handlers" / "mlserver"
 STORE = RUNTIMES.parent / "mlserver_store"
-GUARD_S = 60
 TENSOR = {"name": "x", "datatype": "INT32", "shape": [2], "data": [1, 2]}
 TEXT = {"name": "names", "datatype": "BYTES", "shape": [1], "data": ["a"], "parameters": {"content_type": "str"}}
 
