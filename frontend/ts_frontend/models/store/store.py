@@ -217,7 +217,7 @@ class ModelStore:
 
     def _discard_unwanted(self, work: asyncio.Future[Fetched]) -> None:
         if not work.cancelled() and work.exception() is None:
-            self.discard(work.result())
+            work.get_loop().run_in_executor(None, self.discard, work.result())  # never fails, and outlives the loop
 
     def discard(self, fetched: Fetched) -> None:
         """Deletes the copy that a download made; what was there before stays. Blocking, never fails."""
