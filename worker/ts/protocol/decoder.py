@@ -27,6 +27,7 @@ from ts.protocol.frames import (
     LOAD,
     LOAD_FAILED,
     MORE,
+    NOT_BEGUN,
     PAIR_HEAD,
     PREDICT,
     READY,
@@ -150,7 +151,7 @@ def _decode_chunk(key: int, body: memoryview) -> Message:
 def _decode_failed(key: int, body: memoryview) -> Message:
     reader = _Reader(body)
     (code,) = reader.unpack(FAILED_HEAD)
-    return Failed(key, code, reader.text(len(body) - reader.at))
+    return Failed(key, code & ~NOT_BEGUN, reader.text(len(body) - reader.at), not code & NOT_BEGUN)
 
 
 def _decode_feed(key: int, body: memoryview) -> Message:

@@ -41,6 +41,8 @@ PAIR_HEAD = struct.Struct("<HI")
 INPUT_HEAD = struct.Struct("<HHQ")
 CHUNK_HEAD = struct.Struct("<BHHH")
 FAILED_HEAD = struct.Struct("<H")
+#: Of the code in FAILED_HEAD.
+NOT_BEGUN = 0x8000
 COUNT = struct.Struct("<I")
 FEED_HEAD = struct.Struct("<BH")
 
@@ -131,11 +133,13 @@ class Chunk(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The end of a request that has no answer. `code`: HTTP status, as TorchServe's handlers name it."""
+    """The end of a request that has no answer. `code`: HTTP status, as TorchServe's handlers name it; `begun`: whether
+    the handler got the request."""
 
     job_id: int
     code: int
     message: str
+    begun: bool = True
 
 
 class Call(NamedTuple):
@@ -209,7 +213,8 @@ def _encode_chunk(message: Chunk) -> tuple[int, int, list[Buffer]]:
 
 
 def _encode_failed(message: Failed) -> tuple[int, int, list[Buffer]]:
-    return FAILED, message.job_id, [FAILED_HEAD.pack(message.code), message.message.encode("utf-8", "replace")]
+    code = message.code if message.begun else message.code | NOT_BEGUN
+    return FAILED, message.job_id, [FAILED_HEAD.pack(code), message.message.encode("utf-8", "replace")]
 
 
 def _encode_feed(message: Feed) -> tuple[int, int, list[Buffer]]:

@@ -160,7 +160,7 @@ class Ledger:
             if job.held is not None:
                 job.held.clear()
             if not job.batch.started or job.over:
-                self._end(job, Failed(job_id, *CANCELLED))
+                self._end(job, Failed(job_id, *CANCELLED, begun=job.batch.started))
             self.changed.notify_all()
         if job.batch.on_change is not None:
             job.batch.on_change()
@@ -176,7 +176,7 @@ class Ledger:
                 if not job.done and job.deadline_s != math.inf:
                     now_s = now_s or time.monotonic()
                     if job.deadline_s <= now_s:
-                        self._end(job, Failed(job.job_id, *EXPIRED))
+                        self._end(job, Failed(job.job_id, *EXPIRED, begun=False))
                 whole = whole and not job.done
             if not whole:
                 batch.jobs = [job for job in batch.jobs if not job.done]
@@ -213,6 +213,13 @@ class Ledger:
             self._put(job, Chunk(job.job_id, value, last, status, phrase, headers))  # type: ignore[arg-type]
             job.answered = True
             job.over = last
+
+    def refuse(self, job: Job, failure: Failure) -> None:
+        """Fails a request that the handler is not given."""
+        with self.lock:
+            if not job.over:
+                self._put(job, Failed(job.job_id, *failure, begun=False))
+                job.over = True
 
     def held_bytes(self, job: Job) -> int:
         with self.lock:
