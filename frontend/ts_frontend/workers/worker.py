@@ -370,6 +370,8 @@ class Worker:
                         self._raised.setdefault(entry[1].id, []).append((entry[0], message))
                     else:
                         entry[0].failed_by_worker(message)
+                        if not message.begun:
+                            entry[1].jobs.remove(entry[0])
                     finished |= self._finish(message.job_id, entry[1])
             else:
                 self._control(message)
@@ -386,7 +388,7 @@ class Worker:
         now_s = time.monotonic()
         waited_s, worked_s = running.measure(batch, now_s)
         self.answered_batches += 1
-        if self._recorder is not None:
+        if self._recorder is not None and batch.jobs:
             self._recorder.answered(batch.jobs, waited_s, worked_s, now_s)
         if not running.batches:
             self._became_idle()
