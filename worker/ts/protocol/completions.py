@@ -7,6 +7,7 @@ The server reads and writes them for handlers that take and give texts; handlers
 from __future__ import annotations
 
 import json
+import reprlib
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -179,7 +180,8 @@ def content(value: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    return json.dumps(value)[:80]
+    """The beginning of a value, which may be large and deep."""
+    return (reprlib.repr(value) if isinstance(value, (list, dict)) else json.dumps(value))[:80]
 
 
 # --- answers
