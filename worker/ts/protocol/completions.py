@@ -72,17 +72,17 @@ class Asked(NamedTuple):
     max_tokens: int | None
 
 
-def read(body: Fields, chat: bool, honours: Collection[str] | None = ()) -> Asked:
-    """Raises BadCompletion. `honours`: members of ASKING that count (None: all of them), and TOKEN_PROMPTS."""
-    if honours is not None:
-        _check_asking(body, honours)
+def read(body: Fields, chat: bool, honours: Collection[str] = (), whole: bool = True) -> Asked:
+    """Raises BadCompletion. `honours`: members of ASKING that count, and TOKEN_PROMPTS. A body that isn't `whole` is
+    read without its prompts and messages."""
+    _check_asking(body, honours)
     for name, limits in _NUMBERS.items():
         _check_number(name, body.get(name), *limits)
     stream = _flag(body, "stream")
     most = body.get("max_completion_tokens")
     return Asked(
-        () if chat else _prompts(body.get("prompt"), honours is None or TOKEN_PROMPTS in honours),
-        _messages(body.get("messages")) if chat else [],
+        () if chat or not whole else _prompts(body.get("prompt"), TOKEN_PROMPTS in honours),
+        _messages(body.get("messages")) if chat and whole else [],
         stream,
         _with_usage(body.get("stream_options"), stream),
         _stops(body.get("stop")),
