@@ -39,7 +39,7 @@ def add(store: Path, name: str, handler: str, config: str = "", **names: str) ->
 def served(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     store = tmp_path_factory.mktemp("engines") / "store"
     folder = add(store, "llm", "vllm_handler", CONFIG)
-    for file in STAND_INS.iterdir():
+    for file in STAND_INS.glob("vllm*.*"):
         shutil.copy(file, folder)
     add(store, "without", "vllm_handler", CONFIG)
     (store / "without" / "vllm.py").write_text("raise ImportError('not here')\n")

@@ -101,6 +101,16 @@ def test_stream_options_are_read() -> None:
             read({"prompt": "x", "stream": True, "stream_options": options}, False)
 
 
+def test_a_deep_value_is_shown_by_its_beginning() -> None:
+    deep: Any = []
+    for _ in range(100_000):
+        deep = [deep]
+    for body in ({"prompt": deep}, {"prompt": "x", "tools": deep}, {"prompt": "x", "stop": {"a": deep}}):
+        with pytest.raises(BadCompletion) as refused:
+            read(body, False)
+        assert len(str(refused.value)) < 200
+
+
 def test_token_numbers_for_those_who_take_them() -> None:
     honours = {completions.TOKEN_PROMPTS}
     assert read({"prompt": [1, 2]}, False, honours).prompts == ([1, 2],)

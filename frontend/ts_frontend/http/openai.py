@@ -15,19 +15,29 @@ from ts.protocol.completions import DONE, Asked, BadCompletion, Choice, Completi
 from ts.protocol.frames import Input, Pairs
 from ts_frontend.errors import ModelNotFound, ServeError
 from ts_frontend.http.errors import BadParameter, ErrorDialect, refusal
-from ts_frontend.http.open_inference import EVENTS, INLINE_BYTES_MAX, event
-from ts_frontend.http.request import JSON, Body, HttpAnswer, HttpRequest, compact_json, json_head, json_object
+from ts_frontend.http.open_inference import EVENTS, event
+from ts_frontend.http.request import (
+    JSON,
+    JSON_BYTES_MAX,
+    Body,
+    HttpAnswer,
+    HttpRequest,
+    compact_json,
+    json_head,
+    json_object,
+)
 from ts_frontend.http.torchserve import PREDICT, answer_of
 from ts_frontend.job import Job
 from ts_frontend.models.model import Model, OpenAIHandler
 from ts_frontend.models.registry import Registry
+from ts_frontend.open_inference.heads import MEMBER_BYTES_MAX, members
 from ts_frontend.open_inference.models import find
 from ts_frontend.tasks import merged, owned
 
 Fields: TypeAlias = "dict[str, Any]"
 EVENT_STREAM = b"text/event-stream"
-#: Of a request to a handler that takes texts. They are read between other requests, a millisecond for so many.
-TEXTS_BYTES_MAX = 1024 * 1024
+#: Members that the server acts on, and those that it refuses for what they ask.
+DECIDING = (*completions.ASKING, "stop", "stream", "stream_options")
 TEXT, CHAT = "v1/completions", "v1/chat/completions"
 
 
@@ -69,7 +79,9 @@ class HttpOpenAI:
 
     async def _complete(self, request: HttpRequest, path: str) -> HttpAnswer:
         body = await request.body()
-        name = (await json_head(body)).get("model")
+        whole = len(body) <= JSON_BYTES_MAX
+        fields = json_object(body) if whole else await json_head(body)
+        name = fields.get("model")
         if not isinstance(name, str) or not name:
             raise BadParameter("model is the name of the model to ask", "model")
         model = self._find(name)
@@ -78,8 +90,10 @@ class HttpOpenAI:
             handler = await calls.known(model, self._models)
             if handler.speaks and handler.honours is None:
                 return await calls.passed(model, path, body)
-            fields = json_object(body, TEXTS_BYTES_MAX)
-            asked = _read(fields, path == CHAT, handler.honours or frozenset())
+            honours = handler.honours or frozenset()
+            if not whole:
+                await _check_large(body, fields, honours)
+            asked = _read(fields, path == CHAT, honours, whole)
             if handler.speaks:
                 return await calls.passed(model, path, body)
             return await calls.composed(model, path == CHAT, asked, fields, body)
@@ -88,23 +102,23 @@ class HttpOpenAI:
             raise
 
 
-def _read(fields: Fields, chat: bool, honours: frozenset[str]) -> Asked:
+async def _check_large(body: bytes, fields: Fields, honours: frozenset[str]) -> None:
+    """BadParameter when a member that decides how the answer is made is not among `fields`, the small ones."""
+    for name in await asyncio.to_thread(members, body, DECIDING):
+        if name not in fields and name not in honours:
+            raise BadParameter(f"{name} is over {MEMBER_BYTES_MAX} bytes, in a body of {len(body)} bytes", name)
+
+
+def _read(fields: Fields, chat: bool, honours: frozenset[str], whole: bool) -> Asked:
     """Raises BadParameter."""
     try:
-        return completions.read(fields, chat, honours)
+        return completions.read(fields, chat, honours, whole)
     except BadCompletion as error:
         raise BadParameter(str(error), error.parameter, error.reason) from None
 
 
 def _object(name: str, model: Model) -> Fields:
     return {"id": name, "object": "model", "created": int(model.created_s), "owned_by": "torchrelay"}
-
-
-async def _beside(size_bytes: int, work: Callable[..., Any], *arguments: Any) -> Any:
-    """`work(*arguments)`, in a thread when it is for that many bytes that it would hold up the loop."""
-    if size_bytes <= INLINE_BYTES_MAX:
-        return work(*arguments)
-    return await asyncio.to_thread(work, *arguments)
 
 
 class _Calls:
@@ -151,7 +165,7 @@ class _Calls:
     async def composed(self, model: Model, chat: bool, asked: Asked, fields: Fields, body: bytes) -> HttpAnswer:
         """The answer of a handler that takes and gives texts: a request of the model for each prompt."""
         form = f"\0openai{';chat' if chat else ''}{';stream' if asked.stream else ''}"
-        bodies = [body] if len(asked.prompts) < 2 else await _beside(len(body), _each, fields, asked.prompts)
+        bodies = [body] if len(asked.prompts) < 2 else _each(fields, asked.prompts)
         jobs = [self._submit(model, Input("", form, one), asked.stream) for one in bodies]
         choices = [Choice(asked.stops, asked.max_tokens) for _ in jobs]
         answer = completions.form_of(chat)(self._request.request_id, fields["model"], asked.with_usage)

@@ -243,9 +243,9 @@ async def json_head(body: bytes) -> dict[str, Any]:
         raise InvalidArgument(f"The body is not valid JSON: {error}") from None
 
 
-def json_object(body: bytes, bytes_max: int = JSON_BYTES_MAX) -> dict[str, Any]:
+def json_object(body: bytes) -> dict[str, Any]:
     """The object in a body, {} for an empty one. MessageTooLarge; InvalidArgument for anything else."""
-    check_json_size(body, bytes_max)
+    check_json_size(body)
     if not body.strip():
         return {}
     try:
@@ -257,10 +257,12 @@ def json_object(body: bytes, bytes_max: int = JSON_BYTES_MAX) -> dict[str, Any]:
     return found
 
 
-def check_json_size(body: bytes, bytes_max: int = JSON_BYTES_MAX) -> None:
+def check_json_size(body: bytes) -> None:
     """MessageTooLarge for a body that is too long to be parsed between other requests."""
-    if len(body) > bytes_max:
-        raise MessageTooLarge(f"A body of {len(body)} bytes is too large for this call: it takes {bytes_max} bytes")
+    if len(body) > JSON_BYTES_MAX:
+        raise MessageTooLarge(
+            f"A body of {len(body)} bytes is too large for this call: it takes {JSON_BYTES_MAX} bytes"
+        )
 
 
 def query_pairs(request: HttpRequest) -> list[tuple[str, str]]:

@@ -150,10 +150,21 @@ def test_a_handler_may_honour_more(http: httpx.Client) -> None:
 
 
 def test_a_large_body(http: httpx.Client) -> None:
-    """Read beside the loop."""
-    prompt = "x" * 100_000
-    answer = http.post("/v1/completions", json={"model": "upper", "prompt": [prompt, "y"]}).json()
-    assert [one["text"] for one in answer["choices"]] == [prompt.upper(), "Y"]
+    """Of one that is too large to be parsed between other requests the server reads what is small."""
+    for size in (100_000, 1_000_000):
+        prompt = "x" * size
+        body = {"model": "upper", "prompt": prompt, "stop": "y"}
+        answer = http.post("/v1/completions", json=body).json()
+        assert [one["text"] for one in answer["choices"]] == [prompt.upper()]
+        assert http.post("/v1/completions", json=body | {"tools": [1]}).json()["error"]["param"] == "tools"
+        tools = [{"type": "function", "function": {"name": "f" * 20_000}}]
+        refused = http.post("/v1/completions", json=body | {"tools": tools})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
+        many = http.post("/v1/completions", json=body | {"prompt": [prompt, "y"]}).json()
+        if size == 100_000:
+            assert [one["text"] for one in many["choices"]] == [prompt.upper(), "Y"]
+        else:
+            assert "a body of this size may have one" in many["error"]["message"]
 
 
 def test_a_body_that_is_no_json(http: httpx.Client) -> None:

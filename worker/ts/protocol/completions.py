@@ -7,6 +7,7 @@ The server reads and writes them for handlers that take and give texts; handlers
 from __future__ import annotations
 
 import json
+import reprlib
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -71,17 +72,17 @@ class Asked(NamedTuple):
     max_tokens: int | None
 
 
-def read(body: Fields, chat: bool, honours: Collection[str] | None = ()) -> Asked:
-    """Raises BadCompletion. `honours`: members of ASKING that count (None: all of them), and TOKEN_PROMPTS."""
-    if honours is not None:
-        _check_asking(body, honours)
+def read(body: Fields, chat: bool, honours: Collection[str] = (), whole: bool = True) -> Asked:
+    """Raises BadCompletion. `honours`: members of ASKING that count, and TOKEN_PROMPTS. A body that isn't `whole` is
+    read without its prompts and messages."""
+    _check_asking(body, honours)
     for name, limits in _NUMBERS.items():
         _check_number(name, body.get(name), *limits)
     stream = _flag(body, "stream")
     most = body.get("max_completion_tokens")
     return Asked(
-        () if chat else _prompts(body.get("prompt"), honours is None or TOKEN_PROMPTS in honours),
-        _messages(body.get("messages")) if chat else [],
+        () if chat or not whole else _prompts(body.get("prompt"), TOKEN_PROMPTS in honours),
+        _messages(body.get("messages")) if chat and whole else [],
         stream,
         _with_usage(body.get("stream_options"), stream),
         _stops(body.get("stop")),
@@ -179,7 +180,8 @@ def content(value: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    return json.dumps(value)[:80]
+    """The beginning of a value, which may be large and deep."""
+    return (reprlib.repr(value) if isinstance(value, (list, dict)) else json.dumps(value))[:80]
 
 
 # --- answers

@@ -85,9 +85,9 @@ class OpenAIForm:
 
 
 def _only(prompts: Sequence[str]) -> str:
-    """The frontend makes a request of each."""
+    """The frontend makes a request of each, but for those of a large body."""
     if len(prompts) > 1:
-        raise BadTensor(f"prompt is a list of {len(prompts)} texts; a request of the model has one")
+        raise BadTensor(f"prompt is a list of {len(prompts)} texts; a body of this size may have one")
     return prompts[0]
 
 
