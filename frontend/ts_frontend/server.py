@@ -139,7 +139,7 @@ class Parts:
             [path for path in config.model_repository if s3_of(path) is None],
             config.model_control_mode,
             config.repository_poll_secs,
-            self.gpus,
+            config.default_workers_per_model or max(self.gpus, 1),
             repositories_in_s3(config),
             loads_at_once_max=config.loads_at_once_max,
         )

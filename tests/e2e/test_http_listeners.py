@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-GUARD_S = 60
+from support import GUARD_S
 
 
 def ask(port: int, method: str, target: str, body: bytes | None = None) -> tuple[int, Any]:

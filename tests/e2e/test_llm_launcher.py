@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from support import GUARD_S
 from ts.llm_launcher import model_config, parser
 
 STAND_INS = Path(__file__).parents[1] / "data" / "stand_ins"
-GUARD_S = 60
 SETTINGS = """inference_address=http://127.0.0.1:0
 management_address=http://127.0.0.1:0
 metrics_address=http://127.0.0.1:0

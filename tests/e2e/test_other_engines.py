@@ -11,8 +11,9 @@ from typing import Any
 import grpc
 import pytest
 
+from support import GUARD_S
+
 STAND_INS = Path(__file__).parents[1] / "data" / "stand_ins"
-GUARD_S = 60
 CONFIG = """
 handler:
   model_path: weights

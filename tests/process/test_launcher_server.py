@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from support import GUARD_S
 from ts_frontend.cli.launch import COMMAND
 from ts_frontend.config.snapshot import Snapshot, SnapshotFiles
 
 STORE = Path(__file__).parents[2] / "model_store"
-HANG_S = 120
 
 
 class Place:
@@ -32,7 +32,7 @@ class Place:
             env=self.environ,
             capture_output=True,
             text=True,
-            timeout=HANG_S,
+            timeout=GUARD_S,
             check=False,
         )
 

@@ -328,6 +328,23 @@ def test_tensors_of_images_fit_where_they_fit_elsewhere(profile: str) -> None:
     assert started("--profile", profile, "--set", "max_request_size=5").max_request_size == 5
 
 
+@pytest.mark.parametrize(
+    ("profile", "mode"), [*((one, "prometheus") for one in ("triton", "dynamo", "kserve")), ("torchserve", "log")]
+)
+def test_servers_that_prometheus_reads_have_metrics_for_it(profile: str, mode: str) -> None:
+    assert started("--profile", profile).metrics_mode == mode
+    assert started("--profile", profile, "--set", "metrics_mode=legacy").metrics_mode == "legacy"
+
+
+def test_clients_of_dynamo_load_and_unload() -> None:
+    """Dynamo loads and unloads while it runs, and has everything at its start."""
+    config = started("--profile", "dynamo")
+    assert (config.model_control_mode, config.load_model, config.model_api_enabled) == ("explicit", ("*",), True)
+    config = started("--profile", "dynamo", "--load-model", "one", "--host", "0.0.0.0")
+    assert (config.model_control_mode, config.load_model, config.model_api_enabled) == ("explicit", ("one",), False)
+    assert started("--profile", "dynamo", "--model-control-mode", "poll").model_control_mode == "poll"
+
+
 def test_profiles_set_what_there_is() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs/profiles.md").read_text()
     assert not [name for name in PROFILES if f"\n| `{name}` | " not in page]

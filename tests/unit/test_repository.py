@@ -11,6 +11,7 @@ from ts_frontend.errors import InvalidArgument, ModelNotFound
 from ts_frontend.models import repository as directories
 from ts_frontend.models.formats import triton as configs
 from ts_frontend.models.formats import triton as layout
+from ts_frontend.models.formats.format import ModelFiles
 from ts_frontend.models.formats.formats import known_formats
 from ts_frontend.models.signature import TensorSpec
 
@@ -92,6 +93,33 @@ def test_instances_are_workers(groups: str, gpus: int, expected: tuple[int, str,
     config = configs.completed(configs.parse(groups, "x"), "m", "python")
     found = configs.worker_settings(config, gpus)
     assert (found["minWorkers"], found["deviceType"], found.get("deviceIds")) == expected
+
+
+@pytest.mark.parametrize(
+    ("groups", "gpus", "expected"),
+    [
+        ("", 0, (4, "cpu", None, [("KIND_CPU", 4, [])])),
+        ("", 2, (4, "gpu", [0, 1], [("KIND_GPU", 2, [0, 1])])),
+        ("", 3, (4, "gpu", [0, 1, 2], [("KIND_GPU", 1, [0, 1, 2]), ("KIND_GPU", 1, [0])])),
+        ("", 8, (4, "gpu", [0, 1, 2, 3], [("KIND_GPU", 1, [0, 1, 2, 3])])),
+        ("instance_group { kind: KIND_CPU count: 1 }", 0, (1, "cpu", None, [("KIND_CPU", 1, [])])),
+        ("instance_group { kind: KIND_CPU count: 2 }", 2, (2, "cpu", None, [("KIND_CPU", 2, [])])),
+    ],
+)
+def test_a_number_of_workers_by_name_is_that_of_models_without_instance_groups(
+    tmp_path: Path, groups: str, gpus: int, expected: tuple[object, ...]
+) -> None:
+    """`--grpc-workers 4`. ModelConfig shows the same number, also after `auto_complete_config`."""
+    path = model(tmp_path, groups, name="m")
+    formats = known_formats(ServerConfig(default_workers_per_model=4), env={}, work_dir=tmp_path, gpus=gpus)
+    (archive,) = formats.open_versions(ModelFiles(path, path))
+    assert archive.completed is not None
+    for one in (archive, archive.completed(archive, archive.adapter_settings["config"])):
+        assert one.config is not None
+        shown = one.adapter_settings["config"]["instance_group"]
+        kinds = [(group["kind"], int(group["count"]), group.get("gpus", [])) for group in shown]
+        found = (one.config["minWorkers"], one.config["deviceType"], one.config.get("deviceIds"), kinds)
+        assert found == expected and one.config["maxWorkers"] == expected[0]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from support import GUARD_S
 from ts_frontend.config.snapshot import SnapshotFiles, SnapshotKind
 from ts_frontend.grpc.call import ListenerLimits, Method, Shape
 from ts_frontend.listeners.application import application
@@ -22,15 +23,13 @@ from ts_frontend.tasks import kept, owned, watched
 from ts_frontend.telemetry.logging import writer as log_writer
 from ts_frontend.telemetry.logging.writer import ModelLine
 
-LIMIT_S = 60
-
 
 async def broken() -> None:
     raise RuntimeError("a mistake")
 
 
 def ended(scenario: Callable[[], Any]) -> None:
-    asyncio.run(asyncio.wait_for(scenario(), LIMIT_S))
+    asyncio.run(asyncio.wait_for(scenario(), GUARD_S))
 
 
 def test_a_task_that_nobody_waits_for_says_that_it_failed(caplog: pytest.LogCaptureFixture) -> None:
@@ -130,12 +129,16 @@ def test_one_model_that_cannot_be_looked_at_does_not_keep_the_others_from_it(
     assert "RuntimeError: a mistake" in caplog.text
 
 
+class ModelManagerOfNothing:
+    registry = ()
+
+
 def test_a_snapshot_that_cannot_be_made_takes_nothing_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     states: list[Any] = [{}]
 
-    def states_of(administration: object) -> Any:
+    def states_of(manager: object) -> Any:
         if not states:
             raise RuntimeError("a mistake")
         return states[0]
@@ -154,6 +157,26 @@ def test_a_snapshot_that_cannot_be_made_takes_nothing_down(
     ended(scenario)
     assert "RuntimeError: a mistake" in caplog.text
     assert [name.rpartition("-")[2] for name in SnapshotFiles(tmp_path).names()][-1] == "shutdown.cfg"
+
+
+def test_a_snapshot_that_cannot_be_written_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    in_the_way = tmp_path / "config"
+    in_the_way.touch()
+    said = lambda: [one.levelname for one in caplog.records if "Snapshot" in one.message]  # noqa: E731
+
+    async def scenario() -> None:
+        recorder = SnapshotRecorder(SnapshotFiles(in_the_way), {})
+        recorder.attach(ModelManagerOfNothing())  # type: ignore[arg-type]
+        for _ in range(3):
+            await recorder.write(SnapshotKind.SNAPSHOT)
+        assert said() == ["ERROR"] and "File exists" in caplog.text
+        in_the_way.unlink()
+        await recorder.write(SnapshotKind.SNAPSHOT)
+        assert said() == ["ERROR", "INFO"] and len(SnapshotFiles(in_the_way).names()) == 1
+        await recorder.close()
+
+    with caplog.at_level(logging.INFO):
+        ended(scenario)
 
 
 def test_the_thread_that_writes_the_logs_outlives_what_it_cannot_write(capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,9 +205,9 @@ def test_the_thread_that_writes_the_logs_outlives_what_it_cannot_write(capsys: p
         record = logging.LogRecord("x", logging.INFO, "", 0, "text", (), None)
         writer.put(record, [Wrong(), right])
         for _ in range(3):
-            assert asked.acquire(timeout=LIMIT_S)
+            assert asked.acquire(timeout=GUARD_S)
         writer.put(logging.LogRecord("x", logging.INFO, "", 0, "later", (), None), [right])
-        assert writer.flush(LIMIT_S)
+        assert writer.flush(GUARD_S)
     finally:
         writer.close()
         server.removeHandler(right)

@@ -14,7 +14,7 @@ from ts.protocol.frames import Buffer, Input
 from ts_frontend.errors import InvalidArgument, ServeError
 from ts_frontend.http.errors import ErrorDialect, refusal
 from ts_frontend.http.open_inference import EVENTS, event
-from ts_frontend.http.request import HttpAnswer, HttpRequest, compact_json, json_object
+from ts_frontend.http.request import HttpAnswer, HttpRequest, compact_json, json_head
 from ts_frontend.job import Job
 from ts_frontend.models.registry import Registry
 from ts_frontend.open_inference.models import find
@@ -48,7 +48,7 @@ class HttpOpenAI:
 
     async def _complete(self, request: HttpRequest, form: type[Completion]) -> HttpAnswer:
         body = await request.body()
-        asked = json_object(body)
+        asked = await json_head(body)
         name = asked.get("model")
         if not isinstance(name, str) or not name:
             raise InvalidArgument("model is the name of the model to ask")

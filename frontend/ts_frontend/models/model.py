@@ -143,6 +143,8 @@ class Model:
             recorder=recorder,
         )
         self.queue.put(job)
+        if deadline_s != math.inf:
+            self.pool.end_by(deadline_s)
         return job
 
     @property

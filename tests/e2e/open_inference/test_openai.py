@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-GUARD_S = 60
+from support import GUARD_S
 
 
 @pytest.fixture

@@ -29,11 +29,11 @@ NOT_IMPLEMENTED = 501
 
 def load(settings: Settings) -> Loaded:
     """`adapter_settings`: `model_settings`, the path of model-settings.json, "" without one; `defaults`, what it leaves
-    out; `server_name`."""
+    out; `server_name`; `python_path`, what is importable beside the folder."""
     add_shims()
     adapted = settings["adapter_settings"]
     folder = str(Path(adapted["model_settings"]).parent) if adapted["model_settings"] else str(settings["model_dir"])
-    sys.path.insert(0, folder)
+    sys.path[:0] = dict.fromkeys((folder, *adapted.get("python_path", ())))
     os.chdir(folder)
     context = context_of(settings)
     loop = asyncio.new_event_loop()

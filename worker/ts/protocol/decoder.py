@@ -216,8 +216,9 @@ def _decode_chunk(key: int, body: Body) -> Message:
 
 def _decode_failed(key: int, body: Body) -> Message:
     reader = _Reader(body)
-    (code,) = reader.unpack(FAILED_HEAD)
-    return Failed(key, code, reader.text(len(body) - reader.at))
+    code, by_handler, whole, size = reader.unpack(FAILED_HEAD)
+    message, traceback = reader.text(size), reader.text(len(body) - reader.at)
+    return Failed(key, code, message, bool(by_handler), traceback, bool(whole))
 
 
 def _decode_feed(key: int, body: Body) -> Message:

@@ -41,7 +41,7 @@ PAIR_HEAD = struct.Struct("<HI")
 INPUT_HEAD = struct.Struct("<HHQ")
 CHUNK_HEAD = struct.Struct("<BHHH")
 _WHOLE_HEAD = struct.Struct("<IBBHQBHHH")  # HEADER and CHUNK_HEAD
-FAILED_HEAD = struct.Struct("<H")
+FAILED_HEAD = struct.Struct("<HBBI")
 COUNT = struct.Struct("<I")
 FEED_HEAD = struct.Struct("<BH")
 
@@ -132,11 +132,16 @@ class Chunk(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The end of a request that has no answer. `code`: HTTP status, as TorchServe's handlers name it."""
+    """The end of a request that has no answer. `code`: HTTP status, as TorchServe's handlers name it. `by_handler`: the
+    handler itself is at fault, not what it was asked; `traceback`: of what it raised, where callers may know it;
+    `whole`: the handler raised for its whole batch, of several requests, or gave no result for each of them."""
 
     job_id: int
     code: int
     message: str
+    by_handler: bool = False
+    traceback: str = ""
+    whole: bool = False
 
 
 class Call(NamedTuple):
@@ -220,7 +225,9 @@ def _encode_chunk(message: Chunk) -> tuple[int, int, list[Buffer]]:
 
 
 def _encode_failed(message: Failed) -> tuple[int, int, list[Buffer]]:
-    return FAILED, message.job_id, [FAILED_HEAD.pack(message.code), message.message.encode("utf-8", "replace")]
+    text, more = message.message.encode("utf-8", "replace"), message.traceback.encode("utf-8", "replace")
+    head = FAILED_HEAD.pack(message.code, message.by_handler, message.whole, len(text))
+    return FAILED, message.job_id, [head, text, more]
 
 
 def _encode_feed(message: Feed) -> tuple[int, int, list[Buffer]]:
