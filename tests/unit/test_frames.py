@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ts.protocol import frames
+from ts.protocol import decoder, frames
 from ts.protocol.decoder import Decoder, decode_bytes
 from ts.protocol.frames import (
     FRAME_BYTES_MAX,
@@ -111,6 +111,43 @@ def test_any_cuts_give_the_same_messages(sent, sizes):
     assert [plain(one) for one in found] == [plain(one) for one in sent]
 
 
+one_input = st.tuples(st.builds(Input, short, short, payload))
+
+
+@given(st.builds(Item, u64, short, st.floats(allow_nan=False), pairs, one_input), u64)
+def test_a_batch_of_one_is_read_as_any_other(item, batch_id):
+    _, key, body = frames.encode(Predict(batch_id, [item]))
+    raw = b"".join(body)
+    (any_other,) = decode_bytes(encode_bytes(Predict(batch_id, [item, item])))
+    by_heads, by_parts = decoder._decode_single(key, raw), decoder._decode_any(key, raw)
+    assert plain(by_heads) == plain(by_parts) == Predict(batch_id, [_plain_item(item)])
+    assert plain(any_other).items[0] == plain(by_heads).items[0]
+
+
+@given(u64, st.binary(max_size=200) | st.integers(0, frames.ANSWER_BYTES_MAX).map(bytes))
+def test_a_whole_answers_frame_is_that_of_its_chunk(job_id, data):
+    kind, key, body = frames.encode(Chunk(job_id, data))
+    assert frames.answer_frame(job_id, data) == frames.small_frame(kind, key, body) == encode_bytes(Chunk(job_id, data))
+    assert frames.small_frame(*frames.encode(Chunk(job_id, bytes(frames.ANSWER_BYTES_MAX + 1)))) is None
+
+
+@given(pairs)
+def test_packed_pairs_are_read_when_somebody_looks(given_pairs):
+    found = decoder.PackedPairs(frames.packed(given_pairs))
+    assert bool(found) == bool(given_pairs)
+    assert (list(found), len(found), dict(found)) == (given_pairs, len(given_pairs), dict(given_pairs))
+    assert given_pairs == [] or (found[0], found[:1]) == (given_pairs[0], given_pairs[:1])
+    assert frames.packed(found) == frames.packed(given_pairs)
+
+
+@given(st.binary(min_size=1, max_size=40))
+def test_a_block_that_holds_no_pairs_is_a_frame_error(block):
+    try:
+        assert frames.packed(list(decoder.PackedPairs(block))) == block
+    except FrameError:
+        pass
+
+
 def test_the_stream_may_be_cut_anywhere():
     data = b"".join(map(encode_bytes, SAMPLES))
     for size in range(1, len(data) + 1):
@@ -169,7 +206,7 @@ def frame(kind, key=1, body=b"", flags=0, length=None):
 
 
 def item(id_size=0, headers=0, inputs=0, deadline=0.0, rest=b""):
-    return struct.pack("<I", 1) + struct.pack("<QdHHH", 1, deadline, id_size, headers, inputs) + rest
+    return struct.pack("<I", 1) + struct.pack("<QdHIH", 1, deadline, id_size, headers, inputs) + rest
 
 
 BEGIN, END = frames.MORE, frames.CONTINUED
@@ -196,8 +233,8 @@ BAD = {
     "deadline isn't a number": frame(frames.PREDICT, body=item(deadline=math.nan)),
     "id leaves the body": frame(frames.PREDICT, body=item(id_size=5, rest=b"abc")),
     "id isn't UTF-8": frame(frames.PREDICT, body=item(id_size=1, rest=b"\xff")),
-    "header leaves the body": frame(frames.PREDICT, body=item(headers=1, rest=struct.pack("<HI", 1, 9) + b"abc")),
-    "header is missing": frame(frames.PREDICT, body=item(headers=1)),
+    "headers leave the body": frame(frames.PREDICT, body=item(headers=10, rest=struct.pack("<HI", 1, 9) + b"abc")),
+    "headers are missing": frame(frames.PREDICT, body=item(headers=1)),
     "input is missing": frame(frames.PREDICT, body=item(inputs=1)),
     "input leaves the body": frame(frames.PREDICT, body=item(inputs=1, rest=struct.pack("<HHQ", 1, 0, 9) + b"abc")),
     "input is huge": frame(frames.PREDICT, body=item(inputs=1, rest=struct.pack("<HHQ", 1, 0, 2**63) + b"abc")),

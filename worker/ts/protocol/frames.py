@@ -35,11 +35,12 @@ Pairs: TypeAlias = "Sequence[tuple[str, str]]"
 MORE, CONTINUED = 1, 2
 
 U64 = struct.Struct("<Q")
-ITEM_HEAD = struct.Struct("<QdHHH")
-_SINGLE = struct.Struct("<IQdHHH")  # COUNT and ITEM_HEAD
+ITEM_HEAD = struct.Struct("<QdHIH")
+SINGLE = struct.Struct("<IQdHIH")  # COUNT and ITEM_HEAD
 PAIR_HEAD = struct.Struct("<HI")
 INPUT_HEAD = struct.Struct("<HHQ")
 CHUNK_HEAD = struct.Struct("<BHHH")
+_WHOLE_HEAD = struct.Struct("<IBBHQBHHH")  # HEADER and CHUNK_HEAD
 FAILED_HEAD = struct.Struct("<HBI")
 #: The flags in FAILED_HEAD.
 BY_HANDLER, WHOLE, NOT_BEGUN = 1, 2, 4
@@ -173,13 +174,24 @@ def _pairs(out: list[Buffer], pairs: Pairs) -> None:
         out.append(raw_value)
 
 
+def packed(pairs: Pairs) -> bytes:
+    """Pairs as one block of bytes (`ts.protocol.decoder.PackedPairs` reads it)."""
+    if not pairs:
+        return b""
+    out: list[Buffer] = []
+    _pairs(out, pairs)
+    return b"".join(out)
+
+
 def _encode_single(batch_id: int, item: Item, part: Input) -> tuple[int, int, list[Buffer]]:
-    """The usual batch, one request with one input and no headers, in one piece before its data."""
+    """The usual batch, one request with one input, in one piece before its data."""
     raw_id, raw_name, raw_type = item.request_id.encode(), part.name.encode(), part.content_type.encode()
+    headers = packed(item.headers)
     head = b"".join(
         (
-            _SINGLE.pack(1, item.job_id, item.deadline_s, len(raw_id), 0, 1),
+            SINGLE.pack(1, item.job_id, item.deadline_s, len(raw_id), len(headers), 1),
             raw_id,
+            headers,
             INPUT_HEAD.pack(len(raw_name), len(raw_type), len(part.data)),
             raw_name,
             raw_type,
@@ -189,15 +201,14 @@ def _encode_single(batch_id: int, item: Item, part: Input) -> tuple[int, int, li
 
 
 def _encode_predict(message: Predict) -> tuple[int, int, list[Buffer]]:
-    if len(message.items) == 1 and len((item := message.items[0]).inputs) == 1 and not item.headers:
+    if len(message.items) == 1 and len((item := message.items[0]).inputs) == 1:
         return _encode_single(message.batch_id, item, item.inputs[0])
     out: list[Buffer] = [COUNT.pack(len(message.items))]
-    for job_id, request_id, deadline_s, headers, inputs in message.items:
-        raw_id = request_id.encode()
+    for job_id, request_id, deadline_s, pairs, inputs in message.items:
+        raw_id, headers = request_id.encode(), packed(pairs)
         out.append(ITEM_HEAD.pack(job_id, deadline_s, len(raw_id), len(headers), len(inputs)))
         out.append(raw_id)
-        if headers:
-            _pairs(out, headers)
+        out.append(headers)
         for name, content_type, data in inputs:
             raw_name, raw_type = name.encode(), content_type.encode()
             out.append(INPUT_HEAD.pack(len(raw_name), len(raw_type), len(data)))
@@ -303,6 +314,15 @@ def small_frame(kind: int, key: int, body: Sequence[Buffer]) -> bytes | None:
     if total >= JOINED_BYTES_MAX:
         return None
     return HEADER.pack(total, kind, 0, 0, key) + b"".join(body)
+
+
+#: What a whole answer may have to be a small frame.
+ANSWER_BYTES_MAX = JOINED_BYTES_MAX - CHUNK_HEAD.size - 1
+
+
+def answer_frame(job_id: int, data: bytes) -> bytes:
+    """The frame of `Chunk(job_id, data)`, a whole answer without headers, of at most ANSWER_BYTES_MAX."""
+    return _WHOLE_HEAD.pack(CHUNK_HEAD.size + len(data), CHUNK, 0, 0, job_id, 1, 200, 0, 0) + data
 
 
 def encode_bytes(message: Message) -> bytes:

@@ -46,6 +46,11 @@ class Outbox:
         else:
             self._queue.append(frame)
 
+    def push_frame(self, frame: bytes) -> None:
+        """Queues a small frame that is written already. Its key is one that nothing else waits with, and its kind one
+        that keeps its place."""
+        self._queue.append(frame)
+
     def _begin(self, kind: int, key: int, body: list[Buffer]) -> _Large:
         large = self._large[kind, key] = _Large((kind, key), frames(kind, key, body))
         return large

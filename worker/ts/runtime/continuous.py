@@ -42,7 +42,7 @@ class _Active:
         assert job.item is not None
         self.job, self.id = job, request_id
         self.inputs = fields_of(job.item)
-        self.headers = headers_of(job.item, self.inputs)
+        self.headers = headers_of(job.item.headers, [part[:2] for part in self.inputs])
         job.item = None
 
     def row(self, decode: bool) -> tuple[dict[str, Any], Headers]:
@@ -69,7 +69,7 @@ class _Jobs(Batch):
 class _Step(Running):
     """One call of the handler, and how its result is told apart into last and other pieces."""
 
-    __slots__ = ("_end_key", "_ids")
+    __slots__ = ("_end_key", "_headers", "_ids")
 
     def __init__(self, active: Sequence[_Active], context: Context, link: Link) -> None:
         batch = _Jobs(0)
@@ -77,11 +77,16 @@ class _Step(Running):
         super().__init__(batch, context, link)
         self._ids = {index: one.id for index, one in enumerate(active)}
         self._end_key = context.header_key_sequence_end.lower()
+        self._headers: list[Headers] = []
 
     def begin(self, active: Sequence[_Active], decode: bool) -> list[Any]:
         rows = [one.row(decode) for one in active]
-        self.context.begin(self, self._ids, [headers for _, headers in rows])
+        self._headers = [headers for _, headers in rows]
+        self.context.begin(self, self._ids)
         return [row for row, _ in rows]
+
+    def headers(self) -> list[Headers]:
+        return self._headers
 
     def _give(self, pieces: Sequence[tuple[int, Outcome]]) -> None:
         if self.batch.cancelled:

@@ -13,7 +13,22 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
-from ts.protocol.frames import Buffer, Cancel, Chunk, Credit, Failed, Feed, Item, Message, Pairs, Predict, Stop, check
+from ts.protocol.frames import (
+    ANSWER_BYTES_MAX,
+    Buffer,
+    Cancel,
+    Chunk,
+    Credit,
+    Failed,
+    Feed,
+    Item,
+    Message,
+    Pairs,
+    Predict,
+    Stop,
+    answer_frame,
+    check,
+)
 from ts.protocol.outbox import Outbox
 
 
@@ -87,6 +102,8 @@ class Batch:
         return any(job.credit_bytes <= 0 and not job.cancelled and not job.over for job in self.jobs)
 
     def request_ids(self) -> dict[int, str]:
+        if len(self.jobs) == 1:
+            return {0: self.jobs[0].request_id}
         return {index: job.request_id for index, job in enumerate(self.jobs)}
 
 
@@ -96,6 +113,7 @@ class Ledger:
 
     def __init__(self, credit_bytes: int, response_bytes_max: int, explains: bool = False) -> None:
         self.credit_bytes, self.response_bytes_max, self.explains = credit_bytes, response_bytes_max, explains
+        self._small_bytes_max = min(response_bytes_max, ANSWER_BYTES_MAX)
         self.lock = threading.Lock()
         self.changed = threading.Condition(self.lock)
         self.outbox = Outbox()
@@ -206,6 +224,12 @@ class Ledger:
         with self.lock:
             if job.over:
                 return
+            if last and status == 200 and type(value) is bytes and self._is_simple(job, value, phrase, headers):
+                self.outbox.push_frame(answer_frame(job.job_id, value))
+                job.answered = job.over = job.done = True
+                self.jobs.pop(job.job_id, None)
+                self.unsent += 1
+                return
             if job.cancelled:
                 if not last:
                     return
@@ -222,6 +246,14 @@ class Ledger:
             self._put(job, Chunk(job.job_id, value, last, status, phrase, headers))  # type: ignore[arg-type]
             job.answered = True
             job.over = last
+
+    def _is_simple(self, job: Job, value: bytes, phrase: str, headers: Pairs) -> bool:
+        """Whether this is all of an answer, which can go as it is: what most requests have."""
+        return (
+            not (job.answered or job.cancelled or phrase or headers)
+            and job.credit_bytes > 0
+            and len(value) <= self._small_bytes_max
+        )
 
     def _failed(self, job: Job, failure: Failure) -> Failed:
         """The failure as the request's caller may know it."""
