@@ -23,8 +23,6 @@ from support import GUARD_S
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 
-pytestmark = pytest.mark.slow
-
 DRAIN_S = 2
 ENGINES = ("h2corn", "grpcio")
 FOREGROUND = (
