@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """The committed weights are as good as written down, and the networks are what they say."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """How a server ends: whom signals reach, what clients can't prevent, and what is left behind."""
 
 from __future__ import annotations

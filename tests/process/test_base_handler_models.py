@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """BaseHandler with real models: every kind of file, its options, its errors."""
 
 from __future__ import annotations

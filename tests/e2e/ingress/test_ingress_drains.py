@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Drains under load: whatever the system has accepted for the server is answered.
 
 What counts as lost: a connection that was made, on which a request was sent and which ended before the answer's end,
