@@ -6,14 +6,15 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
+from google.rpc import error_details_pb2
 
 from support import GUARD_S, until
 from ts_frontend.protos.google_rpc_status_pb2 import Status
@@ -35,19 +36,14 @@ def status_of(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
     return failure.value.code(), failure.value.details()
 
 
-async def appears(path: Path) -> None:
-    """Returns when a handler has made the file."""
-    await asyncio.to_thread(until, path.exists)
-
-
 @pytest.mark.parametrize(
     ("request_value", "code", "words"),
     [
-        ({"op": "raise"}, grpc.StatusCode.UNAVAILABLE, "Prediction failed"),
+        ({"op": "raise"}, grpc.StatusCode.INTERNAL, "Prediction failed"),
         ({"op": "refuse"}, grpc.StatusCode.NOT_FOUND, "not today"),
         ({"op": "item_fails"}, grpc.StatusCode.INVALID_ARGUMENT, "this one only"),
-        ({"op": "too_few"}, grpc.StatusCode.UNAVAILABLE, "number of batch response mismatched"),
-        ({"op": "set"}, grpc.StatusCode.UNAVAILABLE, "Unsupported model output data type."),
+        ({"op": "too_few"}, grpc.StatusCode.INTERNAL, "number of batch response mismatched"),
+        ({"op": "set"}, grpc.StatusCode.INTERNAL, "Unsupported model output data type."),
         ({"op": "exit", "code": 7}, grpc.StatusCode.UNAVAILABLE, "exit code 7"),
     ],
     ids=lambda value: value.get("op") if isinstance(value, dict) else None,
@@ -68,7 +64,7 @@ def test_callers_of_a_dead_worker_are_told_when_to_ask_again(shared):
         trailing = dict(failed.value.trailing_metadata())
         (answer,) = stub.StreamPredictions2(iter([request]), timeout=GUARD_S)
         with pytest.raises(grpc.RpcError) as refused:
-            stub.Predictions(request_for({"op": "raise"}), timeout=GUARD_S)
+            stub.Predictions(request_for({"op": "refuse"}), timeout=GUARD_S)
     for status in (Status.FromString(trailing["grpc-status-details-bin"]), answer.status):
         assert (status.code, status.message) == (14, failed.value.details())
         (detail,) = status.details
@@ -77,60 +73,40 @@ def test_callers_of_a_dead_worker_are_told_when_to_ask_again(shared):
     assert "grpc-status-details-bin" not in dict(refused.value.trailing_metadata())
 
 
+def test_callers_of_a_handler_that_raised_are_told_where(shared):
+    """In the details of the status, with the types of google.rpc."""
+    request = request_for({"op": "raise"})
+    with grpc.insecure_channel(shared.inference) as channel:
+        stub = InferenceAPIsServiceStub(channel)
+        with pytest.raises(grpc.RpcError) as failed:
+            stub.Predictions(request, timeout=GUARD_S)
+        trailing = dict(failed.value.trailing_metadata())
+        (answer,) = stub.StreamPredictions2(iter([request]), timeout=GUARD_S)
+    for status in (Status.FromString(trailing["grpc-status-details-bin"]), answer.status):
+        assert (status.code, status.message) == (13, failed.value.details())
+        info, debug = status.details
+        assert info.type_url == "type.googleapis.com/google.rpc.ErrorInfo"
+        assert (found := error_details_pb2.ErrorInfo.FromString(info.value)).reason == "HANDLER_FAILED"
+        assert found.domain == "torchrelay"
+        assert debug.type_url == "type.googleapis.com/google.rpc.DebugInfo"
+        more = error_details_pb2.DebugInfo.FromString(debug.value)
+        assert more.detail == status.message
+        assert more.stack_entries[-1] in status.message
+        assert "Prediction failed: " in status.message and re.search(r" \(\w+\.py, line \d+, in \w+\)$", status.message)
+
+
+def test_callers_who_may_not_know_are_told_where_it_is_written(start):
+    server = start(debug_errors="false")
+    server.register("probe")
+    code, details = status_of(lambda: server.predict("probe", {"op": "raise"}))
+    assert code is grpc.StatusCode.INTERNAL
+    found = re.fullmatch(r"Prediction failed \(request ID (\S+): the model's log says why\)", details)
+    assert found and until(lambda: [line for line in server.lines if f"request ids: {found[1]}" in line])
+
+
 def test_the_reason_of_a_workers_end_is_in_describe(shared):
     status_of(lambda: shared.predict("probe", {"op": "exit", "code": 5}))
     assert "exit code 5" in shared.describe("probe")["lastWorkerFailure"]["reason"]
-
-
-def test_a_caller_that_leaves_the_queue_never_runs(start, tmp_path):
-    server = start()
-    server.register("probe")
-
-    async def scenario() -> None:
-        async with grpc.aio.insecure_channel(server.inference) as channel:
-            stub: Any = InferenceAPIsServiceStub(channel)
-            begun, release, ran = tmp_path / "begun", tmp_path / "release", tmp_path / "ran"
-            held = stub.Predictions(request_for({"op": "hold", "begun": str(begun), "release": str(release)}))
-            await appears(begun)
-            queued = stub.Predictions(request_for({"op": "work", "ran": str(ran)}))
-            late = stub.Predictions(request_for({"op": "work", "ran": str(ran)}), timeout=0.2)
-            with pytest.raises(grpc.aio.AioRpcError) as failure:
-                await late
-            assert failure.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            queued.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await queued
-            release.touch()
-            assert (await held).prediction == b"held"
-            assert (await stub.Predictions(request_for({"op": "echo"}))).prediction == b"ok"
-            assert not ran.exists()
-
-    asyncio.run(scenario())
-    assert server.describe("probe")["jobQueueStatus"]["pendingRequests"] == 0
-
-
-def test_a_cancel_reaches_a_running_handler(start, tmp_path):
-    server = start()
-    server.register("probe")
-    pids = server.worker_pids("probe")
-
-    async def scenario() -> None:
-        async with grpc.aio.insecure_channel(server.inference) as channel:
-            stub: Any = InferenceAPIsServiceStub(channel)
-            begun, left = tmp_path / "begun", tmp_path / "left"
-            call = stub.Predictions(request_for({"op": "until_cancelled", "begun": str(begun), "left": str(left)}))
-            await appears(begun)
-            call.cancel()
-            await appears(left)
-            streamed = tmp_path / "streamed"
-            stream = stub.StreamPredictions(request_for({"op": "stream_until_left", "left": str(streamed)}))
-            assert len((await stream.read()).prediction) == 1000
-            stream.cancel()
-            await appears(streamed)
-            assert (await stub.Predictions(request_for({"op": "echo"}))).prediction == b"ok"
-
-    asyncio.run(scenario())
-    assert server.worker_pids("probe") == pids
 
 
 def test_a_handler_that_hangs_is_killed_and_replaced(start, write, probe_handler, tmp_path):

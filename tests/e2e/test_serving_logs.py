@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""The logs of a whole server: JSON lines, request ids from door to handler, a log4j2 file, a handler that floods."""
+"""The logs of a whole server: JSON lines, request ids from listener to handler, a log4j2 file, a flooding handler."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ import pytest
 from support import GUARD_S
 from ts.protocol.decoder import Decoder
 from ts.protocol.frames import Chunk, Failed, Input, Item, Load, LoadFailed, Message, Predict, Ready, Stop, encode_bytes
+from ts.protocol.progress import PROGRESS_BYTES, has_begun
 
 HANDLERS = Path(__file__).parent.parent / "handlers"
 
@@ -30,8 +31,7 @@ class DrivenWorker:
         self.sock, self.theirs = socket.socketpair()
         self.sock.settimeout(GUARD_S)
         self.progress = (folder / "progress").open("w+b")
-        self.progress.write(b"\xff" * 8 + bytes(4088))
-        self.progress.flush()
+        self.progress.truncate(PROGRESS_BYTES)
         self.decoder = Decoder(1 << 30)
         self.ids = itertools.count(1)
         self.pending: dict[int, list[Chunk]] = {}
@@ -123,8 +123,10 @@ class DrivenWorker:
             assert self.receive()
         return [bytes(piece.data) for piece in self.pending[job_id]]
 
-    def started(self) -> int:
-        return int.from_bytes(os.pread(self.progress.fileno(), 8, 0), "little")
+    def begun(self, *batch_ids: int) -> list[int]:
+        """Of these batches, those that the handler may have been called for."""
+        table = os.pread(self.progress.fileno(), PROGRESS_BYTES, 0)
+        return [batch_id for batch_id in batch_ids if has_begun(table, batch_id)]
 
     def to_end(self) -> None:
         while self.receive():

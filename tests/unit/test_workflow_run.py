@@ -125,7 +125,7 @@ def run(
 
 
 DIAMOND = {"a": ["b", "c"], "b": ["d"], "c": ["d"]}
-UNEXPECTED = HandlerFailed(503, "Prediction failed")
+UNEXPECTED = HandlerFailed(503, "Prediction failed", by_handler=True)
 
 
 def test_what_each_node_is_given() -> None:
@@ -167,7 +167,7 @@ def test_a_branch_goes_on_while_the_other_waits() -> None:
 
 def test_a_failure_cancels_the_others_and_starts_no_more() -> None:
     models = Models(b=fails(UNEXPECTED), c=never)
-    with pytest.raises(NodeFailed, match=r"^Error executing b$") as error:
+    with pytest.raises(NodeFailed, match=r"^Error executing b: Prediction failed$") as error:
         run(models, DIAMOND)
     assert (error.value.http_status, error.value.type_name) == (500, "InternalServerException")
     assert [job.cancelled for name, job in models.jobs if name == "c"] == [True]

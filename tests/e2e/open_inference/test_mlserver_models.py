@@ -366,7 +366,7 @@ def test_a_worker_that_is_killed_ends_its_streams_once(mlserver: Any) -> None:
     run(talk())
 
 
-# --- other doors
+# --- other protocols
 
 
 def post(server: Any, path: str, value: Any) -> tuple[int, bytes]:
