@@ -1,7 +1,7 @@
 """Counts what was skipped, and fails a run in which a test of required_tests.txt didn't pass.
 
-`--required usual` (make test) and `--required external` (make test-external) name the section of that file which
-counts; without the option a skipped test is only reported.
+`--required usual` (make test), `external` (make test-external) and `slow` (make test-slow) name the section of that
+file which counts; without the option a skipped test is only reported.
 """
 
 from __future__ import annotations

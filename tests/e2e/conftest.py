@@ -161,7 +161,7 @@ class Serving:
     def predict(self, model: str, value: object, *, version: str = "", timeout: float = GUARD_S) -> bytes:
         with grpc.insecure_channel(self.inference) as channel:
             request = request_for(model, value, version)
-            return InferenceAPIsServiceStub(channel).Predictions(request, timeout=timeout).prediction
+            return bytes(InferenceAPIsServiceStub(channel).Predictions(request, timeout=timeout).prediction)
 
     def stream(self, model: str, value: object) -> list[bytes]:
         with grpc.insecure_channel(self.inference) as channel:

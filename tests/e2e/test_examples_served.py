@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """The examples through a running server, started with the `torchserve` command and called with gRPC."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """What pages in a browser can't do, asked by raw clients: every route of the table, with what a browser would send."""
 
 from __future__ import annotations

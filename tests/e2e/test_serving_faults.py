@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """What happens when handlers misbehave, workers die and callers leave: one accepted request, one final status."""
 
 from __future__ import annotations

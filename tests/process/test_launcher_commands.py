@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Starting and stopping with real processes: messages, exit codes, the pid file, nothing left behind."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """`vllm_handler` against each release of vLLM that was recorded: the stand-in takes what that release takes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Options of other servers become our settings: a row each; which source wins; how they may be spelt."""
 
 from __future__ import annotations

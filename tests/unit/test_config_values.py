@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Every setting: what it allows, what an error says; addresses; what must be together."""
 
 from __future__ import annotations

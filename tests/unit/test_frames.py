@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Frames: everything that can be said comes out as it went in, however the stream is cut; nonsense is refused."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """The invariants of the architecture, read off the source: who imports what, who starts processes, who reads the
 environment. Each test names the files that break its rule."""
 

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Logs when things go wrong: full disks, files moved by others, floods, and text that wants to be something else."""
 
 from __future__ import annotations

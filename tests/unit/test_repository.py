@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Triton's model repositories: config.pbtxt, versions, and what they become."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """The parts of the worker's runtime that do no I/O: requests to data, results to answers, the ledger, kinds."""
 
 from __future__ import annotations

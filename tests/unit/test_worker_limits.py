@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Workers that have answered enough requests, or use too much memory, are replaced without losing a request."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Pools and their slots with a launcher and a clock of the test's: how workers fail to start, and who is told."""
 
 from __future__ import annotations

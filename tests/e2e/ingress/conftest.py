@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Engines in processes of their own (standin_server.py), and clients for them."""
 
 from __future__ import annotations

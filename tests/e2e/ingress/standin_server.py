@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """An engine with stand-in services, in a process of its own.
 
 argv[1]: JSON {"kind", "listeners": [{"name", "host", "port", "limits", "tls", "http", "path", "path_mode"}]}; `http`:

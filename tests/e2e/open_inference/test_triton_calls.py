@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """What Triton's clients ask beside plain inference: statistics, settings, classification, compressed bodies, sequences,
 reserved parameters, shared memory."""
 
