@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
-from support import until_async
+from support import GUARD_S, until_async
 from ts.protocol.decoder import Decoder
 from ts.protocol.frames import Chunk, Failed, Input, LoadFailed, Message, Predict, Ready, encode_bytes
 from ts.protocol.progress import PROGRESS_BYTES, Progress
@@ -23,7 +23,6 @@ from ts_frontend.workers.devices import CPU
 from ts_frontend.workers.pool import Backoff, Clock, Pool, PoolResources
 from ts_frontend.workers.process import Channels, ExitStatus, LineSink, ProcessSpec, WorkerPlan, WorkerProcess
 
-GUARD_S = 30
 SYNTAX_ERROR = {
     "code": 500,
     "message": "SyntaxError: invalid syntax (m.py, line 1)",

@@ -187,7 +187,7 @@ def test_an_answer_that_cannot_be_sent_fails_alone_of_its_batch(start_worker, op
     fine, bad, also = worker.ask({"op": "value", "value": "1"}, {"op": op}, {"op": "value", "value": "3"})
     assert (fine, also) == (b"1", b"3")
     assert failed(bad) == (503, "Prediction failed")
-    assert "id-2" in worker.err_file.read_text()
+    assert "id-2" in worker.out_file.read_text()
 
 
 def test_json_that_is_too_deep_stays_bytes(start_worker):
@@ -213,10 +213,18 @@ def test_traceback_and_request_id_are_in_the_log(start_worker):
     worker = start_worker()
     worker.ask({"op": "raise", "kind": "value"})
     worker.stop()
-    text = worker.err_file.read_text()
-    assert "id-1" in text
+    text = worker.out_file.read_text()
+    assert text.startswith("Invoking custom service failed. (request ids: id-1)\nTraceback (most recent call last):\n")
     assert "ValueError: boom" in text
     assert "runtime/blocking.py" not in text
+
+
+def test_what_is_logged_is_printed_in_order_from_info_up(start_worker):
+    worker = start_worker()
+    worker.ask({"op": "log"})
+    worker.stop()
+    assert worker.out_file.read_text() == "first\nsaid\nlast\n"
+    assert worker.err_file.read_text() == ""
 
 
 def test_one_element_that_is_an_exception_fails_alone(start_worker):

@@ -65,9 +65,11 @@ def test_output_goes_to_the_pipes(start_forkserver):
     worker.load("probe.py")
     worker.ask({"op": "print"})
     worker.ask({"op": "raise", "kind": "value"})
+    worker.ask({"op": "complain"})
     folder = server.folder / "forked1"
-    assert (folder / "stdout").read_text() == "printed line\n"
-    assert "ValueError: boom" in (folder / "stderr").read_text()
+    printed, said, traceback = (folder / "stdout").read_text().partition("\nInvoking custom service failed.")
+    assert (printed, bool(said), "ValueError: boom" in traceback) == ("printed line", True, True)
+    assert (folder / "stderr").read_text() == "a complaint\n"
 
 
 def test_a_bad_request_is_refused_and_the_next_one_served(start_forkserver):

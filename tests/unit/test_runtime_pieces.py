@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import math
 import os
+import socket
 import sys
 import time
 
 import pytest
 
+from support import until
 from ts.context import Context, RequestCancelled
 from ts.protocol.frames import Cancel, Chunk, Credit, Failed, Input, Item, Predict, Stop
 from ts.protocol.otf_message_handler import create_predict_response
 from ts.protocol.otf_message_handler import send_intermediate_predict_response as old_send
 from ts.runtime import handlers, running
 from ts.runtime.jobs import EARLY_CANCELS_MAX, Failure, Ledger
+from ts.runtime.worker import Link
 from ts.service import PredictionException
 
 
@@ -141,7 +144,7 @@ def test_stop_is_noted():
 def test_numbers_of_numpy_cannot_be_sent(capsys):
     numpy = pytest.importorskip("numpy")
     assert running.outcome(numpy.float32(1))[:3] == running.UNSUPPORTED[:3]
-    assert "float32" in capsys.readouterr().err
+    assert "float32" in capsys.readouterr().out
 
 
 def test_views_of_other_shapes_are_flattened():
@@ -234,7 +237,7 @@ def test_callers_are_told_the_cause_or_where_it_is(explains):
 def test_json_that_is_text_only_by_name(capsys):
     row = running.row_of([Input("body", "application/json", b"\xff")], decode=True)
     assert row == {"body": bytearray(b"\xff")}
-    assert "application/json" in capsys.readouterr().err
+    assert "application/json" in capsys.readouterr().out
 
 
 # --- kinds
@@ -354,7 +357,9 @@ def failure_of(tmp_path, text):
     settings = {"model_dir": str(tmp_path), "handler": "broken_handler.py", "model_name": "m"}
     before, path, modules = os.getcwd(), list(sys.path), set(sys.modules)
     try:
-        handlers.load(settings)
+        loaded = handlers.load(settings)
+        if loaded.loop is not None:
+            loaded.loop.close()
     except Exception as error:
         return handlers.describe_failure(error)
     finally:
@@ -363,6 +368,22 @@ def failure_of(tmp_path, text):
         for name in set(sys.modules) - modules:
             del sys.modules[name]
     raise AssertionError("it could be loaded")
+
+
+def test_a_function_that_takes_no_initialising_call_is_told_what_that_is(tmp_path):
+    told = failure_of(tmp_path, "def handle(data, context):\n    return [row for row in data]\n")
+    assert told["message"].startswith("handle(None, context) raised TypeError: 'NoneType' object is not iterable.")
+    assert "if data is None: return" in told["message"]
+    assert 'broken_handler.py", line 2, in handle' in told["traceback"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["def handle(data, context):\n    yield data[0]\n", "async def handle(data, context):\n    return data[0]\n"],
+)
+def test_functions_that_only_begin_are_not_called_to_initialise(tmp_path, text):
+    with pytest.raises(AssertionError, match="it could be loaded"):
+        failure_of(tmp_path, text)
 
 
 @pytest.mark.parametrize(
@@ -428,3 +449,18 @@ def test_a_failure_can_always_be_sent():
     ledger.start(batch)
     ledger.give(batch.jobs[0], Failure(500, "no such file: \udcff"), last=True)
     assert pushed(ledger) == [Failed(1, 500, "no such file: ?")]
+
+
+def test_the_watch_over_a_handler_ends_with_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would take the cancel of the following call for something of the former one, and leave it unread until it
+    had watched that one for some time."""
+    monkeypatch.setattr("ts.runtime.worker.STAND_IN_WAIT_MS", 1 << 30)
+    ours, theirs = socket.socketpair()
+    with ours:
+        link = Link(theirs.detach())
+        link.open(Ledger(1 << 20, 1 << 20))
+        for _ in range(2):
+            link.enter()
+            until(lambda: link._standing_in)
+            link.leave()
+            until(lambda: not link._standing_in)

@@ -218,12 +218,12 @@ class Listeners:
         self.warnings = [] if self._http else [NO_HTTP]
         for warning in self.warnings:
             log.warning(warning)
-        self._listeners = [*self._grpc_listeners(), *self._http_listeners()]
-        self.engine: Engine = make_engine(config.grpc_engine, self._listeners)
+        self.served = [*self._grpc_listeners(), *self._http_listeners()]
+        self.engine: Engine = make_engine(config.grpc_engine, self.served)
 
     def check_addresses(self) -> None:
         """Raises OSError for an address that can't be had, before the models of the start are loaded for nothing."""
-        check_free(self._listeners)
+        check_free(self.served)
 
     def addresses(self) -> dict[str, str]:
         """What listens where, by the name of the API."""

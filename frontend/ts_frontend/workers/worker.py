@@ -133,9 +133,10 @@ class Worker:
         self._running = InFlight(Serial()) if self._lockstep else InFlight()
         self._idle: asyncio.Future[None] | None = None
         self._hung_at_s: float | None = None
-        self._hung = False
         #: Failures of whole batches, by the batch's id, until all that has come is read.
         self._raised: dict[int, list[tuple[Job, Failed]]] = {}
+        #: It was killed because it gave no answer in time, or didn't load its model in time.
+        self.hung = False
         self._death_note = ""
         self._out_of_memory = False
         self._settling: asyncio.Task[None] | None = None
@@ -210,6 +211,7 @@ class Worker:
         return RankConnections(process.rendezvous, process.progress.fileno(), self._received, self._closed, size_max)
 
     async def _abandon(self, reason: str) -> None:
+        self.hung = True
         self.kill(reason)
         await asyncio.wait({self.ended})
         raise StartFailed(reason, 500, self.tail())
@@ -375,6 +377,8 @@ class Worker:
                         self._raised.setdefault(entry[1].id, []).append((entry[0], message))
                     else:
                         entry[0].failed_by_worker(message)
+                        if not message.begun:
+                            entry[1].jobs.remove(entry[0])
                     finished |= self._finish(message.job_id, entry[1])
             else:
                 self._control(message)
@@ -391,7 +395,7 @@ class Worker:
         now_s = time.monotonic()
         waited_s, worked_s = running.measure(batch, now_s)
         self.answered += len(batch.jobs)
-        if self._recorder is not None:
+        if self._recorder is not None and batch.jobs:
             self._recorder.answered(batch.jobs, waited_s, worked_s, now_s)
         if not running.batches:
             self._became_idle()
@@ -522,7 +526,7 @@ class Worker:
                 again = self._run_again(batch, note) if self._plan.repeats is not None else ()
                 for job in batch.open_jobs():
                     if job not in again:
-                        job.fail(WorkerDied(f"Worker died. {note}.", 507 if out_of_memory else 500, hung=self._hung))
+                        job.fail(WorkerDied(f"Worker died. {note}.", 507 if out_of_memory else 500, hung=self.hung))
         finally:
             if not self._loaded.done():
                 killed = how.code is None or how.code < 0 or process.rendezvous is not None
@@ -536,7 +540,7 @@ class Worker:
         running, repeats = self._running, self._plan.repeats
         assert repeats is not None
         silent_s = time.monotonic() - batch.active_s
-        if self._hung and (not running.concurrent or silent_s > self._plan.response_timeout_s):
+        if self.hung and (not running.concurrent or silent_s > self._plan.response_timeout_s):
             return ()
         jobs = [job for job in batch.open_jobs() if job.repeatable]
         where = f"worker {self.id} of {self._plan.spec.name}"
@@ -561,6 +565,21 @@ class Worker:
 
     # --- time
 
+    def end_late(self, now_s: float) -> float:
+        """Ends what it runs and should have answered by now, and tells the handler; the earliest deadline of the
+        rest (`time.monotonic()` seconds)."""
+        earliest_s = math.inf
+        for job, _ in list(self._running.jobs.values()):
+            if job.done:
+                continue
+            if job.ends_s > now_s:
+                earliest_s = min(earliest_s, job.ends_s)
+                continue
+            ran_s = now_s - job.sent_at_s
+            job.expire(DeadlineExceeded(f"Deadline passed {ran_s:.1f} s after the request was given to a worker"))
+            self.release(job)
+        return earliest_s
+
     def tick(self, now_s: float) -> None:
         """Called a few times per second: ends what has hung, lets go of streams nobody reads."""
         if self.state not in (WorkerState.READY, WorkerState.DRAINING):
@@ -568,19 +587,16 @@ class Worker:
         running, limit_s = self._running, self._plan.response_timeout_s
         if running.shared and running.count_stalled(now_s):
             self._work.wake()
+        self.end_late(now_s)
         for job, batch in list(running.jobs.values()):
-            if job.ends_s <= now_s and not job.done:
-                ran_s = now_s - job.sent_at_s
-                job.expire(DeadlineExceeded(f"Deadline passed {ran_s:.1f} s after the request was given to a worker"))
-                self.release(job)
-            elif not job.done and job.unread_since(now_s) > limit_s:
+            if not job.done and job.unread_since(now_s) > limit_s:
                 job.fail(DeadlineExceeded(f"The stream's reader has taken nothing for {limit_s:g} s"))
                 self.release(job)
                 batch.active_s = running.turn_s = now_s
         if not running.overdue(now_s, limit_s):
             self._not_hung()
         elif self._ready_to_kill(now_s):
-            self._hung = True
+            self.hung = True
             self.kill(f"It gave no answer for {limit_s:g} s (responseTimeout)")
 
     def _not_hung(self) -> None:

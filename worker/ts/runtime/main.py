@@ -25,7 +25,7 @@ from ts.runtime.calls import Calls
 from ts.runtime.continuous import ContinuousRunner
 from ts.runtime.handlers import Loaded, describe_failure, load
 from ts.runtime.jobs import Ledger, SilentLedger
-from ts.runtime.process import mark_lines, outlive_stops, set_threads, turn_to
+from ts.runtime.process import log_to_stdout, mark_lines, outlive_stops, set_threads, turn_to
 from ts.runtime.running import Opened, Opening
 from ts.runtime.worker import Link, leave
 
@@ -42,7 +42,7 @@ def run(socket_fd: int, progress_fd: int, silent: bool = False) -> int:
     """A worker's life: load, answer until Stop or the socket's end. The process's exit status. `silent`: of several
     processes that compute together, one whose answers nobody needs."""
     _prepare_process()
-    return answer(Link(socket_fd), _progress(progress_fd), SilentLedger if silent else Ledger)
+    return answer(Link(socket_fd), _progress(progress_fd), SilentLedger if silent else Ledger, _prepare_logging)
 
 
 def _progress(fd: int) -> Progress:
@@ -104,6 +104,12 @@ def _prepare_process() -> None:
         reconfigure(line_buffering=True)
 
 
+def _prepare_logging(settings: dict[str, Any]) -> None:
+    """For handlers of TorchServe's kind; other servers' models and programs set up logging as they do there."""
+    if not settings.get("adapter"):
+        log_to_stdout()
+
+
 def _load(link: Link, settings: dict[str, Any]) -> Loaded | None:
     begun_s = time.monotonic()
     link.enter()
@@ -125,6 +131,8 @@ def _load(link: Link, settings: dict[str, Any]) -> Loaded | None:
         info["routes"] = list(loaded.routes)
     if loaded.takes_streams:
         info["takes_streams"] = True
+    if loaded.openai is not None:
+        info["openai"] = loaded.openai
     if loaded.completed is not None:
         info["completed"] = loaded.completed
     link.announce(Ready(info))

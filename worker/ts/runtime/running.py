@@ -90,7 +90,7 @@ def _expanded(part: Input) -> Sequence[Input]:
     try:
         return [Input(*one) for one in forms.parts(part.content_type, bytes(part.data))]
     except forms.MalformedForm as error:
-        print(f"input declared as {part.content_type} isn't: {error}; the handler gets its bytes", file=sys.stderr)
+        _log(f"input declared as {part.content_type} isn't: {error}; the handler gets its bytes")
         return [part]
 
 
@@ -103,7 +103,7 @@ def _decoded(content_type: str, data: Buffer) -> Any:
         if base.startswith("text"):
             return str(data, "utf-8")
     except (ValueError, RecursionError) as error:
-        print(f"input declared as {content_type} isn't: {error}; the handler gets its bytes", file=sys.stderr)
+        _log(f"input declared as {content_type} isn't: {error}; the handler gets its bytes")
     return bytearray(data)
 
 
@@ -221,8 +221,15 @@ def raised(error: BaseException, request_ids: Sequence[str]) -> Failure:
     lines = (
         failure.traceback or "".join(traceback.format_exception(type(error), error, _without_runtime(error))).rstrip()
     )
-    _log(f"{failure.message} (request ids: {', '.join(request_ids)})\n{lines}")
+    _log(f"{_said_of(error, failure)} (request ids: {', '.join(request_ids)})\n{lines}")
     return failure
+
+
+def _said_of(error: BaseException, failure: Failure) -> str:
+    """The line that TorchServe's worker prints before the traceback."""
+    if failure.code == OUT_OF_RESOURCES.code and failure.by_handler:
+        return "System out of memory" if isinstance(error, MemoryError) else "CUDA out of memory"
+    return "Prediction error" if isinstance(error, PredictionException) else "Invoking custom service failed."
 
 
 def _without_runtime(error: BaseException) -> TracebackType | None:
@@ -234,8 +241,9 @@ def _without_runtime(error: BaseException) -> TracebackType | None:
 
 
 def _log(text: str) -> None:
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+    """To standard output, as TorchServe's worker: in order with what the handler prints."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
 
 
 class Head(NamedTuple):
