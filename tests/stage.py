@@ -46,6 +46,8 @@ class Actor(WorkerProcess):
     def heard(self, kind: type[Any]) -> Any:
         """The next message of that kind; None when it hasn't come."""
         try:
+            if self.theirs.fileno() < 0:
+                return None
             self.given += self._decoder.feed(self.theirs.recv(1 << 20))
         except BlockingIOError:
             pass

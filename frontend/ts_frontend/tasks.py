@@ -86,6 +86,16 @@ async def side_by_side(work: Sequence[Coroutine[Any, Any, T]], at_once_max: int)
             each.close()  # a task that was cancelled before it began closes nothing
 
 
+async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Waits for work that a cancellation must not stop half-way, such as a removal: it ends first, then the caller."""
+    task = owned(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise
+
+
 async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
     """What the sources give, as it comes, until all have ended. A failure of one, and leaving early, closes them
     all."""

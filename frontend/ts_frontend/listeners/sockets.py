@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import math
 import os
 import select
 import socket
@@ -137,7 +138,12 @@ def listen(listener: Listener) -> Listening:
         try:
             found = socket.getaddrinfo(host, listener.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
             for family, _, _, _, address in dict.fromkeys(found):
-                one = _listen_on(family, _with_port(address, sockets), last_chance=not sockets and len(found) == 1)
+                one = _listen_on(
+                    family,
+                    _with_port(address, sockets),
+                    listener.limits.write_s_max,
+                    last_chance=not sockets and len(found) == 1,
+                )
                 if one is not None:
                     sockets.append(opened.enter_context(one))
         except OSError as error:
@@ -241,12 +247,22 @@ def _with_port(address: tuple[object, ...], sockets: list[socket.socket]) -> tup
     return (address[0], sockets[0].getsockname()[1], *address[2:])
 
 
-def _listen_on(family: int, address: tuple[object, ...], *, last_chance: bool) -> socket.socket | None:
+def limit_writes(one: socket.socket, write_s_max: float) -> None:
+    """Of a listening socket: the system resets a connection from it whose client acknowledges or takes nothing of what
+    was sent for so long (0: as long as the system has it). Linux's accepted connections inherit it."""
+    if hasattr(socket, "TCP_USER_TIMEOUT") and one.family != socket.AF_UNIX:
+        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, min(math.ceil(write_s_max * 1000), 2**31 - 1))
+
+
+def _listen_on(
+    family: int, address: tuple[object, ...], write_s_max: float, *, last_chance: bool
+) -> socket.socket | None:
     """None when this machine lacks the address family, unless there is no other to try."""
     one = None
     try:
         one = socket.socket(family, socket.SOCK_STREAM)
         _set_options(one, family)
+        limit_writes(one, write_s_max)
         one.bind(address)
         one.listen(CONNECTIONS_PENDING_MAX)
     except OSError as error:

@@ -113,6 +113,12 @@ def server(kind: str) -> Iterator[Server]:
         yield one
 
 
+@pytest.fixture(scope="session")
+def running_server() -> Callable[..., contextlib.AbstractContextManager[Server]]:
+    """For a server that a module shares: running_server(kind, listener, ...)."""
+    return running
+
+
 @pytest.fixture
 def run_server(kind: str) -> Callable[..., contextlib.AbstractContextManager[Server]]:
     """Starts a server of the test's own: run_server(listener, ...)."""
