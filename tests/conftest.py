@@ -15,6 +15,11 @@ from typing import Any
 
 import pytest
 
+# Hundreds of processes under test import the same modules. One that has to compile them takes twice the time to start,
+# so they keep what they compiled, also where the environment says otherwise.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 REQUIRED_FILE = Path(__file__).parent / "required_tests.txt"
 
 

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from typing import TypeVar
 
 #: A guard against a wait for ever, far above what a busy machine takes: no test's result depends on it.
-TIMEOUT_S = 120.0
+GUARD_S = 120
 PAUSE_S = 0.01
 
 Found = TypeVar("Found")
 
 
-def until(look: Callable[[], Found], message: object = "", *, timeout_s: float = TIMEOUT_S) -> Found:
+def until(look: Callable[[], Found], message: object = "", *, timeout_s: float = GUARD_S) -> Found:
     """The first true value of `look()`, which is called again and again. AssertionError, with the message (of a
     function: with what it returns then), when there was none within `timeout_s`."""
     end_s = time.monotonic() + timeout_s
@@ -24,7 +24,7 @@ def until(look: Callable[[], Found], message: object = "", *, timeout_s: float =
     return found
 
 
-async def until_async(look: Callable[[], Found], message: object = "", *, timeout_s: float = TIMEOUT_S) -> Found:
+async def until_async(look: Callable[[], Found], message: object = "", *, timeout_s: float = GUARD_S) -> Found:
     """`until` for a coroutine: the loop's other tasks go on between two looks, which take no pause."""
     end_s = time.monotonic() + timeout_s
     while not (found := look()):

@@ -19,6 +19,7 @@ import grpc
 import psutil
 import pytest
 
+from support import GUARD_S
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 from ts_frontend.protos.management_pb2 import (
@@ -30,8 +31,6 @@ from ts_frontend.protos.management_pb2 import (
 from ts_frontend.protos.management_pb2_grpc import ManagementAPIsServiceStub
 
 ARCHIVES = Path(__file__).parent / "archives"
-#: A guard against hanging for ever; no test's result depends on it.
-GUARD_S = 60
 
 
 class Serving:

@@ -15,12 +15,11 @@ from typing import Any
 
 import pytest
 
-from support import until
+from support import GUARD_S, until
 from ts_frontend.http.errors import ErrorDialect
 from ts_frontend.http.routes import ROUTES
 from ts_frontend.http.routing import Effect, Match, RouteTable, Row, Switch
 
-GUARD_S = 60
 #: Imported by its worker, it leaves a file behind.
 ATTACK = """
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A model that can't be loaded: every door says so at once and why, until it can be loaded."""
+"""A model that can't be loaded: every protocol says so at once and why, until it can be loaded."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import httpx
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
+from support import GUARD_S
 from ts.protocol.open_inference_pb2 import ModelInferRequest
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from ts_frontend.protos.google_rpc_status_pb2 import Status
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 
-GUARD_S = 60
 #: An answer that nobody waits for comes in milliseconds; the model's queue would hold it for two minutes.
 AT_ONCE_S = 20
 HANDLER = """

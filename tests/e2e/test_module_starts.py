@@ -21,11 +21,10 @@ import httpx
 import pytest
 import yaml
 
-from support import until
+from support import GUARD_S, until
 from torchrelay_client import TLS, CallFailed, Client, Retry
 
 BLOCKS = Path(__file__).parents[1] / "data" / "documents"
-GUARD_S = 120
 UPPER = """
 def handle(data, context):
     return None if data is None else [bytes(*row.values()).decode().upper() for row in data]

@@ -21,10 +21,9 @@ import httpx
 import psutil
 import pytest
 
-from support import until
+from support import GUARD_S, until
 from ts_frontend.config.snapshot import SnapshotFiles, SnapshotKind, VersionState
 
-GUARD_S = 60
 #: What nobody waits for to end by itself.
 FOREVER_S = 100_000
 BLOCKING = f"""

@@ -1,4 +1,4 @@
-"""The door of the Open Inference Protocol over HTTP: `/v2` (docs/open-inference.md).
+"""The Open Inference Protocol over HTTP: `/v2` (docs/open-inference.md).
 
 Bodies pass through as bytes: the worker reads and writes them. Errors are `{"error": text}`.
 """

@@ -27,8 +27,8 @@ AsgiApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 Header: TypeAlias = "tuple[bytes, bytes]"
 Body: TypeAlias = "bytes | bytearray | memoryview"
 
-#: An answer that takes no longer isn't watched: whether its client is still there costs a task to find out.
-WATCH_AFTER_S = 0.1
+#: An answer that takes no longer isn't watched: it costs something to find out whether its client is still there.
+WATCH_AFTER_S = 0.01
 #: Of a body's announced size; Python refuses to read numbers of thousands of digits.
 LENGTH_DIGITS_MAX = 18
 
@@ -152,10 +152,11 @@ class HttpRequest:
         loop = asyncio.get_running_loop()
 
         def watch() -> None:
-            self._watcher = watched(self._wait_gone(act), "The wait for a client to leave")
             client, server = self._scope.get("client"), self._scope.get("server")
             if client and server and server[1] and self._scope["http_version"].startswith("1"):
                 self._watched = self._departures.watch((client[0], client[1]), server[1], act)
+            if self._watched is None:
+                self._watcher = watched(self._wait_gone(act), "The wait for a client to leave")
 
         self._timer = loop.call_later(WATCH_AFTER_S, watch)
 
@@ -242,9 +243,9 @@ async def json_head(body: bytes) -> dict[str, Any]:
         raise InvalidArgument(f"The body is not valid JSON: {error}") from None
 
 
-def json_object(body: bytes) -> dict[str, Any]:
+def json_object(body: bytes, bytes_max: int = JSON_BYTES_MAX) -> dict[str, Any]:
     """The object in a body, {} for an empty one. MessageTooLarge; InvalidArgument for anything else."""
-    check_json_size(body)
+    check_json_size(body, bytes_max)
     if not body.strip():
         return {}
     try:
@@ -256,12 +257,10 @@ def json_object(body: bytes) -> dict[str, Any]:
     return found
 
 
-def check_json_size(body: bytes) -> None:
+def check_json_size(body: bytes, bytes_max: int = JSON_BYTES_MAX) -> None:
     """MessageTooLarge for a body that is too long to be parsed between other requests."""
-    if len(body) > JSON_BYTES_MAX:
-        raise MessageTooLarge(
-            f"A body of {len(body)} bytes is too large for this call: it takes {JSON_BYTES_MAX} bytes"
-        )
+    if len(body) > bytes_max:
+        raise MessageTooLarge(f"A body of {len(body)} bytes is too large for this call: it takes {bytes_max} bytes")
 
 
 def query_pairs(request: HttpRequest) -> list[tuple[str, str]]:

@@ -42,6 +42,7 @@ def describe(model: Model) -> dict[str, Any]:
         "useJobTicket": settings.use_job_ticket,
         "useVenv": settings.use_venv,
         "stateful": settings.stateful,
+        **({"idempotent": True} if settings.idempotent else {}),
         "sequenceMaxIdleMSec": settings.sequence_max_idle_ms,
         "sequenceTimeoutMSec": settings.sequence_timeout_ms,
         "maxNumSequence": settings.max_num_sequence,

@@ -16,6 +16,7 @@ from ts_frontend.models.signature import Signature, signature_of
 from ts_frontend.models.statistics import CountedBatches
 from ts_frontend.scheduling.batcher import Policy, Priorities
 from ts_frontend.scheduling.queues import JobQueue, PriorityJobFactory, PriorityQueue, TicketQueue, WorkQueue
+from ts_frontend.scheduling.repeats import Repeats
 from ts_frontend.scheduling.sequence_queue import SequenceJobFactory, SequenceQueue, sequence_headers
 from ts_frontend.scheduling.sequences import SequenceLimits
 from ts_frontend.tasks import Notifier
@@ -187,6 +188,7 @@ class ModelFactory:
             answer=self._answer,
             on_response=recorder.responses.response,
             decoupled=signature.decoupled,
+            repeats=Repeats() if settings.idempotent else None,
         )
 
     def _check_devices(self, name: str, settings: ModelSettings) -> None:
@@ -228,6 +230,7 @@ class ModelFactory:
             "asynchronous": settings.async_communication,
             "header_keys": list(sequence_headers(config)),
             "limit_max_image_pixels": config.limit_max_image_pixels,
+            "debug_errors": config.errors_explained,
             "decode_input_request": config.decode_input_request,
             "metrics_config": str(config.metrics_config) if config.metrics_config else None,
             "config_file": archive.config_file,

@@ -226,6 +226,7 @@ class ModelSettings:
     use_venv: bool = False
     async_communication: bool = False
     stateful: bool = False
+    idempotent: bool = False
     sequence_max_idle_ms: int = 0
     sequence_timeout_ms: int = 0
     max_num_sequence: int = 1
@@ -381,6 +382,7 @@ def _plain(yaml: Source, server: Source, defaults: ServerConfig) -> dict[str, An
         "use_venv": flag("useVenv"),
         "async_communication": flag("asyncCommunication"),
         "stateful": flag("sequenceBatching"),
+        "idempotent": _idempotent(yaml, flag("idempotent"), flag("sequenceBatching")),
         "sequence_max_idle_ms": whole("sequenceMaxIdleMSec", 0, 0),
         "sequence_timeout_ms": whole("sequenceTimeoutMSec", 0, 0),
         "max_num_sequence": whole("maxNumSequence", 1),
@@ -388,6 +390,13 @@ def _plain(yaml: Source, server: Source, defaults: ServerConfig) -> dict[str, An
         "sequence_start_required": flag("sequenceStartRequired"),
         "max_sequence_job_queue_size": whole("maxSequenceJobQueueSize", 1),
     }
+
+
+def _idempotent(yaml: Source, wanted: bool, stateful: bool) -> bool:
+    """Requests of a sequence change what its worker knows: a second run is another request."""
+    if wanted and stateful:
+        yaml.warn("idempotent", "ignored with sequenceBatching")
+    return wanted and not stateful
 
 
 def _parallel_level(kind: str, yaml: Source, server: Source) -> int:

@@ -56,12 +56,20 @@ class Backoff:
         return self.failures > 0 and now_s - self.first_failure_s > self.give_up_s
 
 
+#: Deadlines that lie closer together than this are looked at together.
+LATE_EVERY_S = 0.002
+#: A clock isn't set for longer.
+LATE_LOOK_S_MAX = 3600.0
 #: Until the process of a worker that was killed is gone.
 ENDS_S_MAX = 5.0
 #: How long a worker that failed several times in a row has to stay before a scale call believes that it is ready.
 STAYS_S = 1.0
 #: Of the cause that requests are told.
 CAUSE_CHARS_MAX = 500
+#: What TorchServe's worker prints before the traceback of a model that it couldn't load.
+PROCESS_DIED = "Backend worker process died."
+#: A worker's states, in TorchServe's log.
+WORKER_STARTED, MODEL_LOADED = "WORKER_STARTED", "WORKER_MODEL_LOADED"
 #: Different tracebacks of one model that are known from before, so that they are counted instead of logged.
 TRACEBACKS_MAX = 16
 
@@ -101,6 +109,47 @@ class Failure:
     tail: list[str]
 
 
+class Recovery:
+    """Says how a worker ends and comes back in TorchServe's words, which people's alerts look for; the thread that its
+    lines name is the worker's."""
+
+    def __init__(self, worker_id: int, plan: WorkerPlan) -> None:
+        self._id, self._plan = worker_id, plan
+        self._log = logging.LoggerAdapter(log, {"source": f"W-{worker_id}-{plan.spec.name}"})
+        self._recovering = False
+
+    def ended(self, worker: Worker, failures: int) -> None:
+        """The worker has ended unasked, for the `failures`th time in a row."""
+        was_ready = worker.ready_at_s < math.inf
+        if worker.process is not None:
+            self._log.info("%s Worker disconnected. %s", self._id, MODEL_LOADED if was_ready else WORKER_STARTED)
+        if worker.hung:
+            self._log.error("Number or consecutive unsuccessful inference %s", failures)
+        if worker.hung or worker.process is None:
+            what = "Backend worker did not respond in given time" if worker.hung else "Failed start worker process"
+            self._log.error("Backend worker error\norg.pytorch.serve.wlm.WorkerInitializationException: %s", what)
+        else:
+            plan = self._plan
+            name, limit_s = ("response", plan.response_timeout_s) if was_ready else ("startup", plan.startup_timeout_s)
+            what = "Backend worker monitoring thread interrupted or backend worker process died."
+            self._log.info("%s, %sTimeout:%gsec", what, name, limit_s)
+        if self._recovering:
+            self._log.warning("Auto recovery failed again")
+        else:
+            self._recovering = True
+            self._log.info("Auto recovery start timestamp: %s", round(time.time() * 1000))
+
+    def retries(self, delay_s: float) -> None:
+        """The next one is started after so many seconds."""
+        self._log.info("Retry worker: %s in %g seconds.", self._id, round(delay_s, 1))
+
+    def ready(self) -> None:
+        """One has loaded its model."""
+        if self._recovering:
+            self._recovering = False
+            self._log.info("Auto recovery succeeded, reset recoveryStartTS")
+
+
 class Slot:
     """One worker's place: keeps it filled until it is retired, or gives up."""
 
@@ -121,6 +170,7 @@ class Slot:
         self._backoff = backoff
         self._retired = False
         self._second_try = False
+        self._recovery = Recovery(worker_id, pool.plan)
         self._hurry = asyncio.Event()
         self._task = owned(self._keep())
         self._task.add_done_callback(self._left)
@@ -162,7 +212,6 @@ class Slot:
 
     async def _wait(self, delay_s: float) -> None:
         self.next_start_s = self._pool.clock.now_s() + delay_s
-        log.info("Retry worker: %s in %.1f seconds.", self.id, delay_s)
         await self._pool.clock.pause(delay_s, self._hurry)
 
     async def _one_life(self) -> StartFailed | str:
@@ -174,6 +223,7 @@ class Slot:
             await worker.start(pool.resources.launcher, pool.resources.line_sink(self.id))
             self.load_failure = None
             pool.started(worker)
+            self._recovery.ready()
         except StartFailed as error:
             if worker.process is not None:
                 await asyncio.shield(worker.ended)  # what it has printed is logged by then
@@ -204,6 +254,7 @@ class Slot:
         if worker.answered_batches or now_s - worker.ready_at_s > backoff.delay_s_max:
             backoff.worked()
         backoff.failed(now_s)
+        self._recovery.ended(worker, backoff.failures)
         if isinstance(end, StartFailed):
             failure = Failure(time.time(), self.id, end.message, backoff.failures, end.tail)
             self._start_failed(end)
@@ -234,7 +285,9 @@ class Slot:
     def _delay_s(self, now_s: float) -> float | None:
         pool, backoff = self._pool, self._backoff
         if not backoff.exhausted(now_s):
-            return backoff.delay_s(random.random())
+            delay_s = backoff.delay_s(random.random())
+            self._recovery.retries(delay_s)
+            return delay_s
         self._give_up(pool.last_failure.reason if pool.last_failure is not None else "")
         return None
 
@@ -307,6 +360,8 @@ class Pool:
         #: Gets what each worker says of its model when it is ready, before that takes requests.
         self.on_ready: Callable[[Mapping[str, Any]], None] = lambda info: None
         self._ready_s = time.monotonic()  # when a worker was seen ready last
+        self._due_s = math.inf
+        self._due: asyncio.TimerHandle | None = None
 
     # --- scaling and refusals
 
@@ -386,6 +441,7 @@ class Pool:
                 slot.worker.kill("stopped")
         if self._retiring:
             await asyncio.wait(self._retiring)
+        self._forget_due()
 
     def _changed(self) -> None:
         """Readiness may have changed. Requests that wait are told when no start succeeds."""
@@ -428,20 +484,47 @@ class Pool:
         self._changed()
 
     def _log_traceback(self, worker_id: int, traceback: str) -> str:
+        sink = self.resources.line_sink(worker_id)
+        sink("stdout", PROCESS_DIED)
         times = self._tracebacks[traceback] = self._tracebacks.pop(traceback, 0) + 1
         if times > 1:
             return f" (with the same traceback as before, {times} times now)"
         if len(self._tracebacks) > TRACEBACKS_MAX:
             del self._tracebacks[next(iter(self._tracebacks))]
-        sink = self.resources.line_sink(worker_id)
         for line in traceback.splitlines():
-            sink("stderr", line)
+            sink("stdout", line)
         return ""
 
     def gave_up(self, reason: str) -> None:
         self._changed()
         if self.unavailable:
             self.queue.fail_all(NoWorker(f"No worker of model {self.name} could be kept running: {reason}"))
+
+    def end_by(self, deadline_s: float) -> None:
+        """A request has to end then (`time.monotonic()` seconds), also when that is before the next tick."""
+        if deadline_s < self._due_s:
+            self._forget_due()
+            self._due_s = deadline_s
+            delay_s = min(max(0.0, deadline_s - time.monotonic()), LATE_LOOK_S_MAX)
+            self._due = asyncio.get_running_loop().call_later(delay_s, self._end_late)
+
+    def _forget_due(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+        self._due, self._due_s = None, math.inf
+
+    def _end_late(self) -> None:
+        """Ends the requests whose deadline has passed, and looks again at the earliest of the others'."""
+        self._forget_due()
+        now_s = time.monotonic()
+        if len(self.queue):
+            self.queue.expire(now_s)
+        workers = [slot.worker for slot in (*self.slots, *self._leaving) if slot.worker is not None]
+        running_s = min((worker.end_late(now_s) for worker in workers), default=math.inf)
+        waiting_s = min((job.deadline_s for job in self.queue.waiting()), default=math.inf)
+        next_s = min(running_s, waiting_s)
+        if next_s != math.inf:
+            self.end_by(max(next_s, now_s + LATE_EVERY_S))
 
     def tick(self, now_s: float) -> None:
         if len(self.queue):

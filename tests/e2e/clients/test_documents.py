@@ -22,13 +22,13 @@ import yaml
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 from grpc_tools import protoc
 
+from support import GUARD_S
 from torchrelay_client import TLS, Client, Retry
 from torchrelay_client import grpc_predict_v2_pb2 as pb
 from torchrelay_client.grpc_predict_v2_pb2_grpc import GRPCInferenceServiceStub
 
 ROOT = Path(__file__).parents[3]
 BLOCKS = ROOT / "tests" / "data" / "documents"
-GUARD_S = 120
 #: Go compiles all of its gRPC library the first time.
 COMPILE_S = 900
 ADDRESSES = ("localhost:9090", "localhost:8001", "localhost:8081", "localhost:8080", "localhost:7070")

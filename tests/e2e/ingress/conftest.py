@@ -18,9 +18,10 @@ import h2.connection
 import h2.events
 import pytest
 
+from support import GUARD_S
+
 SERVER = Path(__file__).with_name("standin_server.py")
 KINDS = ("h2corn", "grpcio") if sys.version_info >= (3, 11) else ("grpcio",)
-GUARD_S = 60
 
 #: No client here may reuse another one's connection: stalled readers and big windows would be shared.
 CHANNEL_OPTIONS = [

@@ -18,10 +18,10 @@ import grpc
 import httpx
 import pytest
 
+from support import GUARD_S
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 
-GUARD_S = 60
 SCORES = """
 import numpy as np
 import triton_python_backend_utils as pb_utils

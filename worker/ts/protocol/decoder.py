@@ -27,7 +27,6 @@ from ts.protocol.frames import (
     LOAD,
     LOAD_FAILED,
     MORE,
-    NOT_BEGUN,
     PAIR_HEAD,
     PREDICT,
     READY,
@@ -150,8 +149,9 @@ def _decode_chunk(key: int, body: memoryview) -> Message:
 
 def _decode_failed(key: int, body: memoryview) -> Message:
     reader = _Reader(body)
-    (code,) = reader.unpack(FAILED_HEAD)
-    return Failed(key, code & ~NOT_BEGUN, reader.text(len(body) - reader.at), not code & NOT_BEGUN)
+    code, by_handler, whole, begun, size = reader.unpack(FAILED_HEAD)
+    message, traceback = reader.text(size), reader.text(len(body) - reader.at)
+    return Failed(key, code, message, bool(by_handler), traceback, bool(whole), bool(begun))
 
 
 def _decode_feed(key: int, body: memoryview) -> Message:

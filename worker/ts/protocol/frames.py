@@ -40,9 +40,7 @@ _SINGLE = struct.Struct("<IQdHHH")  # COUNT and ITEM_HEAD
 PAIR_HEAD = struct.Struct("<HI")
 INPUT_HEAD = struct.Struct("<HHQ")
 CHUNK_HEAD = struct.Struct("<BHHH")
-FAILED_HEAD = struct.Struct("<H")
-#: Of the code in FAILED_HEAD.
-NOT_BEGUN = 0x8000
+FAILED_HEAD = struct.Struct("<HBBBI")
 COUNT = struct.Struct("<I")
 FEED_HEAD = struct.Struct("<BH")
 
@@ -133,12 +131,17 @@ class Chunk(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The end of a request that has no answer. `code`: HTTP status, as TorchServe's handlers name it; `begun`: whether
-    the handler got the request."""
+    """The end of a request that has no answer. `code`: HTTP status, as TorchServe's handlers name it. `by_handler`: the
+    handler itself is at fault, not what it was asked; `traceback`: of what it raised, where callers may know it;
+    `whole`: the handler raised for its whole batch, of several requests, or gave no result for each of them;
+    `begun`: the handler was given the request."""
 
     job_id: int
     code: int
     message: str
+    by_handler: bool = False
+    traceback: str = ""
+    whole: bool = False
     begun: bool = True
 
 
@@ -213,8 +216,9 @@ def _encode_chunk(message: Chunk) -> tuple[int, int, list[Buffer]]:
 
 
 def _encode_failed(message: Failed) -> tuple[int, int, list[Buffer]]:
-    code = message.code if message.begun else message.code | NOT_BEGUN
-    return FAILED, message.job_id, [FAILED_HEAD.pack(code), message.message.encode("utf-8", "replace")]
+    text, more = message.message.encode("utf-8", "replace"), message.traceback.encode("utf-8", "replace")
+    head = FAILED_HEAD.pack(message.code, message.by_handler, message.whole, message.begun, len(text))
+    return FAILED, message.job_id, [head, text, more]
 
 
 def _encode_feed(message: Feed) -> tuple[int, int, list[Buffer]]:
