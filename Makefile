@@ -16,10 +16,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help env run test test-external fuzz soak soak-measures bench format clean FORCE
+.PHONY: help env run test test-external fuzz soak soak-measures bench bench-instructions format clean FORCE
 
 help: ## show this
-	@sed -n 's/^\([a-z-]*\):.*## /\1 = /p' $(MAKEFILE_LIST) | awk -F' = ' '{ printf "  make %-15s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## /\1 = /p' $(MAKEFILE_LIST) | awk -F' = ' '{ printf "  make %-18s %s\n", $$1, $$2 }'
 
 env: $(STAMP) ## make or update the environment
 
@@ -60,6 +60,9 @@ soak-measures: $(STAMP) ## how soon handlers are told, overload, memory: minutes
 
 bench: $(STAMP) ## the benchmark; ARGS="..." are its options
 	@$(BIN)/python benchmarks/run.py $(ARGS)
+
+bench-instructions: $(STAMP) ## instructions of each request, compared with before (needs valgrind and gcc); ARGS="..."
+	@$(BIN)/python benchmarks/instructions.py $(ARGS)
 
 format: $(STAMP) ## format the code and mend what ruff can mend
 	@$(BIN)/ruff check --fix-only --quiet .

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import sysconfig
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -37,9 +38,31 @@ def describe() -> dict[str, object]:
     }
 
 
+#: Words with which Python's configure script was called, and what they mean. Debian and Ubuntu optimise by rules of
+#: their own, which leave no other trace.
+_OPTIMISATIONS = {
+    "--enable-optimizations": "PGO",
+    "--with-lto": "LTO",
+    "--with-wheel-pkg-dir=/usr/share/python-wheels": "PGO by Debian",
+}
+
+
+def optimisations(words: str) -> str:
+    """How a Python was optimised when it was built, by the words its configure script was called with: the same code
+    takes 10 to 20 % more CPU time where it wasn't."""
+    given = [word.strip("'\"").rstrip("/") for word in words.split()]
+    found = [name for flag, name in _OPTIMISATIONS.items() if {flag, f"{flag}=full", f"{flag}=yes"} & {*given}]
+    return "+".join(found) or "not optimised"
+
+
+def python_build() -> str:
+    """Version and optimisation of this Python."""
+    return f"{platform.python_version()} ({optimisations(str(sysconfig.get_config_var('CONFIG_ARGS') or ''))})"
+
+
 def versions(targets: Sequence[str]) -> dict[str, str]:
     """Of everything that takes part."""
-    found = {"torchrelay": ts.version.__version__, "python": platform.python_version(), "h2load": h2load.version()}
+    found = {"torchrelay": ts.version.__version__, "python": python_build(), "h2load": h2load.version()}
     for package in ("h2corn", "uvloop", "grpcio", "torch"):
         try:
             found[package] = version(package)

@@ -248,12 +248,14 @@ def code_of_http(status: int) -> Code:
 
 
 class HandlerFailed(ServeError):
-    """The user's handler raised: `http_status` says how TorchServe names it."""
+    """The user's handler raised, or answered with an error: `http_status` says how TorchServe names it. `by_handler`:
+    the handler is at fault, not what it was asked. That is INTERNAL, as clients of gRPC repeat what was UNAVAILABLE.
+    `traceback`: of what it raised, where callers may know it."""
 
-    def __init__(self, http_status: int, message: str) -> None:
+    def __init__(self, http_status: int, message: str, traceback: str = "", *, by_handler: bool = False) -> None:
         super().__init__(message)
-        self.http_status = http_status
-        self.code = code_of_http(http_status)
+        self.http_status, self.traceback, self.by_handler = http_status, traceback, by_handler
+        self.code = Code.INTERNAL if by_handler else code_of_http(http_status)
 
 
 #: How long a client should wait before it asks again when a worker has died: about as long as the next takes to start.
@@ -270,6 +272,11 @@ class WorkerDied(ServeError):
         self.http_status = http_status
         self.code = Code.INTERNAL if hung else Code.UNAVAILABLE
         self.retry_after_s = None if hung else RETRY_AFTER_S
+
+
+class Quarantined(ServeError):
+    """A request that was alone on the second worker that died with it. INTERNAL, which no client of gRPC repeats by
+    itself: it would kill a third one."""
 
 
 class ClientGone(Exception):

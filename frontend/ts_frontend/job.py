@@ -280,7 +280,7 @@ class Job:
         self.move(state)
 
     def failed_by_worker(self, failed: Failed) -> None:
-        self.fail(HandlerFailed(failed.code, failed.message))
+        self.fail(HandlerFailed(failed.code, failed.message, failed.traceback, by_handler=failed.by_handler))
 
     def cancel(self) -> None:
         """The caller has gone; the queue forgets the job, a worker is told."""

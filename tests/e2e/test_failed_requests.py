@@ -1,4 +1,4 @@
-"""Requests that fail leave nothing behind, on whichever door and however they fail: without the garbage collector, too.
+"""Requests that fail leave nothing behind, on any service and however they fail: without the garbage collector, too.
 
 The server runs with it turned off, so that what only the collector could free stays, and is counted.
 """
@@ -17,12 +17,12 @@ import httpx
 import psutil
 import pytest
 
+from support import GUARD_S
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 
-GUARD_S = 60
 BODY_BYTES = 200_000
 #: Of each kind of failure, in each test.
 COUNTED = 4
@@ -178,7 +178,7 @@ class Unanswered(Exception):
 
 
 class Clients:
-    """A door is called as `door(model, what it is to do, seconds to wait for it)`; every failure is an exception."""
+    """A call is made as `call(model, what it is to do, seconds to wait for it)`; every failure is an exception."""
 
     def __init__(self, server: Any) -> None:
         self.http = httpx.Client(base_url=server.http)
@@ -244,7 +244,7 @@ class Clients:
         self._post("/v1/completions", wait_s, json={"model": model, "prompt": body(ask).decode()})
 
 
-DOORS = [name for name in vars(Clients) if not name.startswith("_") and name != "close"]
+SERVICES = [name for name in vars(Clients) if not name.startswith("_") and name != "close"]
 #: How a request ends: the model, what its handler does, how long its client waits.
 WAYS: dict[str, tuple[str, str, float]] = {
     "raises": ("whole", "raise", GUARD_S),
@@ -293,10 +293,10 @@ def settled(alive: Alive, before: dict[str, int], more_max: int) -> dict[str, in
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_a_failure_leaves_nothing_behind(server: Any, clients: Clients, door: str) -> None:
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_failure_leaves_nothing_behind(server: Any, clients: Clients, service: str) -> None:
     """Each way to fail COUNTED times; what stayed of one way alone would be more than is allowed."""
-    call = getattr(clients, door)
+    call = getattr(clients, service)
     busy = [clients.native.Predictions.future(prediction("full", "wait"), timeout=GUARD_S) for _ in range(2)]
     try:
         for way in WAYS.values():
@@ -317,8 +317,8 @@ DEADLY = ["predictions", "stream_predictions_2", "model_infer", "model_stream_in
 
 def test_a_dead_worker_leaves_nothing_behind(server: Any, clients: Clients) -> None:
     def die() -> None:
-        for door in DEADLY:
-            fail(getattr(clients, door), "mortal", "die", GUARD_S)
+        for call in DEADLY:
+            fail(getattr(clients, call), "mortal", "die", GUARD_S)
             clients.predictions("mortal", "", GUARD_S)  # the next one is there
 
     die()
@@ -334,10 +334,10 @@ MANY, LARGE_BYTES, GROWN_BYTES_MAX = 30, 5_000_000, 60 << 20
 def test_many_large_requests_that_fail_need_no_memory(server: Any, clients: Clients) -> None:
     """4 x 30 requests of 5 MB are 600 MB; what is on its way at a time is a few of them."""
     process = psutil.Process(server.process.pid)
-    for door in ("predictions", "stream_predictions", "model_infer", "http_predictions"):
-        fail(getattr(clients, door), "whole", "raise " + "." * LARGE_BYTES, GUARD_S)
+    for call in ("predictions", "stream_predictions", "model_infer", "http_predictions"):
+        fail(getattr(clients, call), "whole", "raise " + "." * LARGE_BYTES, GUARD_S)
     before = process.memory_info().rss
-    for door in ("predictions", "stream_predictions", "model_infer", "http_predictions"):
+    for call in ("predictions", "stream_predictions", "model_infer", "http_predictions"):
         for _ in range(MANY):
-            fail(getattr(clients, door), "whole", "raise " + "." * LARGE_BYTES, GUARD_S)
+            fail(getattr(clients, call), "whole", "raise " + "." * LARGE_BYTES, GUARD_S)
     assert process.memory_info().rss - before < GROWN_BYTES_MAX

@@ -14,7 +14,8 @@ import grpc
 import pytest
 import torch
 
-GUARD_S = 60
+from support import GUARD_S
+
 TELLING = '''
 """Tells what it got."""
 
@@ -298,17 +299,21 @@ FAILURES = {
     "raise": (418, "all of it"),
     "cuda": (507, "Out of resources"),
 }
-GRPC = {503: "UNAVAILABLE", 422: "FAILED_PRECONDITION", 507: "INTERNAL", 418: "FAILED_PRECONDITION"}
+#: What these handlers say themselves; to the others the cause is added.
+MEANT = ("error", "raise")
+GRPC = {503: "INTERNAL", 422: "FAILED_PRECONDITION", 507: "INTERNAL", 418: "FAILED_PRECONDITION"}
 
 
 @pytest.mark.parametrize("name", FAILURES)
 def test_what_fails_is_said(opened: Open, name: str) -> None:
     code, message = FAILURES[name]
     answer = call(opened(), "/predictions/giving", name.encode())
-    assert (answer.status, answer.json()["code"], answer.json()["message"]) == (code, code, message)
+    told = answer.json()["message"]
+    assert (answer.status, answer.json()["code"]) == (code, code)
+    assert told == message if name in MEANT else told.startswith(f"{message}: ")
     with pytest.raises(grpc.RpcError) as failed:
         opened().predict("giving", name.encode())
-    assert (failed.value.code().name, failed.value.details()) == (GRPC[code], message)
+    assert (failed.value.code().name, failed.value.details()) == (GRPC[code], told)
 
 
 def test_each_item_of_a_batch_has_its_own_status_headers_and_error(opened: Open) -> None:
@@ -365,6 +370,12 @@ def test_kserve_envelope(opened: Open) -> None:
     body = json.dumps({"instances": [{"data": 5, "target": 1}]}).encode()
     explained = call(server, "/v1/models/doubler:explain", body, content_type="application/json")
     assert explained.json() == {"explanations": [[5, 1]]}
+    for path in ("/explanations/doubler", "/v1/models/doubler:explain", "/v2/models/doubler/explain"):
+        for text in (b'{"instances": []}', b'{"instances": 1}', b"[1]", b"x", b""):
+            answered = call(server, path, text, content_type="application/json")
+            assert answered.status in (200, 400, 503), (path, text, answered)
+            assert "No worker" not in answered.body.decode(), "an explanation that can't be given holds nothing up"
+    assert call(server, "/v1/models/doubler:explain", body, content_type="application/json").status == 200
     wrong, right = both(server, "/v1/models/doubler2:predict", [{"instance": 1}, {"instances": [1]}])
     assert (wrong.status, right.status, right.json()) == (400, 200, {"predictions": [2]})
     assert 'needs a list under "instances"' in wrong.json()["message"]

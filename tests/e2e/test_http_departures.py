@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from support import until
+from support import GUARD_S, until
 
-GUARD_S = 60
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="read from Linux's tables of connections")
 
 

@@ -19,7 +19,8 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import ConnectionTerminated, DataReceived, ResponseReceived, StreamEnded, StreamReset
 
-GUARD_S = 60
+from support import GUARD_S
+
 LIMIT_BYTES = 1_000_000
 #: Less than this of a body of 300 MB may have been taken, sockets' buffers included.
 TAKEN_BYTES_MAX = 32_000_000

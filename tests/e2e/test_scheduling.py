@@ -13,11 +13,10 @@ import grpc
 import httpx
 import pytest
 
-from support import until
+from support import GUARD_S, until
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 
-GUARD_S = 60
 GOLDEN = Path(__file__).parent.parent / "data" / "golden"
 SUMS = Path(__file__).parent.parent / "handlers" / "sequence_sums.py"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -12,14 +13,15 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
+from google.rpc import error_details_pb2
 
+from support import GUARD_S, until
 from ts_frontend.protos.google_rpc_status_pb2 import Status
 from ts_frontend.protos.grpc_health_v1_health_pb2 import HealthCheckRequest
 from ts_frontend.protos.grpc_health_v1_health_pb2_grpc import HealthStub
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 
-GUARD_S = 60
 SERVING, NOT_SERVING = 1, 2
 
 
@@ -36,11 +38,11 @@ def status_of(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
 @pytest.mark.parametrize(
     ("request_value", "code", "words"),
     [
-        ({"op": "raise"}, grpc.StatusCode.UNAVAILABLE, "Prediction failed"),
+        ({"op": "raise"}, grpc.StatusCode.INTERNAL, "Prediction failed"),
         ({"op": "refuse"}, grpc.StatusCode.NOT_FOUND, "not today"),
         ({"op": "item_fails"}, grpc.StatusCode.INVALID_ARGUMENT, "this one only"),
-        ({"op": "too_few"}, grpc.StatusCode.UNAVAILABLE, "number of batch response mismatched"),
-        ({"op": "set"}, grpc.StatusCode.UNAVAILABLE, "Unsupported model output data type."),
+        ({"op": "too_few"}, grpc.StatusCode.INTERNAL, "number of batch response mismatched"),
+        ({"op": "set"}, grpc.StatusCode.INTERNAL, "Unsupported model output data type."),
         ({"op": "exit", "code": 7}, grpc.StatusCode.UNAVAILABLE, "exit code 7"),
     ],
     ids=lambda value: value.get("op") if isinstance(value, dict) else None,
@@ -61,13 +63,44 @@ def test_callers_of_a_dead_worker_are_told_when_to_ask_again(shared):
         trailing = dict(failed.value.trailing_metadata())
         (answer,) = stub.StreamPredictions2(iter([request]), timeout=GUARD_S)
         with pytest.raises(grpc.RpcError) as refused:
-            stub.Predictions(request_for({"op": "raise"}), timeout=GUARD_S)
+            stub.Predictions(request_for({"op": "refuse"}), timeout=GUARD_S)
     for status in (Status.FromString(trailing["grpc-status-details-bin"]), answer.status):
         assert (status.code, status.message) == (14, failed.value.details())
         (detail,) = status.details
         assert detail.type_url == "type.googleapis.com/google.rpc.RetryInfo"
         assert detail.value[:2] == b"\x0a\x02" and Duration.FromString(detail.value[2:]).seconds == 1
     assert "grpc-status-details-bin" not in dict(refused.value.trailing_metadata())
+
+
+def test_callers_of_a_handler_that_raised_are_told_where(shared):
+    """In the details of the status, with the types of google.rpc."""
+    request = request_for({"op": "raise"})
+    with grpc.insecure_channel(shared.inference) as channel:
+        stub = InferenceAPIsServiceStub(channel)
+        with pytest.raises(grpc.RpcError) as failed:
+            stub.Predictions(request, timeout=GUARD_S)
+        trailing = dict(failed.value.trailing_metadata())
+        (answer,) = stub.StreamPredictions2(iter([request]), timeout=GUARD_S)
+    for status in (Status.FromString(trailing["grpc-status-details-bin"]), answer.status):
+        assert (status.code, status.message) == (13, failed.value.details())
+        info, debug = status.details
+        assert info.type_url == "type.googleapis.com/google.rpc.ErrorInfo"
+        assert (found := error_details_pb2.ErrorInfo.FromString(info.value)).reason == "HANDLER_FAILED"
+        assert found.domain == "torchrelay"
+        assert debug.type_url == "type.googleapis.com/google.rpc.DebugInfo"
+        more = error_details_pb2.DebugInfo.FromString(debug.value)
+        assert more.detail == status.message
+        assert more.stack_entries[-1] in status.message
+        assert "Prediction failed: " in status.message and re.search(r" \(\w+\.py, line \d+, in \w+\)$", status.message)
+
+
+def test_callers_who_may_not_know_are_told_where_it_is_written(start):
+    server = start(debug_errors="false")
+    server.register("probe")
+    code, details = status_of(lambda: server.predict("probe", {"op": "raise"}))
+    assert code is grpc.StatusCode.INTERNAL
+    found = re.fullmatch(r"Prediction failed \(request ID (\S+): the model's log says why\)", details)
+    assert found and until(lambda: [line for line in server.lines if f"request ids: {found[1]}" in line])
 
 
 def test_the_reason_of_a_workers_end_is_in_describe(shared):

@@ -17,10 +17,9 @@ from typing import Any
 import h2.connection
 import pytest
 
-from support import until
+from support import GUARD_S, until
 
 HERE = Path(__file__).parent / "workflows"
-GUARD_S = 60
 COMMAND = "from workflow_archiver.workflow_packaging import generate_workflow_archive as main; main()"
 
 SEQUENCE = """
@@ -236,9 +235,10 @@ def test_requests_share_batches(client: Client) -> None:
 
 
 def test_a_failing_node_is_named(client: Client) -> None:
-    assert client.predict("leaves", "x", "start=fail") == (
-        500,
-        {"code": 500, "type": "InternalServerException", "message": "Error executing start"},
+    status, answer = client.predict("leaves", "x", "start=fail")
+    assert (status, answer["code"], answer["type"]) == (500, 500, "InternalServerException")
+    assert answer["message"].startswith(
+        "Error executing start: Prediction failed: ValueError: as asked (step.py, line "
     )
 
 
@@ -252,7 +252,7 @@ def test_a_nodes_own_refusal_is_passed_on(client: Client) -> None:
 def test_a_failing_node_cancels_the_others(client: Client, tmp_path: Path) -> None:
     mine, never = tmp_path / "right", tmp_path / "never"
     status, answer = client.predict("fan", "x", f"right=wait:{mine}|{never}, left=wait-and-fail:{mine}")
-    assert (status, answer["message"]) == (500, "Error executing left")
+    assert status == 500 and answer["message"].startswith("Error executing left: Prediction failed: ")
     until((tmp_path / "right.cancelled").exists)
     assert client.predict("fan", "x")[0] == 200
 
@@ -438,11 +438,12 @@ def test_failures_of_nodes_are_all_told(client: Client, store: Path) -> None:
     spec = "models: {a: {url: gone.mar}, b: {url: step}, c: {url: lost.mar}}\ndag: {a: [b], b: [c]}"
     status, answer = client.manage("POST", f"/workflows?url={pack(store, 'holes', spec)}")
     assert (status, answer["type"]) == (404, "WorkflowException")
-    assert answer["message"] == (
+    first, _, second = answer["message"].partition(", Workflow Node ")
+    assert first.startswith(
         "Workflow holes has failed to register. Failures: ["
-        "Workflow Node holes__a failed to register. Details: Model not found at: gone.mar, "
-        "Workflow Node holes__c failed to register. Details: Model not found at: lost.mar]"
+        "Workflow Node holes__a failed to register. Details: Model not found at: gone.mar"
     )
+    assert second.startswith("holes__c failed to register. Details: Model not found at: lost.mar")
     assert not [name for name in client.model_names() if name.startswith("holes")]
 
 

@@ -185,7 +185,7 @@ def test_a_service_says_what_failed(model_dir: Path, handler: str | None, who: s
     name = next(model_dir.glob("greeter_*.py")).stem
     (failed,) = decode_bytes(load(model_dir, handler and handler.format(name)).predict([request(who)]))
     assert isinstance(failed, Failed)
-    assert (failed.code, failed.message) == (code, message)
+    assert failed.code == code and failed.message.startswith(message)
 
 
 def test_a_service_needs_requests() -> None:

@@ -34,6 +34,8 @@ GUARD_S = 60.0
 #: Of a client's wait after the handler has begun, and of a deadline.
 LEAVES_AFTER_S_MAX = 0.05
 DEADLINE_S = (0.05, 0.15)
+#: What hasn't begun so long after its deadline never will.
+NEVER_BEGUN_S = 3.0
 
 SAY = """
 import asyncio, socket, time
@@ -93,10 +95,10 @@ class Listening:
         self.path = directory / "said"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(str(self.path))
-        self._socket.settimeout(GUARD_S)
 
-    def hear(self, word: str) -> float:
-        """When it was said. RuntimeError for another word."""
+    def hear(self, word: str, timeout_s: float = GUARD_S) -> float:
+        """When it was said. RuntimeError for another word, TimeoutError when none came in time."""
+        self._socket.settimeout(timeout_s)
         said, at_s = self._socket.recv(100).decode().split()
         if said != word:
             raise RuntimeError(f"a handler said {said}, not {word}")
@@ -158,13 +160,20 @@ def left(way: Way, kind: str, heard: Listening, deadline_s: float | None = None)
     return told_s - left_s
 
 
-def late(way: Way, kind: str, heard: Listening, limit_s: float) -> float:
-    begun_s = time.monotonic()
-    _, free = way.begin(kind, kind == "stream", limit_s)
-    heard.hear("begun")
-    told_s = heard.hear("told")
-    free()
-    return told_s - begun_s - limit_s
+def late(way: Way, kind: str, heard: Listening) -> float:
+    """One whose deadline passes before its handler begins, on a busy machine, is asked again."""
+    while True:
+        limit_s = random.uniform(*DEADLINE_S)
+        begun_s = time.monotonic()
+        _, free = way.begin(kind, kind == "stream", limit_s)
+        try:
+            heard.hear("begun", limit_s + NEVER_BEGUN_S)
+        except TimeoutError:
+            free()
+            continue
+        told_s = heard.hear("told")
+        free()
+        return told_s - begun_s - limit_s
 
 
 def told(server: Any, heard: Listening, count: int) -> list[Row]:
@@ -176,7 +185,7 @@ def told(server: Any, heard: Listening, count: int) -> list[Row]:
                 rows.append(latency_row(f"cancel, {way.name}, {kind}", values_s, TOLD_GOAL_MS))
                 if way.has_deadline:
                     left(way, kind, heard, GUARD_S)  # a worker's first request with tensors imports numpy
-                    values_s = [late(way, kind, heard, random.uniform(*DEADLINE_S)) for _ in range(count)]
+                    values_s = [late(way, kind, heard) for _ in range(count)]
                     rows.append(latency_row(f"deadline, {way.name}, {kind}", values_s, TOLD_GOAL_MS))
     return rows
 

@@ -190,3 +190,45 @@ def test_functions_are_counted_once_for_each_stack(path: None) -> None:
 
     own, within, total = shares("main;a;b 3\nmain;a 1\nmain;a;c;a 2\n")
     assert (own["b"], own["a"], within["a"], total) == (3, 3, 6, 6)
+
+
+@pytest.mark.parametrize(
+    ("words", "optimised"),
+    [
+        ("'--enable-optimizations' '--with-lto' '--prefix=/usr'", "PGO+LTO"),
+        ("'--with-lto=full'", "LTO"),
+        ("'--enable-shared' '--with-lto=no' 'CFLAGS=--enable-optimizations-not'", "not optimised"),
+        ("'--with-wheel-pkg-dir=/usr/share/python-wheels/'", "PGO by Debian"),
+        ("", "not optimised"),
+    ],
+)
+def test_an_interpreters_build_is_told(path: None, words: str, optimised: str) -> None:
+    from measuring import machine
+
+    assert machine.optimisations(words) == optimised
+
+
+def test_instructions_are_the_difference_of_two_runs(path: None, tmp_path: Path) -> None:
+    from counting import counter
+
+    def dump(number: int, name: str, total: int) -> None:
+        text = f"desc: Timerange: 1\ndesc: Trigger: Client Request: {name}\nevents: Ir\nsummary: 1\n\ntotals: {total}\n"
+        (tmp_path / f"callgrind.out.{number}").write_text(text)
+
+    dump(10, "stream piece 200", 11_000)
+    dump(11, "stream piece 1000", 43_000)
+    dump(2, "no-op 10", 1500)
+    dump(3, "no-op 20", 2500)
+    assert list(counter.instructions(tmp_path)) == [("no-op", 100.0), ("stream piece", 40.0)]
+    dump(4, "no-op 30", 3500)
+    with pytest.raises(counter.CountFailed, match="3 counted runs"):
+        list(counter.instructions(tmp_path))
+
+
+def test_a_change_is_told_beyond_the_tolerance(path: None) -> None:
+    from counting.counter import compared
+
+    assert compared(101.0, 100.0, 0.02) == ""
+    assert compared(97.0, 100.0, 0.02) == "-3.0%"
+    assert compared(110.0, 100.0, 0.02) == "+10.0%"
+    assert compared(1.0, None, 0.02) == "new"

@@ -65,7 +65,16 @@ messages = st.one_of(
     st.builds(Ready, objects),
     st.builds(LoadFailed, objects),
     st.builds(Chunk, u64, payload, st.booleans(), st.integers(0, 65535), short, pairs),
-    st.builds(Failed, u64, st.integers(0, 65535), st.text(max_size=200)),
+    st.builds(
+        Failed,
+        u64,
+        st.integers(0, 65535),
+        st.text(max_size=200),
+        st.booleans(),
+        st.text(max_size=200),
+        st.booleans(),
+        st.booleans(),
+    ),
     st.builds(Call, u64, objects, payload),
 )
 
@@ -81,6 +90,7 @@ SAMPLES = [
     Chunk(7, b"data", False, 201, "Made", [("k", "v")]),
     Chunk(7, b"", True),
     Failed(8, 503, "Prediction failed é"),
+    Failed(8, 413, "", True, "a trace", True),
 ]
 
 
@@ -175,7 +185,7 @@ BAD = {
     "load isn't text": frame(frames.LOAD, body=b"\xff"),
     "credit is short": frame(frames.CREDIT, body=b"1234567"),
     "failed is short": frame(frames.FAILED, body=b"1"),
-    "failed isn't UTF-8": frame(frames.FAILED, body=b"\0\0\xff"),
+    "failed isn't UTF-8": frame(frames.FAILED, body=b"\0\0\0\0\1\0\0\0\xff"),
     "chunk is short": frame(frames.CHUNK, body=b"12345678"[:6]),
     "chunk's phrase leaves the body": frame(frames.CHUNK, body=struct.pack("<BHHH", 1, 200, 9, 0) + b"short"),
     "chunk's phrase isn't UTF-8": frame(frames.CHUNK, body=struct.pack("<BHHH", 1, 200, 1, 0) + b"\xff"),

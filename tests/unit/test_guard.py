@@ -223,7 +223,7 @@ def test_every_described_operation_is_managed_where_it_says_so() -> None:
 
 
 def test_nothing_but_the_table_routes() -> None:
-    """No door looks at the parts of a path: a route without a row would have no guard and no key."""
+    """No service looks at the parts of a path: a route without a row would have no guard and no key."""
     for file in sorted(HTTP.glob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             assert not isinstance(node, ast.Match), f"{file.name}:{node.lineno}"

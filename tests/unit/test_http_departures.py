@@ -16,12 +16,10 @@ from typing import Any
 
 import pytest
 
-from support import until_async
+from support import GUARD_S, until_async
 from ts_frontend.http.departures import LOOKS_MAX, Departures, Watched, connection_of, connections
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux tells")
-
-GUARD_S = 120
 
 
 class Port:

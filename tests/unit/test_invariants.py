@@ -258,15 +258,22 @@ def test_only_two_modules_touch_the_worker_socket() -> None:
 
 def test_http_and_grpc_see_no_frame() -> None:
     """Of the protocol they know the type of an input, and what clients send (forms, messages): nothing of a frame."""
-    doors = {path: tree for path, tree in frontend().items() if path.startswith(PROTOCOLS)}
-    assert len(doors) > 20
+    services = {path: tree for path, tree in frontend().items() if path.startswith(PROTOCOLS)}
+    assert len(services) > 20
     types = {f"ts.protocol.frames.{name}" for name in ("Input", "Pairs", "Buffer")}
     modules = tuple(
         f"ts.protocol.{name}"
-        for name in ("forms", "pool", "model_config_pb2", "open_inference_pb2", "open_inference_pb2_grpc")
+        for name in (
+            "completions",
+            "forms",
+            "pool",
+            "model_config_pb2",
+            "open_inference_pb2",
+            "open_inference_pb2_grpc",
+        )
     )
     allowed = {"ts.protocol", "ts.protocol.frames", *types}
-    found = [line.split(": ")[1] for line in breaking(doors, ("ts.protocol",))]
+    found = [line.split(": ")[1] for line in breaking(services, ("ts.protocol",))]
     assert not [name for name in found if name not in allowed and not any(within(name, known) for known in modules)]
 
 

@@ -1,4 +1,4 @@
-"""One request, one final status: every way through the table, and what the door sees of it."""
+"""One request, one final status: every way through the table, and what its caller sees of it."""
 
 from __future__ import annotations
 
@@ -267,8 +267,8 @@ ENDINGS: dict[str, Callable[[Job], object]] = {
 @pytest.mark.parametrize("early", [True, False], ids=["ended before", "awaited"])
 @pytest.mark.parametrize("end", ENDINGS.values(), ids=ENDINGS)
 def test_a_failed_job_is_freed_as_soon_as_its_caller_has_its_error(no_collector, end, early, read, kind):
-    async def door(job: Job) -> tuple[str, Code]:
-        """As the doors do it: they take what they need from the error and let it go."""
+    async def call(job: Job) -> tuple[str, Code]:
+        """As the services do it: they take what they need from the error and let it go."""
         try:
             await read(job)
         except ServeError as error:
@@ -285,7 +285,7 @@ def test_a_failed_job_is_freed_as_soon_as_its_caller_has_its_error(no_collector,
         del body
         if early:
             end(job)
-        answer = asyncio.ensure_future(door(job))
+        answer = asyncio.ensure_future(call(job))
         await asyncio.sleep(0)
         if not early:
             end(job)

@@ -204,7 +204,7 @@ def test_nothing_is_sent_ahead_to_a_worker_that_waits_for_others() -> None:
     assert running.capacity() == 0
 
 
-# --- the door
+# --- the service
 
 
 class Lone:
@@ -230,8 +230,8 @@ class Lone:
         return self
 
 
-async def answer_of(door: ModelCalls, caller: Caller, **what: Any) -> list[tuple[Buffer, bool]]:
-    return [one async for one in door.answer({**NAMED, **what}, b"", caller)]
+async def answer_of(service: ModelCalls, caller: Caller, **what: Any) -> list[tuple[Buffer, bool]]:
+    return [one async for one in service.answer({**NAMED, **what}, b"", caller)]
 
 
 def test_a_call_that_gets_no_turn_ends_with_an_error_that_says_so() -> None:
@@ -264,12 +264,12 @@ def test_a_call_carries_the_trace_of_its_request_and_no_other_header() -> None:
 def test_readiness_and_what_is_not_known() -> None:
     async def scenario() -> None:
         lone: Any = Lone()
-        door, caller = ModelCalls(lone, SequenceHeaders("", "", "")), Caller("a", math.inf, 1.0)
-        ((data, last),) = await answer_of(door, caller, operation="ready")
+        service, caller = ModelCalls(lone, SequenceHeaders("", "", "")), Caller("a", math.inf, 1.0)
+        ((data, last),) = await answer_of(service, caller, operation="ready")
         assert last and json.loads(bytes(data)) == {"ready": False}
         for operation in ("load", "dance"):
             try:
-                await answer_of(door, caller, operation=operation)
+                await answer_of(service, caller, operation=operation)
                 raise AssertionError(operation)
             except ServeError as error:
                 assert error.http_status == 400

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import socket
@@ -142,8 +143,8 @@ def test_stop_is_noted():
 
 def test_numbers_of_numpy_cannot_be_sent(capsys):
     numpy = pytest.importorskip("numpy")
-    assert running.outcome(numpy.float32(1)) == running.UNSUPPORTED
-    assert "float32" in capsys.readouterr().err
+    assert running.outcome(numpy.float32(1))[:3] == running.UNSUPPORTED[:3]
+    assert "float32" in capsys.readouterr().out
 
 
 def test_views_of_other_shapes_are_flattened():
@@ -163,15 +164,80 @@ def test_subclasses_of_text_and_bytes():
 
 
 def test_failures_carry_their_codes():
-    assert running.failure_of(PredictionException("no", 404)) == (404, "no")
-    assert running.failure_of(PredictionException("no")) == (500, "no")
+    assert running.failure_of(PredictionException("no", 404)) == Failure(404, "no")
+    assert running.failure_of(PredictionException("no")) == Failure(500, "no")
     assert running.failure_of(RuntimeError("CUDA out of memory")).code == 507
+
+
+def raising(error):
+    try:
+        raise error
+    except type(error) as caught:
+        return caught
+
+
+def test_a_failure_says_what_was_raised_and_where():
+    failure = running.failure_of(raising(ValueError("no\n  such\tthing")))
+    assert failure.cause.startswith("ValueError: no such thing (test_runtime_pieces.py, line ")
+    assert failure.cause.endswith(", in raising)")
+    assert failure.traceback.startswith("Traceback (most recent call last):\n")
+    assert failure.traceback.endswith("ValueError: no\n  such\tthing")
+
+
+def test_a_failure_inside_a_library_is_told_with_the_handlers_own_line():
+    try:
+        json.loads("{")
+    except ValueError as error:
+        cause = running.failure_of(error).cause
+    assert cause.startswith("json.decoder.JSONDecodeError: Expecting property name")
+    assert "(test_runtime_pieces.py, line " in cause
+
+
+def test_an_exception_without_a_text_is_told_by_its_type():
+    class Mute(Exception):
+        def __str__(self):
+            raise RuntimeError
+
+    assert running.failure_of(Mute()).cause == "Mute"
+
+
+def test_a_long_exception_is_cut():
+    assert len(running.failure_of(ValueError("x" * 5000)).cause) < 500
+
+
+@pytest.mark.parametrize(
+    ("result", "count", "cause"),
+    [
+        ({"a": 1}, 2, "a list of 2 elements, one for each request of the batch; it is of type dict: {'a': 1}"),
+        (None, 1, "a list of 1 element, one for each request of the batch; it is of type NoneType: None"),
+        (["a"], 2, "the handler's result has 1 element for 2 requests of the batch: ['a']"),
+        (["x" * 100] * 9, 1, "the handler's result has 9 elements for 1 request of the batch: ['xxx"),
+    ],
+)
+def test_a_result_of_the_wrong_shape_is_told_with_both_numbers(result, count, cause):
+    failure = running.outcomes(result, count)
+    assert cause in failure.cause and len(failure.cause) < 400
+
+
+REFERENCE = " (request ID id-1: the model's log says why)"
+
+
+@pytest.mark.parametrize("explains", [True, False])
+def test_callers_are_told_the_cause_or_where_it_is(explains):
+    ledger = Ledger(1000, 1 << 20, explains)
+    ledger.receive(Predict(0, [item(1), item(2)]))
+    batch = ledger.queue.popleft()
+    ledger.start(batch)
+    ledger.give(batch.jobs[0], running.PREDICTION_FAILED._replace(cause="ValueError: x", traceback="lines"), last=True)
+    ledger.give(batch.jobs[1], Failure(404, "no such user"), last=True)
+    told = f"Prediction failed{': ValueError: x' if explains else REFERENCE}"
+    assert pushed(ledger) == [Failed(1, 503, told, True, "lines" if explains else ""), Failed(2, 404, "no such user")]
 
 
 def test_json_that_is_text_only_by_name(capsys):
     row = running.row_of([Input("body", "application/json", b"\xff")], decode=True)
     assert row == {"body": bytearray(b"\xff")}
-    assert "application/json" in capsys.readouterr().err
+    assert "application/json" in capsys.readouterr().out
 
 
 # --- kinds
@@ -291,7 +357,9 @@ def failure_of(tmp_path, text):
     settings = {"model_dir": str(tmp_path), "handler": "broken_handler.py", "model_name": "m"}
     before, path, modules = os.getcwd(), list(sys.path), set(sys.modules)
     try:
-        handlers.load(settings)
+        loaded = handlers.load(settings)
+        if loaded.loop is not None:
+            loaded.loop.close()
     except Exception as error:
         return handlers.describe_failure(error)
     finally:
@@ -300,6 +368,22 @@ def failure_of(tmp_path, text):
         for name in set(sys.modules) - modules:
             del sys.modules[name]
     raise AssertionError("it could be loaded")
+
+
+def test_a_function_that_takes_no_initialising_call_is_told_what_that_is(tmp_path):
+    told = failure_of(tmp_path, "def handle(data, context):\n    return [row for row in data]\n")
+    assert told["message"].startswith("handle(None, context) raised TypeError: 'NoneType' object is not iterable.")
+    assert "if data is None: return" in told["message"]
+    assert 'broken_handler.py", line 2, in handle' in told["traceback"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["def handle(data, context):\n    yield data[0]\n", "async def handle(data, context):\n    return data[0]\n"],
+)
+def test_functions_that_only_begin_are_not_called_to_initialise(tmp_path, text):
+    with pytest.raises(AssertionError, match="it could be loaded"):
+        failure_of(tmp_path, text)
 
 
 @pytest.mark.parametrize(
@@ -355,7 +439,7 @@ def test_an_answer_that_fits_no_message_leaves_its_request_to_be_failed(chunk, c
     ledger.give(job, running.PREDICTION_FAILED, last=True)
     ledger.receive(Credit(2, 100))
     ledger.give(other, b"y", last=True)
-    assert pushed(ledger) == [Failed(1, *running.PREDICTION_FAILED), Chunk(2, b"y")]
+    assert pushed(ledger) == [Failed(1, 503, "Prediction failed", True), Chunk(2, b"y")]
     assert not ledger.jobs
 
 

@@ -1,4 +1,4 @@
-"""The inference door over a model that is played by a function."""
+"""The inference service over a model that is played by a function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The management door over an administration that writes down what it is asked."""
+"""The management service over a manager that writes down what it is asked."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Said:
     status: str
 
 
-class Administration:
+class Manager:
     """Keeps every call as (name, positional arguments, keywords)."""
 
     def __init__(self) -> None:
@@ -61,8 +61,8 @@ class Administration:
         return [{"modelName": name, "workers": [], "customizedMetadata": {"label": "é"}}]
 
 
-def ask(method: str, request: Message | bytes, administration: Administration) -> str:
-    service = ManagementService(administration)
+def ask(method: str, request: Message | bytes, manager: Manager) -> str:
+    service = ManagementService(manager)
     table = {known.path: known for known in service.methods()}
     data = request if isinstance(request, bytes) else request.SerializeToString()
     answer: bytes = asyncio.run(table[f"{SERVICE}/{method}"].run(Call(f"{SERVICE}/{method}"), data))  # type: ignore
@@ -70,14 +70,14 @@ def ask(method: str, request: Message | bytes, administration: Administration) -
 
 
 def arguments(method: str, request: Message) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    administration = Administration()
-    ask(method, request, administration)
-    ((_, args, kwargs),) = administration.calls
+    manager = Manager()
+    ask(method, request, manager)
+    ((_, args, kwargs),) = manager.calls
     return args, kwargs
 
 
 def test_methods_are_unary() -> None:
-    methods = ManagementService(Administration()).methods()
+    methods = ManagementService(Manager()).methods()
     names = ["DescribeModel", "ListModels", "RegisterModel", "ScaleWorker", "SetDefault", "UnregisterModel"]
     assert [method.path for method in methods] == [f"{SERVICE}/{name}" for name in names]
     assert {method.shape for method in methods} == {Shape.UNARY}
@@ -144,12 +144,12 @@ def test_other_arguments() -> None:
 
 
 def test_json_is_pretty_and_unescaped() -> None:
-    text = ask("DescribeModel", pb.DescribeModelRequest(model_name="m"), Administration())
+    text = ask("DescribeModel", pb.DescribeModelRequest(model_name="m"), Manager())
     assert text == (
         '[\n  {\n    "modelName": "m",\n    "workers": [],\n    "customizedMetadata": {\n'
         '      "label": "é"\n    }\n  }\n]'
     )
-    assert ask("ListModels", b"", Administration()).startswith('{\n  "models": [\n    {\n      "modelName": "m"')
+    assert ask("ListModels", b"", Manager()).startswith('{\n  "models": [\n    {\n      "modelName": "m"')
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_json_is_pretty_and_unescaped() -> None:
 )
 def test_refusals(method: str, request_: Message | bytes, kind: type[ServeError], text: str) -> None:
     with pytest.raises(kind) as caught:
-        ask(method, request_, Administration())
+        ask(method, request_, Manager())
     assert caught.value.message == text
 
 

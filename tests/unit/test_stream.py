@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from support import GUARD_S
 from ts.protocol.frames import FEED_BYTES, Buffer, Chunk, Failed, Feed, Input
 from ts_frontend.errors import Code, HandlerFailed, InvalidArgument, ModelNotFound, ServeError
 from ts_frontend.job import WAITING_BYTES_MAX as FED_BYTES_MAX
@@ -26,7 +27,6 @@ from ts_frontend.scheduling.stream import (
     StreamRequest,
 )
 
-GUARD_S = 60
 PIECE = bytes(1000)
 
 
@@ -590,7 +590,7 @@ async def left(talk: Talk, caller: asyncio.Task[Any]) -> None:
 def test_a_streams_requests_are_freed_with_it(
     no_collector: None, options: dict[str, bool], end: Callable[[Talk, asyncio.Task[Any]], Awaitable[None]]
 ) -> None:
-    async def door(talk: Talk) -> tuple[str, Code]:
+    async def call(talk: Talk) -> tuple[str, Code]:
         """As the engines do it: what they need of an error is taken from it, and it is let go."""
         try:
             async with contextlib.aclosing(talk.answers) as answers:
@@ -606,7 +606,7 @@ def test_a_streams_requests_are_freed_with_it(
         body = Body(b"l a " + bytes(1000))
         alive = weakref.ref(body)
         talk = Talk(**options)
-        caller = asyncio.ensure_future(door(talk))
+        caller = asyncio.ensure_future(call(talk))
         talk.say(body)
         del body
         await settle()

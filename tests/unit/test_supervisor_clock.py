@@ -72,7 +72,7 @@ class Files(SnapshotFiles):
 
 def test_snapshots_are_written_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The start's, while a change is told at the same time, and the shutdown's."""
-    monkeypatch.setattr(persistence, "states_of", lambda administration: {})
+    monkeypatch.setattr(persistence, "states_of", lambda manager: {})
 
     async def scenario() -> None:
         recorder = SnapshotRecorder(Files(tmp_path, kept_max=100), {})

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from support import GUARD_S
 from ts.protocol.frames import Input
 from ts_frontend.errors import (
     Cancelled,
@@ -23,7 +24,6 @@ from ts_frontend.errors import (
 from ts_frontend.workflows.specification import Node, make_graph
 from ts_frontend.workflows.workflow import NodeFailed, Reply, Run
 
-GUARD_S = 20
 HEADERS = (("x-a", "1"),)
 
 
@@ -125,7 +125,7 @@ def run(
 
 
 DIAMOND = {"a": ["b", "c"], "b": ["d"], "c": ["d"]}
-UNEXPECTED = HandlerFailed(503, "Prediction failed")
+UNEXPECTED = HandlerFailed(503, "Prediction failed", by_handler=True)
 
 
 def test_what_each_node_is_given() -> None:
@@ -167,7 +167,7 @@ def test_a_branch_goes_on_while_the_other_waits() -> None:
 
 def test_a_failure_cancels_the_others_and_starts_no_more() -> None:
     models = Models(b=fails(UNEXPECTED), c=never)
-    with pytest.raises(NodeFailed, match=r"^Error executing b$") as error:
+    with pytest.raises(NodeFailed, match=r"^Error executing b: Prediction failed$") as error:
         run(models, DIAMOND)
     assert (error.value.http_status, error.value.type_name) == (500, "InternalServerException")
     assert [job.cancelled for name, job in models.jobs if name == "c"] == [True]

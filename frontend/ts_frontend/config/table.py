@@ -275,6 +275,12 @@ class ServerConfig:
     )
 
     # Our own
+    debug_errors: bool | None = _own(
+        BOOLEAN,
+        None,
+        "true: the answer to a request whose handler raised has the exception, its file and line; false: the request "
+        "ID; not set: true if every inference and management address is loopback",
+    )
     profile: str | None = _own(
         choice(*PROFILES),
         None,
@@ -584,6 +590,11 @@ class ServerConfig:
         hosts = {key: getattr(self, key) for key in ("grpc_inference_address", "grpc_management_address")}
         outside = [key for key, url in urls.items() if not url.loopback]
         return (*outside, *(key for key, host in hosts.items() if not is_loopback(host)))
+
+    @property
+    def errors_explained(self) -> bool:
+        """May callers know what an exception of a handler said?"""
+        return self.loopback_only if self.debug_errors is None else self.debug_errors
 
     @property
     def model_api_enabled(self) -> bool:

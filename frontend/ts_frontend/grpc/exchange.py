@@ -20,7 +20,7 @@ from ts_frontend.grpc.protocol import (
     ReceivedMetadata,
     answering_s,
     encode_metadata,
-    retry_details,
+    status_details,
     status_headers,
     timeout_s,
 )
@@ -106,7 +106,7 @@ class Exchange:
             else:
                 await self._perform(method)
         except ServeError as error:
-            self._call.trailing += retry_details(error)
+            self._call.trailing += status_details(error)
             await self._finish(error.code, error.message)
         except ClientGone:
             raise

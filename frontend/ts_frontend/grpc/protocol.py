@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from google.protobuf.duration_pb2 import Duration
 
-from ts_frontend.errors import Code, MessageTooLarge, ServeError, Unimplemented
+from ts_frontend.errors import Code, HandlerFailed, MessageTooLarge, ServeError, Unimplemented
 from ts_frontend.protos.google_rpc_status_pb2 import Status
 
 PREFIX = struct.Struct(">BI")
@@ -183,7 +183,12 @@ STATUS_MESSAGE_BYTES_MAX = 4096
 #: A longer message isn't said a second time in the status details: with both, the headers would be above that.
 DETAILS_MESSAGE_BYTES_MAX = 1500
 STATUS_DETAILS = "grpc-status-details-bin"
-RETRY_INFO_URL = "type.googleapis.com/google.rpc.RetryInfo"
+#: What is said of a traceback, its end.
+DEBUG_INFO_BYTES_MAX = 1500
+RPC_TYPES = "type.googleapis.com/google.rpc."
+RETRY_INFO_URL = f"{RPC_TYPES}RetryInfo"
+ERROR_DOMAIN = "torchrelay"
+HANDLER_FAILED = "HANDLER_FAILED"
 
 _PLAIN = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
@@ -259,22 +264,51 @@ def status_headers(code: int, message: str) -> list[Header]:
     return headers
 
 
-def retry_details(error: ServeError) -> list[Entry]:
-    """`grpc-status-details-bin` with a google.rpc.RetryInfo, for errors that say when to ask again; else nothing."""
-    if error.retry_after_s is None or len(error.message.encode()) > DETAILS_MESSAGE_BYTES_MAX:
+def status_details(error: ServeError) -> list[Entry]:
+    """`grpc-status-details-bin`, for errors of which there is more to say than code and message; else nothing."""
+    status = status_of(error)
+    if not status.details or len(error.message.encode()) > DETAILS_MESSAGE_BYTES_MAX:
         return []
-    return [(STATUS_DETAILS, status_of(error).SerializeToString())]
+    return [(STATUS_DETAILS, status.SerializeToString())]
 
 
 def status_of(error: ServeError) -> Status:
-    """The error as a google.rpc.Status, with when to ask again where that is known."""
+    """The error as a google.rpc.Status: with a RetryInfo where it is known when to ask again, an ErrorInfo where the
+    handler is at fault, and a DebugInfo with its traceback where callers may know that."""
     status = Status(code=int(error.code), message=error.message)
+    if isinstance(error, HandlerFailed) and error.by_handler:
+        info = _field(1, HANDLER_FAILED.encode()) + _field(2, ERROR_DOMAIN.encode())
+        status.details.add(type_url=f"{RPC_TYPES}ErrorInfo", value=info)
+        if error.traceback:
+            status.details.add(type_url=f"{RPC_TYPES}DebugInfo", value=_debug_info(error))
     if error.retry_after_s is not None:
         whole, part = divmod(error.retry_after_s, 1)
         delay = Duration(seconds=int(whole), nanos=int(part * 1e9)).SerializeToString()
-        # RetryInfo is a message with one field, 1, the delay.
-        status.details.add(type_url=RETRY_INFO_URL, value=bytes((0x0A, len(delay))) + delay)
+        status.details.add(type_url=RETRY_INFO_URL, value=_field(1, delay))
     return status
+
+
+def _debug_info(error: HandlerFailed) -> bytes:
+    """The last lines of the traceback, as many as fit, and the message."""
+    lines: list[bytes] = []
+    left = DEBUG_INFO_BYTES_MAX
+    for line in reversed(error.traceback.splitlines()):
+        raw = line.encode("utf-8", "replace")
+        left -= len(raw)
+        if left < 0:
+            break
+        lines.append(raw)
+    return b"".join(_field(1, line) for line in reversed(lines)) + _field(2, error.message.encode("utf-8", "replace"))
+
+
+def _field(number: int, value: bytes) -> bytes:
+    """A field of a message: text, or another message (protobuf's wire type 2)."""
+    size, length = len(value), bytearray()
+    while size > 0x7F:
+        length.append(size & 0x7F | 0x80)
+        size >>= 7
+    length.append(size)
+    return bytes((number << 3 | 2,)) + bytes(length) + value
 
 
 def decode_metadata(headers: Iterable[Header]) -> list[Entry]:

@@ -1,4 +1,4 @@
-"""The door of the HTTP inference API: paths to models, bodies to inputs, answers back (docs/inference-api.md).
+"""The HTTP inference API: paths to models, bodies to inputs, answers back (docs/inference-api.md).
 
 The method isn't looked at: GET, PUT or DELETE predict as POST does.
 """

@@ -1,4 +1,4 @@
-"""The door of workflows over HTTP: predictions on the inference listener, the rest on the management listener
+"""Workflows over HTTP: predictions on the inference listener, the rest on the management listener
 (docs/workflows.md).
 """
 

@@ -21,7 +21,7 @@ import grpc.aio
 from ts_frontend.errors import Code, Draining, ServeError
 from ts_frontend.grpc.call import Bidi, Call, Keepalive, ListenerLimits, Method, Routes, ServerStream, Shape, Unary
 from ts_frontend.grpc.exchange import UNEXPECTED, uncancel
-from ts_frontend.grpc.protocol import bounded, retry_details, too_large
+from ts_frontend.grpc.protocol import bounded, status_details, too_large
 from ts_frontend.listeners.certificates import CertificateFiles, Pem
 from ts_frontend.listeners.listener import Listener, Tls
 from ts_frontend.listeners.sockets import (
@@ -394,7 +394,7 @@ def _check_size(answer: bytes, limits: ListenerLimits) -> None:
 def _failure(call: Call, error: Exception) -> Failure:
     """What the call ends with. A client\'s CancelledError never comes here: grpcio must see it, or it leaks."""
     if isinstance(error, ServeError):
-        call.trailing += retry_details(error)
+        call.trailing += status_details(error)
         return error.code, error.message
     if isinstance(error, grpc.aio.AbortError | grpc.aio.UsageError | grpc.aio.InternalError):
         raise error  # the last: what was written can't be sent any more

@@ -1,4 +1,4 @@
-"""The doors: every listener with what answers there, made from the configuration and the parts that server.py built."""
+"""Every listener with what answers there, made from the configuration and the parts that server.py built."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ class Listeners:
     def __init__(
         self,
         config: ServerConfig,
-        administration: ModelManager,
+        manager: ModelManager,
         workflows: WorkflowManager,
         repository: Repository,
         health: Health,
@@ -194,7 +194,7 @@ class Listeners:
         self._config = config
         self._authorization = authorization
         self._tracing = tracing
-        self._administration = administration
+        self._manager = manager
         self._workflows = workflows
         self._repository = repository
         self._health = health
@@ -207,9 +207,9 @@ class Listeners:
         self._floods: dict[str, int] = {}
         metrics.gather(lambda: [flooded_connections(self._floods, metrics.host)])
         self._regions = Regions(config.shared_memory_keys)
-        self._log_settings = LogSettings(logs, administration.check_model_api)
+        self._log_settings = LogSettings(logs, manager.check_model_api)
         sampling = sampling_of(config, on=False) if tracing is None else tracing.sampling
-        self._traces = TraceSettings(administration.registry, sampling, administration.check_model_api)
+        self._traces = TraceSettings(manager.registry, sampling, manager.check_model_api)
         self._tls = certificate_files(config)
         if config.certificate_file and self._tls is None:
             log.warning("certificate_file is set, but no address uses TLS: write https:// or enable_grpc_ssl=true")
@@ -218,12 +218,12 @@ class Listeners:
         self.warnings = [] if self._http else [NO_HTTP]
         for warning in self.warnings:
             log.warning(warning)
-        self._listeners = [*self._grpc_listeners(), *self._http_listeners()]
-        self.engine: Engine = make_engine(config.grpc_engine, self._listeners)
+        self.served = [*self._grpc_listeners(), *self._http_listeners()]
+        self.engine: Engine = make_engine(config.grpc_engine, self.served)
 
     def check_addresses(self) -> None:
         """Raises OSError for an address that can't be had, before the models of the start are loaded for nothing."""
-        check_free(self._listeners)
+        check_free(self.served)
 
     def addresses(self) -> dict[str, str]:
         """What listens where, by the name of the API."""
@@ -249,7 +249,7 @@ class Listeners:
         config = self._config
         if not config.enable_grpc:
             return []
-        registry = self._administration.registry
+        registry = self._manager.registry
         repository = RepositoryService(self._repository, registry)
         keys, about = sequence_headers(config), About(config.server_id, ts.version.__version__)
         shared = (
@@ -275,7 +275,7 @@ class Listeners:
                 MANAGEMENT,
                 config.grpc_management_address,
                 config.grpc_management_port,
-                {KeyKind.MANAGEMENT: ManagementService(self._administration).methods()},
+                {KeyKind.MANAGEMENT: ManagementService(self._manager).methods()},
             ),
         ]
 
@@ -354,7 +354,7 @@ class Listeners:
 
     def _http_services(self) -> list[object]:
         """What has the functions of the routes."""
-        config, registry = self._config, self._administration.registry
+        config, registry = self._config, self._manager.registry
 
         def loaded_at_startup() -> list[str]:
             return [model.name for model in registry if model.loaded_at_startup]
@@ -376,7 +376,7 @@ class Listeners:
             HttpKServe(registry, inference),
             HttpOpenAI(registry),
             HttpTriton(registry, self._regions, self._log_settings, self._traces),
-            HttpManagement(self._administration, registry, model_api=config.model_api_enabled),
+            HttpManagement(self._manager, registry, model_api=config.model_api_enabled),
             HttpWorkflows(self._workflows, model_api=config.model_api_enabled),
             HttpMetrics(self._metrics),
             *([] if self._keys is None else [self._keys]),
@@ -392,7 +392,7 @@ class Listeners:
         }
         switches = [switch for switch, is_on in wanted.items() if is_on]
         rows = served_rows(ROUTES, apis, switches)
-        described = HttpDescription(rows, self._administration.registry, version), HttpDocs(rows, version)
+        described = HttpDescription(rows, self._manager.registry, version), HttpDocs(rows, version)
         return RouteTable(ROUTES, apis, switches, [*self._services, *described])
 
     def _http_listeners(self) -> list[Listener]:
@@ -426,7 +426,7 @@ class Listeners:
         that models declare."""
         config = self._config
         hosts = Hosts(host, config.hosts, config.allowed_hosts)
-        custom = HttpCustomHandlers(self._administration.registry)
+        custom = HttpCustomHandlers(self._manager.registry)
         return HttpApp(
             table,
             RequestIds().next,

@@ -1,4 +1,4 @@
-"""The door for models: what the handler of one asks of the server that it runs on, in the terms of the Open Inference
+"""The service for models: what a model's handler asks of the server that it runs on, in the terms of the Open Inference
 Protocol. The same registry, queues, limits and ledgers serve it as any client; it needs no key, being of the server.
 """
 

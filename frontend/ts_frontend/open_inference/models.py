@@ -1,4 +1,4 @@
-"""What the doors of the Open Inference Protocol ask of the served models, whatever their transport."""
+"""What the services of the Open Inference Protocol ask of the served models, whatever their transport."""
 
 from __future__ import annotations
 

@@ -24,7 +24,8 @@ _batch_ids = itertools.count(1).__next__
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Requests that were sent together. `left`: how many have no complete answer yet."""
+    """Requests that were sent together, less those that the handler was not given. `left`: how many have no complete
+    answer yet."""
 
     id: int
     jobs: list[Job]
@@ -87,6 +88,20 @@ class Continuous:
         return 1 + free / (self.limit + 1) if free > 0 else 0
 
 
+@dataclass(frozen=True, slots=True)
+class Until:
+    """Nothing more before these batches have ended, whatever they are; then as `former` says."""
+
+    batch_ids: frozenset[int]
+    former: Concurrency
+
+    def capacity(self, running: InFlight) -> float:
+        if not self.batch_ids.isdisjoint(running.batches):
+            return 0
+        running.concurrency = self.former
+        return self.former.capacity(running)
+
+
 class BatchRecorder(Protocol):
     """Measures the batches and the loads of a model version's workers."""
 
@@ -106,6 +121,7 @@ class InFlight:
         self.concurrency: Concurrency = concurrency or Pipelined()
         self.shared = False  # its requests go on by turns, or side by side
         self.concurrent = False  # side by side: one that hangs doesn't hold up the others
+        self.isolated = 0  # the batch that runs, or ran last, with nothing beside it
         self.stalled = 0
         self.mean_s = 1.0
         self.turn_s = 0.0
@@ -124,6 +140,17 @@ class InFlight:
         """Its handler waits for other models' answers: what were sent ahead could be what it waits for."""
         if not self.shared:
             self.concurrency = Serial()
+
+    def close_until_idle(self) -> None:
+        """Takes nothing more before what it has now is finished."""
+        former = self.concurrency.former if isinstance(self.concurrency, Until) else self.concurrency
+        self.concurrency = Until(frozenset(self.batches), former)
+
+    def isolate(self, job: Job) -> None:
+        """The job, which has just begun, runs with nothing beside it."""
+        if job.id in self.jobs:
+            self.isolated = self.jobs[job.id][1].id
+            self.close_until_idle()
 
     def capacity(self) -> float:
         """2 when idle, less when it takes more batches all the same, 0 when it takes none."""

@@ -29,9 +29,6 @@ from ts_frontend.workflows.specification import Graph, Node, WorkflowArchive
 
 log = logging.getLogger(__name__)
 
-#: What a worker says of an exception that the handler didn't mean as an answer.
-UNEXPECTED = (503, "Prediction failed")
-
 
 class Reply(NamedTuple):
     """A node's answer."""
@@ -46,8 +43,8 @@ class NodeFailed(ServeError):
 
     def __init__(self, node: str, cause: ServeError, attempts: int) -> None:
         text = f"Error executing {node}"
-        if isinstance(cause, HandlerFailed) and (cause.http_status, cause.message) == UNEXPECTED:
-            super().__init__(text)
+        if isinstance(cause, HandlerFailed) and cause.by_handler:
+            super().__init__(f"{text}: {cause.message}")
             return
         tries = f" ({attempts} attempts)" if attempts > 1 else ""
         super().__init__(f"{text}: {cause.message}{tries}")

@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 import pytest
 
-GUARD_S = 60
+from support import GUARD_S
 
 
 @pytest.fixture
@@ -245,7 +245,7 @@ def test_unknown_model_version_and_a_handler_that_raises(http: httpx.Client) -> 
     assert infer(http, "nobody", one).status_code == 404
     assert infer(http, "same", one, path="versions/9/").status_code == 404
     answer = infer(http, "raises", one)
-    assert answer.status_code == 500 and answer.json() == {"error": "Prediction failed"}
+    assert answer.status_code == 500 and answer.json()["error"].startswith("Prediction failed: ")
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,11 @@ from typing import Any
 import grpc
 import pytest
 
+from support import GUARD_S
 from ts.protocol.open_inference_pb2 import ModelInferRequest, ModelInferResponse, ModelMetadataRequest
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 
 RUNTIMES = Path(__file__).parent.parent.parent / "handlers" / "mlserver"
-GUARD_S = 60
 
 
 @pytest.fixture(scope="module")
@@ -366,7 +366,7 @@ def test_a_worker_that_is_killed_ends_its_streams_once(mlserver: Any) -> None:
     run(talk())
 
 
-# --- other doors
+# --- other protocols
 
 
 def post(server: Any, path: str, value: Any) -> tuple[int, bytes]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ts.protocol.frames import (
+    BY_HANDLER,
     CALL,
     CANCEL,
     CHUNK,
@@ -27,11 +28,13 @@ from ts.protocol.frames import (
     LOAD,
     LOAD_FAILED,
     MORE,
+    NOT_BEGUN,
     PAIR_HEAD,
     PREDICT,
     READY,
     STOP,
     U64,
+    WHOLE,
     Call,
     Cancel,
     Chunk,
@@ -149,8 +152,10 @@ def _decode_chunk(key: int, body: memoryview) -> Message:
 
 def _decode_failed(key: int, body: memoryview) -> Message:
     reader = _Reader(body)
-    (code,) = reader.unpack(FAILED_HEAD)
-    return Failed(key, code, reader.text(len(body) - reader.at))
+    code, flags, size = reader.unpack(FAILED_HEAD)
+    message, traceback = reader.text(size), reader.text(len(body) - reader.at)
+    by_handler, whole, begun = bool(flags & BY_HANDLER), bool(flags & WHOLE), not flags & NOT_BEGUN
+    return Failed(key, code, message, by_handler, traceback, whole, begun)
 
 
 def _decode_feed(key: int, body: memoryview) -> Message:

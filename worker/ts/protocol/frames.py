@@ -40,7 +40,9 @@ _SINGLE = struct.Struct("<IQdHHH")  # COUNT and ITEM_HEAD
 PAIR_HEAD = struct.Struct("<HI")
 INPUT_HEAD = struct.Struct("<HHQ")
 CHUNK_HEAD = struct.Struct("<BHHH")
-FAILED_HEAD = struct.Struct("<H")
+FAILED_HEAD = struct.Struct("<HBI")
+#: The flags in FAILED_HEAD.
+BY_HANDLER, WHOLE, NOT_BEGUN = 1, 2, 4
 COUNT = struct.Struct("<I")
 FEED_HEAD = struct.Struct("<BH")
 
@@ -131,11 +133,18 @@ class Chunk(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The end of a request that has no answer. `code`: HTTP status, as TorchServe's handlers name it."""
+    """The end of a request that has no answer. `code`: HTTP status, as TorchServe's handlers name it. `by_handler`: the
+    handler itself is at fault, not what it was asked; `traceback`: of what it raised, where callers may know it;
+    `whole`: the handler raised for its whole batch, of several requests, or gave no result for each of them; `begun`:
+    whether the handler got the request."""
 
     job_id: int
     code: int
     message: str
+    by_handler: bool = False
+    traceback: str = ""
+    whole: bool = False
+    begun: bool = True
 
 
 class Call(NamedTuple):
@@ -209,7 +218,10 @@ def _encode_chunk(message: Chunk) -> tuple[int, int, list[Buffer]]:
 
 
 def _encode_failed(message: Failed) -> tuple[int, int, list[Buffer]]:
-    return FAILED, message.job_id, [FAILED_HEAD.pack(message.code), message.message.encode("utf-8", "replace")]
+    text, more = message.message.encode("utf-8", "replace"), message.traceback.encode("utf-8", "replace")
+    flags = BY_HANDLER * message.by_handler | WHOLE * message.whole | NOT_BEGUN * (not message.begun)
+    head = FAILED_HEAD.pack(message.code, flags, len(text))
+    return FAILED, message.job_id, [head, text, more]
 
 
 def _encode_feed(message: Feed) -> tuple[int, int, list[Buffer]]:

@@ -45,6 +45,9 @@ def create_predict_response(
     pieces = []
     for idx in req_id_map:
         value = outcome(ret[idx]) if code == 200 else failure_with(code, message)
-        reply = Failed(idx, *value) if isinstance(value, Failure) else Chunk(idx, value, last=not ts_stream_next)
+        if isinstance(value, Failure):
+            reply: Failed | Chunk = Failed(idx, value.code, value.message)
+        else:
+            reply = Chunk(idx, value, last=not ts_stream_next)
         pieces.append(encode_bytes(reply))
     return b"".join(pieces)

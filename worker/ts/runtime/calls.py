@@ -29,7 +29,7 @@ class CallFailed(Exception):
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
-        self.code, self.message = failure
+        self.code, self.message = failure.code, failure.message
 
 
 class ServerCall:

@@ -18,10 +18,14 @@ from ts.protocol.outbox import Outbox
 
 
 class Failure(NamedTuple):
-    """Why a request has no answer. `code` is an HTTP status."""
+    """Why a request has no answer. `code` is an HTTP status. `by_handler`: the handler is at fault, not what it was
+    asked; `cause` is what it did, in one line, and `traceback` how it came to that."""
 
     code: int
     message: str
+    by_handler: bool = False
+    cause: str = ""
+    traceback: str = ""
 
 
 Outcome: TypeAlias = "Buffer | Failure"
@@ -35,6 +39,8 @@ def too_large(size: int, limit: int) -> Failure:
 
 
 CHUNK_COST_BYTES = 64
+#: What is sent of a traceback, its end.
+TRACEBACK_CHARS_MAX = 4000
 EARLY_CANCELS_MAX = 1024
 
 
@@ -60,14 +66,15 @@ class Job:
 
 
 class Batch:
-    """Requests that go to the handler together. `on_change` is called when credit comes or nobody waits any more."""
+    """Requests that go to the handler together. `on_change` is called when credit comes or nobody waits any more;
+    `failed`: what ends its requests from now on is no request's own failure."""
 
-    __slots__ = ("batch_id", "jobs", "on_change", "started")
+    __slots__ = ("batch_id", "failed", "jobs", "on_change", "started")
 
     def __init__(self, batch_id: int) -> None:
         self.batch_id = batch_id
         self.jobs: list[Job] = []
-        self.started = False
+        self.started = self.failed = False
         self.on_change: Callable[[], None] | None = None
 
     @property
@@ -84,10 +91,11 @@ class Batch:
 
 
 class Ledger:
-    """Every request from its arrival to its end, and what is to be sent."""
+    """Every request from its arrival to its end, and what is to be sent. `explains`: callers may know what went wrong
+    in a handler; otherwise they learn where it is written."""
 
-    def __init__(self, credit_bytes: int, response_bytes_max: int) -> None:
-        self.credit_bytes, self.response_bytes_max = credit_bytes, response_bytes_max
+    def __init__(self, credit_bytes: int, response_bytes_max: int, explains: bool = False) -> None:
+        self.credit_bytes, self.response_bytes_max, self.explains = credit_bytes, response_bytes_max, explains
         self.lock = threading.Lock()
         self.changed = threading.Condition(self.lock)
         self.outbox = Outbox()
@@ -160,7 +168,7 @@ class Ledger:
             if job.held is not None:
                 job.held.clear()
             if not job.batch.started or job.over:
-                self._end(job, Failed(job_id, *CANCELLED))
+                self._end(job, self._failed(job, CANCELLED)._replace(begun=job.batch.started))
             self.changed.notify_all()
         if job.batch.on_change is not None:
             job.batch.on_change()
@@ -176,7 +184,7 @@ class Ledger:
                 if not job.done and job.deadline_s != math.inf:
                     now_s = now_s or time.monotonic()
                     if job.deadline_s <= now_s:
-                        self._end(job, Failed(job.job_id, *EXPIRED))
+                        self._end(job, self._failed(job, EXPIRED)._replace(begun=False))
                 whole = whole and not job.done
             if not whole:
                 batch.jobs = [job for job in batch.jobs if not job.done]
@@ -205,7 +213,8 @@ class Ledger:
             elif type(value) is not Failure and len(value) > self.response_bytes_max:
                 value = too_large(len(value), self.response_bytes_max)
             if type(value) is Failure:
-                self._put(job, Failed(job.job_id, *value))
+                failed = self._failed(job, value)
+                self._put(job, failed._replace(whole=True) if job.batch.failed and not job.cancelled else failed)
                 job.over = True
                 return
             if job.answered:
@@ -213,6 +222,25 @@ class Ledger:
             self._put(job, Chunk(job.job_id, value, last, status, phrase, headers))  # type: ignore[arg-type]
             job.answered = True
             job.over = last
+
+    def _failed(self, job: Job, failure: Failure) -> Failed:
+        """The failure as the request's caller may know it."""
+        code, message, by_handler, cause, trace = failure
+        if not by_handler:
+            return Failed(job.job_id, code, message)
+        if self.explains:
+            message = f"{message}: {cause}" if cause else message
+            return Failed(job.job_id, code, message, True, trace[-TRACEBACK_CHARS_MAX:])
+        if cause:
+            message = f"{message} (request ID {job.request_id}: the model's log says why)"
+        return Failed(job.job_id, code, message, True)
+
+    def refuse(self, job: Job, failure: Failure) -> None:
+        """Fails a request that the handler is not given."""
+        with self.lock:
+            if not job.over:
+                self._put(job, self._failed(job, failure)._replace(begun=False))
+                job.over = True
 
     def held_bytes(self, job: Job) -> int:
         with self.lock:

@@ -7,7 +7,9 @@ import io
 import json
 import math
 import os
+import reprlib
 import sys
+import sysconfig
 import traceback
 from asyncio import CancelledError
 from collections.abc import Callable, Sequence
@@ -22,17 +24,24 @@ from ts.runtime.jobs import Batch, Failure, Ledger, Outcome
 from ts.runtime.worker import Link
 from ts.utils.util import PredictionException
 
-NOT_A_LIST = Failure(503, "Invalid model predict output")
-WRONG_LENGTH = Failure(503, "number of batch response mismatched")
-UNSUPPORTED = Failure(503, "Unsupported model output data type.")
-OUT_OF_RESOURCES = Failure(507, "Out of resources")
-PREDICTION_FAILED = Failure(503, "Prediction failed")
+NOT_A_LIST = Failure(503, "Invalid model predict output", by_handler=True)
+WRONG_LENGTH = Failure(503, "number of batch response mismatched", by_handler=True)
+UNSUPPORTED = Failure(503, "Unsupported model output data type.", by_handler=True)
+OUT_OF_RESOURCES = Failure(507, "Out of resources", by_handler=True)
+PREDICTION_FAILED = Failure(503, "Prediction failed", by_handler=True)
+
+CAUSE_CHARS_MAX = 400
 
 HEAD_TEXT_BYTES_MAX = 65535
 #: Of one answer, those of a tensor form among them.
 HEADERS_MAX = 60_000
 
 _RUNTIME_DIR = os.path.dirname(__file__)
+#: Folders of code that is not the handler's own.
+_LIBRARIES = (
+    os.path.dirname(_RUNTIME_DIR) + os.sep,
+    *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+)
 HELD_BYTES_MAX = 64 * 1024 * 1024
 
 
@@ -81,7 +90,7 @@ def _expanded(part: Input) -> Sequence[Input]:
     try:
         return [Input(*one) for one in forms.parts(part.content_type, bytes(part.data))]
     except forms.MalformedForm as error:
-        print(f"input declared as {part.content_type} isn't: {error}; the handler gets its bytes", file=sys.stderr)
+        _log(f"input declared as {part.content_type} isn't: {error}; the handler gets its bytes")
         return [part]
 
 
@@ -94,7 +103,7 @@ def _decoded(content_type: str, data: Buffer) -> Any:
         if base.startswith("text"):
             return str(data, "utf-8")
     except (ValueError, RecursionError) as error:
-        print(f"input declared as {content_type} isn't: {error}; the handler gets its bytes", file=sys.stderr)
+        _log(f"input declared as {content_type} isn't: {error}; the handler gets its bytes")
     return bytearray(data)
 
 
@@ -140,31 +149,64 @@ def _serialised(value: Any) -> Outcome:
     try:
         return (value if isinstance(value, str) else json.dumps(value, indent=2)).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        _log(f"a result of type {type(value).__name__} can't be sent: {error}")
-        return UNSUPPORTED
+        return _misbehaved(UNSUPPORTED, f"a result of type {type(value).__name__} can't be sent: {error}")
 
 
 def outcomes(result: Any, count: int) -> Sequence[Outcome] | Failure:
     """A handler's whole result, which should be a list of one element per request."""
+    return wrong_shape(result, count) or [outcome(value) for value in result]
+
+
+def wrong_shape(result: Any, count: int) -> Failure | None:
+    """The failure of a whole batch whose result isn't a list of one element per request."""
     if not isinstance(result, list):
-        _log(f"the handler's result should be a list, it is of type {type(result).__name__}")
-        return NOT_A_LIST
+        given = f"it is of type {type(result).__name__}: {_shortened(result)}"
+        wanted = f"a list of {count} element{'s' * (count != 1)}, one for each request of the batch"
+        return _misbehaved(NOT_A_LIST, f"the handler's result should be {wanted}; {given}")
     if len(result) != count:
-        _log(f"the handler's result has {len(result)} elements for {count} requests")
-        return WRONG_LENGTH
-    return [outcome(value) for value in result]
+        counts = f"{len(result)} element{'s' * (len(result) != 1)} for {count} request{'s' * (count != 1)}"
+        return _misbehaved(WRONG_LENGTH, f"the handler's result has {counts} of the batch: {_shortened(result)}")
+    return None
+
+
+def _misbehaved(failure: Failure, cause: str) -> Failure:
+    _log(cause)
+    return failure._replace(cause=cause)
+
+
+def _shortened(value: Any) -> str:
+    """What a handler returned, as much of it as fits a line; a value may fail to say what it is."""
+    try:
+        return reprlib.repr(value)
+    except Exception as error:
+        return f"<its repr raised {type(error).__name__}>"
 
 
 def failure_of(error: BaseException) -> Failure:
-    """The code and message that callers see for what a handler raised."""
+    """The code and message that callers see for what a handler raised. Anything but a PredictionException is the
+    handler's fault, and told with its cause."""
     try:
         if isinstance(error, PredictionException):
             return failure_with(error.error_code, error.message)
-        if isinstance(error, MemoryError) or "CUDA" in str(error):
-            return OUT_OF_RESOURCES
+        failure = OUT_OF_RESOURCES if isinstance(error, MemoryError) or "CUDA" in str(error) else PREDICTION_FAILED
+        lines = traceback.format_exception(type(error), error, _without_runtime(error))
+        return failure._replace(cause=_cause(error), traceback="".join(lines).rstrip())
     except Exception as second:  # an exception that can't tell its own text
         _log(f"{type(error).__name__} has no text: {type(second).__name__}")
-    return PREDICTION_FAILED
+    return PREDICTION_FAILED._replace(cause=type(error).__name__)
+
+
+def _cause(error: BaseException) -> str:
+    """The last line of a traceback, with the file and line of the handler's own code that it came from."""
+    text = " ".join("".join(traceback.format_exception_only(type(error), error)).split())
+    if len(text) > CAUSE_CHARS_MAX:
+        text = text[:CAUSE_CHARS_MAX] + "…"
+    frames = traceback.extract_tb(_without_runtime(error))
+    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
+    if not frames:
+        return text
+    frame = (own or frames)[-1]
+    return f"{text} ({os.path.basename(frame.filename)}, line {frame.lineno}, in {frame.name})"
 
 
 def failure_with(code: Any, message: Any) -> Failure:
@@ -176,9 +218,18 @@ def failure_with(code: Any, message: Any) -> Failure:
 def raised(error: BaseException, request_ids: Sequence[str]) -> Failure:
     """`failure_of`, with the traceback in the model's log."""
     failure = failure_of(error)
-    lines = "".join(traceback.format_exception(type(error), error, _without_runtime(error)))
-    _log(f"{failure.message} (request ids: {', '.join(request_ids)})\n{lines.rstrip()}")
+    lines = (
+        failure.traceback or "".join(traceback.format_exception(type(error), error, _without_runtime(error))).rstrip()
+    )
+    _log(f"{_said_of(error, failure)} (request ids: {', '.join(request_ids)})\n{lines}")
     return failure
+
+
+def _said_of(error: BaseException, failure: Failure) -> str:
+    """The line that TorchServe's worker prints before the traceback."""
+    if failure.code == OUT_OF_RESOURCES.code and failure.by_handler:
+        return "System out of memory" if isinstance(error, MemoryError) else "CUDA out of memory"
+    return "Prediction error" if isinstance(error, PredictionException) else "Invoking custom service failed."
 
 
 def _without_runtime(error: BaseException) -> TracebackType | None:
@@ -190,8 +241,9 @@ def _without_runtime(error: BaseException) -> TracebackType | None:
 
 
 def _log(text: str) -> None:
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+    """To standard output, as TorchServe's worker: in order with what the handler prints."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
 
 
 class Head(NamedTuple):
@@ -366,6 +418,7 @@ class Running:
 
     def fail(self, failure: Failure) -> None:
         """Ends every open request with `failure`; cancelled ones are answered as cancelled."""
+        self.batch.failed = len(self.jobs) > 1
         for job in self.jobs:
             self.ledger.give(job, failure, last=True)
 

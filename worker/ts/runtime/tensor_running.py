@@ -11,9 +11,7 @@ from ts.context import Context
 from ts.protocol.frames import FEED_BYTES, FEED_COST_BYTES, Feed, Item
 from ts.runtime.jobs import Batch, Failure, Job, Ledger, Outcome
 from ts.runtime.running import (
-    NOT_A_LIST,
     PREDICTION_FAILED,
-    WRONG_LENGTH,
     Ended,
     Head,
     Refused,
@@ -25,6 +23,7 @@ from ts.runtime.running import (
     outcome,
     raised,
     row_of,
+    wrong_shape,
 )
 from ts.runtime.worker import Link
 from ts.tensors import forms, rows
@@ -120,9 +119,9 @@ class TensorRunning(Running):
                 headers.append(pairs)
                 jobs.append(job)
             except BadTensor as error:
-                self.ledger.give(job, _refused(error), last=True)
+                self.ledger.refuse(job, _refused(error))
             except Exception as error:
-                self.ledger.give(job, _internal(error, job), last=True)
+                self.ledger.refuse(job, _internal(error, job))
         self.jobs = self.batch.jobs = jobs
         self._forms = opened
         self.context.begin(self, self.batch.request_ids(), headers)
@@ -157,11 +156,9 @@ class TensorRunning(Running):
     # --- answers
 
     def _outcomes(self, result: Any, last: bool) -> Sequence[Outcome] | Failure:
-        if not isinstance(result, list):
-            return NOT_A_LIST
-        if len(result) != len(self.jobs):
-            return WRONG_LENGTH
-        return [self._outcome(index, value, last) for index, value in enumerate(result)]
+        return wrong_shape(result, len(self.jobs)) or [
+            self._outcome(index, value, last) for index, value in enumerate(result)
+        ]
 
     def _outcome(self, index: int, value: Any, last: bool) -> Outcome:
         if type(value) is Ended:
@@ -209,10 +206,11 @@ class TensorRunning(Running):
     def fail(self, failure: Failure) -> None:
         """A handler that raised is TorchServe's 503; to clients of tensor protocols, which ask again after an
         UNAVAILABLE, it is what it is: an internal error."""
-        if failure is PREDICTION_FAILED:
+        self.batch.failed = len(self.jobs) > 1
+        if failure.by_handler and failure.message == PREDICTION_FAILED.message:
             for job, form in zip(self.jobs, self._forms, strict=False):
                 if form is not None:
-                    self.ledger.give(job, Failure(500, failure.message), last=True)
+                    self.ledger.give(job, failure._replace(code=INTERNAL), last=True)
         super().fail(failure)
 
     def _head(self, index: int) -> Head:
@@ -229,7 +227,9 @@ def _refused(error: BadTensor) -> Failure:
 def _internal(error: Exception, job: Job) -> Failure:
     """The failure of a request that the client isn't to blame for. Its traceback is logged."""
     failure = raised(error, [job.request_id])
-    return Failure(500, f"{type(error).__name__}: {error}") if failure is PREDICTION_FAILED else failure
+    if not failure.by_handler:
+        return failure
+    return failure._replace(code=INTERNAL, message=f"{type(error).__name__}: {error}", cause="")
 
 
 def _is_empty(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""OpenTelemetry traces, where they are asked for: whether they are, and what the doors and models need of them.
+"""OpenTelemetry traces, where they are asked for: whether they are, and what the listeners and models need of them.
 
 OpenTelemetry's packages are an extra (`otel`), imported only when there is somewhere to send spans to.
 """

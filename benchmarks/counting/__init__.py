@@ -1,0 +1,1 @@
+"""Counts the instructions of a request, in the frontend and in a worker."""

@@ -1,0 +1,332 @@
+"""The frontend without a network: requests go into the application of a listener as h2corn hands them over, and come
+back from a stand-in for the worker at the other end of its socket.
+
+Usage: python benchmarks/counting/frontend.py LIBRARY FOLDER
+
+Everything between is the real server, with the settings of the benchmark's `ours`. What it sends to its workers is
+written down in FOLDER, for `worker.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import pickle
+import shutil
+import socket
+import sys
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import uvloop
+from measuring.h2load import grpc_body
+from measuring.open_inference import INFER, MODEL, MODELS, VALUES
+from measuring.workloads import NOOP, PIECES, PIECES_STREAM, Workload
+
+from counting.counter import Counter
+from ts.protocol import open_inference_pb2 as pb
+from ts.protocol.decoder import Decoder
+from ts.protocol.frames import PREDICT, Chunk, Item, Load, Message, Pairs, Predict, Ready, encode_bytes
+from ts_frontend.config.load import Option, load_config
+from ts_frontend.http import request
+from ts_frontend.http.request import Event, Scope
+from ts_frontend.http.routing import HTTP_INFERENCE
+from ts_frontend.listeners.application import Application, application
+from ts_frontend.listeners.listeners import INFERENCE
+from ts_frontend.models.startup import load_at_startup
+from ts_frontend.server import Parts, worker_env
+from ts_frontend.telemetry.logging.logs import setup_logs
+from ts_frontend.telemetry.metrics.registry import open_metrics
+from ts_frontend.workers import in_flight
+from ts_frontend.workers.devices import Inventory
+from ts_frontend.workers.process import Channels, ExitStatus, LineSink, ProcessSpec, WorkerProcess
+from ts_frontend.workers.supervisor import Supervisor
+
+CLIENTS = 8
+#: Pieces of a stream that are ready together.
+TOGETHER = 4
+#: The file in which stands what workers were sent.
+ASKED = "asked"
+#: Messages of each kind that are written down.
+NOTED = 16
+WATCH_AFTER_S = 3600.0
+SETTINGS = {
+    "access_log": "false",
+    "console_log": "false",
+    "metrics_mode": "prometheus",
+    "default_workers_per_model": "1",
+    "exit_on_error": "true",  # and wait for the workers
+    "number_of_gpu": "0",
+    "ncs": "true",
+}
+_PIECE = b"\0"
+
+
+@dataclass(slots=True)
+class Part:
+    """What all workers answer now: the frame of a Chunk, `pieces` times. `loads`: the first messages to the workers by
+    model, `requests`: the first of those that carried requests."""
+
+    answer: bytes = b""
+    pieces: int = 1
+    loads: dict[str, Load] = field(default_factory=dict)
+    requests: list[Predict] = field(default_factory=list)
+
+
+class StandIn:
+    """A worker that answers at once, in the same loop: what it costs is little, and the same for each commit."""
+
+    def __init__(self, sock: socket.socket, part: Part) -> None:
+        sock.setblocking(False)
+        self._sock, self._part = sock, part
+        self._decoder = Decoder(1 << 30)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(sock.fileno(), self._readable)
+
+    def _readable(self) -> None:
+        data = self._sock.recv(1 << 18)
+        job_ids = _job_ids(data) if len(self._part.requests) == NOTED else None
+        if job_ids is None:
+            job_ids = self._read(data)
+        if job_ids:
+            self._answer(job_ids, self._part.pieces)
+
+    def _read(self, data: bytes) -> list[bytes]:
+        """The ids of jobs that are sent, everything else done; slowly."""
+        found: list[bytes] = []
+        for message in self._decoder.feed(data):
+            if isinstance(message, Predict):
+                if len(self._part.requests) < NOTED:
+                    self._part.requests.append(message)
+                found += [item.job_id.to_bytes(8, "little") for item in message.items]
+            else:
+                self._control(message)
+        return found
+
+    def _control(self, message: Message) -> None:
+        if isinstance(message, Load):
+            self._part.loads[message.settings["model_name"]] = message
+            ready = Ready({"pid": os.getpid(), "handler_kind": "blocking", "load_s": 0.0})
+            self._sock.send(encode_bytes(ready))
+
+    def _answer(self, job_ids: Sequence[bytes], left: int) -> None:
+        """Some pieces for each of the requests now, the rest in the loop's next turns."""
+        frame = self._part.answer
+        head, body = frame[:8], frame[16:]
+        out = []
+        for number in range(left, max(left - TOGETHER, 0), -1):
+            rest = body if number == 1 else _PIECE + body[1:]
+            out += [head + job_id + rest for job_id in job_ids]
+        self._sock.send(b"".join(out))
+        if left > TOGETHER:
+            self._loop.call_soon(self._answer, job_ids, left - TOGETHER)
+
+
+def _job_ids(data: bytes) -> list[bytes] | None:
+    """Those in whole messages; None when one has several requests: that is read slowly."""
+    found, at, end = [], 0, len(data)
+    while at < end:
+        size = int.from_bytes(data[at : at + 4], "little")
+        if data[at + 4] == PREDICT:
+            if data[at + 16] != 1:
+                return None
+            found.append(data[at + 20 : at + 28])
+        at += 16 + size
+    return found
+
+
+class _NoProcess(WorkerProcess):
+    """That of a stand-in: there is none to be killed."""
+
+    def kill(self) -> None:
+        self.ended(ExitStatus(0))
+
+    def release(self) -> None:
+        self.progress.close()
+
+
+class StandInLauncher:
+    def __init__(self, part: Part) -> None:
+        self._part = part
+        self._running: list[StandIn] = []
+
+    async def launch(self, spec: ProcessSpec, sink: LineSink) -> WorkerProcess:
+        channels = Channels()
+        self._running.append(StandIn(channels.worker_sock, self._part))
+        return _NoProcess(os.getpid(), spec.name, channels.sock, channels.progress)
+
+    async def close(self) -> None:
+        """Nothing was started."""
+
+
+class Client:
+    """Asks an application for one thing, CLIENTS at a time; `wanted` is the body of the answer."""
+
+    def __init__(self, app: Application, scope: Scope, body: bytes, wanted: bytes) -> None:
+        self._app, self._scope = app, scope
+        self._event: Event = {"type": "http.request", "body": body, "more_body": False}
+        self._wanted = wanted
+        self._body = bytearray()
+
+    async def run(self, requests: int) -> None:
+        """Raises AssertionError for wrong answers."""
+        self._body.clear()
+        share, rest = divmod(requests, CLIENTS)
+        await asyncio.gather(*(self._ask(share + (number < rest)) for number in range(CLIENTS)))
+        assert self._body == self._wanted * requests, self._body[:200]
+
+    async def _ask(self, requests: int) -> None:
+        loop = asyncio.get_running_loop()
+        for _ in range(requests):
+            scope = {**self._scope, "headers": list(self._scope["headers"])}
+            await loop.create_task(self._app(scope, self._received().__anext__, self._send))
+
+    async def _received(self) -> AsyncIterator[Event]:
+        """The request, and nothing after it: the client waits."""
+        yield self._event
+        await asyncio.get_running_loop().create_future()
+
+    async def _send(self, event: Event) -> None:
+        if event["type"] == "http.response.body":
+            self._body += event["body"]
+
+
+def _scope(version: str, path: str, headers: Sequence[tuple[bytes, bytes]], **more: object) -> Scope:
+    """As h2corn makes it."""
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.5"},
+        "http_version": version,
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": headers,
+        "client": ("127.0.0.1", 50000),
+        "server": ("127.0.0.1", 8080),
+        "extensions": {},
+        **more,
+    }
+
+
+def grpc_client(app: Application, workload: Workload, answer: bytes) -> Client:
+    """Calls with h2load's headers."""
+    body = grpc_body(workload.request)
+    headers = [
+        (b"user-agent", b"h2load nghttp2/1.52.0"),
+        (b"content-type", b"application/grpc"),
+        (b"te", b"trailers"),
+        (b"content-length", b"%d" % len(body)),
+    ]
+    return Client(app, _scope("2", workload.path, headers), body, answer)
+
+
+def http_client(app: Application, workload: Workload, answer: bytes) -> Client:
+    body = workload.http_body
+    headers = [
+        (b"host", b"127.0.0.1:8080"),
+        (b"user-agent", b"h2load nghttp2/1.52.0"),
+        (b"content-type", workload.http_type.encode()),
+        (b"content-length", b"%d" % len(body)),
+    ]
+    return Client(app, _scope("1.1", workload.http_path, headers), body, answer)
+
+
+def infer_answer() -> bytes:
+    """As the worker answers INFER."""
+    output = pb.ModelInferResponse.InferOutputTensor(name="y", datatype="FP32", shape=[1, len(VALUES)])
+    raw = INFER.request[-4 * len(VALUES) :]
+    return pb.ModelInferResponse(
+        model_name=MODEL, model_version="1", outputs=[output], raw_output_contents=[raw]
+    ).SerializeToString()
+
+
+class Row(NamedTuple):
+    """One figure: what is asked of which model, and the data and headers of the worker's answer, `pieces` times."""
+
+    name: str
+    model: str
+    client: Client
+    data: bytes
+    headers: Pairs = ()
+    pieces: int = 1
+
+
+def rows(over_grpc: Application, over_http: Application) -> list[Row]:
+    tensor, json = infer_answer(), INFER.http_body
+    pieces = grpc_body(PIECES_STREAM.answer[0]) * PIECES
+    return [
+        Row("gRPC no-op", NOOP.name, grpc_client(over_grpc, NOOP, grpc_body(NOOP.answer[0])), b"ok"),
+        Row("HTTP no-op", NOOP.name, http_client(over_http, NOOP, b"ok"), b"ok"),
+        Row("ModelInfer gRPC", MODEL, grpc_client(over_grpc, INFER, grpc_body(tensor)), tensor),
+        Row(
+            "ModelInfer JSON", MODEL, http_client(over_http, INFER, json), json, [("content-type", "application/json")]
+        ),
+        Row("stream piece", PIECES_STREAM.name, grpc_client(over_grpc, PIECES_STREAM, pieces), b"ok", (), PIECES),
+    ]
+
+
+async def count(counter: Counter, parts: Parts, part: Part) -> dict[str, tuple[str, list[Item], int]]:
+    """Measures everything; of each row: the asked model, what its worker was sent, and the pieces of an answer."""
+    apps = {listener.name: application(listener) for listener in parts.listeners.served}
+    asked = {}
+    for row in rows(apps[INFERENCE], apps[HTTP_INFERENCE]):
+        part.answer, part.pieces = encode_bytes(Chunk(0, row.data, headers=row.headers)), row.pieces
+        part.requests.clear()
+        few, many = (1, 5) if row.pieces > 1 else (5 * CLIENTS, 15 * CLIENTS)
+        await counter.measure(row.name, row.client.run, few, many, row.pieces)
+        items = [item for predict in part.requests for item in predict.items]
+        asked[row.name] = row.model, items, row.pieces
+    return asked
+
+
+async def main(library: Path, folder: Path) -> None:
+    store, work = folder / "store", folder / "work"
+    for path in (store, work):
+        path.mkdir()
+    for workload in (NOOP, PIECES_STREAM):
+        workload.prepare(store)
+    shutil.copytree(MODELS / "triton", folder / "repository")
+    places = {"model_store": str(store), "model_repository": str(folder / "repository"), "log_location": str(folder)}
+    settings = {**SETTINGS, **places, "load_models": f"{NOOP.name}.mar,{PIECES_STREAM.name}.mar"}
+    config = load_config([Option(key, value, "the measurement") for key, value in settings.items()], environ={})
+    logs = setup_logs(config)
+    logging.disable(logging.INFO)
+    part = Part()
+    supervisor = Supervisor(
+        worker_env(config),
+        work_dir=work,
+        first_worker_id=9000,
+        first_distribution_id=29500,
+        fork=False,
+        inventory=Inventory(),
+        on_line=lambda *_: None,
+    )
+    supervisor.launcher = StandInLauncher(part)
+    parts = Parts(config, logs, open_metrics(config, logs), None, None, supervisor, work)
+
+    async def no_workflows(_: object) -> list[str]:
+        return []
+
+    failures = await load_at_startup(config, parts.manager, parts.store, no_workflows, 0, lambda _: None)
+    failures += await parts.repository.start(())
+    assert not failures, failures
+    assert all(model.ready for model in parts.registry)
+    asked = await count(Counter(library), parts, part)
+    loads = {name: load.settings for name, load in part.loads.items()}
+    (folder / ASKED).write_bytes(pickle.dumps((loads, asked)))
+
+
+if __name__ == "__main__":
+    # No limit of time counts: under callgrind, on a busy machine, each would be passed now and then.
+    in_flight.READ_AHEAD_S = math.inf
+    request.WATCH_AFTER_S = WATCH_AFTER_S
+    uvloop.run(main(Path(sys.argv[1]), Path(sys.argv[2])))
+    sys.stdout.flush()
+    os._exit(0)

@@ -1,0 +1,88 @@
+"""A worker without a frontend: its socket holds the requests before it starts, and takes all answers.
+
+Usage: python benchmarks/counting/worker.py LIBRARY FOLDER
+
+It loads what the frontend told its workers to load, and is sent what the frontend sent (`frontend.py` has written it
+into FOLDER).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import mmap
+import os
+import pickle
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from counting.counter import Counter, CountFailed
+from counting.frontend import ASKED
+from ts.protocol.decoder import decode_bytes
+from ts.protocol.frames import Chunk, Failed, Item, Load, Message, Predict, Stop, encode_bytes
+from ts.protocol.progress import PROGRESS_BYTES, Progress
+from ts.runtime import blocking, worker
+from ts.runtime.jobs import Ledger
+from ts.runtime.main import answer
+
+SOCKET_BYTES = 8 * 1024 * 1024
+#: So much that no stream waits for its reader.
+CREDIT_BYTES = 1 << 40
+TICK_S = 3600.0
+
+
+class Life:
+    """Lives of a worker of one model, one after another in this process, each with so many requests."""
+
+    def __init__(self, settings: dict[str, Any], items: Sequence[Item], pieces: int) -> None:
+        self._settings = {**settings, "credit_bytes": CREDIT_BYTES}
+        self._items, self._pieces = items, pieces
+
+    async def run(self, requests: int) -> None:
+        """From Load to Stop. Raises CountFailed when not every request has its answer."""
+        ours, its = socket.socketpair()
+        for end in (ours, its):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
+        items = [self._items[number % len(self._items)] for number in range(requests)]
+        messages = [Predict(number, [item._replace(job_id=number)]) for number, item in enumerate(items, 1)]
+        sent: list[Message] = [Load(self._settings), *messages, Stop()]
+        ours.setblocking(False)
+        ours.sendall(b"".join(encode_bytes(one) for one in sent))
+        link = worker.Link(os.dup(its.fileno()), leave=_ended)
+        answer(link, Progress(mmap.mmap(-1, PROGRESS_BYTES)), Ledger)
+        link.close()
+        its.shutdown(socket.SHUT_RDWR)  # its second thread may be waiting for it, and keep it open
+        its.close()
+        self._check(b"".join(iter(lambda: ours.recv(1 << 20), b"")), requests)
+        ours.close()
+
+    def _check(self, data: bytes, requests: int) -> None:
+        messages = decode_bytes(data)
+        failed = [message for message in messages if isinstance(message, Failed)]
+        pieces = sum(isinstance(message, Chunk) for message in messages)
+        if failed or pieces != requests * self._pieces:
+            raise CountFailed(f"{pieces} pieces for {requests} requests; failures: {failed[:1]}")
+
+
+def _ended(status: int) -> NoReturn:
+    raise CountFailed(f"the worker ended with status {status}")
+
+
+async def main(library: Path, folder: Path) -> None:
+    loads, asked = pickle.loads((folder / ASKED).read_bytes())  # noqa: S301  # the frontend's part wrote it just now
+    counter = Counter(library)
+    for name, (model, items, pieces) in asked.items():
+        few, many = (1, 5) if pieces > 1 else (40, 120)
+        await counter.measure(name, Life(loads[model], items, pieces).run, few, many, pieces)
+
+
+if __name__ == "__main__":
+    # No limit of time counts: under callgrind, on a busy machine, each would be passed now and then.
+    blocking.QUICK_CALL_S = blocking.HOLD_BACK_S_MAX = blocking.UNREAD_S_MAX = worker.HELD_S_MAX = math.inf
+    worker.TICK_S = TICK_S
+    asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2])))
+    sys.stdout.flush()
+    os._exit(0)
