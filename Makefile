@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help env run test test-external test-slow fuzz soak bench bench-instructions format clean FORCE
+.PHONY: help env run test test-external test-slow fuzz soak soak-measures bench bench-instructions format clean FORCE
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /\1 = /p' $(MAKEFILE_LIST) | awk -F' = ' '{ printf "  make %-18s %s\n", $$1, $$2 }'
@@ -55,6 +55,11 @@ fuzz: $(STAMP) ## fuzz what reads from outside: minutes, with LONG=1 hours and o
 
 soak: $(STAMP) ## mixed load with faults on both engines: minutes, with LONG=1 hours; ARGS="..."
 	@$(BIN)/python tests/soak/run.py $(if $(filter-out 0,$(LONG)),--requests 1000000,--seconds 120) $(ARGS)
+
+soak-measures: $(STAMP) ## how soon handlers are told, overload, memory: minutes, with LONG=1 an hour
+	@status=0; for one in told overload; do $(BIN)/python tests/soak/$$one.py || status=1; done; \
+	$(BIN)/python tests/soak/memory.py $(if $(filter-out 0,$(LONG)),--requests 1000000 --streams 100000 --registrations 300) || status=1; \
+	exit $$status
 
 bench: $(STAMP) ## the benchmark; ARGS="..." are its options
 	@$(BIN)/python benchmarks/run.py $(ARGS)

@@ -16,9 +16,9 @@ import h2.config
 import h2.connection
 import h2.events
 
+from support import GUARD_S
 from ts_frontend.protos.inference_pb2 import PredictionResponse, PredictionsRequest
 
-GUARD_S = 120.0
 INFERENCE = "/org.pytorch.serve.grpc.inference.InferenceAPIsService"
 CANCEL = 8
 FRAME_HEAD_BYTES = 9

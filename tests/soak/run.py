@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,9 +36,10 @@ import h2.events
 import h2.exceptions
 import psutil
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "e2e"))
+sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from conftest import Serving, write_model
+from e2e.conftest import Serving, write_model
+from soak.table import Row, difference, finish
 from ts_frontend.protos.inference_pb2 import PredictionResponse, PredictionsRequest
 
 GUARD_S = 60.0
@@ -465,13 +466,6 @@ async def _busy(server: Serving) -> int:
     return int(sum(float(line.rsplit(" ", 1)[1]) for line in gauges))
 
 
-class Row(NamedTuple):
-    measure: str
-    goal: str
-    found: str
-    good: bool
-
-
 async def load(server: Serving, tally: Tally, seconds: float, requests: int, rate: float, done: Counter[str]) -> None:
     http, native = server.port("http_inference"), server.port("grpc_inference")
     clients: list[tuple[str, Any, int]] = [
@@ -558,9 +552,9 @@ async def soak(engine: str, given: argparse.Namespace, directory: Path) -> list[
         Row("of them, not begun", "0", str(len(lost)), not lost),
         Row("items that fail; left; deadlines", "", _counts(tally), True),
         Row("slowest answer", "", f"{max(tally.latencies_s, default=0):.2f} s", True),
-        _difference("memory, MB", before.memory_bytes / 1e6, after.memory_bytes / 1e6, MEMORY_GROWTH_BYTES_MAX / 1e6),
-        _difference("descriptors", before.descriptors, after.descriptors, DESCRIPTORS_MORE_MAX),
-        _difference("tasks", before.tasks, after.tasks, TASKS_MORE_MAX),
+        difference("memory, MB", before.memory_bytes / 1e6, after.memory_bytes / 1e6, MEMORY_GROWTH_BYTES_MAX / 1e6),
+        difference("descriptors", before.descriptors, after.descriptors, DESCRIPTORS_MORE_MAX),
+        difference("tasks", before.tasks, after.tasks, TASKS_MORE_MAX),
         Row("queued or running afterwards", "0", str(after.busy), not after.busy),
         Row("errors nobody took", "0", str(len(raised)), not raised),
         Row("exit status", "0", str(status), status == 0),
@@ -571,18 +565,6 @@ async def soak(engine: str, given: argparse.Namespace, directory: Path) -> list[
 def _counts(tally: Tally) -> str:
     items = tally.count("422") + tally.count("9")
     return f"{items}; {tally.count('left')}; {tally.count('deadline')}"
-
-
-def _difference(measure: str, before: float, after: float, most: float) -> Row:
-    return Row(measure, f"<= +{most:.0f}", f"{before:.0f} -> {after:.0f}", after - before <= most)
-
-
-def show(rows: Sequence[Row]) -> None:
-    width = max(len(row.measure) for row in rows)
-    print(f"| {'measure':{width}} | {'goal':16} | {'found':40} | |")
-    print(f"|{'-' * (width + 2)}|{'-' * 18}|{'-' * 42}|---|")
-    for row in rows:
-        print(f"| {row.measure:{width}} | {row.goal:16} | {row.found:40} | {'' if row.good else 'MISSED'} |")
 
 
 def main() -> None:
@@ -597,8 +579,7 @@ def main() -> None:
     for engine in given.engine or ("h2corn", "grpcio"):
         with tempfile.TemporaryDirectory(prefix="soak-") as directory:
             rows += asyncio.run(soak(engine, given, Path(directory)))
-    show(rows)
-    sys.exit(0 if all(row.good for row in rows) else 1)
+    finish(rows)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-sys.path.insert(0, str(Path(__file__).parent.parent / "e2e"))
 
-from conftest import Serving, write_model
+from e2e.conftest import Serving, write_model
 
 ENGINES = ("h2corn", "grpcio")
 
@@ -80,7 +79,8 @@ def options(description: str) -> argparse.ArgumentParser:
 def running(
     engine: str, models: Callable[[Path], Mapping[str, tuple[str, str]]], **settings: object
 ) -> Iterator[Serving]:
-    """A server on free ports. `models(directory)`: the handler's text and the configuration of each model."""
+    """A server on free ports. `models(directory)`: the handler's text and the configuration of each model; a setting
+    may be a function of the directory, too."""
     with tempfile.TemporaryDirectory(prefix="soak-") as name:
         directory = Path(name)
         store = directory / "store"
@@ -88,7 +88,8 @@ def running(
         found = models(directory)
         for model, (handler, config) in found.items():
             write_model(store, model, handler, config=config)
-        server = Serving(directory, store, {"grpc_engine": engine, **settings}, ["--ncs"])
+        given = {name: value(directory) if callable(value) else value for name, value in settings.items()}
+        server = Serving(directory, store, {"grpc_engine": engine, **given}, ["--ncs"])
         try:
             server.wait_started()
             for model in found:

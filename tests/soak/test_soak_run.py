@@ -23,3 +23,21 @@ def test_every_request_has_its_one_answer_under_faults(engine: str, tmp_path: Pa
     elsewhere = ("memory", "not begun")
     assert not [line for line in missed if not any(word in line for word in elsewhere)], run.stdout + run.stderr
     assert f"{engine}: exit status" in run.stdout, run.stdout + run.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("tool", "words"),
+    [
+        ("told.py", ["--count", "1"]),
+        ("overload.py", ["--seconds", "1"]),
+        ("memory.py", ["--requests", "100", "--streams", "10", "--registrations", "1", "--warm-up", "100"]),
+    ],
+)
+def test_each_measurement_ends_with_its_table(tool: str, words: list[str], tmp_path: Path) -> None:
+    """Goals are for a quiet machine and the long run."""
+    command = [sys.executable, str(RUN.with_name(tool)), "--engine", "h2corn", *words]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=GUARD_S, cwd=tmp_path)
+    assert run.returncode in (0, 1) and not run.stderr, run.stdout + run.stderr
+    first, *rows = [line for line in run.stdout.splitlines() if line.startswith("| ")]
+    assert first.startswith("| measure ") and all(row.startswith("| h2corn: ") for row in rows) and rows

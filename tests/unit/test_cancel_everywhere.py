@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from stage import GUARD_S, Actor, Skipping, Stage, pool_of, run, waiting
-from support import until_async
+from stage import Actor, Skipping, Stage, pool_of, run, waiting
+from support import GUARD_S, until_async
 from ts.protocol.frames import Cancel, Chunk, Credit, Input, Predict
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
@@ -223,7 +223,8 @@ def test_a_request_whose_worker_dies_and_that_runs_again() -> None:
             batch = await actor.batch()
             actor.answer(batch)
             await asyncio.sleep(0)
-            await until_async(lambda batch=batch: batch.batch_id not in worker._running.batches)
+            batch_id = batch.batch_id
+            await until_async(lambda: batch_id not in worker._running.batches)  # noqa: B023 - ends before the next
         assert await job.result() == b"ok"
         assert not worker.busy and not worker._running.jobs
         await pool.close(0)
