@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help env run test test-external fuzz soak bench bench-instructions format clean FORCE
+.PHONY: help env run test test-external test-slow fuzz soak bench bench-instructions format clean FORCE
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /\1 = /p' $(MAKEFILE_LIST) | awk -F' = ' '{ printf "  make %-18s %s\n", $$1, $$2 }'
@@ -41,11 +41,14 @@ $(STAMP): $(VENV)/.torch_spec setup.cfg pyproject.toml
 run: $(STAMP) ## start the server on the examples, call it, serve until Ctrl-C (ONCE=1: end after the answers)
 	@$(BIN)/python ts_scripts/quickstart.py $(if $(filter-out 0,$(ONCE)),--once)
 
-test: $(STAMP) ## format, lint, types, all tests but the external ones
+test: $(STAMP) ## format, lint, types, all tests but the external and the slow ones
 	@$(BIN)/python ts_scripts/check.py
 
 test-external: $(STAMP) ## the tests that need parts from outside, which are installed first
 	@$(BIN)/python ts_scripts/check.py --external
+
+test-slow: $(STAMP) ## the tests that take minutes or measure, on a machine that does nothing else
+	@$(BIN)/python ts_scripts/check.py --slow
 
 fuzz: $(STAMP) ## fuzz what reads from outside: minutes, with LONG=1 hours and over 10 million inputs; ARGS="..."
 	@$(BIN)/python tests/fuzz/run.py --jobs $(JOBS) $(if $(filter-out 0,$(LONG)),--runs 350000,--runs 10000) $(ARGS)

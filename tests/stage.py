@@ -36,15 +36,18 @@ class Actor(WorkerProcess):
 
     theirs: socket.socket
     given: list[Message]
+    memory: int
 
     def take_stage(self, theirs: socket.socket) -> None:
-        self.theirs, self.given = theirs, []
+        self.theirs, self.given, self.memory = theirs, [], 0
         theirs.setblocking(False)
         self._decoder, self._table = Decoder(1 << 20), bytearray(PROGRESS_BYTES)
 
     def heard(self, kind: type[Any]) -> Any:
         """The next message of that kind; None when it hasn't come."""
         try:
+            if self.theirs.fileno() < 0:
+                return None
             self.given += self._decoder.feed(self.theirs.recv(1 << 20))
         except BlockingIOError:
             pass
@@ -61,6 +64,9 @@ class Actor(WorkerProcess):
             Progress(self._table).begin(found.batch_id)
             os.pwrite(self.progress.fileno(), self._table, 0)
         return found
+
+    def resident_bytes(self) -> int:
+        return self.memory
 
     def say(self, *messages: Message) -> None:
         self.theirs.sendall(b"".join(map(encode_bytes, messages)))
@@ -96,6 +102,8 @@ class Stage:
         self.launched = 0
         self.lines: list[str] = []
         self.handler_kind = "blocking"
+        self.memory = 0
+        self.device = CPU
         self._id = 9000
 
     def next_worker_id(self) -> int:
@@ -116,6 +124,7 @@ class Stage:
         channels = Channels()
         actor = Actor(1 << 30, spec.name, channels.sock, channels.progress)
         actor.take_stage(socket.socket(fileno=channels.worker_sock.detach()))
+        actor.memory = self.memory
         channels.worker_sock = socket.socket()
         channels.close_worker_side()
         for fd in (channels.stdout, channels.stderr):
@@ -166,7 +175,7 @@ def pool_of(
         ProcessSpec("m_1.0", {}), {}, startup_timeout_s=GUARD_S, response_timeout_s=GUARD_S, message_bytes_max=1 << 20
     )
     backoff = lambda: Backoff(give_up_s)  # noqa: E731
-    resources = PoolResources(stage.launcher, stage.next_worker_id, lambda: CPU, stage.line_sink)
+    resources = PoolResources(stage.launcher, stage.next_worker_id, lambda: stage.device, stage.line_sink)
     return Pool("m_1.0", replace(usual, **plan), JobQueue(policy or Policy()), resources, backoff, on_change, clock)
 
 

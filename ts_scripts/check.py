@@ -1,9 +1,9 @@
 """Runs the checks of this repository, all of them also when one fails, and says at the end which did.
 
-Usage: python ts_scripts/check.py [--external]
+Usage: python ts_scripts/check.py [--external | --slow]
 
 With `--external`: installs what the tests marked `external` need and can be had (Node, its packages, other systems'
-clients), and runs those.
+clients, Debian's Go), and runs those. With `--slow`: the tests marked `slow`, one after the other, since they measure.
 """
 
 from __future__ import annotations
@@ -46,12 +46,16 @@ def usual_steps() -> list[Step]:
         Step("lint", python("-m", "ruff", "check", ".")),
         Step("types", python("-m", "mypy")),
         Step("generated protos", python("ts_scripts/gen_protos.py", "--check")),
-        Step("tests", python("-m", "pytest", "-m", "not external", "--required", "usual", *PARALLEL)),
+        Step("tests", python("-m", "pytest", "-m", "not external and not slow", "--required", "usual", *PARALLEL)),
     ]
 
 
+def slow_steps() -> list[Step]:
+    return [Step("slow tests", python("-m", "pytest", "-m", "slow and not external", "--required", "slow"))]
+
+
 def external_steps() -> list[Step]:
-    """Node when it isn't there, the packages of each package.json under tests/, clients' environments, the tests."""
+    """Node when it isn't there, the packages of each package.json under tests/, clients, Go, the tests."""
     node = [] if npm() else [Step("Node", python("-m", "pip", "install", "--disable-pip-version-check", NODE_PACKAGE))]
     files = [path for path in sorted(ROOT.glob("tests/**/package.json")) if "node_modules" not in path.parts]
     packages = [Step(f"packages of {file.relative_to(ROOT)}", NPM_INSTALL, file.parent) for file in files]
@@ -59,6 +63,7 @@ def external_steps() -> list[Step]:
         *node,
         *packages,
         Step("clients of other systems", python("ts_scripts/client_environments.py")),
+        Step("Go", python("ts_scripts/go_packages.py")),
         Step("external tests", python("-m", "pytest", "-m", "external", "--required", "external", *PARALLEL)),
     ]
 
@@ -83,8 +88,11 @@ def run(step: Step) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Run the checks of this repository.")
-    parser.add_argument("--external", action="store_true", help="the tests that need parts from outside")
-    steps = external_steps() if parser.parse_args().external else usual_steps()
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--external", action="store_true", help="the tests that need parts from outside")
+    which.add_argument("--slow", action="store_true", help="the tests that take minutes or measure")
+    asked = parser.parse_args()
+    steps = external_steps() if asked.external else slow_steps() if asked.slow else usual_steps()
     failed = [step.title for step in steps if not run(step)]
     sys.exit(f"\nfailed: {', '.join(failed)}" if failed else 0)
 

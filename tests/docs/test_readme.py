@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """The README tells the truth: its commands and programs run, in their order, and print what it says."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """The walk of docs/workflows.md: its commands run, in their order, and print what it says."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """The built-in handlers behind HTTP and gRPC, against the same weights called directly."""
 
 from __future__ import annotations

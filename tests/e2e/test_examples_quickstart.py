@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """What `make run ONCE=1` runs, on ports of its own."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Requests that fail leave nothing behind, on any service and however they fail: without the garbage collector, too.
 
 The server runs with it turned off, so that what only the collector could free stays, and is counted.
@@ -330,7 +331,6 @@ def test_a_dead_worker_leaves_nothing_behind(server: Any, clients: Clients) -> N
 MANY, LARGE_BYTES, GROWN_BYTES_MAX = 30, 5_000_000, 60 << 20
 
 
-@pytest.mark.slow
 def test_many_large_requests_that_fail_need_no_memory(server: Any, clients: Clients) -> None:
     """4 x 30 requests of 5 MB are 600 MB; what is on its way at a time is a few of them."""
     process = psutil.Process(server.process.pid)

@@ -39,7 +39,7 @@ def ping(server) -> int:
 def serves(server, service: str) -> bool:
     with grpc.insecure_channel(server.inference) as channel:
         answer = HealthStub(channel).Check(HealthCheckRequest(service=service), timeout=GUARD_S)
-    return answer.status == HealthCheckResponse.SERVING
+    return bool(answer.status == HealthCheckResponse.SERVING)
 
 
 def pids(server) -> list[int]:

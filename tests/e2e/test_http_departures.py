@@ -24,14 +24,6 @@ def ask(server: Any, request: dict[str, object], host: str = "127.0.0.1") -> htt
     return connection
 
 
-def test_the_handler_is_cancelled(shared: Any, tmp_path: Path) -> None:
-    begun, left = tmp_path / "begun", tmp_path / "left"
-    connection = ask(shared, {"op": "until_cancelled", "begun": str(begun), "left": str(left)})
-    until(begun.exists)
-    connection.close()
-    until(left.exists)
-
-
 def test_who_waits_gets_the_answer(shared: Any, tmp_path: Path) -> None:
     """Beside one that has left, and for longer than it takes to notice that."""
     begun, release = tmp_path / "begun", tmp_path / "release"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from support import GUARD_S, until
 
 if TYPE_CHECKING:
-    from tests.e2e.conftest import Serving, Start
+    from e2e.conftest import Serving, Start
 
 SAMPLE = re.compile(r"(\w+)(?:\{((?:\w+=\"[^\"]*\",)+)\})? (\S+)")
 

@@ -285,6 +285,13 @@ def test_malformed_chunks(server: Any, size: bytes) -> None:
     )
 
 
+def test_a_body_of_very_many_chunks(server: Any) -> None:
+    """Triton took some memory of its stack for each (CVE-2025-23310)."""
+    count = 100_000
+    answer = exchange(server, POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * count + b"0\r\n\r\n")
+    assert status(answer) == 200 and b"x" * count in answer
+
+
 def test_a_header_that_is_not_utf_8_reaches_the_handler_as_bytes_do_in_http(server: Any) -> None:
     assert status(exchange(server, GET + b"X-Odd: \xff\xfe\r\nConnection: close\r\n\r\n")) == 200
 

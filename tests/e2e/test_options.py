@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Servers that were started as other servers are, and asked as their clients ask."""
 
 from __future__ import annotations

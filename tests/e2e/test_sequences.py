@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Stateful sequences with real workers: order, the worker they stay on, limits, and their ends."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """The logs of a whole server: JSON lines, request ids from listener to handler, a log4j2 file, a flooding handler."""
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 
 if TYPE_CHECKING:
-    from tests.e2e.conftest import Serving, Start
+    from e2e.conftest import Serving, Start
 
 
 TALKING = """

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Models managed while they serve: versions, scaling, streams side by side, and what survives a restart."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Corners of a worker's life: what only waits isn't hung, what hangs is found everywhere, nothing is left behind."""
 
 from __future__ import annotations

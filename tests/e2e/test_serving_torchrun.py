@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Workers of several processes, started by the real torchrun, computing together over gloo on the CPU."""
 
 from __future__ import annotations

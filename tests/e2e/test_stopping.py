@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """How a server ends: whom signals reach, what clients can't prevent, and what is left behind."""
 
 from __future__ import annotations
@@ -22,8 +23,6 @@ import pytest
 from support import GUARD_S
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
-
-pytestmark = pytest.mark.slow
 
 DRAIN_S = 2
 ENGINES = ("h2corn", "grpcio")

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Keys over time on a whole server: expiry, rotation under load, shared listeners, several servers, commands."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """A whole server under clients made from TorchServe's definitions, the client script, and the subcommands."""
 
 from __future__ import annotations

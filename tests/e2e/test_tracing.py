@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Traces of a whole server, as a collector gets them."""
 
 from __future__ import annotations

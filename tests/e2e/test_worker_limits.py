@@ -20,6 +20,8 @@ from support import until
 HANDLER = """
 import json, os, signal, time
 
+kept = []
+
 def ask_of(row):
     return json.loads(bytes(row.get("data") or row.get("body")))
 
@@ -36,6 +38,9 @@ def handle(data, context):
                 time.sleep(0.005)
         if ask.get("kill"):
             os.kill(os.getpid(), signal.SIGKILL)
+        if ask.get("grow"):
+            kept.append(bytearray(os.urandom(1 << 20) * ask["grow"]))
+            time.sleep(60)
         if ask.get("raise"):
             raise ValueError("a bad one")
     return [str(len(asks))] * len(asks)
@@ -48,6 +53,8 @@ def server(server_of: Callable[..., AbstractContextManager[Any]]) -> Iterator[An
         "steady": (HANDLER, "idempotent: true\n"),
         "batching": (HANDLER, "idempotent: true\nbatchSize: 4\nmaxBatchDelay: 60000\n"),
     }
+    models["recycled"] = (HANDLER, "recycleAfterRequests: 20\nminWorkers: 2\n")
+    models["limited"] = (HANDLER, "workerMemoryMax: 256MiB\n")
     with server_of(models, metrics_mode="prometheus") as running:
         yield running
 
@@ -109,3 +116,32 @@ def test_a_batch_that_raises_is_halved_until_the_culprit_fails_alone(server: Any
     assert all(2 <= len(ran(file)) <= 3 for file in files) and len(ran(files[2])) == 3
     assert metric(server, "ts_repeated_requests_total", model_name="batching", reason="batch_failed") == 6
     assert "4 requests that failed together (Prediction failed" in server.log
+
+
+def test_workers_that_are_replaced_after_some_requests_lose_none(server: Any, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    count = 0
+    with ThreadPoolExecutor(8) as pool:
+
+        def replaced() -> float:
+            nonlocal count
+            asked = [pool.submit(server.predict, "recycled", {"ran": str(runs)}) for _ in range(40)]
+            count += len(asked)
+            assert all(one.result() == b"1" for one in asked)
+            return metric(server, "ts_replaced_workers_total", model_name="recycled", reason="requests") >= 4
+
+        until(replaced)
+    assert len(ran(runs)) == count and len(set(ran(runs))) >= 5
+    until(lambda: len(server.worker_pids("recycled")) == 2)
+    told = server.describe("recycled")
+    assert told["lastWorkerReplacement"]["reason"].endswith("requests (recycleAfterRequests: 20)")
+    assert "lastWorkerFailure" not in told
+    assert "of recycled_1.0 is replaced: it has answered " in server.log
+
+
+def test_a_worker_above_its_memory_is_ended_with_the_reason(server: Any, tmp_path: Path) -> None:
+    with pytest.raises(grpc.RpcError, match=r"It used \d+ MiB of memory \(workerMemoryMax: 256 MiB\)"):
+        server.predict("limited", {"ran": str(tmp_path / "runs"), "grow": 300})
+    assert server.predict("limited", {"ran": str(tmp_path / "runs")}) == b"1"
+    assert "workerMemoryMax" in server.describe("limited")["lastWorkerFailure"]["reason"]
+    assert metric(server, "ts_replaced_workers_total", model_name="limited", reason="memory_max") == 1

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Fuzzes the targets of targets.py, each with its corpus.
 
 Usage: python tests/fuzz/run.py [TARGET …] [--runs N] [--seconds S] [--seed N] [--jobs N] [--coverage]

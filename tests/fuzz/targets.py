@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """What is fuzzed: for each form that comes from outside, a function of bytes and the errors that it may raise.
 
 A target raises what it is documented to raise, or nothing. Where there is a way back or a second reader, it compares

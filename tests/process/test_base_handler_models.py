@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """BaseHandler with real models: every kind of file, its options, its errors."""
 
 from __future__ import annotations
@@ -321,7 +322,6 @@ def test_what_cannot_be_compiled_runs_as_it_is(
     torch.testing.assert_close(handler.handle(ROWS, handler.context), expected(files), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="compiling ahead of time needs a C++ compiler")
 def test_a_package_compiled_ahead_of_time(files: Path, tmp_path: Path) -> None:
     with warnings.catch_warnings():

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Virtual environments of models: made once, shared, never half; with wheels made here, so that no index is asked."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Where handlers may stand, what processes that they start can import, old kinds of handlers, a worker that listens."""
 
 from __future__ import annotations

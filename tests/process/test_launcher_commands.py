@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Starting and stopping with real processes: messages, exit codes, the pid file, nothing left behind."""
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from support import GUARD_S
+from support import GUARD_S, end_server
 
 STAND_IN = Path(__file__).with_name("launcher_stand_in.py")
 
@@ -67,7 +68,7 @@ class Shell:
 def shell(tmp_path: Path) -> Iterator[Shell]:
     shell = Shell(tmp_path)
     yield shell
-    shell.run("--stop")
+    end_server(shell.pid_file, str(STAND_IN))
 
 
 def test_start_and_stop(shell: Shell) -> None:

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 IMPORTS = """
 import importlib, json, pkgutil, sys
 sys.path[:0] = [sys.argv[1]]

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Who may join the processes of a worker, at a real socket."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Image, text and tensor handlers: pixels computed by hand, answers of small known models."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """TorchScript and ONNX models of a Triton repository in a real worker; warm-up, and checks of what models give."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """What other people's handlers, tests and scripts import of `ts`."""
 
 from __future__ import annotations

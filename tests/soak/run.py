@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Mixed load with faults on a real server, from clients that have nothing of ours: grpcio, h2 and plain sockets.
 
 Usage: python tests/soak/run.py [--engine NAME …] [--seconds S] [--requests N] [--rate R]

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """The types and classes that aiSSEMBLE's handlers import. Promises 003-03, 003-04, 003-08."""
 
 from __future__ import annotations

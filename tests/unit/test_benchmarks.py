@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """The parts of the benchmarks that decide what a figure means: parsing, verifying, percentiles, ratios, accounts."""
 
 from __future__ import annotations

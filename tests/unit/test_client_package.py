@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """The client package: when it tries again, what arrays become, what stub modules can be imported beside."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Connections that h2corn closed, over tables of the kernel that a test writes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Frames: everything that can be said comes out as it went in, however the stream is cut; nonsense is refused."""
 
 from __future__ import annotations
@@ -65,7 +66,16 @@ messages = st.one_of(
     st.builds(Ready, objects),
     st.builds(LoadFailed, objects),
     st.builds(Chunk, u64, payload, st.booleans(), st.integers(0, 65535), short, pairs),
-    st.builds(Failed, u64, st.integers(0, 65535), st.text(max_size=200)),
+    st.builds(
+        Failed,
+        u64,
+        st.integers(0, 65535),
+        st.text(max_size=200),
+        st.booleans(),
+        st.text(max_size=200),
+        st.booleans(),
+        st.booleans(),
+    ),
     st.builds(Call, u64, objects, payload),
 )
 

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Who has left, as the kernel tells it of this process's connections."""
 
 from __future__ import annotations

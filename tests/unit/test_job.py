@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """One request, one final status: every way through the table, and what its caller sees of it."""
 
 from __future__ import annotations

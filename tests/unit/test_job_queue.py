@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Batches go to whoever is free, at once; what is dead never goes."""
 
 from __future__ import annotations

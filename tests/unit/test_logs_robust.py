@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Logs when things go wrong: full disks, files moved by others, floods, and text that wants to be something else."""
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from support import until
+from support import GUARD_S, until
 from ts.protocol.marks import marked, unmarked
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.telemetry.logging import files as log_files
@@ -28,8 +29,6 @@ from ts_frontend.telemetry.metrics.families import read_definitions
 from ts_frontend.telemetry.metrics.registry import DEFAULT_FILE, MetricsRegistry, open_metrics
 from ts_frontend.telemetry.metrics.text import parse_record
 from ts_frontend.workers.process import LineReader
-
-GUARD_S = 120
 
 
 def record(text: str) -> logging.LogRecord:

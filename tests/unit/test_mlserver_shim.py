@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """The small package mlserver: types and codecs, as runtimes use them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """The outbox: order, overtaking and interleaving, whatever the socket takes at a time."""
 
 from __future__ import annotations

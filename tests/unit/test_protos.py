@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Our messages against those generated from TorchServe's definitions, in this one process; and the generator."""
 
 from __future__ import annotations

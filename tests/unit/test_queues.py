@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """What queues accept, and how much a worker takes: tickets, bursts, capacities, requests that fit no message."""
 
 from __future__ import annotations

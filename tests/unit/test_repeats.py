@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Requests of idempotent models that run once more: after a worker's death, and after a batch failed as a whole."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """The parts of the worker's runtime that do no I/O: requests to data, results to answers, the ledger, kinds."""
 
 from __future__ import annotations
@@ -364,7 +365,9 @@ def failure_of(tmp_path, text):
     settings = {"model_dir": str(tmp_path), "handler": "broken_handler.py", "model_name": "m"}
     before, path, modules = os.getcwd(), list(sys.path), set(sys.modules)
     try:
-        handlers.load(settings)
+        loaded = handlers.load(settings)
+        if loaded.loop is not None:
+            loaded.loop.close()
     except Exception as error:
         return handlers.describe_failure(error)
     finally:
@@ -373,6 +376,22 @@ def failure_of(tmp_path, text):
         for name in set(sys.modules) - modules:
             del sys.modules[name]
     raise AssertionError("it could be loaded")
+
+
+def test_a_function_that_takes_no_initialising_call_is_told_what_that_is(tmp_path):
+    told = failure_of(tmp_path, "def handle(data, context):\n    return [row for row in data]\n")
+    assert told["message"].startswith("handle(None, context) raised TypeError: 'NoneType' object is not iterable.")
+    assert "if data is None: return" in told["message"]
+    assert 'broken_handler.py", line 2, in handle' in told["traceback"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["def handle(data, context):\n    yield data[0]\n", "async def handle(data, context):\n    return data[0]\n"],
+)
+def test_functions_that_only_begin_are_not_called_to_initialise(tmp_path, text):
+    with pytest.raises(AssertionError, match="it could be loaded"):
+        failure_of(tmp_path, text)
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Sequences, decided purely: order, one worker each, limits, ends. Time is a number."""
 
 from __future__ import annotations

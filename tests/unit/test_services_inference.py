@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """The inference service over a model that is played by a function."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """The management service over a manager that writes down what it is asked."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Which source of a setting wins, what is refused, what is only warned about."""
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from ts_frontend.listeners.listener import Listener
 from ts_frontend.models import startup as persistence
 from ts_frontend.models.repository import Repository
 from ts_frontend.models.startup import SnapshotRecorder
-from ts_frontend.tasks import kept, owned, watched
+from ts_frontend.tasks import kept, merged, owned, watched
 from ts_frontend.telemetry.logging import writer as log_writer
 from ts_frontend.telemetry.logging.writer import ModelLine
 
@@ -30,6 +30,58 @@ async def broken() -> None:
 
 def ended(scenario: Callable[[], Any]) -> None:
     asyncio.run(asyncio.wait_for(scenario(), GUARD_S))
+
+
+class Source:
+    """Gives the letters of `text`, each when it is its turn, and raises at `!`."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.closed = text, False
+        self.turn = asyncio.Semaphore(0)
+
+    async def values(self) -> AsyncGenerator[str, None]:
+        try:
+            for letter in self.text:
+                await self.turn.acquire()
+                if letter == "!":
+                    raise RuntimeError("a mistake")
+                yield letter
+        finally:
+            self.closed = True
+
+
+def test_sources_are_merged_as_they_give() -> None:
+    async def scenario() -> None:
+        for texts, turns in ((("ab",), (0, 0)), (("ab", "cde", ""), (1, 0, 1, 0, 1))):
+            sources = [Source(text) for text in texts]
+            values, found = merged([source.values() for source in sources]), ""
+            for turn in turns:
+                sources[turn].turn.release()
+                found += await anext(values)
+            assert found == ("ab" if len(texts) == 1 else "cadbe")
+            assert await anext(values, "end") == "end" and all(source.closed for source in sources)
+
+    ended(scenario)
+
+
+@pytest.mark.parametrize("texts", [("a!",), ("a!", "bc")])
+def test_merged_sources_are_closed_by_a_failure_and_by_who_leaves(texts: tuple[str, ...]) -> None:
+    async def scenario() -> None:
+        before = asyncio.all_tasks()
+        for leaves in (False, True):
+            sources = [Source(text) for text in texts]
+            values = merged([source.values() for source in sources])
+            sources[0].turn.release()
+            assert await anext(values) == "a"
+            if leaves:
+                await values.aclose()
+            else:
+                sources[0].turn.release()
+                with pytest.raises(RuntimeError, match="a mistake"):
+                    await anext(values)
+            assert sources[0].closed and asyncio.all_tasks() == before
+
+    ended(scenario)
 
 
 def test_a_task_that_nobody_waits_for_says_that_it_failed(caplog: pytest.LogCaptureFixture) -> None:

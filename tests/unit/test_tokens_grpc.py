@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """The guard before gRPC methods: what it lets through, in which shape, and what methods then see."""
 
 from __future__ import annotations

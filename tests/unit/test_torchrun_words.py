@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """The torchrun section of model-config.yaml and what becomes of it; which devices a worker of several gets."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Pools and their slots with a launcher and a clock of the test's: how workers fail to start, and who is told."""
 
 from __future__ import annotations
@@ -438,6 +439,28 @@ def test_what_waits_ends_at_its_deadline_also_behind_a_later_one() -> None:
         assert await ended(limited(pool, 0.0)) is JobState.EXPIRED
         assert not later.done and pool._due is not None
         later.cancel()
+        await pool.close(0)
+
+    run(scenario())
+
+
+# --- loading
+
+
+def test_a_load_may_take_longer_than_an_answer() -> None:
+    """TorchServe's timeout of answers ended loads, too, for ever anew."""
+
+    async def scenario() -> None:
+        stage = Stage("hangs")
+        pool = pool_of(stage, Skipping())
+        scaling = asyncio.ensure_future(pool.scale(1))
+        await until_async(lambda: stage.actors)
+        await until_async(lambda: pool.slots[0].worker is not None and pool.slots[0].worker.state.value == "loading")
+        for seconds in range(0, 10 * GUARD_S, GUARD_S):
+            pool.tick(time.monotonic() + seconds)
+        stage.actors[0].theirs.sendall(encode_bytes(Ready({"handler_kind": "blocking"})))
+        await scaling
+        assert pool.ready_count == stage.launched == 1
         await pool.close(0)
 
     run(scenario())

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """torch-workflow-archiver: every option, what is refused, and the real command."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Workflow specifications: settings and where they come from, graphs, and what is refused."""
 
 from __future__ import annotations

@@ -481,6 +481,12 @@ class ServerConfig:
     request_body_timeout_s: float = _own(
         number(0), 120.0, "seconds in which an HTTP client must send a request's body, with pauses of at most 60 s"
     )
+    write_timeout_s: float = _own(
+        number(),
+        120.0,
+        "seconds for which a client may take nothing of its answer before it is disconnected and its request cancelled;"
+        " 0: any time",
+    )
     token_path: Path | None = _own(
         PATH,
         None,

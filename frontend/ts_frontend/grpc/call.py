@@ -101,13 +101,15 @@ class Keepalive:
 @dataclass(frozen=True, slots=True)
 class ListenerLimits:
     """What a listener accepts. Sizes in bytes, times in seconds; `math.inf` for no limit. `head_pause_s_max`: how long
-    a client may pause while it sends a request's head."""
+    a client may pause while it sends a request's head; `write_s_max`: for how long it may take nothing of an answer, 0
+    for any time."""
 
     request_bytes_max: int = 6_553_500
     response_bytes_max: int = 6_553_500
     connection_age_s_max: float = math.inf
     connection_age_grace_s: float = math.inf
     head_pause_s_max: float = 10.0
+    write_s_max: float = 120.0
     keepalive: Keepalive = Keepalive()
 
 

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import math
 import os
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from functools import partial
@@ -18,7 +19,7 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 
-from ts_frontend.errors import Code, Draining, ServeError
+from ts_frontend.errors import Code, DeadlineExceeded, Draining, ServeError
 from ts_frontend.grpc.call import Bidi, Call, Keepalive, ListenerLimits, Method, Routes, ServerStream, Shape, Unary
 from ts_frontend.grpc.exchange import UNEXPECTED, uncancel
 from ts_frontend.grpc.protocol import bounded, status_details, too_large
@@ -28,6 +29,7 @@ from ts_frontend.listeners.sockets import (
     ListenFailed,
     cut,
     hold,
+    limit_writes,
     listening,
     path_claimed,
     quiet,
@@ -40,6 +42,8 @@ from ts_frontend.tasks import kept
 logger = logging.getLogger(__name__)
 
 HEADER_BYTES_MAX = 64 * 1024
+#: How often it is seen within `write_s_max` whether a client takes anything.
+STALL_LOOKS = 4
 #: How long clients may take to read what was sent to them before a drained connection is gone.
 LINGER_S_MAX = 2.0
 #: After calls were cancelled: how long until their statuses are on their way.
@@ -83,6 +87,9 @@ class GrpcioEngine:
         certificate = Certificate(listener.name, listener.tls) if listener.tls else None
         self._ports[listener.name] = _bind(server, listener, certificate)
         await server.start()
+        for one in _listening_at(self._ports[listener.name]):
+            with one:
+                limit_writes(one, listener.limits.write_s_max)
         if certificate is not None and certificate.tls.check_s:
             self._following.append(
                 kept(partial(certificate.files.follow, certificate.renew), f"{listener.name}: the watch over TLS files")
@@ -168,6 +175,10 @@ def _add_port(server: grpc.aio.Server, listener: Listener, address: str, certifi
         return int(server.add_secure_port(address, certificate.credentials()))
     except RuntimeError as error:
         raise ListenFailed(listener, str(error)) from error
+
+
+def _listening_at(port: int) -> list[socket.socket]:
+    return listening({port}) if port else []
 
 
 async def _refuse(ports: Collection[int]) -> None:
@@ -352,19 +363,64 @@ async def _answer_stream(
     call: Call, context: Context, answers: AsyncIterator[Sequence[bytes]], limits: ListenerLimits
 ) -> bytes:
     """`context.write` waits for the client's window, and costs less than yielding. Gives b"": all is written."""
+    stall = Stall(limits.write_s_max)
     try:
         async for messages in answers:
             await _send_initial(call, context)
             for message in messages:
                 _check_size(message, limits)
+                stall.writing = True
                 await context.write(message)
+                stall.writing = False
+                stall.written += 1
         await _send_initial(call, context)
         context.set_trailing_metadata(tuple(call.trailing))
         return b""
+    except asyncio.CancelledError:
+        if not stall.over:
+            raise
+        uncancel()
+        raise DeadlineExceeded(f"The stream's reader has taken nothing for {limits.write_s_max:g} s") from None
     finally:
+        stall.end()
         close = getattr(answers, "aclose", None)
         if close is not None:
             await close()
+
+
+class Stall:
+    """Ends a stream whose client takes nothing for `limit_s` (0: never): cancels its task, and `over` says that it did.
+    `written`: messages; `writing`: one waits for the client. Looks now and then, so that a message costs nothing."""
+
+    __slots__ = ("_every_s", "_looks", "_seen", "_task", "_timer", "over", "writing", "written")
+
+    def __init__(self, limit_s: float) -> None:
+        self._every_s = limit_s / STALL_LOOKS
+        self._task = asyncio.current_task()
+        self._timer: asyncio.TimerHandle | None = None
+        self.over = self.writing = False
+        self.written = 0
+        self._seen, self._looks = -1, 0
+        self._wait()
+
+    def _wait(self) -> None:
+        self._timer = None
+        if self._every_s:
+            self._timer = asyncio.get_running_loop().call_later(self._every_s, self._look)
+
+    def _look(self) -> None:
+        self._looks = self._looks + 1 if self.writing and self.written == self._seen else 0
+        self._seen = self.written
+        if self._looks < STALL_LOOKS:
+            self._wait()
+        elif self._task is not None:
+            self.over = True
+            self._task.cancel()
+
+    def end(self) -> None:
+        self._task = None
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 def _call(path: str, context: Context) -> Call:

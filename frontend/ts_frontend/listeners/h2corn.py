@@ -36,8 +36,8 @@ SETTLE_S = 1.0
 QUIET_S_MAX = 1.0
 STREAMS_PER_CONNECTION_MAX = 4096
 HEADER_BYTES_MAX = 64 * 1024
-#: A client that reads nothing for so long loses the stream.
-STALL_S_MAX = 600.0
+#: In which a connection's unsent frames must go out, however steadily its client reads: far above a stall.
+FLUSH_S_MAX = 3600.0
 HTTP_IDLE_S_MAX = 120.0
 HTTP_BODY_IDLE_S_MAX = 60.0
 #: h2corn refuses larger bodies by itself; the application, whose refusal says why, must see its limit passed first.
@@ -254,8 +254,8 @@ def server_config(listener: Listener) -> h2corn.Config:
         timeout_request_body_idle=HTTP_BODY_IDLE_S_MAX,
         # gRPC's idle connections stay open, as clients expect; sockets.py finds those whose peer is dead.
         timeout_keep_alive=0 if grpc else HTTP_IDLE_S_MAX,
-        h2_timeout_response_stall=STALL_S_MAX,
-        h2_timeout_write=STALL_S_MAX,
+        h2_timeout_response_stall=listener.limits.write_s_max,
+        h2_timeout_write=FLUSH_S_MAX,
         timeout_graceful_shutdown=GRACE_S_MAX,
         certfile=Path(tls.certificate_file) if tls else None,
         keyfile=Path(tls.key_file) if tls else None,

@@ -298,7 +298,11 @@ class Listeners:
         path = unix_path(host)
         tls = self._tls if config.enable_grpc_ssl and not path else None
         limits = ListenerLimits(
-            config.max_request_size, config.max_response_size, *self._ages(name), keepalive=self._keepalive
+            config.max_request_size,
+            config.max_response_size,
+            *self._ages(name),
+            keepalive=self._keepalive,
+            write_s_max=config.write_timeout_s,
         )
         table = routes(*map(self._counted, (*own, *reflection.methods(own))))
         app = self._http_app(self._route_table([GRPC_METRICS]), "" if path else host) if config.grpc_metrics else None
@@ -407,7 +411,10 @@ class Listeners:
             app = traced(app, self._tracing.tracer, table)
         tls = self._tls if address.tls else None
         limits = ListenerLimits(
-            config.max_request_size, config.max_response_size, head_pause_s_max=config.request_head_timeout_s
+            config.max_request_size,
+            config.max_response_size,
+            head_pause_s_max=config.request_head_timeout_s,
+            write_s_max=config.write_timeout_s,
         )
         path, mode, flooded = address.path, self._path_mode, self._flooded(names[0])
         return Listener(names[0], address.host, address.port, {}, limits, tls, app, path, mode, flooded)

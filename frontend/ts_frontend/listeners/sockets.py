@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import math
 import os
 import select
 import socket
@@ -16,6 +17,8 @@ import termios
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
+
+import psutil
 
 from ts_frontend.listeners.listener import Listener
 
@@ -29,6 +32,15 @@ LOOK_EVERY_S = 0.005
 #: A socket's filter of one instruction (`struct sock_filter`): return 0, which drops every packet.
 _DROP = struct.pack("HBBI", 0x06, 0, 0, 0)
 _SO_ATTACH_FILTER = 26
+
+#: The flags that move listeners, by their names.
+_PORT_FLAGS = {
+    "http_inference": "--http-port",
+    "http_management": "--set management_address=http://HOST:PORT",
+    "http_metrics": "--metrics-port",
+    "grpc_inference": "--set grpc_inference_port=PORT",
+    "grpc_management": "--set grpc_management_port=PORT",
+}
 
 #: An address family that this machine resolves but doesn't have, usually IPv6 of `localhost`.
 _NO_SUCH_FAMILY = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
@@ -126,15 +138,38 @@ def listen(listener: Listener) -> Listening:
         try:
             found = socket.getaddrinfo(host, listener.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
             for family, _, _, _, address in dict.fromkeys(found):
-                one = _listen_on(family, _with_port(address, sockets), last_chance=not sockets and len(found) == 1)
+                one = _listen_on(
+                    family,
+                    _with_port(address, sockets),
+                    listener.limits.write_s_max,
+                    last_chance=not sockets and len(found) == 1,
+                )
                 if one is not None:
                     sockets.append(opened.enter_context(one))
         except OSError as error:
-            raise ListenFailed(listener, error.strerror or str(error)) from error
+            reason = error.strerror or str(error)
+            if error.errno == errno.EADDRINUSE:
+                reason += f"{_holder(listener.port)}. {_elsewhere(listener.name)}"
+            raise ListenFailed(listener, reason) from error
         if not sockets:
             raise ListenFailed(listener, "no address of that name is of this machine")
         opened.pop_all()
         return Listening(sockets)
+
+
+def _holder(port: int) -> str:
+    """Of a port, as far as this user may know: ` by NAME (process PID)`, or nothing."""
+    try:
+        pids = {one.pid for one in psutil.net_connections("tcp") if one.laddr and one.laddr.port == port and one.pid}
+        return "".join(f" by {psutil.Process(pid).name()} (process {pid})" for pid in sorted(pids)[:1])
+    except (psutil.Error, OSError, RuntimeError):  # other users' processes, or a system that doesn't say
+        return ""
+
+
+def _elsewhere(name: str) -> str:
+    """How the listener of that name gets another port."""
+    flag = _PORT_FLAGS.get(name)
+    return f"{flag} sets another port" if flag else "Take another address, or end what listens there"
 
 
 def check_free(listeners: Iterable[Listener]) -> None:
@@ -212,12 +247,22 @@ def _with_port(address: tuple[object, ...], sockets: list[socket.socket]) -> tup
     return (address[0], sockets[0].getsockname()[1], *address[2:])
 
 
-def _listen_on(family: int, address: tuple[object, ...], *, last_chance: bool) -> socket.socket | None:
+def limit_writes(one: socket.socket, write_s_max: float) -> None:
+    """Of a listening socket: the system resets a connection from it whose client acknowledges or takes nothing of what
+    was sent for so long (0: as long as the system has it). Linux's accepted connections inherit it."""
+    if hasattr(socket, "TCP_USER_TIMEOUT") and one.family != socket.AF_UNIX:
+        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, min(math.ceil(write_s_max * 1000), 2**31 - 1))
+
+
+def _listen_on(
+    family: int, address: tuple[object, ...], write_s_max: float, *, last_chance: bool
+) -> socket.socket | None:
     """None when this machine lacks the address family, unless there is no other to try."""
     one = None
     try:
         one = socket.socket(family, socket.SOCK_STREAM)
         _set_options(one, family)
+        limit_writes(one, write_s_max)
         one.bind(address)
         one.listen(CONNECTIONS_PENDING_MAX)
     except OSError as error:

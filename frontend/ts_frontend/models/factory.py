@@ -22,6 +22,8 @@ from ts_frontend.scheduling.sequences import SequenceLimits
 from ts_frontend.tasks import Notifier
 from ts_frontend.telemetry.metrics.registry import MetricsRegistry
 from ts_frontend.workers.calls import Answer
+from ts_frontend.workers.limits import WorkerLimits
+from ts_frontend.workers.pool import NO_LIMITS
 from ts_frontend.workers.process import ProcessSpec, TorchrunGroup, WorkerPlan
 from ts_frontend.workers.supervisor import Supervisor
 
@@ -188,7 +190,15 @@ class ModelFactory:
             answer=self._answer,
             on_response=recorder.responses.response,
             decoupled=signature.decoupled,
+            limits=NO_LIMITS if config.bypass_serve else self._limits_of_workers(settings),
             repeats=Repeats() if settings.idempotent else None,
+        )
+
+    def _limits_of_workers(self, settings: ModelSettings) -> WorkerLimits:
+        return WorkerLimits(
+            requests=settings.recycle_after_requests,
+            memory_bytes=settings.recycle_above_bytes,
+            memory_bytes_max=settings.worker_memory_bytes_max,
         )
 
     def _check_devices(self, name: str, settings: ModelSettings) -> None:

@@ -20,6 +20,7 @@ from ts_frontend.models.model import Model
 from ts_frontend.models.settings import ModelSettings, Requested, model_name_for
 from ts_frontend.models.store.http import in_thread
 from ts_frontend.models.store.store import Fetched, ModelStore
+from ts_frontend.tasks import to_its_end
 from ts_frontend.workers.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class ModelLoader:
         try:
             return archive if requested.model_name else await self._named(archive)
         except BaseException:
-            await asyncio.to_thread(archive.remove)
+            await to_its_end(asyncio.to_thread(archive.remove))
             raise
 
     async def _named(self, archive: Archive) -> Archive:
@@ -100,7 +101,7 @@ class ModelLoader:
         try:
             model = await self._load(fetched, archive, requested, loaded_at_startup)
         except BaseException:
-            await asyncio.to_thread(archive.remove)
+            await to_its_end(asyncio.to_thread(archive.remove))
             raise
         self._fetched[model] = fetched
         return model
@@ -122,7 +123,7 @@ class ModelLoader:
                 loaded_at_startup=loaded_at_startup,
             )
         except BaseException:
-            await self._environments.release(environment)
+            await to_its_end(self._environments.release(environment))
             raise
         self._environment_of[model] = environment
         if archive.completed is not None:

@@ -28,7 +28,7 @@ from ts_frontend.models.model import Model
 from ts_frontend.models.registry import Registry
 from ts_frontend.models.settings import Requested, check_range, model_name_for
 from ts_frontend.models.store.store import Fetched
-from ts_frontend.tasks import ENDING, Tasks
+from ts_frontend.tasks import ENDING, Tasks, to_its_end
 from ts_frontend.workers.worker import StartFailed
 
 log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class ModelManager:
         try:
             await model.pool.scale(count)
         except BaseException as error:
-            await self._withdraw(model)
+            await to_its_end(self._withdraw(model))
             if isinstance(error, StartFailed):
                 raise _start_error(model, error) from error
             raise
@@ -109,7 +109,7 @@ class ModelManager:
             archive = await self.loader.open(fetched, requested)
             return await self.load_archive(fetched, archive, requested, loaded_at_startup=loaded_at_startup)
         except BaseException:
-            await self.loader.discard(fetched)
+            await to_its_end(self.loader.discard(fetched))
             raise
 
     async def load_archive(
@@ -119,7 +119,7 @@ class ModelManager:
         try:
             self.registry.check_free(model_name_for(requested, archive, fetched.path), archive.version)
         except BaseException:
-            await asyncio.to_thread(archive.remove)
+            await to_its_end(asyncio.to_thread(archive.remove))
             raise
         return await self.loader.load(fetched, archive, requested, loaded_at_startup=loaded_at_startup)
 
@@ -149,12 +149,12 @@ class ModelManager:
         try:
             model = await self.loader.load(fetched, archive, requested, loaded_at_startup=False)
         except BaseException:
-            await self.loader.discard(fetched)
+            await to_its_end(self.loader.discard(fetched))
             raise
         try:
             await model.pool.scale(model.minimum)
         except BaseException as error:
-            await self.loader.remove(model)
+            await to_its_end(self.loader.remove(model))
             if isinstance(error, StartFailed):
                 raise _start_error(model, error) from error
             raise

@@ -325,6 +325,9 @@ class _StartupLoader:
                 for model in models:
                     failure = await self._enter(line, model) or failure
                 failures += [failure] if failure else []
+            if failures:
+                were = "was" if len(failures) == 1 else "were"
+                failures.append(f"{len(failures)} of {len(lines)} {were} not loaded; --exit-on-error ends such a start")
         finally:
             for model in self._made:  # the start is given up: those that nobody will ask
                 await self._manager.loader.remove(model)

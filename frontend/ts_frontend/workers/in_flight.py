@@ -24,7 +24,8 @@ _batch_ids = itertools.count(1).__next__
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Requests that were sent together. `left`: how many have no complete answer yet."""
+    """Requests that were sent together, less those that the handler was not given. `left`: how many have no complete
+    answer yet."""
 
     id: int
     jobs: list[Job]

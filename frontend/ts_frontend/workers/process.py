@@ -22,6 +22,7 @@ from ts_frontend.scheduling.repeats import Repeats
 from ts_frontend.workers.calls import Answer
 from ts_frontend.workers.devices import Device
 from ts_frontend.workers.in_flight import BatchRecorder, OnResponse
+from ts_frontend.workers.limits import WorkerLimits
 from ts_frontend.workers.ranks import Rendezvous
 
 log = logging.getLogger(__name__)
@@ -64,6 +65,14 @@ LINE_BYTES_MAX = 64 * 1024
 READ_BYTES = 8 * 1024
 #: More than a pipe holds (64 KiB).
 PIPE_READS_MAX = 16
+
+
+def resident_bytes(pid: int) -> int:
+    """Physical memory of a process, shared pages included; 0 when it has ended."""
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return 0
 
 
 class LineReader:
@@ -178,6 +187,7 @@ class WorkerPlan:
     answer: Answer | None = None
     on_response: OnResponse | None = None
     repeats: Repeats | None = None
+    limits: WorkerLimits = WorkerLimits()
     decoupled: bool = False
     in_process: bool = False
 
@@ -246,6 +256,11 @@ class WorkerProcess:
                 os.kill(self.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
+
+    def resident_bytes(self) -> int:
+        """The memory that it uses, with all processes it is known to consist of."""
+        pids = (self.pid, *(self.rendezvous.pids if self.rendezvous is not None else ()))
+        return sum(map(resident_bytes, pids))
 
     def unbegun(self, batch_ids: Iterable[int]) -> set[int]:
         """Of these batches, those that it hasn't called its handler for."""

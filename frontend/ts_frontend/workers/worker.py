@@ -117,7 +117,7 @@ class Worker:
         self.state = WorkerState.STARTING
         self.started_at = time.time()
         self.info: dict[str, Any] = {}
-        self.answered_batches = 0
+        self.answered = 0  # requests
         self.ready_at_s = math.inf
         self._recorder = plan.recorder
         self._created_s = time.monotonic()
@@ -138,6 +138,7 @@ class Worker:
         #: It was killed because it gave no answer in time, or didn't load its model in time.
         self.hung = False
         self._death_note = ""
+        self._out_of_memory = False
         self._settling: asyncio.Task[None] | None = None
 
     # --- life
@@ -157,6 +158,11 @@ class Worker:
         if self.process is None:
             return []
         return [self.process.pid, *(self.process.rendezvous.pids if self.process.rendezvous is not None else ())]
+
+    @property
+    def memory_bytes(self) -> int:
+        """Resident memory of its processes, now; 0 without one."""
+        return self.process.resident_bytes() if self.process is not None else 0
 
     @property
     def busy(self) -> bool:
@@ -213,9 +219,10 @@ class Worker:
     def tail(self) -> list[str]:
         return list(self.process.tail) if self.process is not None else []
 
-    def kill(self, reason: str) -> None:
+    def kill(self, reason: str, *, out_of_memory: bool = False) -> None:
         """Ends the process at once; what it had started fails with `reason`."""
         self._death_note = self._death_note or reason
+        self._out_of_memory |= out_of_memory
         if self.process is None:
             return
         self.process.kill()
@@ -370,6 +377,8 @@ class Worker:
                         self._raised.setdefault(entry[1].id, []).append((entry[0], message))
                     else:
                         entry[0].failed_by_worker(message)
+                        if not message.begun:
+                            entry[1].jobs.remove(entry[0])
                     finished |= self._finish(message.job_id, entry[1])
             else:
                 self._control(message)
@@ -385,8 +394,8 @@ class Worker:
             return False
         now_s = time.monotonic()
         waited_s, worked_s = running.measure(batch, now_s)
-        self.answered_batches += 1
-        if self._recorder is not None:
+        self.answered += len(batch.jobs)
+        if self._recorder is not None and batch.jobs:
             self._recorder.answered(batch.jobs, waited_s, worked_s, now_s)
         if not running.batches:
             self._became_idle()
@@ -510,7 +519,7 @@ class Worker:
             log.exception("Worker %s of %s: its end could not be settled", self.id, self._plan.spec.name)
         note = self._death_note or lost or how.sentence()
         try:
-            out_of_memory = how.by_sigkill and not self._death_note
+            out_of_memory = self._out_of_memory or (how.by_sigkill and not self._death_note)
             begun = list(self._running.batches.values())
             self._forget_all()
             for batch in begun:

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """The blocking client against a running server: every call, every datatype, streams, cancelling, many at once."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """The client while its server restarts, and behind TLS, client certificates and keys."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Models from S3, served by moto in an environment of its own: an archive or a folder, by each API, and what goes
 wrong."""
 

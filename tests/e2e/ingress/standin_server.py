@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """An engine with stand-in services, in a process of its own.
 
 argv[1]: JSON {"kind", "listeners": [{"name", "host", "port", "limits", "tls", "http", "path", "path_mode"}]}; `http`:
@@ -14,7 +15,10 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Any
+
+import uvloop
 
 import ts_frontend.protos.inference_pb2  # noqa: F401  # reflection tells of what has been imported
 from ts_frontend import errors
@@ -183,15 +187,24 @@ def build_routes(echo: Echo, events: Events) -> dict[str, Method]:
 def build_listener(asked: dict[str, Any], table: dict[str, Method], echo: Echo) -> Listener:
     tls = Tls(**asked["tls"]) if asked.get("tls") else None
     limits = ListenerLimits(**asked.get("limits", {}))
-    http_app = answer_http if asked.get("http") else None
+    http_app = partial(answer_http, echo) if asked.get("http") else None
     address = asked.get("host", "127.0.0.1"), asked.get("port", 0)
     path = {key: asked[key] for key in ("path", "path_mode") if key in asked}
     methods = {} if asked.get("http") == "only" else table
     return Listener(asked["name"], *address, methods, limits, tls, http_app, flooded=echo.flooded, **path)
 
 
-async def answer_http(scope: Scope, receive: Receive, send: Send) -> None:
-    """Says what was asked for, after so many seconds as the query says; of /hang nothing."""
+async def answer_http(echo: Echo, scope: Scope, receive: Receive, send: Send) -> None:
+    """Says what was asked for, after so many seconds as the query says; of /hang nothing, and of /endless/NAME all the
+    time."""
+    if scope["path"].startswith("/endless/"):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        pieces = echo.endless(Call(scope["path"]), scope["path"].removeprefix("/endless/").encode())
+        try:
+            async for piece in pieces:
+                await send({"type": "http.response.body", "body": piece[0], "more_body": True})
+        finally:
+            await pieces.aclose()  # type: ignore[attr-defined]
     if scope["path"] == "/hang":
         await asyncio.Event().wait()
     await asyncio.sleep(float(scope["query_string"] or 0))
@@ -223,10 +236,9 @@ async def main() -> None:
     say(begun=echo.begun, ended=echo.ended)
 
 
+def run() -> None:
+    uvloop.run(main())
+
+
 if __name__ == "__main__":
-    try:
-        import uvloop
-    except ImportError:
-        asyncio.run(main())
-    else:
-        uvloop.run(main())
+    run()

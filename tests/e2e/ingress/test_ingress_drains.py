@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Drains under load: whatever the system has accepted for the server is answered.
 
 What counts as lost: a connection that was made, on which a request was sent and which ended before the answer's end,
@@ -24,7 +25,6 @@ import h2.config
 import h2.connection
 import h2.errors
 import hpack
-import pytest
 from hyperframe.frame import Frame, GoAwayFrame, HeadersFrame, PingFrame, RstStreamFrame, SettingsFrame
 
 from support import GUARD_S
@@ -197,7 +197,6 @@ class Http2:
             self._call()
 
 
-@pytest.mark.slow
 def test_drains_under_load_lose_nothing(kind: str, run_server: Any) -> None:
     total: Counter[str] = Counter()
     for _ in range(DRAINS):

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """TLS, client certificates and renewed certificates, with certificates made here."""
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def test_servers_that_start_at_once(start_server, connect, path):
     """Of many on a socket that was left behind one gets it, and the others are told."""
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))
-    said: list[dict] = []
+    said: list[dict[str, object]] = []
     threads = [
         threading.Thread(target=lambda: said.append(start_server({"name": "unix", "path": str(path)})))
         for _ in range(4)

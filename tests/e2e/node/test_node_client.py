@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """The whole server under a client of another implementation: @grpc/grpc-js, on both engines."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """GRPCInferenceService with TorchServe handlers behind it: health, metadata, every datatype, both stream dialects, bad
 tensors."""
 

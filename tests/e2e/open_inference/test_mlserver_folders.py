@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """`mlserver start FOLDER`, a model at the root of its store, one that only variables name, and runtimes with paths of
 their own."""
 

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Models of a repository while other things happen: the server's end, TorchServe's management, files that vanish."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Loads and unloads that meet, fail, or come while requests run."""
 
 from __future__ import annotations

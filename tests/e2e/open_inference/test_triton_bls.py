@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Triton Python models that call other models of the same server, over real processes."""
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """Runtimes that several models of the store share, and what their own code imports."""
 
+from typing import List  # noqa: UP035  # the one that MLServer's codecs know
+
 from mlserver import MLModel
 from mlserver.codecs import decode_args
 from mlserver.types import InferenceRequest, InferenceResponse, Parameters, ResponseOutput
@@ -22,5 +24,5 @@ class Greeting(MLModel):
         return True
 
     @decode_args
-    async def predict(self, names: list[str]) -> list[str]:
+    async def predict(self, names: List[str]) -> List[str]:  # noqa: UP006
         return [f"{self.word} {name}" for name in names]

@@ -18,7 +18,7 @@ from ts.compat.mlserver_messages import CloudEvents, Messages
 from ts.compat.mlserver_routes import Routes
 from ts.context import Context
 from ts.metrics.metric_type_enum import MetricTypes
-from ts.runtime.handlers import HandlerNotUsable, Loaded, Settings, context_of, declared
+from ts.runtime.handlers import HandlerNotUsable, Loaded, Settings, context_of, declared, openai_of
 from ts.runtime.running import Ended
 from ts.tensors.route_form import RouteRequest
 from ts.tensors.types import InferenceRequest, InferenceResponse
@@ -55,6 +55,7 @@ def load(settings: Settings) -> Loaded:
         signature,
         takes_streams=served.streams,
         routes=served.routes.known(),
+        openai=openai_of(model),
     )
 
 

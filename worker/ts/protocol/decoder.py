@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias, overload
 
 from ts.protocol.frames import (
+    BY_HANDLER,
     CALL,
     CANCEL,
     CHUNK,
@@ -27,12 +28,14 @@ from ts.protocol.frames import (
     LOAD,
     LOAD_FAILED,
     MORE,
+    NOT_BEGUN,
     PAIR_HEAD,
     PREDICT,
     READY,
     SINGLE,
     STOP,
     U64,
+    WHOLE,
     Call,
     Cancel,
     Chunk,
@@ -216,9 +219,10 @@ def _decode_chunk(key: int, body: Body) -> Message:
 
 def _decode_failed(key: int, body: Body) -> Message:
     reader = _Reader(body)
-    code, by_handler, whole, size = reader.unpack(FAILED_HEAD)
+    code, flags, size = reader.unpack(FAILED_HEAD)
     message, traceback = reader.text(size), reader.text(len(body) - reader.at)
-    return Failed(key, code, message, bool(by_handler), traceback, bool(whole))
+    by_handler, whole, begun = bool(flags & BY_HANDLER), bool(flags & WHOLE), not flags & NOT_BEGUN
+    return Failed(key, code, message, by_handler, traceback, whole, begun)
 
 
 def _decode_feed(key: int, body: Body) -> Message:

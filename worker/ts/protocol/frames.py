@@ -41,7 +41,9 @@ PAIR_HEAD = struct.Struct("<HI")
 INPUT_HEAD = struct.Struct("<HHQ")
 CHUNK_HEAD = struct.Struct("<BHHH")
 _WHOLE_HEAD = struct.Struct("<IBBHQBHHH")  # HEADER and CHUNK_HEAD
-FAILED_HEAD = struct.Struct("<HBBI")
+FAILED_HEAD = struct.Struct("<HBI")
+#: The flags in FAILED_HEAD.
+BY_HANDLER, WHOLE, NOT_BEGUN = 1, 2, 4
 COUNT = struct.Struct("<I")
 FEED_HEAD = struct.Struct("<BH")
 
@@ -134,7 +136,8 @@ class Chunk(NamedTuple):
 class Failed(NamedTuple):
     """The end of a request that has no answer. `code`: HTTP status, as TorchServe's handlers name it. `by_handler`: the
     handler itself is at fault, not what it was asked; `traceback`: of what it raised, where callers may know it;
-    `whole`: the handler raised for its whole batch, of several requests, or gave no result for each of them."""
+    `whole`: the handler raised for its whole batch, of several requests, or gave no result for each of them; `begun`:
+    whether the handler got the request."""
 
     job_id: int
     code: int
@@ -142,6 +145,7 @@ class Failed(NamedTuple):
     by_handler: bool = False
     traceback: str = ""
     whole: bool = False
+    begun: bool = True
 
 
 class Call(NamedTuple):
@@ -226,7 +230,8 @@ def _encode_chunk(message: Chunk) -> tuple[int, int, list[Buffer]]:
 
 def _encode_failed(message: Failed) -> tuple[int, int, list[Buffer]]:
     text, more = message.message.encode("utf-8", "replace"), message.traceback.encode("utf-8", "replace")
-    head = FAILED_HEAD.pack(message.code, message.by_handler, message.whole, len(text))
+    flags = BY_HANDLER * message.by_handler | WHOLE * message.whole | NOT_BEGUN * (not message.begun)
+    head = FAILED_HEAD.pack(message.code, flags, len(text))
     return FAILED, message.job_id, [head, text, more]
 
 

@@ -186,7 +186,7 @@ class Ledger:
             if job.held is not None:
                 job.held.clear()
             if not job.batch.started or job.over:
-                self._end(job, self._failed(job, CANCELLED))
+                self._end(job, self._failed(job, CANCELLED)._replace(begun=job.batch.started))
             self.changed.notify_all()
         if job.batch.on_change is not None:
             job.batch.on_change()
@@ -202,7 +202,7 @@ class Ledger:
                 if not job.done and job.deadline_s != math.inf:
                     now_s = now_s or time.monotonic()
                     if job.deadline_s <= now_s:
-                        self._end(job, self._failed(job, EXPIRED))
+                        self._end(job, self._failed(job, EXPIRED)._replace(begun=False))
                 whole = whole and not job.done
             if not whole:
                 batch.jobs = [job for job in batch.jobs if not job.done]
@@ -266,6 +266,13 @@ class Ledger:
         if cause:
             message = f"{message} (request ID {job.request_id}: the model's log says why)"
         return Failed(job.job_id, code, message, True)
+
+    def refuse(self, job: Job, failure: Failure) -> None:
+        """Fails a request that the handler is not given."""
+        with self.lock:
+            if not job.over:
+                self._put(job, self._failed(job, failure)._replace(begun=False))
+                job.over = True
 
     def held_bytes(self, job: Job) -> int:
         with self.lock:

@@ -131,6 +131,8 @@ def _load(link: Link, settings: dict[str, Any]) -> Loaded | None:
         info["routes"] = list(loaded.routes)
     if loaded.takes_streams:
         info["takes_streams"] = True
+    if loaded.openai is not None:
+        info["openai"] = loaded.openai
     if loaded.completed is not None:
         info["completed"] = loaded.completed
     link.announce(Ready(info))

@@ -117,9 +117,9 @@ class TensorRunning(Running):
                 jobs.append(job)
                 self._asked.append((item.headers, inputs))
             except BadTensor as error:
-                self.ledger.give(job, _refused(error), last=True)
+                self.ledger.refuse(job, _refused(error))
             except Exception as error:
-                self.ledger.give(job, _internal(error, job), last=True)
+                self.ledger.refuse(job, _internal(error, job))
         self.jobs = self.batch.jobs = jobs
         self._forms = opened
         self.context.begin(self, self.batch.request_ids())

@@ -45,7 +45,7 @@ STATUS = "status"
 FINAL = "triton_final_response"
 
 #: Datatypes whose raw contents are what numpy has in memory.
-NUMBERS = {name: kind for name, kind in DATATYPES.items() if name not in ("BYTES", "BOOL")}
+NUMBERS = {name: kind for name, kind in DATATYPES.items() if kind.element in (int, float)}
 #: So many heads of answers, and of outputs with their shapes, are kept as they were written.
 HEADS_MAX = 256
 _RAW_ONLY = frozenset(name for name, kind in DATATYPES.items() if not kind.field)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -16,10 +17,13 @@ from ts.protocol.datatypes import OF_NUMBER
 from ts.protocol.model_config_pb2 import ModelConfig
 from ts.protocol.pool import POOL
 from ts_frontend.errors import InvalidArgument
+from ts_frontend.models import without_effect
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.formats.format import ModelFiles, ModelFormat
 from ts_frontend.models.signature import Signature, TensorSpec, as_json
 from ts_frontend.scheduling.batcher import Priorities, WaitPolicy
+
+log = logging.getLogger(__name__)
 
 ADAPTER = "triton"
 #: The backends that are served, and the file that each looks for in a version's directory.
@@ -47,6 +51,8 @@ class TritonFormat(ModelFormat):
 
     def open(self, files: ModelFiles) -> list[Archive]:
         directory = read(files.directory, files.config_text, files.name)
+        for note in without_effect.notes(directory.config, f"{CONFIG_FILE} of model {directory.name}"):
+            log.warning("%s", note)
         if self._workers:
             directory = directory.with_workers(self._workers, self._gpus)
         return [directory.archive(version, self._gpus) for version in directory.versions]

@@ -1,0 +1,438 @@
+"""Who asked for something leaves while it is under way, at every await there is: of submit -> result, of a registration
+and of a worker's start. Whatever it was, nothing of it is left, and what comes next is served."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import zipfile
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stage import GUARD_S, Actor, Skipping, Stage, pool_of, run, waiting
+from support import until_async
+from ts.protocol.frames import Cancel, Chunk, Credit, Input, Predict
+from ts_frontend.config.table import ServerConfig
+from ts_frontend.errors import ServeError
+from ts_frontend.job import CREDIT_GRANT_BYTES, FINAL, FedJob, JobState, Ledger
+from ts_frontend.models.archive import Archive
+from ts_frontend.models.environments import Environments, EnvironmentStore
+from ts_frontend.models.extraction import ExtractLimits
+from ts_frontend.models.factory import ModelFactory
+from ts_frontend.models.formats.formats import Formats
+from ts_frontend.models.loader import ModelLoader
+from ts_frontend.models.manager import ModelManager
+from ts_frontend.models.registry import Registry
+from ts_frontend.models.settings import ModelSettings, Requested, resolve
+from ts_frontend.models.store.store import ModelStore
+from ts_frontend.scheduling.batcher import Policy
+from ts_frontend.scheduling.repeats import Repeats
+from ts_frontend.telemetry.metrics.families import read_definitions
+from ts_frontend.telemetry.metrics.registry import DEFAULT_FILE, MetricsRegistry
+from ts_frontend.workers.devices import Inventory
+from ts_frontend.workers.limits import WorkerLimits
+from ts_frontend.workers.pool import Pool
+from ts_frontend.workers.supervisor import Supervisor
+from ts_frontend.workers.worker import StartFailed, Worker
+
+#: More than any coroutine here has.
+AWAITS_MAX = 200
+
+
+@pytest.fixture(autouse=True)
+def unhearing_actors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They don't react to being asked to stop."""
+    monkeypatch.setattr("ts_frontend.workers.worker.STOP_S_MAX", 0.01)
+
+
+class Driven:
+    """Awaits a coroutine and cancels the task that does so at its `at`th suspension. `count`: those that there were."""
+
+    def __init__(self, work: Coroutine[Any, Any, Any], at: int) -> None:
+        self._work, self._at = work, at
+        self.count = 0
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        steps = self._work.__await__()
+        sent: Any = None
+        thrown: BaseException | None = None
+        while True:
+            try:
+                waits_for = steps.throw(thrown) if thrown is not None else steps.send(sent)
+            except StopIteration as end:
+                return end.value
+            thrown = None
+            self.count += 1
+            if self.count == self._at:
+                task = asyncio.current_task()
+                assert task is not None
+                asyncio.get_running_loop().call_soon(task.cancel)
+            try:
+                sent = yield waits_for
+            except BaseException as error:
+                thrown = error
+
+
+async def driven(work: Coroutine[Any, Any, Any], at: int) -> tuple[bool, bool]:
+    """Runs it in a task of its own: whether there was an `at`th await, and whether the cancellation ended it."""
+    steps = Driven(work, at)
+
+    async def whole() -> None:
+        await steps
+
+    task = asyncio.create_task(whole())
+    await asyncio.wait({task})
+    if not task.cancelled() and (error := task.exception()) is not None:
+        assert isinstance(error, (ServeError, StartFailed)), error
+    return steps.count >= at, task.cancelled()
+
+
+def at_every_await(scenario: Callable[[int], Coroutine[Any, Any, tuple[bool, bool]]], least: int) -> None:
+    """Runs the scenario with a cancellation at the first, second ... await, until there are no more."""
+    for at in range(1, AWAITS_MAX):
+        found: list[tuple[bool, bool]] = []
+
+        async def one(at: int = at, found: list[tuple[bool, bool]] = found) -> None:
+            found.append(await scenario(at))
+
+        run(one())
+        reached, cancelled = found[0]
+        assert cancelled or not reached, f"await {at}: the cancellation was swallowed"
+        if not reached:
+            assert at > least, f"only {at - 1} awaits"
+            return
+    raise AssertionError(f"more than {AWAITS_MAX} awaits")
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+# --- submit -> result
+
+
+async def playing(actor: Actor, pieces: int) -> None:
+    """Answers whatever comes, in so many pieces, as far as there is credit and nobody cancels."""
+    open_ids: dict[int, int] = {}
+    while not actor.exited.done():
+        if (batch := actor.heard(Predict)) is not None:
+            open_ids |= {item.job_id: pieces for item in batch.items}
+        if (cancel := actor.heard(Cancel)) is not None and open_ids.pop(cancel.job_id, None) is not None:
+            actor.say(Chunk(cancel.job_id, b"", last=True))
+        actor.heard(Credit)
+        for job_id in list(open_ids):
+            open_ids[job_id] -= 1
+            last = open_ids[job_id] <= 0
+            actor.say(Chunk(job_id, b"x" * CREDIT_GRANT_BYTES, last=last))
+            if last:
+                del open_ids[job_id]
+        await asyncio.sleep(0)
+
+
+async def whole_answer(pool: Pool, ledger: Ledger) -> None:
+    assert len(await waiting(pool, ledger).result()) == 3 * CREDIT_GRANT_BYTES
+
+
+async def in_pieces(pool: Pool, ledger: Ledger) -> None:
+    assert len(await waiting(pool, ledger).pieces()) == 3
+
+
+async def as_stream(pool: Pool, ledger: Ledger) -> None:
+    chunks = waiting(pool, ledger, stream=True).chunks()
+    try:
+        async for _ in chunks:
+            await asyncio.sleep(0)
+    finally:
+        await chunks.aclose()
+
+
+async def fed(pool: Pool, ledger: Ledger) -> None:
+    """It sends while it reads; its feeds wait for room that the handler never makes."""
+    job = FedJob(ledger, [Input("data", "", b"x")], request_id="r", stream=True, alone=True)
+    pool.queue.put(job)
+    chunks = job.chunks()
+    try:
+        for _ in range(3):
+            await job.feed([Input("data", "", b"y" * 200_000)])
+        async for _ in chunks:
+            pass
+    finally:
+        await chunks.aclose()
+        job.cancel()
+
+
+@pytest.mark.parametrize("ask", [whole_answer, in_pieces, as_stream, fed])
+@pytest.mark.parametrize("repeats", [False, True], ids=["once", "idempotent"])
+def test_a_request(ask: Callable[[Pool, Ledger], Coroutine[Any, Any, None]], repeats: bool) -> None:
+    async def scenario(at: int) -> tuple[bool, bool]:
+        stage, ledger = Stage(), Ledger()
+        stage.handler_kind = "async"
+        pool = pool_of(stage, Skipping(), repeats=Repeats() if repeats else None)
+        await pool.scale(1)
+        player = asyncio.create_task(playing(stage.actors[0], 3))
+        found = await driven(ask(pool, ledger), at)
+        assert not ledger.live and (ledger.queued, ledger.sent) == (0, 0) and len(pool.queue) == 0
+        assert sum(ledger.counts[state] for state in FINAL) == 1 and (found[1] or ledger.counts[JobState.ANSWERED])
+        worker = pool.slots[0].worker
+        assert worker is not None
+        await until_async(lambda: not worker.busy)
+        assert not worker._running.jobs and worker.capacity() == 2
+        assert len(await waiting(pool, ledger).result()) == 3 * CREDIT_GRANT_BYTES, "the next one is served"
+        assert stage.launched == 1
+        await pool.close(0)
+        await player
+        return found
+
+    at_every_await(scenario, 1)
+
+
+def test_a_request_whose_worker_dies_and_that_runs_again() -> None:
+    async def scenario(at: int) -> tuple[bool, bool]:
+        stage, ledger = Stage(), Ledger()
+        pool = pool_of(stage, Skipping(), policy=Policy(batch_size=2), repeats=Repeats())
+        await pool.scale(1)
+
+        async def ask() -> None:
+            job = waiting(pool, ledger)
+            chunks = job.chunks()
+            try:
+                await stage.actors[0].batch()
+                stage.actors[0].end(-9)
+                await until_async(lambda: len(stage.actors) == 2)
+                batch = await stage.actors[1].batch()
+                stage.actors[1].answer(batch)
+                async for _ in chunks:
+                    pass
+            finally:
+                await chunks.aclose()
+                job.cancel()
+
+        found = await driven(ask(), at)
+        assert not ledger.live and (ledger.queued, ledger.sent) == (0, 0)
+        stage.actors[0].end(-9)
+        await until_async(lambda: pool.ready_count == 1 and stage.launched == 2 and len(pool.queue) == 0)
+        worker = pool.slots[0].worker
+        assert worker is not None
+        job = waiting(pool, ledger)
+        actor = stage.actors[1]
+        while not job.done:
+            batch = await actor.batch()
+            actor.answer(batch)
+            await asyncio.sleep(0)
+            await until_async(lambda batch=batch: batch.batch_id not in worker._running.batches)
+        assert await job.result() == b"ok"
+        assert not worker.busy and not worker._running.jobs
+        await pool.close(0)
+        return found
+
+    at_every_await(scenario, 8)
+
+
+# --- a worker's start
+
+
+def released(stage: Stage) -> bool:
+    return all(actor.exited.done() and actor.sock.fileno() < 0 and actor.progress.closed for actor in stage.actors)
+
+
+async def late() -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("scene", ["ready", "late", "fails", "dies", "exits"])
+def test_the_start_of_a_worker_itself(scene: str) -> None:
+    """The coroutine that starts the process and loads the model."""
+
+    async def scenario(at: int) -> tuple[bool, bool]:
+        before = descriptors()
+        stage = Stage(late if scene == "late" else scene)
+        pool = pool_of(stage, Skipping())
+        worker = Worker(9000, pool.plan, stage.device, pool.queue)
+        found = await driven(worker.start(stage.launcher, stage.line_sink(9000)), at)
+        if worker.process is not None:
+            if worker.state.value == "ready":
+                await worker.stop(0)
+            await asyncio.wait({worker.ended})
+        assert released(stage) and worker.state.value in ("starting", "stopped", "failed")
+        assert descriptors() == before
+        return found
+
+    at_every_await(scenario, 1)
+
+
+@pytest.mark.parametrize("scene", ["ready", "late", "fails", "dies"])
+@pytest.mark.parametrize("what", ["scale up", "scale down", "close"])
+def test_who_scales_leaves(scene: str, what: str) -> None:
+    """The workers are the pool's, whoever asked for them: they are as many as were asked for, and end with it."""
+
+    async def scenario(at: int) -> tuple[bool, bool]:
+        before = descriptors()
+        scenes: Sequence[Any] = [late if scene == "late" else scene] * 2
+        stage, ledger = Stage(*(scenes if what == "scale up" else ())), Ledger()
+        pool = pool_of(stage, Skipping())
+        if what != "scale up":
+            await pool.scale(2)
+            stage.scenes = list(scenes)
+        wanted = {"scale up": 2, "scale down": 1, "close": 0}[what]
+        found = await driven(pool.close(0) if what == "close" else pool.scale(wanted, 0), at)
+        assert len(pool.slots) == wanted or not found[0]
+        if wanted:
+            await until_async(lambda: pool.ready_count == wanted)
+        await pool.close(0)
+        assert released(stage) and not pool._leaving and not pool._retiring and not pool.slots and not ledger.live
+        assert descriptors() == before
+        return found
+
+    at_every_await(scenario, 1)
+
+
+@pytest.mark.parametrize("roomy", [True, False], ids=["ready first", "drained first"])
+def test_the_replacement_of_a_worker(roomy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the pool's own task; the pool may end it at any of its awaits."""
+    monkeypatch.setattr("ts_frontend.workers.pool.available_bytes", lambda: 1 if roomy else 0)
+
+    async def scenario(at: int) -> tuple[bool, bool]:
+        before = descriptors()
+        stage = Stage()
+        pool = pool_of(stage, Skipping(), limits=WorkerLimits(requests=1))
+        await pool.scale(1)
+        slot = pool.slots[0]
+        excess = pool.plan.limits.over(1)
+        assert excess is not None
+        found = await driven(pool._replace_one(slot, excess), at)
+        await until_async(lambda: pool.ready_count == 1 and not pool._leaving)
+        assert len(pool.slots) == 1
+        await pool.close(0)
+        assert released(stage) and not pool._leaving and not pool._retiring
+        assert descriptors() == before
+        return found
+
+    at_every_await(scenario, 1)
+
+
+# --- a registration
+
+
+class Administration:
+    """The models' administration, whose parts are the server's own but for the launcher."""
+
+    def __init__(self, directory: Path, stage: Stage) -> None:
+        self.stage, self.work_dir = stage, directory / "work"
+        self.work_dir.mkdir(exist_ok=True)
+        store = directory / "store"
+        if not store.exists():
+            store.mkdir()
+            manifest = {
+                "runtime": "python",
+                "model": {"modelName": "m", "handler": "handler.py", "modelVersion": "1.0"},
+            }
+            with zipfile.ZipFile(store / "m.mar", "w") as archive:
+                archive.writestr("MAR-INF/MANIFEST.json", json.dumps(manifest))
+                archive.writestr("handler.py", "def handle(data, context):\n    return data\n")
+        config = ServerConfig(model_store=store, default_workers_per_model=1)
+        self.supervisor = Supervisor(
+            {},
+            work_dir=self.work_dir,
+            first_worker_id=9000,
+            first_distribution_id=29500,
+            fork=False,
+            inventory=Inventory(),
+            on_line=lambda *line: None,
+        )
+        self.supervisor.launcher = stage
+        self.registry = Registry()
+        metrics = MetricsRegistry(read_definitions(DEFAULT_FILE), "log", "host")
+
+        def settings(requested: Requested, archive: Archive, name: str, version: str) -> ModelSettings:
+            return resolve(requested, archive.config or {}, {}, config, handler=archive.handler)
+
+        loader = ModelLoader(
+            ModelStore(store),
+            Formats(),
+            ModelFactory(config, self.supervisor, {}, self.registry.changes, metrics),
+            self.supervisor,
+            settings,
+            Environments(EnvironmentStore(directory / "environments", 1), install=False, timeout_s=GUARD_S),
+            work_dir=self.work_dir,
+            extract_limits=ExtractLimits(),
+        )
+        self.manager = ModelManager(
+            self.registry, loader, model_api=True, unregister_timeout_s=GUARD_S, on_change=lambda: None
+        )
+
+    def unpacked(self) -> list[Path]:
+        return [path for path in self.work_dir.rglob("*") if not path.is_dir()]
+
+    async def nothing_left(self) -> None:
+        """Of a registration that didn't happen. Threads that unpack finish what they are at, and remove it then."""
+        await until_async(lambda: not self.unpacked(), self.unpacked)
+        assert not list(self.registry) and not self.supervisor._pools and released(self.stage)
+        loader = self.manager.loader
+        assert not loader._fetched and not loader._environment_of
+
+    async def serves(self) -> None:
+        model = self.registry.find("m")
+        job = model.submit([Input("data", "", b"x")])
+        actor = next(actor for actor in self.stage.actors if not actor.exited.done())
+        actor.answer(await actor.batch())
+        assert await job.result() == b"ok" and not model.ledger.live
+
+    async def close(self) -> None:
+        await self.manager.close(0.0)
+        await self.supervisor.close()
+        await self.nothing_left_but_models()
+
+    async def nothing_left_but_models(self) -> None:
+        await until_async(lambda: not self.unpacked(), self.unpacked)
+        assert not self.supervisor._pools and released(self.stage)
+
+
+@pytest.mark.parametrize("scene", ["ready", "late", "fails", "dies"])
+def test_a_registration_itself(scene: str, tmp_path: Path) -> None:
+    """The coroutine that fetches, opens, starts and adds, as the server's end cancels it: all of it or nothing."""
+
+    async def scenario(at: int) -> tuple[bool, bool]:
+        before = descriptors()
+        administration = Administration(tmp_path, Stage(late if scene == "late" else scene))
+        manager = administration.manager
+        found = await driven(manager._register("m.mar", Requested(initial_workers=1), True, False), at)
+        if list(administration.registry):
+            await administration.serves()
+        else:
+            await administration.nothing_left()
+            administration.stage.scenes = []
+            await manager.register("m.mar", initial_workers=1)
+            await administration.serves()
+        await administration.close()
+        assert descriptors() == before
+        return found
+
+    at_every_await(scenario, 3)
+
+
+@pytest.mark.parametrize("scene", ["ready", "late", "fails"])
+def test_who_registers_leaves(scene: str, tmp_path: Path) -> None:
+    """The model is added whole, or not at all if it can't be loaded, whoever waits for it."""
+
+    async def scenario(at: int) -> tuple[bool, bool]:
+        administration = Administration(tmp_path, Stage(late if scene == "late" else scene))
+        manager = administration.manager
+        found = await driven(manager.register("m.mar", initial_workers=1), at)
+        await until_async(lambda: not manager.tasks._tasks)
+        if scene == "fails":
+            await administration.nothing_left()
+        else:
+            await administration.serves()
+            found_again = await driven(manager.unregister("m"), at)
+            await until_async(lambda: not manager.tasks._tasks)
+            await administration.nothing_left()
+            assert found_again[0] or not found_again[1]
+        await administration.close()
+        return found
+
+    at_every_await(scenario, 1)
