@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl
 
 from ts.context import Context
 from ts.protocol.path_template import PathTemplate
-from ts.tensors.json_form import dumped
+from ts.tensors.json_text import dumped
 from ts.tensors.route_form import RouteRequest, RouteResponse
 
 _TRUE, _FALSE = ("true", "1", "on", "yes", "t", "y"), ("false", "0", "off", "no", "f", "n")

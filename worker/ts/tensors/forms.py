@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -98,6 +98,8 @@ STREAM = "stream"
 MORE = "more"
 #: The parameter of a requested output: how many of its largest elements the client wants, as text.
 CLASSIFICATION = "classification"
+#: So many different marks are read only once.
+MARKS_MAX = 256
 _FORMS = {
     "generate": "ts.tensors.generate_form",
     "grpc": "ts.tensors.grpc_form",
@@ -110,8 +112,8 @@ _FORMS = {
 
 def opened(item: Item, model: ModelSpec) -> Form:
     """The form of a marked item. `\\0NAME;OPTION;…`: the options are the form's own. Raises BadTensor."""
-    name, *options = item.inputs[0].content_type[1:].split(";")
-    form: Form = _opening(name)(item.inputs[0].data, dict(item.headers), frozenset(options), model)
+    name, options = _marked(item.inputs[0].content_type)
+    form: Form = _opening(name)(item.inputs[0].data, dict(item.headers), options, model)
     form.request.stream = STREAM in options
     form.request.texts = name != "grpc"
     if model.inputs:
@@ -119,6 +121,13 @@ def opened(item: Item, model: ModelSpec) -> Form:
     if model.parameters:
         _read_texts(form.request, model.parameters)
     return form
+
+
+@lru_cache(maxsize=MARKS_MAX)
+def _marked(content_type: str) -> tuple[str, frozenset[str]]:
+    """The name and the options that a mark says."""
+    name, *options = content_type[1:].split(";")
+    return name, frozenset(options)
 
 
 @cache
@@ -151,7 +160,7 @@ def _read(text: str, name: str, datatype: str) -> float | bool:
 
 def _check_declared(request: InferenceRequest, model: ModelSpec) -> None:
     """BadTensor unless the inputs are those that the model declares."""
-    given = {tensor.name for tensor in request.inputs}
+    given = [tensor.name for tensor in request.inputs]
     for name, declared in model.inputs.items():
         if name not in given and not declared.get("optional"):
             raise BadTensor(f"input {name!r} is missing; the model takes: {', '.join(model.inputs)}")
@@ -168,14 +177,19 @@ def _check_shape(tensor: Tensor, declared: dict[str, Any]) -> None:
     shape = declared.get("shape")
     if shape is None:
         return
+    found = tensor.array.shape
     most = declared.get("batch_max")
-    if most and tensor.shape and tensor.shape[0] > most:
-        raise BadTensor(f"input {tensor.name!r} is a batch of {tensor.shape[0]}; max_batch_size is {most}")
-    fits = len(shape) == len(tensor.shape) and all(
-        size in (-1, given) for size, given in zip(shape, tensor.shape, strict=True)
+    if most and found and found[0] > most:
+        raise BadTensor(f"input {tensor.name!r} is a batch of {found[0]}; max_batch_size is {most}")
+    if not fits(found, shape):
+        raise BadTensor(f"input {tensor.name!r} has shape {list(found)}; the model takes {list(shape)}")
+
+
+def fits(shape: Sequence[int], declared: Sequence[int]) -> bool:
+    """Whether a shape is as declared, where -1 stands for any size."""
+    return len(shape) == len(declared) and all(
+        wanted in (-1, size) for size, wanted in zip(shape, declared, strict=True)
     )
-    if not fits:
-        raise BadTensor(f"input {tensor.name!r} has shape {list(tensor.shape)}; the model takes {list(shape)}")
 
 
 def completed(response: InferenceResponse, request: InferenceRequest, model: ModelSpec) -> InferenceResponse:

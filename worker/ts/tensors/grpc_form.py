@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,9 @@ from ts.protocol.open_inference_pb2 import (
     ModelStreamInferResponse,
 )
 from ts.tensors.forms import EMPTY_FINAL, ModelSpec, check_reserved, completed, payload
-from ts.tensors.shared_memory import PARAMETERS, REGION, Regions
+from ts.tensors.shared_memory import NO_REGIONS, PARAMETERS, REGION, Regions
 from ts.tensors.types import (
+    DIMENSIONS_MAX,
     Array,
     BadTensor,
     InferenceRequest,
@@ -42,6 +44,10 @@ TRITON = "triton"
 STATUS = "status"
 FINAL = "triton_final_response"
 
+#: Datatypes whose raw contents are what numpy has in memory.
+NUMBERS = {name: kind for name, kind in DATATYPES.items() if kind.element in (int, float)}
+#: So many heads of answers, and of outputs with their shapes, are kept as they were written.
+HEADS_MAX = 256
 _RAW_ONLY = frozenset(name for name, kind in DATATYPES.items() if not kind.field)
 _INT64 = range(-(1 << 63), 1 << 63)
 _UINT64 = range(1 << 64)
@@ -67,19 +73,21 @@ class GrpcForm:
         self._model = model
         self.headers: Sequence[tuple[str, str]] = ()
         self._triton, self._ends_failed = TRITON in options, STATUS in options
-        self._regions = Regions(options)
+        self._regions = Regions(options) if options else NO_REGIONS
         self._typed = self._bare = self._code_points = False
         try:
             message = ModelInferRequest.FromString(payload(data))
         except DecodeError as error:
             raise BadTensor(f"the {len(data)} bytes of the request are not a ModelInferRequest: {error}") from None
         self.request = InferenceRequest(
-            self._inputs(message),
+            plain_inputs(message) or self._inputs(message),
             message.id,
             message.model_name,
             message.model_version,
             parameters(message.parameters),
-            [RequestedOutput(output.name, parameters(output.parameters)) for output in message.outputs],
+            [RequestedOutput(output.name, parameters(output.parameters)) for output in message.outputs]
+            if message.outputs
+            else [],
             headers,
         )
         if self.request.parameters:
@@ -177,6 +185,10 @@ class GrpcForm:
 
     def answer(self, response: InferenceResponse, last: bool) -> bytes:
         """A serialised ModelInferResponse. Raises BadTensor for an output that was asked for and isn't there."""
+        if not (self._triton or self._typed or self.request.outputs):
+            plain = plain_response(response, self.request, self._model)
+            if plain:
+                return plain
         response = completed(response, self.request, self._model)
         message = ModelInferResponse(
             model_name=response.model_name, model_version=response.model_version, id=response.id
@@ -234,13 +246,75 @@ class GrpcForm:
 
 
 def _wrapped(response: bytes) -> bytes:
-    """A ModelStreamInferResponse with a response that is written already: field 2, its length, its bytes."""
-    prefix, size = bytearray((2 << 3 | 2,)), len(response)
+    """A ModelStreamInferResponse with a response that is written already, its field 2."""
+    return _prefix(2, len(response)) + response
+
+
+def _prefix(field: int, size: int) -> bytes:
+    """What stands before `size` bytes of a field of protobuf's: the field's number, and the size, 7 bits a byte."""
+    prefix = bytearray((field << 3 | 2,))
     while size > 127:
         prefix.append(size & 127 | 128)
         size >>= 7
     prefix.append(size)
-    return bytes(prefix) + response
+    return bytes(prefix)
+
+
+# --- the usual request and its answer, in a few steps: numbers in raw contents, and no parameters
+
+
+def plain_inputs(message: ModelInferRequest) -> list[Tensor] | None:
+    """The inputs of the usual request; None for any other, which GrpcForm reads, or says what is wrong with it."""
+    inputs, raw = message.inputs, message.raw_input_contents
+    if len(inputs) != len(raw):
+        return None
+    found: list[Tensor] = []
+    for tensor, data in zip(inputs, raw, strict=True):
+        name, kind, shape = tensor.name, NUMBERS.get(tensor.datatype), tuple(tensor.shape)
+        if kind is None or tensor.parameters or tensor.HasField("contents") or len(shape) > DIMENSIONS_MAX:
+            return None
+        count = 1
+        for size in shape:
+            if size < 1:
+                return None
+            count *= size
+        if count * kind.size_bytes != len(data) or any(other.name == name for other in found):
+            return None
+        array = np.frombuffer(data, kind.dtype).reshape(shape).copy()
+        found.append(Tensor(name, kind.name, array, {}))
+    return found
+
+
+def plain_response(response: InferenceResponse, request: InferenceRequest, model: ModelSpec) -> bytes | None:
+    """The serialised ModelInferResponse of the usual answer; None for any other, which GrpcForm writes."""
+    if response.parameters:
+        return None
+    heads = [_head(response.model_name or model.name, response.model_version or model.version)]
+    contents: list[bytes] = []
+    answer_id = response.id or request.id
+    if answer_id:
+        if not answer_id.isascii():
+            return None
+        heads += (_prefix(3, len(answer_id)), answer_id.encode())
+    for tensor in response.outputs:
+        kind = NUMBERS.get(tensor.datatype)
+        if kind is None or tensor.parameters or not tensor.array.size:
+            return None
+        data = np.ascontiguousarray(tensor.array, kind.dtype).tobytes()
+        heads.append(_output(tensor.name, kind.name, tensor.array.shape))
+        contents += (_prefix(6, len(data)), data)
+    return b"".join((*heads, *contents))
+
+
+@lru_cache(maxsize=HEADS_MAX)
+def _head(model: str, version: str) -> bytes:
+    return ModelInferResponse(model_name=model, model_version=version).SerializeToString()
+
+
+@lru_cache(maxsize=HEADS_MAX)
+def _output(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
+    output = ModelInferResponse.InferOutputTensor(name=name, datatype=datatype, shape=shape).SerializeToString()
+    return _prefix(5, len(output)) + output
 
 
 def _filled(tensor: ModelInferRequest.InferInputTensor) -> bool:

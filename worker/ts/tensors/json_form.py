@@ -13,7 +13,8 @@ import numpy as np
 from ts.protocol.datatypes import Datatype
 from ts.protocol.frames import Buffer
 from ts.tensors.forms import ModelSpec, check_reserved, completed, payload
-from ts.tensors.shared_memory import PARAMETERS, REGION, Regions
+from ts.tensors.json_text import dumped, list_text, loaded
+from ts.tensors.shared_memory import NO_REGIONS, PARAMETERS, REGION, Regions
 from ts.tensors.types import (
     Array,
     BadTensor,
@@ -59,14 +60,21 @@ def _flat_list(data: Any, label: str) -> list[Any]:
     return flat
 
 
+#: The types of a number's elements in JSON.
+_WANTED: dict[type, frozenset[type]] = {
+    float: frozenset({int, float}),
+    int: frozenset({int}),
+    bool: frozenset({bool}),
+}
+
+
 def _numbers(kind: Datatype, flat: list[Any], label: str) -> Array:
-    wanted: tuple[type, ...] = (kind.element,)
-    if kind.element is float:
-        wanted = (int, float)
+    wanted = _WANTED[kind.element]
+    if kind.element is float and None in flat:
         flat = [math.nan if value is None else value for value in flat]
-    for value in flat:
-        if type(value) not in wanted:
-            raise BadTensor(f"{label}: {value!r} is no {kind.name}")
+    if not wanted.issuperset(map(type, flat)):
+        odd = next(value for value in flat if type(value) not in wanted)
+        raise BadTensor(f"{label}: {odd!r} is no {kind.name}")
     try:
         with np.errstate(over="ignore"):
             array = np.array(flat, kind.dtype)
@@ -109,6 +117,14 @@ def to_json(tensor: Tensor, parameters: dict[str, Any]) -> list[Any]:
     return values
 
 
+def data_text(tensor: Tensor, parameters: dict[str, Any]) -> bytes:
+    """The elements of `to_json`, written."""
+    if tensor.datatype == "BYTES":
+        return list_text(to_json(tensor, parameters))
+    flat = tensor.numbers().ravel()
+    return list_text(flat.tolist()) if flat.dtype.kind in "biuf" else dumped(to_json(tensor, parameters))
+
+
 def _texts(values: list[bytes], parameters: dict[str, Any]) -> list[Any]:
     if parameters.get("content_type") != "base64":
         try:
@@ -135,7 +151,7 @@ class JsonForm:
     def __init__(self, data: Buffer, headers: dict[str, str], options: frozenset[str], model: ModelSpec) -> None:
         self._model = model
         self.headers: Sequence[tuple[str, str]] = ()
-        self._regions = Regions(options)
+        self._regions = Regions(options) if options else NO_REGIONS
         head, self._binary = _split(payload(data), headers)
         self._binary_at = 0
         if not head and LENGTH_HEADER in headers:
@@ -207,19 +223,16 @@ class JsonForm:
         if response.parameters:
             message["parameters"] = response.parameters
         wanted = {output.name: output.parameters for output in self.request.outputs}
-        message["outputs"] = [self._output(tensor, wanted.get(tensor.name, {}), binary) for tensor in response.outputs]
-        head = dumped(message)
+        outputs = [self._output(tensor, wanted.get(tensor.name, {}), binary) for tensor in response.outputs]
+        head = b'%b,"outputs":[%b]}' % (dumped(message)[:-1], b",".join(outputs))
         self.headers = (("content-type", "application/json"),)
         if binary:
             self.headers = (("content-type", "application/octet-stream"), (LENGTH_HEADER, str(len(head))))
         return b"".join((head, *binary))
 
-    def _output(self, tensor: Tensor, asked: dict[str, Any], binary: list[bytes]) -> dict[str, Any]:
-        found: dict[str, Any] = {
-            "name": tensor.name,
-            "datatype": tensor.datatype,
-            "shape": list(tensor.shape),
-        }
+    def _output(self, tensor: Tensor, asked: dict[str, Any], binary: list[bytes]) -> bytes:
+        """An output in JSON, its elements as text of their own, or in `binary`."""
+        text = dumped({"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)})[:-1]
         parameters = dict(tensor.parameters)
         if REGION in asked:
             data = encode_raw(tensor.datatype, tensor.array)
@@ -229,24 +242,14 @@ class JsonForm:
             parameters[BINARY_SIZE] = len(data)
             binary.append(data)
         else:
-            found["data"] = to_json(tensor, parameters)
-        if parameters:
-            found["parameters"] = parameters
-        return found
+            text += b',"data":' + data_text(tensor, parameters)
+        return text + (b',"parameters":%b}' % dumped(parameters) if parameters else b"}")
 
     def failed(self, text: str) -> bytes:
         return dumped({"error": text}) if self.request.stream else b""
 
     def end(self) -> bytes:
         return b""
-
-
-def dumped(message: Any) -> bytes:
-    """JSON in UTF-8; text that can't be (lone surrogates) is escaped."""
-    try:
-        return json.dumps(message, ensure_ascii=False, separators=(",", ":"), default=str).encode()
-    except UnicodeEncodeError:
-        return json.dumps(message, separators=(",", ":"), default=str).encode()
 
 
 def _split(data: bytes, headers: dict[str, str]) -> tuple[bytes, bytes]:
@@ -262,7 +265,7 @@ def _split(data: bytes, headers: dict[str, str]) -> tuple[bytes, bytes]:
 
 def json_object(head: bytes) -> dict[str, Any]:
     try:
-        message = json.loads(head)
+        message = loaded(head)
     except UnicodeDecodeError as error:
         raise BadTensor(f"{_not_utf8(head)}the body is not valid JSON: {error}. {NO_TEXT}") from None
     except (ValueError, RecursionError) as error:

@@ -74,6 +74,10 @@ class Regions:
         return key, offset + start, size
 
 
+#: Those of a request without options.
+NO_REGIONS = Regions(frozenset())
+
+
 def _with(key: str, flags: int, label: str, use: Callable[[int], T]) -> T:
     """Calls with the open file of that name."""
     if "/" in key or key in ("", ".", ".."):

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ts.compat.triton_backend.datatypes import of_config
 from ts.compat.triton_backend.errors import TritonModelException
 from ts.protocol.datatypes import DATATYPES
+from ts.tensors.forms import fits
 from ts.tensors.types import Array, BadTensor, InferenceRequest, InferenceResponse, Tensor
 
 Fields = dict[str, Any]
@@ -30,7 +31,7 @@ class Edges:
         self._said: set[str] = set()
         self.batched = int(config.get("max_batch_size") or 0) > 0
         self._inner = {one["name"]: shape for one in config.get("input") or () if (shape := _reshaped(one)) is not None}
-        self._outputs: dict[str, Fields] = {one["name"]: one for one in config.get("output") or ()}
+        self._outputs = {one["name"]: _Output.of(one, self.batched) for one in config.get("output") or ()}
         self._controls = [
             (one["name"], control)
             for one in (config.get("sequence_batching") or {}).get("control_input") or ()
@@ -94,29 +95,36 @@ class Edges:
 
     def _checked(self, tensor: Tensor) -> Tensor:
         declared = self._outputs[tensor.name]
-        datatype = of_config(declared["data_type"])
-        if tensor.datatype != datatype:
-            self._object(f"output {tensor.name!r} is of {tensor.datatype}, not {datatype}")
-        dims = [int(size) for size in declared["dims"]]
-        inner = _reshaped(declared)
-        whole = ([-1] if self.batched else []) + (dims if inner is None else inner)
-        if not _fits(tensor.shape, whole):
-            self._object(f"output {tensor.name!r} has shape {list(tensor.shape)}, not {whole}")
+        if tensor.datatype != declared.datatype:
+            self._object(f"output {tensor.name!r} is of {tensor.datatype}, not {declared.datatype}")
+        if not fits(tensor.array.shape, declared.inner):
+            self._object(f"output {tensor.name!r} has shape {list(tensor.shape)}, not {declared.inner}")
             return tensor
-        if inner is None:
+        if declared.outer is None:
             return tensor
-        array = tensor.array.reshape((*self._batch(tensor.array), *dims))
+        array = tensor.array.reshape((*self._batch(tensor.array), *declared.outer))
         return Tensor(tensor.name, tensor.datatype, array, tensor.parameters)
+
+
+class _Output(NamedTuple):
+    """An output as configured. `inner`: its whole shape as the model gives it, -1 for any size; `outer`: the dimensions
+    that clients get, where they differ."""
+
+    datatype: str
+    inner: list[int]
+    outer: list[int] | None
+
+    @classmethod
+    def of(cls, declared: Fields, batched: bool) -> _Output:
+        dims, reshaped = [int(size) for size in declared["dims"]], _reshaped(declared)
+        inner = ([-1] if batched else []) + (dims if reshaped is None else reshaped)
+        return cls(of_config(declared["data_type"]), inner, None if reshaped is None else dims)
 
 
 def _reshaped(tensor: Fields) -> list[int] | None:
     """The shape inside the model, where it differs."""
     reshape = tensor.get("reshape")
     return None if reshape is None else [int(size) for size in reshape.get("shape") or ()]
-
-
-def _fits(shape: Sequence[int], declared: Sequence[int]) -> bool:
-    return len(shape) == len(declared) and all(size in (-1, given) for size, given in zip(declared, shape, strict=True))
 
 
 def _correlation(name: str, datatype: str, sequence_id: Any, shape: list[int]) -> Tensor:

@@ -99,7 +99,9 @@ class InferenceResponse:
     ) -> None:
         self._output_tensors = list(output_tensors)
         self._error = TritonError(error) if isinstance(error, str) else error
-        self._parameters = parameters if isinstance(parameters, dict) else json.loads(parameters or "{}")
+        self._parameters: dict[str, Any] = (
+            parameters if isinstance(parameters, dict) else json.loads(parameters) if parameters else {}
+        )
 
     def output_tensors(self) -> list[Tensor]:
         return self._output_tensors
@@ -161,7 +163,9 @@ class InferenceRequest:
         self._inputs = list(inputs)
         self._request_id, self._correlation_id = _text(request_id), correlation_id
         self._requested, self._flags, self._timeout = list(map(_text, requested_output_names)), int(flags), int(timeout)
-        self._parameters = parameters if isinstance(parameters, str) else json.dumps(parameters or {}, default=str)
+        self._parameters: str | dict[str, Any] = (
+            json.dumps(parameters, default=str) if isinstance(parameters, dict) else parameters or "{}"
+        )
         self._sender: InferenceResponseSender | None = None
         self._is_cancelled: Callable[[], bool] = lambda: False
         self._trace = trace or InferenceTrace()
@@ -187,8 +191,9 @@ class InferenceRequest:
             request.model_name,
             flags=flags,
             timeout=int(given.get("timeout") or 0),
-            parameters={name: value for name, value in given.items() if name not in _OWN},
         )
+        if given:  # written as JSON when the model asks
+            found._parameters = {name: value for name, value in given.items() if name not in _OWN}
         found._is_cancelled = is_cancelled
         return found
 
@@ -211,7 +216,8 @@ class InferenceRequest:
         return self._timeout
 
     def parameters(self) -> str:
-        return self._parameters
+        given = self._parameters
+        return given if isinstance(given, str) else json.dumps(given, default=str)
 
     def requested_output_names(self) -> list[str]:
         return self._requested
