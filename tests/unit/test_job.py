@@ -66,6 +66,48 @@ def test_the_table_decides_which_moves_there_are(old, new):
         assert job.state is old
 
 
+#: What the methods of the usual way do, as moves by the table.
+WAYS: dict[str, tuple[JobState, Callable[[Job], None]]] = {
+    "enqueue": (JobState.QUEUED, lambda job: job.enqueue(job.owner)),
+    "send": (JobState.SENT, lambda job: job.send(job.owner, 2.0)),
+    "answer": (JobState.ANSWERED, lambda job: job.answer(3.0)),
+}
+
+
+@pytest.mark.parametrize("kind", [Job, FedJob])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("old", JobState)
+def test_a_method_of_the_usual_way_does_what_the_table_does(old, way, kind):
+    new, act = WAYS[way]
+
+    def seen(act: Callable[[Job], None]) -> object:
+        ledger, told = Ledger(), []
+        job = kind(ledger, [], request_id="r", recorder=Counting(told))
+        job.state, job.owner, job.queued_at_s, job.sent_at_s = old, Recording(), 1.0, 2.0
+        if old is not JobState.NEW:
+            ledger.counts[old] = 1
+            ledger.live[job.id] = job
+            ledger.when_empty(lambda: told.append("empty"))
+        try:
+            act(job)
+        except IllegalTransition:
+            return "no such way", job.state, dict(ledger.counts), list(ledger.live.values()) == [job], told
+        left = ledger.answered, ledger.failed, ledger.queued_s
+        return job.state, job.owner is None, dict(ledger.counts), [*ledger.live.values()] == [job], told, left
+
+    assert seen(act) == seen(lambda job: job.move(new))
+
+
+class Counting:
+    """A recorder that writes down how often it was told of an answer."""
+
+    def __init__(self, told: list[object]) -> None:
+        self._told = told
+
+    def answered(self, queued_at_s: float, sent_at_s: float, now_s: float) -> None:
+        self._told.append((queued_at_s, sent_at_s, now_s > sent_at_s))
+
+
 def test_gauges_fall_however_a_job_ends():
     ledger = Ledger()
     ways = [

@@ -28,7 +28,7 @@ class Taking:
             return 2
         return 1 if len(self.batches) <= self.ahead else 0
 
-    def dispatch(self, jobs: list[Job]) -> None:
+    def dispatch(self, jobs: list[Job], now_s: float) -> None:
         for job in jobs:
             job.owner = None
             job.move(JobState.SENT)

@@ -78,8 +78,12 @@ class Batcher(Generic[JobT]):
 
     def take(self) -> list[JobT]:
         """The next batch: up to `batch_size` jobs in arrival order; one that is `alone` goes alone."""
-        batch: list[JobT] = []
         jobs = self._jobs
+        if self.policy.batch_size == 1 and jobs:
+            _, job = jobs.popitem(last=False)
+            self.size_bytes -= job.size_bytes
+            return [job]
+        batch: list[JobT] = []
         while jobs and len(batch) < self.policy.batch_size:
             if batch and next(iter(jobs.values())).alone:
                 break

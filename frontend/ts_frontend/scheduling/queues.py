@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from ts.protocol.frames import Feed, Input, Pairs
 from ts_frontend.errors import DeadlineExceeded, QueueFull, ServeError
-from ts_frontend.job import Job, JobState, Ledger
+from ts_frontend.job import Job, Ledger
 from ts_frontend.scheduling.batcher import Batcher, Full, Policy, Priorities, PriorityBatcher, PriorityJob
 from ts_frontend.scheduling.sequences import SequenceBatcher
 
@@ -23,8 +23,8 @@ class QueueWorker(Protocol):
     def capacity(self) -> float:
         """2 when idle, less when it takes more batches all the same, 0 when it takes none."""
 
-    def dispatch(self, jobs: list[Job]) -> None:
-        """Runs these jobs as one batch."""
+    def dispatch(self, jobs: list[Job], now_s: float) -> None:
+        """Runs these jobs as one batch, from `now_s` on (`time.monotonic()` seconds)."""
 
     def flush(self) -> None:
         """Writes what was dispatched."""
@@ -122,6 +122,8 @@ def expired(job: Job, now_s: float) -> None:
 
 def without_expired(batch: list[Job], now_s: float) -> list[Job]:
     """A batch without those whose deadline has passed: expired work is never sent."""
+    if len(batch) == 1 and batch[0].deadline_s > now_s:
+        return batch
     late = [job for job in batch if job.deadline_s <= now_s]
     if not late:
         return batch
@@ -153,8 +155,7 @@ class JobQueue(WorkQueue):
             self._batcher.add(job, time.monotonic())
         except Full:
             self._put_after_all(job)
-        job.owner = self
-        job.move(JobState.QUEUED)
+        job.enqueue(self)
         if not self._scheduled:
             self.wake()
 
@@ -171,8 +172,7 @@ class JobQueue(WorkQueue):
     def put_back(self, jobs: list[Job]) -> None:
         back = [job for job in jobs if not job.done]
         for job in back:
-            job.move(JobState.QUEUED)
-            job.owner = self
+            job.enqueue(self)
         self._batcher.restore(back)
         self.wake()
 
@@ -184,28 +184,31 @@ class JobQueue(WorkQueue):
     def _dispatch(self) -> None:
         self._scheduled = False
         batcher = self._batcher
-        touched: set[QueueWorker] = set()
+        touched: list[QueueWorker] = []
+        now_s = time.monotonic()
         while len(batcher):
             worker = self._pick()
             if worker is None:
                 break
-            now_s = time.monotonic()
             due_s = batcher.due_s(now_s)
             if due_s > 0:
                 self._wake_in(due_s)
                 break
             jobs = without_expired(batcher.take(), now_s)
             if jobs:
-                worker.dispatch(jobs)
-                touched.add(worker)
+                worker.dispatch(jobs, now_s)
+                if worker not in touched:
+                    touched.append(worker)
         for worker in touched:
             worker.flush()
 
     def _pick(self) -> QueueWorker | None:
         """An idle worker, by turns; else the busy one with the most capacity."""
-        best, most = None, 0.0
         workers = self._workers
         count = len(workers)
+        if count == 1:
+            return workers[0] if workers[0].capacity() else None
+        best, most = None, 0.0
         for offset in range(count):
             index = (self._turn + offset) % count
             capacity = workers[index].capacity()

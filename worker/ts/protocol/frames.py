@@ -37,6 +37,7 @@ MORE, CONTINUED = 1, 2
 U64 = struct.Struct("<Q")
 ITEM_HEAD = struct.Struct("<QdHHH")
 _SINGLE = struct.Struct("<IQdHHH")  # COUNT and ITEM_HEAD
+_REQUEST = struct.Struct("<IBBHQIQdHHH")  # HEADER and _SINGLE
 PAIR_HEAD = struct.Struct("<HI")
 INPUT_HEAD = struct.Struct("<HHQ")
 CHUNK_HEAD = struct.Struct("<BHHH")
@@ -167,24 +168,39 @@ def _pairs(out: list[Buffer], pairs: Pairs) -> None:
         out.append(raw_value)
 
 
-def _encode_single(batch_id: int, item: Item, part: Input) -> tuple[int, int, list[Buffer]]:
-    """The usual batch, one request with one input and no headers, in one piece before its data."""
-    raw_id, raw_name, raw_type = item.request_id.encode(), part.name.encode(), part.content_type.encode()
-    head = b"".join(
-        (
-            _SINGLE.pack(1, item.job_id, item.deadline_s, len(raw_id), 0, 1),
-            raw_id,
-            INPUT_HEAD.pack(len(raw_name), len(raw_type), len(part.data)),
-            raw_name,
-            raw_type,
+def request_frame(
+    batch_id: int, job_id: int, request_id: str, deadline_s: float, headers: Pairs, inputs: Sequence[Input]
+) -> bytes | None:
+    """The whole frame of a batch of one request with one input, the same as that of its `Predict`; None when it is no
+    small one. Raises ValueError as `encode`."""
+    if len(inputs) != 1 or len(inputs[0].data) >= JOINED_BYTES_MAX:
+        return None
+    name, content_type, data = inputs[0]
+    raw_id, raw_name, raw_type = request_id.encode(), name.encode(), content_type.encode()
+    pairs: list[Buffer] = []
+    if headers:
+        _pairs(pairs, headers)
+    raw_pairs = b"".join(pairs)
+    size = _SINGLE.size + INPUT_HEAD.size + len(raw_id) + len(raw_pairs) + len(raw_name) + len(raw_type) + len(data)
+    if size >= JOINED_BYTES_MAX:
+        return None
+    try:
+        return b"".join(
+            (
+                _REQUEST.pack(size, PREDICT, 0, 0, batch_id, 1, job_id, deadline_s, len(raw_id), len(headers), 1),
+                raw_id,
+                raw_pairs,
+                INPUT_HEAD.pack(len(raw_name), len(raw_type), len(data)),
+                raw_name,
+                raw_type,
+                data,
+            )
         )
-    )
-    return PREDICT, batch_id, [head, part.data]
+    except struct.error as error:
+        raise ValueError(f"a request doesn't fit a frame: {error}") from error
 
 
 def _encode_predict(message: Predict) -> tuple[int, int, list[Buffer]]:
-    if len(message.items) == 1 and len((item := message.items[0]).inputs) == 1 and not item.headers:
-        return _encode_single(message.batch_id, item, item.inputs[0])
     out: list[Buffer] = [COUNT.pack(len(message.items))]
     for job_id, request_id, deadline_s, headers, inputs in message.items:
         raw_id = request_id.encode()

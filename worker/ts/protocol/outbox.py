@@ -46,6 +46,10 @@ class Outbox:
         else:
             self._queue.append(frame)
 
+    def push_frame(self, frame: bytes) -> None:
+        """Queues a small message that is one frame already. It waits behind no large one: nothing else has its key."""
+        self._queue.append(frame)
+
     def _begin(self, kind: int, key: int, body: list[Buffer]) -> _Large:
         large = self._large[kind, key] = _Large((kind, key), frames(kind, key, body))
         return large
