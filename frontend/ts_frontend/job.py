@@ -378,8 +378,13 @@ class Job:
 
     async def result(self) -> Buffer:
         """The whole answer, its pieces joined; raises the ServeError it ended with."""
-        if self.state not in FINAL:
-            await self._wait()
+        if self.state not in FINAL:  # as `_wait`, without its coroutine
+            waiter = self._waiter = self.ledger.future()
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                self.cancel()
+                raise
         if self._ending is not None:
             raise self._ending.error()
         chunks = self._chunks
