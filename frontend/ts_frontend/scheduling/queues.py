@@ -14,6 +14,9 @@ from ts_frontend.job import Job, Ledger
 from ts_frontend.scheduling.batcher import Batcher, Full, Policy, Priorities, PriorityBatcher, PriorityJob
 from ts_frontend.scheduling.sequences import SequenceBatcher
 
+#: The capacity of a worker that has nothing to do.
+IDLE = 2
+
 
 class QueueWorker(Protocol):
     """A worker, as the queue sees it."""
@@ -190,7 +193,7 @@ class JobQueue(WorkQueue):
             worker = self._pick()
             if worker is None:
                 break
-            due_s = batcher.due_s(now_s)
+            due_s = batcher.due_s(now_s, worker.capacity() == IDLE) if batcher.policy.delay_s else 0.0
             if due_s > 0:
                 self._wake_in(due_s)
                 break
@@ -214,7 +217,7 @@ class JobQueue(WorkQueue):
             capacity = workers[index].capacity()
             if capacity > most:
                 best, most = workers[index], capacity
-                if capacity == 2:
+                if capacity == IDLE:
                     self._turn = index + 1
                     break
         return best
@@ -228,7 +231,7 @@ class TicketQueue(JobQueue):
         self._refusal = refusal
 
     def put(self, job: Job) -> None:
-        if len(self) >= sum(worker.capacity() == 2 for worker in self._workers):
+        if len(self) >= sum(worker.capacity() == IDLE for worker in self._workers):
             raise QueueFull(self._refusal)
         super().put(job)
 

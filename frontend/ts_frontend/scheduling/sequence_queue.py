@@ -14,7 +14,7 @@ from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArgument, QueueFull, SequenceOver
 from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.scheduling.batcher import Full
-from ts_frontend.scheduling.queues import QueueWorker, WorkQueue, without_expired
+from ts_frontend.scheduling.queues import IDLE, QueueWorker, WorkQueue, without_expired
 from ts_frontend.scheduling.sequences import (
     SequenceBatcher,
     SequencedJob,
@@ -182,7 +182,7 @@ class SequenceQueue(WorkQueue):
             free = self._free()
             if not free:
                 break
-            due_s = self._batcher.due_s(now_s)
+            due_s = self._batcher.due_s(now_s, free[0].capacity() == IDLE)
             if due_s > 0:
                 if due_s != math.inf:
                     self._wake_in(due_s)
