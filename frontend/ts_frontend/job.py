@@ -399,6 +399,17 @@ class Job:
             raise self._ending.error()
         return [piece for piece in self._chunks if len(piece)]
 
+    async def whole(self) -> list[Buffer] | None:
+        """All pieces of the answer, when it has ended by the time that its first piece is here; None when more will
+        come: `chunks` gives them. Raises the ServeError it ended with, also if pieces came before that."""
+        if not self._chunks and self.state not in FINAL:
+            await self._wait()
+        if self.state not in FINAL:
+            return None
+        if self._ending is not None:
+            raise self._ending.error()
+        return self._chunks
+
     async def chunks(self) -> AsyncGenerator[list[Buffer], None]:
         """The pieces of the answer as they come, those ready together in one list; at least one list.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ts_frontend.http.departures import ConnectionKey, Departures, Watched, read_table
+from ts_frontend.http.departures import ConnectionKey, Departures, Lingering, Watched, read_table
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
 REST = "00000000:00000000 00:00000000 00000000     0        0 1 1 0 20 4 30 10 -1\n"
@@ -23,6 +23,36 @@ GUARD_S = 20
 
 def line(local: str, remote: str, state: str) -> str:
     return f"   0: {local} {remote} {state} {REST}"
+
+
+def test_what_lingers_is_called_once_and_what_left_never_is() -> None:
+    async def scenario() -> None:
+        lingering, called = Lingering(0.01), []
+        ended = asyncio.Event()
+
+        def stays() -> None:
+            called.append("stays")
+            lingering.add(later)
+
+        def later() -> None:
+            called.append("later")
+            ended.set()
+
+        def leaves() -> None:
+            called.append("leaves")
+
+        for act in (stays, leaves):
+            lingering.add(act)
+        lingering.discard(leaves)
+        lingering.discard(leaves)
+        await asyncio.wait_for(ended.wait(), GUARD_S)
+        assert called == ["stays", "later"]
+        ended.clear()
+        lingering.add(later)  # its timer had stopped
+        await asyncio.wait_for(ended.wait(), GUARD_S)
+        assert called == ["stays", "later", "later"]
+
+    asyncio.run(scenario())
 
 
 def test_tables_are_read() -> None:

@@ -155,6 +155,44 @@ def test_a_stream_gives_what_is_ready_together_and_ends_with_the_last_piece():
     asyncio.run(scenario())
 
 
+def test_an_answer_is_whole_when_it_ends_with_its_first_piece():
+    async def scenario() -> None:
+        job, _ = sent(stream=True)
+        whole = asyncio.ensure_future(job.whole())
+        await asyncio.sleep(0)
+        job.deliver(Chunk(job.id, b"all"))
+        assert await whole == [b"all"]
+        empty, _ = sent(stream=True)
+        empty.deliver(Chunk(empty.id, b""))
+        assert await empty.whole() == []
+        more, _ = sent(stream=True)
+        more.deliver(Chunk(more.id, b"1", last=False))
+        assert await more.whole() is None
+        chunks = more.chunks()
+        assert await anext(chunks) == [b"1"]
+        more.deliver(Chunk(more.id, b"2"))
+        assert [ready async for ready in chunks] == [[b"2"]]
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_that_failed_after_its_first_piece_is_a_failure_as_long_as_nobody_has_read_it():
+    async def scenario() -> None:
+        job, _ = sent(stream=True)
+        job.deliver(Chunk(job.id, b"1", last=False))
+        job.fail(NoWorker("gone"))
+        with pytest.raises(NoWorker):
+            await job.whole()
+        left, owner = sent(stream=True)
+        waiting = asyncio.ensure_future(left.whole())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        assert left.state is JobState.CANCELLED and owner.released == [left]
+
+    asyncio.run(scenario())
+
+
 def test_a_reader_that_takes_gives_credit_and_one_that_does_not_gives_none():
     async def scenario() -> None:
         job, owner = sent(stream=True)

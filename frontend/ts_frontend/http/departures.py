@@ -17,6 +17,8 @@ from typing import NamedTuple
 from ts_frontend.tasks import kept
 
 LOOK_EVERY_S = 0.5
+#: An answer that takes no longer isn't watched.
+WATCH_AFTER_S = 0.1
 #: The kernel's tables are read in pieces, and one look may miss a connection while others come and go.
 MISSED_MIN = 2
 TABLES = (Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6"))
@@ -45,14 +47,49 @@ class Watched:
         self.missed = 0  # looks in a row that didn't find it
 
 
+class Lingering:
+    """Calls what has been here for `after_s` to twice that: one timer for all, where each paid for one of its own and
+    nearly all are gone before."""
+
+    def __init__(self, after_s: float) -> None:
+        self._after_s = after_s
+        self._young: dict[Callable[[], None], None] = {}
+        self._old: dict[Callable[[], None], None] = {}
+        self._ticking = False
+
+    def add(self, act: Callable[[], None]) -> None:
+        self._young[act] = None
+        if not self._ticking:
+            self._tick_later()
+
+    def discard(self, act: Callable[[], None]) -> None:
+        """It is called no more, if it is here at all."""
+        self._young.pop(act, None)
+        self._old.pop(act, None)
+
+    def _tick_later(self) -> None:
+        self._ticking = True
+        asyncio.get_running_loop().call_later(self._after_s, self._tick)
+
+    def _tick(self) -> None:
+        due, self._old, self._young = self._old, self._young, {}
+        self._ticking = False
+        if self._old:
+            self._tick_later()
+        for act in due:
+            act()
+
+
 class Departures:
-    """Calls back when the client of a watched request has left."""
+    """Calls back when the client of a watched request has left. `lingering` has the requests that aren't watched yet:
+    whether a client is still there costs a task to find out."""
 
     def __init__(self, tables: tuple[Path, ...] = TABLES, look_every_s: float = LOOK_EVERY_S) -> None:
         self._tables = tables
         self._look_every_s = look_every_s
         self._watched: set[Watched] = set()
         self._looking: asyncio.Task[None] | None = None
+        self.lingering = Lingering(WATCH_AFTER_S)
 
     def watch(self, client: tuple[str, int], own_port: int, act: Callable[[], None]) -> Watched | None:
         """Calls `act`, once, should the client leave before `forget`. None where addresses aren't those of IP."""
