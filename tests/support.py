@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
+import psutil
+
 #: A guard against a wait for ever, far above what a busy machine takes: no test's result depends on it.
-TIMEOUT_S = 120.0
+GUARD_S = 120
 PAUSE_S = 0.01
 
 Found = TypeVar("Found")
 
 
-def until(look: Callable[[], Found], message: object = "", *, timeout_s: float = TIMEOUT_S) -> Found:
+def until(look: Callable[[], Found], message: object = "", *, timeout_s: float = GUARD_S) -> Found:
     """The first true value of `look()`, which is called again and again. AssertionError, with the message (of a
     function: with what it returns then), when there was none within `timeout_s`."""
     end_s = time.monotonic() + timeout_s
@@ -24,13 +27,28 @@ def until(look: Callable[[], Found], message: object = "", *, timeout_s: float =
     return found
 
 
-async def until_async(look: Callable[[], Found], message: object = "", *, timeout_s: float = TIMEOUT_S) -> Found:
+async def until_async(look: Callable[[], Found], message: object = "", *, timeout_s: float = GUARD_S) -> Found:
     """`until` for a coroutine: the loop's other tasks go on between two looks, which take no pause."""
     end_s = time.monotonic() + timeout_s
     while not (found := look()):
         assert time.monotonic() < end_s, _said(look, message, timeout_s)
         await asyncio.sleep(0)
     return found
+
+
+def end_server(pid_file: Path, mark: str) -> None:
+    """Kills the server that a pid file names and waits for its processes' end. Nothing happens without such a server:
+    the file may be old or name a process whose command lacks the mark."""
+    try:
+        server = psutil.Process(int(pid_file.read_text()))
+        if mark not in " ".join(server.cmdline()):
+            return
+        processes = [server, *server.children(recursive=True)]
+        server.kill()
+    except (FileNotFoundError, ValueError, psutil.NoSuchProcess):
+        return
+    _, alive = psutil.wait_procs(processes, timeout=GUARD_S)
+    assert not alive, f"left behind: {alive}"
 
 
 def _said(look: Callable[[], object], message: object, timeout_s: float) -> str:

@@ -3,7 +3,7 @@
 Usage: python ts_scripts/check.py [--external]
 
 With `--external`: installs what the tests marked `external` need and can be had (Node, its packages, other systems'
-clients), and runs those.
+clients, Debian's Go), and runs those.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def usual_steps() -> list[Step]:
 
 
 def external_steps() -> list[Step]:
-    """Node when it isn't there, the packages of each package.json under tests/, clients' environments, the tests."""
+    """Node when it isn't there, the packages of each package.json under tests/, clients, Go, the tests."""
     node = [] if npm() else [Step("Node", python("-m", "pip", "install", "--disable-pip-version-check", NODE_PACKAGE))]
     files = [path for path in sorted(ROOT.glob("tests/**/package.json")) if "node_modules" not in path.parts]
     packages = [Step(f"packages of {file.relative_to(ROOT)}", NPM_INSTALL, file.parent) for file in files]
@@ -59,6 +59,7 @@ def external_steps() -> list[Step]:
         *node,
         *packages,
         Step("clients of other systems", python("ts_scripts/client_environments.py")),
+        Step("Go", python("ts_scripts/go_packages.py")),
         Step("external tests", python("-m", "pytest", "-m", "external", "--required", "external", *PARALLEL)),
     ]
 

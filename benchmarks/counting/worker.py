@@ -23,9 +23,10 @@ from counting.counter import Counter, CountFailed
 from counting.frontend import ASKED
 from ts.protocol.decoder import decode_bytes
 from ts.protocol.frames import Chunk, Failed, Item, Load, Message, Predict, Stop, encode_bytes
+from ts.protocol.progress import PROGRESS_BYTES, Progress
 from ts.runtime import blocking, worker
 from ts.runtime.jobs import Ledger
-from ts.runtime.main import PROGRESS_BYTES, answer
+from ts.runtime.main import answer
 
 SOCKET_BYTES = 8 * 1024 * 1024
 #: So much that no stream waits for its reader.
@@ -51,7 +52,7 @@ class Life:
         ours.setblocking(False)
         ours.sendall(b"".join(encode_bytes(one) for one in sent))
         link = worker.Link(os.dup(its.fileno()), leave=_ended)
-        answer(link, mmap.mmap(-1, PROGRESS_BYTES), Ledger)
+        answer(link, Progress(mmap.mmap(-1, PROGRESS_BYTES)), Ledger)
         link.close()
         its.shutdown(socket.SHUT_RDWR)  # its second thread may be waiting for it, and keep it open
         its.close()

@@ -15,11 +15,16 @@ DEFAULTS = {"prompt": "", "max_tokens": 120, "temperature": 0.0, "seed": None}
 
 
 def parse(row: dict[str, Any]) -> dict[str, Any]:
-    """The request of one row with its defaults; `PredictionException` with status 400 when it makes no sense."""
+    """The request of one row with its defaults; `PredictionException` with status 400 when it makes no sense. In the
+    Open Inference Protocol and OpenAI's API it has a prompt, and the rest as parameters."""
     body = row.get("data") or row.get("body") or b""
     if isinstance(body, (bytes, bytearray)):
         body = body.decode("utf-8", "replace")
-    if isinstance(body, str) and body.lstrip().startswith("{"):
+    tensors = getattr(row, "request", None)
+    if tensors is not None:
+        known = set(DEFAULTS) - {"prompt"}
+        body = {"prompt": body} | {name: value for name, value in tensors.parameters.items() if name in known}
+    elif isinstance(body, str) and body.lstrip().startswith("{"):
         try:
             body = json.loads(body)
         except ValueError as error:
@@ -50,7 +55,8 @@ class Continuation:
         self.model = model
         self.device = device
         self.temperature = float(request["temperature"])
-        self.left = request["max_tokens"]
+        self.max_tokens = self.left = request["max_tokens"]
+        self.prompt_tokens = len(request["prompt"])
         self.random = torch.Generator()
         if request["seed"] is None:
             self.random.seed()
@@ -78,3 +84,14 @@ class Continuation:
         if self.left:
             self.logits, self.state = self.read([token], self.state)
         return decode(token)
+
+    def last(self, row: dict[str, Any], piece: str) -> Any:
+        """The last piece for a row. In protocols that tell it, it says how many tokens (here: characters) there were,
+        and that the text ended for its length: this model never ends one by itself."""
+        if not hasattr(row, "request"):
+            return piece
+        from ts.tensors.types import InferenceResponse, Tensor
+
+        given = self.max_tokens - self.left
+        said = {"finish_reason": "length", "prompt_tokens": self.prompt_tokens, "completion_tokens": given}
+        return InferenceResponse([Tensor.of("output", piece)], parameters=said)

@@ -19,7 +19,7 @@ from ts.torch_handler.base_handler import BaseHandler
 class TextStream(BaseHandler):
     """Every call of `send_intermediate_predict_response` carries one character per request of the batch."""
 
-    def handle(self, data: list[dict[str, Any]], context: Context) -> list[str]:
+    def handle(self, data: list[dict[str, Any]], context: Context) -> list[Any]:
         texts = [Continuation(self.model, self.device, parse(row)) for row in data]
         pieces = [text.next() for text in texts]
         while any(text.left for text in texts) and not getattr(context, "cancelled", False):
@@ -27,4 +27,4 @@ class TextStream(BaseHandler):
                 pieces, context.request_ids, "Intermediate Prediction success", 200, context
             )
             pieces = [text.next() for text in texts]
-        return pieces
+        return [text.last(row, piece) for text, row, piece in zip(texts, data, pieces, strict=True)]

@@ -274,5 +274,10 @@ class WorkerDied(ServeError):
         self.retry_after_s = None if hung else RETRY_AFTER_S
 
 
+class Quarantined(ServeError):
+    """A request that was alone on the second worker that died with it. INTERNAL, which no client of gRPC repeats by
+    itself: it would kill a third one."""
+
+
 class ClientGone(Exception):
     """The client reset the stream or closed the connection: nobody is left to answer."""

@@ -64,9 +64,8 @@ def main(config: ServerConfig, report_ready_fd: int | None = None) -> int:
         signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
     try:
         logs = setup_logs(config)
-    except (OSError, ServeError, ValueError) as error:
-        where = " Set LOG_LOCATION to a directory that can be written." if isinstance(error, OSError) else ""
-        report.failed(f"Logs can't be opened: {error}.{where}")
+    except (ServeError, ValueError) as error:
+        report.failed(f"Logs can't be opened: {error}.")
         return 1
     try:
         status = _run_loop(_run(config, logs, report))

@@ -9,6 +9,7 @@ import gc
 import logging
 import os
 import platform
+import shutil
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -46,10 +47,10 @@ from ts_frontend.models.repository import Repository
 from ts_frontend.models.settings import ModelSettings, Requested, resolve
 from ts_frontend.models.startup import SnapshotRecorder, load_at_startup, restored
 from ts_frontend.models.store.store import ModelStore
-from ts_frontend.models.work_dir import work_dir
+from ts_frontend.models.work_dir import remove_abandoned, work_dir
 from ts_frontend.open_inference.calls import ModelCalls
 from ts_frontend.scheduling.sequence_queue import sequence_headers
-from ts_frontend.tasks import kept, owned
+from ts_frontend.tasks import kept, owned, watched
 from ts_frontend.telemetry.logging.logs import Logs
 from ts_frontend.telemetry.logging.model_log import ModelLog
 from ts_frontend.telemetry.metrics.registry import MetricsRegistry, open_metrics
@@ -139,7 +140,7 @@ class Parts:
             [path for path in config.model_repository if s3_of(path) is None],
             config.model_control_mode,
             config.repository_poll_secs,
-            self.gpus,
+            config.default_workers_per_model or max(self.gpus, 1),
             repositories_in_s3(config),
             loads_at_once_max=config.loads_at_once_max,
         )
@@ -230,12 +231,14 @@ class Server:
             supervisor, tracing = await self._supervisor(directory), None
             try:
                 await supervisor.start()
+                watched(asyncio.to_thread(remove_abandoned, config.temp_dir), "The removal of what killed servers left")
                 tracing = open_tracing(config)  # its threads are later than the forkserver
                 yield Parts(config, self._logs, self._metrics, tracing, authorization, supervisor, directory)
             finally:
                 await supervisor.close()
                 if tracing is not None:
                     await tracing.close()
+                await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)  # signals are obeyed meanwhile
 
     @contextlib.contextmanager
     def _authorized(self) -> Iterator[Authorization | None]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from ts_frontend.errors import Draining, ServeError
@@ -84,6 +84,39 @@ async def side_by_side(work: Sequence[Coroutine[Any, Any, T]], at_once_max: int)
     finally:
         for each in work:
             each.close()  # a task that was cancelled before it began closes nothing
+
+
+async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
+    """What the sources give, as it comes, until all have ended. A failure of one, and leaving early, closes them
+    all."""
+    waiting: dict[asyncio.Task[T], AsyncGenerator[T, None]] = {}
+    try:
+        if len(sources) == 1:
+            async for value in sources[0]:
+                yield value
+            return
+        for source in sources:
+            waiting[owned(_next(source))] = source
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                source = waiting.pop(task)
+                try:
+                    value = task.result()
+                except StopAsyncIteration:
+                    continue
+                yield value
+                waiting[owned(_next(source))] = source
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        for source in sources:
+            await source.aclose()
+
+
+async def _next(source: AsyncGenerator[T, None]) -> T:
+    return await anext(source)
 
 
 class Tasks:

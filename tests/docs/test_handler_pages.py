@@ -6,6 +6,7 @@ import io
 import re
 import types
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from PIL import Image
 
 from ts.context import Context
 from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
+from ts.protocol.completions import ASKING, PROMPTS_MAX, STOP_CHARS_MAX, STOPS_MAX
+from ts.runtime.handlers import openai_of
 from ts.torch_handler.compilation import compile_options
 from ts_frontend.telemetry.metrics.text import parse_record
 
@@ -94,3 +97,14 @@ def test_yaml_of_the_base_handler_page(root: Path) -> None:
     assert engine["handler"].keys() == {"model_path", "vllm_engine_config", "adapters"}
     assert weights == {"handler": {"weights_only": False}}
     assert compile_options(compilation) == {"backend": "inductor", "mode": "reduce-overhead"}
+
+
+def test_the_page_of_openais_api(root: Path) -> None:
+    (page,) = modules(root, "openai.md")
+    assert openai_of(page) == {"speaks": False, "names": [], "honours": ["response_format", "logit_bias"]}
+    row = SimpleNamespace(request=SimpleNamespace(parameters={"max_tokens": 1}))
+    assert page.handle([row], None) == ["parameters: ['max_tokens']"] and page.handle(None, None) is None
+    text = (root / "docs" / "openai.md").read_text()
+    assert not [name for name in ASKING if f"`{name}`" not in text]
+    for limit in (PROMPTS_MAX, STOPS_MAX, STOP_CHARS_MAX):
+        assert f"up to {limit} " in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -19,6 +20,7 @@ import grpc
 import psutil
 import pytest
 
+from support import GUARD_S
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 from ts_frontend.protos.management_pb2 import (
@@ -28,17 +30,45 @@ from ts_frontend.protos.management_pb2 import (
     UnregisterModelRequest,
 )
 from ts_frontend.protos.management_pb2_grpc import ManagementAPIsServiceStub
+from warm_start import Program, Template
 
 ARCHIVES = Path(__file__).parent / "archives"
-#: A guard against hanging for ever; no test's result depends on it.
-GUARD_S = 60
+COMMAND = (sys.executable, "-c", "import sys; from ts_frontend.cli.main import main; sys.exit(main())")
+
+
+@functools.cache
+def server_template() -> Template:
+    """What servers are forked from."""
+    return Template(
+        "ts_frontend.cli.main:main",
+        "ts_frontend.server",
+        "grpc.aio",
+        "uvloop",
+        *(["h2corn"] if sys.version_info >= (3, 11) else []),
+    )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def end_of_template() -> Iterator[None]:
+    yield
+    if server_template.cache_info().currsize:
+        server_template().close()
 
 
 class Serving:
     """A running server. `log` is what it has printed so far. Of `settings`, `env` are more variables, and `command` is
-    what starts it instead of `torchserve`, where it finds a config.properties."""
+    what starts it instead of `torchserve`, where it finds a config.properties. One that has neither starts with its
+    modules imported (warm_start.py), unless it is to be `executed`."""
 
-    def __init__(self, directory: Path, store: Path | None, settings: dict[str, object], arguments: list[str]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        store: Path | None,
+        settings: dict[str, object],
+        arguments: list[str],
+        *,
+        executed: bool = False,
+    ) -> None:
         self.directory = directory
         self.store = store
         self.lines: list[str] = []
@@ -58,24 +88,20 @@ class Serving:
         (directory / "tmp").mkdir(exist_ok=True)
         file = directory / "config.properties"
         file.write_text("".join(f"{key}={value}\n" for key, value in config.items()))
-        command = [
-            sys.executable,
-            "-c",
-            "import sys; from ts_frontend.cli.main import main; sys.exit(main())",
-            "--start",
-            "--foreground",
-            "--ts-config",
-            str(file),
-        ]
-        command += [*(["--model-store", str(store)] if store else []), *arguments]
-        command = instead or command
+        words = ["--start", "--foreground", "--ts-config", str(file)]
+        words += [*(["--model-store", str(store)] if store else []), *arguments]
         env = {key: value for key, value in os.environ.items() if not key.startswith("TS_")} | {
             "TMPDIR": str(directory / "tmp")
         }
         env |= more_env
-        self.process = subprocess.Popen(
-            command, cwd=directory, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        self.process: Program | subprocess.Popen[str]
+        if executed or more_env or instead:
+            command = instead or [*COMMAND, *words]
+            self.process = subprocess.Popen(
+                command, cwd=directory, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+        else:
+            self.process = server_template().start(words, cwd=directory, env=env, stderr=subprocess.STDOUT)
         self._started = self._ended = False
         self._changed = threading.Condition()
         self._reader = threading.Thread(target=self._read)
@@ -294,7 +320,7 @@ def start(tmp_path: Path, store: Path) -> Iterator[Start]:
         if "--ncs" not in arguments and "snapshots" not in settings:
             arguments = (*arguments, "--ncs")
         settings.pop("snapshots", None)
-        server = Serving(tmp_path, store, settings, list(arguments))
+        server = Serving(tmp_path, store, settings, list(arguments), executed=not wait)
         servers.append(server)
         return server.wait_started() if wait else server
 

@@ -18,12 +18,12 @@ from typing import Any
 import grpc
 import pytest
 
+from support import GUARD_S
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 from ts_frontend.protos.management_pb2 import ListModelsRequest
 from ts_frontend.protos.management_pb2_grpc import ManagementAPIsServiceStub
 
-GUARD_S = 60
 HANDLER = (
     "def handle(data, context):\n    return [bytes(row['body' if 'body' in row else 'data']) for row in data or []]\n"
 )

@@ -19,9 +19,10 @@ import sklearn.datasets
 import torch
 from PIL import Image
 
+from support import GUARD_S
+
 MODELS = Path(__file__).parents[1] / "data" / "models"
 PHOTOS = Path(sklearn.datasets.__file__).parent / "images"
-GUARD_S = 60
 LABELS = [f"thing {index}" for index in range(20)]
 OVERLAPPED = """
 from ts.handler_utils.micro_batching import MicroBatching

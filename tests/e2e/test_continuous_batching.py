@@ -12,10 +12,10 @@ import grpc
 import httpx
 import pytest
 
+from support import GUARD_S
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 
-GUARD_S = 60
 HANDLERS = Path(__file__).parent.parent / "handlers"
 FOREVER = 1_000_000
 

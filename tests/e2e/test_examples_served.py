@@ -10,9 +10,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import grpc
+import httpx
 import pytest
 from PIL import Image
 
@@ -22,10 +23,20 @@ CALL_S_MAX = 120.0
 
 
 class Clients(NamedTuple):
-    """Stubs of both services."""
+    """Stubs of both services, and the HTTP inference address."""
 
     inference: inference_pb2_grpc.InferenceAPIsServiceStub
     management: management_pb2_grpc.ManagementAPIsServiceStub
+    http: str
+
+    def openai(self, **body: Any) -> Any:
+        """The answer of a completion, or the events of a stream."""
+        answer = httpx.post(f"{self.http}/v1/completions", json={"model": "text_stream"} | body, timeout=CALL_S_MAX)
+        if not body.get("stream"):
+            return answer.json()
+        *events, end, _ = answer.text.split("\n\n")
+        assert end == "data: [DONE]"
+        return [json.loads(event.removeprefix("data: ")) for event in events]
 
     def request(self, model: str, data: bytes, version: str = "") -> inference_pb2.PredictionsRequest:
         return inference_pb2.PredictionsRequest(model_name=model, model_version=version, input={"data": data})
@@ -72,6 +83,7 @@ def clients(quickstart: ModuleType, store: Path, tmp_path_factory: pytest.TempPa
         yield Clients(
             inference_pb2_grpc.InferenceAPIsServiceStub(inference),
             management_pb2_grpc.ManagementAPIsServiceStub(management),
+            f"http://127.0.0.1:{ports['inference_address']}",
         )
 
 
@@ -144,6 +156,21 @@ def test_a_senseless_request_is_refused(clients: Clients, text_stream: str, requ
         clients.stream(text_stream, request_text.encode())
     assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert reason in refused.value.details()
+
+
+def test_openais_clients_get_as_much_as_they_ask_for(clients: Clients, text_stream: str) -> None:
+    answer = clients.openai(prompt=["Tyger Tyger", "{"], max_tokens=16)
+    assert answer["choices"][0]["text"] == " burning bright," and len(answer["choices"][1]["text"]) == 16
+    assert [choice["finish_reason"] for choice in answer["choices"]] == ["length", "length"]
+    assert answer["usage"] == {"prompt_tokens": 12, "completion_tokens": 32, "total_tokens": 44}
+    asked = {"prompt": "Tyger Tyger", "stream": True, "stream_options": {"include_usage": True}}
+    *events, ended, usage = clients.openai(**asked, max_tokens=9)
+    assert [event["choices"][0]["text"] for event in events] == list(" burning ")
+    assert ended["choices"][0]["finish_reason"] == "length" and usage["usage"]["completion_tokens"] == 9
+    stopped = clients.openai(prompt="Tyger Tyger", stop="bright", stream=True)
+    assert "".join(event["choices"][0]["text"] for event in stopped) == " burning "
+    refused = clients.openai(prompt="a", max_tokens=2001)
+    assert "max_tokens is a whole number from 1 to 2000" in refused["error"]["message"]
 
 
 def test_a_client_that_leaves_frees_the_worker(clients: Clients, text_stream: str) -> None:

@@ -17,12 +17,12 @@ import httpx
 import psutil
 import pytest
 
+from support import GUARD_S
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 
-GUARD_S = 60
 BODY_BYTES = 200_000
 #: Of each kind of failure, in each test.
 COUNTED = 4

@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 import pytest
 
+from support import GUARD_S
 from ts.protocol import open_inference_pb2
 from ts.version import __version__
 from ts_frontend.open_inference.models import EXTENSIONS
@@ -24,7 +25,6 @@ from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 from ts_frontend.protos.management_pb2_grpc import ManagementAPIsServiceStub
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
-GUARD_S = 60
 #: Values of describe that differ from run to run.
 MASKED = {"id", "startTime", "pid", "memoryUsage"}
 

@@ -16,10 +16,10 @@ from typing import Any
 import grpc
 import pytest
 
+from support import GUARD_S
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 
-GUARD_S = 60
 WORDS = """
 def handle(data, context):
     for word in () if data is None else bytes(data[0]["data"]).decode().split():

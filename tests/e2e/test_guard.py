@@ -15,12 +15,11 @@ from typing import Any
 
 import pytest
 
-from support import until
+from support import GUARD_S, until
 from ts_frontend.http.errors import ErrorDialect
 from ts_frontend.http.routes import ROUTES
 from ts_frontend.http.routing import Effect, Match, RouteTable, Row, Switch
 
-GUARD_S = 60
 #: Imported by its worker, it leaves a file behind.
 ATTACK = """
 from pathlib import Path
@@ -223,6 +222,23 @@ def test_names_of_this_machine(guarded: Any, host: str) -> None:
     for listener, target in zip(LISTENERS, ("/ping", "/models", "/metrics"), strict=True):
         for port in ("", f":{guarded.port(listener)}", ":1"):
             assert ask(guarded.port(listener), "GET", target, {"Host": host + port})[0] == 200
+
+
+def test_tensors_are_asked_for_alike_with_a_version_and_without(guarded: Any) -> None:
+    port, body = guarded.port("http_inference"), b'{"inputs": []}'
+    for content, refused in (
+        ("text/plain", True),
+        ("multipart/form-data; boundary=x", True),
+        ("application/x-www-form-urlencoded", False),
+        ("application/json", False),
+        ("application/octet-stream", False),
+    ):
+        found = {
+            path: ask(port, "POST", path, {"Content-Type": content}, body)
+            for path in ("/v2/models/probe/infer", "/v2/models/probe/versions/1.0/infer")
+        }
+        assert len({status for status, _ in found.values()}) == 1, (content, found)
+        assert all((status == 415) is refused for status, _ in found.values()), (content, found)
 
 
 def test_programs_go_on_as_they_did(guarded: Any) -> None:

@@ -14,7 +14,8 @@ import grpc
 import pytest
 import torch
 
-GUARD_S = 60
+from support import GUARD_S
+
 TELLING = '''
 """Tells what it got."""
 
@@ -372,6 +373,12 @@ def test_kserve_envelope(opened: Open) -> None:
     body = json.dumps({"instances": [{"data": 5, "target": 1}]}).encode()
     explained = call(server, "/v1/models/doubler:explain", body, content_type="application/json")
     assert explained.json() == {"explanations": [[5, 1]]}
+    for path in ("/explanations/doubler", "/v1/models/doubler:explain", "/v2/models/doubler/explain"):
+        for text in (b'{"instances": []}', b'{"instances": 1}', b"[1]", b"x", b""):
+            answered = call(server, path, text, content_type="application/json")
+            assert answered.status in (200, 400, 503), (path, text, answered)
+            assert "No worker" not in answered.body.decode(), "an explanation that can't be given holds nothing up"
+    assert call(server, "/v1/models/doubler:explain", body, content_type="application/json").status == 200
     wrong, right = both(server, "/v1/models/doubler2:predict", [{"instance": 1}, {"instances": [1]}])
     assert (wrong.status, right.status, right.json()) == (400, 200, {"predictions": [2]})
     assert 'needs a list under "instances"' in wrong.json()["message"]

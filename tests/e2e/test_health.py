@@ -9,11 +9,10 @@ import signal
 import grpc
 import pytest
 
-from support import until
+from support import GUARD_S, until
 from ts_frontend.protos.grpc_health_v1_health_pb2 import HealthCheckRequest, HealthCheckResponse
 from ts_frontend.protos.grpc_health_v1_health_pb2_grpc import HealthStub
 
-GUARD_S = 60
 #: Its workers load as long as the file isn't there.
 GATED = """
 import os, time

@@ -12,9 +12,8 @@ from urllib.parse import urlencode
 
 import pytest
 
-from support import until
+from support import GUARD_S, until
 
-GUARD_S = 60
 HANDLER = """
 import json
 import time

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from support import until
+from support import GUARD_S, until
 
-GUARD_S = 60
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="read from Linux's tables of connections")
 
 
@@ -23,14 +22,6 @@ def ask(server: Any, request: dict[str, object], host: str = "127.0.0.1") -> htt
     body = f"--B\r\n{part}\r\n\r\n{json.dumps(request)}\r\n--B--\r\n"
     connection.request("POST", "/predictions/probe", body, {"Content-Type": "multipart/form-data; boundary=B"})
     return connection
-
-
-def test_the_handler_is_cancelled(shared: Any, tmp_path: Path) -> None:
-    begun, left = tmp_path / "begun", tmp_path / "left"
-    connection = ask(shared, {"op": "until_cancelled", "begun": str(begun), "left": str(left)})
-    until(begun.exists)
-    connection.close()
-    until(left.exists)
 
 
 def test_who_waits_gets_the_answer(shared: Any, tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-GUARD_S = 60
+from support import GUARD_S
+
 METHODS = {"get", "put", "post", "delete", "options", "head", "patch", "trace"}
 KINDS = {"string", "integer", "boolean", "array", "object", "number"}
 APIS = ["http_inference", "http_management", "http_metrics"]

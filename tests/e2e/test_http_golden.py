@@ -26,11 +26,10 @@ from urllib.parse import urlsplit
 import pytest
 from PIL import Image
 
-from support import until
+from support import GUARD_S, until
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 HANDLERS = GOLDEN / "handlers"
-GUARD_S = 60
 #: Values that differ from run to run.
 MASKED = {"id", "startTime", "pid", "memoryUsage", "PYTHONPATH", "Host", "host", "server_version"}
 

@@ -10,12 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from support import until
+from support import GUARD_S, until
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Serving, Start
 
-GUARD_S = 30
 SAMPLE = re.compile(r"(\w+)(?:\{((?:\w+=\"[^\"]*\",)+)\})? (\S+)")
 
 METRIC_HANDLER = """

@@ -18,10 +18,10 @@ import grpc
 import psutil
 import pytest
 
+from support import GUARD_S
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 
-GUARD_S = 60
 ENTER = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
 #: Reading is allowed everywhere, so that the tests may lie in directories of root's; writing isn't.
 SETPRIV = ["setpriv", "--reuid=12345", "--regid=12345", "--clear-groups", "--no-new-privs"]

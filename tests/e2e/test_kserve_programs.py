@@ -21,12 +21,12 @@ import grpc
 import psutil
 import pytest
 
+from support import GUARD_S
 from ts.compat import start as start_module
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 
 PROGRAMS = Path(__file__).parents[1] / "data" / "programs"
-GUARD_S = 60
 RUN = [sys.executable, "-m", "ts.compat.run"]
 
 

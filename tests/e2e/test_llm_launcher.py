@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,10 +15,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from support import GUARD_S
 from ts.llm_launcher import model_config, parser
 
 STAND_INS = Path(__file__).parents[1] / "data" / "stand_ins"
-GUARD_S = 60
 SETTINGS = """inference_address=http://127.0.0.1:0
 management_address=http://127.0.0.1:0
 metrics_address=http://127.0.0.1:0
@@ -30,7 +31,8 @@ number_of_gpu=0
 def test_a_language_model_is_served_until_it_is_ended(tmp_path: Path) -> None:
     (tmp_path / "config.properties").write_text(SETTINGS)
     (tmp_path / "packages").mkdir()
-    (tmp_path / "packages" / "vllm.py").write_text((STAND_INS / "vllm.py").read_text())
+    for file in STAND_INS.glob("vllm*.*"):
+        shutil.copy(file, tmp_path / "packages")
     path = os.pathsep.join(filter(None, (str(tmp_path / "packages"), os.environ.get("PYTHONPATH"))))
     env = {name: value for name, value in os.environ.items() if not name.startswith("TS_")}
     env |= {"PYTHONPATH": path, "TMPDIR": str(tmp_path)}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -15,13 +17,13 @@ import httpx
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
+from support import GUARD_S, until
 from ts.protocol.open_inference_pb2 import ModelInferRequest
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from ts_frontend.protos.google_rpc_status_pb2 import Status
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 
-GUARD_S = 60
 #: An answer that nobody waits for comes in milliseconds; the model's queue would hold it for two minutes.
 AT_ONCE_S = 20
 HANDLER = """
@@ -158,6 +160,123 @@ def test_once_it_can_be_loaded_it_serves(flag_and_server: tuple[Path, Any]) -> N
     assert server.predict("m", "x") == b"served"
     assert "loadFailure" not in server.describe("m")
     assert httpx.get(f"{server.http}/ping", timeout=GUARD_S).status_code == 200
+
+
+# --- the same of other systems' models, of which one server has one of each
+
+KSERVED = """
+import pathlib
+from kserve import Model, ModelServer
+
+class M(Model):
+    def load(self):
+        known = pathlib.Path(__file__).with_name("known")
+        if known.exists():  # not when the server asks the program for its models
+            raise ValueError("the weights are of another model")
+        known.touch()
+        self.ready = True
+
+    def predict(self, payload, headers=None):
+        return payload
+
+if __name__ == "__main__":
+    model = M("kserved")
+    model.load()
+    ModelServer().start([model])
+"""
+AISSEMBLED = """
+from aissemble_open_inference_protocol_kserve.aissemble_oip_kserve import AissembleOIPKServe
+from aissemble_open_inference_protocol_shared.handlers.dataplane import DataplaneHandler
+
+class Handler(DataplaneHandler):
+    def infer(self, payload, model_name, model_version=None):
+        return None
+
+    def model_load(self, model_name):
+        return False
+
+if __name__ == "__main__":
+    service = AissembleOIPKServe(name="aissembled", model_handler=Handler())
+    service.load()
+    service.start_server()
+"""
+RUNTIME = """
+from mlserver import MLModel
+
+class Raising(MLModel):
+    async def load(self):
+        raise ValueError("the weights are of another model")
+
+class Unready(MLModel):
+    async def load(self):
+        return False
+"""
+TRITON = """
+import pathlib
+
+class TritonPythonModel:
+    def initialize(self, args):
+        if pathlib.Path({flag!r}).exists():  # a repository takes no model that can't be loaded at first
+            raise ValueError("the weights are of another model")
+
+    def execute(self, requests):
+        return []
+"""
+CONFIG = """backend: "python"
+max_batch_size: 0
+input [{name: "a", data_type: TYPE_INT32, dims: [1]}]
+output [{name: "b", data_type: TYPE_INT32, dims: [1]}]
+"""
+OTHERS = {
+    "kserved": CAUSE,
+    "aissembled": "model_load('aissembled') of its handler returned False",
+    "raising": CAUSE,
+    "unready": "load() returned False",
+    "triton": CAUSE,
+}
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any]) -> Iterator[Any]:
+    directory = tmp_path_factory.mktemp("others")
+    store, repository = directory / "store", directory / "repository"
+    files = {
+        store / "kserved" / "main.py": KSERVED,
+        store / "aissembled" / "main.py": AISSEMBLED,
+        store / "raising" / "model-settings.json": '{"implementation": "rt.Raising"}',
+        store / "unready" / "model-settings.json": '{"implementation": "rt.Unready"}',
+        store / "rt.py": RUNTIME,
+        repository / "triton" / "1" / "model.py": TRITON.format(flag=str(directory / "flag")),
+        repository / "triton" / "config.pbtxt": CONFIG,
+    }
+    for path, text in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    words = ["--ncs", "--models", "kserved,aissembled,raising,unready", "--model-repository", str(repository)]
+    server = serving(directory, store, {"default_workers_per_model": 1}, words)
+    try:
+        (pid,) = until(lambda: server.wait_started().worker_pids("triton"))
+        (directory / "flag").touch()
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: all("loadFailure" in server.describe(name) for name in OTHERS), lambda: server.log)
+        yield server
+    finally:
+        server.terminate()
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_models_of_other_systems_that_cannot_be_loaded_are_refused_at_once_with_the_cause(
+    others: Any, name: str
+) -> None:
+    tensor = {"name": "a", "shape": [1], "datatype": "INT32", "data": [1]}
+    answer = httpx.post(f"{others.http}/v2/models/{name}/infer", json={"inputs": [tensor]}, timeout=AT_ONCE_S)
+    assert answer.status_code == 503 and OTHERS[name] in answer.text, answer.text
+    with grpc.insecure_channel(others.inference) as channel:
+        request = ModelInferRequest(model_name=name)
+        request.inputs.add(name="a", datatype="INT32", shape=[1]).contents.int_contents.append(1)
+        error = refused(lambda: GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=AT_ONCE_S))
+    assert error.code() is grpc.StatusCode.UNAVAILABLE and OTHERS[name] in error.details()
+    assert httpx.get(f"{others.http}/v2/models/{name}/ready", timeout=GUARD_S).status_code != 200
 
 
 def test_a_worker_that_is_killed_while_a_registration_loads_is_replaced(

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,13 +17,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
-from torchrelay_client import TLS, Client, Retry
+from support import GUARD_S, until
+from torchrelay_client import TLS, CallFailed, Client, Retry
 
 BLOCKS = Path(__file__).parents[1] / "data" / "documents"
-GUARD_S = 120
 UPPER = """
 def handle(data, context):
     return None if data is None else [bytes(*row.values()).decode().upper() for row in data]
@@ -103,8 +105,8 @@ def ask(port: int, model: str, tls: Any = None) -> str:
 
 @pytest.mark.parametrize("number", [2, 5, 15])
 def test_dynamos_commands(number: int, run: Callable[..., Any], tmp_path: Path) -> None:
-    """Promises 001-11, 001-15, 001-16, 001-36, 001-37, 001-38, 001-39: with the page's model repository in the folder
-    where it is started."""
+    """Promises 001-11, 001-15, 001-16, 001-20, 001-29, 001-36, 001-37, 001-38, 001-39: with the page's model repository
+    in the folder where it is started. Who can reach only this machine loads and unloads."""
     (tmp_path / "model_repository" / "llm_model" / "1").mkdir(parents=True)
     shutil.copy(BLOCKS / "dynamo" / "7.txt", tmp_path / "model_repository" / "llm_model" / "config.pbtxt")
     (tmp_path / "model_repository" / "llm_model" / "1" / "model.py").write_text(MODEL)
@@ -117,6 +119,20 @@ def test_dynamos_commands(number: int, run: Callable[..., Any], tmp_path: Path) 
     tls = TLS(tmp_path / "server.crt") if "--use-tls" in words else None
     assert ask(port, "llm_model", tls) == "grün"
     assert process.poll() is None, "the command is the server"
+    workers = 4.0 if "--grpc-workers" in words else 1.0
+    place = f"{'https' if tls else 'http'}://localhost:{port}/metrics"
+    trusted = ssl.create_default_context(cafile=tmp_path / "server.crt")
+    shown = 'ts_ready_workers{model_name="llm_model",model_version="1",'
+    until(lambda: re.search(rf"{re.escape(shown)}[^}}]*}} {workers}", httpx.get(place, verify=trusted).text), words)
+    with Client(f"localhost:{port}", tls=tls) as client:
+        if "--kserve-mode" in words:
+            with pytest.raises(CallFailed, match="enable-model-api"):
+                client.unload("llm_model")
+        else:
+            client.unload("llm_model")
+            assert not client.model_ready("llm_model")
+            client.load("llm_model")
+        assert client.model_ready("llm_model")
 
 
 def test_maxs_command(run: Callable[..., Any], tmp_path: Path, model_writer: Callable[..., str]) -> None:

@@ -16,10 +16,10 @@ import h2.connection
 import h2.events
 import pytest
 
+from support import GUARD_S
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 
-GUARD_S = 60
 #: Says the process it runs in; then counts, as many words as it is asked for.
 TEXT = """
 import os

@@ -13,11 +13,11 @@ import grpc
 import httpx
 import pytest
 
+from support import GUARD_S
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 
 PROGRAMS = Path(__file__).parents[1] / "data" / "programs"
-GUARD_S = 60
 MODEL = """
 import numpy as np
 import triton_python_backend_utils as pb_utils

@@ -13,11 +13,10 @@ import grpc
 import httpx
 import pytest
 
-from support import until
+from support import GUARD_S, until
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 
-GUARD_S = 60
 GOLDEN = Path(__file__).parent.parent / "data" / "golden"
 SUMS = Path(__file__).parent.parent / "handlers" / "sequence_sums.py"
 
@@ -102,7 +101,6 @@ MODELS: dict[str, tuple[Path | str, str]] = {
     "wrapped": (WRAPPED, "asyncCommunication: true\nminWorkers: 1\n"),
     "micro": (MICRO, "batchSize: 16\nmaxBatchDelay: 20\nminWorkers: 1\n"),
     "hasty": (SUMS, "clientTimeoutInMills: 300\njobQueueSize: 1\nminWorkers: 1\n"),
-    "leaving": (SUMS, "minWorkers: 1\n"),
 }
 
 
@@ -197,16 +195,6 @@ def test_what_waits_is_answered_at_its_timeout_and_makes_room(served: Any, tmp_p
         late = post(served, "hasty", "1")  # while the worker is still busy
         assert (late.status_code, "never ran" in late.json()["message"]) == (504, True)
         assert post(served, "hasty", "2").status_code == 504  # the queue's one place was free again
-
-
-def test_scaling_to_zero_answers_what_waits(served: Any, tmp_path: Path) -> None:
-    with Gate(served, "leaving", tmp_path) as gate, ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(post, served, "leaving", "1")
-        until(lambda: served.describe("leaving")["jobQueueStatus"]["pendingRequests"] == 1)
-        httpx.put(f"{served.http_management}/models/leaving?min_worker=0", timeout=GUARD_S)
-        answer = waiting.result(GUARD_S)
-        assert (answer.status_code, "scaled to zero" in answer.json()["message"]) == (503, True)
-    assert gate.answers[0].result().status_code == 200
 
 
 def test_the_servers_end_does_not_wait_for_a_model_that_still_loads(start: Any) -> None:

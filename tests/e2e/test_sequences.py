@@ -14,11 +14,10 @@ import grpc
 import httpx
 import pytest
 
-from support import until
+from support import GUARD_S, until
 from ts_frontend.protos.inference_pb2 import PredictionResponse, PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 
-GUARD_S = 60
 HANDLER = Path(__file__).parent.parent / "handlers" / "sequence_sums.py"
 ID = "ts_request_sequence_id"
 NO_WORKER = (

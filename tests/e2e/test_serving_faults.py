@@ -8,7 +8,6 @@ import os
 import re
 import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -16,14 +15,13 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
 
-from support import until
+from support import GUARD_S, until
 from ts_frontend.protos.google_rpc_status_pb2 import Status
 from ts_frontend.protos.grpc_health_v1_health_pb2 import HealthCheckRequest
 from ts_frontend.protos.grpc_health_v1_health_pb2_grpc import HealthStub
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 
-GUARD_S = 60
 SERVING, NOT_SERVING = 1, 2
 
 
@@ -35,11 +33,6 @@ def status_of(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
     with pytest.raises(grpc.RpcError) as failure:
         call()
     return failure.value.code(), failure.value.details()
-
-
-async def appears(path: Path) -> None:
-    """Returns when a handler has made the file."""
-    await asyncio.to_thread(until, path.exists)
 
 
 @pytest.mark.parametrize(
@@ -113,57 +106,6 @@ def test_callers_who_may_not_know_are_told_where_it_is_written(start):
 def test_the_reason_of_a_workers_end_is_in_describe(shared):
     status_of(lambda: shared.predict("probe", {"op": "exit", "code": 5}))
     assert "exit code 5" in shared.describe("probe")["lastWorkerFailure"]["reason"]
-
-
-def test_a_caller_that_leaves_the_queue_never_runs(start, tmp_path):
-    server = start()
-    server.register("probe")
-
-    async def scenario() -> None:
-        async with grpc.aio.insecure_channel(server.inference) as channel:
-            stub: Any = InferenceAPIsServiceStub(channel)
-            begun, release, ran = tmp_path / "begun", tmp_path / "release", tmp_path / "ran"
-            held = stub.Predictions(request_for({"op": "hold", "begun": str(begun), "release": str(release)}))
-            await appears(begun)
-            queued = stub.Predictions(request_for({"op": "work", "ran": str(ran)}))
-            late = stub.Predictions(request_for({"op": "work", "ran": str(ran)}), timeout=0.2)
-            with pytest.raises(grpc.aio.AioRpcError) as failure:
-                await late
-            assert failure.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            queued.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await queued
-            release.touch()
-            assert (await held).prediction == b"held"
-            assert (await stub.Predictions(request_for({"op": "echo"}))).prediction == b"ok"
-            assert not ran.exists()
-
-    asyncio.run(scenario())
-    assert server.describe("probe")["jobQueueStatus"]["pendingRequests"] == 0
-
-
-def test_a_cancel_reaches_a_running_handler(start, tmp_path):
-    server = start()
-    server.register("probe")
-    pids = server.worker_pids("probe")
-
-    async def scenario() -> None:
-        async with grpc.aio.insecure_channel(server.inference) as channel:
-            stub: Any = InferenceAPIsServiceStub(channel)
-            begun, left = tmp_path / "begun", tmp_path / "left"
-            call = stub.Predictions(request_for({"op": "until_cancelled", "begun": str(begun), "left": str(left)}))
-            await appears(begun)
-            call.cancel()
-            await appears(left)
-            streamed = tmp_path / "streamed"
-            stream = stub.StreamPredictions(request_for({"op": "stream_until_left", "left": str(streamed)}))
-            assert len((await stream.read()).prediction) == 1000
-            stream.cancel()
-            await appears(streamed)
-            assert (await stub.Predictions(request_for({"op": "echo"}))).prediction == b"ok"
-
-    asyncio.run(scenario())
-    assert server.worker_pids("probe") == pids
 
 
 def test_a_handler_that_hangs_is_killed_and_replaced(start, write, probe_handler, tmp_path):

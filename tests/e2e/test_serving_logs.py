@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from support import GUARD_S
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Serving, Start
 
-GUARD_S = 30
 
 TALKING = """
 import logging, sys, threading

@@ -13,12 +13,11 @@ import grpc
 import psutil
 import pytest
 
-from support import until
+from support import GUARD_S, until
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 from ts_frontend.protos.management_pb2 import DescribeModelRequest, ListModelsRequest, SetDefaultRequest
 
-GUARD_S = 60
 VERSIONED = "def handle(data, context):\n    return ['{version}'] * len(data or [])\n"
 COMPUTING = """
 import torch

@@ -13,13 +13,11 @@ import grpc
 import psutil
 import pytest
 
-from support import until
+from support import GUARD_S, until
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 from ts_frontend.protos.management_pb2 import RegisterModelRequest
 from ts_frontend.protos.management_pb2_grpc import ManagementAPIsServiceStub
-
-GUARD_S = 30
 
 GENERATOR = """
 import json, time

@@ -13,10 +13,10 @@ import grpc
 import psutil
 import pytest
 
+from support import GUARD_S
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 
-GUARD_S = 60
 COUNT = 2
 
 TOGETHER = """

@@ -16,13 +16,13 @@ import pytest
 
 from model_archiver.model_archiver_config import ModelArchiverConfig
 from model_archiver.model_packaging import generate_model_archive
+from support import GUARD_S
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 
 TESTS = Path(__file__).parents[1]
 BLOCKS = TESTS / "data" / "documents" / "aissemble"
 PROGRAMS = TESTS / "data" / "programs"
-GUARD_S = 60
 CONFIG = """
 backend: "python"
 input [ { name: "text_input" data_type: TYPE_STRING dims: [ -1 ] } ]

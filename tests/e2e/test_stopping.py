@@ -19,12 +19,12 @@ import h2.connection
 import psutil
 import pytest
 
+from support import GUARD_S
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 
 pytestmark = pytest.mark.slow
 
-GUARD_S = 60
 DRAIN_S = 2
 ENGINES = ("h2corn", "grpcio")
 FOREGROUND = (

@@ -17,7 +17,7 @@ import grpc
 import pytest
 from google.protobuf import empty_pb2
 
-from support import until
+from support import GUARD_S, until
 from ts.protocol import open_inference_pb2 as open_inference
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from ts_frontend.protos.grpc_health_v1_health_pb2 import HealthCheckRequest
@@ -35,7 +35,6 @@ from ts_frontend.protos.management_pb2 import (
 from ts_frontend.protos.management_pb2_grpc import ManagementAPIsServiceStub
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
-GUARD_S = 60
 REFUSED = "Token Authorization failed. Token either incorrect, expired, or not provided correctly"
 REQUEST = PredictionsRequest(model_name="probe", input={"data": b'{"op": "echo", "value": "hello"}'})
 #: Recorded keys, and whose they were.

@@ -18,11 +18,10 @@ from typing import Any
 import grpc
 import pytest
 
-from support import until
+from support import GUARD_S, until
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 
-GUARD_S = 60
 REQUEST = PredictionsRequest(model_name="probe", input={"data": b"{}"})
 FIRST = {"inference": "first-inference-key", "management": "first-management-key"}
 

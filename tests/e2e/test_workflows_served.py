@@ -19,7 +19,8 @@ import pytest
 import torch
 from PIL import Image
 
-GUARD_S = 60
+from support import GUARD_S
+
 COMMAND = "from {0} import {1} as main; main()"
 ARCHIVERS = {
     "model": COMMAND.format("model_archiver.model_packaging", "generate_model_archive"),

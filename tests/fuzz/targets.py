@@ -55,7 +55,7 @@ from ts_frontend.models.formats.formats import known_formats
 from ts_frontend.models.signature import signature_of
 from ts_frontend.models.store import store
 from ts_frontend.open_inference import heads
-from ts_frontend.open_inference.repository import load_parameters
+from ts_frontend.open_inference.repository import load_parameters, load_parameters_of_json
 from ts_frontend.telemetry.logging import formats
 from ts_frontend.telemetry.logging.log_config import read_plan, rotation
 from ts_frontend.workflows.specification import parse_spec
@@ -272,6 +272,7 @@ def json_bodies(data: bytes) -> None:
             if name in found or len(given) < heads.FIELDS_MAX:
                 assert repr(found.get(name)) == repr(type(value)() if isinstance(value, (dict, list)) else value)
     load_parameters(given)
+    load_parameters_of_json(data)
 
 
 def _is_plain(data: bytes) -> bool:

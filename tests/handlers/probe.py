@@ -1,6 +1,7 @@
 """Does what the request says: `{"op": NAME, ...}` as the JSON input `body`. Each `op_` function is one behaviour."""
 
 import json
+import logging
 import multiprocessing
 import os
 import random
@@ -187,9 +188,22 @@ def op_time_left(ask, row, idx, context):
     return {"remaining_s": context.remaining_s(idx), "deadline_s": context.deadline_s}
 
 
+def op_log(ask, row, idx, context):
+    print("first")
+    logging.getLogger("handler").info("%s", "said")
+    logging.getLogger("handler").debug("not said")
+    print("last")
+    return "logged"
+
+
 def op_print(ask, row, idx, context):
     print("printed line")
     return "printed"
+
+
+def op_complain(ask, row, idx, context):
+    print("a complaint", file=sys.stderr)
+    return "complained"
 
 
 def op_random(ask, row, idx, context):

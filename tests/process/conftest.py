@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 
+from support import GUARD_S
 from ts.protocol.decoder import Decoder
 from ts.protocol.frames import Chunk, Failed, Input, Item, Load, LoadFailed, Message, Predict, Ready, Stop, encode_bytes
+from ts.protocol.progress import PROGRESS_BYTES, has_begun
 
-HANG_S = 60.0
 HANDLERS = Path(__file__).parent.parent / "handlers"
 
 
@@ -28,10 +29,9 @@ class DrivenWorker:
 
     def __init__(self, folder: Path) -> None:
         self.sock, self.theirs = socket.socketpair()
-        self.sock.settimeout(HANG_S)
+        self.sock.settimeout(GUARD_S)
         self.progress = (folder / "progress").open("w+b")
-        self.progress.write(b"\xff" * 8 + bytes(4088))
-        self.progress.flush()
+        self.progress.truncate(PROGRESS_BYTES)
         self.decoder = Decoder(1 << 30)
         self.ids = itertools.count(1)
         self.pending: dict[int, list[Chunk]] = {}
@@ -123,8 +123,10 @@ class DrivenWorker:
             assert self.receive()
         return [bytes(piece.data) for piece in self.pending[job_id]]
 
-    def started(self) -> int:
-        return int.from_bytes(os.pread(self.progress.fileno(), 8, 0), "little")
+    def begun(self, *batch_ids: int) -> list[int]:
+        """Of these batches, those that the handler may have been called for."""
+        table = os.pread(self.progress.fileno(), PROGRESS_BYTES, 0)
+        return [batch_id for batch_id in batch_ids if has_begun(table, batch_id)]
 
     def to_end(self) -> None:
         while self.receive():
@@ -149,13 +151,13 @@ class ExecWorker(DrivenWorker):
     def stop(self) -> int:
         self.send(Stop())
         self.to_end()
-        return self.process.wait(HANG_S)
+        return self.process.wait(GUARD_S)
 
     def close(self) -> None:
         super().close()
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait(HANG_S)
+        self.process.wait(GUARD_S)
 
 
 def _inputs(body: Any) -> list[Input]:
@@ -193,7 +195,7 @@ class DrivenForkserver:
     def __init__(self, folder: Path, *options: str) -> None:
         self.folder = folder
         self.control, theirs = socket.socketpair()
-        self.control.settimeout(HANG_S)
+        self.control.settimeout(GUARD_S)
         argv = [sys.executable, "-m", "ts.runtime.forkserver", "--fd", str(theirs.fileno()), *options]
         self.process = subprocess.Popen(argv, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL)
         theirs.close()
@@ -234,7 +236,7 @@ class DrivenForkserver:
         self.control.close()
         for worker in self.workers:
             worker.close()
-        self.process.wait(HANG_S)
+        self.process.wait(GUARD_S)
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from support import GUARD_S
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.environments import Environment, EnvironmentFailed, Environments, EnvironmentStore, Held
 from ts_frontend.workers.launchers import run_tool
 
-GUARD_S = 60.0
 HOLDER = """
 import fcntl, os, pathlib, sys
 handle = os.open(sys.argv[1] + "/KEY.lock", os.O_RDWR | os.O_CREAT)

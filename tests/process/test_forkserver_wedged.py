@@ -10,12 +10,11 @@ from collections.abc import Callable, Coroutine, Iterator
 import psutil
 import pytest
 
-from support import until
+from support import GUARD_S, until
 from ts_frontend.workers.forkserver import ForkLauncher
 from ts_frontend.workers.launchers import ExecLauncher
 from ts_frontend.workers.process import ProcessSpec, WorkerProcess
 
-HANG_S = 60
 SPEC = ProcessSpec("m", dict(os.environ))
 
 
@@ -74,7 +73,7 @@ def run(scenario: Callable[[Started], Coroutine[None, None, None]]) -> None:
         finally:
             await started.close()
 
-    asyncio.run(asyncio.wait_for(whole(), HANG_S))
+    asyncio.run(asyncio.wait_for(whole(), GUARD_S))
     assert not forkservers()
 
 
@@ -97,7 +96,7 @@ def test_a_wedged_forkserver_is_set_aside_and_ends_with_its_last_worker():
         third = await started.worker()
         assert forked(third) and psutil.Process(third.pid).ppid() != wedged.pid
         await started.end(first)
-        await asyncio.to_thread(wedged.wait, HANG_S)
+        await asyncio.to_thread(wedged.wait, GUARD_S)
 
     run(scenario)
 

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
+from support import GUARD_S
 from ts.protocol.decoder import Decoder
 from ts.protocol.frames import Chunk, Input, Item, Load, Message, Predict, Ready, Stop, encode_bytes
-
-GUARD_S = 60
 
 IN_A_FOLDER = """
 import subprocess

@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
-GUARD_S = 60
+from support import GUARD_S
+
 STUCK = """
 import threading
 from ts_frontend.process import end_within

@@ -12,8 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from support import GUARD_S, end_server
+
 STAND_IN = Path(__file__).with_name("launcher_stand_in.py")
-HANG_S = 60
 
 
 class Shell:
@@ -39,7 +40,7 @@ class Shell:
                 stdout=file,
                 stderr=file,
                 stdin=subprocess.DEVNULL,
-                timeout=HANG_S,
+                timeout=GUARD_S,
                 check=False,
             )
         done.stdout = output.read_text()
@@ -66,7 +67,7 @@ class Shell:
 def shell(tmp_path: Path) -> Iterator[Shell]:
     shell = Shell(tmp_path)
     yield shell
-    shell.run("--stop")
+    end_server(shell.pid_file, str(STAND_IN))
 
 
 def test_start_and_stop(shell: Shell) -> None:
@@ -119,7 +120,7 @@ def test_foreground_tells_when_ready_drains_and_gives_its_exit_code(shell: Shell
     assert process.stdout.readline() == "  grpc_inference  127.0.0.1:1\n"
     assert shell.pid_file.read_text() == str(process.pid)
     process.send_signal(signal_number)
-    output, _ = process.communicate(timeout=HANG_S)
+    output, _ = process.communicate(timeout=GUARD_S)
     assert "drained" in output
     assert process.returncode == 7
     assert not shell.pid_file.exists()
@@ -170,7 +171,7 @@ def test_a_killed_server_does_not_block_the_next(shell: Shell) -> None:
     shell.start("ready")
     server = shell.server()
     server.kill()
-    server.wait(HANG_S)
+    server.wait(GUARD_S)
     assert shell.start("ready").returncode == 0
 
 
@@ -229,7 +230,7 @@ def test_a_foreign_package_where_the_server_starts_is_not_taken_for_ours(shell: 
         capture_output=True,
         text=True,
         check=True,
-        timeout=HANG_S,
+        timeout=GUARD_S,
     )
     version = subprocess.run(
         [sys.executable, "-c", done.stdout, "--version"], cwd=shell.place, capture_output=True, text=True, check=False
@@ -258,7 +259,7 @@ def test_the_server_keeps_writing_to_the_output_of_its_start(shell: Shell) -> No
     ) as start:
         assert start.stdout is not None
         assert any(line == "Model server started.\n" for line in start.stdout)
-        assert start.wait(HANG_S) == 0
+        assert start.wait(GUARD_S) == 0
         shell.run("--stop")
         assert "drained\n" in start.stdout.readlines()
 

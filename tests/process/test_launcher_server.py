@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from support import GUARD_S, end_server
 from ts_frontend.cli.launch import COMMAND
 from ts_frontend.config.snapshot import Snapshot, SnapshotFiles
 
 STORE = Path(__file__).parents[2] / "model_store"
-HANG_S = 120
 
 
 class Place:
@@ -32,7 +32,7 @@ class Place:
             env=self.environ,
             capture_output=True,
             text=True,
-            timeout=HANG_S,
+            timeout=GUARD_S,
             check=False,
         )
 
@@ -56,7 +56,7 @@ class Place:
 def place(tmp_path: Path) -> Iterator[Place]:
     place = Place(tmp_path)
     yield place
-    place.torchserve("--stop")
+    end_server(tmp_path / "tmp" / ".model_server.pid", "torchserve")
 
 
 def test_models_survive_a_restart(place: Place) -> None:
@@ -115,4 +115,7 @@ def test_a_model_that_cannot_be_loaded_is_told_at_the_terminal(place: Place) -> 
     started = place.start("--models", "nothere.mar")
     assert started.returncode == 0
     assert "Model server started." in started.stdout
-    assert started.stderr == "Failed to load model: nothere.mar: Model not found at: nothere.mar\n"
+    first, last = started.stderr.splitlines()
+    assert first.startswith("Failed to load model: nothere.mar: Model not found at: nothere.mar. The model store /")
+    assert "hello_stream.mar" in first
+    assert last == "1 of 1 was not loaded; --exit-on-error ends such a start"

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from support import GUARD_S
 from ts.protocol.frames import Chunk, Credit, Input, Item, Load, Message, Predict, Ready, encode_bytes
 from ts.runtime.torchrun import meet
 from ts_frontend.workers.ranks import RankConnections, Rendezvous
-
-GUARD_S = 30
 
 
 class Gathering:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from support import GUARD_S
 from ts import launcher
 
 STORE = Path(__file__).parents[2] / "model_store"
-HANG_S = 120
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_a_server_is_started_asked_and_stopped(place: Path, capfd: pytest.Captur
     said = capfd.readouterr().out
     assert "TorchServe is not currently running." in said, "it stops what runs before"
     assert "\nModel server started.\n" in said
-    further = iter(lambda: lines.get(timeout=HANG_S), None)
+    further = iter(lambda: lines.get(timeout=GUARD_S), None)
     matches = (re.search(r"http_management +\S+:(\d+)", line) for line in further)  # the command's words come after it
     url = f"http://127.0.0.1:{next(match[1] for match in matches if match)}"
 
@@ -61,7 +61,7 @@ def test_a_server_is_started_asked_and_stopped(place: Path, capfd: pytest.Captur
 def test_a_server_that_does_not_start_has_said_why_and_ended(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """As with TorchServe's: the call returns, and who reads the queue finds its end."""
     lines = launcher.start(model_store="nowhere", snapshot_file="server.properties")
-    assert lines.get(timeout=HANG_S) is None and lines.empty()
+    assert lines.get(timeout=GUARD_S) is None and lines.empty()
     said = capfd.readouterr().out
     assert "--model-store directory not found: nowhere" in said
     assert re.search(r"^torchserve ended with exit code [1-9]", said, re.MULTILINE)
@@ -71,7 +71,7 @@ def test_a_server_that_does_not_start_has_said_why_and_ended(place: Path, capfd:
 def test_the_entry_point_is_the_command(place: Path, words: list[str], code: int, says: str) -> None:
     program = "import sys; from ts.model_server import start; start(); print('returned')"
     done = subprocess.run(
-        [sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=HANG_S, check=False
+        [sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=GUARD_S, check=False
     )
     assert done.returncode == code
     assert says in done.stdout + done.stderr

@@ -187,7 +187,7 @@ def test_an_answer_that_cannot_be_sent_fails_alone_of_its_batch(start_worker, op
     fine, bad, also = worker.ask({"op": "value", "value": "1"}, {"op": op}, {"op": "value", "value": "3"})
     assert (fine, also) == (b"1", b"3")
     assert failed(bad) == (503, "Prediction failed")
-    assert "id-2" in worker.err_file.read_text()
+    assert "id-2" in worker.out_file.read_text()
 
 
 def test_json_that_is_too_deep_stays_bytes(start_worker):
@@ -213,10 +213,18 @@ def test_traceback_and_request_id_are_in_the_log(start_worker):
     worker = start_worker()
     worker.ask({"op": "raise", "kind": "value"})
     worker.stop()
-    text = worker.err_file.read_text()
-    assert "id-1" in text
+    text = worker.out_file.read_text()
+    assert text.startswith("Invoking custom service failed. (request ids: id-1)\nTraceback (most recent call last):\n")
     assert "ValueError: boom" in text
     assert "runtime/blocking.py" not in text
+
+
+def test_what_is_logged_is_printed_in_order_from_info_up(start_worker):
+    worker = start_worker()
+    worker.ask({"op": "log"})
+    worker.stop()
+    assert worker.out_file.read_text() == "first\nsaid\nlast\n"
+    assert worker.err_file.read_text() == ""
 
 
 def test_one_element_that_is_an_exception_fails_alone(start_worker):
@@ -530,14 +538,13 @@ def test_handlers_see_their_deadline(start_worker):
 # --- the end
 
 
-def test_progress_names_the_batch_that_was_started_last(start_worker, tmp_path):
+def test_progress_names_the_batches_that_the_handler_was_called_for(start_worker, tmp_path):
     worker = start_worker()
-    assert worker.started() == 2**64 - 1
+    assert worker.begun(77, 78) == []
     job = worker.predict({"op": "until_cancelled"}, batch_id=77)[0]
     worker.predict({"op": "value", "value": 1}, batch_id=78)
-    while worker.started() == 2**64 - 1:
-        pass
-    assert worker.started() == 77
+    until(lambda: worker.begun(77))
+    assert worker.begun(77, 78) == [77]
     worker.send(Cancel(job))
     worker.answer(job)
 
@@ -566,7 +573,7 @@ def test_the_end_of_the_socket_ends_the_process(start_worker, body):
     worker = start_worker()
     if body is not None:
         worker.predict(body, batch_id=1)
-        until(lambda: worker.started() == 1)
+        until(lambda: worker.begun(1))
     worker.sock.close()
     assert worker.process.wait(60) == 0
 
@@ -598,7 +605,7 @@ def test_a_killed_worker_has_sent_earlier_answers(start_worker):
     worker.predict({"op": "die"}, batch_id=5)
     worker.to_end()
     assert worker.process.wait(60) == -9
-    assert worker.started() == 5
+    assert worker.begun(*range(1, 6)) == [1, 5]
 
 
 def test_bytes_that_are_no_frame_end_the_worker(start_worker):
@@ -614,7 +621,7 @@ def test_replies_wait_for_a_slow_frontend(start_worker):
     worker = start_worker(response_bytes_max=1 << 30)
     jobs = [worker.predict({"op": "size", "size": 3_000_000})[0] for _ in range(5)]
     worker.send(Stop())
-    until(lambda: worker.started() == jobs[-1])
+    until(lambda: worker.begun(jobs[-1]))
     worker.to_end()
     assert [len(worker.answers[job]) for job in jobs] == [3_000_000] * 5
     assert worker.process.wait(60) == 0

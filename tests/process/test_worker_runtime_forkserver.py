@@ -65,9 +65,11 @@ def test_output_goes_to_the_pipes(start_forkserver):
     worker.load("probe.py")
     worker.ask({"op": "print"})
     worker.ask({"op": "raise", "kind": "value"})
+    worker.ask({"op": "complain"})
     folder = server.folder / "forked1"
-    assert (folder / "stdout").read_text() == "printed line\n"
-    assert "ValueError: boom" in (folder / "stderr").read_text()
+    printed, said, traceback = (folder / "stdout").read_text().partition("\nInvoking custom service failed.")
+    assert (printed, bool(said), "ValueError: boom" in traceback) == ("printed line", True, True)
+    assert (folder / "stderr").read_text() == "a complaint\n"
 
 
 def test_a_bad_request_is_refused_and_the_next_one_served(start_forkserver):
@@ -127,7 +129,7 @@ def test_workers_die_with_the_forkserver_even_inside_a_handler(start_forkserver)
     worker, _ = server.fork()
     worker.load("probe.py")
     worker.predict({"op": "until_cancelled"}, batch_id=1)
-    until(lambda: worker.started() == 1)
+    until(lambda: worker.begun(1))
     server.process.kill()
     worker.to_end()
 

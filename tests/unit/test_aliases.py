@@ -293,9 +293,15 @@ def test_a_whole_address_is_moved_only_by_as_strong_a_source() -> None:
 
 
 def test_what_has_no_effect_says_so() -> None:
-    notes = "\n".join(note.text for note in started("--rate-limit=off", "--strict-model-config").notes)
-    assert "rate_limit (--rate-limit) tunes a part that this server doesn't have" in notes
-    assert "strict_model_config (--strict-model-config)" in notes
+    """In one form, and once, wherever it was given."""
+    words = ("--rate-limit=off", "--strict-model-config", "--predictor-host=h", "--set", "ipex_enable=true")
+    words += ("--set", "keystore_type=PKCS12", "--set", "trace_config=triton,file=/tmp/x")
+    notes = [note.text for note in started(*words).notes]
+    tunes = "has no effect: it tunes a part that this server doesn't have"
+    assert [one for one in notes if " has no effect: " in one] == notes and len(notes) == 6, notes
+    assert {f"rate_limit (--rate-limit) {tunes}", f"predictor_host (--predictor-host) {tunes}"} < set(notes)
+    assert any(one.startswith("strict_model_config (--strict-model-config) has no effect: ") for one in notes)
+    assert any(one.startswith("triton,file=/tmp/x of trace_config (--set trace_config) has") for one in notes)
 
 
 # --- profiles
@@ -326,6 +332,23 @@ def test_tensors_of_images_fit_where_they_fit_elsewhere(profile: str) -> None:
     config = started("--profile", profile)
     assert config.max_request_size == config.max_response_size == 64 * 1024 * 1024
     assert started("--profile", profile, "--set", "max_request_size=5").max_request_size == 5
+
+
+@pytest.mark.parametrize(
+    ("profile", "mode"), [*((one, "prometheus") for one in ("triton", "dynamo", "kserve")), ("torchserve", "log")]
+)
+def test_servers_that_prometheus_reads_have_metrics_for_it(profile: str, mode: str) -> None:
+    assert started("--profile", profile).metrics_mode == mode
+    assert started("--profile", profile, "--set", "metrics_mode=legacy").metrics_mode == "legacy"
+
+
+def test_clients_of_dynamo_load_and_unload() -> None:
+    """Dynamo loads and unloads while it runs, and has everything at its start."""
+    config = started("--profile", "dynamo")
+    assert (config.model_control_mode, config.load_model, config.model_api_enabled) == ("explicit", ("*",), True)
+    config = started("--profile", "dynamo", "--load-model", "one", "--host", "0.0.0.0")
+    assert (config.model_control_mode, config.load_model, config.model_api_enabled) == ("explicit", ("one",), False)
+    assert started("--profile", "dynamo", "--model-control-mode", "poll").model_control_mode == "poll"
 
 
 def test_profiles_set_what_there_is() -> None:

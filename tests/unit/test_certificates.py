@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from support import GUARD_S
 from ts_frontend.listeners.certificates import CertificateFiles, CertificateRefused, Pem, read, validities
 from ts_frontend.listeners.listener import Tls
-
-GUARD_S = 30
 
 
 def openssl(folder: Path, *words: str) -> None:

@@ -138,8 +138,8 @@ def test_unknown_keys_name_the_nearest_and_jvm_keys_say_why() -> None:
         "job_que_size (config.properties:1): there is no such setting; did you mean job_queue_size?",
         "absolutely_else (config.properties:3): there is no such setting",
     ]
-    assert "vmargs (config.properties:2) is for the Java virtual machine" in notes(config)
-    assert "keystore_type (config.properties:5): accepted" in notes(config)
+    assert "vmargs (config.properties:2) has no effect: it is for the Java virtual machine" in notes(config)
+    assert "keystore_type (config.properties:5) has no effect" in notes(config)
     assert "python" not in notes(config)
 
 

@@ -319,3 +319,11 @@ def test_programs_and_their_arguments() -> None:
     assert loaded(program=row.value).program == config.program, "what is shown can be given"
     with pytest.raises(ConfigError, match="not words as a shell has them"):
         loaded(program="main.py 'open")
+
+
+def test_every_address_is_local_by_default() -> None:
+    """TorchServe's were 0.0.0.0 (CVE-2023-43654), those of gRPC for longer (CVE-2024-35199)."""
+    defaults = {one.name: one.default for one in fields(ServerConfig) if one.name.endswith("_address")}
+    local = {name: is_loopback(getattr(value, "host", value)) for name, value in defaults.items()}
+    names = [*(f"{api}_address" for api in ("inference", "management", "metrics")), "grpc_inference_address"]
+    assert local == dict.fromkeys([*names, "grpc_management_address"], True)

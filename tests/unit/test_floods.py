@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from pathlib import Path
 
 import pytest
 
+from ts_frontend.http.departures import ConnectionKey
 from ts_frontend.listeners import floods
-from ts_frontend.listeners.floods import CONNECTIONS_MAX, SEEN_MIN, Floods
+from ts_frontend.listeners.floods import CONNECTIONS_MAX, SEEN_MIN, Floods, read_table
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue\n"
 SCOPE = {"http_version": "2", "client": ("127.0.0.1", 4660), "server": ("127.0.0.1", 7070)}
@@ -109,3 +111,31 @@ def test_so_many_connections_are_kept(tmp_path: Path) -> None:
     for port in range(1, CONNECTIONS_MAX + 50):
         found.cancelled(SCOPE | {"client": ("127.0.0.1", port)})
     assert len(found._cancels) == CONNECTIONS_MAX
+
+
+REST = "00000000:00000000 00:00000000 00000000     0        0 1 1 0 20 4 30 10 -1\n"
+
+
+def line(local: str, remote: str, state: str) -> str:
+    return f"   0: {local} {remote} {state} {REST}"
+
+
+def test_tables_are_read() -> None:
+    text = (
+        HEAD
+        + line("0100007F:1F90", "00000000:0000", "0A")
+        + line("0100007F:1F90", "0100007F:D431", "01")
+        + line("0500000A:1F90", "0601A8C0:0016", "08")
+        + line("0100007F:1F91", "0100007F:D432", "01")
+        + line("00000000000000000000000001000000:1F90", "00000000000000000000000001000000:D433", "01")
+        + line("0000000000000000FFFF00000100007F:1F90", "0000000000000000FFFF00000100007F:D434", "06")
+    )
+    local = socket.inet_pton(socket.AF_INET, "127.0.0.1")
+    assert dict(read_table(text, {8080})) == {
+        ConnectionKey(b"\0\0\0\0", 0, 8080): "0A",
+        ConnectionKey(local, 0xD431, 8080): "01",
+        ConnectionKey(socket.inet_pton(socket.AF_INET, "192.168.1.6"), 22, 8080): "08",
+        ConnectionKey(socket.inet_pton(socket.AF_INET6, "::1"), 0xD433, 8080): "01",
+        ConnectionKey(local, 0xD434, 8080): "06",
+    }
+    assert list(read_table(HEAD, {8080})) == []

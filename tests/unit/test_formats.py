@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ts_frontend.config.foreign.mlserver import MLServerDefaults
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArchive, InvalidArgument
 from ts_frontend.models.archive import Archive
@@ -18,6 +19,7 @@ from ts_frontend.models.extraction import ExtractLimits
 from ts_frontend.models.factory import ModelFactory
 from ts_frontend.models.formats.format import ModelFiles, ModelFormat, StoredModel
 from ts_frontend.models.formats.formats import Formats
+from ts_frontend.models.formats.mlserver import MLServerFormat
 from ts_frontend.models.loader import ModelLoader
 from ts_frontend.models.manager import ModelManager
 from ts_frontend.models.registry import Registry
@@ -164,7 +166,7 @@ def test_a_model_repository_serves_its_versions(tmp_path: Path) -> None:
     (tmp_path / "boxes/m/box.txt").write_text("x y")
 
     async def scenario(manager: ModelManager) -> None:
-        repository = Repository(manager, [tmp_path / "boxes"], "explicit", 1.0, 0)
+        repository = Repository(manager, [tmp_path / "boxes"], "explicit", 1.0, workers=0)
         load = partial(repository.load, "m")
         await load()
         assert [model.version for model in manager.registry.versions("m")] == ["x", "y"]
@@ -175,3 +177,17 @@ def test_a_model_repository_serves_its_versions(tmp_path: Path) -> None:
             await load(config_text="")
 
     served(tmp_path, scenario)
+
+
+def test_only_the_models_of_a_store_import_from_its_root(tmp_path: Path) -> None:
+    store, elsewhere = tmp_path / "store", tmp_path / "elsewhere"
+    for folder in (store / "deep" / "m", elsewhere / "m"):
+        folder.mkdir(parents=True)
+        (folder / "model-settings.json").write_text('{"implementation": "rt.Model"}')
+    (store / "linked").symlink_to(elsewhere / "m")
+    path_of = lambda formats, path: formats.open(path, tmp_path).adapter_settings["python_path"]  # noqa: E731
+    formats = Formats((MLServerFormat(MLServerDefaults(), store),))
+    assert path_of(formats, store / "deep" / "m") == path_of(formats, store / "linked") == [str(store)]
+    assert path_of(formats, elsewhere / "m") == []
+    begun = Formats((MLServerFormat(MLServerDefaults(only=True), store, elsewhere),))
+    assert path_of(begun, store / "deep" / "m") == [str(store), str(elsewhere)], "as after `mlserver start`"

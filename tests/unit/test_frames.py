@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ts.protocol import frames
+from ts.protocol import decoder, frames
 from ts.protocol.decoder import Decoder, decode_bytes
 from ts.protocol.frames import (
     FRAME_BYTES_MAX,
@@ -65,7 +65,16 @@ messages = st.one_of(
     st.builds(Ready, objects),
     st.builds(LoadFailed, objects),
     st.builds(Chunk, u64, payload, st.booleans(), st.integers(0, 65535), short, pairs),
-    st.builds(Failed, u64, st.integers(0, 65535), st.text(max_size=200)),
+    st.builds(
+        Failed,
+        u64,
+        st.integers(0, 65535),
+        st.text(max_size=200),
+        st.booleans(),
+        st.text(max_size=200),
+        st.booleans(),
+        st.booleans(),
+    ),
     st.builds(Call, u64, objects, payload),
 )
 
@@ -81,6 +90,7 @@ SAMPLES = [
     Chunk(7, b"data", False, 201, "Made", [("k", "v")]),
     Chunk(7, b"", True),
     Failed(8, 503, "Prediction failed é"),
+    Failed(8, 413, "", True, "a trace", True),
 ]
 
 
@@ -105,14 +115,12 @@ def test_a_requests_frame_is_that_of_its_message(batch_id, item):
 
 def test_a_request_that_fits_no_frame_is_refused_as_its_message_is():
     item = Item(1, "r", math.inf, [], [Input("n" * 70_000, "", b"")])
-    small = Item(1, "r", math.inf, [("", "")] * 70_000, [Input("", "", b"")])
-    for one in (item, small):
-        with pytest.raises(ValueError, match="doesn't fit a frame"):
-            encode_bytes(Predict(1, [one]))
-        try:
-            assert frames.request_frame(1, *one) is None  # as `Predict`, which is refused
-        except ValueError as error:
-            assert "doesn't fit a frame" in str(error)
+    with pytest.raises(ValueError, match="doesn't fit a frame"):
+        encode_bytes(Predict(1, [item]))
+    assert frames.request_frame(1, *item) is None  # too large for a small one: its message is refused
+    item = Item(1 << 64, "r", math.inf, [], [Input("", "", b"")])
+    with pytest.raises(ValueError, match="doesn't fit a frame"):
+        frames.request_frame(1, *item)
 
 
 @settings(max_examples=30)
@@ -125,6 +133,43 @@ def test_any_cuts_give_the_same_messages(sent, sizes):
         found += decoder.feed(data[at : at + size])
         at, turn = at + size, turn + 1
     assert [plain(one) for one in found] == [plain(one) for one in sent]
+
+
+one_input = st.tuples(st.builds(Input, short, short, payload))
+
+
+@given(st.builds(Item, u64, short, st.floats(allow_nan=False), pairs, one_input), u64)
+def test_a_batch_of_one_is_read_as_any_other(item, batch_id):
+    _, key, body = frames.encode(Predict(batch_id, [item]))
+    raw = b"".join(body)
+    (any_other,) = decode_bytes(encode_bytes(Predict(batch_id, [item, item])))
+    by_heads, by_parts = decoder._decode_single(key, raw), decoder._decode_any(key, raw)
+    assert plain(by_heads) == plain(by_parts) == Predict(batch_id, [_plain_item(item)])
+    assert plain(any_other).items[0] == plain(by_heads).items[0]
+
+
+@given(u64, st.binary(max_size=200) | st.integers(0, frames.ANSWER_BYTES_MAX).map(bytes))
+def test_a_whole_answers_frame_is_that_of_its_chunk(job_id, data):
+    kind, key, body = frames.encode(Chunk(job_id, data))
+    assert frames.answer_frame(job_id, data) == frames.small_frame(kind, key, body) == encode_bytes(Chunk(job_id, data))
+    assert frames.small_frame(*frames.encode(Chunk(job_id, bytes(frames.ANSWER_BYTES_MAX + 1)))) is None
+
+
+@given(pairs)
+def test_packed_pairs_are_read_when_somebody_looks(given_pairs):
+    found = decoder.PackedPairs(frames.packed(given_pairs))
+    assert bool(found) == bool(given_pairs)
+    assert (list(found), len(found), dict(found)) == (given_pairs, len(given_pairs), dict(given_pairs))
+    assert given_pairs == [] or (found[0], found[:1]) == (given_pairs[0], given_pairs[:1])
+    assert frames.packed(found) == frames.packed(given_pairs)
+
+
+@given(st.binary(min_size=1, max_size=40))
+def test_a_block_that_holds_no_pairs_is_a_frame_error(block):
+    try:
+        assert frames.packed(list(decoder.PackedPairs(block))) == block
+    except FrameError:
+        pass
 
 
 def test_the_stream_may_be_cut_anywhere():
@@ -185,7 +230,7 @@ def frame(kind, key=1, body=b"", flags=0, length=None):
 
 
 def item(id_size=0, headers=0, inputs=0, deadline=0.0, rest=b""):
-    return struct.pack("<I", 1) + struct.pack("<QdHHH", 1, deadline, id_size, headers, inputs) + rest
+    return struct.pack("<I", 1) + struct.pack("<QdHIH", 1, deadline, id_size, headers, inputs) + rest
 
 
 BEGIN, END = frames.MORE, frames.CONTINUED
@@ -201,7 +246,7 @@ BAD = {
     "load isn't text": frame(frames.LOAD, body=b"\xff"),
     "credit is short": frame(frames.CREDIT, body=b"1234567"),
     "failed is short": frame(frames.FAILED, body=b"1"),
-    "failed isn't UTF-8": frame(frames.FAILED, body=b"\0\0\xff"),
+    "failed isn't UTF-8": frame(frames.FAILED, body=b"\0\0\0\0\1\0\0\0\xff"),
     "chunk is short": frame(frames.CHUNK, body=b"12345678"[:6]),
     "chunk's phrase leaves the body": frame(frames.CHUNK, body=struct.pack("<BHHH", 1, 200, 9, 0) + b"short"),
     "chunk's phrase isn't UTF-8": frame(frames.CHUNK, body=struct.pack("<BHHH", 1, 200, 1, 0) + b"\xff"),
@@ -212,8 +257,8 @@ BAD = {
     "deadline isn't a number": frame(frames.PREDICT, body=item(deadline=math.nan)),
     "id leaves the body": frame(frames.PREDICT, body=item(id_size=5, rest=b"abc")),
     "id isn't UTF-8": frame(frames.PREDICT, body=item(id_size=1, rest=b"\xff")),
-    "header leaves the body": frame(frames.PREDICT, body=item(headers=1, rest=struct.pack("<HI", 1, 9) + b"abc")),
-    "header is missing": frame(frames.PREDICT, body=item(headers=1)),
+    "headers leave the body": frame(frames.PREDICT, body=item(headers=10, rest=struct.pack("<HI", 1, 9) + b"abc")),
+    "headers are missing": frame(frames.PREDICT, body=item(headers=1)),
     "input is missing": frame(frames.PREDICT, body=item(inputs=1)),
     "input leaves the body": frame(frames.PREDICT, body=item(inputs=1, rest=struct.pack("<HHQ", 1, 0, 9) + b"abc")),
     "input is huge": frame(frames.PREDICT, body=item(inputs=1, rest=struct.pack("<HHQ", 1, 0, 2**63) + b"abc")),

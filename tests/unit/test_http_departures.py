@@ -1,28 +1,46 @@
-"""Who has left, read from the kernel's tables of connections."""
+"""Who has left, as the kernel tells it of this process's connections."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import resource
 import socket
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ts_frontend.http.departures import ConnectionKey, Departures, Lingering, Watched, read_table
+from support import GUARD_S, until_async
+from ts_frontend.http.departures import LOOKS_MAX, Departures, Lingering, Watched, connection_of, connections
 
-HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
-REST = "00000000:00000000 00:00000000 00000000     0        0 1 1 0 20 4 30 10 -1\n"
-GUARD_S = 20
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux tells")
 
 
-def line(local: str, remote: str, state: str) -> str:
-    return f"   0: {local} {remote} {state} {REST}"
+class Port:
+    """A port of this process."""
+
+    def __init__(self, stack: contextlib.ExitStack, family: socket.AddressFamily = socket.AF_INET) -> None:
+        self._stack = stack
+        host = "127.0.0.1" if family == socket.AF_INET else "::1"
+        self._listener = stack.enter_context(socket.create_server((host, 0), family=family))
+        self.number: int = self._listener.getsockname()[1]
+
+    def connect(self) -> tuple[socket.socket, socket.socket]:
+        """The client's end of a connection, and the server's."""
+        client = self._stack.enter_context(socket.create_connection(self._listener.getsockname()[:2]))
+        return client, self._stack.enter_context(self._listener.accept()[0])
+
+    def watch(self, departures: Departures, client: socket.socket, act: Callable[[], None]) -> Watched:
+        host, number = client.getsockname()[:2]
+        one = departures.watch((host, number), self.number, act)
+        assert one is not None
+        return one
 
 
 def test_what_lingers_is_called_once_and_what_left_never_is() -> None:
@@ -55,133 +73,177 @@ def test_what_lingers_is_called_once_and_what_left_never_is() -> None:
     asyncio.run(scenario())
 
 
-def test_tables_are_read() -> None:
-    text = (
-        HEAD
-        + line("0100007F:1F90", "00000000:0000", "0A")
-        + line("0100007F:1F90", "0100007F:D431", "01")
-        + line("0500000A:1F90", "0601A8C0:0016", "08")
-        + line("0100007F:1F91", "0100007F:D432", "01")
-        + line("00000000000000000000000001000000:1F90", "00000000000000000000000001000000:D433", "01")
-        + line("0000000000000000FFFF00000100007F:1F90", "0000000000000000FFFF00000100007F:D434", "06")
-    )
-    local = socket.inet_pton(socket.AF_INET, "127.0.0.1")
-    assert dict(read_table(text, {8080})) == {
-        ConnectionKey(b"\0\0\0\0", 0, 8080): "0A",
-        ConnectionKey(local, 0xD431, 8080): "01",
-        ConnectionKey(socket.inet_pton(socket.AF_INET, "192.168.1.6"), 22, 8080): "08",
-        ConnectionKey(socket.inet_pton(socket.AF_INET6, "::1"), 0xD433, 8080): "01",
-        ConnectionKey(local, 0xD434, 8080): "06",
-    }
-    assert list(read_table(HEAD, {8080})) == []
+def reset(client: socket.socket) -> None:
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
 
 
-class Table:
-    """A file in place of the kernel's table."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def says(self, *states: str) -> None:
-        fresh = self.path.with_suffix(".new")
-        fresh.write_text(HEAD + "".join(line("0100007F:1F90", "0100007F:D431", state) for state in states))
-        fresh.replace(self.path)
+def half_close(client: socket.socket) -> None:
+    client.shutdown(socket.SHUT_WR)
 
 
-async def left(table: Table, *steps: Callable[[], None]) -> bool:
-    """Whether the client counts as gone after these steps, each of which is seen."""
-    departures = Departures((table.path,), look_every_s=0.001)
-    gone = asyncio.Event()
-    assert departures.watch(("127.0.0.1", 0xD431), 8080, gone.set) is not None
-    for step in steps:
-        step()
-        seen = departures._states
-        looked = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        looks = 0
-
-        def look(ports: set[int]) -> dict[ConnectionKey, str] | None:
-            nonlocal looks
-            states = seen(ports)  # noqa: B023 - called in this round only
-            looks += 1
-            if looks == 3:
-                loop.call_soon_threadsafe(looked.set)  # noqa: B023
-            return states
-
-        departures._states = look  # type: ignore[method-assign]
-        waits = [asyncio.ensure_future(looked.wait()), asyncio.ensure_future(gone.wait())]
-        await asyncio.wait_for(asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED), GUARD_S)
-        for wait in waits:
-            wait.cancel()
-        departures._states = seen  # type: ignore[method-assign]
-    return gone.is_set()
+@pytest.fixture
+def port() -> Iterator[Port]:
+    with contextlib.ExitStack() as stack:
+        yield Port(stack)
 
 
-@pytest.mark.parametrize(
-    ("states", "expected"),
-    [
-        ([("01",)], False),
-        ([("01",), ("08",)], True),
-        ([("01",), ()], True),
-        ([()], False),
-        ([("08",)], True),
-    ],
-)
-def test_a_client_has_left_when_its_connection_was_there(
-    states: list[tuple[str, ...]], expected: bool, tmp_path: Path
-) -> None:
-    """What was never there may be rewritten by a proxy."""
-    table = Table(tmp_path / "tcp")
-    table.says("01" if states[0] == ("01",) else "0A")
-    steps = [lambda state=state: table.says(*state) for state in states]  # type: ignore[misc]
-    assert asyncio.run(left(table, *steps)) is expected
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(scenario, GUARD_S))
 
 
-def test_a_table_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:
-    """As when no descriptor is left: nobody's request is cancelled for it."""
-    table = Table(tmp_path / "tcp")
-    table.says("01")
-
-    def unreadable() -> None:
-        table.path.rename(tmp_path / "away")
-        table.path.mkdir()
-
-    assert asyncio.run(left(table, lambda: table.says("01"), unreadable)) is False
-
-
-def test_one_look_may_miss_a_connection(tmp_path: Path) -> None:
-    departures = Departures((tmp_path / "tcp",))
-    one = Watched(ConnectionKey(b"host", 1, 2), lambda: None)
-    there, away = {one.connection: "01"}, dict[ConnectionKey, str]()
-    assert [departures._has_left(one, states) for states in (there, away, there, away, away)] == [False] * 4 + [True]
-
-
-def test_nobody_looks_when_nobody_is_watched(tmp_path: Path) -> None:
+@pytest.mark.parametrize("leave", [socket.socket.close, reset, half_close])
+def test_a_client_that_leaves_is_told_once(port: Port, leave: Callable[[socket.socket], None]) -> None:
     async def scenario() -> None:
-        departures = Departures((tmp_path / "none",), look_every_s=0.001)
-        one = departures.watch(("127.0.0.1", 5), 8080, lambda: None)
-        assert one is not None and departures._looking is not None
+        departures = Departures()
+        gone: list[str] = []
+        for name, (client, _) in {"leaves": (pair := port.connect()), "stays": port.connect()}.items():
+            port.watch(departures, client, partial(gone.append, name))
+        await until_async(lambda: not departures._unknown)
+        leave(pair[0])
+        await until_async(lambda: gone)
+        other = asyncio.Event()  # one more round: nothing else has come by then
+        client, _ = port.connect()
+        port.watch(departures, client, other.set)
+        client.close()
+        await other.wait()
+        assert gone == ["leaves"]
+
+    run(scenario())
+
+
+def test_who_left_before_the_first_look_is_told(port: Port) -> None:
+    async def scenario() -> None:
+        gone = asyncio.Event()
+        client, _ = port.connect()
+        port.watch(Departures(), client, gone.set)
+        client.close()
+        await gone.wait()
+
+    run(scenario())
+
+
+def test_what_has_sent_bytes_that_nobody_reads_is_there(port: Port) -> None:
+    async def scenario() -> None:
+        departures, gone = Departures(), asyncio.Event()
+        client, _ = port.connect()
+        port.watch(departures, client, gone.set)
+        await until_async(lambda: not departures._unknown)
+        client.sendall(b"the next request")
+        other, _ = port.connect()
+        left = asyncio.Event()
+        port.watch(departures, other, left.set)
+        other.close()
+        await left.wait()
+        assert not gone.is_set()
+
+    run(scenario())
+
+
+def test_a_known_connection_needs_no_further_look(port: Port) -> None:
+    async def scenario() -> None:
+        departures = Departures()
+        client, _ = port.connect()
+        departures.forget(port.watch(departures, client, lambda: None))
+        assert not departures._unknown and not departures._watched
+        departures.forget(port.watch(departures, client, lambda: None))
+        one = port.watch(departures, client, lambda: None)
+        await until_async(lambda: not departures._unknown)
         departures.forget(one)
-        await asyncio.wait_for(departures._looking, GUARD_S)
-        assert departures.watch(("a name", 5), 8080, lambda: None) is None
+        gone = asyncio.Event()
+        port.watch(departures, client, gone.set)
+        assert not departures._unknown
+        client.close()
+        await gone.wait()
 
-    asyncio.run(scenario())
-
-
-#: Of each family, as far as this process may have descriptors.
-EACH = min(1000, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 200) // 4)
-HOSTS = [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")]
+    run(scenario())
 
 
-def crowd(family: socket.AddressFamily, host: str, stack: contextlib.ExitStack) -> list[tuple[socket.socket, int]]:
-    """EACH clients of a port, each with it."""
-    listener = stack.enter_context(socket.create_server((host, 0), family=family, backlog=EACH))
-    address = listener.getsockname()
-    clients = []
-    for _ in range(EACH):
-        clients.append((stack.enter_context(socket.create_connection(address[:2])), address[1]))
-        stack.enter_context(listener.accept()[0])
-    return clients
+def test_a_connection_that_was_told_is_followed_again(port: Port) -> None:
+    """A client may close its own half and go on reading: each of its requests counts as left."""
+
+    async def scenario() -> None:
+        departures = Departures()
+        client, _ = port.connect()
+        half_close(client)
+        for _ in range(3):
+            gone = asyncio.Event()
+            port.watch(departures, client, gone.set)
+            await gone.wait()
+
+    run(scenario())
+
+
+def test_a_descriptor_of_another_connection_by_now_says_nothing_of_the_former_one(port: Port) -> None:
+    async def scenario() -> None:
+        departures, gone = Departures(), asyncio.Event()
+        first, served = port.connect()
+        port.watch(departures, first, gone.set)
+        await until_async(lambda: not departures._unknown)
+        second, again = port.connect()
+        number = served.detach()
+        os.dup2(again.fileno(), number)  # the engine has closed its end, and taken another connection
+        again.close()
+        left = asyncio.Event()
+        port.watch(departures, second, left.set)
+        second.close()
+        await left.wait()
+        assert not gone.is_set()
+        os.close(number)
+
+    run(scenario())
+
+
+def test_what_is_not_found_is_not_said_to_have_left(port: Port) -> None:
+    """Its address may be what a proxy says."""
+
+    async def scenario() -> None:
+        departures, gone = Departures(look_every_s=0.001), asyncio.Event()
+        one = departures.watch(("192.0.2.1", 5), port.number, gone.set)
+        assert one is not None
+        await until_async(lambda: not departures._unknown)
+        assert one.looks == LOOKS_MAX and not gone.is_set()
+        departures.forget(one)
+        assert not departures._watched
+
+    run(scenario())
+
+
+def test_descriptors_that_are_not_listed_say_nothing(port: Port, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        departures, gone = Departures(tmp_path / "none", look_every_s=0.001), asyncio.Event()
+        client, _ = port.connect()
+        port.watch(departures, client, gone.set)
+        client.close()
+        await until_async(lambda: not departures._unknown)
+        assert not gone.is_set()
+
+    run(scenario())
+
+
+def test_nobody_looks_when_nobody_is_watched(port: Port) -> None:
+    async def scenario() -> None:
+        departures = Departures(look_every_s=0.001)
+        client, _ = port.connect()
+        one = port.watch(departures, client, lambda: None)
+        assert departures._looking is not None
+        departures.forget(one)
+        await departures._looking
+        assert departures.watch(("a name", 5), port.number, lambda: None) is None
+
+    run(scenario())
+
+
+def test_only_connections_have_addresses_of_connections(port: Port, tmp_path: Path) -> None:
+    client, served = port.connect()
+    ours = {number: key for key, number in connections()}
+    assert ours[served.fileno()].own_port == port.number and ours[client.fileno()].port == port.number
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context((tmp_path / "file").open("w"))
+        pair = [stack.enter_context(one) for one in socket.socketpair()]
+        assert [connection_of(thing.fileno()) for thing in (file, *pair, port._listener)] == [None] * 4
+        number = file.fileno()
+    assert connection_of(number) is None
 
 
 def has_ipv6() -> bool:
@@ -190,31 +252,26 @@ def has_ipv6() -> bool:
     return False
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's tables")
-def test_thousands_of_clients_over_both_families() -> None:
+#: Of each family, as far as this process may have descriptors.
+EACH = min(500, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 200) // 4)
+
+
+def test_hundreds_of_clients_over_both_families() -> None:
     """Every third one leaves, half of those with a reset: exactly those count as gone."""
 
-    async def scenario(clients: list[tuple[socket.socket, int]]) -> None:
-        departures = Departures(look_every_s=0.001)
+    async def scenario(clients: list[tuple[Port, socket.socket]]) -> None:
+        departures = Departures()
         gone: list[int] = []
-        for number, (client, own_port) in enumerate(clients):
-            host, port = client.getsockname()[:2]
-            assert departures.watch((host, port), own_port, partial(gone.append, number)) is not None
-        while not all(one.seen for one in departures._watched):  # noqa: ASYNC110 - a look by another thread
-            await asyncio.sleep(0.01)
+        for number, (port, client) in enumerate(clients):
+            port.watch(departures, client, partial(gone.append, number))
+        await until_async(lambda: not departures._unknown)
         leaving = list(range(0, len(clients), 3))
         for number in leaving:
-            if number % 2:
-                clients[number][0].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            clients[number][0].close()
-        while len(gone) < len(leaving):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.1)  # some more looks
+            (reset if number % 2 else socket.socket.close)(clients[number][1])
+        await until_async(lambda: len(gone) >= len(leaving))
         assert sorted(gone) == leaving
-        for one in list(departures._watched):
-            departures.forget(one)
 
     with contextlib.ExitStack() as stack:
-        hosts = HOSTS if has_ipv6() else HOSTS[:1]
-        clients = [client for family, host in hosts for client in crowd(family, host, stack)]
-        asyncio.run(asyncio.wait_for(scenario(clients), 60))
+        families = [socket.AF_INET, socket.AF_INET6] if has_ipv6() else [socket.AF_INET]
+        ports = [Port(stack, family) for family in families]
+        run(scenario([(port, port.connect()[0]) for port in ports for _ in range(EACH)]))

@@ -263,7 +263,14 @@ def test_http_and_grpc_see_no_frame() -> None:
     types = {f"ts.protocol.frames.{name}" for name in ("Input", "Pairs", "Buffer")}
     modules = tuple(
         f"ts.protocol.{name}"
-        for name in ("forms", "pool", "model_config_pb2", "open_inference_pb2", "open_inference_pb2_grpc")
+        for name in (
+            "completions",
+            "forms",
+            "pool",
+            "model_config_pb2",
+            "open_inference_pb2",
+            "open_inference_pb2_grpc",
+        )
     )
     allowed = {"ts.protocol", "ts.protocol.frames", *types}
     found = [line.split(": ")[1] for line in breaking(services, ("ts.protocol",))]
@@ -486,3 +493,24 @@ def test_the_datatypes_are_listed_once() -> None:
         if len(names) > 1 and path != own and names != control
     }
     assert not found
+
+
+#: Formats whose reading runs code that the bytes name (`multiprocessing` pickles what it sends).
+RUNS_CODE = ("pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "jsonpickle", "multiprocessing")
+#: These only name the error that torch raises when it refuses such bytes.
+NAMES_ITS_ERROR = (
+    "worker/ts/torch_handler/model_files.py",
+    "worker/ts/torch_handler/densenet_handler.py",
+)
+
+
+def test_nothing_that_runs_code_is_read_from_a_socket_or_a_file() -> None:
+    """BentoML, vLLM, SGLang and others unpickled what callers or their own workers' sockets gave them."""
+    found = {**frontend(), **worker()}
+    assert not breaking(found, RUNS_CODE, but=(*NAMES_ITS_ERROR, SHIMS))
+    for name in NAMES_ITS_ERROR:
+        used = {one for one in calls(found[name]) if one.startswith("pickle.")}
+        assert not used, (name, used)
+    for name, tree in found.items():
+        unsafe = {one for one in calls(tree) if one in ("yaml.load", "yaml.unsafe_load", "yaml.full_load")}
+        assert not unsafe, (name, unsafe)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from support import GUARD_S, until
 from ts.protocol.marks import marked, unmarked
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.telemetry.logging import files as log_files
@@ -24,7 +25,8 @@ from ts_frontend.telemetry.logging.logs import setup_logs
 from ts_frontend.telemetry.logging.model_log import ModelLog
 from ts_frontend.telemetry.logging.writer import Access, ModelLine, folded, printable
 from ts_frontend.telemetry.metrics.families import read_definitions
-from ts_frontend.telemetry.metrics.registry import DEFAULT_FILE, MetricsRegistry
+from ts_frontend.telemetry.metrics.registry import DEFAULT_FILE, MetricsRegistry, open_metrics
+from ts_frontend.telemetry.metrics.text import parse_record
 from ts_frontend.workers.process import LineReader
 
 
@@ -121,6 +123,43 @@ def test_a_rotation_that_fails_leaves_a_file_that_grows(
     file.emit(record("three"))
     file.close()
     assert path.read_text() == "three\n"
+
+
+def test_a_directory_that_cannot_be_written_is_said_once_and_tried_again(
+    tmp_path: Path, looking: None, logging_as_before: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """All five files lie below a file. The console has every line; once the way is free the files have them, too."""
+    in_the_way = tmp_path / "logs"
+    in_the_way.write_text("no directory")
+    logs = setup_logs(ServerConfig(log_location=in_the_way, log_level="info"))
+    for number in range(3):
+        logging.getLogger("ts_frontend.x").info("line %s", number)
+        logs.model_line("W-9000-m_1.0-stdout", f"printed {number}")
+    assert logs.flush(GUARD_S)
+    in_the_way.unlink()
+    logging.getLogger("ts_frontend.x").info("at last")
+    logs.close()
+    said = capfd.readouterr()
+    assert [line for line in said.err.splitlines() if "can't be written" in line] == said.err.splitlines()
+    assert len(said.err.splitlines()) == 1 and "File exists" in said.err, said.err
+    assert all(f"{word} {number}" in said.out for word in ("line", "printed") for number in range(3))
+    found = (in_the_way / "ts_log.log").read_text().splitlines()
+    assert found[0] == "3 lines are missing here: they couldn't be written" and found[1].endswith("at last")
+
+
+def test_the_files_of_a_log4j2_configuration_end_no_start_either(
+    tmp_path: Path, logging_as_before: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    file = tmp_path / "log4j2.xml"
+    file.write_text(
+        """<Configuration><Appenders><File name="a" fileName="file/x.log"/><File name="b" fileName="file/y.log"/>
+        </Appenders><Loggers><Root level="info"><AppenderRef ref="a"/><AppenderRef ref="b"/></Root></Loggers>
+        </Configuration>""".replace("file/", f"{tmp_path}/file/")
+    )
+    setup_logs(ServerConfig(log_config=file)).close()
+    said = capfd.readouterr().err
+    assert said.count("can't be written") == 1, said
 
 
 # --- text
@@ -237,6 +276,30 @@ def test_a_flush_returns_when_what_came_before_is_written_and_not_later_than_it_
     let_go.set()
     assert writer.flush(60) and written == ["one"]
     writer.close()
+
+
+def test_metrics_of_a_quiet_server_are_written_at_once_and_not_at_a_periods_end(
+    tmp_path: Path, logging_as_before: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who reads the logs when a request is answered finds it there. The period doesn't end in this test."""
+    monkeypatch.setattr(log_writer, "PERIOD_S", 10_000.0)
+    logs = setup_logs(ServerConfig(log_location=tmp_path, console_log=False))
+    metrics = open_metrics(ServerConfig(), logs)
+    model = metrics.model("m", "1.0").requests(False)
+    record = parse_record("[METRICS]HandlerTime.ms:1|#ModelName:m,Level:Model|#type:GAUGE|#hostname:vm,17,ID")
+    assert record is not None
+    model.accepted()
+    until(lambda: "ts_inference_requests_total" in (tmp_path / "ts_metrics.log").read_text())
+    metrics.handler_value(record, "m_1.0")
+    until(lambda: "HandlerTime" in (tmp_path / "model_metrics.log").read_text())
+    while len(metrics.event_log.feed) < 5:  # only a few times in a period: a busy server's lines are collected
+        model.accepted()
+        assert logs.flush(GUARD_S)
+    written = (tmp_path / "ts_metrics.log").read_text().count("requests_total")
+    assert 1 < written <= log_writer.HURRIES_MAX
+    logs.close()
+    found = (tmp_path / "ts_metrics.log").read_text()
+    assert found.count("requests_total") == written + 5, "the rest comes at the end"
 
 
 def test_requests_that_cannot_be_written_in_time_are_counted(

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArgument, ModelNotFound
 from ts_frontend.models import repository as directories
+from ts_frontend.models import without_effect
 from ts_frontend.models.formats import triton as configs
 from ts_frontend.models.formats import triton as layout
+from ts_frontend.models.formats.format import ModelFiles
 from ts_frontend.models.formats.formats import known_formats
 from ts_frontend.models.signature import TensorSpec
 
@@ -92,6 +96,92 @@ def test_instances_are_workers(groups: str, gpus: int, expected: tuple[int, str,
     config = configs.completed(configs.parse(groups, "x"), "m", "python")
     found = configs.worker_settings(config, gpus)
     assert (found["minWorkers"], found["deviceType"], found.get("deviceIds")) == expected
+
+
+@pytest.mark.parametrize(
+    ("groups", "gpus", "expected"),
+    [
+        ("", 0, (4, "cpu", None, [("KIND_CPU", 4, [])])),
+        ("", 2, (4, "gpu", [0, 1], [("KIND_GPU", 2, [0, 1])])),
+        ("", 3, (4, "gpu", [0, 1, 2], [("KIND_GPU", 1, [0, 1, 2]), ("KIND_GPU", 1, [0])])),
+        ("", 8, (4, "gpu", [0, 1, 2, 3], [("KIND_GPU", 1, [0, 1, 2, 3])])),
+        ("instance_group { kind: KIND_CPU count: 1 }", 0, (1, "cpu", None, [("KIND_CPU", 1, [])])),
+        ("instance_group { kind: KIND_CPU count: 2 }", 2, (2, "cpu", None, [("KIND_CPU", 2, [])])),
+    ],
+)
+def test_a_number_of_workers_by_name_is_that_of_models_without_instance_groups(
+    tmp_path: Path, groups: str, gpus: int, expected: tuple[object, ...]
+) -> None:
+    """`--grpc-workers 4`. ModelConfig shows the same number, also after `auto_complete_config`."""
+    path = model(tmp_path, groups, name="m")
+    formats = known_formats(ServerConfig(default_workers_per_model=4), env={}, work_dir=tmp_path, gpus=gpus)
+    (archive,) = formats.open_versions(ModelFiles(path, path))
+    assert archive.completed is not None
+    for one in (archive, archive.completed(archive, archive.adapter_settings["config"])):
+        assert one.config is not None
+        shown = one.adapter_settings["config"]["instance_group"]
+        kinds = [(group["kind"], int(group["count"]), group.get("gpus", [])) for group in shown]
+        found = (one.config["minWorkers"], one.config["deviceType"], one.config.get("deviceIds"), kinds)
+        assert found == expected and one.config["maxWorkers"] == expected[0]
+
+
+UNUSED = """
+response_cache { enable: true }
+instance_group { count: 1 rate_limiter { resources { name: "r" count: 1 } } }
+input { name: "x" data_type: TYPE_FP32 dims: 1 allow_ragged_batch: true }
+dynamic_batching { preferred_batch_size: [4, 8] }
+optimization { cuda { graphs: false } }
+"""
+
+
+def test_fields_without_effect_are_named_when_a_model_is_loaded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each once, also for several versions; what is set to its default is not."""
+    formats = known_formats(ServerConfig(), env={}, work_dir=tmp_path, gpus=0)
+    path = model(tmp_path, "version_policy { all {} }" + UNUSED, ("1", "2"), "m")
+    formats.open_versions(ModelFiles(path, path))
+    said = [record.getMessage() for record in caplog.records]
+    cache = "response_cache (config.pbtxt of model m) has no effect: every request runs: there is no cache of answers"
+    assert cache in said
+    names = ("response_cache", "instance_group.rate_limiter", "input.allow_ragged_batch", "optimization")
+    assert sorted(one.split()[0] for one in said) == sorted([*names, "dynamic_batching.preferred_batch_size"])
+    caplog.clear()
+    quiet = model(tmp_path, "response_cache { enable: false } max_batch_size: 2 dynamic_batching {}", ("1",), "quiet")
+    formats.open_versions(ModelFiles(quiet, quiet))
+    assert not caplog.records
+
+
+#: Fields of a configuration that do something, or are refused: docs/triton.md describes them.
+USED = {
+    *("name", "platform", "backend", "version_policy", "max_batch_size", "default_model_filename", "parameters"),
+    *("model_transaction_policy", "model_warmup", "ensemble_scheduling", "input.name", "input.data_type"),
+    *("input.dims", "input.reshape", "input.optional", "output.name", "output.data_type", "output.dims"),
+    *("output.label_filename", "output.reshape", "instance_group.name", "instance_group.count"),
+    *("instance_group.gpus", "instance_group.kind", "instance_group.passive", "dynamic_batching.priority_levels"),
+    *("dynamic_batching.max_queue_delay_microseconds", "dynamic_batching.default_priority_level"),
+    *("dynamic_batching.default_queue_policy", "dynamic_batching.priority_queue_policy"),
+    *("sequence_batching.max_sequence_idle_microseconds", "sequence_batching.control_input"),
+    *("sequence_batching.state", "sequence_batching.iterative_sequence"),
+    "sequence_batching.oldest.max_candidate_sequences",
+}
+
+
+def test_every_field_of_a_configuration_does_something_or_is_in_the_table() -> None:
+    known = USED | without_effect.FIELDS.keys()
+    inner = {path.rpartition(".")[0] for path in known} - {""}
+
+    def paths(descriptor: Any, before: str = "") -> Iterator[str]:
+        for field in descriptor.fields:
+            path = f"{before}{field.name}"
+            if any(one == path or one.startswith(f"{path}.") for one in inner):
+                yield from paths(field.message_type, f"{path}.")
+            else:
+                yield path
+
+    assert set(paths(configs.ModelConfig.DESCRIPTOR)) == known and not USED & without_effect.FIELDS.keys()
+    page = (Path(__file__).resolve().parents[2] / "docs" / "triton.md").read_text()
+    assert "\n".join(without_effect.fields_table()) in page
 
 
 @pytest.mark.parametrize(

@@ -5,17 +5,24 @@ from __future__ import annotations
 import json
 import math
 import os
+import socket
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from support import until
 from ts.context import Context, RequestCancelled
-from ts.protocol.frames import Cancel, Chunk, Credit, Failed, Input, Item, Predict, Stop
+from ts.protocol.decoder import PackedPairs
+from ts.protocol.frames import Cancel, Chunk, Credit, Failed, Input, Item, Predict, Stop, packed
 from ts.protocol.otf_message_handler import create_predict_response
 from ts.protocol.otf_message_handler import send_intermediate_predict_response as old_send
 from ts.runtime import handlers, running
-from ts.runtime.jobs import EARLY_CANCELS_MAX, Failure, Ledger
+from ts.runtime.jobs import CANCELLED, EARLY_CANCELS_MAX, Failure, Ledger
+from ts.runtime.worker import Link
 from ts.service import PredictionException
 
 
@@ -141,7 +148,7 @@ def test_stop_is_noted():
 def test_numbers_of_numpy_cannot_be_sent(capsys):
     numpy = pytest.importorskip("numpy")
     assert running.outcome(numpy.float32(1))[:3] == running.UNSUPPORTED[:3]
-    assert "float32" in capsys.readouterr().err
+    assert "float32" in capsys.readouterr().out
 
 
 def test_views_of_other_shapes_are_flattened():
@@ -234,7 +241,7 @@ def test_callers_are_told_the_cause_or_where_it_is(explains):
 def test_json_that_is_text_only_by_name(capsys):
     row = running.row_of([Input("body", "application/json", b"\xff")], decode=True)
     assert row == {"body": bytearray(b"\xff")}
-    assert "application/json" in capsys.readouterr().err
+    assert "application/json" in capsys.readouterr().out
 
 
 # --- kinds
@@ -270,6 +277,9 @@ class Batch:
     def is_cancelled(self, idx):
         return idx is None
 
+    def headers(self):
+        return [{"x": "1", "ts_request_sequence_id": "s"}, {}]
+
     def deadline_s(self, idx):
         return 100.0
 
@@ -287,7 +297,7 @@ def test_context_before_any_request():
 
 def test_statuses_headers_and_sequences():
     mine = context()
-    mine.begin(Batch(), {0: "a", 1: "b"}, [{"x": "1", "ts_request_sequence_id": "s"}, {}])
+    mine.begin(Batch(), {0: "a", 1: "b"})
     mine.set_all_response_status(500, "all")
     mine.set_response_status(418, "one", 1)
     mine.set_response_content_type(0, "text/plain")
@@ -305,8 +315,8 @@ def test_a_forked_context_shares_what_was_hung_on_it():
     mine = context()
     mine.cache = {}
     first, second = mine.fork(), mine.fork()
-    first.begin(Batch(), {0: "a"}, [{}])
-    second.begin(Batch(), {0: "b"}, [{}])
+    first.begin(Batch(), {0: "a"})
+    second.begin(Batch(), {0: "b"})
     assert first.cache is second.cache
     assert (first.get_request_id(), second.get_request_id()) == ("a", "b")
 
@@ -318,7 +328,7 @@ def test_metrics_are_made_once_and_turned_to_the_batch():
     mine = context()
     made = []
     mine._metrics_source = lambda: made.append(Metrics()) or made[-1]
-    mine.begin(Batch(), {0: "a"}, [{}])
+    mine.begin(Batch(), {0: "a"})
     assert mine.metrics is mine.metrics
     assert (len(made), mine.metrics.request_ids) == (1, {0: "a"})
 
@@ -354,7 +364,9 @@ def failure_of(tmp_path, text):
     settings = {"model_dir": str(tmp_path), "handler": "broken_handler.py", "model_name": "m"}
     before, path, modules = os.getcwd(), list(sys.path), set(sys.modules)
     try:
-        handlers.load(settings)
+        loaded = handlers.load(settings)
+        if loaded.loop is not None:
+            loaded.loop.close()
     except Exception as error:
         return handlers.describe_failure(error)
     finally:
@@ -363,6 +375,22 @@ def failure_of(tmp_path, text):
         for name in set(sys.modules) - modules:
             del sys.modules[name]
     raise AssertionError("it could be loaded")
+
+
+def test_a_function_that_takes_no_initialising_call_is_told_what_that_is(tmp_path):
+    told = failure_of(tmp_path, "def handle(data, context):\n    return [row for row in data]\n")
+    assert told["message"].startswith("handle(None, context) raised TypeError: 'NoneType' object is not iterable.")
+    assert "if data is None: return" in told["message"]
+    assert 'broken_handler.py", line 2, in handle' in told["traceback"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["def handle(data, context):\n    yield data[0]\n", "async def handle(data, context):\n    return data[0]\n"],
+)
+def test_functions_that_only_begin_are_not_called_to_initialise(tmp_path, text):
+    with pytest.raises(AssertionError, match="it could be loaded"):
+        failure_of(tmp_path, text)
 
 
 @pytest.mark.parametrize(
@@ -391,6 +419,94 @@ def test_a_handler_that_is_not_there_needs_no_traceback(tmp_path):
             sys.path[:] = path
     lines = handlers.describe_failure(failure.value)["traceback"].splitlines()
     assert not [line for line in lines if line.startswith("  File ") and __file__ not in line]
+
+
+# --- the short way of a whole answer
+
+
+class Unhurried(Ledger):
+    """Sends whole answers in the way of all others."""
+
+    def _is_simple(self, job, value, phrase, headers):
+        return False
+
+
+heads = st.sampled_from([(201, "", ()), (200, "x", ()), (200, "", (("a", "b"),))])
+steps = st.one_of(
+    st.tuples(st.just("give"), st.integers(1, 2), st.binary(max_size=30) | st.just(CANCELLED), st.booleans()),
+    st.tuples(st.just("give"), st.integers(1, 2), st.sampled_from([b"", bytes(50), bytes(20_000)]), st.booleans()),
+    st.tuples(st.just("head"), st.integers(1, 2), heads),
+    st.tuples(st.sampled_from(["cancel", "credit"]), st.integers(1, 2)),
+)  # fmt: skip
+
+
+@given(st.lists(steps, max_size=8), st.sampled_from([0, 10, 1000]), st.sampled_from([40, 1 << 20]))
+def test_a_whole_answer_that_takes_the_short_way_is_the_same(taken, credit, limit):
+    def played(ledger):
+        ledger.receive(Predict(1, [item(1), item(2)]))
+        batch = ledger.queue.popleft()
+        ledger.start(batch)
+        jobs = dict(enumerate(batch.jobs, 1))
+        for what, job_id, *rest in taken:
+            if what == "give":
+                ledger.give(jobs[job_id], *rest)
+            elif what == "head":
+                ledger.give(jobs[job_id], b"x", True, *rest[0])
+            else:
+                ledger.receive(Cancel(job_id) if what == "cancel" else Credit(job_id, 50))
+        states = [(job.answered, job.over, job.done, job.cancelled, job.credit_bytes) for job in jobs.values()]
+        return pushed(ledger), states, set(ledger.jobs), ledger.unsent
+
+    assert played(Ledger(credit, limit)) == played(Unhurried(credit, limit))
+
+
+# --- what a handler doesn't look at
+
+
+def ran(handler, *headers):
+    """The answers to requests with these headers, one batch."""
+    import ts.runtime.running as running
+
+    link = type("Link", (), {"ledger": ledger_with()})()
+    mine = context()
+    items = [Item(n, f"id-{n}", math.inf, pairs, [Input("data", "", b"x")]) for n, pairs in enumerate(headers)]
+    link.ledger.receive(Predict(1, items))
+    batch = link.ledger.queue.popleft()
+    link.ledger.start(batch)
+    run = running.Running(batch, mine, link)
+    run.finish(handler(run.rows(True), mine))
+    return mine, pushed(link.ledger)
+
+
+def test_headers_are_made_for_handlers_that_look():
+    block = PackedPairs(packed([("X-Key", "1"), ("b", "é")]))
+
+    def quiet(data, context):
+        return [b"ok" for _ in data]
+
+    def looking(data, context):
+        assert context.get_request_header(0, "B") == "é"
+        assert context.request_processor[0].get_request_property("data") == {"content-type": ""}
+        assert context._request_processor is context.request_processor
+        context.set_response_header(1, "mine", "2")
+        return [b"ok" for _ in data]
+
+    mine, answers = ran(quiet, block, ())
+    assert mine.is_plain and answers == [Chunk(0, b"ok"), Chunk(1, b"ok")]
+    mine, answers = ran(looking, block, ())
+    assert not mine.is_plain
+    assert answers == [Chunk(0, b"ok"), Chunk(1, b"ok", True, 200, "", [("mine", "2")])]
+
+
+def test_threads_of_a_handler_get_the_same_processors():
+    def handler(data, context):
+        names = list(range(len(data)))
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda at: context.set_response_header(at, "at", str(at)), names))
+        return [b"" for _ in data]
+
+    _, answers = ran(handler, *[()] * 32)
+    assert [answer.headers for answer in answers] == [[("at", str(at))] for at in range(32)]
 
 
 # --- what can't be encoded
@@ -428,3 +544,18 @@ def test_a_failure_can_always_be_sent():
     ledger.start(batch)
     ledger.give(batch.jobs[0], Failure(500, "no such file: \udcff"), last=True)
     assert pushed(ledger) == [Failed(1, 500, "no such file: ?")]
+
+
+def test_the_watch_over_a_handler_ends_with_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would take the cancel of the following call for something of the former one, and leave it unread until it
+    had watched that one for some time."""
+    monkeypatch.setattr("ts.runtime.worker.STAND_IN_WAIT_MS", 1 << 30)
+    ours, theirs = socket.socketpair()
+    with ours:
+        link = Link(theirs.detach())
+        link.open(Ledger(1 << 20, 1 << 20))
+        for _ in range(2):
+            link.enter()
+            until(lambda: link._standing_in)
+            link.leave()
+            until(lambda: not link._standing_in)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from support import GUARD_S, until_async
 from ts_frontend.errors import ArchiveExists, ArchiveNotFound, DownloadFailed, InvalidArgument, ServeError
 from ts_frontend.models.store.http import DownloadLimits, Progress, Stop, is_public, open_remote
 from ts_frontend.models.store.store import Fetched, ModelStore
@@ -63,6 +64,15 @@ def test_what_is_not_there(root: Path, url: str, message: str) -> None:
     (root / ".hidden").write_bytes(b"")
     with pytest.raises(ArchiveNotFound, match=message):
         fetch(ModelStore(root), url)
+
+
+def test_a_name_that_is_not_there_is_told_with_what_is(root: Path) -> None:
+    with pytest.raises(ArchiveNotFound) as caught:
+        fetch(ModelStore(root), "n.mar")
+    there = ", ".join(sorted(ModelStore(root).names()))
+    assert caught.value.message == (
+        f"Model not found at: n.mar; did you mean m.mar? The model store {root.resolve()} has {there}"
+    )
 
 
 def test_links_in_the_store_are_followed(root: Path) -> None:
@@ -358,6 +368,34 @@ def test_a_caller_who_leaves_ends_the_download(root: Path, site: Site) -> None:
 
     asyncio.run(leave())  # waits for the thread, which must not wait for the server
     assert sorted(os.listdir(root)) == ["dirmodel", "m.mar"]
+
+
+def test_what_came_too_late_is_deleted_beside_the_loop(root: Path) -> None:
+    """A download that its caller no longer waits for succeeds: a large folder takes long to delete."""
+    late, asked, deleted_by = threading.Event(), threading.Event(), list[str]()
+
+    class Late(ModelStore):
+        def _fetch_now(self, *given: object) -> Fetched:
+            asked.set()
+            assert late.wait(GUARD_S)
+            return Fetched(root / "dirmodel", "https://x/dirmodel", downloaded=True)
+
+        def discard(self, fetched: Fetched) -> None:
+            super().discard(fetched)
+            deleted_by.append(threading.current_thread().name)
+
+    async def leave() -> None:
+        task = asyncio.create_task(Late(root).fetch("https://x/dirmodel"))
+        await asyncio.to_thread(asked.wait, GUARD_S)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        late.set()
+        await until_async(lambda: deleted_by)
+
+    asyncio.run(leave())
+    assert not (root / "dirmodel").exists()
+    assert deleted_by != [threading.main_thread().name], "the loop's own thread"
 
 
 def test_two_downloads_of_one_name(root: Path, site: Site) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from support import GUARD_S
 from ts.protocol.frames import FEED_BYTES, Buffer, Chunk, Failed, Feed, Input
 from ts_frontend.errors import Code, HandlerFailed, InvalidArgument, ModelNotFound, ServeError
 from ts_frontend.job import WAITING_BYTES_MAX as FED_BYTES_MAX
@@ -26,7 +27,6 @@ from ts_frontend.scheduling.stream import (
     StreamRequest,
 )
 
-GUARD_S = 60
 PIECE = bytes(1000)
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support import GUARD_S
 from ts_frontend.config.snapshot import SnapshotFiles, SnapshotKind
 from ts_frontend.grpc.call import ListenerLimits, Method, Shape
 from ts_frontend.listeners.application import application
@@ -18,11 +19,9 @@ from ts_frontend.listeners.listener import Listener
 from ts_frontend.models import startup as persistence
 from ts_frontend.models.repository import Repository
 from ts_frontend.models.startup import SnapshotRecorder
-from ts_frontend.tasks import kept, owned, watched
+from ts_frontend.tasks import kept, merged, owned, watched
 from ts_frontend.telemetry.logging import writer as log_writer
 from ts_frontend.telemetry.logging.writer import ModelLine
-
-LIMIT_S = 60
 
 
 async def broken() -> None:
@@ -30,7 +29,59 @@ async def broken() -> None:
 
 
 def ended(scenario: Callable[[], Any]) -> None:
-    asyncio.run(asyncio.wait_for(scenario(), LIMIT_S))
+    asyncio.run(asyncio.wait_for(scenario(), GUARD_S))
+
+
+class Source:
+    """Gives the letters of `text`, each when it is its turn, and raises at `!`."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.closed = text, False
+        self.turn = asyncio.Semaphore(0)
+
+    async def values(self) -> AsyncGenerator[str, None]:
+        try:
+            for letter in self.text:
+                await self.turn.acquire()
+                if letter == "!":
+                    raise RuntimeError("a mistake")
+                yield letter
+        finally:
+            self.closed = True
+
+
+def test_sources_are_merged_as_they_give() -> None:
+    async def scenario() -> None:
+        for texts, turns in ((("ab",), (0, 0)), (("ab", "cde", ""), (1, 0, 1, 0, 1))):
+            sources = [Source(text) for text in texts]
+            values, found = merged([source.values() for source in sources]), ""
+            for turn in turns:
+                sources[turn].turn.release()
+                found += await anext(values)
+            assert found == ("ab" if len(texts) == 1 else "cadbe")
+            assert await anext(values, "end") == "end" and all(source.closed for source in sources)
+
+    ended(scenario)
+
+
+@pytest.mark.parametrize("texts", [("a!",), ("a!", "bc")])
+def test_merged_sources_are_closed_by_a_failure_and_by_who_leaves(texts: tuple[str, ...]) -> None:
+    async def scenario() -> None:
+        before = asyncio.all_tasks()
+        for leaves in (False, True):
+            sources = [Source(text) for text in texts]
+            values = merged([source.values() for source in sources])
+            sources[0].turn.release()
+            assert await anext(values) == "a"
+            if leaves:
+                await values.aclose()
+            else:
+                sources[0].turn.release()
+                with pytest.raises(RuntimeError, match="a mistake"):
+                    await anext(values)
+            assert sources[0].closed and asyncio.all_tasks() == before
+
+    ended(scenario)
 
 
 def test_a_task_that_nobody_waits_for_says_that_it_failed(caplog: pytest.LogCaptureFixture) -> None:
@@ -130,6 +181,10 @@ def test_one_model_that_cannot_be_looked_at_does_not_keep_the_others_from_it(
     assert "RuntimeError: a mistake" in caplog.text
 
 
+class ModelManagerOfNothing:
+    registry = ()
+
+
 def test_a_snapshot_that_cannot_be_made_takes_nothing_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -154,6 +209,26 @@ def test_a_snapshot_that_cannot_be_made_takes_nothing_down(
     ended(scenario)
     assert "RuntimeError: a mistake" in caplog.text
     assert [name.rpartition("-")[2] for name in SnapshotFiles(tmp_path).names()][-1] == "shutdown.cfg"
+
+
+def test_a_snapshot_that_cannot_be_written_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    in_the_way = tmp_path / "config"
+    in_the_way.touch()
+    said = lambda: [one.levelname for one in caplog.records if "Snapshot" in one.message]  # noqa: E731
+
+    async def scenario() -> None:
+        recorder = SnapshotRecorder(SnapshotFiles(in_the_way), {})
+        recorder.attach(ModelManagerOfNothing())  # type: ignore[arg-type]
+        for _ in range(3):
+            await recorder.write(SnapshotKind.SNAPSHOT)
+        assert said() == ["ERROR"] and "File exists" in caplog.text
+        in_the_way.unlink()
+        await recorder.write(SnapshotKind.SNAPSHOT)
+        assert said() == ["ERROR", "INFO"] and len(SnapshotFiles(in_the_way).names()) == 1
+        await recorder.close()
+
+    with caplog.at_level(logging.INFO):
+        ended(scenario)
 
 
 def test_the_thread_that_writes_the_logs_outlives_what_it_cannot_write(capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,9 +257,9 @@ def test_the_thread_that_writes_the_logs_outlives_what_it_cannot_write(capsys: p
         record = logging.LogRecord("x", logging.INFO, "", 0, "text", (), None)
         writer.put(record, [Wrong(), right])
         for _ in range(3):
-            assert asked.acquire(timeout=LIMIT_S)
+            assert asked.acquire(timeout=GUARD_S)
         writer.put(logging.LogRecord("x", logging.INFO, "", 0, "later", (), None), [right])
-        assert writer.flush(LIMIT_S)
+        assert writer.flush(GUARD_S)
     finally:
         writer.close()
         server.removeHandler(right)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ts_frontend.models.work_dir import NEW, NEW_S_MAX, PREFIX, work_dir
+from ts_frontend.models.work_dir import NEW, NEW_S_MAX, PREFIX, remove_abandoned, work_dir
 
 
 def test_it_is_there_as_long_as_the_server(tmp_path):
@@ -27,6 +27,7 @@ def test_what_a_killed_server_left_is_deleted_at_once_and_nothing_else(tmp_path)
     with work_dir(tmp_path) as held:
         (held / "model").write_text("weights")
         with work_dir(tmp_path) as second:
+            remove_abandoned(tmp_path)
             assert sorted(tmp_path.iterdir()) == sorted([new, other, linked, link, held, second])
         assert (held / "model").exists()
     assert (linked / "model").exists()

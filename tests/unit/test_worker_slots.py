@@ -3,152 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import os
+import re
 import signal
-import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from support import until_async
-from ts.protocol.frames import Input, LoadFailed, Ready, encode_bytes
-from ts_frontend.errors import ModelNotLoaded
-from ts_frontend.job import Job, Ledger
-from ts_frontend.scheduling.batcher import Policy
-from ts_frontend.scheduling.queues import JobQueue
+from stage import SYNTAX_ERROR, Actor, Skipping, Stage, pool_of, run, waiting
+from support import GUARD_S, until_async
+from ts.protocol.decoder import Decoder
+from ts.protocol.frames import Cancel, Input, LoadFailed, Ready, encode_bytes
+from ts_frontend.errors import DeadlineExceeded, ModelNotLoaded
+from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.workers import process as orphans
 from ts_frontend.workers.connection import Connection
-from ts_frontend.workers.devices import CPU
 from ts_frontend.workers.launchers import LaunchFailed
-from ts_frontend.workers.pool import Backoff, Clock, Pool, PoolResources, Slot
-from ts_frontend.workers.process import Channels, ExitStatus, LineSink, ProcessSpec, WorkerPlan, WorkerProcess
+from ts_frontend.workers.pool import PROCESS_DIED, Pool, Slot
 from ts_frontend.workers.worker import StartFailed
 
-GUARD_S = 30
-SYNTAX_ERROR = {
-    "code": 500,
-    "message": "SyntaxError: invalid syntax (m.py, line 1)",
-    "traceback": "  m.py\nSyntaxError",
-}
+DIED = "Backend worker monitoring thread interrupted or backend worker process died."
 
 
 @pytest.fixture(autouse=True)
 def unhearing_actors(monkeypatch: pytest.MonkeyPatch) -> None:
     """They don't react to being asked to stop."""
     monkeypatch.setattr("ts_frontend.workers.worker.STOP_S_MAX", 0.01)
-
-
-class Actor(WorkerProcess):
-    """A process that the test plays: `theirs` is its end of the socket."""
-
-    theirs: socket.socket
-
-    def kill(self) -> None:
-        self.end(-signal.SIGKILL)
-
-    def end(self, code: int | None) -> None:
-        self.theirs.close()
-        self.ended(ExitStatus(code))
-
-    def release(self) -> None:
-        self.progress.close()
-
-
-class Stage:
-    """The launcher, and what else a pool asks of the server. `scenes` says what the next processes do, then they are
-    ready: ready, fails (a handler's exception), dies (killed while loading), exits (with a status while loading), hangs
-    (loads for ever), an exception (raised by the launch), or a function that is awaited by the launch."""
-
-    def __init__(self, *scenes: str | Exception | Callable[[], Awaitable[None]]) -> None:
-        self.scenes = list(scenes)
-        self.launcher = self
-        self.actors: list[Actor] = []
-        self.launched = 0
-        self.lines: list[str] = []
-        self._id = 9000
-
-    def next_worker_id(self) -> int:
-        self._id += 1
-        return self._id - 1
-
-    def line_sink(self, worker_id: int) -> LineSink:
-        return lambda stream, line: self.lines.append(line)
-
-    async def launch(self, spec: ProcessSpec, sink: LineSink) -> WorkerProcess:
-        self.launched += 1
-        scene = self.scenes.pop(0) if self.scenes else "ready"
-        if isinstance(scene, Exception):
-            raise scene
-        if callable(scene):
-            await scene()
-            scene = "ready"
-        channels = Channels()
-        actor = Actor(1 << 30, spec.name, channels.sock, channels.progress)
-        actor.theirs = socket.socket(fileno=channels.worker_sock.detach())
-        channels.worker_sock = socket.socket()
-        channels.close_worker_side()
-        for fd in (channels.stdout, channels.stderr):
-            os.close(fd)
-        self.actors.append(actor)
-        if scene == "ready":
-            actor.theirs.sendall(encode_bytes(Ready({"handler_kind": "blocking"})))
-        elif scene == "fails":
-            actor.theirs.sendall(encode_bytes(LoadFailed(SYNTAX_ERROR)))
-        elif scene != "hangs":
-            actor.end({"dies": -signal.SIGKILL, "exits": 3}[scene])
-        return actor
-
-    async def close(self) -> None:
-        pass
-
-
-class Skipping(Clock):
-    """Time that passes at once, but for the pauses after `held` of them: those wait for the hurry."""
-
-    def __init__(self, held: int = 1 << 30) -> None:
-        self.pauses: list[float] = []
-        self._skipped_s = 0.0
-        self._held = held
-        self.holding = asyncio.Event()
-
-    def now_s(self) -> float:
-        return time.monotonic() + self._skipped_s
-
-    async def pause(self, seconds: float, hurry: asyncio.Event) -> None:
-        self.pauses.append(seconds)
-        if len(self.pauses) > self._held:
-            self.holding.set()
-            await hurry.wait()
-        self._skipped_s += seconds
-
-
-def pool_of(stage: Stage, clock: Clock, give_up_s: float = 300.0, on_change: Callable[[], None] = lambda: None) -> Pool:
-    plan = WorkerPlan(
-        ProcessSpec("m_1.0", {}), {}, startup_timeout_s=GUARD_S, response_timeout_s=GUARD_S, message_bytes_max=1 << 20
-    )
-    backoff = lambda: Backoff(give_up_s)  # noqa: E731
-    resources = PoolResources(stage.launcher, stage.next_worker_id, lambda: CPU, stage.line_sink)
-    return Pool("m_1.0", plan, JobQueue(Policy()), resources, backoff, on_change, clock)
-
-
-def waiting(pool: Pool) -> Job:
-    job = Job(Ledger(), [Input("data", "", b"x")], request_id="r")
-    pool.queue.put(job)
-    return job
-
-
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    """Nothing of it may be left when it ends."""
-
-    async def whole() -> None:
-        await asyncio.wait_for(scenario, GUARD_S)
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        assert not left, left
-
-    asyncio.run(whole())
 
 
 def test_requests_that_wait_learn_why_the_model_cannot_be_loaded() -> None:
@@ -270,13 +154,97 @@ def test_the_same_traceback_is_logged_once_and_then_counted(caplog: pytest.LogCa
         pool = pool_of(stage, clock)
         with pytest.raises(StartFailed):
             await pool.scale(2)
-        await until_async(lambda: stage.launched >= 6)
-        assert stage.lines == ["  m.py", "SyntaxError"]
+        await until_async(lambda: stage.lines.count(PROCESS_DIED) >= 6)
+        assert [line for line in stage.lines if line != PROCESS_DIED] == ["  m.py", "SyntaxError"]
+        assert stage.lines[0] == PROCESS_DIED, "TorchServe's line comes each time"
         await pool.close(0)
 
     with caplog.at_level(logging.WARNING):
         run(scenario())
     assert "same traceback as before, 4 times now" in caplog.text
+
+
+# --- TorchServe's lines
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was said of worker 9000, its times left out."""
+    found = [
+        (one.levelname, one.getMessage()) for one in caplog.records if getattr(one, "source", "") == "W-9000-m_1.0"
+    ]
+    return [f"{level} {re.sub(r'[0-9.]+ seconds|timestamp: [0-9]{13}$', '…', text)}" for level, text in found]
+
+
+def test_alerts_find_torchserves_lines_for_a_worker_that_fails_to_load_and_recovers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario() -> None:
+        stage = Stage("fails", "fails", LaunchFailed("no memory"), "ready")
+        pool = pool_of(stage, Skipping())
+        with pytest.raises(StartFailed):
+            await pool.scale(1)
+        await until_async(lambda: "Auto recovery succeeded" in caplog.text)
+        assert said(caplog) == [
+            "INFO 9000 Worker disconnected. WORKER_STARTED",
+            f"INFO {DIED}, startupTimeout:{GUARD_S:g}sec",
+            "INFO Auto recovery start …",
+            "INFO Retry worker: 9000 in ….",
+            "INFO 9000 Worker disconnected. WORKER_STARTED",
+            f"INFO {DIED}, startupTimeout:{GUARD_S:g}sec",
+            "WARNING Auto recovery failed again",
+            "INFO Retry worker: 9000 in ….",
+            "ERROR Backend worker error\n"
+            "org.pytorch.serve.wlm.WorkerInitializationException: Failed start worker process",
+            "WARNING Auto recovery failed again",
+            "INFO Retry worker: 9000 in ….",
+            "INFO Auto recovery succeeded, reset recoveryStartTS",
+        ]
+        caplog.clear()
+        stage.actors[-1].end(-signal.SIGSEGV)
+        await until_async(lambda: "Auto recovery succeeded" in caplog.text)
+        assert said(caplog) == [
+            "INFO 9000 Worker disconnected. WORKER_MODEL_LOADED",
+            f"INFO {DIED}, responseTimeout:{GUARD_S:g}sec",
+            "INFO Auto recovery start …",
+            "INFO Retry worker: 9000 in ….",
+            "INFO Auto recovery succeeded, reset recoveryStartTS",
+        ]
+        caplog.clear()
+        await pool.close(0)
+        assert not said(caplog), "a worker that is asked to end is no failure"
+
+    with caplog.at_level(logging.INFO):
+        run(scenario())
+
+
+@pytest.mark.parametrize("loading", [True, False])
+def test_alerts_find_torchserves_lines_for_a_worker_that_does_not_answer(
+    loading: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        stage = Stage("hangs", "ready") if loading else Stage("ready", "ready")
+        pool = pool_of(stage, Skipping())
+        if loading:
+            pool.plan = replace(pool.plan, startup_timeout_s=0.01)
+            with pytest.raises(StartFailed, match="startupTimeout"):
+                await pool.scale(1)
+            pool.plan = replace(pool.plan, startup_timeout_s=GUARD_S)
+        else:
+            await pool.scale(1)
+            waiting(pool)
+            await until_async(lambda: pool.slots[0].worker is not None and pool.slots[0].worker.busy)
+            pool.tick(time.monotonic() + 2 * GUARD_S)
+        await until_async(lambda: "Auto recovery succeeded" in caplog.text)
+        assert said(caplog)[:3] == [
+            f"INFO 9000 Worker disconnected. {'WORKER_STARTED' if loading else 'WORKER_MODEL_LOADED'}",
+            "ERROR Number or consecutive unsuccessful inference 1",
+            "ERROR Backend worker error\n"
+            "org.pytorch.serve.wlm.WorkerInitializationException: Backend worker did not respond in given time",
+        ]
+        await pool.close(0)
+
+    with caplog.at_level(logging.INFO):
+        run(scenario())
 
 
 # --- mistakes of the server's own, and cancellation
@@ -315,7 +283,7 @@ def test_a_mistake_anywhere_is_logged_and_the_worker_started_again(
         elif where == "connect":
             monkeypatch.setattr("ts_frontend.workers.worker.Connection.push", once(Connection.push))
         elif where == "put_back":
-            monkeypatch.setattr(Actor, "last_started_batch", once(Actor.last_started_batch))
+            monkeypatch.setattr(Actor, "unbegun", once(Actor.unbegun))
         elif where == "release":
             release = once(lambda: None)
             monkeypatch.setattr(Actor, "release", lambda actor: (actor.progress.close(), release()))
@@ -422,3 +390,76 @@ def test_orphans_are_looked_for_again_after_a_look_that_failed(
     with caplog.at_level(logging.ERROR):
         run(scenario())
     assert "no /proc" in caplog.text
+
+
+# --- deadlines, without the supervisor's ticks
+
+
+def limited(pool: Pool, seconds: float) -> Job:
+    deadline_s = time.monotonic() + seconds
+    job = Job(Ledger(), [Input("data", "", b"x")], request_id="r", deadline_s=deadline_s, ends_s=deadline_s)
+    pool.queue.put(job)
+    pool.end_by(deadline_s)
+    return job
+
+
+async def ended(job: Job) -> JobState:
+    with pytest.raises(DeadlineExceeded):
+        await job.result()
+    return job.state
+
+
+def test_what_runs_ends_at_its_deadline_and_the_handler_is_told() -> None:
+    async def scenario() -> None:
+        stage = Stage()
+        pool = pool_of(stage, Skipping())
+        await pool.scale(1)
+        first, second, later = limited(pool, 0.05), limited(pool, 0.05), limited(pool, 3600)
+        (actor,) = stage.actors
+        assert [await ended(first), await ended(second)] == [JobState.EXPIRED] * 2
+        decoder, told = Decoder(1 << 20), []
+        while not told:
+            await asyncio.sleep(0)
+            with contextlib.suppress(BlockingIOError):
+                told += [one for one in decoder.feed(actor.theirs.recv(65536)) if isinstance(one, Cancel)]
+        assert told[0].job_id == first.id and not later.done
+        later.cancel()
+        await pool.close(0)
+        assert pool._due is None
+
+    run(scenario())
+
+
+def test_what_waits_ends_at_its_deadline_also_behind_a_later_one() -> None:
+    async def scenario() -> None:
+        pool = pool_of(Stage(), Skipping())
+        later = limited(pool, 3600)
+        assert await ended(limited(pool, 0.05)) is JobState.EXPIRED
+        assert await ended(limited(pool, 0.0)) is JobState.EXPIRED
+        assert not later.done and pool._due is not None
+        later.cancel()
+        await pool.close(0)
+
+    run(scenario())
+
+
+# --- loading
+
+
+def test_a_load_may_take_longer_than_an_answer() -> None:
+    """TorchServe's timeout of answers ended loads, too, for ever anew."""
+
+    async def scenario() -> None:
+        stage = Stage("hangs")
+        pool = pool_of(stage, Skipping())
+        scaling = asyncio.ensure_future(pool.scale(1))
+        await until_async(lambda: stage.actors)
+        await until_async(lambda: pool.slots[0].worker is not None and pool.slots[0].worker.state.value == "loading")
+        for seconds in range(0, 10 * GUARD_S, GUARD_S):
+            pool.tick(time.monotonic() + seconds)
+        stage.actors[0].theirs.sendall(encode_bytes(Ready({"handler_kind": "blocking"})))
+        await scaling
+        assert pool.ready_count == stage.launched == 1
+        await pool.close(0)
+
+    run(scenario())

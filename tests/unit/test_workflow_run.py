@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from support import GUARD_S
 from ts.protocol.frames import Input
 from ts_frontend.errors import (
     Cancelled,
@@ -23,7 +24,6 @@ from ts_frontend.errors import (
 from ts_frontend.workflows.specification import Node, make_graph
 from ts_frontend.workflows.workflow import NodeFailed, Reply, Run
 
-GUARD_S = 20
 HEADERS = (("x-a", "1"),)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -21,12 +22,18 @@ SEQUENCE_KEYS = (
 )
 
 
+#: Held while processors are made, which several threads of one handler may ask for at once.
+_MAKING = threading.Lock()
+
+
 class RequestCancelled(BaseException):
     """Nobody waits for this batch any more. Not an `Exception`, so that a handler's `except Exception` lets it pass."""
 
 
 class RunningBatch(Protocol):
     """The batch behind a context: what the runtime lets a handler see and do."""
+
+    def headers(self) -> Sequence[Mapping[str, Any]]: ...
 
     def is_cancelled(self, idx: int | None) -> bool: ...
 
@@ -117,7 +124,7 @@ class Context:
             "limit_max_image_pixels": limit_max_image_pixels,
         }
         self.request_ids: dict[int, str] | None = None
-        self._request_processor: list[RequestProcessor] = []
+        self._processors: list[RequestProcessor] | None = []  # None: not asked for yet
         self._metrics = metrics
         self._metrics_source: Callable[[], Any] | None = None
         self.stopping_criteria: Any = None
@@ -127,11 +134,12 @@ class Context:
         )
         self._batch: RunningBatch | None = None
 
-    def begin(self, batch: RunningBatch, request_ids: dict[int, str], headers: Sequence[Mapping[str, Any]]) -> None:
-        """Turns the context to another batch: called by the runtime before each handler call."""
+    def begin(self, batch: RunningBatch, request_ids: dict[int, str]) -> None:
+        """Turns the context to another batch: called by the runtime before each handler call. The batch is asked for
+        its headers when the handler first looks at them."""
         self._batch = batch
         self.request_ids = request_ids
-        self._request_processor = [RequestProcessor(header) for header in headers]
+        self._processors = None
 
     def fork(self) -> Context:
         """A context of its own for a batch that runs beside others; attributes set so far are shared."""
@@ -171,14 +179,24 @@ class Context:
 
     @property
     def request_processor(self) -> list[RequestProcessor]:
-        return self._request_processor
+        if self._processors is None:
+            with _MAKING:
+                if self._processors is None:
+                    self._processors = [RequestProcessor(header) for header in self._running().headers()]
+        return self._processors
 
     @request_processor.setter
     def request_processor(self, processors: Sequence[RequestProcessor | Mapping[str, Any]]) -> None:
         """Accepts processors, or (as TorchServe does) a list of header dicts to make them of."""
-        self._request_processor = [
-            one if isinstance(one, RequestProcessor) else RequestProcessor(one) for one in processors
-        ]
+        self._processors = [one if isinstance(one, RequestProcessor) else RequestProcessor(one) for one in processors]
+
+    #: TorchServe's own name for them, which handlers reach for.
+    _request_processor = request_processor
+
+    @property
+    def is_plain(self) -> bool:
+        """True when nothing can have been set for any answer: no request processor was asked for."""
+        return self._processors is None
 
     # --- requests
 
@@ -186,10 +204,10 @@ class Context:
         return (self.request_ids or {}).get(idx)
 
     def get_request_header(self, idx: int, key: str) -> Any:
-        return self._request_processor[idx].get_request_property(key)
+        return self.request_processor[idx].get_request_property(key)
 
     def get_all_request_header(self, idx: int) -> Mapping[str, Any]:
-        return self._request_processor[idx].get_request_properties()
+        return self.request_processor[idx].get_request_properties()
 
     def get_sequence_id(self, idx: int) -> str:
         return str(self.get_request_header(idx, self.header_key_sequence_id) or "")
@@ -203,20 +221,20 @@ class Context:
         return self.get_response_headers(idx).get("content-type")
 
     def set_response_header(self, idx: int, key: str, value: str) -> None:
-        self._request_processor[idx].add_response_property(key, value)
+        self.request_processor[idx].add_response_property(key, value)
 
     def get_response_headers(self, idx: int) -> dict[str, str]:
-        return self._request_processor[idx].get_response_headers()
+        return self.request_processor[idx].get_response_headers()
 
     def set_response_status(self, code: int = 200, phrase: str = "", idx: int = 0) -> None:
-        self._request_processor[idx].report_status(code, phrase)
+        self.request_processor[idx].report_status(code, phrase)
 
     def set_all_response_status(self, code: int = 200, phrase: str = "") -> None:
-        for processor in self._request_processor:
+        for processor in self.request_processor:
             processor.report_status(code, phrase)
 
     def get_response_status(self, idx: int) -> tuple[int, str]:
-        processor = self._request_processor[idx]
+        processor = self.request_processor[idx]
         return processor.get_response_status_code(), processor.get_response_status_phrase()
 
     # --- who still waits, and for how long (not in TorchServe)

@@ -147,11 +147,17 @@ def start(
 
 
 def _console(config: ServerConfig) -> Path | None:
-    """The file for output of a server without console that isn't in its logs: a traceback, a C library's complaint."""
+    """The file for output of a server without console that isn't in its logs: a traceback, a C library's complaint.
+    None: our standard output has it, also where that file can't be written."""
     if config.console_log:
         return None
-    config.log_location.mkdir(parents=True, exist_ok=True)
-    return config.log_location / CONSOLE_FILE
+    file = config.log_location / CONSOLE_FILE
+    try:
+        config.log_location.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    except OSError:  # the server says so itself, of all its logs
+        return None
+    return file
 
 
 def _spawn(command: Sequence[str], write: int, output: IO[str] | None) -> subprocess.Popen[bytes]:

@@ -20,7 +20,7 @@ from ts_frontend.cli import launch
 from ts_frontend.cli.flags import SettingsParser, add_setting_groups, settings
 from ts_frontend.config.checks import who_may
 from ts_frontend.config.display import Explained, explain, settings_table
-from ts_frontend.config.kinds import ConfigError
+from ts_frontend.config.kinds import ConfigError, nearest
 from ts_frontend.config.load import Option
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
@@ -211,8 +211,9 @@ def _subcommand(words: Sequence[str], program: Program) -> int:
         return _launcher(_parser().parse_args(rest), rest, program)
     group = _client()
     if name not in group.commands:
-        known = ", ".join([*_OWN_COMMANDS, *group.commands])
-        print(f"torchserve: there is no command {name}; there are {known}. Flags: torchserve --help", file=sys.stderr)
+        known = [*_OWN_COMMANDS, *group.commands]
+        there = f"there are {', '.join(known)}. Flags: torchserve --help"
+        print(f"torchserve: there is no command {name}{nearest(name, known)}; {there}", file=sys.stderr)
         return 2
     return int(group.main(args=[name, *rest], prog_name="torchserve", standalone_mode=True) or 0)
 

@@ -25,6 +25,11 @@ ModelEntries: TypeAlias = "Mapping[str, Mapping[str, Mapping[str, Any]]]"
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
+def no_effect(what: str, where: str, why: str) -> str:
+    """The one form of the log's sentence about what is accepted, was given in `where`, and does nothing."""
+    return f"{what} ({where}) has no effect: {why}"
+
+
 class ConfigError(InvalidArgument):
     """The server can't start with these settings; one line for each of them."""
 

@@ -20,9 +20,9 @@ from ts_frontend.config.foreign import kserve as properties_file
 from ts_frontend.config.foreign import mlserver as mlserver_settings
 from ts_frontend.config.foreign.aliases import ALIASES, Alias, canonical
 from ts_frontend.config.foreign.profiles import KEYS, KSERVE_MODE, PROFILES
-from ts_frontend.config.kinds import BOOLEAN, ConfigError, nearest
+from ts_frontend.config.kinds import BOOLEAN, ConfigError, nearest, no_effect
 from ts_frontend.config.snapshot import Snapshot, SnapshotError, SnapshotFiles, decode_models
-from ts_frontend.config.table import EFFECTS, INTERNAL, NO_EFFECT, SETTINGS, Note, ServerConfig, Setting
+from ts_frontend.config.table import INTERNAL, NO_EFFECT, SETTINGS, Note, ServerConfig, Setting
 from ts_frontend.errors import InvalidArgument
 
 __all__ = [
@@ -228,7 +228,7 @@ def _known(values: Mapping[str, _Value], found: _Findings) -> dict[str, _Value]:
     for key, value in values.items():
         name = canonical(key)
         if key in NO_EFFECT:
-            found.info(f"{key} ({value.source}) {NO_EFFECT[key]}; it has no effect")
+            found.info(no_effect(key, value.source, f"it {NO_EFFECT[key]}"))
         elif name in SETTINGS:
             own[name] = value
         elif name in ALIASES:
@@ -247,8 +247,8 @@ def _meant(alias: Alias, value: _Value, found: _Findings) -> dict[str, _Value]:
     except ValueError as error:
         found.errors.append(f"{alias.name} = {value.text.strip()} ({value.source}): {error}")
         return {}
-    if said.note:
-        found.info(f"{alias.name} ({value.source}) {said.note}")
+    if said.unused:
+        found.info(no_effect(said.unused_part or alias.name, value.source, said.unused))
     return {key: replace(value, text=text) for key, text in said.settings.items()}
 
 
@@ -418,7 +418,7 @@ def _note_effects(values: Mapping[str, Any], sources: Mapping[str, str], found: 
     for key, value in values.items():
         setting = SETTINGS[key]
         if setting.effect and value != setting.default:
-            found.info(f"{key} ({sources[key]}): {EFFECTS[setting.effect]}")
+            found.info(no_effect(key, sources[key], "this server doesn't use it"))
 
 
 def _note_snapshot(layer: _Layer, chosen: Mapping[str, _Value], found: _Findings) -> None:

@@ -202,15 +202,22 @@ class SnapshotFiles:
     kept_max: int = 10
 
     def names(self) -> list[str]:
-        """Names of all snapshot files, the oldest first (their names sort by time)."""
-        with contextlib.suppress(OSError):
+        """Names of all snapshot files, the oldest first (their names sort by time).
+
+        :raises OSError: the directory is there and can't be read.
+        """
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             return sorted(name for name in os.listdir(self.directory) if _NAME.fullmatch(name))
         return []
 
     def newest(self) -> tuple[FoundSnapshot | None, tuple[str, ...]]:
         """The newest file that can be read (None without any), and why each newer one can't."""
         skipped: list[str] = []
-        for name in reversed(self.names()):
+        try:
+            names = self.names()
+        except OSError as error:
+            return None, (f"the models of the last run aren't restored, the snapshots can't be read: {error}",)
+        for name in reversed(names):
             path = self.directory / name
             try:
                 settings, snapshot = decode(properties.decode(path.read_bytes()))

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError, Message
 
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.frames import Buffer, Input
-from ts_frontend.errors import HandlerFailed, InvalidArgument, ServeError
+from ts_frontend.errors import HandlerFailed, InvalidArgument, MessageTooLarge, ServeError
 from ts_frontend.grpc.call import Call, Method, RequestIds, Shape, identified, response_metadata
 from ts_frontend.job import FedJob, Job
 from ts_frontend.models.health import Health
@@ -46,8 +46,16 @@ ELEMENTS_SEEN_MAX = 256
 M = TypeVar("M", bound=Message)
 
 
-def message(kind: type[M], data: bytes) -> M:
-    """The message in `data`. InvalidArgument, naming its type, for anything else."""
+#: Of a request that is none to a model: names, settings, places.
+SMALL_BYTES_MAX = 256 * 1024
+
+
+def message(kind: type[M], data: bytes, *, bytes_max: int = SMALL_BYTES_MAX) -> M:
+    """The message in `data`. InvalidArgument, naming its type, for anything else; MessageTooLarge."""
+    if len(data) > bytes_max:
+        raise MessageTooLarge(
+            f"A {kind.DESCRIPTOR.name} of {len(data)} bytes is too large: it may have {bytes_max} bytes"
+        )
     try:
         return kind.FromString(data)
     except DecodeError as error:

@@ -6,6 +6,7 @@ whose fields the others skip.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from ts.protocol import open_inference_pb2 as pb
@@ -14,7 +15,13 @@ from ts_frontend.grpc.call import Call, Method, Shape
 from ts_frontend.grpc.open_inference import SERVICE, message
 from ts_frontend.models.registry import Registry
 from ts_frontend.models.repository import Repository
-from ts_frontend.open_inference.repository import check_unload_parameters, config_of, load_parameters
+from ts_frontend.open_inference.heads import check_fields
+from ts_frontend.open_inference.repository import (
+    LoadParameters,
+    check_unload_parameters,
+    config_of,
+    load_parameters,
+)
 
 #: MLServer's service of its own for the same methods.
 MLSERVER_SERVICE = "inference.model_repository.ModelRepositoryService"
@@ -56,10 +63,8 @@ class RepositoryService:
         return pb.ModelConfigResponse(config=found).SerializeToString()
 
     async def load(self, call: Call, data: bytes) -> bytes:
-        request = message(pb.RepositoryModelLoadRequest, data)
-        name = _name(request)
-        given = {key: _value(parameter) for key, parameter in request.parameters.items()}
-        await self._repository.load(name, *load_parameters(given))
+        name, parameters = await asyncio.to_thread(load_asked, data)
+        await self._repository.load(name, *parameters)
         return pb.RepositoryModelLoadResponse(model_name=name, isLoaded=True).SerializeToString()
 
     async def unload(self, call: Call, data: bytes) -> bytes:
@@ -68,6 +73,15 @@ class RepositoryService:
         check_unload_parameters(set(request.parameters))
         await self._repository.unload(name)
         return pb.RepositoryModelUnloadResponse(model_name=name, isUnloaded=True).SerializeToString()
+
+
+def load_asked(data: bytes) -> tuple[str, LoadParameters]:
+    """The model of a RepositoryModelLoadRequest, and what to load it with. Raises InvalidArgument, MessageTooLarge.
+    Files make it large: for a thread."""
+    check_fields(data, "RepositoryModelLoadRequest")
+    request = message(pb.RepositoryModelLoadRequest, data, bytes_max=len(data))
+    given = {key: _value(parameter) for key, parameter in request.parameters.items()}
+    return _name(request), load_parameters(given)
 
 
 def _name(request: pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest) -> str:

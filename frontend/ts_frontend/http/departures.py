@@ -1,28 +1,34 @@
 """Clients of HTTP/1.1 that leave while they wait for an answer: h2corn tells that only of HTTP/2.
 
-Linux knows: a connection whose client has closed it is in state CLOSE_WAIT, one that was reset is in no table any more.
-One look at the tables serves all requests that are watched; nobody looks while none is. A client that closes only its
-own half of the connection counts as gone, as it does with most servers.
+Linux knows, and tells whoever asks (epoll's EPOLLRDHUP), without a byte being taken from the engine that reads the
+connection. The engine runs in this process: a look through the descriptors finds the connections of the requests that
+are watched, once for each connection. A client that closes only its own half of the connection counts as gone, as it
+does with most servers. One that resets its connection before the first look isn't found, and counts as there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import select
 import socket
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from ts_frontend.tasks import kept
 
-LOOK_EVERY_S = 0.5
-#: An answer that takes no longer isn't watched.
-WATCH_AFTER_S = 0.1
-#: The kernel's tables are read in pieces, and one look may miss a connection while others come and go.
-MISSED_MIN = 2
-TABLES = (Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6"))
-_ESTABLISHED, _CLOSE_WAIT = "01", "08"
+DESCRIPTORS = Path("/proc/self/fd")
+LOOK_EVERY_S = 0.01
+#: An answer that takes no longer isn't watched: it costs something to find out whether its client is still there.
+WATCH_AFTER_S = 0.01
+#: After a look come so many times its own length without one, however many new connections there are.
+REST_FACTOR = 10
+#: What that many looks didn't find is somewhere else: behind a proxy that tells its clients' addresses.
+LOOKS_MAX = 2
 _MAPPED = bytes(10) + b"\xff\xff"
 
 
@@ -35,16 +41,14 @@ class ConnectionKey(NamedTuple):
 
 
 class Watched:
-    """A request whose client may leave. One that was never seen in the tables can't be said to have gone from them: its
-    address may be what a proxy says."""
+    """A request whose client may leave. `looks`: how many didn't find its connection."""
 
-    __slots__ = ("act", "connection", "missed", "seen")
+    __slots__ = ("act", "connection", "looks")
 
     def __init__(self, connection: ConnectionKey, act: Callable[[], None]) -> None:
         self.connection = connection
         self.act = act
-        self.seen = False
-        self.missed = 0  # looks in a row that didn't find it
+        self.looks = 0
 
 
 class Lingering:
@@ -81,83 +85,149 @@ class Lingering:
 
 
 class Departures:
-    """Calls back when the client of a watched request has left. `lingering` has the requests that aren't watched yet:
-    whether a client is still there costs a task to find out."""
+    """Calls back when the client of a watched request has left. `lingering` has the requests that aren't watched
+    yet."""
 
-    def __init__(self, tables: tuple[Path, ...] = TABLES, look_every_s: float = LOOK_EVERY_S) -> None:
-        self._tables = tables
+    def __init__(self, descriptors: Path = DESCRIPTORS, look_every_s: float = LOOK_EVERY_S) -> None:
+        self._descriptors = descriptors
         self._look_every_s = look_every_s
-        self._watched: set[Watched] = set()
+        self._watched: dict[ConnectionKey, set[Watched]] = {}
+        self._unknown: set[Watched] = set()
         self._looking: asyncio.Task[None] | None = None
         self.lingering = Lingering(WATCH_AFTER_S)
+        #: The descriptors of the connections that are followed, both ways. They stay followed between requests.
+        self._numbers: dict[ConnectionKey, int] = {}
+        self._keys: dict[int, ConnectionKey] = {}
+        self._events = _Events(self._left) if sys.platform == "linux" else None
 
     def watch(self, client: tuple[str, int], own_port: int, act: Callable[[], None]) -> Watched | None:
-        """Calls `act`, once, should the client leave before `forget`. None where addresses aren't those of IP."""
+        """Calls `act`, once, should the client leave before `forget`. None where that can't be known: for addresses
+        that aren't those of IP, and on other systems than Linux."""
         host = packed(client[0])
-        if host is None:
+        if host is None or self._events is None:
             return None
         one = Watched(ConnectionKey(host, client[1], own_port), act)
-        self._watched.add(one)
-        if self._looking is None or self._looking.done():
-            self._looking = kept(self._look, "The look for clients that have left")
+        self._watched.setdefault(one.connection, set()).add(one)
+        number = self._numbers.get(one.connection)
+        if number is None or connection_of(number) != one.connection:
+            self._unknown.add(one)
+            if self._looking is None or self._looking.done():
+                self._looking = kept(self._look, "The look for connections whose clients may leave")
         return one
 
     def forget(self, one: Watched) -> None:
-        self._watched.discard(one)
+        self._unknown.discard(one)
+        others = self._watched.get(one.connection)
+        if others is not None:
+            others.discard(one)
+            if not others:
+                del self._watched[one.connection]
 
     async def _look(self) -> None:
-        while self._watched:
-            ports = {one.connection.own_port for one in self._watched}
-            states = await asyncio.to_thread(self._states, ports)
-            for one in list(self._watched):
-                if states is not None and self._has_left(one, states):
-                    self._watched.discard(one)
-                    one.act()
-            await asyncio.sleep(self._look_every_s)
+        while self._unknown:
+            begun_s = time.monotonic()
+            wanted = {one.connection for one in self._unknown}
+            found = await asyncio.to_thread(self._found, wanted)
+            for key, number in found.items():
+                self._follow(key, number)
+            for one in list(self._unknown):
+                one.looks += 1
+                if one.connection in found or one.looks >= LOOKS_MAX:
+                    self._unknown.discard(one)
+            took_s = time.monotonic() - begun_s
+            await asyncio.sleep(max(self._look_every_s, REST_FACTOR * took_s))
 
-    def _has_left(self, one: Watched, states: dict[ConnectionKey, str]) -> bool:
-        state = states.get(one.connection)
-        if state == _ESTABLISHED:
-            one.seen, one.missed = True, 0
-            return False
-        one.missed += 1
-        return state == _CLOSE_WAIT or (one.seen and one.missed >= MISSED_MIN)
+    def _found(self, wanted: set[ConnectionKey]) -> dict[ConnectionKey, int]:
+        return {key: number for key, number in connections(self._descriptors) if key in wanted}
 
-    def _states(self, own_ports: set[int]) -> dict[ConnectionKey, str] | None:
-        """None when a table that is there can't be read (no descriptor is left): that says nothing of anybody."""
-        found: dict[ConnectionKey, str] = {}
-        for table in self._tables:
-            try:
-                found.update(read_table(table.read_text(), own_ports))
-            except FileNotFoundError:
-                continue
-            except OSError:
-                return None
-        return found
+    def _follow(self, key: ConnectionKey, number: int) -> None:
+        """From now on the end of that connection is told, also if it has ended already."""
+        assert self._events is not None
+        if connection_of(number) not in (key, None):
+            return  # closed since the look, and the number is another one's
+        former = self._keys.get(number)
+        if former is not None and self._numbers.get(former) == number:
+            del self._numbers[former]
+        with contextlib.suppress(OSError):  # closed since the look
+            self._events.follow(number)
+            self._keys[number], self._numbers[key] = key, number
 
-
-def read_table(text: str, own_ports: set[int]) -> Iterator[tuple[ConnectionKey, str]]:
-    """The connections to `own_ports` in a table of the kernel, each with its state (proc(5): /proc/net/tcp)."""
-    ends = {f":{port:04X}": port for port in own_ports}
-    for line in text.splitlines()[1:]:
-        _, local, remote, state, *_ = line.split(maxsplit=4)
-        own_port = ends.get(local[-5:])
-        if own_port is not None:
-            address, _, port = remote.partition(":")
-            yield ConnectionKey(_in_network_order(address), int(port, 16), own_port), state
+    def _left(self, number: int) -> None:
+        """The client of the connection with this descriptor has left."""
+        key = self._keys.pop(number, None)
+        if key is None:
+            return
+        if self._numbers.get(key) == number:
+            del self._numbers[key]
+        if connection_of(number) in (key, None):  # else another connection's by now; None: it was reset
+            for one in self._watched.pop(key, ()):
+                one.act()
 
 
-def _in_network_order(text: str) -> bytes:
-    """An address as the tables have it: words of 32 bits in the machine's order, which is little-endian."""
-    raw = bytes.fromhex(text)
-    words = b"".join(raw[at : at + 4][::-1] for at in range(0, len(raw), 4))
-    return words.removeprefix(_MAPPED) if len(words) == 16 else words
+class _Events:
+    """epoll within the running loop: says, once for each connection, that its other side has closed it."""
+
+    def __init__(self, left: Callable[[int], None]) -> None:
+        self._left = left
+        self._epoll: select.epoll | None = None
+
+    def follow(self, number: int) -> None:
+        if self._epoll is None:
+            self._epoll = select.epoll()
+            asyncio.get_running_loop().add_reader(self._epoll.fileno(), self._tell)
+        events = select.EPOLLRDHUP | select.EPOLLET
+        try:
+            self._epoll.register(number, events)
+        except FileExistsError:
+            self._epoll.modify(number, events)  # tells it again if it was told
+
+    def _tell(self) -> None:
+        assert self._epoll is not None
+        for number, _ in self._epoll.poll(0):
+            self._left(number)
+
+
+def connections(descriptors: Path = DESCRIPTORS) -> Iterator[tuple[ConnectionKey, int]]:
+    """The connections of this process, with their descriptors; none where they aren't listed."""
+    try:
+        names = os.listdir(descriptors)
+    except OSError:
+        return
+    for name in names:
+        key = connection_of(int(name))
+        if key is not None:
+            yield key, int(name)
+
+
+def connection_of(number: int) -> ConnectionKey | None:
+    """The TCP connection with this descriptor; None for what is none, or none any more.
+
+    The descriptor is the engine's, who may close it at any time, and isn't touched.
+    """
+    try:
+        one = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=number)  # its addresses fit for IPv4, too
+    except OSError:
+        return None
+    try:
+        own, other = one.getsockname(), one.getpeername()
+    except OSError:
+        return None
+    finally:
+        one.detach()
+    if not isinstance(other, tuple) or not isinstance(other[0], str):
+        return None
+    host = packed(other[0])
+    return None if host is None else ConnectionKey(host, other[1], own[1])
 
 
 def packed(host: str) -> bytes | None:
     """An address as `ConnectionKey` has it; None for what is none of IP."""
     for family in (socket.AF_INET, socket.AF_INET6):
         with contextlib.suppress(OSError):
-            packed = socket.inet_pton(family, host.partition("%")[0])
-            return packed.removeprefix(_MAPPED) if len(packed) == 16 else packed
+            return unmapped(socket.inet_pton(family, host.partition("%")[0]))
     return None
+
+
+def unmapped(host: bytes) -> bytes:
+    """An IPv4 address that is written as one of IPv6, as itself."""
+    return host.removeprefix(_MAPPED) if len(host) == 16 else host

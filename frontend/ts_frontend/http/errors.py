@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from enum import Enum
 
-from ts_frontend.errors import Code, ServeError
+from ts_frontend.errors import Code, ModelNotFound, ServeError
 from ts_frontend.http.request import JSON, NOT_FOUND, Header, HttpAnswer, compact_json, error_body
 
 
@@ -48,6 +48,16 @@ class Unauthorized(HttpError):
     headers = ((b"www-authenticate", b"Bearer"),)
 
 
+class BadParameter(HttpError):
+    """A request that asks for what can't be, in OpenAI's API: `parameter` is the member to blame, `reason` its code."""
+
+    code, http_status, type_name = Code.INVALID_ARGUMENT, 400, "BadRequestException"
+
+    def __init__(self, message: str, parameter: str, reason: str | None = None) -> None:
+        super().__init__(message)
+        self.parameter, self.reason = parameter, reason
+
+
 class UnknownEncoding(HttpError):
     """A body in an encoding that isn't read here."""
 
@@ -74,18 +84,23 @@ def _open_inference(error: ServeError) -> HttpAnswer:
     return compact_json(_status(error), {"error": error.message})
 
 
-_OPENAI_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    404: "invalid_request_error",
-    429: "rate_limit_error",
+#: OpenAI's `type` and `code` by status.
+_OPENAI: dict[int, tuple[str, str | None]] = {
+    401: ("authentication_error", "invalid_api_key"),
+    429: ("rate_limit_error", "rate_limit_exceeded"),
 }
 
 
 def _openai(error: ServeError) -> HttpAnswer:
     status = _status(error)
-    kind = _OPENAI_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return compact_json(status, {"error": {"message": error.message, "type": kind, "param": None, "code": status}})
+    kind, reason = _OPENAI.get(status, ("server_error" if status >= 500 else "invalid_request_error", None))
+    parameter = None
+    if isinstance(error, BadParameter):
+        parameter, reason = error.parameter, error.reason
+    elif isinstance(error, ModelNotFound):
+        parameter, reason = "model", "model_not_found"
+    told = {"message": error.message, "type": kind, "param": parameter, "code": reason}
+    return compact_json(status, {"error": told})
 
 
 def _status(error: ServeError) -> int:

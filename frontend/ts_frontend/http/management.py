@@ -10,7 +10,7 @@ from typing import Any
 from ts_frontend.config.parameters import REGISTER, SCALE, CallParameter
 from ts_frontend.errors import InvalidArgument
 from ts_frontend.http.errors import MethodNotAllowed, ResourceNotFound
-from ts_frontend.http.request import HttpAnswer, HttpRequest, Parameters, json_answer, query_pairs
+from ts_frontend.http.request import HttpAnswer, HttpRequest, Parameters, check_json_size, json_answer, query_pairs
 from ts_frontend.models.description import LIST_LIMIT
 from ts_frontend.models.manager import ModelManager, Outcome
 from ts_frontend.models.registry import Registry
@@ -45,6 +45,7 @@ async def register_parameters(request: HttpRequest) -> Parameters:
 
 def _json_parameters(body: bytes) -> Parameters:
     """The members of a JSON object, as parameters of those names."""
+    check_json_size(body)
     try:
         members = json.loads(body)
     except (ValueError, RecursionError) as error:

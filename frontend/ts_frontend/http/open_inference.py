@@ -24,7 +24,7 @@ from ts_frontend.models.repository import Repository
 from ts_frontend.models.signature import TensorSpec, as_json
 from ts_frontend.open_inference import models as tensor_models
 from ts_frontend.open_inference import requests as tensor_requests
-from ts_frontend.open_inference.repository import check_unload_parameters, config_of, load_parameters
+from ts_frontend.open_inference.repository import check_unload_parameters, config_of, load_parameters_of_json
 from ts_frontend.open_inference.requests import joined_generate, joined_json
 from ts_frontend.open_inference.shared_memory import Regions
 from ts_frontend.scheduling.sequence_queue import SequenceHeaders
@@ -173,7 +173,8 @@ class HttpOpenInference:
 
     async def load(self, request: HttpRequest) -> HttpAnswer:
         name = request.path_params["model_name"]
-        await self._repository.load(name, *load_parameters(_parameters(json_object(await request.body()))))
+        parameters = await asyncio.to_thread(load_parameters_of_json, await request.body())
+        await self._repository.load(name, *parameters)
         return compact_json(200, {"name": name, "load": True})
 
     async def unload(self, request: HttpRequest) -> HttpAnswer:

@@ -5,22 +5,40 @@ A completion is a request like any other: the same queue, batches and workers (d
 
 from __future__ import annotations
 
+import asyncio
 import json
-import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any, TypeAlias
 
-from ts.protocol.frames import Buffer, Input
-from ts_frontend.errors import InvalidArgument, ServeError
-from ts_frontend.http.errors import ErrorDialect, refusal
+from ts.protocol import completions
+from ts.protocol.completions import DONE, Asked, BadCompletion, Choice, Completion
+from ts.protocol.frames import Input, Pairs
+from ts_frontend.errors import ModelNotFound, ServeError
+from ts_frontend.http.errors import BadParameter, ErrorDialect, refusal
 from ts_frontend.http.open_inference import EVENTS, event
-from ts_frontend.http.request import HttpAnswer, HttpRequest, compact_json, json_object
+from ts_frontend.http.request import (
+    JSON,
+    JSON_BYTES_MAX,
+    Body,
+    HttpAnswer,
+    HttpRequest,
+    compact_json,
+    json_head,
+    json_object,
+)
+from ts_frontend.http.torchserve import PREDICT, answer_of
 from ts_frontend.job import Job
+from ts_frontend.models.model import Model, OpenAIHandler
 from ts_frontend.models.registry import Registry
+from ts_frontend.open_inference.heads import MEMBER_BYTES_MAX, members
 from ts_frontend.open_inference.models import find
+from ts_frontend.tasks import merged, owned
 
 Fields: TypeAlias = "dict[str, Any]"
-DONE = b"data: [DONE]\n\n"
+EVENT_STREAM = b"text/event-stream"
+#: Members that the server acts on, and those that it refuses for what they ask.
+DECIDING = (*completions.ASKING, "stop", "stream", "stream_options")
+TEXT, CHAT = "v1/completions", "v1/chat/completions"
 
 
 class HttpOpenAI:
@@ -31,153 +49,188 @@ class HttpOpenAI:
 
     async def list_models(self, request: HttpRequest) -> HttpAnswer:
         """OpenAI's list and KServe's (`models`) in one."""
-        names = sorted(model.name for model in self._models.defaults())
-        return compact_json(200, {"object": "list", "data": [_object(name) for name in names], "models": names})
+        models = self._models.defaults()
+        found = {name: model for model in reversed(models) for name in (model.openai or OpenAIHandler()).names}
+        found |= {model.name: model for model in models}
+        listed = [_object(name, found[name]) for name in sorted(found)]
+        return compact_json(200, {"object": "list", "data": listed, "models": [model.name for model in models]})
 
     async def retrieve(self, request: HttpRequest) -> HttpAnswer:
         """OpenAI's object and KServe's readiness in one."""
         name = request.path_params["model_name"]
-        ready = find(self._models, name, "").ready
-        return compact_json(200 if ready else 503, _object(name) | {"name": name, "ready": ready})
+        model = self._find(name)
+        return compact_json(200 if model.ready else 503, _object(name, model) | {"name": name, "ready": model.ready})
 
     async def completion(self, request: HttpRequest) -> HttpAnswer:
-        return await self._complete(request, Completion)
+        return await self._complete(request, TEXT)
 
     async def chat_completion(self, request: HttpRequest) -> HttpAnswer:
-        return await self._complete(request, ChatCompletion)
+        return await self._complete(request, CHAT)
 
-    async def _complete(self, request: HttpRequest, form: type[Completion]) -> HttpAnswer:
+    def _find(self, name: str) -> Model:
+        """The model of that name, or the one whose handler answers to it. Raises ModelNotFound."""
+        try:
+            return find(self._models, name, "")
+        except ModelNotFound:
+            for model in self._models.defaults():
+                if model.openai is not None and name in model.openai.names:
+                    return model
+            raise
+
+    async def _complete(self, request: HttpRequest, path: str) -> HttpAnswer:
         body = await request.body()
-        asked = json_object(body)
-        name = asked.get("model")
+        whole = len(body) <= JSON_BYTES_MAX
+        fields = json_object(body) if whole else await json_head(body)
+        name = fields.get("model")
         if not isinstance(name, str) or not name:
-            raise InvalidArgument("model is the name of the model to ask")
-        if asked.get("n") not in (None, 1):
-            raise InvalidArgument(f"n is {asked['n']!r}: one choice for each request is all there is")
-        stream = asked.get("stream") or False
-        if not isinstance(stream, bool):
-            raise InvalidArgument(f"stream is true or false, not {stream!r}")
-        model = find(self._models, name, "")
-        answer = model.submit(
-            [Input("", f"\0openai{form.option}{';stream' if stream else ''}", body)],
-            headers=[(key.decode("latin-1"), value.decode("latin-1")) for key, value in request.headers],
-            request_id=request.request_id,
-            stream=stream,
-        )
-        request.when_gone(answer.cancel)
-        completion = form(request.request_id, name)
-        if stream:
-            return await _streamed(answer, completion, asked)
-        return compact_json(200, completion.whole([json.loads(bytes(piece)) for piece in await answer.pieces()]))
+            raise BadParameter("model is the name of the model to ask", "model")
+        model = self._find(name)
+        calls = _Calls(request)
+        try:
+            handler = await calls.known(model, self._models)
+            if handler.speaks and handler.honours is None:
+                return await calls.passed(model, path, body)
+            honours = handler.honours or frozenset()
+            if not whole:
+                await _check_large(body, fields, honours)
+            asked = _read(fields, path == CHAT, honours, whole)
+            if handler.speaks:
+                return await calls.passed(model, path, body)
+            return await calls.composed(model, path == CHAT, asked, fields, body)
+        except BaseException:
+            calls.cancel()
+            raise
 
 
-def _object(name: str) -> Fields:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "torchrelay"}
+async def _check_large(body: bytes, fields: Fields, honours: frozenset[str]) -> None:
+    """BadParameter when a member that decides how the answer is made is not among `fields`, the small ones."""
+    for name in await asyncio.to_thread(members, body, DECIDING):
+        if name not in fields and name not in honours:
+            raise BadParameter(f"{name} is over {MEMBER_BYTES_MAX} bytes, in a body of {len(body)} bytes", name)
 
 
-class Completion:
-    """The objects of one completion."""
-
-    option = ""
-    prefix, whole_object, piece_object = "cmpl", "text_completion", "text_completion"
-
-    def __init__(self, request_id: str, model: str) -> None:
-        self._fields = {"id": f"{self.prefix}-{request_id}", "created": int(time.time()), "model": model}
-
-    def whole(self, pieces: list[Fields]) -> Fields:
-        """The answer that isn't streamed."""
-        text = "".join(piece["text"] for piece in pieces)
-        choice = {"index": 0, **self._text(text), "logprobs": None, "finish_reason": finish_reason(pieces)}
-        return {**self._fields, "object": self.whole_object, "choices": [choice], **usage(pieces)}
-
-    def piece(self, text: str, first: bool) -> Fields:
-        return self._event({**self._delta(text, first), "finish_reason": None})
-
-    def end(self, pieces: list[Fields]) -> Fields:
-        return self._event({**self._end_delta(), "finish_reason": finish_reason(pieces)})
-
-    def of_usage(self, pieces: list[Fields]) -> Fields:
-        """What a client that asked for it gets last."""
-        return {**self._fields, "object": self.piece_object, "choices": [], **(usage(pieces) or {"usage": None})}
-
-    def _event(self, choice: Fields) -> Fields:
-        return {**self._fields, "object": self.piece_object, "choices": [{"index": 0, "logprobs": None, **choice}]}
-
-    def _text(self, text: str) -> Fields:
-        return {"text": text}
-
-    def _delta(self, text: str, first: bool) -> Fields:
-        return {"text": text}
-
-    def _end_delta(self) -> Fields:
-        return {"text": ""}
-
-
-class ChatCompletion(Completion):
-    """The same for a conversation."""
-
-    option = ";chat"
-    prefix, whole_object, piece_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
-
-    def _text(self, text: str) -> Fields:
-        return {"message": {"role": "assistant", "content": text}}
-
-    def _delta(self, text: str, first: bool) -> Fields:
-        return {"delta": {"role": "assistant", "content": text} if first else {"content": text}}
-
-    def _end_delta(self) -> Fields:
-        return {"delta": {}}
-
-
-def finish_reason(pieces: list[Fields]) -> str:
-    """What the model said last of why it ended; `stop` when it said nothing."""
-    said = [piece["finish_reason"] for piece in pieces if piece.get("finish_reason")]
-    return str(said[-1]) if said else "stop"
-
-
-def usage(pieces: list[Fields]) -> Fields:
-    """The numbers of tokens, when the model said them."""
-    found = {name: piece[name] for piece in pieces for name in ("prompt_tokens", "completion_tokens") if name in piece}
-    if len(found) < 2:
-        return {}
-    return {"usage": {**found, "total_tokens": sum(found.values())}}
-
-
-async def _streamed(answer: Job, completion: Completion, asked: Fields) -> HttpAnswer:
-    pieces = answer.chunks()
-    first = await anext(pieces)
-    options = asked.get("stream_options")
-    with_usage = isinstance(options, dict) and options.get("include_usage") is True
-    return HttpAnswer(200, (EVENTS,), _events(first, pieces, completion, with_usage))
-
-
-async def _events(
-    first: list[Buffer], rest: AsyncIterator[list[Buffer]], completion: Completion, with_usage: bool
-) -> AsyncIterator[list[bytes]]:
-    said: list[Fields] = []
-
-    def taken(ready: list[Buffer]) -> list[bytes]:
-        found = []
-        for data in ready:
-            if len(data):
-                piece = json.loads(bytes(data))
-                found.append(_event(completion.piece(piece["text"], not said)))
-                said.append(piece | {"text": ""})
-        return found
-
+def _read(fields: Fields, chat: bool, honours: frozenset[str], whole: bool) -> Asked:
+    """Raises BadParameter."""
     try:
-        yield taken(first)
-        async for ready in rest:
-            yield taken(ready)
-        ends = [_event(completion.end(said))]
-        if with_usage:
-            ends.append(_event(completion.of_usage(said)))
-        yield [*ends, DONE]
+        return completions.read(fields, chat, honours, whole)
+    except BadCompletion as error:
+        raise BadParameter(str(error), error.parameter, error.reason) from None
+
+
+def _object(name: str, model: Model) -> Fields:
+    return {"id": name, "object": "model", "created": int(model.created_s), "owned_by": "torchrelay"}
+
+
+class _Calls:
+    """What runs for one request, and ends when its client leaves."""
+
+    def __init__(self, request: HttpRequest) -> None:
+        self._request = request
+        self._running: list[Callable[[], object]] = []
+        request.when_gone(self.cancel)
+
+    def cancel(self) -> None:
+        for cancel in self._running:
+            cancel()
+
+    async def known(self, model: Model, models: Registry) -> OpenAIHandler:
+        """What the model's handler says of the API. While its first worker loads, that is waited for; a model that
+        can't load is refused when it gets the request."""
+        while model.openai is None and model.loading:
+            change = owned(models.changes.wait())
+            self._running.append(change.cancel)
+            await asyncio.wait({change})
+            self._running.remove(change.cancel)
+            if change.cancelled():
+                break  # its client has left
+        return model.openai or OpenAIHandler()
+
+    def _submit(self, model: Model, given: Input, stream: bool, more: Pairs = ()) -> Job:
+        headers = [(key.decode("latin-1"), value.decode("latin-1")) for key, value in self._request.headers]
+        job = model.submit([given], headers=[*headers, *more], request_id=self._request.request_id, stream=stream)
+        self._running.append(job.cancel)
+        return job
+
+    async def passed(self, model: Model, path: str, body: bytes) -> HttpAnswer:
+        """The answer of a handler that speaks the API."""
+        given = Input("body", "application/json", body)
+        answer = await answer_of(self._submit(model, given, True, [PREDICT, ("url_path", path)]))
+        kind = dict(answer.headers).get(b"content-type")
+        if kind is None:
+            answer = answer._replace(headers=(*answer.headers, JSON))
+        if isinstance(answer.body, (bytes, bytearray, memoryview)) or kind is None or not kind.startswith(EVENT_STREAM):
+            return answer
+        return answer._replace(body=_told(answer.body))
+
+    async def composed(self, model: Model, chat: bool, asked: Asked, fields: Fields, body: bytes) -> HttpAnswer:
+        """The answer of a handler that takes and gives texts: a request of the model for each prompt."""
+        form = f"\0openai{';chat' if chat else ''}{';stream' if asked.stream else ''}"
+        bodies = [body] if len(asked.prompts) < 2 else _each(fields, asked.prompts)
+        jobs = [self._submit(model, Input("", form, one), asked.stream) for one in bodies]
+        choices = [Choice(asked.stops, asked.max_tokens) for _ in jobs]
+        answer = completions.form_of(chat)(self._request.request_id, fields["model"], asked.with_usage)
+        if not asked.stream:
+            texts = [await _text(job, choice) for job, choice in zip(jobs, choices, strict=True)]
+            return compact_json(200, answer.whole(texts, choices))
+        events = merged(
+            [_choice(job, answer, index, choice) for index, (job, choice) in enumerate(zip(jobs, choices, strict=True))]
+        )
+        first = await anext(events)
+
+        def last() -> list[bytes]:
+            return [completions.event(answer.of_usage(choices))] if asked.with_usage else []
+
+        return HttpAnswer(200, (EVENTS,), _told(_all(first, events, last)))
+
+
+def _each(fields: Fields, prompts: Sequence[Any]) -> list[bytes]:
+    """The request's body for each of its prompts."""
+    return [json.dumps(fields | {"prompt": prompt}).encode() for prompt in prompts]
+
+
+async def _text(job: Job, choice: Choice) -> str:
+    """A whole answer. Raises the ServeError it ended with."""
+    pieces = [json.loads(bytes(piece)) for piece in await job.pieces()]
+    return "".join([choice.add(piece["text"], piece) for piece in pieces]) + choice.rest()
+
+
+async def _choice(job: Job, answer: Completion, index: int, choice: Choice) -> AsyncGenerator[list[bytes], None]:
+    """The events of one choice. The job is cancelled at the first of the texts to stop at."""
+    pieces = job.chunks()
+    try:
+        async for ready in pieces:
+            said = [json.loads(bytes(data)) for data in ready if len(data)]
+            texts = filter(None, [choice.add(piece["text"], piece) for piece in said])
+            if events := [completions.event(answer.piece(index, choice, text)) for text in texts]:
+                yield events
+            if choice.cut:
+                break
+        rest = choice.rest()
+        events = [] if choice.begun and not rest else [completions.event(answer.piece(index, choice, rest))]
+        yield [*events, completions.event(answer.end(index, choice))]
+    finally:
+        await pieces.aclose()
+
+
+async def _all(
+    first: list[bytes], rest: AsyncGenerator[list[bytes], None], last: Callable[[], list[bytes]]
+) -> AsyncGenerator[list[bytes], None]:
+    """`last`: what stands before the end, when all the others are there."""
+    try:
+        yield first
+        async for events in rest:
+            yield events
+        yield [*last(), DONE]
+    finally:
+        await rest.aclose()
+
+
+async def _told(pieces: AsyncIterator[Sequence[Body]]) -> AsyncIterator[Sequence[Body]]:
+    """The pieces; a failure after the first is an event."""
+    try:
+        async for piece in pieces:
+            yield piece
     except ServeError as error:
         yield [event(refusal(error, ErrorDialect.OPENAI).body)]  # type: ignore[arg-type]
     finally:
-        await rest.aclose()  # type: ignore[attr-defined]
-
-
-def _event(value: Fields) -> bytes:
-    return event(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+        await pieces.aclose()  # type: ignore[attr-defined]

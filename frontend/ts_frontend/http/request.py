@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl
 
 from ts_frontend.errors import ClientGone, Code, InvalidArgument, MessageTooLarge, ServeError
 from ts_frontend.http.departures import Departures, Watched
+from ts_frontend.open_inference.heads import WHOLE_BYTES_MAX, small_members
 from ts_frontend.tasks import watched
 
 log = logging.getLogger(__name__)
@@ -153,10 +154,11 @@ class HttpRequest:
         act = self._when_gone
         if act is None:
             return
-        self._watcher = watched(self._wait_gone(act), "The wait for a client to leave")
         client, server = self._scope.get("client"), self._scope.get("server")
         if client and server and server[1] and self._scope["http_version"].startswith("1"):
             self._watched = self._departures.watch((client[0], client[1]), server[1], act)
+        if self._watched is None:
+            self._watcher = watched(self._wait_gone(act), "The wait for a client to leave")
 
     async def _wait_gone(self, act: Callable[[], None]) -> None:
         while (await self._receive())["type"] != "http.disconnect":
@@ -227,8 +229,24 @@ def compact_json(status: int, value: object) -> HttpAnswer:
     return HttpAnswer(status, (JSON,), json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
 
 
+#: Of a body that isn't a request to a model: names, settings, places.
+JSON_BYTES_MAX = 256 * 1024
+
+
+async def json_head(body: bytes) -> dict[str, Any]:
+    """What the server reads of a JSON object that goes on to a model: of a large one, the members that are small; the
+    others aren't checked. InvalidArgument for anything else."""
+    if len(body) <= WHOLE_BYTES_MAX:
+        return json_object(body)
+    try:
+        return await asyncio.to_thread(small_members, body)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"The body is not valid JSON: {error}") from None
+
+
 def json_object(body: bytes) -> dict[str, Any]:
-    """The object in a body, {} for an empty one. InvalidArgument for anything else."""
+    """The object in a body, {} for an empty one. MessageTooLarge; InvalidArgument for anything else."""
+    check_json_size(body)
     if not body.strip():
         return {}
     try:
@@ -238,6 +256,14 @@ def json_object(body: bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise InvalidArgument(f"The body is a JSON {type(found).__name__}, not an object")
     return found
+
+
+def check_json_size(body: bytes) -> None:
+    """MessageTooLarge for a body that is too long to be parsed between other requests."""
+    if len(body) > JSON_BYTES_MAX:
+        raise MessageTooLarge(
+            f"A body of {len(body)} bytes is too large for this call: it takes {JSON_BYTES_MAX} bytes"
+        )
 
 
 def query_pairs(request: HttpRequest) -> list[tuple[str, str]]:

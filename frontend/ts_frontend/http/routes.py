@@ -152,7 +152,11 @@ ROUTES: tuple[Row, ...] = (
     _kserve("*", f"{_V1_MODEL}:explain", RUNS, HttpKServe.explain, dialect=_OIP),
     _predict("*", f"{_V1_MODEL}:predict", RUNS, HttpKServe.predict, "Predict, KServe v1", "predict_v1"),
     _predict("*", f"{_V1_MODEL}:explain", RUNS, HttpKServe.explain, "Explain, KServe v1", "explain_v1"),
-    _predict("*", f"{_V2_MODEL}/infer", RUNS, HttpOpenInference.infer, "Predict, KServe v2", "infer_v2", dialect=_OIP),
+    _predict(  # its handlers get tensors, and not any body: JSON as for a version
+        *("*", f"{_V2_MODEL}/infer", RUNS, HttpOpenInference.infer, "Predict, KServe v2", "infer_v2"),
+        dialect=_OIP,
+        json=True,
+    ),
     _predict(
         *("*", f"{_V2_MODEL}/explain", RUNS, HttpInference.explain_kserve, "Explain, KServe v2", "explain_v2"),
         dialect=_OIP,

@@ -3,8 +3,8 @@
 Calls that are cancelled before they have begun count for h2corn, but are not seen here: half as many are enough.
 
 h2corn 2.0.0 counts the RST_STREAM frames of a connection, closes it (GOAWAY ENHANCE_YOUR_CALM), and tells nobody. What
-can be seen is that so many calls were cancelled in so short a time, and then, in the kernel's table of connections
-(departures.py has its form), that the connection is closed: by our side, or by a client that read the GOAWAY first.
+can be seen is that so many calls were cancelled in so short a time, and then, in the kernel's table of connections,
+that the connection is closed: by our side, or by a client that read the GOAWAY first.
 A client that leaves with many calls has cancelled them all at once. One that leaves by itself after nearly so many
 cancels is taken for one whose connection was closed. Connections over Unix sockets and through proxies that tell their
 clients' addresses can't be recognised in the table.
@@ -16,10 +16,10 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from ts_frontend.http.departures import TABLES, ConnectionKey, packed, read_table
+from ts_frontend.http.departures import ConnectionKey, packed, unmapped
 from ts_frontend.http.request import Scope
 from ts_frontend.tasks import watched
 
@@ -31,6 +31,7 @@ SEEN_MIN = CANCELS_MAX // 2
 #: Connections whose cancels are counted; of more, those whose last cancel is longest ago are forgotten.
 CONNECTIONS_MAX = 1024
 LOOK_EVERY_S = 0.1
+TABLES = (Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6"))
 #: So long after the last cancel the connection is closed, or it isn't at all.
 SETTLED_S = 2.0
 #: FIN_WAIT1, FIN_WAIT2, TIME_WAIT, CLOSING of linux/tcp_states.h: our side closed the connection first.
@@ -114,3 +115,21 @@ class Floods:
             if connection in found:
                 return found[connection]
         return None
+
+
+def read_table(text: str, own_ports: set[int]) -> Iterator[tuple[ConnectionKey, str]]:
+    """The connections to `own_ports` in a table of the kernel, each with its state (proc(5): /proc/net/tcp)."""
+    ends = {f":{port:04X}": port for port in own_ports}
+    for line in text.splitlines()[1:]:
+        _, local, remote, state, *_ = line.split(maxsplit=4)
+        own_port = ends.get(local[-5:])
+        if own_port is not None:
+            address, _, port = remote.partition(":")
+            yield ConnectionKey(_in_network_order(address), int(port, 16), own_port), state
+
+
+def _in_network_order(text: str) -> bytes:
+    """An address as the tables have it: words of 32 bits in the machine's order, which is little-endian."""
+    raw = bytes.fromhex(text)
+    words = b"".join(raw[at : at + 4][::-1] for at in range(0, len(raw), 4))
+    return unmapped(words)

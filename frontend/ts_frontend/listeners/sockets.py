@@ -17,6 +17,8 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
+import psutil
+
 from ts_frontend.listeners.listener import Listener
 
 #: Dead peers of idle connections are noticed after about KEEPALIVE_IDLE_S + 5 * KEEPALIVE_EVERY_S seconds.
@@ -29,6 +31,15 @@ LOOK_EVERY_S = 0.005
 #: A socket's filter of one instruction (`struct sock_filter`): return 0, which drops every packet.
 _DROP = struct.pack("HBBI", 0x06, 0, 0, 0)
 _SO_ATTACH_FILTER = 26
+
+#: The flags that move listeners, by their names.
+_PORT_FLAGS = {
+    "http_inference": "--http-port",
+    "http_management": "--set management_address=http://HOST:PORT",
+    "http_metrics": "--metrics-port",
+    "grpc_inference": "--set grpc_inference_port=PORT",
+    "grpc_management": "--set grpc_management_port=PORT",
+}
 
 #: An address family that this machine resolves but doesn't have, usually IPv6 of `localhost`.
 _NO_SUCH_FAMILY = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
@@ -130,11 +141,29 @@ def listen(listener: Listener) -> Listening:
                 if one is not None:
                     sockets.append(opened.enter_context(one))
         except OSError as error:
-            raise ListenFailed(listener, error.strerror or str(error)) from error
+            reason = error.strerror or str(error)
+            if error.errno == errno.EADDRINUSE:
+                reason += f"{_holder(listener.port)}. {_elsewhere(listener.name)}"
+            raise ListenFailed(listener, reason) from error
         if not sockets:
             raise ListenFailed(listener, "no address of that name is of this machine")
         opened.pop_all()
         return Listening(sockets)
+
+
+def _holder(port: int) -> str:
+    """Of a port, as far as this user may know: ` by NAME (process PID)`, or nothing."""
+    try:
+        pids = {one.pid for one in psutil.net_connections("tcp") if one.laddr and one.laddr.port == port and one.pid}
+        return "".join(f" by {psutil.Process(pid).name()} (process {pid})" for pid in sorted(pids)[:1])
+    except (psutil.Error, OSError, RuntimeError):  # other users' processes, or a system that doesn't say
+        return ""
+
+
+def _elsewhere(name: str) -> str:
+    """How the listener of that name gets another port."""
+    flag = _PORT_FLAGS.get(name)
+    return f"{flag} sets another port" if flag else "Take another address, or end what listens there"
 
 
 def check_free(listeners: Iterable[Listener]) -> None:

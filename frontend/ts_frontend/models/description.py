@@ -6,10 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-import psutil
-
 from ts_frontend.models.model import Model
-from ts_frontend.workers.pool import Failure, Slot
+from ts_frontend.workers.pool import Failure, Replacement, Slot
 
 GPU_USAGE_UNKNOWN = "N/A"
 
@@ -42,6 +40,7 @@ def describe(model: Model) -> dict[str, Any]:
         "useJobTicket": settings.use_job_ticket,
         "useVenv": settings.use_venv,
         "stateful": settings.stateful,
+        **({"idempotent": True} if settings.idempotent else {}),
         "sequenceMaxIdleMSec": settings.sequence_max_idle_ms,
         "sequenceTimeoutMSec": settings.sequence_timeout_ms,
         "maxNumSequence": settings.max_num_sequence,
@@ -57,6 +56,8 @@ def describe(model: Model) -> dict[str, Any]:
         out["loadFailure"] = model.pool.load_failure.cause
     if model.pool.last_failure is not None:
         out["lastWorkerFailure"] = _failure(model.pool.last_failure)
+    if model.pool.last_replacement is not None:
+        out["lastWorkerReplacement"] = _replacement(model.pool.last_replacement)
     return out
 
 
@@ -75,7 +76,7 @@ def _worker(slot: Slot) -> dict[str, Any]:
         "id": str(slot.id),
         "startTime": _local_time(worker.started_at),
         "status": worker.status,
-        "memoryUsage": sum(map(_resident_bytes, worker.pids)),
+        "memoryUsage": worker.memory_bytes,
         "pid": worker.pid,
         "gpu": slot.device.is_gpu,
         "gpuUsage": GPU_USAGE_UNKNOWN if slot.device.gpu_id is None else f"gpuId::{slot.device.gpu_id}",
@@ -92,18 +93,17 @@ def _failure(failure: Failure) -> dict[str, Any]:
     }
 
 
+def _replacement(replacement: Replacement) -> dict[str, Any]:
+    return {
+        "workerId": str(replacement.worker_id),
+        "time": _local_time(replacement.at),
+        "reason": replacement.reason,
+    }
+
+
 def _local_time(at: float) -> str:
     """Local time with a literal Z, as TorchServe prints it."""
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at)) + f".{int(at * 1000) % 1000:03d}Z"
-
-
-def _resident_bytes(pid: int) -> int:
-    if not pid:
-        return 0
-    try:
-        return int(psutil.Process(pid).memory_info().rss)
-    except psutil.Error:
-        return 0
 
 
 LIST_LIMIT_MAX = 100

@@ -16,11 +16,14 @@ from ts_frontend.models.signature import Signature, signature_of
 from ts_frontend.models.statistics import CountedBatches
 from ts_frontend.scheduling.batcher import Policy, Priorities
 from ts_frontend.scheduling.queues import JobQueue, PriorityJobFactory, PriorityQueue, TicketQueue, WorkQueue
+from ts_frontend.scheduling.repeats import Repeats
 from ts_frontend.scheduling.sequence_queue import SequenceJobFactory, SequenceQueue, sequence_headers
 from ts_frontend.scheduling.sequences import SequenceLimits
 from ts_frontend.tasks import Notifier
 from ts_frontend.telemetry.metrics.registry import MetricsRegistry
 from ts_frontend.workers.calls import Answer
+from ts_frontend.workers.limits import WorkerLimits
+from ts_frontend.workers.pool import NO_LIMITS
 from ts_frontend.workers.process import ProcessSpec, TorchrunGroup, WorkerPlan
 from ts_frontend.workers.supervisor import Supervisor
 
@@ -189,6 +192,15 @@ class ModelFactory:
             answer=self._answer,
             on_response=recorder.responses.response,
             decoupled=signature.decoupled,
+            limits=NO_LIMITS if config.bypass_serve else self._limits_of_workers(settings),
+            repeats=Repeats() if settings.idempotent else None,
+        )
+
+    def _limits_of_workers(self, settings: ModelSettings) -> WorkerLimits:
+        return WorkerLimits(
+            requests=settings.recycle_after_requests,
+            memory_bytes=settings.recycle_above_bytes,
+            memory_bytes_max=settings.worker_memory_bytes_max,
         )
 
     def _check_devices(self, name: str, settings: ModelSettings) -> None:

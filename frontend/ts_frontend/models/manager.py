@@ -132,6 +132,7 @@ class ModelManager:
             raise
         self.choose_default(model)
         log.info("Model %s added.", model)
+        log.info("Model %s loaded.", model.name)  # TorchServe's line, for alerts and scripts that look for it
         log.debug("Model %s: %s", model, model.settings)
         return model
 

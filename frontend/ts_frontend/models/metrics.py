@@ -16,20 +16,39 @@ from ts_frontend.workers.launchers import tool_output
 
 
 def served_families(models: Iterable[Model], host: str) -> list[Family]:
-    """Requests queued, running and ended, and workers that are ready, of every model version."""
+    """Requests queued, running, ended and repeated, and workers ready and replaced, of every model version."""
     queued = _served_family("ts_queued_requests", MetricKind.GAUGE, "Requests that wait for a worker")
     running = _served_family("ts_running_requests", MetricKind.GAUGE, "Requests that a worker has")
     ended = _served_family("ts_ended_requests_total", MetricKind.COUNTER, "Requests by how they ended", "outcome")
     ready = _served_family("ts_ready_workers", MetricKind.GAUGE, "Workers that can take requests")
+    again = _served_family(
+        "ts_repeated_requests_total",
+        MetricKind.COUNTER,
+        "Requests that idempotent models were given once more",
+        "reason",
+    )
+    refused = _served_family(
+        "ts_quarantined_requests_total", MetricKind.COUNTER, "Requests that two workers died with, and no third one got"
+    )
+    replaced = _served_family(
+        "ts_replaced_workers_total", MetricKind.COUNTER, "Workers that were replaced because of a limit", "reason"
+    )
     for model in models:
         labels = (model.name, model.version, host)
+        for reason, count in model.pool.replaced.items():
+            replaced.samples[(*labels, reason)] = Counter(count)
         queued.samples[labels] = Gauge(model.ledger.queued)
         running.samples[labels] = Gauge(model.ledger.sent)
         ready.samples[labels] = Gauge(0 if model.pool.plan.in_process else model.pool.ready_count)
         for state in JobState:
             if state in FINAL:
                 ended.samples[(*labels, state.value)] = Counter(model.ledger.counts[state])
-    return [queued, running, ended, ready]
+        repeats = model.pool.plan.repeats
+        if repeats is not None:
+            again.samples[(*labels, "worker_died")] = Counter(repeats.after_deaths)
+            again.samples[(*labels, "batch_failed")] = Counter(repeats.after_failures)
+            refused.samples[labels] = Counter(repeats.quarantined)
+    return [queued, running, ended, ready, again, refused, replaced]
 
 
 def refused_calls(counts: Mapping[str, int], host: str) -> Family:

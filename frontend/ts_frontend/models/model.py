@@ -41,6 +41,15 @@ class Route(NamedTuple):
         return self.template.fits(path)
 
 
+class OpenAIHandler(NamedTuple):
+    """What a handler says of OpenAI's API. `speaks`: it reads requests and writes answers itself; `names`: of models
+    that it also answers to; `honours`: parameters that ask for more than a text (None: it checks them itself)."""
+
+    speaks: bool = False
+    names: tuple[str, ...] = ()
+    honours: frozenset[str] | None = frozenset()
+
+
 class Model:
     """One version of one model. `minimum` and `maximum` are the worker counts that were asked for last, `workflow` the
     one it is a node of, "" for none. `new_job` makes its jobs, with the arguments of `Job`, `ledger` owns them."""
@@ -85,6 +94,9 @@ class Model:
         self._leaving = False
         self._takes_streams = False
         self._routes: Sequence[Route] | None = None
+        self._openai: OpenAIHandler | None = None
+        #: When it was registered, in seconds since the epoch.
+        self.created_s = time.time()
 
     def adopt(self, archive: Archive, settings: ModelSettings) -> None:
         """Its handler has completed what its files say."""
@@ -143,6 +155,8 @@ class Model:
             recorder=recorder,
         )
         self.queue.put(job)
+        if deadline_s != math.inf:
+            self.pool.end_by(deadline_s)
         return job
 
     @property
@@ -200,6 +214,22 @@ class Model:
                 yield Route(one["method"], PathTemplate(one["path"]))
             except BadTemplate as error:
                 log.error("Model %s %s: a route of its handler is left out. %s", self.name, self.version, error)
+
+    @property
+    def openai(self) -> OpenAIHandler | None:
+        """What its workers said when they were ready, None before the first was."""
+        if self._openai is None:
+            for slot in self.pool.slots:
+                if slot.worker is not None and slot.worker.info:
+                    said = slot.worker.info.get("openai") or {}
+                    honours = said.get("honours", ())
+                    self._openai = OpenAIHandler(
+                        bool(said.get("speaks")),
+                        tuple(said.get("names") or ()),
+                        None if honours is None else frozenset(honours),
+                    )
+                    break
+        return self._openai
 
     @property
     def takes_tensors(self) -> bool:

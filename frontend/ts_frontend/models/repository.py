@@ -28,12 +28,12 @@ log = logging.getLogger(__name__)
 
 class _RepositoryLoader:
     """Loads a model with all of its versions, one at a time of each name. `config_text`: in the place of the
-    configuration in its directory. All methods raise ServeError."""
+    configuration in its directory; `workers`: of an archive, which says none. All methods raise ServeError."""
 
-    def __init__(self, manager: ModelManager, gpus: int) -> None:
+    def __init__(self, manager: ModelManager, workers: int) -> None:
         self._manager = manager
         self._store, self._formats = manager.loader.store, manager.loader.formats
-        self._gpus = gpus
+        self._workers = workers
 
     async def versions(self, archives: Sequence[Archive], fetched: Fetched) -> None:
         """These versions of a model, and no others. All of them or, if one can't be started, what there was before.
@@ -85,7 +85,7 @@ class _RepositoryLoader:
         self._leave_only(loaded)
 
     def _requested(self, name: str) -> Requested:
-        return Requested(model_name=name, initial_workers=max(self._gpus, 1))
+        return Requested(model_name=name, initial_workers=self._workers)
 
     def _leave_only(self, models: Sequence[Model]) -> None:
         """Takes out the other versions; of those that stay, the default is the one that their format says."""
@@ -179,7 +179,8 @@ class IndexEntry:
 class Repository:
     """`mode`: none (all models, at start), poll (and as the files change, every `poll_s`), explicit (those named, and
     by calls). Without directories it serves calls for archives of the model store. `urls`: directories in S3, each
-    without a slash at its end; a model of theirs is downloaded when it is loaded."""
+    without a slash at its end; a model of theirs is downloaded when it is loaded. `workers`: of an archive that a call
+    loads."""
 
     def __init__(
         self,
@@ -187,7 +188,7 @@ class Repository:
         directories: Sequence[Path],
         mode: str,
         poll_s: float,
-        gpus: int,
+        workers: int,
         urls: Sequence[str] = (),
         *,
         loads_at_once_max: int = 4,
@@ -198,7 +199,7 @@ class Repository:
         self._takes_files = mode == "explicit"
         self._poll_s = poll_s
         self._loads_at_once_max = loads_at_once_max
-        self._loader = _RepositoryLoader(manager, gpus)
+        self._loader = _RepositoryLoader(manager, workers)
         self._known: dict[str, _Known] = {}
         self._busy: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 

@@ -57,6 +57,11 @@ class Source:
         found: list[int] | None = self._checked(key, _is_indices, "a list of whole numbers, at least 0 each")
         return None if found is None else tuple(found)
 
+    def size_bytes(self, key: str) -> int | None:
+        """A number of bytes, or a number with a unit: 512MiB, 1.5 GB."""
+        value = self._checked(key, lambda value: _bytes_of(value) is not None, "bytes, or a size such as 512MiB")
+        return None if value is None else _bytes_of(value)
+
     def section(self, key: str) -> Source:
         found: dict[str, Any] | None = self._checked(key, lambda value: isinstance(value, dict), "keys with values")
         return Source(found or {}, f"{self.name} {key}", self.warnings)
@@ -74,6 +79,24 @@ class Source:
 
 def _is_whole(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= INT_MAX
+
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?b?)", re.IGNORECASE)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def _bytes_of(value: object) -> int | None:
+    """None for what is no size from 1 byte on."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value if value > 0 else None
+    match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) and len(value) < 40 else None
+    if match is None:
+        return None
+    unit = match[2].lower().removesuffix("b")
+    if unit == "i":
+        return None
+    base = 1024 if unit.endswith("i") else 1000
+    return int(float(match[1]) * base ** _POWERS[unit.removesuffix("i")]) or None
 
 
 def _is_indices(value: object) -> bool:
@@ -226,6 +249,10 @@ class ModelSettings:
     use_venv: bool = False
     async_communication: bool = False
     stateful: bool = False
+    idempotent: bool = False
+    recycle_after_requests: int = 0
+    recycle_above_bytes: int = 0
+    worker_memory_bytes_max: int = 0
     sequence_max_idle_ms: int = 0
     sequence_timeout_ms: int = 0
     max_num_sequence: int = 1
@@ -364,6 +391,10 @@ def _plain(yaml: Source, server: Source, defaults: ServerConfig) -> dict[str, An
     def choice(key: str, allowed: tuple[str, ...]) -> str:
         return first(yaml.choice(key, allowed), lambda: server.choice(key, allowed)) or ""
 
+    def size(key: str) -> int:
+        return first(yaml.size_bytes(key), lambda: server.size_bytes(key)) or 0
+
+    stateful = flag("sequenceBatching")
     kind = choice("parallelType", _PARALLEL_TYPES)
     level = _parallel_level(kind, yaml, server) if kind else 0
     return {
@@ -380,7 +411,13 @@ def _plain(yaml: Source, server: Source, defaults: ServerConfig) -> dict[str, An
         "use_job_ticket": flag("useJobTicket"),
         "use_venv": flag("useVenv"),
         "async_communication": flag("asyncCommunication"),
-        "stateful": flag("sequenceBatching"),
+        "stateful": stateful,
+        "recycle_after_requests": _stateless(
+            yaml, "recycleAfterRequests", whole("recycleAfterRequests", 0, 0), stateful
+        ),
+        "recycle_above_bytes": _stateless(yaml, "recycleAboveMemory", size("recycleAboveMemory"), stateful),
+        "worker_memory_bytes_max": size("workerMemoryMax"),
+        "idempotent": bool(_stateless(yaml, "idempotent", flag("idempotent"), stateful)),
         "sequence_max_idle_ms": whole("sequenceMaxIdleMSec", 0, 0),
         "sequence_timeout_ms": whole("sequenceTimeoutMSec", 0, 0),
         "max_num_sequence": whole("maxNumSequence", 1),
@@ -388,6 +425,13 @@ def _plain(yaml: Source, server: Source, defaults: ServerConfig) -> dict[str, An
         "sequence_start_required": flag("sequenceStartRequired"),
         "max_sequence_job_queue_size": whole("maxSequenceJobQueueSize", 1),
     }
+
+
+def _stateless(yaml: Source, key: str, value: int, stateful: bool) -> int:
+    """What a model with sequences can't have, 0: its workers know what the requests before have changed."""
+    if value and stateful:
+        yaml.warn(key, "ignored with sequenceBatching")
+    return 0 if stateful else value
 
 
 def _parallel_level(kind: str, yaml: Source, server: Source) -> int:

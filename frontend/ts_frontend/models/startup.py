@@ -88,6 +88,7 @@ class SnapshotRecorder:
         self._workflows: Callable[[], Mapping[str, WorkflowState]] = dict
         self._aside = Aside()
         self._pending = False
+        self._failing = False
         self._task: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
 
@@ -118,7 +119,8 @@ class SnapshotRecorder:
             await self.write(SnapshotKind.SNAPSHOT)
 
     async def write(self, kind: SnapshotKind) -> None:
-        """Writes now, after what is being written. A failure is logged: it must not take the server down."""
+        """Writes now, after what is being written. A failure is logged, once until one is written again: it must not
+        take the server down."""
         if self._files is None:
             return
         async with self._writing:
@@ -127,10 +129,19 @@ class SnapshotRecorder:
             try:
                 states, workflows = self._aside.added(states_of(self._manager), self._workflows())
                 await asyncio.to_thread(self._files.write, kind, states, self._settings, workflows=workflows)
-            except OSError as error:
-                log.error("Snapshot could not be written to %s: %s", self._files.directory, error)
-            except Exception:  # what can't be told in JSON, say
-                log.exception("Snapshot could not be written to %s", self._files.directory)
+            except Exception as error:
+                self._failed(error, self._files.directory)
+            else:
+                if self._failing:
+                    log.info("Snapshots can be written to %s again.", self._files.directory)
+                self._failing = False
+
+    def _failed(self, error: Exception, directory: Path) -> None:
+        if not self._failing:
+            unexpected = None if isinstance(error, OSError) else error  # what can't be told in JSON, say
+            text = "Snapshot could not be written to %s: %s. A restart forgets what has changed since the last one."
+            log.error(text, directory, error, exc_info=unexpected)
+        self._failing = True
 
     async def close(self) -> None:
         """Finishes what is pending and writes the snapshot of the shutdown; what ends after that is not remembered."""
@@ -314,6 +325,9 @@ class _StartupLoader:
                 for model in models:
                     failure = await self._enter(line, model) or failure
                 failures += [failure] if failure else []
+            if failures:
+                were = "was" if len(failures) == 1 else "were"
+                failures.append(f"{len(failures)} of {len(lines)} {were} not loaded; --exit-on-error ends such a start")
         finally:
             for model in self._made:  # the start is given up: those that nobody will ask
                 await self._manager.loader.remove(model)

@@ -22,12 +22,11 @@ _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 @contextlib.contextmanager
 def work_dir(parent: Path) -> Iterator[Path]:
-    """A new directory in `parent`, deleted at the end; those that killed servers left there are deleted first.
+    """A new directory in `parent`, deleted at the end.
 
     A server holds a lock on its directory as long as it lives, and the directory gets its name with the lock held: one
-    of that name without a lock is nobody's, however young. Blocking; raises OSError.
+    of that name without a lock is nobody's, however young (`remove_abandoned`). Raises OSError.
     """
-    remove_abandoned(parent)
     new = Path(tempfile.mkdtemp(prefix=NEW, dir=parent))
     path = new.with_name(PREFIX + new.name.removeprefix(NEW))
     handle = os.open(new, _DIRECTORY_FLAGS)
@@ -41,7 +40,8 @@ def work_dir(parent: Path) -> Iterator[Path]:
 
 
 def remove_abandoned(parent: Path) -> None:
-    """Deletes this user's directories that no server holds any more. What can't be deleted stays."""
+    """Deletes this user's directories that no server holds any more: those of servers that were killed. What can't be
+    deleted stays. Blocking."""
     for path in parent.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
             _remove_if_abandoned(path, 0.0)

@@ -22,6 +22,9 @@ WHOLE_BYTES_MAX = 16 * 1024
 #: Fields or members of a larger request on its top level, which are gone through one by one.
 FIELDS_MAX = 16_384
 
+#: Members of a larger one that are parsed at once, and texts with escapes among them.
+MEMBER_BYTES_MAX, TEXT_BYTES_MAX = 16 * 1024, 512 * 1024
+
 # --- protobuf
 
 _INPUT, _RAW_CONTENTS = 5, 7
@@ -54,6 +57,18 @@ def head_of_message(data: bytes, *, forms: bool = False) -> pb.ModelInferRequest
         )
     except (DecodeError, _Malformed) as error:
         raise InvalidArgument(f"The {len(data)} bytes of the request are not a ModelInferRequest: {error}") from None
+
+
+def check_fields(data: bytes, name: str) -> None:
+    """InvalidArgument for what has too many fields to be parsed at once as a message `name`, or is none. Of a small one
+    the parser says that itself."""
+    if len(data) <= WHOLE_BYTES_MAX:
+        return
+    try:
+        if any(count >= FIELDS_MAX for count, _ in enumerate(_fields(data, 0, len(data)))):
+            raise _Malformed(f"it has more than {FIELDS_MAX} fields")
+    except _Malformed as error:
+        raise InvalidArgument(f"The {len(data)} bytes of the request are not a {name}: {error}") from None
 
 
 def _pieces(data: bytes, *, forms: bool) -> Iterator[bytes]:
@@ -142,12 +157,12 @@ def _varint_of(number: int) -> bytes:
 # --- JSON
 
 _BLANK = re.compile(rb"[ \t\n\r]*")
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _PLAIN = re.compile(rb"[^ \t\n\r,\]}]+")
 #: What has no part in the structure, as far as it goes: numbers, texts, and lists of neither texts nor lists.
 _INNER = re.compile(rb'(?:[^"\[\]{}]+|"[^"\\]*(?:\\.[^"\\]*)*"|\[[^"\[\]{}]*\])*', re.DOTALL)
 _STEP_BYTES = 64 * 1024  # so much is searched at once; between two searches, other threads may run
 _DEPTH_MAX = 1000  # of Python's own parser
+_BACKSLASH = 0x5C
 _BOM = b"\xef\xbb\xbf"
 _STANDS_FOR: dict[bytes, dict[str, Any] | list[Any]] = {b"{": {}, b"[": []}
 
@@ -156,19 +171,19 @@ class NotRead(ValueError):
     """The text is no JSON object as far as it was read, or too many members are in it."""
 
 
-def members(data: bytes, names: Collection[str]) -> dict[str, tuple[int, int]]:
-    """Where in a JSON object the values of its members `names` begin and end; of equal names the last counts. Raises
-    NotRead. What is skipped is not checked."""
+def members(data: bytes, names: Collection[str] | None = None) -> dict[str, tuple[int, int]]:
+    """Where in a JSON object the values of its members `names` (None: of all) begin and end; of equal names the last
+    counts. Raises NotRead. What is skipped is not checked."""
     found: dict[str, tuple[int, int]] = {}
     at = _token(data, len(_BOM) if data.startswith(_BOM) else 0, b"{")
     if data[at : at + 1] == b"}":
         return found
     for _ in range(FIELDS_MAX):
-        key = _matched(_STRING, data, at)
+        key = _string_end(data, at)
         name = json.loads(data[at:key])
         value = _token(data, _after_blanks(data, key), b":")
         end = _value_end(data, value)
-        if name in names:
+        if names is None or name in names:
             found[name] = value, end
         at = _after_blanks(data, end)
         if data[at : at + 1] == b"}":
@@ -191,6 +206,37 @@ def parameters_of_json(data: bytes, names: Collection[str], words: Collection[by
         return {name: _plain(inside[slice(*at)]) for name, at in members(inside, names).items()}
     except ValueError:
         return {}
+
+
+def small_members(data: bytes) -> dict[str, Any]:
+    """The members of a JSON object, but for those of more than MEMBER_BYTES_MAX, which aren't checked either. Raises
+    ValueError, RecursionError. Takes time in proportion to the size: for a thread."""
+    places = members(data)
+    return {name: json.loads(data[at:end]) for name, (at, end) in places.items() if end - at <= MEMBER_BYTES_MAX}
+
+
+def texts_of_member(data: bytes, member: str) -> dict[str, Any]:
+    """The members of the object that is the `member` of an object in JSON; {} without it. Long texts as they stand
+    there; in the place of other long values, None. Raises ValueError, RecursionError. For a thread."""
+    place = members(data, (member,)).get(member)
+    inside = b"null" if place is None else data[slice(*place)]
+    if inside[:1] != b"{":
+        if len(inside) <= MEMBER_BYTES_MAX and not json.loads(inside):
+            return {}
+        raise NotRead(f"{member} is an object, not {inside[:40]!r}")
+    return {name: _long_text(inside[at:end]) for name, (at, end) in members(inside).items()}
+
+
+def _long_text(value: bytes) -> Any:
+    """Base64 has nothing escaped but, as some write it, its slashes."""
+    if len(value) <= MEMBER_BYTES_MAX:
+        return json.loads(value)
+    if value[:1] != b'"':
+        return None
+    text = value[1:-1].replace(b"\\/", b"/")
+    if b"\\" not in text:
+        return text.decode()
+    return json.loads(value) if len(value) <= TEXT_BYTES_MAX else None
 
 
 def _plain(value: bytes) -> Any:
@@ -216,10 +262,25 @@ def _matched(expression: re.Pattern[bytes], data: bytes, at: int) -> int:
     return match.end()
 
 
+def _string_end(data: bytes, at: int) -> int:
+    """Where the text that begins at `at` ends: behind the first quote that no odd number of backslashes stands
+    before."""
+    if data[at : at + 1] != b'"':
+        raise NotRead(f"its byte {at} is not JSON")
+    quote = at
+    while (quote := data.find(b'"', quote + 1)) > 0:
+        before = quote
+        while data[before - 1] == _BACKSLASH:
+            before -= 1
+        if (quote - before) % 2 == 0:
+            return quote + 1
+    raise NotRead(f"its byte {at} begins a text without an end")
+
+
 def _value_end(data: bytes, at: int) -> int:
     first = data[at : at + 1]
     if first == b'"':
-        return _matched(_STRING, data, at)
+        return _string_end(data, at)
     return _nested_end(data, at) if first in _STANDS_FOR else _matched(_PLAIN, data, at)
 
 
@@ -229,7 +290,7 @@ def _nested_end(data: bytes, at: int) -> int:
     while at < len(data):
         first = data[at : at + 1]
         if first == b'"':
-            at = _matched(_STRING, data, at)
+            at = _string_end(data, at)
         elif first in b"[{":
             at, depth = at + 1, depth + 1
             if depth > _DEPTH_MAX:

@@ -9,19 +9,24 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import reprlib
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from google.protobuf import json_format, text_format
 
 from ts.protocol.model_config_pb2 import ModelConfig
 from ts.protocol.pool import POOL
-from ts_frontend.errors import InvalidArgument
+from ts_frontend.errors import InvalidArgument, MessageTooLarge
 from ts_frontend.models.registry import Registry
+from ts_frontend.open_inference.heads import texts_of_member
 from ts_frontend.open_inference.models import find
 
 CONFIG, MODEL_PATH, UNLOAD_DEPENDENTS = "config", "model_path", "unload_dependents"
 #: What a parameter's name begins with that brings a file; the rest is its path in the model's directory.
 FILE = "file:"
+CONFIG_CHARACTERS_MAX = 256 * 1024
+_STEP_CHARACTERS = 64 * 1024
 
 
 class LoadParameters(NamedTuple):
@@ -33,15 +38,30 @@ class LoadParameters(NamedTuple):
     files: dict[str, bytes] | None
 
 
-def load_parameters(given: dict[str, Any]) -> LoadParameters:
-    """InvalidArgument for what isn't understood."""
+def load_parameters_of_json(body: bytes) -> LoadParameters:
+    """From a body in JSON, which may be empty. InvalidArgument for what isn't understood, MessageTooLarge. Files make
+    it large: for a thread."""
+    try:
+        given = texts_of_member(body, "parameters") if body.strip() else {}
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"The body is not valid JSON: {error}") from None
+    return load_parameters(given)
+
+
+def load_parameters(given: Mapping[str, Any]) -> LoadParameters:
+    """InvalidArgument for what isn't understood, MessageTooLarge. Takes time in proportion to the size: for a
+    thread."""
     files = {name.removeprefix(FILE): _content(name, given[name]) for name in given if name.startswith(FILE)}
     for name, value in given.items():
         if name not in (CONFIG, MODEL_PATH) and not name.startswith(FILE):
             known = f"there are {CONFIG}, {MODEL_PATH} and {FILE}VERSION/NAME"
             raise InvalidArgument(f"unrecognized load parameter {name!r}; {known}")
         if name in (CONFIG, MODEL_PATH) and not isinstance(value, str):
-            raise InvalidArgument(f"load parameter {name!r} is a text, not {value!r}")
+            raise InvalidArgument(f"load parameter {name!r} is a text, not {reprlib.repr(value)}")
+        if name == CONFIG and len(value) > CONFIG_CHARACTERS_MAX:
+            raise MessageTooLarge(
+                f"load parameter {name!r} has {len(value)} characters; it may have {CONFIG_CHARACTERS_MAX} characters"
+            )
     config, url = given.get(CONFIG), given.get(MODEL_PATH)
     if files and url is not None:
         raise InvalidArgument(
@@ -57,11 +77,20 @@ def _content(name: str, value: Any) -> bytes:
     if isinstance(value, bytes):
         return value
     if not isinstance(value, str):
-        raise InvalidArgument(f"load parameter {name!r} is a file's content: bytes_param, or base64 in JSON")
+        raise InvalidArgument(f"load parameter {name!r} is a text, a file's content: bytes_param, or base64 in JSON")
     try:
-        return base64.b64decode(value, validate=True)
+        return b"".join(_decoded(value))
     except (binascii.Error, ValueError) as error:
         raise InvalidArgument(f"load parameter {name!r} is not base64: {error}") from None
+
+
+def _decoded(text: str) -> Iterator[bytes]:
+    """In steps, between which other threads may run. ValueError."""
+    for at in range(0, len(text), _STEP_CHARACTERS):
+        step = text[at : at + _STEP_CHARACTERS]
+        if step.endswith("=") and at + len(step) < len(text):
+            raise ValueError("padding inside")
+        yield base64.b64decode(step, validate=True)
 
 
 def check_unload_parameters(names: set[str]) -> None:

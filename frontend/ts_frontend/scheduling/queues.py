@@ -12,6 +12,7 @@ from ts.protocol.frames import Feed, Input, Pairs
 from ts_frontend.errors import DeadlineExceeded, QueueFull, ServeError
 from ts_frontend.job import Job, Ledger
 from ts_frontend.scheduling.batcher import Batcher, Full, Policy, Priorities, PriorityBatcher, PriorityJob
+from ts_frontend.scheduling.repeats import Group, RepeatLane
 from ts_frontend.scheduling.sequences import SequenceBatcher
 
 #: The capacity of a worker that has nothing to do.
@@ -28,6 +29,12 @@ class QueueWorker(Protocol):
 
     def dispatch(self, jobs: list[Job], now_s: float) -> None:
         """Runs these jobs as one batch, from `now_s` on (`time.monotonic()` seconds)."""
+
+    def dispatch_alone(self, job: Job, now_s: float) -> None:
+        """Runs a job, and takes nothing more before its end. Only for an idle worker."""
+
+    def reserve(self) -> None:
+        """Takes nothing more until it is idle."""
 
     def flush(self) -> None:
         """Writes what was dispatched."""
@@ -55,6 +62,10 @@ class WorkQueue:
 
     def put_back(self, jobs: list[Job]) -> None:
         """Puts jobs that a worker had but never started at the head of the queue."""
+        raise NotImplementedError
+
+    def run_again(self, groups: Sequence[Group]) -> None:
+        """Gives these jobs to workers once more, in these groups and before all others."""
         raise NotImplementedError
 
     def attach(self, worker: QueueWorker) -> None:
@@ -120,7 +131,8 @@ class WorkQueue:
 def expired(job: Job, now_s: float) -> None:
     """Ends a job that has waited for too long."""
     waited_ms = (now_s - job.queued_at_s) * 1000
-    job.expire(DeadlineExceeded(f"Deadline passed after {waited_ms:.0f} ms in the queue; the request never ran"))
+    last = "the request waited for another worker" if job.sent_at_s else "the request never ran"
+    job.expire(DeadlineExceeded(f"Deadline passed after {waited_ms:.0f} ms in the queue; {last}"))
 
 
 def without_expired(batch: list[Job], now_s: float) -> list[Job]:
@@ -143,6 +155,11 @@ class JobQueue(WorkQueue):
         self._batcher: Batcher[Any] = Batcher(policy) if batcher is None else batcher
         super().__init__(self._batcher)
         self._turn = 0
+        self._again = RepeatLane()
+        self._reserved: QueueWorker | None = None  # for what runs again alone
+
+    def __len__(self) -> int:
+        return len(self._batcher) + len(self._again)
 
     @property
     def policy(self) -> Policy:
@@ -179,8 +196,19 @@ class JobQueue(WorkQueue):
         self._batcher.restore(back)
         self.wake()
 
+    def run_again(self, groups: Sequence[Group]) -> None:
+        for group in groups:
+            for job in group.jobs:
+                job.enqueue(self)
+        self._again.add(groups)
+        self.wake()
+
     def release(self, job: Job) -> None:
-        self._batcher.remove(job)
+        if not self._batcher.remove(job):
+            self._again.remove(job)
+
+    def waiting(self) -> list[Job]:
+        return [*self._again.waiting(), *super().waiting()]
 
     # --- deciding
 
@@ -189,6 +217,8 @@ class JobQueue(WorkQueue):
         batcher = self._batcher
         touched: list[QueueWorker] = []
         now_s = time.monotonic()
+        if self._again:
+            self._dispatch_again(touched, now_s)
         while len(batcher):
             worker = self._pick()
             if worker is None:
@@ -204,6 +234,26 @@ class JobQueue(WorkQueue):
                     touched.append(worker)
         for worker in touched:
             worker.flush()
+
+    def _dispatch_again(self, touched: list[QueueWorker], now_s: float) -> None:
+        """What runs again goes first. For what goes alone, one worker is kept free as soon as it is idle."""
+        while self._again:
+            worker = self._pick()
+            group = None if worker is None else self._again.take(idle=worker.capacity() == IDLE)
+            if worker is None or group is None:
+                break
+            jobs = without_expired(group.jobs, now_s)
+            if jobs:
+                worker.dispatch_alone(jobs[0], now_s) if group.alone else worker.dispatch(jobs, now_s)
+                touched.append(worker)
+        self._reserve()
+
+    def _reserve(self) -> None:
+        if not self._again.has_alone:
+            self._reserved = None
+        elif self._workers and self._reserved not in self._workers:
+            self._reserved = self._pick() or self._workers[0]
+            self._reserved.reserve()
 
     def _pick(self) -> QueueWorker | None:
         """An idle worker, by turns; else the busy one with the most capacity."""

@@ -24,16 +24,19 @@ _batch_ids = itertools.count(1).__next__
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Requests that were sent together. `left`: how many have no complete answer yet."""
+    """Requests that were sent together, less those that the handler was not given. `left`: how many have no complete
+    answer yet; `ended`: the ids of the others, None as long as there are none."""
 
     id: int
     jobs: list[Job]
     left: int
     active_s: float
     taken_s: float
+    ended: set[int] | None = None
 
     def open_jobs(self) -> list[Job]:
-        return [job for job in self.jobs if not job.done]
+        ended = self.ended or ()
+        return [job for job in self.jobs if job.id not in ended and not job.done]
 
     def unread(self, now_s: float) -> bool:
         """True when a client is behind, with reading or with sending: what waits for it isn't hanging."""
@@ -86,6 +89,20 @@ class Continuous:
         return 1 + free / (self.limit + 1) if free > 0 else 0
 
 
+@dataclass(frozen=True, slots=True)
+class Until:
+    """Nothing more before these batches have ended, whatever they are; then as `former` says."""
+
+    batch_ids: frozenset[int]
+    former: Concurrency
+
+    def capacity(self, running: InFlight) -> float:
+        if not self.batch_ids.isdisjoint(running.batches):
+            return 0
+        running.concurrency = self.former
+        return self.former.capacity(running)
+
+
 class BatchRecorder(Protocol):
     """Measures the batches and the loads of a model version's workers."""
 
@@ -105,6 +122,7 @@ class InFlight:
         self.concurrency: Concurrency = concurrency or Pipelined()
         self.shared = False  # its requests go on by turns, or side by side
         self.concurrent = False  # side by side: one that hangs doesn't hold up the others
+        self.isolated = 0  # the batch that runs, or ran last, with nothing beside it
         self.stalled = 0
         self.mean_s = 1.0
         self.turn_s = 0.0
@@ -123,6 +141,17 @@ class InFlight:
         """Its handler waits for other models' answers: what were sent ahead could be what it waits for."""
         if not self.shared:
             self.concurrency = Serial()
+
+    def close_until_idle(self) -> None:
+        """Takes nothing more before what it has now is finished."""
+        former = self.concurrency.former if isinstance(self.concurrency, Until) else self.concurrency
+        self.concurrency = Until(frozenset(self.batches), former)
+
+    def isolate(self, job: Job) -> None:
+        """The job, which has just begun, runs with nothing beside it."""
+        if job.id in self.jobs:
+            self.isolated = self.jobs[job.id][1].id
+            self.close_until_idle()
 
     def capacity(self) -> float:
         """2 when idle, less when it takes more batches all the same, 0 when it takes none."""
@@ -160,6 +189,9 @@ class InFlight:
         del self.jobs[job_id]
         batch.left -= 1
         if batch.left:
+            if batch.ended is None:
+                batch.ended = set()
+            batch.ended.add(job_id)
             return False
         del self.batches[batch.id]
         return True

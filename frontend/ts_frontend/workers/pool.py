@@ -17,6 +17,7 @@ from ts_frontend.scheduling.queues import WorkQueue
 from ts_frontend.tasks import owned, watched
 from ts_frontend.workers.devices import Device
 from ts_frontend.workers.launchers import Launcher
+from ts_frontend.workers.limits import MEMORY_MAX, Excess, WorkerLimits, available_bytes
 from ts_frontend.workers.process import LineSink, WorkerPlan
 from ts_frontend.workers.worker import StartFailed, Worker, WorkerState, unattended_future
 
@@ -56,12 +57,25 @@ class Backoff:
         return self.failures > 0 and now_s - self.first_failure_s > self.give_up_s
 
 
+#: Deadlines that lie closer together than this are looked at together.
+LATE_EVERY_S = 0.002
+#: A clock isn't set for longer.
+LATE_LOOK_S_MAX = 3600.0
+NO_LIMITS = WorkerLimits()
+#: Between two looks at the memory of the workers.
+MEMORY_LOOK_S = 1.0
+#: After a replacement that did not start: until the next try.
+REPLACE_AGAIN_S = 30.0
 #: Until the process of a worker that was killed is gone.
 ENDS_S_MAX = 5.0
 #: How long a worker that failed several times in a row has to stay before a scale call believes that it is ready.
 STAYS_S = 1.0
 #: Of the cause that requests are told.
 CAUSE_CHARS_MAX = 500
+#: What TorchServe's worker prints before the traceback of a model that it couldn't load.
+PROCESS_DIED = "Backend worker process died."
+#: A worker's states, in TorchServe's log.
+WORKER_STARTED, MODEL_LOADED = "WORKER_STARTED", "WORKER_MODEL_LOADED"
 #: Different tracebacks of one model that are known from before, so that they are counted instead of logged.
 TRACEBACKS_MAX = 16
 
@@ -101,10 +115,62 @@ class Failure:
     tail: list[str]
 
 
-class Slot:
-    """One worker's place: keeps it filled until it is retired, or gives up."""
+class Recovery:
+    """Says how a worker ends and comes back in TorchServe's words, which people's alerts look for; the thread that its
+    lines name is the worker's."""
 
-    def __init__(self, pool: Pool, worker_id: int, device: Device, backoff: Backoff) -> None:
+    def __init__(self, worker_id: int, plan: WorkerPlan) -> None:
+        self._id, self._plan = worker_id, plan
+        self._log = logging.LoggerAdapter(log, {"source": f"W-{worker_id}-{plan.spec.name}"})
+        self._recovering = False
+
+    def ended(self, worker: Worker, failures: int) -> None:
+        """The worker has ended unasked, for the `failures`th time in a row."""
+        was_ready = worker.ready_at_s < math.inf
+        if worker.process is not None:
+            self._log.info("%s Worker disconnected. %s", self._id, MODEL_LOADED if was_ready else WORKER_STARTED)
+        if worker.hung:
+            self._log.error("Number or consecutive unsuccessful inference %s", failures)
+        if worker.hung or worker.process is None:
+            what = "Backend worker did not respond in given time" if worker.hung else "Failed start worker process"
+            self._log.error("Backend worker error\norg.pytorch.serve.wlm.WorkerInitializationException: %s", what)
+        else:
+            plan = self._plan
+            name, limit_s = ("response", plan.response_timeout_s) if was_ready else ("startup", plan.startup_timeout_s)
+            what = "Backend worker monitoring thread interrupted or backend worker process died."
+            self._log.info("%s, %sTimeout:%gsec", what, name, limit_s)
+        if self._recovering:
+            self._log.warning("Auto recovery failed again")
+        else:
+            self._recovering = True
+            self._log.info("Auto recovery start timestamp: %s", round(time.time() * 1000))
+
+    def retries(self, delay_s: float) -> None:
+        """The next one is started after so many seconds."""
+        self._log.info("Retry worker: %s in %g seconds.", self._id, round(delay_s, 1))
+
+    def ready(self) -> None:
+        """One has loaded its model."""
+        if self._recovering:
+            self._recovering = False
+            self._log.info("Auto recovery succeeded, reset recoveryStartTS")
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """Why a worker was replaced that had not failed."""
+
+    at: float
+    worker_id: int
+    reason: str
+
+
+class Slot:
+    """One worker's place: keeps it filled until it is retired, or gives up. `after`: done when it may begin."""
+
+    def __init__(
+        self, pool: Pool, worker_id: int, device: Device, backoff: Backoff, after: asyncio.Future[None] | None = None
+    ) -> None:
         self.id = worker_id
         self.device = device
         self.worker: Worker | None = None
@@ -121,7 +187,9 @@ class Slot:
         self._backoff = backoff
         self._retired = False
         self._second_try = False
+        self._recovery = Recovery(worker_id, pool.plan)
         self._hurry = asyncio.Event()
+        self._after_what = after
         self._task = owned(self._keep())
         self._task.add_done_callback(self._left)
 
@@ -132,6 +200,10 @@ class Slot:
     @property
     def failures(self) -> int:
         return self._backoff.failures
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.worker.memory_bytes if self.worker is not None else 0
 
     def try_now(self) -> None:
         """Ends the pause before the next start."""
@@ -152,6 +224,8 @@ class Slot:
 
     async def _keep(self) -> None:
         delay_s: float | None = 0.0
+        if self._after_what is not None:
+            await asyncio.wait({self._after_what})
         while delay_s is not None and not self._retired:
             if delay_s:
                 await self._wait(delay_s)
@@ -162,7 +236,6 @@ class Slot:
 
     async def _wait(self, delay_s: float) -> None:
         self.next_start_s = self._pool.clock.now_s() + delay_s
-        log.info("Retry worker: %s in %.1f seconds.", self.id, delay_s)
         await self._pool.clock.pause(delay_s, self._hurry)
 
     async def _one_life(self) -> StartFailed | str:
@@ -174,6 +247,7 @@ class Slot:
             await worker.start(pool.resources.launcher, pool.resources.line_sink(self.id))
             self.load_failure = None
             pool.started(worker)
+            self._recovery.ready()
         except StartFailed as error:
             if worker.process is not None:
                 await asyncio.shield(worker.ended)  # what it has printed is logged by then
@@ -201,9 +275,10 @@ class Slot:
         if self._retired or worker.state is WorkerState.STOPPED:
             return None
         now_s = pool.clock.now_s()
-        if worker.answered_batches or now_s - worker.ready_at_s > backoff.delay_s_max:
+        if worker.answered or now_s - worker.ready_at_s > backoff.delay_s_max:
             backoff.worked()
         backoff.failed(now_s)
+        self._recovery.ended(worker, backoff.failures)
         if isinstance(end, StartFailed):
             failure = Failure(time.time(), self.id, end.message, backoff.failures, end.tail)
             self._start_failed(end)
@@ -234,7 +309,9 @@ class Slot:
     def _delay_s(self, now_s: float) -> float | None:
         pool, backoff = self._pool, self._backoff
         if not backoff.exhausted(now_s):
-            return backoff.delay_s(random.random())
+            delay_s = backoff.delay_s(random.random())
+            self._recovery.retries(delay_s)
+            return delay_s
         self._give_up(pool.last_failure.reason if pool.last_failure is not None else "")
         return None
 
@@ -303,10 +380,19 @@ class Pool:
         self._new_backoff = new_backoff
         self._on_change = on_change
         self._leaving: set[Slot] = set()
+        #: Workers that were replaced, by the kind of excess; the latest that hadn't failed.
+        self.replaced: dict[str, int] = {}
+        self.last_replacement: Replacement | None = None
+        self._replacing: asyncio.Task[None] | None = None
+        self._replaced: Slot | None = None  # the one that is being replaced
+        self._next_replacement_s = self._next_look_s = 0.0
+        self._memory_limit_works = True
         self._retiring: set[asyncio.Task[None]] = set()
         #: Gets what each worker says of its model when it is ready, before that takes requests.
         self.on_ready: Callable[[Mapping[str, Any]], None] = lambda info: None
         self._ready_s = time.monotonic()  # when a worker was seen ready last
+        self._due_s = math.inf
+        self._due: asyncio.TimerHandle | None = None
 
     # --- scaling and refusals
 
@@ -341,6 +427,8 @@ class Pool:
         self._clear_given_up()
         surplus = self.slots[count:]
         del self.slots[count:]
+        if self._replacing is not None and self._replaced in surplus:
+            self._replacing.cancel()
         self.slots += [self._new_slot() for _ in range(count - len(self.slots))]
         kept = list(self.slots)
         starting = [slot.attempt for slot in kept if not slot.ready]
@@ -371,13 +459,17 @@ class Pool:
     def _clear_given_up(self) -> None:
         self.slots = [slot for slot in self.slots if not slot.gave_up]
 
-    def _new_slot(self) -> Slot:
+    def _new_slot(self, device: Device | None = None, after: asyncio.Future[None] | None = None) -> Slot:
         resources = self.resources
-        return Slot(self, resources.next_worker_id(), resources.next_device(), self._new_backoff())
+        place = device or resources.next_device()
+        return Slot(self, resources.next_worker_id(), place, self._new_backoff(), after)
 
     async def close(self, drain_s: float | None) -> None:
         """Ends all workers; those that are retiring already get no more than `drain_s` from now."""
         leaving = [slot for slot in self._leaving if slot.worker is not None]
+        if self._replacing is not None:
+            self._replacing.cancel()
+            await asyncio.wait({self._replacing})
         await self.scale(0, drain_s)
         if self._retiring:
             await asyncio.wait(self._retiring, timeout=drain_s)
@@ -386,6 +478,7 @@ class Pool:
                 slot.worker.kill("stopped")
         if self._retiring:
             await asyncio.wait(self._retiring)
+        self._forget_due()
 
     def _changed(self) -> None:
         """Readiness may have changed. Requests that wait are told when no start succeeds."""
@@ -413,6 +506,7 @@ class Pool:
 
     def started(self, worker: Worker) -> None:
         self.on_ready(worker.info)
+        self._check_memory_limit(worker)
         self.queue.attach(worker)
         log.info("Worker %s of %s is ready (pid %s).", worker.id, self.name, worker.pid)
         self._changed()
@@ -428,14 +522,15 @@ class Pool:
         self._changed()
 
     def _log_traceback(self, worker_id: int, traceback: str) -> str:
+        sink = self.resources.line_sink(worker_id)
+        sink("stdout", PROCESS_DIED)
         times = self._tracebacks[traceback] = self._tracebacks.pop(traceback, 0) + 1
         if times > 1:
             return f" (with the same traceback as before, {times} times now)"
         if len(self._tracebacks) > TRACEBACKS_MAX:
             del self._tracebacks[next(iter(self._tracebacks))]
-        sink = self.resources.line_sink(worker_id)
         for line in traceback.splitlines():
-            sink("stderr", line)
+            sink("stdout", line)
         return ""
 
     def gave_up(self, reason: str) -> None:
@@ -443,9 +538,120 @@ class Pool:
         if self.unavailable:
             self.queue.fail_all(NoWorker(f"No worker of model {self.name} could be kept running: {reason}"))
 
+    def end_by(self, deadline_s: float) -> None:
+        """A request has to end then (`time.monotonic()` seconds), also when that is before the next tick."""
+        if deadline_s < self._due_s:
+            self._forget_due()
+            self._due_s = deadline_s
+            delay_s = min(max(0.0, deadline_s - time.monotonic()), LATE_LOOK_S_MAX)
+            self._due = asyncio.get_running_loop().call_later(delay_s, self._end_late)
+
+    def _forget_due(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+        self._due, self._due_s = None, math.inf
+
+    def _end_late(self) -> None:
+        """Ends the requests whose deadline has passed, and looks again at the earliest of the others'."""
+        self._forget_due()
+        now_s = time.monotonic()
+        if len(self.queue):
+            self.queue.expire(now_s)
+        workers = [slot.worker for slot in (*self.slots, *self._leaving) if slot.worker is not None]
+        running_s = min((worker.end_late(now_s) for worker in workers), default=math.inf)
+        waiting_s = min((job.deadline_s for job in self.queue.waiting()), default=math.inf)
+        next_s = min(running_s, waiting_s)
+        if next_s != math.inf:
+            self.end_by(max(next_s, now_s + LATE_EVERY_S))
+
+    # --- workers that have used what they may
+
+    def _look_at_limits(self, now_s: float) -> None:
+        """Ends workers that use far too much memory, and has one worker at a time replaced that has done enough."""
+        limits = self.plan.limits
+        look = limits.of_memory and now_s >= self._next_look_s
+        if look:
+            self._next_look_s = now_s + MEMORY_LOOK_S
+        for slot in list(self.slots):
+            worker = slot.worker
+            if worker is None or worker.state not in (WorkerState.LOADING, WorkerState.READY):
+                continue
+            excess = limits.over(worker.answered)
+            memory_bytes = worker.memory_bytes if look else 0
+            if look and (found := limits.over_memory(memory_bytes)) is not None:
+                if found.kind == MEMORY_MAX:
+                    self._count_replaced(found)
+                    worker.kill(found.text, out_of_memory=True)
+                    continue
+                excess = excess or (found if self._memory_limit_works else None)
+            if excess is not None and slot.ready:
+                self._replace(slot, excess, now_s)
+
+    def _check_memory_limit(self, worker: Worker) -> None:
+        """A worker that needs as much when it has loaded would be replaced for ever."""
+        limit = self.plan.limits.memory_bytes
+        used = worker.memory_bytes if limit and self._memory_limit_works else 0
+        if limit and used >= limit:
+            self._memory_limit_works = False
+            log.warning(
+                "Workers of %s need %.0f MiB once they have loaded: recycleAboveMemory of %.0f MiB is ignored",
+                *(self.name, used / (1 << 20), limit / (1 << 20)),
+            )
+
+    def _count_replaced(self, excess: Excess) -> None:
+        self.replaced[excess.kind] = self.replaced.get(excess.kind, 0) + 1
+
+    def _replace(self, slot: Slot, excess: Excess, now_s: float) -> None:
+        if self._replacing is None and now_s >= self._next_replacement_s:
+            self._replacing = watched(self._replace_one(slot, excess), f"Replacing worker {slot.id}")
+            self._replaced = slot
+            self._replacing.add_done_callback(self._replacement_over)
+
+    def _replacement_over(self, _: asyncio.Task[None]) -> None:
+        self._replacing = self._replaced = None
+
+    async def _replace_one(self, slot: Slot, excess: Excess) -> None:
+        """Puts a new worker in the place of one, which finishes what it has. No request is lost by it."""
+        log.info("Worker %s of %s is replaced: %s.", slot.id, self.name, excess.text)
+        roomy = not slot.device.is_gpu and available_bytes() > slot.memory_bytes
+        heir = await self._started_heir(slot) if roomy else None
+        if slot in self.slots and (heir is not None or not roomy):
+            self._count_replaced(excess)
+            self.last_replacement = Replacement(time.time(), slot.id, excess.text)
+            await self._hand_over(slot, heir)
+
+    async def _started_heir(self, slot: Slot) -> Slot | None:
+        """A worker on the same device that is ready; None when it didn't start, or isn't needed any more."""
+        heir = self._new_slot(slot.device)
+        try:
+            await asyncio.shield(heir.attempt)
+            if slot in self.slots:
+                return heir
+        except StartFailed as error:
+            self._next_replacement_s = self.clock.now_s() + REPLACE_AGAIN_S
+            log.warning("Worker %s of %s stays: the one after it did not start: %s", slot.id, self.name, error.message)
+        except BaseException:
+            await self._retire(heir, 0.0)
+            raise
+        await self._retire(heir, 0.0)
+        return None
+
+    async def _hand_over(self, slot: Slot, heir: Slot | None) -> None:
+        """The slot's place is the heir's from now on, or that of a worker that starts when this one has ended."""
+        ended = asyncio.get_running_loop().create_future()
+        self.slots[self.slots.index(slot)] = heir or self._new_slot(slot.device, ended)
+        retiring = watched(self._retire(slot, None), f"Retiring worker {slot.id}")
+        self._retiring.add(retiring)
+        retiring.add_done_callback(self._retiring.discard)
+        retiring.add_done_callback(lambda _: ended.set_result(None))
+        self._changed()
+        await asyncio.wait({retiring})
+
     def tick(self, now_s: float) -> None:
         if len(self.queue):
             self.queue.expire(now_s)
+        if self.plan.limits != NO_LIMITS:
+            self._look_at_limits(now_s)
         for slot in (*self.slots, *self._leaving):
             if slot.worker is not None:
                 slot.worker.tick(now_s)

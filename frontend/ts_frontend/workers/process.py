@@ -10,16 +10,19 @@ import signal
 import socket
 import tempfile
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import IO, Any, TypeAlias
 
 import psutil
 
 from ts.protocol.marks import unmarked
+from ts.protocol.progress import PROGRESS_BYTES, has_begun
+from ts_frontend.scheduling.repeats import Repeats
 from ts_frontend.workers.calls import Answer
 from ts_frontend.workers.devices import Device
 from ts_frontend.workers.in_flight import BatchRecorder, OnResponse
+from ts_frontend.workers.limits import WorkerLimits
 from ts_frontend.workers.ranks import Rendezvous
 
 log = logging.getLogger(__name__)
@@ -62,6 +65,14 @@ LINE_BYTES_MAX = 64 * 1024
 READ_BYTES = 8 * 1024
 #: More than a pipe holds (64 KiB).
 PIPE_READS_MAX = 16
+
+
+def resident_bytes(pid: int) -> int:
+    """Physical memory of a process, shared pages included; 0 when it has ended."""
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return 0
 
 
 class LineReader:
@@ -118,8 +129,6 @@ class LineReader:
 
 TAIL_LINES_MAX = 100
 TAIL_LINE_CHARS_MAX = 1000
-PROGRESS_BYTES = 4096
-NONE_STARTED = (1 << 64) - 1
 
 
 #: Takes what a worker writes, line by line: (stream, line), where the stream is "stdout" or "stderr".
@@ -162,7 +171,8 @@ class WorkerPlan:
 
     `max_concurrency`: requests at a time on a worker whose handler is async or a generator, or in one continuous batch;
     `answer`: answers the calls of its handler; `on_response`: counts the responses of a `decoupled` model, which its
-    files or its handler say it is; `in_process`: its worker is a thread of the server, and isn't counted as a worker.
+    files or its handler say it is; `repeats`: its handler may be called again for a
+    request; `in_process`: its worker is a thread of the server, and isn't counted as a worker.
     """
 
     spec: ProcessSpec
@@ -176,6 +186,8 @@ class WorkerPlan:
     recorder: BatchRecorder | None = None
     answer: Answer | None = None
     on_response: OnResponse | None = None
+    repeats: Repeats | None = None
+    limits: WorkerLimits = WorkerLimits()
     decoupled: bool = False
     in_process: bool = False
 
@@ -196,8 +208,7 @@ class Channels:
         for end in (self.sock, self.worker_sock):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         self.progress = _shared_file()
-        self.progress.write(NONE_STARTED.to_bytes(8, "little").ljust(PROGRESS_BYTES, b"\0"))
-        self.progress.flush()
+        self.progress.truncate(PROGRESS_BYTES)
         self.stdout, self.worker_stdout = os.pipe()
         self.stderr, self.worker_stderr = os.pipe()
 
@@ -246,9 +257,15 @@ class WorkerProcess:
         except ProcessLookupError:
             pass
 
-    def last_started_batch(self) -> int:
-        """Id of the batch whose handler call the worker entered last; NONE_STARTED before the first."""
-        return int.from_bytes(os.pread(self.progress.fileno(), 8, 0), "little")
+    def resident_bytes(self) -> int:
+        """The memory that it uses, with all processes it is known to consist of."""
+        pids = (self.pid, *(self.rendezvous.pids if self.rendezvous is not None else ()))
+        return sum(map(resident_bytes, pids))
+
+    def unbegun(self, batch_ids: Iterable[int]) -> set[int]:
+        """Of these batches, those that it hasn't called its handler for."""
+        table = os.pread(self.progress.fileno(), PROGRESS_BYTES, 0)
+        return {batch_id for batch_id in batch_ids if not has_begun(table, batch_id)}
 
     def ended(self, how: ExitStatus) -> None:
         if not self.exited.done():

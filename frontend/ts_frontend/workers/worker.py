@@ -25,9 +25,10 @@ from ts.protocol.frames import (
     Ready,
     Stop,
 )
-from ts_frontend.errors import DeadlineExceeded, Draining, InvalidArgument, WorkerDied
+from ts_frontend.errors import DeadlineExceeded, Draining, InvalidArgument, Quarantined, WorkerDied
 from ts_frontend.job import Job
 from ts_frontend.scheduling.queues import WorkQueue
+from ts_frontend.scheduling.repeats import halves, one_by_one
 from ts_frontend.tasks import watched
 from ts_frontend.workers.calls import HandlerCalls
 from ts_frontend.workers.connection import Connection
@@ -35,7 +36,6 @@ from ts_frontend.workers.devices import Device
 from ts_frontend.workers.in_flight import Batch, InFlight, ResponseCounter, Serial
 from ts_frontend.workers.launchers import Launcher
 from ts_frontend.workers.process import (
-    NONE_STARTED,
     TAIL_LINE_CHARS_MAX,
     TAIL_LINES_MAX,
     ExitStatus,
@@ -117,7 +117,7 @@ class Worker:
         self.state = WorkerState.STARTING
         self.started_at = time.time()
         self.info: dict[str, Any] = {}
-        self.answered_batches = 0
+        self.answered = 0  # requests
         self.ready_at_s = math.inf
         self._recorder = plan.recorder
         self._created_s = time.monotonic()
@@ -133,8 +133,12 @@ class Worker:
         self._running = InFlight(Serial()) if self._lockstep else InFlight()
         self._idle: asyncio.Future[None] | None = None
         self._hung_at_s: float | None = None
-        self._hung = False
+        #: Failures of whole batches, by the batch's id, until all that has come is read.
+        self._raised: dict[int, list[tuple[Job, Failed]]] = {}
+        #: It was killed because it gave no answer in time, or didn't load its model in time.
+        self.hung = False
         self._death_note = ""
+        self._out_of_memory = False
         self._settling: asyncio.Task[None] | None = None
 
     # --- life
@@ -154,6 +158,11 @@ class Worker:
         if self.process is None:
             return []
         return [self.process.pid, *(self.process.rendezvous.pids if self.process.rendezvous is not None else ())]
+
+    @property
+    def memory_bytes(self) -> int:
+        """Resident memory of its processes, now; 0 without one."""
+        return self.process.resident_bytes() if self.process is not None else 0
 
     @property
     def busy(self) -> bool:
@@ -202,6 +211,7 @@ class Worker:
         return RankConnections(process.rendezvous, process.progress.fileno(), self._received, self._closed, size_max)
 
     async def _abandon(self, reason: str) -> None:
+        self.hung = True
         self.kill(reason)
         await asyncio.wait({self.ended})
         raise StartFailed(reason, 500, self.tail())
@@ -209,9 +219,10 @@ class Worker:
     def tail(self) -> list[str]:
         return list(self.process.tail) if self.process is not None else []
 
-    def kill(self, reason: str) -> None:
+    def kill(self, reason: str, *, out_of_memory: bool = False) -> None:
         """Ends the process at once; what it had started fails with `reason`."""
         self._death_note = self._death_note or reason
+        self._out_of_memory |= out_of_memory
         if self.process is None:
             return
         self.process.kill()
@@ -254,14 +265,23 @@ class Worker:
             await asyncio.wait({self.ended}, timeout=STOP_S_MAX)
 
     def _give_back(self) -> None:
-        back: list[Job] = []
-        for job in self._running.open_jobs():
-            if job.repeatable:
-                back.append(job)
-            else:
+        running, back = self._running, []
+        for job in running.open_jobs():
+            if not job.repeatable:
                 job.fail(Draining("Worker was stopped while it streamed this answer"))
+        for batch in running.batches.values():
+            back += self._reclaimed(batch)
         self._forget_all()
         self._work.put_back(back)
+
+    def _reclaimed(self, batch: Batch) -> list[Job]:
+        """The jobs of a batch that the queue gets back as if they had never been here. One that ran alone will again:
+        it is with the queue then."""
+        jobs = batch.open_jobs()
+        if not jobs or batch.id != self._running.isolated:
+            return jobs
+        self._work.run_again(one_by_one(jobs))
+        return []
 
     def _forget_all(self) -> None:
         self._running.clear()
@@ -292,6 +312,14 @@ class Worker:
         except ValueError as error:
             running.withdraw(batch)
             self._refuse(jobs, error)
+
+    def dispatch_alone(self, job: Job, now_s: float) -> None:
+        """Sends a job that nothing else runs beside."""
+        self.dispatch([job], now_s)
+        self._running.isolate(job)
+
+    def reserve(self) -> None:
+        self._running.close_until_idle()
 
     def _refuse(self, jobs: list[Job], error: ValueError) -> None:
         """Runs the jobs of a batch that is too large for a message one by one; a single one that is too large fails."""
@@ -350,10 +378,17 @@ class Worker:
             elif isinstance(message, Failed):
                 entry = jobs.get(message.job_id)
                 if entry is not None:
-                    entry[0].failed_by_worker(message)
+                    if message.whole and self._plan.repeats is not None and entry[0].repeatable:
+                        self._raised.setdefault(entry[1].id, []).append((entry[0], message))
+                    else:
+                        entry[0].failed_by_worker(message)
+                        if not message.begun:
+                            entry[1].jobs.remove(entry[0])
                     finished |= self._finish(message.job_id, entry[1], now_s)
             else:
                 self._control(message)
+        if self._raised:
+            self._halve()
         if finished:
             self._work.wake()
 
@@ -363,12 +398,26 @@ class Worker:
         if not running.finish(job_id, batch):
             return False
         waited_s, worked_s = running.measure(batch, now_s)
-        self.answered_batches += 1
-        if self._recorder is not None:
+        self.answered += len(batch.jobs)
+        if self._recorder is not None and batch.jobs:
             self._recorder.answered(batch.jobs, waited_s, worked_s, now_s)
         if not running.batches:
             self._became_idle()
         return True
+
+    def _halve(self) -> None:
+        """Runs batches again in halves that have failed as a whole."""
+        repeats = self._plan.repeats
+        assert repeats is not None
+        raised, self._raised = self._raised, {}
+        for failures in raised.values():
+            jobs = [job for job, _ in failures if not job.done]
+            repeats.after_failures += len(jobs)
+            log.warning(
+                "Worker %s of %s: %d requests that failed together (%s) run again in halves",
+                *(self.id, self._plan.spec.name, len(jobs), failures[0][1].message),
+            )
+            self._work.run_again(halves(jobs))
 
     def _became_idle(self) -> None:
         if self._idle is not None and not self._idle.done():
@@ -450,13 +499,10 @@ class Worker:
     def _put_back_unstarted(self) -> None:
         """Jobs whose handler call had not begun go back to the queue."""
         assert self.process is not None
-        started = self.process.last_started_batch()
         batches = self._running.batches
-        unstarted = [batch for batch in batches.values() if started == NONE_STARTED or batch.id > started]
         back: list[Job] = []
-        for batch in unstarted:
-            back += batch.open_jobs()
-            del batches[batch.id]
+        for batch_id in sorted(self.process.unbegun(batches)):
+            back += self._reclaimed(batches.pop(batch_id))
         if back:
             self._work.put_back(back)
 
@@ -477,16 +523,42 @@ class Worker:
             log.exception("Worker %s of %s: its end could not be settled", self.id, self._plan.spec.name)
         note = self._death_note or lost or how.sentence()
         try:
-            out_of_memory = how.by_sigkill and not self._death_note
-            for job in list(self._running.open_jobs()):
-                job.fail(WorkerDied(f"Worker died. {note}.", 507 if out_of_memory else 500, hung=self._hung))
+            out_of_memory = self._out_of_memory or (how.by_sigkill and not self._death_note)
+            begun = list(self._running.batches.values())
             self._forget_all()
+            for batch in begun:
+                again = self._run_again(batch, note) if self._plan.repeats is not None else ()
+                for job in batch.open_jobs():
+                    if job not in again:
+                        job.fail(WorkerDied(f"Worker died. {note}.", 507 if out_of_memory else 500, hung=self.hung))
         finally:
             if not self._loaded.done():
                 killed = how.code is None or how.code < 0 or process.rendezvous is not None
                 message = f"Worker process ended while loading: {note}"
                 self._loaded.set_exception(StartFailed(message, 500, self.tail(), died=killed and not self._death_note))
             self.ended.set_result(note if self._death_note or how.code else f"{note} ({reason})")
+
+    def _run_again(self, batch: Batch, note: str) -> Sequence[Job]:
+        """The jobs of a begun batch that the queue gets once more. One that has had its second worker is refused for
+        good; one that hung has had its time."""
+        running, repeats = self._running, self._plan.repeats
+        assert repeats is not None
+        silent_s = time.monotonic() - batch.active_s
+        if self.hung and (not running.concurrent or silent_s > self._plan.response_timeout_s):
+            return ()
+        jobs = [job for job in batch.open_jobs() if job.repeatable]
+        where = f"worker {self.id} of {self._plan.spec.name}"
+        if batch.id == running.isolated:
+            for job in jobs:
+                repeats.quarantined += 1
+                log.error("Request %s is not run again: %s is the second that died with it", job.request_id, where)
+                job.fail(Quarantined(f"Two workers died while they ran this request; it is not run again. {note}."))
+            return ()
+        repeats.after_deaths += len(jobs)
+        for job in jobs:
+            log.warning("Request %s runs once more: %s died with it", job.request_id, where)
+        self._work.run_again(one_by_one(jobs))
+        return jobs
 
     async def _exit_of(self, process: WorkerProcess) -> ExitStatus:
         try:
@@ -497,6 +569,21 @@ class Worker:
 
     # --- time
 
+    def end_late(self, now_s: float) -> float:
+        """Ends what it runs and should have answered by now, and tells the handler; the earliest deadline of the
+        rest (`time.monotonic()` seconds)."""
+        earliest_s = math.inf
+        for job, _ in list(self._running.jobs.values()):
+            if job.done:
+                continue
+            if job.ends_s > now_s:
+                earliest_s = min(earliest_s, job.ends_s)
+                continue
+            ran_s = now_s - job.sent_at_s
+            job.expire(DeadlineExceeded(f"Deadline passed {ran_s:.1f} s after the request was given to a worker"))
+            self.release(job)
+        return earliest_s
+
     def tick(self, now_s: float) -> None:
         """Called a few times per second: ends what has hung, lets go of streams nobody reads."""
         if self.state not in (WorkerState.READY, WorkerState.DRAINING):
@@ -504,19 +591,16 @@ class Worker:
         running, limit_s = self._running, self._plan.response_timeout_s
         if running.shared and running.count_stalled(now_s):
             self._work.wake()
+        self.end_late(now_s)
         for job, batch in list(running.jobs.values()):
-            if job.ends_s <= now_s and not job.done:
-                ran_s = now_s - job.sent_at_s
-                job.expire(DeadlineExceeded(f"Deadline passed {ran_s:.1f} s after the request was given to a worker"))
-                self.release(job)
-            elif not job.done and job.unread_since(now_s) > limit_s:
+            if not job.done and job.unread_since(now_s) > limit_s:
                 job.fail(DeadlineExceeded(f"The stream's reader has taken nothing for {limit_s:g} s"))
                 self.release(job)
                 batch.active_s = running.turn_s = now_s
         if not running.overdue(now_s, limit_s):
             self._not_hung()
         elif self._ready_to_kill(now_s):
-            self._hung = True
+            self.hung = True
             self.kill(f"It gave no answer for {limit_s:g} s (responseTimeout)")
 
     def _not_hung(self) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from support import until
+from support import GUARD_S, until
 from ts_frontend.http.routes import ROUTES
 from ts_frontend.http.routing import Effect, RouteTable, Row, Switch
 
@@ -28,7 +28,6 @@ decision = RouteTable(ROUTES, ("http_inference", "http_management", "http_metric
 
 pytestmark = pytest.mark.external
 
-GUARD_S = 120
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
     *("--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from support import GUARD_S
 from torchrelay_client import (
     AsyncClient,
     Cancelled,
@@ -18,8 +19,6 @@ from torchrelay_client import (
     Retry,
     Unavailable,
 )
-
-GUARD_S = 60.0
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:

@@ -12,9 +12,9 @@ import psutil
 import pytest
 from grpc import StatusCode
 
+from support import GUARD_S
 from torchrelay_client import Cancelled, Client, DeadlineExceeded, InvalidArgument, NotFound, Request, Typed
 
-GUARD_S = 60.0
 NUMBERS = ["BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64"]
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from support import GUARD_S
 from torchrelay_client import TLS, CallFailed, Client, Refused, Retry, Unavailable
 
-GUARD_S = 60.0
 PATIENT = Retry(attempts_max=1000, first_s=0.05, most_s=0.2)
 
 

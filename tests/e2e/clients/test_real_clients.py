@@ -54,6 +54,20 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor("text_output", upper)])
 """
 
+#: Says how many tokens (words) it has read and given.
+COUNTED = """
+from ts.tensors.types import InferenceResponse, Tensor
+
+def answer(row):
+    words = bytes(row["data"]).decode().split()
+    given = words[: row.request.parameters.get("max_tokens", 16)]
+    said = {"prompt_tokens": len(words), "completion_tokens": len(given)}
+    return InferenceResponse([Tensor.of("text", " ".join(given))], parameters=said)
+
+def handle(data, context):
+    return None if data is None else [answer(row) for row in data]
+"""
+
 
 class Program(NamedTuple):
     """A file of programs/, the environment it runs in ("": this one), arguments after the addresses, what it prints."""
@@ -89,6 +103,7 @@ def everybody(
     directory: Path = tmp_path_factory.mktemp("everybody")
     store = stocked(directory)
     model_writer(store, "text-model", (store / "words" / "handler.py").read_text())
+    model_writer(store, "counted", COUNTED)
     shutil.copytree(RUNTIME, store / "runtime")
     settings_file = store / "runtime" / "model-settings.json"
     settings_file.write_text(settings_file.read_text().replace('"text-model"', '"runtime"'))
@@ -102,7 +117,7 @@ def everybody(
     server = serving(directory, store, settings, ["--ncs", "--model-repository", str(repository), *more])
     try:
         server.wait_started()
-        for name in ("sum", "same", "upper", "words", "text-model", "runtime"):
+        for name in ("sum", "same", "upper", "words", "text-model", "counted", "runtime"):
             server.register(name)
         yield server
     finally:

@@ -16,6 +16,7 @@ import grpc
 import httpx
 import pytest
 
+from support import GUARD_S
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from ts_frontend.errors import ArchiveExists, ArchiveNotFound, DownloadFailed, InvalidArchive, ServeError
@@ -23,7 +24,6 @@ from ts_frontend.models.store.store import ModelStore
 
 pytestmark = pytest.mark.external
 
-GUARD_S = 60
 DOCUMENTS = Path(__file__).parents[2] / "data" / "documents"
 #: How many objects the server lists at a time.
 PAGE = 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import socket
 import subprocess
@@ -18,9 +19,11 @@ import h2.connection
 import h2.events
 import pytest
 
+from support import GUARD_S
+from warm_start import Program, Template
+
 SERVER = Path(__file__).with_name("standin_server.py")
 KINDS = ("h2corn", "grpcio") if sys.version_info >= (3, 11) else ("grpcio",)
-GUARD_S = 60
 
 #: No client here may reuse another one's connection: stalled readers and big windows would be shared.
 CHANNEL_OPTIONS = [
@@ -34,7 +37,7 @@ CHANNEL_OPTIONS = [
 class Server:
     """A running stand-in server."""
 
-    process: subprocess.Popen[str]
+    process: Program
     ports: dict[str, int]
 
     @property
@@ -49,17 +52,32 @@ class Server:
 
     def end(self) -> tuple[str, int]:
         """What it printed after a drain, and its exit status."""
-        assert self.process.stdout is not None
         printed = self.process.stdout.read()
         return printed, self.process.wait(GUARD_S)
 
 
-def start(kind: str, *listeners: dict[str, Any]) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+@functools.cache
+def template() -> Template:
+    """What stand-in servers are forked from."""
+    modules = (
+        "grpc.aio",
+        "ts_frontend.listeners.grpcio",
+        *(["ts_frontend.listeners.h2corn"] if "h2corn" in KINDS else []),
+    )
+    return Template("standin_server:run", *modules, options=["-W", "error"], path=SERVER.parent)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def end_of_template() -> Iterator[None]:
+    yield
+    if template.cache_info().currsize:
+        template().close()
+
+
+def start(kind: str, *listeners: dict[str, Any]) -> tuple[Program, dict[str, Any]]:
     """The process and its first line."""
     asked = {"kind": kind, "listeners": listeners or [{"name": "test"}]}
-    command = [sys.executable, "-W", "error", str(SERVER), json.dumps(asked)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
+    process = template().start([json.dumps(asked)], stdin=subprocess.PIPE)
     line = process.stdout.readline()
     return process, json.loads(line) if line else {}
 

@@ -16,6 +16,8 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+import uvloop
+
 import ts_frontend.protos.inference_pb2  # noqa: F401  # reflection tells of what has been imported
 from ts_frontend import errors
 from ts_frontend.errors import ServeError
@@ -223,10 +225,9 @@ async def main() -> None:
     say(begun=echo.begun, ended=echo.ended)
 
 
+def run() -> None:
+    uvloop.run(main())
+
+
 if __name__ == "__main__":
-    try:
-        import uvloop
-    except ImportError:
-        asyncio.run(main())
-    else:
-        uvloop.run(main())
+    run()

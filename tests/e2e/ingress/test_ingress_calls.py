@@ -13,9 +13,9 @@ import h2.connection
 import h2.events
 import pytest
 
+from support import GUARD_S
 from ts_frontend.listeners.floods import CANCELS_MAX
 
-GUARD_S = 60
 LIMIT = 6_553_500
 
 

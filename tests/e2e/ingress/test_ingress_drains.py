@@ -27,9 +27,10 @@ import hpack
 import pytest
 from hyperframe.frame import Frame, GoAwayFrame, HeadersFrame, PingFrame, RstStreamFrame, SettingsFrame
 
+from support import GUARD_S
+
 DRAINS = int(os.environ.get("TORCHRELAY_DRAINS", "5"))
 LOAD_S, WORK_S = 0.4, 0.004
-GUARD_S = 60
 CALL = "/test.Echo/Slow"
 GRPC_HEADERS = [
     (":method", "POST"),

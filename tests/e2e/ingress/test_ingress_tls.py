@@ -14,9 +14,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from support import until
-
-GUARD_S = 60
+from support import GUARD_S, until
 
 
 def openssl(folder: Path, *arguments: str) -> None:

@@ -10,7 +10,7 @@ import threading
 import grpc
 import pytest
 
-GUARD_S = 60
+from support import GUARD_S
 
 
 @pytest.fixture

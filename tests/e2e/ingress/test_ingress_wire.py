@@ -15,7 +15,8 @@ import h2.errors
 import h2.events
 import pytest
 
-GUARD_S = 60
+from support import GUARD_S
+
 GRPC = {"content-type": "application/grpc", "te": "trailers"}
 
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from support import GUARD_S
+
 pytestmark = pytest.mark.external
 
 HERE = Path(__file__).parent
-GUARD_S = 120
 SERVING = 1
 INVALID_ARGUMENT, DEADLINE_EXCEEDED, NOT_FOUND, ALREADY_EXISTS, RESOURCE_EXHAUSTED, CANCELLED = 3, 4, 5, 6, 8, 1
 

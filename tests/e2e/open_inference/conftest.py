@@ -84,6 +84,21 @@ from ts.tensors.types import InferenceResponse
 def handle(data, context):
     return None if data is None else [InferenceResponse(row.request.inputs) for row in data]
 """
+#: Counts until nobody listens any more.
+ENDLESS = """
+import itertools
+
+def handle(data, context):
+    for number in () if data is None else itertools.count(1):
+        yield [f"{number} "]
+"""
+#: Says that it honours a parameter that asks for another text.
+BIASED = """
+openai_honours = ("response_format",)
+
+def handle(data, context):
+    return None if data is None else [str(row.request.parameters) for row in data]
+"""
 #: Says how many tokens it read and wrote, and why it stopped.
 COUNTED = """
 from ts.tensors.types import InferenceResponse, Tensor
@@ -97,8 +112,10 @@ def handle(data, context):
     return None if data is None else [answer(row) for row in data]
 """
 MODELS = {
+    "biased": (BIASED, ""),
     "counted": (COUNTED, ""),
     "echo": (ECHO, ""),
+    "endless": (ENDLESS, ""),
     "sum": (SUM, SUM_CONFIG),
     "upper": (UPPER, ""),
     "overtaken": (OVERTAKEN, ""),

@@ -11,10 +11,10 @@ import grpc
 import numpy as np
 import pytest
 
+from support import GUARD_S
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 
-GUARD_S = 60
 Stub = GRPCInferenceServiceStub
 Input = pb.ModelInferRequest.InferInputTensor
 

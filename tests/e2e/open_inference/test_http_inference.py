@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 import pytest
 
-GUARD_S = 60
+from support import GUARD_S
 
 
 @pytest.fixture

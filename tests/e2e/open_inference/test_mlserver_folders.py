@@ -17,22 +17,27 @@ from typing import Any
 import grpc
 import pytest
 
+from support import GUARD_S
 from ts.compat import SHIMS
 from ts.protocol.open_inference_pb2 import ModelInferRequest
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 
 RUNTIMES = Path(__file__).parent.parent.parent / "handlers" / "mlserver"
-GUARD_S = 60
+STORE = RUNTIMES.parent / "mlserver_store"
 TENSOR = {"name": "x", "datatype": "INT32", "shape": [2], "data": [1, 2]}
+TEXT = {"name": "names", "datatype": "BYTES", "shape": [1], "data": ["a"], "parameters": {"content_type": "str"}}
 
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any]) -> Iterator[Any]:
-    """`mlserver start` on a folder that is a model, with another one and no model's folder in it."""
+    """`mlserver start` on a folder that is a model, with others, a module that they share, and no model's folder in
+    it."""
     directory = tmp_path_factory.mktemp("started")
     folder = directory / "folder"
     shutil.copytree(RUNTIMES / "routes", folder)
     shutil.copytree(RUNTIMES / "sum", folder / "inside" / "sum")
+    for name in ("rt.py", "echo", "deep", "own"):
+        (shutil.copytree if (STORE / name).is_dir() else shutil.copy)(STORE / name, folder / name)
     (folder / "artefacts").mkdir()
     (folder / "settings.json").write_text('{"server_name": "here", "parallel_workers": 1, "debug": true}')
     path = os.pathsep.join((os.environ["PYTHONPATH"], SHIMS)) if "PYTHONPATH" in os.environ else SHIMS
@@ -40,7 +45,7 @@ def started(tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any
     server = serving(directory, None, {"command": command, "env": {"PYTHONPATH": path}}, [])
     try:
         server.wait_started()
-        wait_ready(server, "routes", "sum")
+        wait_ready(server, "routes", "sum", "echo", "greeting", "own")
         yield server
     finally:
         server.terminate()
@@ -49,7 +54,8 @@ def started(tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any
 def wait_ready(server: Any, *models: str) -> None:
     """Requests wait for a worker that is starting."""
     for name in models:
-        assert ask(server, f"/v2/models/{name}/infer", {"inputs": [TENSOR]})[0] == 200, server.log
+        tensor = TEXT if name in ("echo", "greeting", "own") else TENSOR
+        assert ask(server, f"/v2/models/{name}/infer", {"inputs": [tensor]})[0] == 200, server.log
 
 
 def ask(server: Any, path: str, value: Any = None, method: str = "") -> tuple[int, Any, Any]:
@@ -65,8 +71,22 @@ def ask(server: Any, path: str, value: Any = None, method: str = "") -> tuple[in
 
 
 def test_the_folder_itself_and_what_lies_in_it_are_served(started: Any) -> None:
-    assert {one["name"] for one in ask(started, "/v2/repository/index", {})[1]} == {"routes", "sum"}
+    names = {one["name"] for one in ask(started, "/v2/repository/index", {})[1]}
+    assert names == {"routes", "sum", "echo", "greeting", "own"}
     assert "Failed to load model" not in started.log
+
+
+def test_what_lies_at_the_root_is_importable_for_the_models_of_sub_folders(started: Any) -> None:
+    """`rt.py` holds the runtimes of two models, and what a third imports, which has its own code in its folder."""
+    tensor = TEXT | {"shape": [2], "data": ["you", "me"]}
+    answers = {name: ask(started, f"/v2/models/{name}/infer", {"inputs": [tensor]})[1] for name in ("echo", "greeting")}
+    found = {name: answer["outputs"][0]["data"] for name, answer in answers.items()}
+    assert found == {"echo": ["you", "me"], "greeting": ["hello you", "hello me"]}
+    told = json.loads(ask(started, "/v2/models/own/infer", {"inputs": [tensor]})[1]["outputs"][0]["data"][0])
+    root = str(started.directory / "folder")
+    assert told["rt"] == f"{root}/rt.py" and told["path"][:2] == [f"{root}/own", root]
+    assert ask(started, "/v2/repository/models/greeting/load", {})[0] == 200, "again, with what is on the path by now"
+    assert ask(started, "/v2/models/greeting/infer", {"inputs": [tensor]})[0] == 200
 
 
 def test_its_settings_json_counts(started: Any) -> None:

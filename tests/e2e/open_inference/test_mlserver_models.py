@@ -22,11 +22,11 @@ from typing import Any
 import grpc
 import pytest
 
+from support import GUARD_S
 from ts.protocol.open_inference_pb2 import ModelInferRequest, ModelInferResponse, ModelMetadataRequest
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 
 RUNTIMES = Path(__file__).parent.parent.parent / "handlers" / "mlserver"
-GUARD_S = 60
 
 
 @pytest.fixture(scope="module")

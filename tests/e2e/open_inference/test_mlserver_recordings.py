@@ -16,11 +16,11 @@ import grpc
 import pytest
 from google.protobuf import json_format
 
+from support import GUARD_S
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.pool import POOL
 
 DATA = Path(__file__).parents[2] / "data" / "mlserver"
-GUARD_S = 60
 _ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 EXCHANGES: list[dict[str, Any]] = json.loads((DATA / "exchanges.json").read_text())
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-GUARD_S = 60
+from support import GUARD_S
 
 
 @pytest.fixture
@@ -66,27 +68,103 @@ def test_models(http: httpx.Client) -> None:
     assert "upper" in [one["id"] for one in found["data"] if one["object"] == "model"]
     one = http.get("/v1/models/upper").json()
     assert (one["id"], one["object"], one["name"], one["ready"]) == ("upper", "model", "upper", True)
+    assert 0 < one["created"] <= time.time()
+    assert [model["created"] for model in found["data"] if model["id"] == "upper"] == [one["created"]]
     missing = http.get("/v1/models/nobody")
     assert missing.status_code == 404 and "nobody" in missing.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "word"),
+    ("body", "status", "word", "parameter", "code"),
     [
-        ({"prompt": "x"}, 400, "model"),
-        ({"model": "nobody", "prompt": "x"}, 404, "nobody"),
-        ({"model": "upper"}, 400, "prompt"),
-        ({"model": "upper", "prompt": ["a", "b"]}, 400, "prompt"),
-        ({"model": "upper", "prompt": "x", "n": 2}, 400, "n is 2"),
-        ({"model": "upper", "prompt": "x", "stream": "yes"}, 400, "stream is true or false"),
-        ({"model": "raises", "prompt": "x"}, 500, "Prediction failed"),
-        ({"model": "raises", "prompt": "x", "stream": True}, 500, "Prediction failed"),
+        ({"prompt": "x"}, 400, "model", "model", None),
+        ({"model": "nobody", "prompt": "x"}, 404, "nobody", "model", "model_not_found"),
+        ({"model": "upper"}, 400, "prompt", "prompt", None),
+        ({"model": "upper", "prompt": ["a", 1]}, 400, "prompt", "prompt", None),
+        ({"model": "upper", "prompt": "x", "n": 2}, 400, "n is 2", "n", "unsupported_parameter"),
+        ({"model": "upper", "prompt": "x", "logprobs": 0}, 400, "logprobs is 0", "logprobs", "unsupported_parameter"),
+        ({"model": "biased", "prompt": "x", "tools": [1]}, 400, "tools is", "tools", "unsupported_parameter"),
+        ({"model": "upper", "prompt": "x", "max_tokens": 0}, 400, "max_tokens is a whole number", "max_tokens", None),
+        ({"model": "upper", "prompt": "x", "stream": "yes"}, 400, "stream is true or false", "stream", None),
+        ({"model": "raises", "prompt": "x"}, 500, "Prediction failed", None, None),
+        ({"model": "raises", "prompt": ["x", "y"]}, 500, "Prediction failed", None, None),
+        ({"model": "raises", "prompt": "x", "stream": True}, 500, "Prediction failed", None, None),
+        ({"model": "raises", "prompt": ["x", "y"], "stream": True}, 500, "Prediction failed", None, None),
     ],
 )
-def test_errors_have_openais_form(http: httpx.Client, body: dict[str, Any], status: int, word: str) -> None:
+def test_errors_have_openais_form(
+    http: httpx.Client, body: dict[str, Any], status: int, word: str, parameter: str | None, code: str | None
+) -> None:
     answer = http.post("/v1/completions", json=body)
     assert answer.status_code == status, answer.text
-    assert word in answer.json()["error"]["message"] and answer.json()["error"]["code"] == status
+    error = answer.json()["error"]
+    assert word in error["message"] and (error["param"], error["code"]) == (parameter, code)
+    assert error["type"] == ("server_error" if status >= 500 else "invalid_request_error")
+
+
+def test_several_prompts_get_an_answer_each(http: httpx.Client) -> None:
+    answer = http.post("/v1/completions", json={"model": "counted", "prompt": ["a b", "c"], "max_tokens": 1}).json()
+    assert [(one["index"], one["text"]) for one in answer["choices"]] == [(0, "a"), (1, "c")]
+    assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+    body = {"model": "words", "prompt": ["a b", "c", "d e"], "stream": True}
+    texts, ends = ["", "", ""], []
+    for one in events(http.post("/v1/completions", json=body)):
+        (choice,) = one["choices"]
+        texts[choice["index"]] += choice["text"]
+        ends += [choice["index"]] if choice["finish_reason"] else []
+    assert texts == ["a b ", "c ", "d e "] and sorted(ends) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("prompt", ["a b c d", ["a b c d", "c"]])
+def test_what_the_handler_gives_after_a_stop_is_cut(http: httpx.Client, prompt: Any) -> None:
+    body = {"model": "upper", "prompt": prompt, "stop": ["D", " C"]}
+    (first, *more) = http.post("/v1/completions", json=body).json()["choices"]
+    assert (first["text"], first["finish_reason"]) == ("A B", "stop")
+    assert [one["text"] for one in more] == ["C"] * len(more)
+
+
+def test_a_stream_ends_with_a_stop(http: httpx.Client) -> None:
+    """Twice, for the first must have ended the handler too."""
+    for _ in range(2):
+        answer = http.post("/v1/completions", json={"model": "endless", "prompt": "x", "stop": "3 4", "stream": True})
+        choices = [one["choices"][0] for one in events(answer)]
+        assert "".join(one["text"] for one in choices) == "1 2 "
+        assert [one["finish_reason"] for one in choices][-1] == "stop"
+
+
+def test_the_numbers_of_tokens_of_a_stream(http: httpx.Client) -> None:
+    body = {"model": "counted", "prompt": ["a b", "c"], "max_tokens": 1, "stream": True}
+    *found, last = events(http.post("/v1/completions", json=body | {"stream_options": {"include_usage": True}}))
+    assert all(one["usage"] is None for one in found)
+    assert last["choices"] == [] and last["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+    assert all("usage" not in one for one in events(http.post("/v1/completions", json=body)))
+
+
+def test_a_handler_may_honour_more(http: httpx.Client) -> None:
+    body = {"model": "biased", "response_format": {"type": "json_object"}, "stop": None, "max_completion_tokens": 3}
+    messages = [{"role": "user", "content": "x"}]
+    answer = http.post("/v1/chat/completions", json=body | {"messages": messages}).json()
+    parameters = ast.literal_eval(answer["choices"][0]["message"]["content"])
+    assert parameters.pop("messages") == json.dumps(messages)
+    assert parameters == {"response_format": {"type": "json_object"}, "max_tokens": 3}
+
+
+def test_a_large_body(http: httpx.Client) -> None:
+    """Of one that is too large to be parsed between other requests the server reads what is small."""
+    for size in (100_000, 1_000_000):
+        prompt = "x" * size
+        body = {"model": "upper", "prompt": prompt, "stop": "y"}
+        answer = http.post("/v1/completions", json=body).json()
+        assert [one["text"] for one in answer["choices"]] == [prompt.upper()]
+        assert http.post("/v1/completions", json=body | {"tools": [1]}).json()["error"]["param"] == "tools"
+        tools = [{"type": "function", "function": {"name": "f" * 20_000}}]
+        refused = http.post("/v1/completions", json=body | {"tools": tools})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
+        many = http.post("/v1/completions", json=body | {"prompt": [prompt, "y"]}).json()
+        if size == 100_000:
+            assert [one["text"] for one in many["choices"]] == [prompt.upper(), "Y"]
+        else:
+            assert "a body of this size may have one" in many["error"]["message"]
 
 
 def test_a_body_that_is_no_json(http: httpx.Client) -> None:

@@ -9,11 +9,10 @@ from typing import Any
 import grpc
 import httpx
 
-from support import until
+from support import GUARD_S, until
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub as Stub
 
-GUARD_S = 60
 #: Loads once the file is there.
 WAITS = """
 import pathlib, time

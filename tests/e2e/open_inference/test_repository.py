@@ -13,10 +13,10 @@ import grpc
 import httpx
 import pytest
 
+from support import GUARD_S
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 
-GUARD_S = 60
 #: As in a seed of this protocol: a text model with a config.pbtxt.
 CONFIG = """
 # A text model

@@ -16,12 +16,11 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from support import until
+from support import GUARD_S, until
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from ts_frontend.cli.commands import commands
 
-GUARD_S = 60
 #: Longer than any test waits: who ends sooner didn't wait for it.
 DRAIN_S = 10 * GUARD_S
 MODEL = """

@@ -15,11 +15,10 @@ import httpx
 import psutil
 import pytest
 
-from support import until
+from support import GUARD_S, until
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 
-GUARD_S = 60
 MODEL = """
 import pathlib, time
 import numpy as np

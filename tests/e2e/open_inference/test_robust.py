@@ -15,11 +15,10 @@ import grpc
 import httpx
 import pytest
 
-from support import until
+from support import GUARD_S, until
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub as Stub
 
-GUARD_S = 60
 RESPONSE_BYTES_MAX = 100_000
 #: Answers with the text and the size of the batch; one row fails by itself, one has an answer that can't be sent.
 BATCHED = """

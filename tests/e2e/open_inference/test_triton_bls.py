@@ -14,10 +14,10 @@ import httpx
 import psutil
 import pytest
 
+from support import GUARD_S
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 
-GUARD_S = 60
 ADD_SUB = """
 import triton_python_backend_utils as pb_utils
 

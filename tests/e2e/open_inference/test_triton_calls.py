@@ -18,10 +18,10 @@ import grpc
 import httpx
 import pytest
 
+from support import GUARD_S
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 
-GUARD_S = 60
 SCORES = """
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -189,6 +189,13 @@ def test_statistics_count_what_was_answered_and_what_failed(served: Any, stub: G
     assert (after.name, after.version) == ("scores", "1")
     assert after.inference_count - before.inference_count == 3
     assert after.execution_count - before.execution_count == 4
+    damaged = floats(1, 2)
+    damaged.raw_input_contents[0] = b"x"
+    with pytest.raises(grpc.RpcError, match="x"):
+        stub.ModelInfer(damaged)
+    refused = stub.ModelStatistics(pb.ModelStatisticsRequest(name="scores", version="1")).model_stats[0]
+    assert refused.execution_count == after.execution_count, "the model was not given what can't be read"
+    assert refused.inference_stats.fail.count == after.inference_stats.fail.count + 1
     stats = after.inference_stats
     assert stats.success.count - before.inference_stats.success.count == 3
     assert stats.fail.count - before.inference_stats.fail.count == 1

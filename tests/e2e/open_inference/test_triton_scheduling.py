@@ -14,11 +14,10 @@ import httpx
 import numpy as np
 import pytest
 
-from support import until
+from support import GUARD_S, until
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 
-GUARD_S = 60
 #: Says how many requests came together and how many calls of execute there were before; one for 0 waits at the gate.
 GATED = """
 import pathlib

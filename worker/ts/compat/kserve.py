@@ -12,7 +12,7 @@ from typing import Any
 
 from ts.compat.kserve_api.messages import array_of
 from ts.context import Context
-from ts.runtime.handlers import HandlerNotUsable, Loaded, Settings, context_of, declared
+from ts.runtime.handlers import HandlerNotUsable, Loaded, Settings, context_of, declared, openai_of
 from ts.tensors import types
 from ts.tensors.v1_form import V1Request, V1Response
 from ts.utils.util import PredictionException
@@ -61,7 +61,9 @@ def serving(model: Any, settings: Settings) -> Loaded:
     }
     served = KServeAdapter(model, bool(settings["adapter_settings"].get("latency_logging")))
     tensors = declared(settings | {"tensors": None})
-    return Loaded(served.answers, context_of(settings), "async", loop, "requests", tensors, signature)
+    return Loaded(
+        served.answers, context_of(settings), "async", loop, "requests", tensors, signature, openai=openai_of(model)
+    )
 
 
 async def _result(value: Any) -> Any:

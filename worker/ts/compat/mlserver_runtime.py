@@ -18,7 +18,7 @@ from ts.compat.mlserver_messages import CloudEvents, Messages
 from ts.compat.mlserver_routes import Routes
 from ts.context import Context
 from ts.metrics.metric_type_enum import MetricTypes
-from ts.runtime.handlers import HandlerNotUsable, Loaded, Settings, context_of, declared
+from ts.runtime.handlers import HandlerNotUsable, Loaded, Settings, context_of, declared, openai_of
 from ts.runtime.running import Ended
 from ts.tensors.route_form import RouteRequest
 from ts.tensors.types import InferenceRequest, InferenceResponse
@@ -29,11 +29,11 @@ NOT_IMPLEMENTED = 501
 
 def load(settings: Settings) -> Loaded:
     """`adapter_settings`: `model_settings`, the path of model-settings.json, "" without one; `defaults`, what it leaves
-    out; `server_name`."""
+    out; `server_name`; `python_path`, what is importable beside the folder."""
     add_shims()
     adapted = settings["adapter_settings"]
     folder = str(Path(adapted["model_settings"]).parent) if adapted["model_settings"] else str(settings["model_dir"])
-    sys.path.insert(0, folder)
+    sys.path[:0] = dict.fromkeys((folder, *adapted.get("python_path", ())))
     os.chdir(folder)
     context = context_of(settings)
     loop = asyncio.new_event_loop()
@@ -55,6 +55,7 @@ def load(settings: Settings) -> Loaded:
         signature,
         takes_streams=served.streams,
         routes=served.routes.known(),
+        openai=openai_of(model),
     )
 
 

@@ -22,7 +22,7 @@ from ts.compat.triton_backend.messages import InferenceResponse, InferenceRespon
 from ts.compat.triton_backend.model_config import ModelConfig, checked, is_decoupled, signature_of
 from ts.context import Context, RequestCancelled
 from ts.runtime import calls
-from ts.runtime.handlers import HandlerNotUsable, Loaded, Settings, context_of, declared
+from ts.runtime.handlers import HandlerNotUsable, Loaded, Settings, context_of, declared, openai_of
 from ts.runtime.running import Ended, Refused
 from ts.tensors import types
 from ts.tensors.types import BadTensor
@@ -54,7 +54,9 @@ def load(settings: Settings) -> Loaded:
     loop = asyncio.new_event_loop() if asynchronous else None
     _warm_up(entry, loop, config, Path(settings["model_dir"]).parent)
     completed = None if config is adapted["config"] else config
-    return Loaded(entry, context, kind, loop, "requests", tensors, signature, completed=completed)
+    return Loaded(
+        entry, context, kind, loop, "requests", tensors, signature, completed=completed, openai=openai_of(model)
+    )
 
 
 def _warm_up(entry: Any, loop: asyncio.AbstractEventLoop | None, config: dict[str, Any], model_dir: Path) -> None:

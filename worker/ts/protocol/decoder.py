@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias, overload
 
 from ts.protocol.frames import (
+    BY_HANDLER,
     CALL,
     CANCEL,
     CHUNK,
@@ -27,11 +28,14 @@ from ts.protocol.frames import (
     LOAD,
     LOAD_FAILED,
     MORE,
+    NOT_BEGUN,
     PAIR_HEAD,
     PREDICT,
     READY,
+    SINGLE,
     STOP,
     U64,
+    WHOLE,
     Call,
     Cancel,
     Chunk,
@@ -44,10 +48,16 @@ from ts.protocol.frames import (
     Load,
     LoadFailed,
     Message,
+    Pairs,
     Predict,
     Ready,
     Stop,
 )
+
+#: Makes a named tuple of its values at half the cost of calling its type.
+new = tuple.__new__
+#: What decoders take: the bytes of a small message, a view of a large one.
+Body: TypeAlias = "bytes | memoryview"
 
 
 class _Reader:
@@ -55,7 +65,7 @@ class _Reader:
 
     __slots__ = ("at", "body")
 
-    def __init__(self, body: memoryview) -> None:
+    def __init__(self, body: Body) -> None:
         self.body, self.at = body, 0
 
     def unpack(self, layout: struct.Struct) -> tuple[Any, ...]:
@@ -67,7 +77,7 @@ class _Reader:
         self.at = at + layout.size
         return values
 
-    def take(self, size: int) -> memoryview:
+    def take(self, size: int) -> Body:
         at = self.at
         end = self.at = at + size
         if end > len(self.body):
@@ -82,30 +92,62 @@ class _Reader:
         except UnicodeDecodeError as error:
             raise FrameError(f"text at {self.at - size} isn't UTF-8") from error
 
-    def pairs(self, count: int) -> list[tuple[str, str]]:
-        out = []
-        for _ in range(count):
-            name_size, value_size = self.unpack(PAIR_HEAD)
-            out.append((self.text(name_size), self.text(value_size)))
-        return out
+    def pair(self) -> tuple[str, str]:
+        name_size, value_size = self.unpack(PAIR_HEAD)
+        return self.text(name_size), self.text(value_size)
 
 
-def _decode_item(body: bytes | memoryview, at: int) -> tuple[Item, int]:
+class PackedPairs(Sequence["tuple[str, str]"]):
+    """Pairs of texts in the block of bytes that `ts.protocol.frames.packed` makes, read when somebody looks at them:
+    most handlers never ask for a request's headers. Looking raises FrameError when the block is none."""
+
+    __slots__ = ("_block", "_found")
+
+    def __init__(self, block: Body) -> None:
+        self._block = bytes(block)
+        self._found: list[tuple[str, str]] | None = None
+
+    def _pairs(self) -> list[tuple[str, str]]:
+        if self._found is None:
+            reader = _Reader(self._block)
+            found = []
+            while reader.at < len(self._block):
+                found.append(reader.pair())
+            self._found = found
+        return self._found
+
+    def __bool__(self) -> bool:
+        return bool(self._block)
+
+    def __len__(self) -> int:
+        return len(self._pairs())
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return iter(self._pairs())
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[str, str]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[tuple[str, str]]: ...
+
+    def __getitem__(self, index: int | slice) -> tuple[str, str] | list[tuple[str, str]]:
+        return self._pairs()[index]
+
+    def __repr__(self) -> str:
+        return f"PackedPairs({self._block!r})"
+
+
+def _decode_item(body: Body, at: int) -> tuple[Item, int]:
     """The item at `at` and where it ends; slices beyond the end come out short, which the caller's check catches."""
-    job_id, deadline_s, id_size, header_count, input_count = ITEM_HEAD.unpack_from(body, at)
+    job_id, deadline_s, id_size, headers_size, input_count = ITEM_HEAD.unpack_from(body, at)
     if deadline_s != deadline_s:
         raise FrameError("deadline is not a number")
     at += ITEM_HEAD.size
     request_id = str(body[at : at + id_size], "utf-8")
     at += id_size
-    headers: list[tuple[str, str]] = []
-    for _ in range(header_count):
-        name_size, value_size = PAIR_HEAD.unpack_from(body, at)
-        middle = at + PAIR_HEAD.size + name_size
-        headers.append(
-            (str(body[at + PAIR_HEAD.size : middle], "utf-8"), str(body[middle : middle + value_size], "utf-8"))
-        )
-        at = middle + value_size
+    headers: Pairs = PackedPairs(body[at : at + headers_size]) if headers_size else ()
+    at += headers_size
     inputs = []
     for _ in range(input_count):
         name_size, type_size, size = INPUT_HEAD.unpack_from(body, at)
@@ -120,20 +162,48 @@ def _decode_item(body: bytes | memoryview, at: int) -> tuple[Item, int]:
     return Item(job_id, request_id, deadline_s, headers, inputs), at
 
 
-def _decode_predict(key: int, body: memoryview) -> Message:
-    raw = body if len(body) >= JOINED_BYTES_MAX else bytes(body)
+def _decode_single(key: int, body: bytes) -> Message | None:
+    """The usual batch, one small request with one input, by its two heads; None for any other, and for what is no batch
+    at all: `_decode_any` says why."""
+    count, job_id, deadline_s, id_size, headers_size, input_count = SINGLE.unpack_from(body)
+    id_end = SINGLE.size + id_size
+    headers_end = id_end + headers_size
+    name = headers_end + INPUT_HEAD.size
+    if count != 1 or input_count != 1 or len(body) < name or deadline_s != deadline_s:
+        return None
+    name_size, type_size, size = INPUT_HEAD.unpack_from(body, headers_end)
+    content_type = name + name_size
+    data = content_type + type_size
+    if data + size != len(body):
+        return None
+    part = new(
+        Input,
+        (body[name:content_type].decode(), body[content_type:data].decode() if type_size else "", body[data:]),
+    )
+    headers = PackedPairs(body[id_end:headers_end]) if headers_size else ()
+    return new(
+        Predict, (key, (new(Item, (job_id, body[SINGLE.size : id_end].decode(), deadline_s, headers, (part,))),))
+    )
+
+
+def _decode_any(key: int, body: Body) -> Message:
     items: list[Item] = []
     at = COUNT.size
-    try:
-        for _ in range(COUNT.unpack_from(raw)[0]):
-            item, at = _decode_item(raw, at)
-            items.append(item)
-    except (struct.error, UnicodeDecodeError, OverflowError) as error:  # a length may be no index at all
-        raise FrameError(f"a request of {len(body)} bytes: {error}") from error
+    for _ in range(COUNT.unpack_from(body)[0]):
+        item, at = _decode_item(body, at)
+        items.append(item)
     return Predict(key, items)
 
 
-def _decode_chunk(key: int, body: memoryview) -> Message:
+def _decode_predict(key: int, body: Body) -> Message:
+    try:
+        single = _decode_single(key, body) if type(body) is bytes and len(body) >= SINGLE.size else None
+        return single or _decode_any(key, body)
+    except (struct.error, UnicodeDecodeError, OverflowError) as error:  # a length may be no index at all
+        raise FrameError(f"a request of {len(body)} bytes: {error}") from error
+
+
+def _decode_chunk(key: int, body: Body) -> Message:
     try:
         last, status, phrase_size, header_count = CHUNK_HEAD.unpack_from(body)
     except struct.error as error:
@@ -143,17 +213,19 @@ def _decode_chunk(key: int, body: memoryview) -> Message:
     reader = _Reader(body)
     reader.at = CHUNK_HEAD.size
     phrase = reader.text(phrase_size)
-    headers = reader.pairs(header_count) if header_count else ()
+    headers = [reader.pair() for _ in range(header_count)]
     return Chunk(key, body[reader.at :], bool(last), status, phrase, headers)
 
 
-def _decode_failed(key: int, body: memoryview) -> Message:
+def _decode_failed(key: int, body: Body) -> Message:
     reader = _Reader(body)
-    code, by_handler, size = reader.unpack(FAILED_HEAD)
-    return Failed(key, code, reader.text(size), bool(by_handler), reader.text(len(body) - reader.at))
+    code, flags, size = reader.unpack(FAILED_HEAD)
+    message, traceback = reader.text(size), reader.text(len(body) - reader.at)
+    by_handler, whole, begun = bool(flags & BY_HANDLER), bool(flags & WHOLE), not flags & NOT_BEGUN
+    return Failed(key, code, message, by_handler, traceback, whole, begun)
 
 
-def _decode_feed(key: int, body: memoryview) -> Message:
+def _decode_feed(key: int, body: Body) -> Message:
     reader = _Reader(body)
     last, count = reader.unpack(FEED_HEAD)
     inputs = []
@@ -163,17 +235,17 @@ def _decode_feed(key: int, body: memoryview) -> Message:
     return Feed(key, inputs, bool(last))
 
 
-def _decode_credit(key: int, body: memoryview) -> Message:
+def _decode_credit(key: int, body: Body) -> Message:
     return Credit(key, _Reader(body).unpack(U64)[0])
 
 
-def _decode_call(key: int, body: memoryview) -> Message:
+def _decode_call(key: int, body: Body) -> Message:
     reader = _Reader(body)
     (size,) = reader.unpack(COUNT)
     return Call(key, _parse_json(reader.take(size)), body[reader.at :])
 
 
-def _parse_json(body: memoryview) -> dict[str, Any]:
+def _parse_json(body: Body) -> dict[str, Any]:
     try:
         value = json.loads(bytes(body))
     except (ValueError, RecursionError) as error:
@@ -183,7 +255,7 @@ def _parse_json(body: memoryview) -> dict[str, Any]:
     return value
 
 
-_DECODERS: dict[int, Callable[[int, memoryview], Message]] = {
+_DECODERS: dict[int, Callable[[int, Body], Message]] = {
     LOAD: lambda _, body: Load(_parse_json(body)),
     PREDICT: _decode_predict,
     CANCEL: lambda key, _: Cancel(key),
@@ -201,8 +273,8 @@ _DECODERS: dict[int, Callable[[int, memoryview], Message]] = {
 class Decoder:
     """Bytes in, messages out; holds what is incomplete.
 
-    Payloads of the messages are views of the fed bytes (or of the buffer that joined their frames), those of small
-    requests are copies: they stay valid for as long as they are referenced. `message_bytes_max` bounds a message that
+    Payloads of large messages are views of the fed bytes (or of the buffer that joined their frames), those of small
+    ones are copies: they stay valid for as long as they are referenced. `message_bytes_max` bounds a message that
     comes in several frames.
     """
 
@@ -234,8 +306,8 @@ class Decoder:
             if stop > end:
                 need = head_size + length
                 break
-            body = view[at + head_size : stop]
-            at = stop
+            start, at = at + head_size, stop
+            body = data[start:stop] if length < JOINED_BYTES_MAX else view[start:stop]
             whole = self._join(kind, key, flags, body) if flags else body
             if whole is not None:
                 messages.append(decode(key, whole))
@@ -243,7 +315,7 @@ class Decoder:
             self._pieces, self._have, self._need = [data[at:]], end - at, need
         return messages
 
-    def _join(self, kind: int, key: int, flags: int, body: memoryview) -> memoryview | None:
+    def _join(self, kind: int, key: int, flags: int, body: Body) -> memoryview | None:
         """Adds a frame to its message; the whole body with the last one."""
         if not flags & CONTINUED:
             self._begin(kind, key, body)
@@ -262,7 +334,7 @@ class Decoder:
             raise FrameError(f"message of kind {kind}, key {key} ends at {filled + len(body)} of {len(whole)} bytes")
         return memoryview(whole)
 
-    def _begin(self, kind: int, key: int, body: memoryview) -> None:
+    def _begin(self, kind: int, key: int, body: Body) -> None:
         if (kind, key) in self._partial:
             raise FrameError(f"message of kind {kind}, key {key} begins twice")
         (total,) = _Reader(body).unpack(U64)

@@ -35,13 +35,16 @@ Pairs: TypeAlias = "Sequence[tuple[str, str]]"
 MORE, CONTINUED = 1, 2
 
 U64 = struct.Struct("<Q")
-ITEM_HEAD = struct.Struct("<QdHHH")
-_SINGLE = struct.Struct("<IQdHHH")  # COUNT and ITEM_HEAD
-_REQUEST = struct.Struct("<IBBHQIQdHHH")  # HEADER and _SINGLE
+ITEM_HEAD = struct.Struct("<QdHIH")
+SINGLE = struct.Struct("<IQdHIH")  # COUNT and ITEM_HEAD
+_REQUEST = struct.Struct("<IBBHQIQdHIH")  # HEADER and SINGLE
 PAIR_HEAD = struct.Struct("<HI")
 INPUT_HEAD = struct.Struct("<HHQ")
 CHUNK_HEAD = struct.Struct("<BHHH")
+_WHOLE_HEAD = struct.Struct("<IBBHQBHHH")  # HEADER and CHUNK_HEAD
 FAILED_HEAD = struct.Struct("<HBI")
+#: The flags in FAILED_HEAD.
+BY_HANDLER, WHOLE, NOT_BEGUN = 1, 2, 4
 COUNT = struct.Struct("<I")
 FEED_HEAD = struct.Struct("<BH")
 
@@ -133,13 +136,17 @@ class Chunk(NamedTuple):
 
 class Failed(NamedTuple):
     """The end of a request that has no answer. `code`: HTTP status, as TorchServe's handlers name it. `by_handler`: the
-    handler itself is at fault, not what it was asked; `traceback`: of what it raised, where callers may know it."""
+    handler itself is at fault, not what it was asked; `traceback`: of what it raised, where callers may know it;
+    `whole`: the handler raised for its whole batch, of several requests, or gave no result for each of them; `begun`:
+    whether the handler got the request."""
 
     job_id: int
     code: int
     message: str
     by_handler: bool = False
     traceback: str = ""
+    whole: bool = False
+    begun: bool = True
 
 
 class Call(NamedTuple):
@@ -168,6 +175,15 @@ def _pairs(out: list[Buffer], pairs: Pairs) -> None:
         out.append(raw_value)
 
 
+def packed(pairs: Pairs) -> bytes:
+    """Pairs as one block of bytes (`ts.protocol.decoder.PackedPairs` reads it)."""
+    if not pairs:
+        return b""
+    out: list[Buffer] = []
+    _pairs(out, pairs)
+    return b"".join(out)
+
+
 def request_frame(
     batch_id: int, job_id: int, request_id: str, deadline_s: float, headers: Pairs, inputs: Sequence[Input]
 ) -> bytes | None:
@@ -177,17 +193,14 @@ def request_frame(
         return None
     name, content_type, data = inputs[0]
     raw_id, raw_name, raw_type = request_id.encode(), name.encode(), content_type.encode()
-    pairs: list[Buffer] = []
-    if headers:
-        _pairs(pairs, headers)
-    raw_pairs = b"".join(pairs)
-    size = _SINGLE.size + INPUT_HEAD.size + len(raw_id) + len(raw_pairs) + len(raw_name) + len(raw_type) + len(data)
+    raw_pairs = packed(headers)
+    size = SINGLE.size + INPUT_HEAD.size + len(raw_id) + len(raw_pairs) + len(raw_name) + len(raw_type) + len(data)
     if size >= JOINED_BYTES_MAX:
         return None
     try:
         return b"".join(
             (
-                _REQUEST.pack(size, PREDICT, 0, 0, batch_id, 1, job_id, deadline_s, len(raw_id), len(headers), 1),
+                _REQUEST.pack(size, PREDICT, 0, 0, batch_id, 1, job_id, deadline_s, len(raw_id), len(raw_pairs), 1),
                 raw_id,
                 raw_pairs,
                 INPUT_HEAD.pack(len(raw_name), len(raw_type), len(data)),
@@ -202,12 +215,11 @@ def request_frame(
 
 def _encode_predict(message: Predict) -> tuple[int, int, list[Buffer]]:
     out: list[Buffer] = [COUNT.pack(len(message.items))]
-    for job_id, request_id, deadline_s, headers, inputs in message.items:
-        raw_id = request_id.encode()
+    for job_id, request_id, deadline_s, pairs, inputs in message.items:
+        raw_id, headers = request_id.encode(), packed(pairs)
         out.append(ITEM_HEAD.pack(job_id, deadline_s, len(raw_id), len(headers), len(inputs)))
         out.append(raw_id)
-        if headers:
-            _pairs(out, headers)
+        out.append(headers)
         for name, content_type, data in inputs:
             raw_name, raw_type = name.encode(), content_type.encode()
             out.append(INPUT_HEAD.pack(len(raw_name), len(raw_type), len(data)))
@@ -229,7 +241,9 @@ def _encode_chunk(message: Chunk) -> tuple[int, int, list[Buffer]]:
 
 def _encode_failed(message: Failed) -> tuple[int, int, list[Buffer]]:
     text, more = message.message.encode("utf-8", "replace"), message.traceback.encode("utf-8", "replace")
-    return FAILED, message.job_id, [FAILED_HEAD.pack(message.code, message.by_handler, len(text)), text, more]
+    flags = BY_HANDLER * message.by_handler | WHOLE * message.whole | NOT_BEGUN * (not message.begun)
+    head = FAILED_HEAD.pack(message.code, flags, len(text))
+    return FAILED, message.job_id, [head, text, more]
 
 
 def _encode_feed(message: Feed) -> tuple[int, int, list[Buffer]]:
@@ -311,6 +325,15 @@ def small_frame(kind: int, key: int, body: Sequence[Buffer]) -> bytes | None:
     if total >= JOINED_BYTES_MAX:
         return None
     return HEADER.pack(total, kind, 0, 0, key) + b"".join(body)
+
+
+#: What a whole answer may have to be a small frame.
+ANSWER_BYTES_MAX = JOINED_BYTES_MAX - CHUNK_HEAD.size - 1
+
+
+def answer_frame(job_id: int, data: bytes) -> bytes:
+    """The frame of `Chunk(job_id, data)`, a whole answer without headers, of at most ANSWER_BYTES_MAX."""
+    return _WHOLE_HEAD.pack(CHUNK_HEAD.size + len(data), CHUNK, 0, 0, job_id, 1, 200, 0, 0) + data
 
 
 def encode_bytes(message: Message) -> bytes:

@@ -47,7 +47,8 @@ class Outbox:
             self._queue.append(frame)
 
     def push_frame(self, frame: bytes) -> None:
-        """Queues a small message that is one frame already. It waits behind no large one: nothing else has its key."""
+        """Queues a small frame that is written already. Its key is one that nothing else waits with, and its kind one
+        that keeps its place."""
         self._queue.append(frame)
 
     def _begin(self, kind: int, key: int, body: list[Buffer]) -> _Large:

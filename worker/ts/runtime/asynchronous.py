@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import struct
 import traceback
-from mmap import mmap
 from typing import Any
 
 from ts.protocol.frames import Feed
+from ts.protocol.progress import Progress
 from ts.runtime.handlers import Loaded
 from ts.runtime.jobs import Batch
 from ts.runtime.running import PREDICTION_FAILED, Opened, Running
 from ts.runtime.worker import Link
 
-_BATCH_ID = struct.Struct("<Q")
-
 
 class AsyncRunner:
     """The main loop of a worker whose handler is async."""
 
-    def __init__(self, link: Link, loaded: Loaded, opened: Opened, progress: mmap, decode: bool) -> None:
+    def __init__(self, link: Link, loaded: Loaded, opened: Opened, progress: Progress, decode: bool) -> None:
         assert loaded.loop is not None
         self._link, self._ledger, self._loop = link, link.ledger, loaded.loop
         self._entry, self._context = loaded.entry, loaded.context
         self._opened = opened
         self._progress, self._decode = progress, decode
-        self._latest = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._flush_due = False
         self._writing = False
@@ -107,8 +103,6 @@ class AsyncRunner:
                 await changed.wait()
 
         batch.on_change, running.waiter = on_change, waiter
-        self._latest = max(self._latest, batch.batch_id)  # a small batch overtakes a large one on the socket
-        _BATCH_ID.pack_into(self._progress, 0, self._latest)
         try:
             if not batch.cancelled:
                 await self._handle(running)
@@ -127,6 +121,7 @@ class AsyncRunner:
         rows = running.rows(self._decode)
         if not rows:
             return
+        self._progress.begin(running.batch.batch_id)
         result = self._entry(rows, running.context)
         if inspect.isawaitable(result):
             result = await result

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import struct
 from collections.abc import Generator
-from mmap import mmap
 from time import perf_counter
 from typing import Any, TypeAlias, cast
 
+from ts.protocol.progress import Progress
 from ts.runtime.handlers import Loaded
 from ts.runtime.jobs import Batch
 from ts.runtime.running import PREDICTION_FAILED, Opened, Running
@@ -21,8 +20,6 @@ UNREAD_S_MAX = 0.0005
 
 _Generator: TypeAlias = "Generator[Any, Any, Any]"
 
-_BATCH_ID = struct.Struct("<Q")
-
 
 class BlockingRunner:
     """The main loop of a worker whose handler isn't async.
@@ -30,13 +27,12 @@ class BlockingRunner:
     When the handler is known to be a generator, each batch has a context of its own, and several run in turns.
     """
 
-    def __init__(self, link: Link, loaded: Loaded, opened: Opened, progress: mmap, decode: bool) -> None:
+    def __init__(self, link: Link, loaded: Loaded, opened: Opened, progress: Progress, decode: bool) -> None:
         self._link, self._ledger = link, link.ledger
         self._entry, self._context = loaded.entry, loaded.context
         self._opened = opened
         self._forks = loaded.kind == "generator"
         self._progress, self._decode = progress, decode
-        self._latest = 0
         self._active: list[tuple[Running, _Generator]] = []
         self._mean_s = 1.0
         self._flushed_s = self._read_s = 0.0
@@ -64,13 +60,12 @@ class BlockingRunner:
         context = self._context.fork() if self._forks else self._context
         running = self._opened(batch, context)
         self._before_call()
-        self._latest = max(self._latest, batch.batch_id)  # a small batch overtakes a large one on the socket
-        _BATCH_ID.pack_into(self._progress, 0, self._latest)
         try:
             if self._link.on_turn is not None:
                 self._link.on_turn(batch)
             rows = running.rows(self._decode)
             if rows:
+                self._progress.begin(batch.batch_id)
                 self._take(running, self._call(self._entry, rows, context))
         except SystemExit:
             raise

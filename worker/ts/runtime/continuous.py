@@ -8,12 +8,11 @@ when its caller has left: then it isn't in the next step any more.
 from __future__ import annotations
 
 import inspect
-import struct
 from collections.abc import Sequence
-from mmap import mmap
 from typing import Any
 
 from ts.context import Context, RequestCancelled
+from ts.protocol.progress import Progress
 from ts.runtime.handlers import Loaded
 from ts.runtime.jobs import CANCELLED, Batch, Failure, Job, Outcome
 from ts.runtime.running import (
@@ -32,7 +31,6 @@ from ts.runtime.running import (
 from ts.runtime.worker import Link
 
 STREAM_NEXT = "ts_stream_next"
-_BATCH_ID = struct.Struct("<Q")
 
 
 class _Active:
@@ -44,7 +42,7 @@ class _Active:
         assert job.item is not None
         self.job, self.id = job, request_id
         self.inputs = fields_of(job.item)
-        self.headers = headers_of(job.item, self.inputs)
+        self.headers = headers_of(job.item.headers, [part[:2] for part in self.inputs])
         job.item = None
 
     def row(self, decode: bool) -> tuple[dict[str, Any], Headers]:
@@ -71,7 +69,7 @@ class _Jobs(Batch):
 class _Step(Running):
     """One call of the handler, and how its result is told apart into last and other pieces."""
 
-    __slots__ = ("_end_key", "_ids")
+    __slots__ = ("_end_key", "_headers", "_ids")
 
     def __init__(self, active: Sequence[_Active], context: Context, link: Link) -> None:
         batch = _Jobs(0)
@@ -79,11 +77,16 @@ class _Step(Running):
         super().__init__(batch, context, link)
         self._ids = {index: one.id for index, one in enumerate(active)}
         self._end_key = context.header_key_sequence_end.lower()
+        self._headers: list[Headers] = []
 
     def begin(self, active: Sequence[_Active], decode: bool) -> list[Any]:
         rows = [one.row(decode) for one in active]
-        self.context.begin(self, self._ids, [headers for _, headers in rows])
+        self._headers = [headers for _, headers in rows]
+        self.context.begin(self, self._ids)
         return [row for row, _ in rows]
+
+    def headers(self) -> list[Headers]:
+        return self._headers
 
     def _give(self, pieces: Sequence[tuple[int, Outcome]]) -> None:
         if self.batch.cancelled:
@@ -130,14 +133,14 @@ class _Step(Running):
 class ContinuousRunner:
     """The main loop of a worker whose model has continuousBatching."""
 
-    def __init__(self, link: Link, loaded: Loaded, opened: Opened, progress: mmap, decode: bool) -> None:
+    def __init__(self, link: Link, loaded: Loaded, opened: Opened, progress: Progress, decode: bool) -> None:
         self._link, self._ledger = link, link.ledger
         self._entry, self._context = loaded.entry, loaded.context
         self._opened = opened
         self._limit = max(1, int(loaded.context.system_properties["batch_size"]))
         self._progress, self._decode = progress, decode
-        self._latest = 0
         self._active: list[_Active] = []
+        self._unbegun: list[int] = []  # of those, the batches that have had no step yet
 
     def run(self) -> None:
         """Until the frontend says Stop and everything is answered. SystemExit of a handler passes through."""
@@ -166,12 +169,11 @@ class ContinuousRunner:
             batch = queue.popleft()
             if not self._ledger.start(batch):
                 continue
-            self._latest = max(self._latest, batch.batch_id)  # a small batch overtakes a large one on the socket
-            _BATCH_ID.pack_into(self._progress, 0, self._latest)
             if any(_is_single(job) for job in batch.jobs):
                 self._call_once(batch)
             else:
                 self._active += [_Active(job, self._unused_id(job)) for job in batch.jobs]
+                self._unbegun.append(batch.batch_id)
 
     def _unused_id(self, job: Job) -> str:
         """Two clients may have chosen one id; what a handler keeps of their requests must not mix."""
@@ -181,19 +183,24 @@ class ContinuousRunner:
     def _step(self) -> None:
         active = self._active
         step = _Step(active, self._context, self._link)
-        self._run(step, step.begin(active, self._decode))
+        rows = step.begin(active, self._decode)
+        begun, self._unbegun = self._unbegun, []
+        self._run(step, rows, begun)
 
     def _call_once(self, batch: Batch) -> None:
         """Describe calls and tensor requests have a call of their own, whose result is their whole answer."""
         running = self._opened(batch, self._context)
         rows = running.rows(self._decode)
         if rows:
-            self._run(running, rows)
+            self._run(running, rows, [batch.batch_id])
 
-    def _run(self, running: Running, rows: list[Any]) -> None:
+    def _run(self, running: Running, rows: list[Any], begun: Sequence[int]) -> None:
+        """Calls the handler; it is the first call for these batches."""
         link = self._link
         link.enter()
         try:
+            for batch_id in begun:
+                self._progress.begin(batch_id)
             result = self._entry(rows, self._context)
             if inspect.isgenerator(result) or inspect.isawaitable(result) or inspect.isasyncgen(result):
                 raise TypeError("with continuousBatching handle returns the answers of one step, it doesn't yield")

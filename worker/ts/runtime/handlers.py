@@ -59,7 +59,8 @@ class Loaded(NamedTuple):
     metadata (`platform`, lists `inputs` and `outputs` of name, datatype, shape); `takes_streams`: an async handler that
     reads the requests `following` one; `routes`: HTTP paths of the handler's own, each a `method` and the `path` (a
     template, `ts.protocol.path_template`), asked for as `ts.tensors.route_form.RouteRequest`; `completed`: the
-    configuration of a model of another server, when the handler has added to it."""
+    configuration of a model of another server, when the handler has added to it; `openai`: what the handler says of
+    OpenAI's API (`openai_of`)."""
 
     entry: Entry
     context: Context
@@ -71,6 +72,7 @@ class Loaded(NamedTuple):
     takes_streams: bool = False
     routes: Sequence[dict[str, str]] = ()
     completed: dict[str, Any] | None = None
+    openai: dict[str, Any] | None = None
 
 
 def load(settings: Settings) -> Loaded:
@@ -85,11 +87,28 @@ def load(settings: Settings) -> Loaded:
     kind = _kind(entry, settings)
     loop = _new_loop() if kind == "async" else None
     _finish(initialize(context), loop)
+    openai = openai_of(entry.target if isinstance(entry, _Handle) else sys.modules.get(entry.__module__))
     if settings.get("envelope"):
         entry = enveloped(entry, str(settings["envelope"]))
     if settings.get("continuous"):
         kind = _continuous(kind)
-    return Loaded(entry, context, kind, loop, tensors=declared(settings))
+    return Loaded(entry, context, kind, loop, tensors=declared(settings), openai=openai)
+
+
+def openai_of(handler: Any) -> dict[str, Any] | None:
+    """What a handler's attributes say of OpenAI's API, None when they say nothing: `speaks` (`openai_api`), `names`
+    (`openai_models`) and `honours` (`openai_honours`; None: it speaks the API and checks requests itself). Raises
+    HandlerNotUsable."""
+    speaks = getattr(handler, "openai_api", False) is True
+    found = {}
+    for name in ("openai_models", "openai_honours"):
+        value = getattr(handler, name, None)
+        if value is not None and (isinstance(value, str) or not all(isinstance(one, str) for one in value)):
+            raise HandlerNotUsable(f"the handler's {name} is a list of names, not {value!r}")
+        found[name] = None if value is None else list(value)
+    if not speaks and found["openai_honours"] is None:
+        return None
+    return {"speaks": speaks, "names": found["openai_models"] or [], "honours": found["openai_honours"]}
 
 
 def _kind(entry: Entry, settings: Settings) -> str:
@@ -240,11 +259,32 @@ def _entry_point(module: ModuleType, name: str) -> tuple[Entry, Callable[[Contex
         found = _only_class(module, name)
     if not inspect.isclass(found):
         function: Entry = found
-        return function, lambda context: function(None, context)
+        return function, _initialiser(function)
     handler = found()
     if not callable(getattr(handler, "handle", None)):
         raise HandlerNotUsable(f"class {found.__name__} of {module.__name__} has no method handle(data, context)")
     return _Handle(handler), getattr(handler, "initialize", lambda context: None)
+
+
+def _initialiser(function: Entry) -> Callable[[Context], Any]:
+    """What initialises a function: a call without requests. Nothing of a generator or an async function runs in such a
+    call, as in TorchServe, so that there is none. Raises HandlerNotUsable, which says what that call is."""
+    if kind_of(function) != "blocking":
+        return lambda context: None
+
+    def call(context: Context) -> Any:
+        try:
+            return function(None, context)
+        except MemoryError:
+            raise
+        except Exception as error:
+            name = getattr(function, "__name__", "handle")
+            raise HandlerNotUsable(
+                f"{name}(None, context) raised {type(error).__name__}: {error}. A handler that is a function is called "
+                f"so once, when its model is loaded: begin it with `if data is None: return`"
+            ) from error
+
+    return call
 
 
 class _Handle:
@@ -282,23 +322,13 @@ def kind_of(entry: Entry) -> str:
 
 
 def _finish(result: Any, loop: asyncio.AbstractEventLoop | None) -> None:
-    """Runs what the initialising call began: generators to their first yield, coroutines to their end."""
-    if inspect.isgenerator(result):
-        next(result, None)
-        result.close()
-    elif inspect.isasyncgen(result) and loop is not None:
-        loop.run_until_complete(_first(result))
-    elif inspect.isawaitable(result):
+    """Runs what an initialising call began that is awaitable."""
+    if inspect.isawaitable(result):
         (loop or asyncio.new_event_loop()).run_until_complete(_await(result))
 
 
 async def _await(result: Any) -> None:
     await result
-
-
-async def _first(generator: Any) -> None:
-    await anext(generator, None)
-    await generator.aclose()
 
 
 def enveloped(entry: Entry, name: str) -> Entry:

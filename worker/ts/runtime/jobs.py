@@ -13,7 +13,22 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
-from ts.protocol.frames import Buffer, Cancel, Chunk, Credit, Failed, Feed, Item, Message, Pairs, Predict, Stop, check
+from ts.protocol.frames import (
+    ANSWER_BYTES_MAX,
+    Buffer,
+    Cancel,
+    Chunk,
+    Credit,
+    Failed,
+    Feed,
+    Item,
+    Message,
+    Pairs,
+    Predict,
+    Stop,
+    answer_frame,
+    check,
+)
 from ts.protocol.outbox import Outbox
 
 
@@ -66,14 +81,15 @@ class Job:
 
 
 class Batch:
-    """Requests that go to the handler together. `on_change` is called when credit comes or nobody waits any more."""
+    """Requests that go to the handler together. `on_change` is called when credit comes or nobody waits any more;
+    `failed`: what ends its requests from now on is no request's own failure."""
 
-    __slots__ = ("batch_id", "jobs", "on_change", "started")
+    __slots__ = ("batch_id", "failed", "jobs", "on_change", "started")
 
     def __init__(self, batch_id: int) -> None:
         self.batch_id = batch_id
         self.jobs: list[Job] = []
-        self.started = False
+        self.started = self.failed = False
         self.on_change: Callable[[], None] | None = None
 
     @property
@@ -86,6 +102,8 @@ class Batch:
         return any(job.credit_bytes <= 0 and not job.cancelled and not job.over for job in self.jobs)
 
     def request_ids(self) -> dict[int, str]:
+        if len(self.jobs) == 1:
+            return {0: self.jobs[0].request_id}
         return {index: job.request_id for index, job in enumerate(self.jobs)}
 
 
@@ -95,6 +113,7 @@ class Ledger:
 
     def __init__(self, credit_bytes: int, response_bytes_max: int, explains: bool = False) -> None:
         self.credit_bytes, self.response_bytes_max, self.explains = credit_bytes, response_bytes_max, explains
+        self._small_bytes_max = min(response_bytes_max, ANSWER_BYTES_MAX)
         self.lock = threading.Lock()
         self.changed = threading.Condition(self.lock)
         self.outbox = Outbox()
@@ -167,7 +186,7 @@ class Ledger:
             if job.held is not None:
                 job.held.clear()
             if not job.batch.started or job.over:
-                self._end(job, self._failed(job, CANCELLED))
+                self._end(job, self._failed(job, CANCELLED)._replace(begun=job.batch.started))
             self.changed.notify_all()
         if job.batch.on_change is not None:
             job.batch.on_change()
@@ -183,7 +202,7 @@ class Ledger:
                 if not job.done and job.deadline_s != math.inf:
                     now_s = now_s or time.monotonic()
                     if job.deadline_s <= now_s:
-                        self._end(job, self._failed(job, EXPIRED))
+                        self._end(job, self._failed(job, EXPIRED)._replace(begun=False))
                 whole = whole and not job.done
             if not whole:
                 batch.jobs = [job for job in batch.jobs if not job.done]
@@ -205,6 +224,12 @@ class Ledger:
         with self.lock:
             if job.over:
                 return
+            if last and status == 200 and type(value) is bytes and self._is_simple(job, value, phrase, headers):
+                self.outbox.push_frame(answer_frame(job.job_id, value))
+                job.answered = job.over = job.done = True
+                self.jobs.pop(job.job_id, None)
+                self.unsent += 1
+                return
             if job.cancelled:
                 if not last:
                     return
@@ -212,7 +237,8 @@ class Ledger:
             elif type(value) is not Failure and len(value) > self.response_bytes_max:
                 value = too_large(len(value), self.response_bytes_max)
             if type(value) is Failure:
-                self._put(job, self._failed(job, value))
+                failed = self._failed(job, value)
+                self._put(job, failed._replace(whole=True) if job.batch.failed and not job.cancelled else failed)
                 job.over = True
                 return
             if job.answered:
@@ -220,6 +246,14 @@ class Ledger:
             self._put(job, Chunk(job.job_id, value, last, status, phrase, headers))  # type: ignore[arg-type]
             job.answered = True
             job.over = last
+
+    def _is_simple(self, job: Job, value: bytes, phrase: str, headers: Pairs) -> bool:
+        """Whether this is all of an answer, which can go as it is: what most requests have."""
+        return (
+            not (job.answered or job.cancelled or phrase or headers)
+            and job.credit_bytes > 0
+            and len(value) <= self._small_bytes_max
+        )
 
     def _failed(self, job: Job, failure: Failure) -> Failed:
         """The failure as the request's caller may know it."""
@@ -232,6 +266,13 @@ class Ledger:
         if cause:
             message = f"{message} (request ID {job.request_id}: the model's log says why)"
         return Failed(job.job_id, code, message, True)
+
+    def refuse(self, job: Job, failure: Failure) -> None:
+        """Fails a request that the handler is not given."""
+        with self.lock:
+            if not job.over:
+                self._put(job, self._failed(job, failure)._replace(begun=False))
+                job.over = True
 
     def held_bytes(self, job: Job) -> int:
         with self.lock:

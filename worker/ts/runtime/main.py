@@ -1,7 +1,6 @@
 """A worker process: `python -m ts.runtime.main --fd N --progress-fd M`, or `run` in a child of the forkserver.
 
-`--fd` is the connected socket to the frontend, `--progress-fd` a file of 4096 bytes in whose first eight (u64, little
-endian) stands the id of the batch that was started last.
+`--fd` is the connected socket to the frontend, `--progress-fd` a file of `ts.protocol.progress.PROGRESS_BYTES`.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ from collections.abc import Callable
 from typing import Any
 
 from ts.protocol.frames import LoadFailed, Ready
+from ts.protocol.progress import PROGRESS_BYTES, Progress
 from ts.runtime.asynchronous import AsyncRunner
 from ts.runtime.blocking import BlockingRunner
 from ts.runtime.calls import Calls
 from ts.runtime.continuous import ContinuousRunner
 from ts.runtime.handlers import Loaded, describe_failure, load
 from ts.runtime.jobs import Ledger, SilentLedger
-from ts.runtime.process import mark_lines, outlive_stops, set_threads, turn_to
+from ts.runtime.process import log_to_stdout, mark_lines, outlive_stops, set_threads, turn_to
 from ts.runtime.running import Opened, Opening
 from ts.runtime.worker import Link, leave
 
-PROGRESS_BYTES = 4096
 CREDIT_BYTES = 256 * 1024
 REQUEST_BYTES_MAX = RESPONSE_BYTES_MAX = 6_553_500
 LOAD_FAILED_STATUS = 1
@@ -43,14 +42,18 @@ def run(socket_fd: int, progress_fd: int, silent: bool = False) -> int:
     """A worker's life: load, answer until Stop or the socket's end. The process's exit status. `silent`: of several
     processes that compute together, one whose answers nobody needs."""
     _prepare_process()
-    progress = mmap.mmap(progress_fd, PROGRESS_BYTES)
-    os.close(progress_fd)  # the map has a descriptor of its own
-    return answer(Link(socket_fd), progress, SilentLedger if silent else Ledger)
+    return answer(Link(socket_fd), _progress(progress_fd), SilentLedger if silent else Ledger, _prepare_logging)
+
+
+def _progress(fd: int) -> Progress:
+    memory = mmap.mmap(fd, PROGRESS_BYTES)
+    os.close(fd)  # the map has a descriptor of its own
+    return Progress(memory)
 
 
 def answer(
     link: Link,
-    progress: mmap.mmap,
+    progress: Progress,
     ledger_type: type[Ledger],
     before_load: Callable[[dict[str, Any]], None] | None = None,
 ) -> int:
@@ -101,6 +104,12 @@ def _prepare_process() -> None:
         reconfigure(line_buffering=True)
 
 
+def _prepare_logging(settings: dict[str, Any]) -> None:
+    """For handlers of TorchServe's kind; other servers' models and programs set up logging as they do there."""
+    if not settings.get("adapter"):
+        log_to_stdout()
+
+
 def _load(link: Link, settings: dict[str, Any]) -> Loaded | None:
     begun_s = time.monotonic()
     link.enter()
@@ -122,6 +131,8 @@ def _load(link: Link, settings: dict[str, Any]) -> Loaded | None:
         info["routes"] = list(loaded.routes)
     if loaded.takes_streams:
         info["takes_streams"] = True
+    if loaded.openai is not None:
+        info["openai"] = loaded.openai
     if loaded.completed is not None:
         info["completed"] = loaded.completed
     link.announce(Ready(info))
@@ -161,8 +172,7 @@ if __name__ == "__main__":
 def live_in_process(socket_fd: int, progress_fd: int) -> int:
     """Loads and answers until Stop or the socket's end, then closes both descriptors. The status that a process would
     end with."""
-    progress = mmap.mmap(progress_fd, PROGRESS_BYTES)
-    os.close(progress_fd)
+    progress = _progress(progress_fd)
     link = Link(socket_fd, leave=sys.exit)
     try:
         return answer(link, progress, Ledger, before_load=_forget_modules)

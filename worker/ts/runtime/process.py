@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import random
 import signal
@@ -141,6 +142,23 @@ def turn_to(batch: Batch) -> None:
 def mark_lines() -> None:
     """From now on; threads that a handler starts are in no request."""
     sys.stdout, sys.stderr = MarkedStream(sys.stdout), MarkedStream(sys.stderr)
+
+
+class _Stdout(logging.StreamHandler):  # type: ignore[type-arg]  # can't be subscripted before Python 3.11
+    """Writes to what standard output is at the time."""
+
+    @property
+    def stream(self) -> TextIO:
+        return sys.stdout
+
+    @stream.setter
+    def stream(self, value: TextIO) -> None:
+        pass
+
+
+def log_to_stdout() -> None:
+    """What a handler logs through Python is printed from INFO up, its text alone, as in TorchServe's workers."""
+    logging.basicConfig(handlers=[_Stdout()], format="%(message)s", level=logging.INFO)
 
 
 class MarkedStream:

@@ -13,13 +13,14 @@ import sysconfig
 import traceback
 from asyncio import CancelledError
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from types import TracebackType
 from typing import Any, NamedTuple, TypeAlias
 
 from ts.context import Context, RequestCancelled, RequestProcessor
 from ts.protocol import forms
 from ts.protocol.decoder import decode_bytes
-from ts.protocol.frames import Buffer, Chunk, Failed, Input, Item
+from ts.protocol.frames import Buffer, Chunk, Failed, Input, Item, Pairs
 from ts.runtime.jobs import Batch, Failure, Ledger, Outcome
 from ts.runtime.worker import Link
 from ts.utils.util import PredictionException
@@ -35,6 +36,9 @@ CAUSE_CHARS_MAX = 400
 HEAD_TEXT_BYTES_MAX = 65535
 #: Of one answer, those of a tensor form among them.
 HEADERS_MAX = 60_000
+
+#: So many different types that clients give are looked at only once.
+CONTENT_TYPES_MAX = 256
 
 _RUNTIME_DIR = os.path.dirname(__file__)
 #: Folders of code that is not the handler's own.
@@ -76,34 +80,46 @@ def fields_of(item: Item) -> Sequence[Input]:
     """The inputs of a request. A form counts as one input for each of its fields."""
     found = item.inputs
     for part in found:
-        if part.content_type and forms.is_form(part.content_type):
+        if part.content_type and _kind(part.content_type) == FORM:
             break
     else:
         return found
     expanded: list[Input] = []
     for part in found:
-        expanded.extend(_expanded(part) if forms.is_form(part.content_type) else (part,))
+        expanded.extend(_expanded(part) if _kind(part.content_type) == FORM else (part,))
     return expanded
+
+
+FORM, JSON, TEXT, BYTES = "form", "json", "text", "bytes"
+
+
+@lru_cache(maxsize=CONTENT_TYPES_MAX)
+def _kind(content_type: str) -> str:
+    """How an input of that type is read. JSON and text compare with their case, forms without."""
+    if forms.is_form(content_type):
+        return FORM
+    base = content_type.partition(";")[0].strip()
+    return JSON if base == "application/json" else TEXT if base.startswith("text") else BYTES
 
 
 def _expanded(part: Input) -> Sequence[Input]:
     try:
         return [Input(*one) for one in forms.parts(part.content_type, bytes(part.data))]
     except forms.MalformedForm as error:
-        print(f"input declared as {part.content_type} isn't: {error}; the handler gets its bytes", file=sys.stderr)
+        _log(f"input declared as {part.content_type} isn't: {error}; the handler gets its bytes")
         return [part]
 
 
 def _decoded(content_type: str, data: Buffer) -> Any:
-    """JSON and text as values; anything else, and what doesn't parse, as a bytearray. Types compare with their case."""
-    base = content_type.partition(";")[0].strip()
+    """JSON and text as values; anything else, and what doesn't parse, as a bytearray."""
+    kind = _kind(content_type)
     try:
-        if base == "application/json":
+        if kind == JSON:
             return json.loads(str(data, "utf-8"))
-        if base.startswith("text"):
+        if kind == TEXT:
             return str(data, "utf-8")
     except (ValueError, RecursionError) as error:
-        print(f"input declared as {content_type} isn't: {error}; the handler gets its bytes", file=sys.stderr)
+        _log(f"input declared as {content_type} isn't: {error}; the handler gets its bytes")
     return bytearray(data)
 
 
@@ -116,10 +132,10 @@ def row_of(inputs: Sequence[Input], decode: bool) -> dict[str, Any]:
     }
 
 
-def headers_of(item: Item, inputs: Sequence[Input]) -> Headers:
-    """A request's headers, and for each input its name with `{"content-type": TYPE}`."""
-    found = Headers(item.headers)
-    for name, content_type, _ in inputs:
+def headers_of(pairs: Pairs, inputs: Sequence[tuple[str, ...]]) -> Headers:
+    """A request's headers, and for each of its inputs, given by name and type, `{"content-type": TYPE}`."""
+    found = Headers(pairs)
+    for name, content_type in inputs:
         found[name] = {"content-type": content_type}
     return found
 
@@ -129,6 +145,8 @@ def headers_of(item: Item, inputs: Sequence[Input]) -> Headers:
 
 def outcome(value: Any) -> Outcome:
     """One element of a handler's result. An exception as an element fails that request alone."""
+    if type(value) is bytes:
+        return value
     if type(value) is str:
         return value.encode("utf-8", "surrogatepass")
     if isinstance(value, (bytes, bytearray)):
@@ -154,6 +172,8 @@ def _serialised(value: Any) -> Outcome:
 
 def outcomes(result: Any, count: int) -> Sequence[Outcome] | Failure:
     """A handler's whole result, which should be a list of one element per request."""
+    if count == 1 and type(result) is list and len(result) == 1:
+        return (outcome(result[0]),)
     return wrong_shape(result, count) or [outcome(value) for value in result]
 
 
@@ -221,8 +241,15 @@ def raised(error: BaseException, request_ids: Sequence[str]) -> Failure:
     lines = (
         failure.traceback or "".join(traceback.format_exception(type(error), error, _without_runtime(error))).rstrip()
     )
-    _log(f"{failure.message} (request ids: {', '.join(request_ids)})\n{lines}")
+    _log(f"{_said_of(error, failure)} (request ids: {', '.join(request_ids)})\n{lines}")
     return failure
+
+
+def _said_of(error: BaseException, failure: Failure) -> str:
+    """The line that TorchServe's worker prints before the traceback."""
+    if failure.code == OUT_OF_RESOURCES.code and failure.by_handler:
+        return "System out of memory" if isinstance(error, MemoryError) else "CUDA out of memory"
+    return "Prediction error" if isinstance(error, PredictionException) else "Invoking custom service failed."
 
 
 def _without_runtime(error: BaseException) -> TracebackType | None:
@@ -234,8 +261,9 @@ def _without_runtime(error: BaseException) -> TracebackType | None:
 
 
 def _log(text: str) -> None:
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+    """To standard output, as TorchServe's worker: in order with what the handler prints."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
 
 
 class Head(NamedTuple):
@@ -283,27 +311,31 @@ class Ended(NamedTuple):
 class Running:
     """Implements `ts.context.RunningBatch`."""
 
-    __slots__ = ("batch", "context", "jobs", "ledger", "link", "waiter")
+    __slots__ = ("_asked", "batch", "context", "jobs", "ledger", "link", "waiter")
 
     def __init__(self, batch: Batch, context: Context, link: Link) -> None:
         self.batch, self.context, self.link = batch, context, link
         self.ledger: Ledger = link.ledger
         self.jobs = batch.jobs
         self.waiter: Any = None
+        self._asked: list[tuple[Pairs, Sequence[tuple[str, ...]]]] = []
 
     def rows(self, decode: bool) -> list[Any]:
         """The rows for the handler, whose context is set to this batch. Empty when no request could be read."""
-        inputs, headers = [], []
+        rows: list[Any] = []
         for job in self.jobs:
             item, job.item = job.item, None
             if item is not None:
                 fields = fields_of(item)
-                inputs.append(fields)
-                headers.append(headers_of(item, fields))
-        self.context.begin(self, self.batch.request_ids(), headers)
-        return [row_of(fields, decode) for fields in inputs]
+                self._asked.append((item.headers, [part[:2] for part in fields]))
+                rows.append(row_of(fields, decode))
+        self.context.begin(self, self.batch.request_ids())
+        return rows
 
     # --- what the handler sees
+
+    def headers(self) -> list[Headers]:
+        return [headers_of(pairs, inputs) for pairs, inputs in self._asked]
 
     def is_cancelled(self, idx: int | None) -> bool:
         return self.batch.cancelled if idx is None else self.jobs[idx].cancelled
@@ -361,7 +393,7 @@ class Running:
         return outcomes(result, len(self.jobs))
 
     def _head(self, index: int) -> Head:
-        return head_of(self.context.request_processor[index])
+        return PLAIN_HEAD if self.context.is_plain else head_of(self.context.request_processor[index])
 
     def _piece(self, index: int, value: Outcome, last: bool) -> bool:
         """Gives a piece of one answer. One whose head or bytes can't be sent fails that request alone: False."""
@@ -375,8 +407,11 @@ class Running:
 
     def _put(self, index: int, value: Outcome, last: bool) -> None:
         job = self.jobs[index]
-        start = PLAIN_HEAD if job.answered else self._head(index)
-        self.ledger.give(job, value, last, *start)
+        head = PLAIN_HEAD if job.answered else self._head(index)
+        if head is PLAIN_HEAD:
+            self.ledger.give(job, value, last)
+        else:
+            self.ledger.give(job, value, last, *head)
 
     def step(self, value: Any) -> bool:
         """Takes what a generator yielded: an element per request (None: nothing for it). False ends the batch."""
@@ -398,7 +433,7 @@ class Running:
             self.fail(pieces)
             return
         for index, piece in enumerate(pieces):
-            self._piece(index, piece, last=True)
+            self._piece(index, piece, True)
 
     def finish_stream(self, result: Any) -> None:
         """A generator has ended; `result` is its return value, None for no last piece."""
@@ -410,6 +445,7 @@ class Running:
 
     def fail(self, failure: Failure) -> None:
         """Ends every open request with `failure`; cancelled ones are answered as cancelled."""
+        self.batch.failed = len(self.jobs) > 1
         for job in self.jobs:
             self.ledger.give(job, failure, last=True)
 

@@ -18,7 +18,6 @@ from ts.runtime.running import (
     Running,
     failure_of,
     fields_of,
-    headers_of,
     is_tensor_request,
     outcome,
     raised,
@@ -108,36 +107,36 @@ class TensorRunning(Running):
         jobs: list[Job] = []
         opened: list[Form | None] = []
         rows: list[Any] = []
-        headers: list[dict[str, Any]] = []
         for job in self.jobs:
             item, job.item = job.item, None
             assert item is not None
             try:
-                form, row, pairs = self._read(item, decode)
+                form, row, inputs = self._read(item, decode)
                 opened.append(form)
                 rows.append(row)
-                headers.append(pairs)
                 jobs.append(job)
+                self._asked.append((item.headers, inputs))
             except BadTensor as error:
-                self.ledger.give(job, _refused(error), last=True)
+                self.ledger.refuse(job, _refused(error))
             except Exception as error:
-                self.ledger.give(job, _internal(error, job), last=True)
+                self.ledger.refuse(job, _internal(error, job))
         self.jobs = self.batch.jobs = jobs
         self._forms = opened
-        self.context.begin(self, self.batch.request_ids(), headers)
+        self.context.begin(self, self.batch.request_ids())
         return rows
 
-    def _read(self, item: Item, decode: bool) -> tuple[Form | None, Any, dict[str, Any]]:
+    def _read(self, item: Item, decode: bool) -> tuple[Form | None, Any, Sequence[tuple[str, ...]]]:
+        """The form, the row, and which inputs its headers name."""
         if is_tensor_request(item):
             form = forms.opened(item, self._model)
             if forms.is_followed(item):
                 form.request.following = self._following(item)
-            return form, self._taken(form.request), headers_of(item, ())
+            return form, self._taken(form.request), ()
         fields = fields_of(item)
-        headers = headers_of(item, fields)
+        inputs = [part[:2] for part in fields]
         if self._takes_rows:
-            return None, row_of(fields, decode), headers
-        return None, rows.request_of(fields, dict(item.headers), self._model), headers
+            return None, row_of(fields, decode), inputs
+        return None, rows.request_of(fields, dict(item.headers), self._model), inputs
 
     def _following(self, item: Item) -> AsyncIterator[InferenceRequest]:
         """The requests after this one. One that can't be read ends the stream, unless the handler deals with it."""
@@ -206,6 +205,7 @@ class TensorRunning(Running):
     def fail(self, failure: Failure) -> None:
         """A handler that raised is TorchServe's 503; to clients of tensor protocols, which ask again after an
         UNAVAILABLE, it is what it is: an internal error."""
+        self.batch.failed = len(self.jobs) > 1
         if failure.by_handler and failure.message == PREDICTION_FAILED.message:
             for job, form in zip(self.jobs, self._forms, strict=False):
                 if form is not None:

@@ -7,6 +7,7 @@ handler call; only then does it read in its place (cancels, credit, further requ
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -42,17 +43,42 @@ def leave(status: int) -> NoReturn:
 
 
 class _Poller:
-    """Waits for the socket; each thread has its own, since a poll object may be in one call at a time."""
+    """Waits for the socket; each thread has its own, since a poll object may be in one call at a time. What comes on
+    `alarm_fd` ends a wait, too."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, alarm_fd: int | None = None) -> None:
+        self._fd = fd
         self._in, self._in_out = select.poll(), select.poll()
         self._in.register(fd, select.POLLIN)
         self._in_out.register(fd, select.POLLIN | select.POLLOUT)
+        if alarm_fd is not None:
+            self._in.register(alarm_fd, select.POLLIN)
+            self._in_out.register(alarm_fd, select.POLLIN)
 
     def wait(self, to_write: bool, timeout_ms: int | None) -> bool:
         """Until there is something to read or, with `to_write`, room to write: True for the latter."""
         events = (self._in_out if to_write else self._in).poll(timeout_ms)
-        return bool(events and events[0][1] & select.POLLOUT)
+        return any(fd == self._fd and event & select.POLLOUT for fd, event in events)
+
+
+class _Alarm:
+    """Ends the wait of another thread for the socket."""
+
+    def __init__(self) -> None:
+        self._reading, self._writing = socket.socketpair()
+        for one in (self._reading, self._writing):
+            one.setblocking(False)
+
+    def fileno(self) -> int:
+        return self._reading.fileno()
+
+    def ring(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # it rings already
+            self._writing.send(b"!")
+
+    def silence(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._reading.recv(64)
 
 
 class Link:
@@ -68,7 +94,9 @@ class Link:
         self._reading = threading.Lock()
         self._news = False
         self._read_bytes = READ_BYTES_MIN
-        self._poller, self._watch_poller = _Poller(sock_fd), _Poller(sock_fd)
+        self._alarm = _Alarm()
+        self._standing_in = False
+        self._poller, self._watch_poller = _Poller(sock_fd), _Poller(sock_fd, self._alarm.fileno())
         self._owner = threading.get_ident()
         self._calls = 0
         self._call = 0
@@ -123,7 +151,11 @@ class Link:
             self._wake.set()
 
     def leave(self) -> None:
+        """The call has ended. The other thread must not go on waiting for it: what came next on the socket would wait
+        until it had seen the following call for some time."""
         self._call = 0
+        if self._standing_in:
+            self._alarm.ring()
 
     # --- reading
 
@@ -266,10 +298,11 @@ class Link:
         self._parked = False
 
     def _stand_in(self, call: int) -> None:
+        self._alarm.silence()  # of the calls before
+        self._standing_in = True
         while self._call == call:
             self._poll(self._watch_poller, STAND_IN_WAIT_MS)
             with self._reading:
-                if self._call != call:
-                    return
-                if self._read():
+                if self._call == call and self._read():
                     self._news = True
+        self._standing_in = False

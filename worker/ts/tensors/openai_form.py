@@ -11,6 +11,8 @@ from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from typing import Any
 
+from ts.protocol import completions
+from ts.protocol.completions import SAID, BadCompletion
 from ts.protocol.frames import Buffer
 from ts.tensors.forms import ModelSpec, completed, payload
 from ts.tensors.generate_form import TEXT_INPUT
@@ -19,9 +21,9 @@ from ts.tensors.types import BadTensor, InferenceRequest, InferenceResponse, Ten
 
 #: An option of the form: the body has `messages`, not a `prompt`.
 CHAT = "chat"
-#: What a model may say of its answer, as parameters of its response.
-SAID = ("finish_reason", "prompt_tokens", "completion_tokens")
-_NOT_PARAMETERS = frozenset({"model", "prompt", "messages", "stream", "stream_options", "n", "user"})
+_NOT_PARAMETERS = frozenset(
+    {"model", "prompt", "messages", "stream", "stream_options", "n", "user", "max_completion_tokens"}
+)
 
 
 def opened(data: Buffer, headers: dict[str, str], options: frozenset[str], model: ModelSpec) -> OpenAIForm:
@@ -31,19 +33,25 @@ def opened(data: Buffer, headers: dict[str, str], options: frozenset[str], model
 class OpenAIForm:
     """The model's one text input (`text_input` without a declaration) is the prompt, or the conversation: a line for
     each message, `role: content`, and `assistant:`. A handler with a template of its own finds the messages, as JSON,
-    in the parameter `messages`. The body's other keys (`max_tokens`, `temperature`, `stop`, …) are parameters."""
+    in the parameter `messages`. The body's other keys (`max_tokens`, `temperature`, `stop`, …) are parameters; a chat's
+    `max_completion_tokens` is `max_tokens`."""
 
     def __init__(self, message: dict[str, Any], chat: bool, headers: dict[str, str], model: ModelSpec) -> None:
         self._model = model
         self._decoder = getincrementaldecoder("utf-8")("replace")
         self.headers: Sequence[tuple[str, str]] = ()
-        parameters = {name: value for name, value in message.items() if name not in _NOT_PARAMETERS}
+        parameters = {
+            name: value for name, value in message.items() if name not in _NOT_PARAMETERS and value is not None
+        }
+        try:
+            asked = completions.read(message, chat, completions.ASKING)
+            text = _conversation(asked.messages) if chat else _only(asked.prompts)
+        except BadCompletion as error:
+            raise BadTensor(str(error)) from None
         if chat:
-            messages = _messages(message.get("messages"))
-            parameters["messages"] = json.dumps(messages, ensure_ascii=False)
-            text = _conversation(messages)
-        else:
-            text = _prompt(message.get("prompt"))
+            parameters["messages"] = json.dumps(asked.messages, ensure_ascii=False)
+        if asked.max_tokens is not None:
+            parameters["max_tokens"] = asked.max_tokens
         self.request = InferenceRequest([self._input(text)], "", model.name, model.version, parameters, headers=headers)
 
     def _input(self, text: str) -> Tensor:
@@ -76,34 +84,13 @@ class OpenAIForm:
         return dumped({"text": rest}) if rest else b""
 
 
-def _prompt(value: Any) -> str:
-    if isinstance(value, list) and len(value) == 1:
-        value = value[0]
-    if not isinstance(value, str):
-        raise BadTensor(f"prompt is one text, not {json.dumps(value)[:80]}")
-    return value
-
-
-def _messages(value: Any) -> list[dict[str, Any]]:
-    if not isinstance(value, list) or not value:
-        raise BadTensor("messages is a list of objects with role and content, with at least one")
-    for one in value:
-        if not isinstance(one, dict) or not isinstance(one.get("role"), str):
-            raise BadTensor(f"each of the messages is an object with role and content, not {json.dumps(one)[:80]}")
-    return value
+def _only(prompts: Sequence[str]) -> str:
+    """The frontend makes a request of each, but for those of a large body."""
+    if len(prompts) > 1:
+        raise BadTensor(f"prompt is a list of {len(prompts)} texts; a body of this size may have one")
+    return prompts[0]
 
 
 def _conversation(messages: Sequence[dict[str, Any]]) -> str:
-    lines = [f"{one['role']}: {_content(one.get('content'))}" for one in messages]
+    lines = [f"{one['role']}: {completions.content(one.get('content'))}" for one in messages]
     return "\n".join([*lines, "assistant:"])
-
-
-def _content(value: Any) -> str:
-    """A message's text; of parts the texts."""
-    if value is None or isinstance(value, str):
-        return value or ""
-    if isinstance(value, list):
-        parts = [one.get("text") if isinstance(one, dict) and one.get("type") == "text" else None for one in value]
-        if all(isinstance(part, str) for part in parts):
-            return "".join(map(str, parts))
-    raise BadTensor(f"content is a text, or a list of parts of type text, not {json.dumps(value)[:80]}")

@@ -1,22 +1,24 @@
 """Language models in vLLM's engine, behind OpenAI's completions and chat completions. Needs `vllm`.
 
-A request's `url_path` says which: `v1/completions`, `v1/chat/completions`, `v1/models`; without one (gRPC) it is a chat
-when the body has `messages`.
+The server gives OpenAI's requests to this handler as they come (`openai_api`). A request's `url_path` says which it is:
+`v1/completions`, `v1/chat/completions`, `v1/models`; without one (gRPC) it is a chat when the body has `messages`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ts.handler_utils.missing import needed
 from ts.handler_utils.utils import send_intermediate_predict_response
+from ts.protocol import completions
+from ts.protocol.completions import Asked, BadCompletion, Choice, Completion
 from ts.torch_handler.base_handler import BaseHandler
 from ts.torch_handler.rows import row_value
 from ts.utils.util import PredictionException
@@ -27,26 +29,32 @@ if TYPE_CHECKING:
 _WHAT = "vllm_handler"
 #: Members of a request that are vLLM's sampling parameters by the same name.
 SAMPLING = (
-    *("max_tokens", "temperature", "top_p", "top_k", "min_p", "stop", "seed", "min_tokens", "ignore_eos"),
+    *("temperature", "top_p", "top_k", "min_p", "stop", "seed", "min_tokens", "ignore_eos"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"),
 )
-_PREFIXES: Mapping[bool, str] = MappingProxyType({True: "chatcmpl", False: "cmpl"})
+CHAT, TEXT = "v1/chat/completions", "v1/completions"
 
 
 class _Wish(NamedTuple):
-    """One request, read. `prompt` is a text or token ids."""
+    """One request, read. `prompts`: as vLLM takes them, an answer each."""
 
     ident: str
     model: str
     chat: bool
-    stream: bool
-    prompt: Any
+    asked: Asked
+    prompts: Sequence[Mapping[str, Any]]
     sampling: dict[str, Any]
+
+    def answer(self) -> Completion:
+        return completions.form_of(self.chat)(self.ident, self.model, self.asked.with_usage)
 
 
 class VLLMHandler(BaseHandler):
     """model-config.yaml: `handler: {model_path: DIR or hub name, vllm_engine_config: {…}, adapters: {NAME: DIR},
     chat_template: TEXT}`. Requests run beside each other in the engine, up to the model's `maxConcurrency`."""
+
+    openai_api = True
+    openai_honours = ("logit_bias", completions.TOKEN_PROMPTS)
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,6 +62,11 @@ class VLLMHandler(BaseHandler):
         self.adapters: dict[str, str] = {}
         self.served: list[str] = []
         self.chat_template: str | None = None
+
+    @property
+    def openai_models(self) -> list[str]:
+        """Names that requests may give as their model, beside the registered one."""
+        return [*self.served, *self.adapters]
 
     def initialize(self, context: Context) -> None:
         """Raises PackageMissing, ValueError for what model-config.yaml lacks, and what vLLM raises."""
@@ -63,6 +76,9 @@ class VLLMHandler(BaseHandler):
         vllm = needed("vllm", "vllm", _WHAT)
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
         options = _engine_options(section, str(context.system_properties["model_dir"]))
+        known = inspect.signature(vllm.AsyncEngineArgs).parameters
+        if unknown := ", ".join(name for name in options if name not in known):
+            raise ValueError(f"vllm_engine_config has {unknown}, which vLLM {vllm.__version__} does not take")
         self.vllm_engine = vllm.AsyncLLMEngine.from_engine_args(vllm.AsyncEngineArgs(**options))
         named = options.get("served_model_name") or options["model"]
         self.served = [named] if isinstance(named, str) else list(named)
@@ -83,85 +99,153 @@ class VLLMHandler(BaseHandler):
     async def _serve(self, row: Any, context: Context, idx: int, count: int) -> Any:
         path = str(context.get_request_header(idx, "url_path") or "").strip("/")
         if path == "v1/models":
-            return {"object": "list", "data": [{"id": name, "object": "model"} for name in self._names()]}
+            return {"object": "list", "data": [{"id": name, "object": "model"} for name in self.openai_models]}
         wish = await self._read(row, path, str(context.get_request_id(idx)))
-        if not wish.stream:
+        if not wish.asked.stream:
             return await self._whole(wish)
         context.set_response_content_type(idx, "text/event-stream")
-        async for piece in self._events(wish):
-            pieces = [piece if at == idx else None for at in range(count)]
-            request_ids = {idx: wish.ident}
-            send_intermediate_predict_response(pieces, request_ids, "ok", 200, context)
+        async for event in self._events(wish):
+            pieces = [completions.event(event) if at == idx else None for at in range(count)]
+            send_intermediate_predict_response(pieces, {idx: wish.ident}, "ok", 200, context)
             await context.drain()
-        return "data: [DONE]\n\n"
-
-    def _names(self) -> list[str]:
-        return [*self.served, *self.adapters]
+        return completions.DONE
 
     # --- reading
 
     async def _read(self, row: Any, path: str, ident: str) -> _Wish:
         body = _body(row_value(row))
-        chat = path == "v1/chat/completions" or (not path and "messages" in body)
-        if path not in ("", "v1/completions", "v1/chat/completions"):
+        chat = path == CHAT or (not path and "messages" in body)
+        if path not in ("", TEXT, CHAT):
             raise PredictionException(f"Unknown API endpoint: {path}", 404)
         model = body.get("model") or self.served[0]
-        if model not in self._names():
-            raise PredictionException(f"there is no model {model!r}, only {', '.join(self._names())}", 404)
-        if body.get("n", 1) != 1:
-            raise PredictionException(f"n must be 1, not {body['n']!r}", 400)
+        if model == self.context.model_name and model not in self.openai_models:
+            model = self.served[0]
+        if model not in self.openai_models:
+            raise PredictionException(f"there is no model {model!r}, only {', '.join(self.openai_models)}", 404)
+        try:
+            asked = completions.read(body, chat, self.openai_honours)
+            prompts = [await self._chat_prompt(asked)] if chat else [_prompt(one) for one in asked.prompts]
+        except BadCompletion as error:
+            raise PredictionException(str(error), 400) from None
         sampling = {name: body[name] for name in SAMPLING if body.get(name) is not None}
-        if chat:
-            sampling.setdefault("max_tokens", body.get("max_completion_tokens"))
-        prompt = await self._chat_prompt(body) if chat else _needed(body, "prompt", str, list)
-        return _Wish(f"{_PREFIXES[chat]}-{ident}", model, chat, bool(body.get("stream")), prompt, sampling)
+        if chat or asked.max_tokens is not None:
+            sampling["max_tokens"] = asked.max_tokens  # None: as many as the model has room for
+        return _Wish(ident, model, chat, asked, prompts, sampling)
 
-    async def _chat_prompt(self, body: dict[str, Any]) -> str:
-        tokenizer = await self.vllm_engine.get_tokenizer()
+    async def _chat_prompt(self, asked: Asked) -> Mapping[str, Any]:
+        """Token numbers, since a template writes the tokens that a text begins with: of its text the engine would make
+        them twice."""
+        found = self.vllm_engine.get_tokenizer()
+        tokenizer = await found if inspect.isawaitable(found) else found  # a coroutine in releases up to 0.11
         more = {"chat_template": self.chat_template} if self.chat_template else {}
-        prompt: str = tokenizer.apply_chat_template(
-            _needed(body, "messages", list), tokenize=False, add_generation_prompt=True, **more
-        )
-        return prompt
+        messages = [one | {"content": completions.content(one.get("content"))} for one in asked.messages]
+        try:
+            prompt = tokenizer.apply_chat_template(
+                messages, tokenize=True, add_generation_prompt=True, return_dict=False, **more
+            )
+        except Exception as error:  # templates raise what they like: roles that don't alternate, no template at all
+            raise PredictionException(f"the chat's template: {type(error).__name__}: {error}", 400) from error
+        if isinstance(prompt, str):  # of a tokenizer of the model's own
+            prompt = tokenizer.encode(prompt, add_special_tokens=False)
+        return _prompt(list(prompt))
 
     # --- generating
 
-    async def _generate(self, wish: _Wish) -> AsyncIterator[Any]:
-        """vLLM's outputs, each with the text so far. Raises PredictionException for parameters it refuses."""
+    async def _generate(self, wish: _Wish, index: int) -> AsyncGenerator[Any, None]:
+        """vLLM's outputs for one of the prompts, each with the text so far. Raises PredictionException for what vLLM
+        refuses, and when it fails."""
         vllm = needed("vllm", "vllm", _WHAT)
-        try:
-            parameters = vllm.SamplingParams(**wish.sampling)
-        except (TypeError, ValueError) as error:
-            raise PredictionException(f"sampling parameters: {error}", 400) from error
-        prompt = {"prompt_token_ids": wish.prompt} if isinstance(wish.prompt, list) else wish.prompt
         more = {"lora_request": self._adapter(wish.model)} if wish.model in self.adapters else {}
-        async with aclosing(self.vllm_engine.generate(prompt, parameters, wish.ident, **more)) as outputs:
-            async for output in outputs:
-                yield output
+        ident = f"{wish.ident}-{index}"
+        try:
+            parameters = vllm.SamplingParams.from_optional(**wish.sampling)
+            outputs = self.vllm_engine.generate(wish.prompts[index], parameters, ident, **more)
+        except Exception as error:
+            raise _refused(error, "sampling parameters: ") from error
+        async with aclosing(outputs):
+            try:
+                async for output in outputs:
+                    if output.outputs[0].finish_reason == "error":
+                        raise PredictionException("vLLM's engine failed to answer", 500)
+                    yield output
+            except Exception as error:
+                raise _refused(error) from error
 
     def _adapter(self, name: str) -> Any:
         lora = needed("vllm.lora.request", "vllm", _WHAT)
         return lora.LoRARequest(name, list(self.adapters).index(name) + 1, self.adapters[name])
 
     async def _whole(self, wish: _Wish) -> dict[str, Any]:
-        outputs = [output async for output in self._generate(wish)]
-        if not outputs:
-            raise PredictionException("the engine gave no output", 500)
-        output = outputs[-1]
-        last = output.outputs[0]
-        text = {"message": {"role": "assistant", "content": last.text}} if wish.chat else {"text": last.text}
-        taken, given = len(output.prompt_token_ids or ()), len(last.token_ids)
-        usage = {"prompt_tokens": taken, "completion_tokens": given, "total_tokens": taken + given}
-        return {**_answer(wish, text, last.finish_reason, ""), "usage": usage}
+        choices = [Choice() for _ in wish.prompts]
+        texts = await asyncio.gather(*(self._text(wish, index, one) for index, one in enumerate(choices)))
+        return wish.answer().whole(texts, choices)
 
-    async def _events(self, wish: _Wish) -> AsyncIterator[str]:
-        sent = 0
-        async for output in self._generate(wish):
-            last = output.outputs[0]
-            new, sent = last.text[sent:], len(last.text)
-            if new or last.finish_reason:
-                text = {"delta": {"role": "assistant", "content": new}} if wish.chat else {"text": new}
-                yield f"data: {json.dumps(_answer(wish, text, last.finish_reason, '.chunk'))}\n\n"
+    async def _text(self, wish: _Wish, index: int, choice: Choice) -> str:
+        text = ""
+        async with aclosing(self._generate(wish, index)) as outputs:
+            async for output in outputs:
+                text = output.outputs[0].text
+                choice.add("", _said(output))
+        return text
+
+    async def _events(self, wish: _Wish) -> AsyncIterator[dict[str, Any]]:
+        answer, choices = wish.answer(), [Choice() for _ in wish.prompts]
+        sent = [0] * len(choices)
+        async for index, output in _side_by_side([self._generate(wish, index) for index in range(len(choices))]):
+            last, choice = output.outputs[0], choices[index]
+            new, sent[index] = last.text[sent[index] :], len(last.text)
+            choice.add(new, _said(output))
+            if new or not choice.begun:
+                yield answer.piece(index, choice, new)
+            if last.finish_reason:
+                yield answer.end(index, choice)
+        if wish.asked.with_usage:
+            yield answer.of_usage(choices)
+
+
+async def _side_by_side(sources: Sequence[AsyncGenerator[Any, None]]) -> AsyncIterator[tuple[int, Any]]:
+    """What the sources give, as it comes, each with the number of its source. The first error ends them all."""
+    waiting = {asyncio.ensure_future(anext(source)): index for index, source in enumerate(sources)}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                index = waiting.pop(task)
+                try:
+                    found = task.result()
+                except StopAsyncIteration:
+                    continue
+                yield index, found
+                waiting[asyncio.ensure_future(anext(sources[index]))] = index
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        for source in sources:
+            await source.aclose()
+
+
+def _said(output: Any) -> dict[str, Any]:
+    last = output.outputs[0]
+    return {
+        "prompt_tokens": len(output.prompt_token_ids or ()),
+        "completion_tokens": len(last.token_ids),
+        "finish_reason": last.finish_reason,
+    }
+
+
+def _refused(error: Exception, what: str = "") -> Exception:
+    """The error for the client when it is to blame; vLLM says that by a ValueError, in later releases by a class of its
+    own, and by `http_status` where it is too busy."""
+    if isinstance(error, PredictionException):
+        return error
+    status = getattr(error, "http_status", None)
+    if isinstance(status, int):
+        return PredictionException(f"{what}{error}", int(status))
+    names = {one.__name__ for one in type(error).__mro__}
+    if names & {"ValueError", "VLLMClientError"} or (what and isinstance(error, TypeError)):
+        return PredictionException(f"{what}{error}", 400)
+    return error
 
 
 def _engine_options(section: Mapping[str, Any], model_dir: str) -> dict[str, Any]:
@@ -187,13 +271,6 @@ def _body(value: Any) -> dict[str, Any]:
     return parsed
 
 
-def _needed(body: dict[str, Any], name: str, *types: type) -> Any:
-    if not isinstance(body.get(name), types) or not body[name]:
-        raise PredictionException(f"the body needs {name} ({' or '.join(one.__name__ for one in types)})", 400)
-    return body[name]
-
-
-def _answer(wish: _Wish, text: dict[str, Any], finish_reason: str | None, suffix: str) -> dict[str, Any]:
-    kind = f"chat.completion{suffix}" if wish.chat else "text_completion"
-    choice = {"index": 0, **text, "finish_reason": finish_reason}
-    return {"id": wish.ident, "object": kind, "created": int(time.time()), "model": wish.model, "choices": [choice]}
+def _prompt(value: Any) -> Mapping[str, Any]:
+    """A text or token numbers, as the engine takes them."""
+    return {"prompt": value} if isinstance(value, str) else {"prompt_token_ids": value}

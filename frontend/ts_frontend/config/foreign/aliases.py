@@ -18,10 +18,11 @@ from ts_frontend.config.kinds import BOOLEAN
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What an option comes to: texts by setting, and a note for the log."""
+    """What an option comes to: texts by setting, and why the option, or `unused_part` of it, does nothing."""
 
     settings: Mapping[str, str]
-    note: str = ""
+    unused: str = ""
+    unused_part: str = ""
 
 
 Meaning: TypeAlias = Callable[[str], Said]
@@ -141,7 +142,7 @@ def _trace_config(text: str) -> Said:
             found["otlp_endpoint"] = value
         elif word != "mode=opentelemetry":
             ignored.append(word)
-    return Said(found, f"has no effect in {', '.join(ignored)}: traces go out over OTLP" if ignored else "")
+    return Said(found, "traces go out over OTLP" if ignored else "", f"{', '.join(ignored)} of trace_config")
 
 
 def _mutual(text: str) -> Said:
@@ -151,9 +152,9 @@ def _mutual(text: str) -> Said:
 # --- the table
 
 _ALWAYS_SERVED = "is always served here; an address on a loopback interface or a Unix socket hides it"
-_ANY = "has no effect: any number of calls can be open"
-_LATENCY = "has no effect but for programs of aiSSEMBLE and KServe; see metrics for times"
-_TUNES = "tunes a part that this server doesn't have; it has no effect"
+_ANY = "any number of calls can be open"
+_LATENCY = "only programs of aiSSEMBLE and KServe log times; the metrics have them"
+_TUNES = "it tunes a part that this server doesn't have"
 
 _ROWS = (
     # ports and addresses
@@ -174,9 +175,9 @@ _ROWS = (
           True),
     Alias("allow_metrics", "Triton", _sets("enable_metrics_api"), "`enable_metrics_api`", True),
     Alias("model_load_thread_count", "Triton", _sets("loads_at_once_max"), "`loads_at_once_max`"),
-    Alias("allow_cpu_metrics", "Triton", _nothing("belongs to system metrics: see disable_system_metrics"),
+    Alias("allow_cpu_metrics", "Triton", _nothing("disable_system_metrics turns them off"),
           "no effect; `disable_system_metrics` turns system metrics off", True),
-    Alias("allow_gpu_metrics", "Triton", _nothing("belongs to system metrics: see disable_system_metrics"),
+    Alias("allow_gpu_metrics", "Triton", _nothing("disable_system_metrics turns them off"),
           "no effect; `disable_system_metrics` turns system metrics off", True),
     Alias("kserve_grpc_server", "Dynamo", _only(True, f"gRPC {_ALWAYS_SERVED}"), "only `true`", True),
     # KServe and aiSSEMBLE: as arguments, in the environment, and in oip.properties
@@ -242,9 +243,9 @@ _ROWS = (
     Alias("grpc_server_cert", "Triton", _sets("certificate_file"), "`certificate_file`"),
     Alias("grpc_server_key", "Triton", _sets("private_key_file"), "`private_key_file`"),
     Alias("grpc_root_cert", "Triton", _sets("client_ca_file"), "`client_ca_file`: clients then need a certificate"),
-    Alias("grpc_header_forward_pattern", "Triton", _nothing("has no effect: models get all metadata as headers"),
+    Alias("grpc_header_forward_pattern", "Triton", _nothing("models get all metadata as headers"),
           "no effect: models get all of them"),
-    Alias("http_header_forward_pattern", "Triton", _nothing("has no effect: models get all headers"),
+    Alias("http_header_forward_pattern", "Triton", _nothing("models get all headers"),
           "no effect: models get all of them"),
     Alias("grpc_restricted_protocol", "Triton",
           _refused("isn't there; token authorization guards every call: docs/security.md"), "refused"),
@@ -266,7 +267,7 @@ _ROWS = (
     Alias("grpc_max_connection_age_grace", "Triton", _sets("grpc_inference_max_connection_age_grace_ms"),
           "`grpc_inference_max_connection_age_grace_ms`"),
     Alias("grpc_infer_response_compression_level", "Triton",
-          _nothing("has no effect: an answer is compressed as its client asks"),
+          _nothing("an answer is compressed as its client asks"),
           "no effect: an answer is compressed as its client asks"),
     # what is served, and how it ends
     Alias("model", "MAX", _one_model,
@@ -274,19 +275,19 @@ _ROWS = (
     Alias("model_path", "MAX", _one_model, "the same"),
     Alias("id", "Triton", _sets("server_id"), "`server_id`"),
     Alias("exit_timeout_secs", "Triton", _sets("drain_timeout_s"), "`drain_timeout_s`"),
-    Alias("strict_model_config", "Triton", _nothing("has no effect: what config.pbtxt leaves out is filled in"),
+    Alias("strict_model_config", "Triton", _nothing("what config.pbtxt leaves out is filled in"),
           "no effect: what config.pbtxt leaves out is filled in", True),
     Alias("disable_auto_complete_config", "Triton",
-          _nothing("has no effect: what config.pbtxt leaves out is filled in"), "no effect", True),
+          _nothing("what config.pbtxt leaves out is filled in"), "no effect", True),
     # logs and metrics
     Alias("log_verbose", "Triton", _verbosity, "above 0: `log_level=debug`", True),
     Alias("log_info", "Triton", _quieter("warning"), "`false`: `log_level=warning`", True),
     Alias("log_warning", "Triton", _quieter("error"), "`false`: `log_level=error`", True),
-    Alias("log_error", "Triton", _nothing("has no effect: errors are always logged"), "no effect: they always are",
+    Alias("log_error", "Triton", _nothing("errors are always logged"), "no effect: they always are",
           True),
-    Alias("triton_log_format", "Triton", _nothing("has no effect: see log_format"), "no effect; see `log_format`",
+    Alias("triton_log_format", "Triton", _nothing("log_format is this server's"), "no effect; see `log_format`",
           spelt="--log-format"),
-    Alias("triton_metrics_config", "Triton", _nothing("has no effect: there is one way to count"), "no effect",
+    Alias("triton_metrics_config", "Triton", _nothing("there is one way to count"), "no effect",
           spelt="--metrics-config"),
     Alias("trace_config", "Triton", _trace_config,
           "`level`, `rate`, `count`: `trace_level`, `trace_rate`, `trace_count`; `opentelemetry,url`: `otlp_endpoint`; "

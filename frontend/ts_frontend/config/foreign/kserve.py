@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ts_frontend.config import properties
-from ts_frontend.config.kinds import ConfigError
+from ts_frontend.config.kinds import ConfigError, no_effect
 
 TRUE, FALSE = ("y", "yes", "t", "true", "on", "1"), ("n", "no", "f", "false", "off", "0")
 
@@ -73,8 +73,8 @@ class KServeOption:
         return f"kserve_{self.name}" if self.ours else ""
 
 
-_ANY = "any number of calls can be open at a time: no effect"
-_NONE = "accepted, no effect here"
+_ANY = "any number of calls can be open at a time"
+_NONE = "it tunes a part that this server doesn't have"
 #: aiSSEMBLE's nine, then KServe's further arguments.
 OPTIONS = (
     KServeOption("http_port", port, 8080, True),
@@ -191,7 +191,7 @@ def _read(option: KServeOption, kind: Callable[[str], Any], text: str, source: s
 def notes(found: Mapping[str, FoundOptions], environ: Mapping[str, str], properties: Mapping[str, str]) -> list[str]:
     """A sentence for everything that was given and isn't followed."""
     lines = [
-        f"{found[option.name].source}: {option.note}"
+        no_effect(option.name, found[option.name].source, option.note)
         for option in OPTIONS
         if option.note and found[option.name].source != "default"
     ]

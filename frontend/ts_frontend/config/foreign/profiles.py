@@ -16,6 +16,9 @@ _LARGE = {"max_request_size": "67108864", "max_response_size": "67108864"}
 #: Those servers remember nothing, and what TorchServe's users registered isn't theirs: no snapshot is read or written.
 _FORGETFUL = {"ncs": "true"}
 
+#: Those servers' metrics are Prometheus'.
+_SCRAPED = {"metrics_mode": "prometheus"}
+
 #: Settings by profile. 8081 is TorchServe's management API and the gRPC port of MLServer and KServe's servers.
 PROFILES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
@@ -25,6 +28,7 @@ PROFILES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "inference_address": f"{_LOCAL}:8000",
             "grpc_inference_port": "8001",
             "metrics_address": f"{_LOCAL}:8002",
+            **_SCRAPED,
             **_LARGE,
         },
         "mlserver": {
@@ -33,7 +37,7 @@ PROFILES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "grpc_inference_port": "8081",
             "management_address": f"{_LOCAL}:8083",
             "metrics_address": f"{_LOCAL}:8082",
-            "metrics_mode": "prometheus",
+            **_SCRAPED,
             "enable_docs_url": "true",
             **_LARGE,
         },
@@ -46,13 +50,17 @@ PROFILES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "metrics_address": f"{_LOCAL}:8082",
             "disable_token_authorization": "true",
             "kserve_mode": "true",
+            **_SCRAPED,
             **_LARGE,
         },
         "dynamo": {
             **_FORGETFUL,
             "inference_address": f"{_LOCAL}:8000",
             "grpc_inference_port": "8001",
+            **_SCRAPED,
             "grpc_metrics": "true",
+            "model_control_mode": "explicit",
+            "load_model": "*",
             "max_request_size": "4194304",
             "max_response_size": "4194304",
         },

@@ -28,8 +28,8 @@ def known_formats(config: ServerConfig, *, env: Mapping[str, str], work_dir: Pat
     how many there are to place workers on."""
     return Formats(
         (
-            MLServerFormat(config.mlserver),
-            TritonFormat(gpus),
+            MLServerFormat(config.mlserver, config.model_store, Path.cwd() if config.mlserver.only else None),
+            TritonFormat(gpus, config.default_workers_per_model),
             ProgramFormat(config, env, work_dir),
         )
     )

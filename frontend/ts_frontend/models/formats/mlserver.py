@@ -25,13 +25,16 @@ _NUMBER_MAX = 2**31 - 1
 
 class MLServerFormat(ModelFormat):
     """`defaults`: what model-settings.json may leave out. With an `implementation` there, a directory needs no such
-    file."""
+    file. `store`: where models import from that lie in it; `start_dir`: where all of them do, the directory in which
+    MLServer's command was run."""
 
     adapter = "mlserver_runtime"
     nested = True
 
-    def __init__(self, defaults: MLServerDefaults) -> None:
+    def __init__(self, defaults: MLServerDefaults, store: Path | None = None, start_dir: Path | None = None) -> None:
         self._defaults = defaults
+        self._store = None if store is None else store.absolute()
+        self._start_dir = start_dir
 
     @property
     def assumed(self) -> bool:
@@ -72,11 +75,22 @@ class MLServerFormat(ModelFormat):
                 "defaults": dict(self._defaults.model),
                 "server_name": self._defaults.server_name,
                 "versioned": bool(parameters.get("version")),
+                "python_path": self._python_path(path),
             },
             remembered=own,
             signature=_signature(path, settings),
         )
         return [archive]
+
+    def _python_path(self, path: Path) -> list[str]:
+        """What is importable beside the model's own folder: the root of the store that it lies in, as after `mlserver
+        start DIR`."""
+        store, found = self._store, []
+        if store is not None and (
+            path.absolute().is_relative_to(store) or path.resolve().is_relative_to(store.resolve())
+        ):
+            found.append(str(store))
+        return found + ([str(self._start_dir)] if self._start_dir is not None else [])
 
     def stored(self, root: Path, path: str) -> StoredModel | None:
         directory = (root / path).resolve()

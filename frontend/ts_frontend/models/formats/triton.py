@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -16,10 +17,13 @@ from ts.protocol.datatypes import OF_NUMBER
 from ts.protocol.model_config_pb2 import ModelConfig
 from ts.protocol.pool import POOL
 from ts_frontend.errors import InvalidArgument
+from ts_frontend.models import without_effect
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.formats.format import ModelFiles, ModelFormat
 from ts_frontend.models.signature import Signature, TensorSpec, as_json
 from ts_frontend.scheduling.batcher import Priorities, WaitPolicy
+
+log = logging.getLogger(__name__)
 
 ADAPTER = "triton"
 #: The backends that are served, and the file that each looks for in a version's directory.
@@ -32,13 +36,14 @@ _GROUP_KIND_AUTO, _GROUP_KIND_GPU, _GROUP_KIND_CPU = 0, 1, 2
 
 
 class TritonFormat(ModelFormat):
-    """`gpus`: how many there are to place workers on."""
+    """`gpus`: how many there are to place workers on; `workers`: of a model without instance groups, 0 for Triton's own
+    number, one for each GPU."""
 
     adapter = ADAPTER
     versioned = True
 
-    def __init__(self, gpus: int) -> None:
-        self._gpus = gpus
+    def __init__(self, gpus: int, workers: int = 0) -> None:
+        self._gpus, self._workers = gpus, workers
 
     def matches(self, path: Path) -> bool:
         """A configuration or a version is the sign. Raises OSError."""
@@ -46,6 +51,10 @@ class TritonFormat(ModelFormat):
 
     def open(self, files: ModelFiles) -> list[Archive]:
         directory = read(files.directory, files.config_text, files.name)
+        for note in without_effect.notes(directory.config, f"{CONFIG_FILE} of model {directory.name}"):
+            log.warning("%s", note)
+        if self._workers:
+            directory = directory.with_workers(self._workers, self._gpus)
         return [directory.archive(version, self._gpus) for version in directory.versions]
 
     def default_version(self, archives: Sequence[Archive]) -> str | None:
@@ -267,13 +276,29 @@ _VERSION = re.compile(r"[1-9][0-9]*")
 
 @dataclass(frozen=True, slots=True)
 class ModelDirectory:
-    """A model as it lies there. `versions` are those that its policy asks for, in ascending order."""
+    """A model as it lies there. `versions` are those that its policy asks for, in ascending order; `grouped`: its
+    configuration says how many instances it has."""
 
     name: str
     path: Path
     config: ModelConfig
     backend: str
     versions: tuple[int, ...]
+    grouped: bool = True
+
+    def with_workers(self, workers: int, gpus: int) -> ModelDirectory:
+        """The same with so many instances, unless its configuration says how many."""
+        if self.grouped:
+            return self
+        config = ModelConfig()
+        config.CopyFrom(self.config)
+        del config.instance_group[:]
+        each, rest = divmod(workers, gpus) if gpus else (workers, 0)
+        if each:
+            config.instance_group.add(name=self.name, count=each)
+        if rest:
+            config.instance_group.add(count=1, kind=_GROUP_KIND_GPU, gpus=range(rest))
+        return replace(self, config=config)
 
     def archive(self, version: int, gpus: int) -> Archive:
         """One version, ready to be registered. `gpus`: how many there are to place workers on."""
@@ -344,7 +369,7 @@ def read(path: Path, config_text: str | None = None, name: str = "") -> ModelDir
     full = completed(config, name, backend)
     for version in wanted:
         _check_file(path / str(version), full.default_model_filename)
-    return ModelDirectory(name, path, full, backend, tuple(wanted))
+    return ModelDirectory(name, path, full, backend, tuple(wanted), grouped=bool(config.instance_group))
 
 
 def _text(file: Path) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 from urllib.request import url2pathname
 
+from ts_frontend.config.kinds import nearest
 from ts_frontend.errors import ArchiveNotFound, InvalidArgument
 from ts_frontend.models.formats.format import StoredModel
 from ts_frontend.models.formats.formats import Formats
@@ -38,6 +39,8 @@ from ts_frontend.tasks import owned
 
 _URL_CHARS_MAX = 4096
 _NAME_BYTES_MAX = 255
+#: Of a store, in an error.
+NAMES_SHOWN_MAX = 10
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 PIN = re.compile(r"#sha256=([0-9A-Fa-f]{64})\Z")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -214,7 +217,7 @@ class ModelStore:
 
     def _discard_unwanted(self, work: asyncio.Future[Fetched]) -> None:
         if not work.cancelled() and work.exception() is None:
-            self.discard(work.result())
+            work.get_loop().run_in_executor(None, self.discard, work.result())  # never fails, and outlives the loop
 
     def discard(self, fetched: Fetched) -> None:
         """Deletes the copy that a download made; what was there before stays. Blocking, never fails."""
@@ -295,6 +298,15 @@ class ModelStore:
             self._allow(path.as_uri(), shown=url)
         return self._used_in_place(url, path, pin, stop)
 
+    def _known(self, url: str) -> str:
+        """For an error about a name that isn't in the store: what is."""
+        if Path(url).is_absolute():
+            return ""
+        names = sorted(self.names())
+        shown = names[:NAMES_SHOWN_MAX] + ["…"] * (len(names) > NAMES_SHOWN_MAX)
+        there = ", ".join(shown) or "no archives"
+        return f"{nearest(url, names, 0.75) or '.'} The {self._place} {self._root} has {there}"
+
     def _lies_inside(self, path: Path) -> bool:
         """True when, links followed, it's in the store; a path that isn't there counts by its name."""
         try:
@@ -305,7 +317,7 @@ class ModelStore:
 
     def _used_in_place(self, url: str, path: Path, pin: re.Match[str] | None, stop: Stop) -> Path:
         if not path.is_file() and not path.is_dir():
-            raise ArchiveNotFound(f"{self._missing}: {url}")
+            raise ArchiveNotFound(f"{self._missing}: {url}{self._known(url)}")
         if pin is not None:
             if path.is_dir():
                 raise InvalidArgument(f"{url}: a directory has no SHA-256; leave #sha256= out")

@@ -55,9 +55,26 @@ def daily(path: Path, bytes_max: int = FILE_BYTES_MAX, kept_max: int = FILES_KEP
     return Rotation(daily_name(path), f"{path.stem}.*.log.gz", bytes_max, kept_max)
 
 
+class Complaints:
+    """Says on standard error that the files of a directory can't be written: once, until all of them could be again."""
+
+    def __init__(self) -> None:
+        self._failing: set[Path] = set()
+
+    def failed(self, path: Path, error: OSError) -> None:
+        if not any(one.parent == path.parent for one in self._failing):
+            where = f"Log file {path} can't be written, nor may the others of its directory: their lines are lost until"
+            _complain(f"{where} they can: {error}. LOG_LOCATION and METRICS_LOCATION name the directories of logs.")
+        self._failing.add(path)
+
+    def written(self, path: Path) -> None:
+        self._failing.discard(path)
+
+
 class RotatedFile(logging.Handler):
-    """A file, without `rotation` one that grows for ever. Lines that can't be written (the disk is full) are counted;
-    their number stands in the file once it can be written again. `now` tells the local time."""
+    """A file, without `rotation` one that grows for ever. Lines that can't be written (the disk is full, the directory
+    is read-only, also when it is opened) are counted; their number stands in the file once it can be written again.
+    `now` tells the local time; `complaints` are shared by the files of a server."""
 
     def __init__(
         self,
@@ -65,14 +82,25 @@ class RotatedFile(logging.Handler):
         rotation: Rotation | None = None,
         now: Callable[[], datetime] = datetime.now,
         append: bool = True,
+        complaints: Complaints | None = None,
     ) -> None:
         super().__init__()
         self.path, self._rotation, self._now = path, rotation, now
+        self._complaints = complaints or Complaints()
         self._fd = -1
+        self._place = 0, 0
+        self._size = 0
         self._look_at_s = self._retry_at_s = self._rotate_at_s = 0.0
         self._lost = 0
         self._broken_line = False
-        self._open(os.O_APPEND if append else os.O_TRUNC | os.O_APPEND)
+        try:
+            self._make(os.O_APPEND if append else os.O_TRUNC | os.O_APPEND)
+        except OSError as error:
+            self._failed(error, time.monotonic(), 0)
+
+    def _make(self, flags: int = os.O_APPEND) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._open(flags)
 
     def _open(self, flags: int = os.O_APPEND) -> None:
         self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flags, 0o644)
@@ -96,6 +124,8 @@ class RotatedFile(logging.Handler):
             self._write(data)
         except OSError as error:
             self._failed(error, now_s, data.count(b"\n"))
+            return
+        self._complaints.written(self.path)
 
     def _prepare(self, now_s: float, more_bytes: int) -> None:
         if now_s >= self._look_at_s:
@@ -112,11 +142,9 @@ class RotatedFile(logging.Handler):
             there = os.stat(self.path)
         except FileNotFoundError:
             there = None
-        if there is None or (there.st_dev, there.st_ino) != self._place:
-            os.close(self._fd)
-            self._fd = -1
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._open()
+        if self._fd < 0 or there is None or (there.st_dev, there.st_ino) != self._place:
+            self._close()
+            self._make()
         else:
             self._size = there.st_size
 
@@ -135,19 +163,20 @@ class RotatedFile(logging.Handler):
         self._lost, self._broken_line = 0, False
 
     def _failed(self, error: OSError, now_s: float, lines: int) -> None:
-        if not self._lost:
-            _complain(f"Log file {self.path} can't be written, its lines are lost until it can: {error}")
+        self._complaints.failed(self.path, error)
         self._lost += lines
         self._retry_at_s = now_s + RETRY_S
         if self._fd < 0:
-            with contextlib.suppress(OSError):
-                self._open()
+            self._look_at_s = self._retry_at_s  # the file is looked for then
 
     def close(self) -> None:
+        self._close()
+        super().close()
+
+    def _close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-        super().close()
 
     # --- rotation
 
@@ -168,8 +197,7 @@ class RotatedFile(logging.Handler):
             self._rotate_at_s = now_s + RETRY_S
             _complain(f"Log file {self.path} can't be rotated, it grows: {error}")
             return
-        os.close(self._fd)
-        self._fd = -1
+        self._close()
         self._open()
 
     def _rotated_path(self, rotation: Rotation) -> Path:

@@ -19,7 +19,7 @@ from xml.etree import ElementTree
 import yaml
 
 from ts_frontend.config.kinds import ConfigError
-from ts_frontend.telemetry.logging.files import Console, RotatedFile, Rotation
+from ts_frontend.telemetry.logging.files import Complaints, Console, RotatedFile, Rotation
 from ts_frontend.telemetry.logging.formats import JsonFormatter, PatternFormatter, TextFormatter, java_date
 
 ROOT = ""
@@ -313,6 +313,7 @@ class _Application:
         self._plan, self._console = plan, console
         self.warnings = list(plan.warnings)
         self._handlers: dict[tuple[str, str], logging.Handler | None] = {}
+        self._complaints = Complaints()
 
     def apply(self) -> list[str]:
         loggers = {name: one for one in self._plan.loggers if (name := self._python_name(one.name)) is not None}
@@ -385,9 +386,8 @@ class _Application:
             return None
         if not appender.path:
             return Console(sys.stderr if appender.stderr else sys.stdout) if self._console else None
-        path = Path(appender.path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return RotatedFile(path, self._rotation(appender), append=appender.append)
+        rotation, complaints = self._rotation(appender), self._complaints
+        return RotatedFile(Path(appender.path), rotation, append=appender.append, complaints=complaints)
 
     def _rotation(self, appender: Appender) -> Rotation | None:
         if not appender.file_pattern or (appender.bytes_max is None and not appender.by_time):

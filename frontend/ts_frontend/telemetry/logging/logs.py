@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.telemetry.logging import log_config as log_settings
-from ts_frontend.telemetry.logging.files import Console, RotatedFile, daily
+from ts_frontend.telemetry.logging.files import Complaints, Console, RotatedFile, daily
 from ts_frontend.telemetry.logging.formats import AccessFormatter, JsonFormatter, TextFormatter
 from ts_frontend.telemetry.logging.log_config import read_plan
 from ts_frontend.telemetry.logging.writer import ACCESS, MODEL, SERVER, Deferred, ModelLine, Source, Writer
@@ -40,6 +40,10 @@ class Logs:
     def every_period(self, source: Source) -> None:
         """Has the writing thread ask `source` for lines a few times a second, and at the end until it has no more."""
         self.writer.sources.append(source)
+
+    def soon(self, source: Source) -> None:
+        """Has the writing thread ask `source` for lines now, unless it was asked to often in this period."""
+        self.writer.hurry(source)
 
     def model_line(self, source: str, line: str, level: int = logging.INFO, request_id: str = "") -> None:
         """A line that a worker wrote; `source` is W-<id>-<model>_<version>-stdout or -stderr."""
@@ -71,7 +75,7 @@ def setup_logs(config: ServerConfig) -> Logs:
     """Open the logs as the settings say, and log the notes about the settings. Call once, before threads start to log.
 
     :raises ConfigError: log_config can't be used.
-    :raises OSError: a log directory can't be made or written.
+    A file that can't be written ends no start: standard error says it once for its directory.
     """
     warnings = _set_up_handlers(config)
     writer = Writer()
@@ -110,24 +114,25 @@ def _lookups(config: ServerConfig) -> dict[str, dict[str, str]]:
 def _open_files(config: ServerConfig) -> None:
     """The five files of TorchServe, all made now, and the console."""
     metrics_location = config.metrics_location or config.log_location
+    complaints = Complaints()
     bare, full = (JsonFormatter(),) * 2 if config.log_format == "json" else (TextFormatter(bare=True), TextFormatter())
     console = [_with(Console(sys.stdout), full)] if config.console_log else []
-    _attach("", [_file(config.log_location, "ts_log.log", full), *console], logging.INFO)
+    _attach("", [_file(config.log_location, "ts_log.log", full, complaints), *console], logging.INFO)
     logging.getLogger(SERVER).setLevel(config.log_level.upper())
-    _attach(ACCESS, _access_handlers(config, bare, console), logging.INFO)
-    _attach(MODEL, [_file(config.log_location, "model_log.log", full), *console], logging.INFO)
+    _attach(ACCESS, _access_handlers(config, bare, console, complaints), logging.INFO)
+    _attach(MODEL, [_file(config.log_location, "model_log.log", full, complaints), *console], logging.INFO)
     for name in METRICS:
-        _attach(name, [_file(metrics_location, f"{name.lower()}.log", bare), *console], logging.INFO)
+        _attach(name, [_file(metrics_location, f"{name.lower()}.log", bare, complaints), *console], logging.INFO)
 
 
 def _access_handlers(
-    config: ServerConfig, bare: logging.Formatter, console: Sequence[logging.Handler]
+    config: ServerConfig, bare: logging.Formatter, console: Sequence[logging.Handler], complaints: Complaints
 ) -> list[logging.Handler]:
     if config.access_log_format is None:
-        return [_file(config.log_location, "access_log.log", bare), *console]
+        return [_file(config.log_location, "access_log.log", bare, complaints), *console]
     own = AccessFormatter(config.access_log_format)
     shown = [_with(Console(sys.stdout), own)] if console else []
-    return [_file(config.log_location, "access_log.log", own), *shown]
+    return [_file(config.log_location, "access_log.log", own, complaints), *shown]
 
 
 def _attach(name: str, handlers: Sequence[logging.Handler], level: int) -> None:
@@ -137,9 +142,9 @@ def _attach(name: str, handlers: Sequence[logging.Handler], level: int) -> None:
     logger.propagate = not name
 
 
-def _file(directory: Path, name: str, formatter: logging.Formatter) -> logging.Handler:
-    directory.mkdir(parents=True, exist_ok=True)
-    return _with(RotatedFile(directory / name, daily(directory / name)), formatter)
+def _file(directory: Path, name: str, formatter: logging.Formatter, complaints: Complaints) -> logging.Handler:
+    path = directory / name
+    return _with(RotatedFile(path, daily(path), complaints=complaints), formatter)
 
 
 def _with(handler: logging.Handler, formatter: logging.Formatter) -> logging.Handler:

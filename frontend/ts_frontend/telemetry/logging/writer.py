@@ -140,6 +140,8 @@ ENTRIES_PER_WRITE = 64
 SERVER, ACCESS, MODEL = "ts_frontend", "ACCESS_LOG", "MODEL_LOG"
 
 _Waiting: TypeAlias = "tuple[logging.LogRecord, Sequence[logging.Handler]]"
+#: How often in a period a source may be asked before its time.
+HURRIES_MAX = 8
 
 
 class Deferred(logging.Handler):
@@ -167,11 +169,11 @@ class Writer:
     ones are dropped, and counted in the log."""
 
     def __init__(self) -> None:
-        self._records: SimpleQueue[_Waiting | threading.Event | None] = SimpleQueue()
+        self._records: SimpleQueue[_Waiting | threading.Event | Source | None] = SimpleQueue()
         self._accesses: deque[AccessFields] = deque()
         self._lines: deque[ModelLine] = deque()
         self.sources: list[Source] = [self._access_portions]
-        self._dropped = 0
+        self._dropped = self._hurries = 0
         self._failing: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
 
@@ -201,6 +203,13 @@ class Writer:
         if len(lines) == 1:
             self._records.put(_LINES)
 
+    def hurry(self, source: Source) -> None:
+        """Has what `source` gives written at once, unless that was asked for HURRIES_MAX times in this period: then it
+        is for the end of it."""
+        if self._hurries < HURRIES_MAX:
+            self._hurries += 1
+            self._records.put(source)
+
     def flush(self, timeout_s: float) -> bool:
         """Waits until the records that came before are written; False when that takes longer."""
         written = threading.Event()
@@ -219,6 +228,7 @@ class Writer:
             wait_s = due_s - time.monotonic()
             if wait_s <= 0:
                 self._write_sources()
+                self._hurries = 0
                 due_s = time.monotonic() + PERIOD_S
                 continue
             try:
@@ -229,8 +239,10 @@ class Writer:
                 self._attempt("Lines of workers", self._write_lines)
             elif isinstance(item, threading.Event):
                 item.set()
-            else:
+            elif isinstance(item, tuple):
                 write(*item)
+            else:
+                self._attempt_source(item)
             if self._dropped and self._records.empty():
                 self._write_dropped()
             if item is None:
@@ -250,8 +262,11 @@ class Writer:
         """True when there was something to write."""
         found = False
         for source in self.sources:
-            found = self._attempt(f"Entries of {source.__qualname__}", partial(self._write_source, source)) or found
+            found = self._attempt_source(source) or found
         return found
+
+    def _attempt_source(self, source: Source) -> bool:
+        return self._attempt(f"Entries of {source.__qualname__}", partial(self._write_source, source))
 
     def _write_source(self, source: Source) -> bool:
         found = False

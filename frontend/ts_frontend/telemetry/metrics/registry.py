@@ -163,7 +163,7 @@ class MetricsRegistry:
         else:
             tally = self._http_tallies.get(kind) or self._http_tally(kind)
             if len(self.event_log.feed) < EVENTS_MAX:
-                self.event_log.feed.append((HTTP, tally.source, 0.0, 0.0, time.monotonic(), ()))
+                self.event_log.add((HTTP, tally.source, 0.0, 0.0, time.monotonic(), ()))
             else:
                 tally.now.count += 1
 
@@ -342,7 +342,7 @@ class BatchMetrics:
     def __init__(self, registry: MetricsRegistry, name: str, version: str) -> None:
         self._registry, self._name, self._version = registry, name, version
         self._everything = registry.everything
-        self._feed = registry.event_log.feed
+        self._feed, self._add = registry.event_log.feed, registry.event_log.add
         self._tally = registry.batch_tally(name, version)
         self._source = name
         self._samples: tuple[Sample, Sample] | None = None
@@ -360,7 +360,7 @@ class BatchMetrics:
             total.last_a, total.last_b = worked_s, waited_s
         else:
             ids = (jobs[0].request_id,) if len(jobs) == 1 else [job.request_id for job in jobs]
-            self._feed.append((BATCH, self._source, worked_s, waited_s, now_s, ids))
+            self._add((BATCH, self._source, worked_s, waited_s, now_s, ids))
 
     def _first(self) -> tuple[Sample, Sample]:
         self._samples = self._registry.batch_samples(self._name, self._version)
@@ -403,4 +403,5 @@ def open_metrics(config: ServerConfig, logs: Logs) -> MetricsRegistry:
         definitions, config.metrics_mode, platform.node(), auto_detect=config.model_metrics_auto_detect
     )
     logs.every_period(registry.event_log.portions)
+    registry.event_log.on_news = logs.soon
     return registry

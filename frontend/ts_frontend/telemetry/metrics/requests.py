@@ -6,10 +6,10 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from ts_frontend.telemetry.logging.writer import MAIN, printable
+from ts_frontend.telemetry.logging.writer import MAIN, Source, printable
 from ts_frontend.telemetry.metrics.families import NOTHING, Definition, Definitions, Sample
 from ts_frontend.telemetry.metrics.text import Record, log_text
 
@@ -99,6 +99,8 @@ class EventLog:
 
     def __init__(self, definitions: Definitions, logged: Collection[str], host: str) -> None:
         self.feed: Feed = deque()
+        #: Is told when something is to be written after a time without, and is given what has it.
+        self.on_news: Callable[[Source], None] = lambda source: None
         self._tallies: dict[tuple[int, EventSource], Tally] = {}
         self._making = threading.Lock()
         self._records: deque[tuple[Record, Definition, tuple[str, ...]]] = deque()
@@ -107,6 +109,12 @@ class EventLog:
             name: one for name, one in {**definitions.model, **definitions.server}.items() if name in logged
         }
         self._host = host
+
+    def add(self, event: Event) -> None:
+        """One event; `feed` has room for it."""
+        self.feed.append(event)
+        if len(self.feed) == 1:
+            self.on_news(self.news)
 
     def tally(self, what: int, source: EventSource) -> Tally:
         """Where events are added that the feed has no room for."""
@@ -132,19 +140,16 @@ class EventLog:
         """One value of a metric that a handler reported."""
         if len(self._records) < RECORDS_MAX:
             self._records.append((record, definition, values))
+            if len(self._records) == 1:
+                self.on_news(self.news)
         else:
             self._dropped += 1
 
     def portions(self) -> list[tuple[str, list[MetricLine]]]:
         """What has happened, as (name of the log, its lines). Called by the writing thread; until there is nothing, at
         the end."""
-        found: list[tuple[str, MetricLine]] = []
         wall_s = time.time()
-        to_wall_s = wall_s - time.monotonic()
-        for _ in range(len(self.feed)):
-            what, source, a, b, at_s, ids = self.feed.popleft()
-            values = _values(what, source, 1, a, b, a, b)
-            found += self._lines(values, at_s + to_wall_s, ",".join(ids))
+        found = self._single(wall_s)
         for tally in list(self._tallies.values()):
             one = tally.take()
             if one is None:
@@ -154,7 +159,21 @@ class EventLog:
                 values = _values(tally.what, tally.source, one.count, one.a, one.b, one.last_a, one.last_b)
                 found += self._lines(values, wall_s, "")
         found += self._recorded(wall_s)
-        return [(log, [line for where, line in found if where == log]) for log in (SERVER_LOG, MODEL_LOG)]
+        return _by_log(found)
+
+    def news(self) -> list[tuple[str, list[MetricLine]]]:
+        """The same without the sums, whose parts may come until the period ends."""
+        wall_s = time.time()
+        return _by_log([*self._single(wall_s), *self._recorded(wall_s)])
+
+    def _single(self, wall_s: float) -> list[tuple[str, MetricLine]]:
+        found: list[tuple[str, MetricLine]] = []
+        to_wall_s = wall_s - time.monotonic()
+        for _ in range(len(self.feed)):
+            what, source, a, b, at_s, ids = self.feed.popleft()
+            values = _values(what, source, 1, a, b, a, b)
+            found += self._lines(values, at_s + to_wall_s, ",".join(ids))
+        return found
 
     def _recorded(self, wall_s: float) -> Iterator[tuple[str, MetricLine]]:
         for _ in range(len(self._records)):
@@ -176,6 +195,10 @@ class EventLog:
                 for_model = name == PREDICTION_TIME
                 text = log_text(definition, value, pairs, self._host, seconds, ids if for_model else "")
                 yield MODEL_LOG if for_model else SERVER_LOG, MetricLine(seconds, text)
+
+
+def _by_log(found: Sequence[tuple[str, MetricLine]]) -> list[tuple[str, list[MetricLine]]]:
+    return [(log, [line for where, line in found if where == log]) for log in (SERVER_LOG, MODEL_LOG)]
 
 
 def _values(
@@ -241,15 +264,15 @@ UNSEEN = CountedRequests(*[NOTHING] * 6)
 class LoggedRequests:
     """The same requests as lines of the metrics log, and in `counted` too."""
 
-    __slots__ = ("_accepted", "_answered", "_counted", "_feed", "_source")
+    __slots__ = ("_accepted", "_add", "_answered", "_counted", "_feed", "_source")
 
     def __init__(self, log: EventLog, source: tuple[str, str], counted: CountedRequests | None) -> None:
-        self._feed, self._source, self._counted = log.feed, source, counted
+        self._feed, self._add, self._source, self._counted = log.feed, log.add, source, counted
         self._accepted, self._answered = log.tally(ACCEPTED, source), log.tally(ANSWERED, source)
 
     def accepted(self) -> None:
         if len(self._feed) < EVENTS_MAX:
-            self._feed.append((ACCEPTED, self._source, 0.0, 0.0, time.monotonic(), ()))
+            self._add((ACCEPTED, self._source, 0.0, 0.0, time.monotonic(), ()))
         else:
             self._accepted.now.count += 1
         if self._counted is not None:
@@ -257,7 +280,7 @@ class LoggedRequests:
 
     def answered(self, queued_at_s: float, sent_at_s: float, now_s: float) -> None:
         if len(self._feed) < EVENTS_MAX:
-            self._feed.append((ANSWERED, self._source, now_s - queued_at_s, sent_at_s - queued_at_s, now_s, ()))
+            self._add((ANSWERED, self._source, now_s - queued_at_s, sent_at_s - queued_at_s, now_s, ()))
         else:
             queue_s = sent_at_s - queued_at_s
             total = self._answered.now

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import time
 
 import openai
 
@@ -27,6 +28,33 @@ except openai.NotFoundError as error:
     assert "nobody" in str(error)
 else:
     raise AssertionError("a model that isn't there answered")
+
+refused = {"tools": [], "response_format": {"type": "json_object"}, "n": 2, "logprobs": True, "max_tokens": 0}
+for name, value in (refused | {"tools": [{"type": "function", "function": {"name": "f"}}]}).items():
+    try:
+        client.chat.completions.create(model=MODEL, messages=MESSAGES, **{name: value})
+    except openai.BadRequestError as error:
+        assert error.param == name and name in error.message and error.type == "invalid_request_error", error
+        assert error.code == (None if name == "max_tokens" else "unsupported_parameter"), error
+    else:
+        raise AssertionError(f"{name} was taken, and nobody honours it")
+answer = client.completions.create(model=MODEL, prompt=[PROMPT, "four"], stop=["three", "x"])
+assert [(one.index, one.text, one.finish_reason) for one in answer.choices] == [
+    (0, "one two ", "stop"),
+    (1, "four ", "stop"),
+]
+stream = client.chat.completions.create(
+    model=MODEL, messages=MESSAGES, stop="three", stream=True, stream_options={"include_usage": True}
+)
+*chunks, end, usage = stream
+assert "".join(chunk.choices[0].delta.content for chunk in chunks) == "user: one two ", chunks
+assert (end.choices[0].finish_reason, usage.choices, usage.usage) == ("stop", [], None)
+created = client.models.retrieve(MODEL).created
+assert 0 < created <= time.time() and created == client.models.retrieve(MODEL).created
+# A model that says what it has read and given, and why it ended.
+answer = client.completions.create(model="counted", prompt=PROMPT, max_tokens=2)
+assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("one two", "length")
+assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (3, 2, 5)
 
 
 async def awaited():

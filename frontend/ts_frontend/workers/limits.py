@@ -1,0 +1,62 @@
+"""What a worker may use before it is replaced: requests and memory. Decides purely, but for the look at the memory that
+is left on the machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+#: Kinds of excess, as the metric of replaced workers names them.
+REQUESTS, MEMORY, MEMORY_MAX = "requests", "memory", "memory_max"
+_MB = 1 << 20
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+class Excess(NamedTuple):
+    """A limit that a worker is over. `kind` is one of REQUESTS, MEMORY and MEMORY_MAX, `text` says it for people."""
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLimits:
+    """Of each worker of a model; 0 is no limit. A worker that has answered `requests` or uses `memory_bytes` is
+    replaced in peace, one that uses more than `memory_bytes_max` is ended at once. Memory is resident memory."""
+
+    requests: int = 0
+    memory_bytes: int = 0
+    memory_bytes_max: int = 0
+
+    @property
+    def of_memory(self) -> bool:
+        return bool(self.memory_bytes or self.memory_bytes_max)
+
+    def over(self, requests: int) -> Excess | None:
+        """Whether a worker has answered as many requests as it should."""
+        if not self.requests or requests < self.requests:
+            return None
+        return Excess(REQUESTS, f"it has answered {requests} requests (recycleAfterRequests: {self.requests})")
+
+    def over_memory(self, memory_bytes: int) -> Excess | None:
+        """Whether a worker uses too much memory."""
+        used = f"{memory_bytes / _MB:.0f} MiB of memory"
+        if 0 < self.memory_bytes_max < memory_bytes:
+            return Excess(MEMORY_MAX, f"It used {used} (workerMemoryMax: {self.memory_bytes_max / _MB:.0f} MiB)")
+        if 0 < self.memory_bytes <= memory_bytes:
+            return Excess(MEMORY, f"it uses {used} (recycleAboveMemory: {self.memory_bytes / _MB:.0f} MiB)")
+        return None
+
+
+def available_bytes() -> int:
+    """Memory that new processes may take: the machine's, or what is left to the container."""
+    free = int(psutil.virtual_memory().available)
+    try:
+        limit = (_CGROUP / "memory.max").read_text().strip()
+        used = int((_CGROUP / "memory.current").read_text())
+    except (OSError, ValueError):
+        return free
+    return min(free, int(limit) - used) if limit.isdecimal() else free

@@ -1,0 +1,19 @@
+"""A model's own module, beside its settings."""
+
+import json
+import sys
+
+import rt
+from mlserver import MLModel
+from mlserver.types import InferenceRequest, InferenceResponse
+
+
+class MyModel(MLModel):
+    async def load(self) -> bool:
+        import rt as again  # when the model is loaded, and not only with the class
+
+        return again is rt
+
+    async def predict(self, payload: InferenceRequest) -> InferenceResponse:
+        found = {"path": sys.path, "rt": rt.__file__}
+        return InferenceResponse(model_name=self.name, outputs=[rt.words(json.dumps(found))])

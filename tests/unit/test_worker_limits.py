@@ -1,0 +1,308 @@
+"""Workers that have answered enough requests, or use too much memory, are replaced without losing a request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+import pytest
+
+from stage import Skipping, Stage, pool_of, run, waiting
+from support import until_async
+from ts.protocol.frames import Ready
+from ts_frontend.config.table import ServerConfig
+from ts_frontend.errors import WorkerDied
+from ts_frontend.job import Ledger
+from ts_frontend.models.settings import ModelSettings, Requested, resolve
+from ts_frontend.workers.devices import Device
+from ts_frontend.workers.limits import Excess, WorkerLimits, available_bytes
+from ts_frontend.workers.pool import REPLACE_AGAIN_S, Pool
+
+GPU = Device("cuda", 0)
+
+
+@pytest.fixture(autouse=True)
+def unhearing_actors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They don't react to being asked to stop."""
+    monkeypatch.setattr("ts_frontend.workers.worker.STOP_S_MAX", 0.01)
+
+
+def settings(**model_config: Any) -> ModelSettings:
+    return resolve(Requested(), model_config, {}, ServerConfig())
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (1000, 1000),
+        ("1000", 1000),
+        ("2 KB", 2000),
+        ("2KiB", 2048),
+        ("1.5GiB", 3 << 29),
+        ("3g", 3 * 10**9),
+        ("512Mi", 512 << 20),
+        ("1 TB", 10**12),
+    ],
+)
+def test_sizes(value: object, expected: int) -> None:
+    found = settings(workerMemoryMax=value, recycleAboveMemory=value)
+    assert (found.worker_memory_bytes_max, found.recycle_above_bytes, found.warnings) == (expected, expected, ())
+
+
+@pytest.mark.parametrize("value", [0, -1, True, "", "many", "1 i", "1ib", "-1GB", "1 GB!", 1.5, [1], "0", "9" * 50])
+def test_sizes_that_cannot_be_meant_are_ignored_with_a_warning(value: object) -> None:
+    found = settings(workerMemoryMax=value)
+    assert found.worker_memory_bytes_max == 0 and "workerMemoryMax" in found.warnings[0]
+
+
+def test_models_with_sequences_are_not_recycled() -> None:
+    found = settings(sequenceBatching=True, recycleAfterRequests=5, recycleAboveMemory="1GB", workerMemoryMax="2GB")
+    assert (found.recycle_after_requests, found.recycle_above_bytes) == (0, 0)
+    assert found.worker_memory_bytes_max == 2 * 10**9
+    assert [warning.partition(" is ")[0] for warning in found.warnings] == [
+        "model-config.yaml: recycleAfterRequests",
+        "model-config.yaml: recycleAboveMemory",
+    ]
+
+
+def test_what_is_over() -> None:
+    limits = WorkerLimits(requests=10, memory_bytes=100 << 20, memory_bytes_max=200 << 20)
+    assert limits.over(9) is None and limits.over_memory((100 << 20) - 1) is None
+    assert limits.over(10) == Excess("requests", "it has answered 10 requests (recycleAfterRequests: 10)")
+    assert limits.over_memory(150 << 20) == Excess("memory", "it uses 150 MiB of memory (recycleAboveMemory: 100 MiB)")
+    assert limits.over_memory((200 << 20) + 1) == Excess(
+        "memory_max", "It used 200 MiB of memory (workerMemoryMax: 200 MiB)"
+    )
+    assert WorkerLimits().over(1 << 40) is None and WorkerLimits().over_memory(1 << 60) is None
+    assert available_bytes() > 0
+
+
+# --- with a pool
+
+
+async def serve(pool: Pool, stage: Stage, actor: int, ledger: Ledger, count: int) -> None:
+    """So many requests, one after another."""
+    for _ in range(count):
+        job = waiting(pool, ledger)
+        stage.actors[actor].answer(await stage.actors[actor].batch())
+        assert await job.result() == b"ok"
+
+
+def settled(pool: Pool, ledger: Ledger) -> None:
+    assert not ledger.live and pool._replacing is None and not pool._leaving and not pool._retiring
+
+
+def test_a_worker_that_has_answered_enough_is_replaced_by_one_that_is_ready_first(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario() -> None:
+        stage, ledger = Stage("ready", "hangs"), Ledger()
+        stage.handler_kind = "async"
+        pool = pool_of(stage, Skipping(), limits=WorkerLimits(requests=3))
+        await pool.scale(1)
+        old = pool.slots[0]
+        await serve(pool, stage, 0, ledger, 2)
+        pool.tick(time.monotonic())
+        assert stage.launched == 1
+        running = waiting(pool, ledger)
+        last = await stage.actors[0].batch()
+        await serve(pool, stage, 0, ledger, 1)
+        pool.tick(time.monotonic())
+        await until_async(lambda: len(stage.actors) == 2)
+        await serve(pool, stage, 0, ledger, 2)
+        assert pool.slots == [old] and old.ready, "it serves while the next one loads"
+        stage.actors[1].say(Ready({"handler_kind": "async"}))
+        await until_async(lambda: pool.slots[0] is not old)
+        assert pool.ready_count == 1 and pool.slots[0].id == old.id + 1
+        await serve(pool, stage, 1, ledger, 1)
+        assert not running.done and not stage.actors[0].exited.done(), "it finishes what it has"
+        stage.actors[0].answer(last)
+        assert await running.result() == b"ok"
+        await until_async(stage.actors[0].exited.done)
+        await until_async(lambda: pool._replacing is None)
+        settled(pool, ledger)
+        assert pool.replaced == {"requests": 1} and pool.last_replacement is not None
+        assert pool.last_replacement.reason == "it has answered 3 requests (recycleAfterRequests: 3)"
+        assert pool.last_failure is None, "that is no failure"
+        await pool.close(0)
+
+    with caplog.at_level(logging.INFO):
+        run(scenario())
+    assert "Worker 9000 of m_1.0 is replaced: it has answered 3 requests (recycleAfterRequests: 3)." in caplog.text
+
+
+@pytest.mark.parametrize("why", ["gpu", "memory"])
+def test_without_room_for_two_the_old_one_ends_first(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests wait meanwhile; a scale call waits for the worker that comes."""
+
+    async def scenario() -> None:
+        stage, ledger = Stage(), Ledger()
+        if why == "gpu":
+            stage.device = GPU
+        else:
+            stage.memory = 10
+            monkeypatch.setattr("ts_frontend.workers.pool.available_bytes", lambda: 9)
+        pool = pool_of(stage, Skipping(), limits=WorkerLimits(requests=1))
+        await pool.scale(1)
+        await serve(pool, stage, 0, ledger, 1)
+        running = waiting(pool, ledger)
+        last = await stage.actors[0].batch()
+        pool.tick(time.monotonic())
+        await until_async(lambda: pool._leaving)
+        waits = waiting(pool, ledger)
+        scaling = asyncio.create_task(pool.scale(1))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert stage.launched == 1 and not pool.unavailable and not scaling.done()
+        stage.actors[0].answer(last)
+        assert await running.result() == b"ok"
+        await scaling
+        assert stage.launched == 2 and pool.slots[0].device is stage.device
+        stage.actors[1].answer(await stage.actors[1].batch())
+        assert await waits.result() == b"ok"
+        await until_async(lambda: pool._replacing is None)
+        settled(pool, ledger)
+        assert pool.replaced == {"requests": 1}
+        await pool.close(0)
+
+    run(scenario())
+
+
+def test_only_one_of_many_workers_is_replaced_at_a_time() -> None:
+    async def scenario() -> None:
+        stage, ledger = Stage("ready", "ready", "hangs"), Ledger()
+        pool = pool_of(stage, Skipping(), limits=WorkerLimits(requests=1))
+        await pool.scale(2)
+        for _ in range(2):
+            jobs = [waiting(pool, ledger) for _ in range(2)]
+            for actor in stage.actors[:2]:
+                actor.answer(await actor.batch())
+            for job in jobs:
+                await job.result()
+            pool.tick(time.monotonic())
+        await until_async(lambda: len(stage.actors) == 3)
+        for _ in range(10):
+            pool.tick(time.monotonic())
+            await asyncio.sleep(0)
+        assert stage.launched == 3 and pool.ready_count == 2
+        stage.actors[2].say(Ready({"handler_kind": "blocking"}))
+        await until_async(lambda: pool._replacing is None)
+        pool.tick(time.monotonic())
+        await until_async(lambda: pool.replaced == {"requests": 2} and pool._replacing is None)
+        assert stage.launched == 4
+        pool.tick(time.monotonic())
+        assert pool._replacing is None, "the new ones have answered nothing"
+        await pool.close(0)
+        settled(pool, ledger)
+
+    run(scenario())
+
+
+def test_a_worker_stays_while_the_next_one_does_not_start(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        stage, ledger, clock = Stage("ready", "fails", "hangs"), Ledger(), Skipping(0)
+        pool = pool_of(stage, clock, limits=WorkerLimits(requests=1))
+        await pool.scale(1)
+        await serve(pool, stage, 0, ledger, 1)
+        pool.tick(clock.now_s())
+        await until_async(lambda: stage.launched >= 2 and pool._replacing is None)
+        assert pool.ready_count == 1 and pool.replaced == {} and pool.load_failure is None
+        pool.tick(clock.now_s())
+        assert pool._replacing is None, "not at once again"
+        await serve(pool, stage, 0, ledger, 1)
+        stage.scenes = ["ready"]
+        pool.tick(clock.now_s() + REPLACE_AGAIN_S)
+        await until_async(lambda: pool.replaced == {"requests": 1})
+        await until_async(lambda: pool._replacing is None)
+        await pool.close(0)
+        settled(pool, ledger)
+
+    with caplog.at_level(logging.WARNING):
+        run(scenario())
+    assert "Worker 9000 of m_1.0 stays: the one after it did not start" in caplog.text
+
+
+@pytest.mark.parametrize("scene", ["ready", "hangs"])
+@pytest.mark.parametrize("end", ["close", "scale"])
+def test_a_pool_that_ends_during_a_replacement_leaves_nothing(scene: str, end: str) -> None:
+    async def scenario() -> None:
+        for turns in range(12):
+            stage, ledger = Stage("ready", scene), Ledger()
+            pool = pool_of(stage, Skipping(), limits=WorkerLimits(requests=1))
+            await pool.scale(1)
+            await serve(pool, stage, 0, ledger, 1)
+            pool.tick(time.monotonic())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            if end == "scale":
+                await pool.scale(0)
+                assert pool.slots == []
+                await until_async(lambda pool=pool: pool._replacing is None)
+            await pool.close(0)
+            settled(pool, ledger)
+            assert all(actor.exited.done() and actor.sock.fileno() < 0 for actor in stage.actors), turns
+
+    run(scenario())
+
+
+def test_a_worker_above_its_soft_size_is_replaced_and_one_above_the_hard_one_killed() -> None:
+    async def scenario() -> None:
+        stage, ledger = Stage(), Ledger()
+        stage.memory = 10 << 20
+        pool = pool_of(stage, Skipping(), limits=WorkerLimits(memory_bytes=20 << 20, memory_bytes_max=40 << 20))
+        await pool.scale(1)
+        now_s = time.monotonic()
+        stage.actors[0].memory = 30 << 20
+        pool.tick(now_s)
+        await until_async(lambda: pool.replaced == {"memory": 1} and pool._replacing is None)
+        assert stage.launched == 2 and pool.last_replacement is not None
+        assert pool.last_replacement.reason == "it uses 30 MiB of memory (recycleAboveMemory: 20 MiB)"
+        job = waiting(pool, ledger)
+        await stage.actors[1].batch()
+        stage.actors[1].memory = 41 << 20
+        pool.tick(now_s + 0.5)
+        assert not stage.actors[1].exited.done(), "it isn't looked at all the time"
+        pool.tick(now_s + 5)
+        with pytest.raises(WorkerDied, match="It used 41 MiB of memory .workerMemoryMax: 40 MiB") as died:
+            await job.result()
+        assert died.value.http_status == 507
+        await until_async(lambda: pool.ready_count == 1 and stage.launched == 3)
+        assert pool.replaced == {"memory": 1, "memory_max": 1}
+        assert pool.last_failure is not None and "workerMemoryMax" in pool.last_failure.reason
+        await pool.close(0)
+
+    run(scenario())
+
+
+def test_a_worker_that_loads_too_much_is_ended_while_it_loads() -> None:
+    async def scenario() -> None:
+        stage = Stage("hangs", *["hangs"] * 5)
+        stage.memory = 50 << 20
+        pool = pool_of(stage, Skipping(0), limits=WorkerLimits(memory_bytes_max=40 << 20))
+        scaling = asyncio.create_task(pool.scale(1))
+        await until_async(lambda: stage.actors)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        pool.tick(time.monotonic())
+        with pytest.raises(Exception, match="while loading: It used 50 MiB of memory .workerMemoryMax"):
+            await scaling
+        await pool.close(0)
+
+    run(scenario())
+
+
+def test_a_soft_size_below_what_a_loaded_worker_needs_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        stage = Stage()
+        stage.memory = 30 << 20
+        pool = pool_of(stage, Skipping(), limits=WorkerLimits(memory_bytes=20 << 20))
+        await pool.scale(1)
+        pool.tick(time.monotonic())
+        assert pool._replacing is None
+        await pool.close(0)
+
+    with caplog.at_level(logging.WARNING):
+        run(scenario())
+    assert "need 30 MiB once they have loaded: recycleAboveMemory of 20 MiB is ignored" in caplog.text
