@@ -51,20 +51,24 @@ def usual_steps() -> list[Step]:
 
 
 def slow_steps() -> list[Step]:
-    return [Step("slow tests", python("-m", "pytest", "-m", "slow and not external", "--required", "slow"))]
+    """Go, whose packages are some 100 MB, and the tests."""
+    return [
+        Step("Go", python("ts_scripts/go_packages.py")),
+        Step("slow tests", python("-m", "pytest", "-m", "slow", "--required", "slow")),
+    ]
 
 
 def external_steps() -> list[Step]:
-    """Node when it isn't there, the packages of each package.json under tests/, clients, Go, the tests."""
+    """Node when it isn't there, the packages of each package.json under tests/, clients, the tests."""
     node = [] if npm() else [Step("Node", python("-m", "pip", "install", "--disable-pip-version-check", NODE_PACKAGE))]
     files = [path for path in sorted(ROOT.glob("tests/**/package.json")) if "node_modules" not in path.parts]
     packages = [Step(f"packages of {file.relative_to(ROOT)}", NPM_INSTALL, file.parent) for file in files]
+    tests = python("-m", "pytest", "-m", "external and not slow", "--required", "external", *PARALLEL)
     return [
         *node,
         *packages,
         Step("clients of other systems", python("ts_scripts/client_environments.py")),
-        Step("Go", python("ts_scripts/go_packages.py")),
-        Step("external tests", python("-m", "pytest", "-m", "external", "--required", "external", *PARALLEL)),
+        Step("external tests", tests),
     ]
 
 

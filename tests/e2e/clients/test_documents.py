@@ -258,6 +258,7 @@ def test_the_go_client_sends_the_same_bytes(pages: Any) -> None:
     assert answer.raw_output_contents[0] == b"HELLO, WORLD!"
 
 
+@pytest.mark.slow
 @pytest.mark.external
 def test_the_go_client_runs(pages: Any, tmp_path: Path) -> None:
     """Promises 001-27. The block as it is, compiled with Debian's packages and stubs of our proto files."""
