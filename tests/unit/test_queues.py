@@ -33,7 +33,7 @@ class Taking:
     def capacity(self) -> float:
         return 0 if self.taken else 2
 
-    def dispatch(self, jobs: list[Job]) -> None:
+    def dispatch(self, jobs: list[Job], now_s: float) -> None:
         for each in jobs:
             each.move(JobState.SENT)
         self.taken += jobs
@@ -120,7 +120,7 @@ def test_how_much_more_a_worker_takes(kind: str, limit: int, taken: int, room: f
     for _ in range(taken):
         each = job(ledger)
         each.move(JobState.QUEUED)
-        running.begin([each], time.monotonic())
+        running.begin([each], None, time.monotonic())
     assert running.capacity() == room
 
 
