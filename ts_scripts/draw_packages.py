@@ -1,4 +1,5 @@
-"""Draws which package of the frontend imports which, from the imports themselves, into docs/architecture.md.
+"""Draws which package of the frontend imports which, from the imports themselves, into docs/architecture.md, with the
+subject of each, from its docstring.
 
 Usage: python ts_scripts/draw_packages.py [--check]
 """
@@ -66,13 +67,23 @@ def levels(graph: Mapping[str, set[str]]) -> list[list[str]]:
     return [sorted(part for part in graph if height[part] == one) for one in sorted(set(height.values()), reverse=True)]
 
 
+def subject(part: str) -> str:
+    """The first sentence of a part's docstring, without its end: "Keys: who may call what"."""
+    place = FRONTEND / part
+    file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+    text = " ".join((ast.get_docstring(ast.parse(file.read_text())) or "").split())
+    return text.partition(". ")[0].removesuffix(".")
+
+
 def drawing(graph: Mapping[str, set[str]]) -> str:
-    """A line for each part, top first, with an arrow to those that none of its other imports leads to."""
+    """A line for each part, top first, with an arrow to those that none of its other imports leads to, and its
+    subject."""
     lines = []
     for level in levels(graph):
         for part in level:
             direct = {one for one in graph[part] if not any(one in reached(graph, other) for other in graph[part])}
-            lines.append(f"{part:15}-> {' '.join(sorted(direct))}" if direct else part)
+            arrow = f"-> {' '.join(sorted(direct))}" if direct else ""
+            lines.append(f"{part:14} {arrow:42} {subject(part)}".rstrip())
     return "\n".join(lines) + "\n"
 
 

@@ -1,1 +1,1 @@
-"""The server process: ingress, services, models, batching, workers."""
+"""The server process: listeners, HTTP and gRPC APIs, scheduling, models, workers."""

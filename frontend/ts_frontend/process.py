@@ -1,6 +1,4 @@
-"""The server's process: logs and event loop, signals, the last resort, the report to the launcher, the pid file, the
-working directory.
-"""
+"""The server's process: event loop, signals, the last resort, the report to the launcher, pid file and directories."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks: all of the server's are begun here, so that none fails unseen.
+"""Tasks: every background task of the server starts here, so that none fails unseen.
 
 `owned` is for work whose starter waits for it, `watched` for work that nobody waits for, `kept` for loops that last as
 long as the server. `Tasks` holds work that goes on when its caller leaves: loads end with the server, the rest may take

@@ -11,7 +11,6 @@ import signal
 import socket
 import tarfile
 import threading
-import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -137,13 +136,11 @@ def marked(text: str, mark: Path) -> str:
 def test_a_stop_while_accelerators_are_looked_for(start, tmp_path):
     tools = tmp_path / "tools"
     tools.mkdir()
-    (tools / "nvidia-smi").write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\nsleep 8\n")
+    (tools / "nvidia-smi").write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\nsleep {FOREVER_S}\n")
     (tools / "nvidia-smi").chmod(0o755)
     server = start(wait=False, number_of_gpu="", env={"PATH": f"{tools}:{os.environ['PATH']}"})
     until((tmp_path / "asked").exists)
-    begun_s = time.monotonic()
     stops_at_once(server)
-    assert time.monotonic() - begun_s < 7  # not the tool's eight seconds
 
 
 def test_a_stop_while_an_archive_is_downloaded(start, store):

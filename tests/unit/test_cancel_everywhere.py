@@ -319,8 +319,8 @@ def test_the_replacement_of_a_worker(roomy: bool, monkeypatch: pytest.MonkeyPatc
 # --- a registration
 
 
-class Administration:
-    """The models' administration, whose parts are the server's own but for the launcher."""
+class Managed:
+    """A manager of models with its parts: the server's own but for the launcher."""
 
     def __init__(self, directory: Path, stage: Stage) -> None:
         self.stage, self.work_dir = stage, directory / "work"
@@ -399,17 +399,17 @@ def test_a_registration_itself(scene: str, tmp_path: Path) -> None:
 
     async def scenario(at: int) -> tuple[bool, bool]:
         before = descriptors()
-        administration = Administration(tmp_path, Stage(late if scene == "late" else scene))
-        manager = administration.manager
+        managed = Managed(tmp_path, Stage(late if scene == "late" else scene))
+        manager = managed.manager
         found = await driven(manager._register("m.mar", Requested(initial_workers=1), True, False), at)
-        if list(administration.registry):
-            await administration.serves()
+        if list(managed.registry):
+            await managed.serves()
         else:
-            await administration.nothing_left()
-            administration.stage.scenes = []
+            await managed.nothing_left()
+            managed.stage.scenes = []
             await manager.register("m.mar", initial_workers=1)
-            await administration.serves()
-        await administration.close()
+            await managed.serves()
+        await managed.close()
         assert descriptors() == before
         return found
 
@@ -421,19 +421,19 @@ def test_who_registers_leaves(scene: str, tmp_path: Path) -> None:
     """The model is added whole, or not at all if it can't be loaded, whoever waits for it."""
 
     async def scenario(at: int) -> tuple[bool, bool]:
-        administration = Administration(tmp_path, Stage(late if scene == "late" else scene))
-        manager = administration.manager
+        managed = Managed(tmp_path, Stage(late if scene == "late" else scene))
+        manager = managed.manager
         found = await driven(manager.register("m.mar", initial_workers=1), at)
         await until_async(lambda: not manager.tasks._tasks)
         if scene == "fails":
-            await administration.nothing_left()
+            await managed.nothing_left()
         else:
-            await administration.serves()
+            await managed.serves()
             found_again = await driven(manager.unregister("m"), at)
             await until_async(lambda: not manager.tasks._tasks)
-            await administration.nothing_left()
+            await managed.nothing_left()
             assert found_again[0] or not found_again[1]
-        await administration.close()
+        await managed.close()
         return found
 
     at_every_await(scenario, 1)

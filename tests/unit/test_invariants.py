@@ -32,6 +32,14 @@ def modules(top: str) -> dict[str, ast.Module]:
     return {str(f.relative_to(ROOT)): ast.parse(f.read_text()) for f in files if "_pb2" not in f.name}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def forgotten() -> Iterator[None]:
+    """Trees of every module are millions of objects, which each collection of later tests would go through."""
+    yield
+    for kept in (modules, imports, calls, graph):
+        kept.cache_clear()
+
+
 def worker() -> dict[str, ast.Module]:
     return modules("worker/ts")
 
@@ -201,29 +209,29 @@ def is_mutable(value: ast.expr) -> bool:
     return literal or (isinstance(value, ast.Call) and ast.unparse(value.func).split(".")[-1] in MUTABLE_CALLS)
 
 
-def mutated(tree: ast.AST, name: str) -> bool:
-    """Whether something in the module changes the thing that a module-level name is bound to."""
+def mutated(tree: ast.AST) -> Iterator[str]:
+    """The names in a module of what something in it changes."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Global) and name in node.names:
-            return True
+        if isinstance(node, ast.Global):
+            yield from node.names
         stored = isinstance(node, ast.Subscript) and isinstance(node.ctx, (ast.Store, ast.Del))
-        if stored and ast.unparse(node.value) == name:
-            return True
-        if isinstance(node, ast.Attribute) and node.attr in MUTATORS and ast.unparse(node.value) == name:
-            return True
-    return False
+        changed = isinstance(node, ast.Attribute) and node.attr in MUTATORS
+        if (stored or changed) and isinstance(node.value, ast.Name):
+            yield node.value.id
 
 
 def test_modules_hold_no_state() -> None:
     """Tables are fine: mutable by type, upper case by name, and changed by nobody. Packages that stand for others
     register what those register."""
-    found = [
-        f"{path}: {name}"
-        for path, tree in {**frontend(), **worker()}.items()
-        for name, value in module_names(tree)
-        if not path.startswith(SHIMS)
-        if not name.startswith("__") and ((is_mutable(value) and not name.lstrip("_").isupper()) or mutated(tree, name))
-    ]
+    found = []
+    for path, tree in {**frontend(), **worker()}.items():
+        changed = set(mutated(tree))
+        found += [
+            f"{path}: {name}"
+            for name, value in module_names(tree)
+            if not path.startswith(SHIMS) and not name.startswith("__")
+            if name in changed or (is_mutable(value) and not name.lstrip("_").isupper())
+        ]
     assert not found
 
 
@@ -340,6 +348,7 @@ def running(tree: ast.AST) -> Iterator[ast.AST]:
             yield from running(node)
 
 
+@functools.cache
 def graph() -> dict[str, set[str]]:
     """Which module imports which, when it is imported itself or later."""
     found = {**modules("frontend"), **worker()}
@@ -348,7 +357,7 @@ def graph() -> dict[str, set[str]]:
 
 
 def test_imports_go_one_way() -> None:
-    edges = graph()
+    edges = dict(graph())
     while free := [name for name, targets in edges.items() if not targets & edges.keys()]:
         for name in free:
             del edges[name]

@@ -10,7 +10,10 @@ import pytest
 
 from ts.protocol.frames import Chunk
 from ts_frontend.config.kinds import ConfigError
+from ts_frontend.grpc.telemetry import CallMetrics
 from ts_frontend.job import Job, JobState, Ledger
+from ts_frontend.models.metrics import compatible_families, served_families
+from ts_frontend.models.registry import Registry
 from ts_frontend.telemetry.metrics.families import Definition, Definitions, MetricKind, read_definitions
 from ts_frontend.telemetry.metrics.registry import DEFAULT_FILE, MetricsRegistry
 from ts_frontend.telemetry.metrics.requests import EVENTS_MAX, MetricLine
@@ -281,9 +284,19 @@ def test_unlisted_metrics_count_when_detected() -> None:
     assert "# HELP Probe_Counter Torchserve prometheus counter metric with unit: Count\n" in metrics.text()
 
 
-@pytest.mark.parametrize("name", ["Requests2XX", "ts_queued_requests", "ts_inference_latency_seconds", "Probe Counter"])
+GATHERED = (
+    *("ts_queued_requests", "ts_quarantined_requests_total", "ts_replaced_workers_total", "nv_inference_count"),
+    *("model_infer_request_success_total", "grpc_server_handled_total"),
+)
+
+
+@pytest.mark.parametrize("name", ["Requests2XX", "ts_inference_latency_seconds", "Probe Counter", *GATHERED])
 def test_a_handler_takes_no_name_that_is_taken(name: str) -> None:
+    """Also none of the families that the server adds at each reading, whichever they are."""
     metrics = registry(auto_detect=True)
+    metrics.gather(lambda: served_families([], "vm"))
+    metrics.gather(lambda: compatible_families(Registry(), metrics))
+    metrics.gather(CallMetrics().families, always=True)
     handler_line(probe("Probe_Counter", 1), metrics)
     before = metrics.text()
     handler_line(probe(name, 5), metrics)

@@ -146,7 +146,7 @@ class Loader:
     store = formats = None
 
 
-class Administration:
+class Manager:
     """As much of one as a repository asks for while it looks."""
 
     def __init__(self) -> None:
@@ -171,7 +171,7 @@ def test_one_model_that_cannot_be_looked_at_does_not_keep_the_others_from_it(
                 again.set()
 
     async def scenario() -> None:
-        repository = Watching(Administration(), [tmp_path], "poll", 0.001, 0)  # type: ignore[arg-type]
+        repository = Watching(Manager(), [tmp_path], "poll", 0.001, 0)  # type: ignore[arg-type]
         watch = kept(repository.watch, "The watch", 0.001)
         await again.wait()
         watch.cancel()

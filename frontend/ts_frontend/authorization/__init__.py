@@ -1,1 +1,1 @@
-"""Keys: who may call what."""
+"""Keys: which caller may call which API."""

@@ -7,17 +7,21 @@ A client that cancels, or a deadline that passes, cancels the task that runs the
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
 import re
+import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from ts.protocol.frames import Pairs
+from ts_frontend.errors import ClientGone, Code, ServeError
 from ts_frontend.grpc.protocol import METADATA_KEY, METADATA_VALUE, ReceivedMetadata
+from ts_frontend.telemetry.metrics.families import Histogram
 
 Metadata: TypeAlias = "Sequence[tuple[str, str | bytes]]"
 Entries: TypeAlias = "list[tuple[str, str | bytes]]"
@@ -118,24 +122,60 @@ class Method:
     counted: Counted | None = None
 
 
-class Counts(Protocol):
-    """Counts the calls of one unary method."""
+def code_of(call: Call, error: BaseException | None) -> int:
+    """The status that a method's end became."""
+    if error is None:
+        return Code.OK
+    if isinstance(error, ServeError):
+        return error.code
+    if isinstance(error, (asyncio.CancelledError, GeneratorExit, ClientGone)):
+        return Code.DEADLINE_EXCEEDED if time.monotonic() >= call.deadline_s else Code.CANCELLED
+    return Code.INTERNAL
+
+
+TYPES = {Shape.UNARY: "UNARY", Shape.SERVER_STREAM: "SERVER_STREAMING", Shape.BIDI: "BIDI_STREAMING"}
+LABELS = ("grpc_type", "grpc_service", "grpc_method")
+
+
+class MethodCounts:
+    """What happened to the calls of one method. `handled`: ended calls by status."""
+
+    __slots__ = ("handled", "labels", "received", "seconds", "sent", "started")
+
+    def __init__(self, method: Method) -> None:
+        service, _, name = method.path[1:].rpartition("/")
+        self.labels = (TYPES[method.shape], service, name)
+        self.started = self.received = self.sent = 0
+        self.handled = [0] * len(Code)
+        self.seconds = Histogram()
+
+    # --- of a unary method
 
     def begin(self) -> float:
-        """A call has begun; when (`time.perf_counter()`)."""
+        self.started += 1
+        self.received += 1
+        return time.perf_counter()
 
     def answered(self, begun_s: float) -> None:
-        """It has given its answer."""
+        self.sent += 1
+        self.handled[Code.OK] += 1
+        self.seconds.add(time.perf_counter() - begun_s)
 
     def failed(self, call: Call, error: BaseException, begun_s: float) -> None:
-        """It has ended with `error`."""
+        self.ended(code_of(call, error), time.perf_counter() - begun_s)
+
+    # --- of any
+
+    def ended(self, code: int, seconds: float) -> None:
+        self.handled[code] += 1
+        self.seconds.add(seconds)
 
 
 class Counted(NamedTuple):
     """A unary method that isn't counted yet, and what has to be told of its calls."""
 
     run: Unary
-    counts: Counts
+    counts: MethodCounts
 
 
 Routes: TypeAlias = Mapping[str, Method]

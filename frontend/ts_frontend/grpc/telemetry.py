@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
-from ts_frontend.errors import ClientGone, Code, ServeError
-from ts_frontend.grpc.call import Call, Counted, Method, Shape
+from ts_frontend.errors import Code, ServeError
+from ts_frontend.grpc.call import LABELS, TYPES, Call, Counted, Method, MethodCounts, Shape, code_of
 from ts_frontend.telemetry.logging.logs import Logs
-from ts_frontend.telemetry.metrics.families import Counter, Definition, Family, Histogram, MetricKind
+from ts_frontend.telemetry.metrics.families import Counter, Definition, Family, MetricKind
 
 log = logging.getLogger(__name__)
 
@@ -31,17 +30,6 @@ def logged(method: Method, logs: Logs) -> Method:
     return Method(
         method.path, method.shape, (_logged_unary if method.shape is Shape.UNARY else _logged_streaming)(run, done)
     )
-
-
-def code_of(call: Call, error: BaseException | None) -> int:
-    """The status that a method's end became."""
-    if error is None:
-        return Code.OK
-    if isinstance(error, ServeError):
-        return error.code
-    if isinstance(error, (asyncio.CancelledError, GeneratorExit, ClientGone)):
-        return Code.DEADLINE_EXCEEDED if time.monotonic() >= call.deadline_s else Code.CANCELLED
-    return Code.INTERNAL
 
 
 Done = Callable[[Call, float, "BaseException | None"], None]
@@ -79,44 +67,6 @@ def _logged_streaming(run: Callable[[Call, Any], AsyncIterator[Sequence[bytes]]]
             await answers.aclose()  # type: ignore[attr-defined]
 
     return streaming
-
-
-TYPES = {Shape.UNARY: "UNARY", Shape.SERVER_STREAM: "SERVER_STREAMING", Shape.BIDI: "BIDI_STREAMING"}
-LABELS = ("grpc_type", "grpc_service", "grpc_method")
-
-
-class MethodCounts:
-    """What happened to the calls of one method. `handled`: ended calls by status."""
-
-    __slots__ = ("handled", "labels", "received", "seconds", "sent", "started")
-
-    def __init__(self, method: Method) -> None:
-        service, _, name = method.path[1:].rpartition("/")
-        self.labels = (TYPES[method.shape], service, name)
-        self.started = self.received = self.sent = 0
-        self.handled = [0] * len(Code)
-        self.seconds = Histogram()
-
-    # --- of a unary method (`ts_frontend.grpc.call.Counts`)
-
-    def begin(self) -> float:
-        self.started += 1
-        self.received += 1
-        return time.perf_counter()
-
-    def answered(self, begun_s: float) -> None:
-        self.sent += 1
-        self.handled[Code.OK] += 1
-        self.seconds.add(time.perf_counter() - begun_s)
-
-    def failed(self, call: Call, error: BaseException, begun_s: float) -> None:
-        self.ended(code_of(call, error), time.perf_counter() - begun_s)
-
-    # --- of any
-
-    def ended(self, code: int, seconds: float) -> None:
-        self.handled[code] += 1
-        self.seconds.add(seconds)
 
 
 class CallMetrics:

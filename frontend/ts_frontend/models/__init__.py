@@ -1,1 +1,1 @@
-"""Models: found, loaded, registered, described, restored."""
+"""Models: their archives and formats, loading, registration, description, snapshots."""

@@ -1,1 +1,1 @@
-"""What the Open Inference Protocol means here, whatever transport a request came by."""
+"""The Open Inference Protocol without its transports: requests, repository, statistics, settings."""

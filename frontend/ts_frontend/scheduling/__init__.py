@@ -1,1 +1,1 @@
-"""Which request goes to which worker, and when."""
+"""The order of requests: queues, batches, sequences, streams, and the worker that each goes to."""

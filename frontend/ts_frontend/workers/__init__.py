@@ -1,1 +1,1 @@
-"""Worker processes: started, fed, watched, replaced."""
+"""Worker processes: their start, requests, supervision and replacement."""

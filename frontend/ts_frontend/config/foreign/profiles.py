@@ -1,7 +1,7 @@
 """Profiles: the ports and habits of another server as defaults of this one. Pure.
 
-A profile is weaker than everything that was said by name, and stronger than a snapshot. What it moves its ports onto
-moves out of the way.
+A setting that is given by name overrides the profile, and the profile overrides a snapshot. A listener whose port the
+profile needs gets another port.
 """
 
 from __future__ import annotations

@@ -97,6 +97,7 @@ class MetricsRegistry:
         self._own = {one.name: Family(one, text, _own_histogram) for one, text in _OWN} if self.everything else {}
         self._gathered: list[Callable[[], Iterable[Family]]] = []
         self._always: list[Callable[[], Iterable[Family]]] = []
+        self._gathered_names: frozenset[str] | None = None
         self._http: dict[int, Sample] = {}
         self._http_tallies: dict[int, Tally] = {}
         self.event_log = EventLog(definitions, listed.keys() - self._exposed, host)
@@ -111,6 +112,7 @@ class MetricsRegistry:
     def gather(self, families: Callable[[], Iterable[Family]], *, always: bool = False) -> None:
         """Further families, asked for at each reading; shown in `prometheus` mode only, or `always`."""
         (self._always if always else self._gathered).append(families)
+        self._gathered_names = None
 
     def text(self, names: Collection[str] = ()) -> str:
         """The metrics API's answer; in `log` mode only what is shown always. `names`: those families or series only."""
@@ -285,8 +287,12 @@ class MetricsRegistry:
         return known
 
     def _taken(self, name: str) -> bool:
-        """Is there a family that would read the same?"""
-        return name in OWN_NAMES or any(name == prometheus_name(one) for one in (*self._families, *self._detected))
+        """Is there a family that would read the same? Prometheus takes nothing of a page that has one twice."""
+        if self._gathered_names is None:
+            gathered = itertools.chain.from_iterable(one() for one in (*self._gathered, *self._always))
+            self._gathered_names = frozenset(family.definition.name for family in gathered)
+        own = {definition.name for definition, _ in _OWN} | self._gathered_names
+        return name in own or any(name == prometheus_name(one) for one in (*self._families, *self._detected))
 
     def _drop(self, record: Record, definition: Definition | None) -> None:
         if record.name in self._dropped or len(self._dropped) >= FAMILIES_MAX:
@@ -374,21 +380,6 @@ _OWN = (
     (OWN_LATENCY, "Time from a request's queueing to its answer"),
     (OWN_QUEUE, "Time that an answered request waited for a worker"),
 )
-OWN_NAMES = frozenset(
-    {
-        OWN_LATENCY.name,
-        OWN_QUEUE.name,
-        "ts_queued_requests",
-        "ts_running_requests",
-        "ts_ended_requests_total",
-        "ts_ready_workers",
-        "ts_refused_calls_total",
-        "ts_flooded_connections_total",
-        *(f"grpc_server_{one}_total" for one in ("started", "handled", "msg_received", "msg_sent")),
-        "grpc_server_handling_seconds",
-    }
-)
-
 
 #: The directory `system_metrics_cmd` runs in, as TorchServe's: a relative path in it starts with `ts/`.
 PACKAGE_PARENT = Path(ts.version.__file__).parents[1]

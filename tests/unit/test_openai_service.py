@@ -1,4 +1,4 @@
-"""The door of OpenAI's API over models that are played by functions: models that load, and clients that leave."""
+"""The service of OpenAI's API over models that are played by functions: models that load, and clients that leave."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Client:
         return {"type": "http.disconnect"}
 
 
-def door(model: Any) -> tuple[HttpOpenAI, Registry]:
+def service(model: Any) -> tuple[HttpOpenAI, Registry]:
     models = Registry()
     models.add(model)
     return HttpOpenAI(models), models
@@ -94,7 +94,7 @@ def door(model: Any) -> tuple[HttpOpenAI, Registry]:
 async def answered(played: Any, **body: Any) -> tuple[int, Any]:
     """Status and what the body says, in OpenAI's form where it is an error."""
     try:
-        answer = await door(played)[0].completion(Client(**body).request)
+        answer = await service(played)[0].completion(Client(**body).request)
     except ServeError as error:
         answer = refusal(error, ErrorDialect.OPENAI)
     if isinstance(answer.body, (bytes, bytearray, memoryview)):
@@ -111,7 +111,7 @@ def test_a_model_that_loads_is_waited_for() -> None:
 
     async def scenario() -> None:
         model = Played(spoken, loading=True)
-        served, models = door(model)
+        served, models = service(model)
         task = asyncio.create_task(served.completion(Client(model="m", prompt="x").request))
         for _ in range(3):
             await asyncio.sleep(0)
@@ -130,7 +130,7 @@ def test_a_model_that_loads_is_waited_for() -> None:
 def test_a_client_that_leaves_while_the_model_loads() -> None:
     async def scenario() -> None:
         model = Played(nothing, loading=True)
-        served, models = door(model)
+        served, models = service(model)
         client = Client(model="m", prompt="x")
         task = asyncio.create_task(served.completion(client.request))
         client.left.set()
@@ -203,7 +203,7 @@ def test_a_handler_that_speaks_checks_what_it_does_not_declare() -> None:
 
 def test_models_are_listed_by_all_their_names() -> None:
     async def scenario() -> None:
-        served, _ = door(Played(echo, SPEAKS))
+        served, _ = service(Played(echo, SPEAKS))
         answer = await served.list_models(Client().request)
         found = json.loads(bytes(answer.body))  # type: ignore[arg-type]
         assert [(one["id"], one["created"]) for one in found["data"]] == [("alias", 7), ("m", 7)]
