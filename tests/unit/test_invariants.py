@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """The invariants of the architecture, read off the source: who imports what, who starts processes, who reads the
 environment. Each test names the files that break its rule."""
 
@@ -207,7 +206,7 @@ def mutated(tree: ast.AST, name: str) -> bool:
         if isinstance(node, ast.Global) and name in node.names:
             return True
         stored = isinstance(node, ast.Subscript) and isinstance(node.ctx, (ast.Store, ast.Del))
-        if stored and ast.unparse(node.value) == name:
+        if isinstance(node, ast.Subscript) and stored and ast.unparse(node.value) == name:
             return True
         if isinstance(node, ast.Attribute) and node.attr in MUTATORS and ast.unparse(node.value) == name:
             return True

@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """One request, one final status: every way through the table, and what its caller sees of it."""
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ts.protocol.frames import Chunk, Failed, Input
+from ts.protocol.frames import Chunk, Failed, Feed, Input
 from ts_frontend.config.kinds import ConfigError
 from ts_frontend.config.load import Option, load_config
 from ts_frontend.errors import (
@@ -41,6 +40,9 @@ class Recording:
 
     def grant(self, job: Job, size_bytes: int) -> None:
         self.granted.append(size_bytes)
+
+    def feed(self, job: Job, feed: Feed) -> None:
+        raise AssertionError("no job of these tests is fed by its owner")
 
 
 def sent(ledger: Ledger | None = None, **more: object) -> tuple[Job, Recording]:
@@ -253,9 +255,14 @@ async def streamed(job: Job) -> object:
     return [pieces async for pieces in job.chunks()]
 
 
+def fail_after_a_piece(job: Job) -> None:
+    job.deliver(Chunk(job.id, b"x", last=False))
+    job.fail(NoWorker("gone"))
+
+
 ENDINGS: dict[str, Callable[[Job], object]] = {
     "handler": lambda job: job.failed_by_worker(Failed(job.id, 413, "too long")),
-    "after a piece": lambda job: (job.deliver(Chunk(job.id, b"x", last=False)), job.fail(NoWorker("gone"))),
+    "after a piece": fail_after_a_piece,
     "expired": lambda job: job.expire(DeadlineExceeded("late")),
     "cancelled": lambda job: job.cancel(),
     "too large": lambda job: job.deliver(Chunk(job.id, b"x" * 101)),
