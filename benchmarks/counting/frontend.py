@@ -32,7 +32,7 @@ from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.decoder import Decoder
 from ts.protocol.frames import PREDICT, Chunk, Item, Load, Message, Pairs, Predict, Ready, encode_bytes
 from ts_frontend.config.load import Option, load_config
-from ts_frontend.http import request
+from ts_frontend.http import departures
 from ts_frontend.http.request import Event, Scope
 from ts_frontend.http.routing import HTTP_INFERENCE
 from ts_frontend.listeners.application import Application, application
@@ -326,7 +326,7 @@ async def main(library: Path, folder: Path) -> None:
 if __name__ == "__main__":
     # No limit of time counts: under callgrind, on a busy machine, each would be passed now and then.
     in_flight.READ_AHEAD_S = math.inf
-    request.WATCH_AFTER_S = WATCH_AFTER_S
+    departures.WATCH_AFTER_S = WATCH_AFTER_S
     uvloop.run(main(Path(sys.argv[1]), Path(sys.argv[2])))
     sys.stdout.flush()
     os._exit(0)

@@ -50,6 +50,7 @@ NEXT: dict[JobState, frozenset[JobState]] = {
     JobState.EXPIRED: frozenset(),
 }
 FINAL = frozenset(state for state, following in NEXT.items() if not following)
+_NEW, _QUEUED, _SENT, _ANSWERED = JobState.NEW, JobState.QUEUED, JobState.SENT, JobState.ANSWERED
 
 
 class IllegalTransition(AssertionError):
@@ -112,33 +113,43 @@ class Ledger:
         else:
             call()
 
-    def moved(self, job: Job, old: JobState, new: JobState) -> None:
-        counts = self.counts
-        if old is JobState.NEW:
-            self.live[job.id] = job
+    # --- what its jobs tell it, once they are in their new state
+
+    def entered(self, job: Job) -> None:
+        """A job has left NEW."""
+        self.live[job.id] = job
+
+    def moved(self, job: Job, old: JobState) -> None:
+        """A job went from `old` to the state it is in."""
+        counts, new = self.counts, job.state
+        if old is _NEW:
+            self.entered(job)
         else:
             counts[old] -= 1
         counts[new] += 1
-        if new in FINAL:
-            self.live.pop(job.id, None)
+        if new is _ANSWERED:
+            self.left(job, time.monotonic())
+        elif new in FINAL:
             if job.recorder is not None:
-                self._inferred(job, old, new, job.recorder)
-            if not self.live and self._emptied:
-                calls, self._emptied = self._emptied, []
-                for call in calls:
-                    call()
+                self.failed += 1
+                self.failed_s += time.monotonic() - job.queued_at_s if old is not _NEW else 0.0
+            self.left(job, 0.0)
 
-    def _inferred(self, job: Job, old: JobState, new: JobState, recorder: JobRecorder) -> None:
-        now_s, queued_at_s = time.monotonic(), job.queued_at_s
-        if new is JobState.ANSWERED:
+    def left(self, job: Job, answered_s: float) -> None:
+        """A job has ended. `answered_s`: when it was answered (`time.monotonic()`), 0 when it wasn't."""
+        self.live.pop(job.id, None)
+        recorder = job.recorder
+        if answered_s and recorder is not None:
+            queued_at_s, sent_at_s = job.queued_at_s, job.sent_at_s
             self.answered += 1
-            self.answered_s += now_s - queued_at_s
-            self.queued_s += job.sent_at_s - queued_at_s
-            self.last_s = now_s
-            recorder.answered(queued_at_s, job.sent_at_s, now_s)
-        else:
-            self.failed += 1
-            self.failed_s += now_s - queued_at_s if old is not JobState.NEW else 0.0
+            self.answered_s += answered_s - queued_at_s
+            self.queued_s += sent_at_s - queued_at_s
+            self.last_s = answered_s
+            recorder.answered(queued_at_s, sent_at_s, answered_s)
+        if self._emptied and not self.live:
+            calls, self._emptied = self._emptied, []
+            for call in calls:
+                call()
 
 
 _ids = itertools.count(1).__next__
@@ -204,7 +215,7 @@ class Job:
         self.alone = alone
         self.response_bytes_max = response_bytes_max
         self.recorder = recorder
-        self.size_bytes = sum([len(part.data) for part in inputs])
+        self.size_bytes = len(inputs[0].data) if len(inputs) == 1 else sum([len(part.data) for part in inputs])
         self.state = JobState.NEW
         self.owner: Owner | None = None
         self.queued_at_s = self.sent_at_s = 0.0
@@ -225,40 +236,76 @@ class Job:
     def done(self) -> bool:
         return self.state in FINAL
 
-    # --- transitions
+    # --- transitions: those of every request have a method each, which does what `move` does
 
     def move(self, state: JobState) -> None:
-        """The one place where a state changes; IllegalTransition when the table has no such way."""
+        """To any state that the table allows; IllegalTransition when it has no such way."""
         old = self.state
         if state not in NEXT[old]:
             raise IllegalTransition(f"job {self.id}: {old.value} -> {state.value}")
         self.state = state
-        self.ledger.moved(self, old, state)
+        self.ledger.moved(self, old)
         if state in FINAL:
             self.owner = None
             self._wake()
 
-    def deliver(self, chunk: Chunk) -> None:
-        """A piece of the answer has come from the worker."""
-        if self.state is not JobState.SENT:
+    def enqueue(self, owner: Owner) -> None:
+        """To QUEUED: it waits in `owner`."""
+        if self.state is _NEW:
+            self.state = _QUEUED
+            ledger = self.ledger
+            ledger.entered(self)
+            ledger.counts[_QUEUED] += 1
+        else:
+            self.move(_QUEUED)
+        self.owner = owner
+
+    def send(self, owner: Owner | None, now_s: float) -> None:
+        """To SENT: `owner` runs it, from `now_s` on."""
+        if self.state is not _QUEUED:
+            raise IllegalTransition(f"job {self.id}: {self.state.value} -> sent")
+        self.state = _SENT
+        self.owner, self.sent_at_s = owner, now_s
+        counts = self.ledger.counts
+        counts[_QUEUED] -= 1
+        counts[_SENT] += 1
+
+    def answer(self, now_s: float) -> None:
+        """To ANSWERED: all of the answer is here."""
+        if self.state is not _SENT:
+            raise IllegalTransition(f"job {self.id}: {self.state.value} -> answered")
+        self.state = _ANSWERED
+        self.owner = None
+        ledger = self.ledger
+        counts = ledger.counts
+        counts[_SENT] -= 1
+        counts[_ANSWERED] += 1
+        ledger.left(self, now_s)
+        self._wake()
+
+    def deliver(self, chunk: Chunk, now_s: float | None = None) -> None:
+        """A piece of the answer has come from the worker, at `now_s` (`time.monotonic()` seconds; None: now)."""
+        if self.state is not _SENT:
             return
-        data = chunk.data
+        now_s = time.monotonic() if now_s is None else now_s
+        _, data, last, status, phrase, headers = chunk
         if not self.received_bytes and not self._chunks:
-            self.status, self.phrase, self.headers = chunk.status, chunk.phrase, chunk.headers
-        self.received_bytes += len(data)
+            self.status, self.phrase, self.headers = status, phrase, headers
+        size = len(data)
+        self.received_bytes += size
         if not self.stream and self.received_bytes > self.response_bytes_max:
             self._refuse_response()
             return
-        if len(data) or not chunk.last:
+        if size or not last:
             self._chunks.append(data)
-        if chunk.last:
-            self.move(JobState.ANSWERED)
+        if last:
+            self.answer(now_s)
         elif self.stream:
             if self._waiter is None and self._unread_s == math.inf:
-                self._unread_s = time.monotonic()
+                self._unread_s = now_s
             self._wake()
         elif self.owner is not None:
-            self.owner.grant(self, len(data) + CHUNK_COST_BYTES)
+            self.owner.grant(self, size + CHUNK_COST_BYTES)
 
     def _refuse_response(self) -> None:
         owner = self.owner
@@ -331,8 +378,13 @@ class Job:
 
     async def result(self) -> Buffer:
         """The whole answer, its pieces joined; raises the ServeError it ended with."""
-        if self.state not in FINAL:
-            await self._wait()
+        if self.state not in FINAL:  # as `_wait`, without its coroutine
+            waiter = self._waiter = self.ledger.future()
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                self.cancel()
+                raise
         if self._ending is not None:
             raise self._ending.error()
         chunks = self._chunks
@@ -346,6 +398,17 @@ class Job:
         if self._ending is not None:
             raise self._ending.error()
         return [piece for piece in self._chunks if len(piece)]
+
+    async def whole(self) -> list[Buffer] | None:
+        """All pieces of the answer, when it has ended by the time that its first piece is here; None when more will
+        come: `chunks` gives them. Raises the ServeError it ended with, also if pieces came before that."""
+        if not self._chunks and self.state not in FINAL:
+            await self._wait()
+        if self.state not in FINAL:
+            return None
+        if self._ending is not None:
+            raise self._ending.error()
+        return self._chunks
 
     async def chunks(self) -> AsyncGenerator[list[Buffer], None]:
         """The pieces of the answer as they come, those ready together in one list; at least one list.
@@ -438,8 +501,15 @@ class FedJob(Job):
             self._allowed_bytes = 0  # the next worker has to ask itself
             self._idle_s = math.inf
         elif self.done:
-            self._waiting.clear()
-            self._make_space()
+            self._drop_waiting()
+
+    def answer(self, now_s: float) -> None:
+        super().answer(now_s)
+        self._drop_waiting()
+
+    def _drop_waiting(self) -> None:
+        self._waiting.clear()
+        self._make_space()
 
     def client_wait_s(self, now_s: float) -> float:
         return max(super().client_wait_s(now_s), now_s - self._idle_s)

@@ -171,9 +171,8 @@ def models(nets: Nets, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def served(models: Path, serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    server = serving(
-        tmp_path_factory.mktemp("served"), models, {"max_response_size": 50_000_000, "preload_torch": "true"}, ["--ncs"]
-    )
+    settings = {"max_response_size": 50_000_000, "preload_torch": "true", "lone_requests_wait": "true"}
+    server = serving(tmp_path_factory.mktemp("served"), models, settings, ["--ncs"])
     try:
         server.wait_started()
         for model in sorted(path.name for path in models.iterdir()):

@@ -148,7 +148,10 @@ def opened(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[O
             add(store, "doubler", BAG)
             add(store, "doubler2", BAG, f"batchSize: 2\nmaxBatchDelay: {GUARD_S * 1000}\n")
             servers[key] = serving(
-                tmp_path_factory.mktemp("server"), store, {"preload_torch": "true"} | settings, ["--ncs"]
+                tmp_path_factory.mktemp("server"),
+                store,
+                {"preload_torch": "true", "lone_requests_wait": "true"} | settings,
+                ["--ncs"],
             )
             servers[key].wait_started()
             wanted = ("doubler", "doubler2") if "service_envelope" in settings else ("telling",)

@@ -565,7 +565,7 @@ def test_a_model_that_is_loaded_at_the_start(start: Any, store: Path) -> None:
 def test_batches(start: Any, store: Path) -> None:
     """Recording "231" is text: three requests at once, one alone, and three of which one fails all."""
     replace_store(store)
-    server = start()
+    server = start(lone_requests_wait="true")
     assert manage(server, "POST", "/models?url=batching.mar&model_name=batching")[0] == 200
 
     def answers(*bodies: str) -> list[tuple[int, bytes]]:

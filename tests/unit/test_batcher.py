@@ -56,6 +56,26 @@ def test_a_wished_delay_counts_from_the_first_job_and_ends_when_the_batch_is_ful
     assert batcher.due_s(11.0) == 0.0
 
 
+def test_an_idle_worker_takes_a_request_without_recent_company_at_once():
+    batcher = filled(Policy(batch_size=3, delay_s=0.5), Waiting(1), now_s=10.0)
+    assert (batcher.due_s(10.0, idle=True), batcher.due_s(10.0)) == (0.0, 0.5)
+    assert ids(batcher.take()) == [1]
+    for number in (2, 3):  # while that ran
+        batcher.add(Waiting(number), 10.1)
+    assert batcher.due_s(10.2, idle=True) == pytest.approx(0.4)
+    assert ids(batcher.take()) == [2, 3]
+    batcher.add(Waiting(4), 11.0)
+    assert batcher.due_s(11.0, idle=True) == 0.5  # it may have company, as those before it
+    assert ids(batcher.take()) == [4]
+    batcher.add(Waiting(5), 12.0)
+    assert batcher.due_s(12.0, idle=True) == 0.0
+
+
+def test_every_request_waits_where_that_is_wished():
+    batcher = filled(Policy(batch_size=3, delay_s=0.5, lone_waits=True), Waiting(1), now_s=10.0)
+    assert batcher.due_s(10.1, idle=True) == pytest.approx(0.4)
+
+
 def test_a_job_that_goes_alone_waits_for_nobody_and_shares_with_nobody():
     batcher = filled(Policy(batch_size=4, delay_s=9.0), Waiting(1, alone=True), Waiting(2), Waiting(3, alone=True))
     assert batcher.due_s(0.0) == 0.0

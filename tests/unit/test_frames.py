@@ -100,6 +100,30 @@ def test_any_message_survives(message):
     assert [plain(one) for one in decode_bytes(encode_bytes(message))] == [plain(message)]
 
 
+@given(
+    u64,
+    items
+    | st.builds(
+        Item, u64, short, st.floats(allow_nan=False), pairs, st.tuples(st.builds(Input, short, short, payload))
+    ),
+)
+def test_a_requests_frame_is_that_of_its_message(batch_id, item):
+    frame = frames.request_frame(batch_id, item.job_id, item.request_id, item.deadline_s, item.headers, item.inputs)
+    kind, key, body = frames.encode(Predict(batch_id, [item]))
+    small = len(item.inputs) == 1 and frames.small_frame(kind, key, body)
+    assert frame == (small or None)
+
+
+def test_a_request_that_fits_no_frame_is_refused_as_its_message_is():
+    item = Item(1, "r", math.inf, [], [Input("n" * 70_000, "", b"")])
+    with pytest.raises(ValueError, match="doesn't fit a frame"):
+        encode_bytes(Predict(1, [item]))
+    assert frames.request_frame(1, *item) is None  # too large for a small one: its message is refused
+    item = Item(1 << 64, "r", math.inf, [], [Input("", "", b"")])
+    with pytest.raises(ValueError, match="doesn't fit a frame"):
+        frames.request_frame(1, *item)
+
+
 @settings(max_examples=30)
 @given(st.lists(messages, max_size=5), st.lists(st.integers(1, 5000), min_size=1, max_size=8))
 def test_any_cuts_give_the_same_messages(sent, sizes):

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from support import GUARD_S, until_async
-from ts_frontend.http.departures import LOOKS_MAX, Departures, Watched, connection_of, connections
+from ts_frontend.http.departures import LOOKS_MAX, Departures, Lingering, Watched, connection_of, connections
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux tells")
 
@@ -41,6 +41,36 @@ class Port:
         one = departures.watch((host, number), self.number, act)
         assert one is not None
         return one
+
+
+def test_what_lingers_is_called_once_and_what_left_never_is() -> None:
+    async def scenario() -> None:
+        lingering, called = Lingering(0.01), []
+        ended = asyncio.Event()
+
+        def stays() -> None:
+            called.append("stays")
+            lingering.add(later)
+
+        def later() -> None:
+            called.append("later")
+            ended.set()
+
+        def leaves() -> None:
+            called.append("leaves")
+
+        for act in (stays, leaves):
+            lingering.add(act)
+        lingering.discard(leaves)
+        lingering.discard(leaves)
+        await asyncio.wait_for(ended.wait(), GUARD_S)
+        assert called == ["stays", "later"]
+        ended.clear()
+        lingering.add(later)  # its timer had stopped
+        await asyncio.wait_for(ended.wait(), GUARD_S)
+        assert called == ["stays", "later", "later"]
+
+    asyncio.run(scenario())
 
 
 def reset(client: socket.socket) -> None:

@@ -25,7 +25,7 @@ from ts_frontend.errors import (
     ServeError,
     WorkerDied,
 )
-from ts_frontend.job import CREDIT_GRANT_BYTES, FINAL, NEXT, FedJob, IllegalTransition, Job, JobState, Ledger
+from ts_frontend.job import CREDIT_GRANT_BYTES, FINAL, NEXT, FedJob, IllegalTransition, Job, JobState, Ledger, Owner
 
 
 class Recording:
@@ -67,6 +67,54 @@ def test_the_table_decides_which_moves_there_are(old, new):
         with pytest.raises(IllegalTransition):
             job.move(new)
         assert job.state is old
+
+
+def owner_of(job: Job) -> Owner:
+    assert job.owner is not None
+    return job.owner
+
+
+#: What the methods of the usual way do, as moves by the table.
+WAYS: dict[str, tuple[JobState, Callable[[Job], None]]] = {
+    "enqueue": (JobState.QUEUED, lambda job: job.enqueue(owner_of(job))),
+    "send": (JobState.SENT, lambda job: job.send(owner_of(job), 2.0)),
+    "answer": (JobState.ANSWERED, lambda job: job.answer(3.0)),
+}
+
+
+@pytest.mark.parametrize("kind", [Job, FedJob])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("old", JobState)
+def test_a_method_of_the_usual_way_does_what_the_table_does(old, way, kind):
+    new, act = WAYS[way]
+
+    def seen(act: Callable[[Job], None]) -> object:
+        ledger = Ledger()
+        told: list[object] = []
+        job = kind(ledger, [], request_id="r", recorder=Counting(told))
+        job.state, job.owner, job.queued_at_s, job.sent_at_s = old, Recording(), 1.0, 2.0
+        if old is not JobState.NEW:
+            ledger.counts[old] = 1
+            ledger.live[job.id] = job
+            ledger.when_empty(lambda: told.append("empty"))
+        try:
+            act(job)
+        except IllegalTransition:
+            return "no such way", job.state, dict(ledger.counts), list(ledger.live.values()) == [job], told
+        left = ledger.answered, ledger.failed, ledger.queued_s
+        return job.state, job.owner is None, dict(ledger.counts), [*ledger.live.values()] == [job], told, left
+
+    assert seen(act) == seen(lambda job: job.move(new))
+
+
+class Counting:
+    """A recorder that writes down how often it was told of an answer."""
+
+    def __init__(self, told: list[object]) -> None:
+        self._told = told
+
+    def answered(self, queued_at_s: float, sent_at_s: float, now_s: float) -> None:
+        self._told.append((queued_at_s, sent_at_s, now_s > sent_at_s))
 
 
 def test_gauges_fall_however_a_job_ends():
@@ -112,6 +160,44 @@ def test_a_stream_gives_what_is_ready_together_and_ends_with_the_last_piece():
             if len(seen) == 1:
                 job.deliver(Chunk(job.id, b"3", last=True))
         assert seen == [[b"1", b"2"], [b"3"]]
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_is_whole_when_it_ends_with_its_first_piece():
+    async def scenario() -> None:
+        job, _ = sent(stream=True)
+        whole = asyncio.ensure_future(job.whole())
+        await asyncio.sleep(0)
+        job.deliver(Chunk(job.id, b"all"))
+        assert await whole == [b"all"]
+        empty, _ = sent(stream=True)
+        empty.deliver(Chunk(empty.id, b""))
+        assert await empty.whole() == []
+        more, _ = sent(stream=True)
+        more.deliver(Chunk(more.id, b"1", last=False))
+        assert await more.whole() is None
+        chunks = more.chunks()
+        assert await anext(chunks) == [b"1"]
+        more.deliver(Chunk(more.id, b"2"))
+        assert [ready async for ready in chunks] == [[b"2"]]
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_that_failed_after_its_first_piece_is_a_failure_as_long_as_nobody_has_read_it():
+    async def scenario() -> None:
+        job, _ = sent(stream=True)
+        job.deliver(Chunk(job.id, b"1", last=False))
+        job.fail(NoWorker("gone"))
+        with pytest.raises(NoWorker):
+            await job.whole()
+        left, owner = sent(stream=True)
+        waiting = asyncio.ensure_future(left.whole())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        assert left.state is JobState.CANCELLED and owner.released == [left]
 
     asyncio.run(scenario())
 

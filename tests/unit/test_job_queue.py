@@ -28,14 +28,14 @@ class Taking:
             return 2
         return 1 if len(self.batches) <= self.ahead else 0
 
-    def dispatch(self, jobs: list[Job]) -> None:
+    def dispatch(self, jobs: list[Job], now_s: float) -> None:
         for job in jobs:
             job.owner = None
             job.move(JobState.SENT)
         self.batches.append(jobs)
         self.taken.set()
 
-    def dispatch_alone(self, job: Job) -> None:
+    def dispatch_alone(self, job: Job, now_s: float) -> None:
         raise AssertionError("nothing runs alone here")
 
     def reserve(self) -> None:
@@ -125,7 +125,7 @@ def test_cancelled_work_leaves_the_queue_and_makes_room():
 
 def test_a_wished_delay_is_waited_out_and_no_longer():
     async def scenario() -> None:
-        queue, worker, ledger = JobQueue(Policy(batch_size=4, delay_s=0.05)), Taking(), Ledger()
+        queue, worker, ledger = JobQueue(Policy(batch_size=4, delay_s=0.05, lone_waits=True)), Taking(), Ledger()
         queue.attach(worker)
         started_s = time.monotonic()
         queue.put(job(ledger))
@@ -135,6 +135,23 @@ def test_a_wished_delay_is_waited_out_and_no_longer():
         await asyncio.wait_for(worker.taken.wait(), 10)
         assert time.monotonic() - started_s >= 0.05
         assert len(worker.batches[0]) == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_delay_keeps_no_lone_request_from_an_idle_worker():
+    async def scenario() -> None:
+        queue, worker, ledger = JobQueue(Policy(batch_size=4, delay_s=3600)), Taking(), Ledger()
+        queue.attach(worker)
+        for number in range(1, 4):
+            queue.put(job(ledger))
+            await turns()
+            assert len(worker.batches) == 1, number
+            worker.finish(queue)
+        for _ in range(2):  # together: the delay is for them
+            queue.put(job(ledger))
+        await turns()
+        assert worker.batches == []
 
     asyncio.run(scenario())
 

@@ -64,7 +64,7 @@ async def turns() -> None:
 
 
 def batch_with(*jobs: Job) -> Batch:
-    return InFlight().begin(list(jobs), time.monotonic())
+    return InFlight().begin(list(jobs), None, time.monotonic())
 
 
 def job(deadline_s: float = math.inf) -> Job:
@@ -188,7 +188,7 @@ def test_the_latest_deadline_of_a_batch_is_that_of_its_calls() -> None:
 def test_a_worker_that_waits_for_another_model_does_not_hang() -> None:
     running = InFlight()
     begun_s = time.monotonic()
-    batch = running.begin([job()], begun_s - 10)
+    batch = running.begin([job()], None, begun_s - 10)
     assert running.overdue(begun_s, 5)
     running.alive(batch)
     assert not running.overdue(begun_s, 5) and running.overdue(begun_s + 20, 5)
@@ -198,7 +198,7 @@ def test_nothing_is_sent_ahead_to_a_worker_that_waits_for_others() -> None:
     running = InFlight()
     running.mean_s = 0.0
     running.set_concurrency("blocking", 1)
-    running.begin([job()], time.monotonic())
+    running.begin([job()], None, time.monotonic())
     assert running.capacity() == 1
     running.hold_nothing_ahead()
     assert running.capacity() == 0

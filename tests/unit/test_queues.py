@@ -32,12 +32,12 @@ class Taking:
     def capacity(self) -> float:
         return 0 if self.taken else 2
 
-    def dispatch(self, jobs: list[Job]) -> None:
+    def dispatch(self, jobs: list[Job], now_s: float) -> None:
         for each in jobs:
             each.move(JobState.SENT)
         self.taken += jobs
 
-    def dispatch_alone(self, job: Job) -> None:
+    def dispatch_alone(self, job: Job, now_s: float) -> None:
         raise AssertionError("nothing runs alone here")
 
     def reserve(self) -> None:
@@ -125,7 +125,7 @@ def test_how_much_more_a_worker_takes(kind: str, limit: int, taken: int, room: f
     for _ in range(taken):
         each = job(ledger)
         each.move(JobState.QUEUED)
-        running.begin([each], time.monotonic())
+        running.begin([each], None, time.monotonic())
     assert running.capacity() == room
 
 

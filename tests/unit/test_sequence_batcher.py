@@ -245,6 +245,24 @@ def test_a_wished_delay_is_waited_for_company() -> None:
     assert to.due_s(5.5) == 0.0
 
 
+def test_an_idle_worker_takes_a_sequence_without_recent_company_at_once() -> None:
+    to = batcher(batch_size=3, delay_s=1.0)
+    put(to, "a", now_s=5.0)
+    assert (to.due_s(5.0, idle=True), to.due_s(5.0)) == (0.0, 1.0)
+    to.take("w")
+    put(to, "b", "c", now_s=6.0)
+    assert to.due_s(6.0, idle=True) == 1.0
+    to.take("w")
+    put(to, "d", now_s=7.0)
+    assert to.due_s(7.0, idle=True) == 1.0
+    to.take("w")
+    put(to, "e", now_s=8.0)
+    assert to.due_s(8.0, idle=True) == 0.0
+    strict = batcher(batch_size=3, delay_s=1.0, lone_waits=True)
+    put(strict, "a", now_s=5.0)
+    assert strict.due_s(5.0, idle=True) == 1.0
+
+
 def test_what_is_remembered_of_sequences_that_are_over_is_bounded() -> None:
     to = batcher(sequences_max=OVER_MAX + 10, batch_size=OVER_MAX + 10)
     requests = put(to, *(f"s{number}" for number in range(OVER_MAX + 5)))

@@ -381,6 +381,12 @@ class ServerConfig:
         whole(1), 64, "requests at the same time on one worker whose handler is a generator or async"
     )
     job_queue_bytes_max: int = _own(whole(1), 1 << 30, "bytes of all requests that may wait, for each model version")
+    lone_requests_wait: bool = _own(
+        BOOLEAN,
+        False,
+        "true: every batch that isn't full waits for `maxBatchDelay`, as in TorchServe; false: an idle worker takes a "
+        "request without recent company at once",
+    )
     stream_credit_bytes: int = _own(
         whole(65_536), 262_144, "bytes that a stream may be ahead of its reader before its handler waits"
     )

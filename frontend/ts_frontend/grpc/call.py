@@ -12,29 +12,73 @@ import math
 import re
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from ts.protocol.frames import Pairs
-from ts_frontend.grpc.protocol import METADATA_KEY, METADATA_VALUE
+from ts_frontend.grpc.protocol import METADATA_KEY, METADATA_VALUE, ReceivedMetadata
 
 Metadata: TypeAlias = "Sequence[tuple[str, str | bytes]]"
+Entries: TypeAlias = "list[tuple[str, str | bytes]]"
 
 
-@dataclass(slots=True)
 class Call:
     """One RPC. `deadline_s`: `time.monotonic()` seconds, `math.inf` for none. Keys of metadata are lower case;
-    values of `-bin` keys are bytes. `initial` and `trailing` are sent with the answer: append to them before
-    the first message, respectively before the method ends. `request_id`: "" until the service has given it one."""
+    values of `-bin` keys are bytes. `request_id`: "" until the service has given it one. `peer` None: it is made of
+    `client`, host and port (None: a Unix socket), when somebody asks, which usual calls do not."""
 
-    path: str
-    metadata: Metadata = ()
-    deadline_s: float = math.inf
-    peer: str = ""
-    initial: list[tuple[str, str | bytes]] = field(default_factory=list)
-    trailing: list[tuple[str, str | bytes]] = field(default_factory=list)
-    request_id: str = ""
+    __slots__ = ("_client", "_initial", "_peer", "_trailing", "deadline_s", "metadata", "path", "request_id")
+
+    def __init__(
+        self,
+        path: str,
+        metadata: Metadata = (),
+        deadline_s: float = math.inf,
+        peer: str | None = "",
+        client: tuple[str, int] | None = None,
+    ) -> None:
+        self.path = path
+        self.metadata = metadata
+        self.deadline_s = deadline_s
+        self.request_id = ""
+        self._peer, self._client = peer, client
+        self._initial: Entries | None = None
+        self._trailing: Entries | None = None
+
+    @property
+    def peer(self) -> str:
+        """HOST:PORT of the client, "unix" for one of a Unix socket."""
+        if self._peer is None:
+            self._peer = f"{self._client[0]}:{self._client[1]}" if self._client else "unix"
+        return self._peer
+
+    @property
+    def initial(self) -> Entries:
+        """Metadata before the answer: append to it before the first message."""
+        if self._initial is None:
+            self._initial = []
+        return self._initial
+
+    @initial.setter
+    def initial(self, entries: Entries) -> None:
+        self._initial = entries
+
+    @property
+    def trailing(self) -> Entries:
+        """Metadata after the answer: append to it before the method ends."""
+        if self._trailing is None:
+            self._trailing = []
+        return self._trailing
+
+    @trailing.setter
+    def trailing(self, entries: Entries) -> None:
+        self._trailing = entries
+
+    @property
+    def adds_nothing(self) -> bool:
+        """Whether the answer has no metadata, neither before nor after it."""
+        return not self._initial and not self._trailing
 
     def value(self, key: str) -> str | bytes | None:
         """The last value of a metadata key, None when the client sent none."""
@@ -65,11 +109,33 @@ Bidi: TypeAlias = Callable[[Call, AsyncIterator[bytes]], AsyncIterator[Sequence[
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One method of a service, under its full path (`/package.Service/Method`)."""
+    """One method of a service, under its full path (`/package.Service/Method`). `run` is all of it; `counted` says how
+    an engine counts the calls of a unary one itself, without a coroutine for it."""
 
     path: str
     shape: Shape
     run: Unary | ServerStream | Bidi
+    counted: Counted | None = None
+
+
+class Counts(Protocol):
+    """Counts the calls of one unary method."""
+
+    def begin(self) -> float:
+        """A call has begun; when (`time.perf_counter()`)."""
+
+    def answered(self, begun_s: float) -> None:
+        """It has given its answer."""
+
+    def failed(self, call: Call, error: BaseException, begun_s: float) -> None:
+        """It has ended with `error`."""
+
+
+class Counted(NamedTuple):
+    """A unary method that isn't counted yet, and what has to be told of its calls."""
+
+    run: Unary
+    counts: Counts
 
 
 Routes: TypeAlias = Mapping[str, Method]
@@ -119,6 +185,10 @@ REQUEST_ID_CHARACTERS_MAX = 128
 
 #: What belongs to the transport, not to the request or the answer.
 _TRANSPORT = frozenset({"te", "content-type", "user-agent", "accept-encoding", "content-length", "host", "connection"})
+#: The same as it comes in, and what of gRPC's own is no metadata.
+_TRANSPORT_NAMES = frozenset(
+    name.encode() for name in (*_TRANSPORT, "grpc-timeout", "grpc-encoding", "grpc-accept-encoding")
+)
 _REQUEST_ID = re.compile(rf"[\x21-\x7e]{{1,{REQUEST_ID_CHARACTERS_MAX}}}")
 
 
@@ -140,6 +210,8 @@ def request_headers(metadata: Metadata) -> tuple[Pairs, str | None]:
     """What a handler sees of a client's metadata (text only, nothing of the transport), and the client's request id."""
     headers: list[tuple[str, str]] = []
     request_id = None
+    if isinstance(metadata, ReceivedMetadata) and metadata.all_named(_TRANSPORT_NAMES):
+        return headers, request_id
     for key, value in metadata:
         if key in _TRANSPORT or not isinstance(value, str) or key.startswith(("grpc-", ":")):
             continue

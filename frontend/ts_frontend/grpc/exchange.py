@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 
 from ts_frontend.errors import ClientGone, Code, Draining, ServeError, Unimplemented
 from ts_frontend.grpc import protocol
@@ -88,9 +88,8 @@ class Exchange:
     def __init__(
         self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send, limits: ListenerLimits
     ) -> None:
-        client = scope.get("client")
-        peer = f"{client[0]}:{client[1]}" if client else "unix"
-        self._call = Call(scope["path"], ReceivedMetadata(scope["headers"]), peer=peer)
+        metadata = ReceivedMetadata(scope["headers"])
+        self._call = Call(scope["path"], metadata, peer=None, client=scope.get("client"))
         self._request = headers
         self._receive = receive
         self._send = send
@@ -104,7 +103,7 @@ class Exchange:
             if b"grpc-timeout" in self._request:
                 await self._run_in_time(method)
             else:
-                await self._perform(method)
+                await self._way(method)
         except ServeError as error:
             self._call.trailing += status_details(error)
             await self._finish(error.code, error.message)
@@ -124,7 +123,7 @@ class Exchange:
         expiry = _Expiry(current_task())
         timer = asyncio.get_running_loop().call_later(answering_s(seconds), expiry.expire)
         try:
-            await self._perform(method)
+            await self._way(method)
         except asyncio.CancelledError:
             if not expiry.passed:
                 raise
@@ -133,6 +132,63 @@ class Exchange:
         finally:
             timer.cancel()
             expiry.task = None
+
+    def _way(self, method: Method | None) -> Awaitable[None]:
+        """How the call goes: the short way for a unary method and plain messages, else any call's."""
+        request = self._request
+        if (
+            method is not None
+            and method.shape is Shape.UNARY
+            and b"grpc-encoding" not in request
+            and request.get(b"te") == b"trailers"
+        ):
+            return self._perform_usual(method)
+        return self._perform(method)
+
+    async def _perform_usual(self, method: Method) -> None:
+        """What `_perform` does, in one coroutine as long as nothing is unusual: one message in one piece there, a small
+        one without metadata back."""
+        call, limits, receive, send = self._call, self._limits, self._receive, self._send
+        event = await receive()
+        message = self._whole_message(event)
+        if message is None:
+            message = await self._only_message([event])
+        elif event.get("more_body"):  # clients often end the stream with an empty frame of its own
+            end = await receive()
+            if end["type"] != "http.request" or end.get("body") or end.get("more_body"):
+                message = await self._only_message([event, end])
+        if method.counted is None:
+            unary: Unary = method.run  # type: ignore[assignment]  # a method of this shape
+            answer = await unary(call, message)
+        else:
+            unary, counts = method.counted
+            begun_s = counts.begin()
+            try:
+                answer = await unary(call, message)
+            except BaseException as error:
+                counts.failed(call, error, begun_s)
+                raise
+            counts.answered(begun_s)
+        size = len(answer)
+        if size > JOIN_BYTES_MAX or size > limits.response_bytes_max or not call.adds_nothing:
+            await self._answer(answer)
+            return
+        self._started = self._body_ended = self._ended = True
+        body = protocol.PREFIX.pack(0, size) + answer
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS, "trailers": True})
+            await send({"type": "http.response.body", "body": body, "more_body": False})
+            await send({"type": "http.response.trailers", "headers": _TRAILERS_OK, "more_trailers": False})
+        except OSError as error:
+            raise ClientGone from error
+
+    def _whole_message(self, event: Event) -> bytes | None:
+        """The plain message that an event is all of; None for anything else."""
+        body: bytes = event.get("body", b"")
+        size = len(body) - protocol.PREFIX_BYTES
+        if 0 <= size <= self._limits.request_bytes_max and body[0] == 0 and int.from_bytes(body[1:5], "big") == size:
+            return body[protocol.PREFIX_BYTES :]
+        return None
 
     async def _perform(self, method: Method | None) -> None:
         if method is None:
@@ -164,24 +220,8 @@ class Exchange:
 
     # Messages in
 
-    async def _only_message(self) -> bytes:
-        """The request's one message; the common case, one plain message in one piece, first and fast."""
-        event = await self._receive()
-        body: bytes = event.get("body", b"")
-        size = len(body) - protocol.PREFIX_BYTES
-        usual = (
-            0 <= size <= self._limits.request_bytes_max and body[0] == 0 and int.from_bytes(body[1:5], "big") == size
-        )
-        if not usual:
-            return await self._only_message_of_pieces([event])
-        if event.get("more_body"):
-            # Clients often end the stream with an empty frame of its own.
-            end = await self._receive()
-            if end["type"] != "http.request" or end.get("body") or end.get("more_body"):
-                return await self._only_message_of_pieces([event, end])
-        return body[protocol.PREFIX_BYTES :]
-
-    async def _only_message_of_pieces(self, received: list[Event]) -> bytes:
+    async def _only_message(self, received: Sequence[Event] = ()) -> bytes:
+        """The request's one message; `received`: the events that were read already."""
         messages = [message async for message in self._messages(received)]
         if len(messages) != 1:
             raise protocol.WrongMessageCount(f"{self._call.path} takes one message, not {len(messages)}")
@@ -210,23 +250,9 @@ class Exchange:
     # Answers out
 
     async def _answer(self, message: bytes) -> None:
-        """A unary method's answer, status and all; the common case, small and plain, first and fast."""
-        size = len(message)
-        call = self._call
-        usual = size <= JOIN_BYTES_MAX and self._answer_encoding is None and not call.initial and not call.trailing
-        if not usual or size > self._limits.response_bytes_max:
-            await self._write((message,), more=False)
-            await self._end(self._trailers(Code.OK, ""))
-            return
-        send = self._send
-        self._started = self._body_ended = self._ended = True
-        body = protocol.PREFIX.pack(0, size) + message
-        try:
-            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS, "trailers": True})
-            await send({"type": "http.response.body", "body": body, "more_body": False})
-            await send({"type": "http.response.trailers", "headers": _TRAILERS_OK, "more_trailers": False})
-        except OSError as error:
-            raise ClientGone from error
+        """A unary method's answer, status and all."""
+        await self._write((message,), more=False)
+        await self._end(self._trailers(Code.OK, ""))
 
     async def _answer_stream(self, answers: AsyncIterator[Sequence[bytes]]) -> None:
         try:

@@ -365,6 +365,10 @@ class ReceivedMetadata(Sequence[Entry]):
         self._headers = headers
         self._entries: list[Entry] | None = None
 
+    def all_named(self, names: frozenset[bytes]) -> bool:
+        """Whether all headers have one of these names, which are no metadata to anybody: nothing need be decoded."""
+        return names.issuperset(dict(self._headers))
+
     def _decoded(self) -> list[Entry]:
         if self._entries is None:
             self._entries = decode_metadata(self._headers)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from ts_frontend.errors import ClientGone, Code, ServeError
-from ts_frontend.grpc.call import Call, Method, Shape
+from ts_frontend.grpc.call import Call, Counted, Method, Shape
 from ts_frontend.telemetry.logging.logs import Logs
 from ts_frontend.telemetry.metrics.families import Counter, Definition, Family, Histogram, MetricKind
 
@@ -97,6 +97,23 @@ class MethodCounts:
         self.handled = [0] * len(Code)
         self.seconds = Histogram()
 
+    # --- of a unary method (`ts_frontend.grpc.call.Counts`)
+
+    def begin(self) -> float:
+        self.started += 1
+        self.received += 1
+        return time.perf_counter()
+
+    def answered(self, begun_s: float) -> None:
+        self.sent += 1
+        self.handled[Code.OK] += 1
+        self.seconds.add(time.perf_counter() - begun_s)
+
+    def failed(self, call: Call, error: BaseException, begun_s: float) -> None:
+        self.ended(code_of(call, error), time.perf_counter() - begun_s)
+
+    # --- of any
+
     def ended(self, code: int, seconds: float) -> None:
         self.handled[code] += 1
         self.seconds.add(seconds)
@@ -111,8 +128,10 @@ class CallMetrics:
     def counted(self, method: Method) -> Method:
         """The method, its calls counted from now on."""
         counts = self._methods.setdefault(method.path, MethodCounts(method))
-        wrap = _counted_unary if method.shape is Shape.UNARY else _counted_streaming
-        return Method(method.path, method.shape, wrap(method.run, counts))
+        if method.shape is Shape.UNARY:
+            run: Any = method.run
+            return Method(method.path, method.shape, _counted_unary(run, counts), Counted(run, counts))
+        return Method(method.path, method.shape, _counted_streaming(method.run, counts))
 
     def families(self) -> list[Family]:
         """Everything as it is now, of the methods that were called."""
@@ -138,21 +157,14 @@ def _family(name: str, kind: MetricKind, sentence: str, *more: str) -> Family:
 
 
 def _counted_unary(run: Any, counts: MethodCounts) -> Callable[[Call, bytes], Awaitable[bytes]]:
-    handled, add = counts.handled, counts.seconds.add
-    clock = time.perf_counter
-
     async def unary(call: Call, data: bytes) -> bytes:
-        begun_s = clock()
-        counts.started += 1
-        counts.received += 1
+        begun_s = counts.begin()
         try:
             answer: bytes = await run(call, data)
         except BaseException as error:
-            counts.ended(code_of(call, error), clock() - begun_s)
+            counts.failed(call, error, begun_s)
             raise
-        counts.sent += 1
-        handled[0] += 1
-        add(clock() - begun_s)
+        counts.answered(begun_s)
         return answer
 
     return unary

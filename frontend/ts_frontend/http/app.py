@@ -44,8 +44,8 @@ CLIENT_LEFT = 499
 VERSIONS = {"2": "2.0"}
 UNEXPECTED = "The server failed unexpectedly; its log says why"
 
-#: peer, request line, status, milliseconds, request id
-Log = Callable[[str, str, int, float, str], None]
+#: the request's scope (`request_line`), status, milliseconds, request id
+Log = Callable[[Scope, int, float, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class HttpApp:
         finally:
             request.close()
             if self._log is not None:
-                self._log(*_line(scope), status, (time.perf_counter() - begun_s) * 1000, request.request_id)
+                self._log(scope, status, (time.perf_counter() - begun_s) * 1000, request.request_id)
 
     def _request_id(self, headers: Sequence[Header]) -> str:
         """The client's, if it sent one that can be one, else a new one."""
@@ -191,7 +191,7 @@ def _bytes(body: Body) -> bytes | bytearray:
     return body.tobytes() if isinstance(body, memoryview) else body
 
 
-def _line(scope: Scope) -> tuple[str, str]:
+def request_line(scope: Scope) -> tuple[str, str]:
     """Who asked, and the request line, for the access log."""
     client, version = scope.get("client"), scope["http_version"]
     target = scope["raw_path"].decode("latin-1")

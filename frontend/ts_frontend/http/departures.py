@@ -23,6 +23,8 @@ from ts_frontend.tasks import kept
 
 DESCRIPTORS = Path("/proc/self/fd")
 LOOK_EVERY_S = 0.01
+#: An answer that takes no longer isn't watched: it costs something to find out whether its client is still there.
+WATCH_AFTER_S = 0.01
 #: After a look come so many times its own length without one, however many new connections there are.
 REST_FACTOR = 10
 #: What that many looks didn't find is somewhere else: behind a proxy that tells its clients' addresses.
@@ -49,8 +51,42 @@ class Watched:
         self.looks = 0
 
 
+class Lingering:
+    """Calls what has been here for `after_s` to twice that: one timer for all, where each paid for one of its own and
+    nearly all are gone before."""
+
+    def __init__(self, after_s: float) -> None:
+        self._after_s = after_s
+        self._young: dict[Callable[[], None], None] = {}
+        self._old: dict[Callable[[], None], None] = {}
+        self._ticking = False
+
+    def add(self, act: Callable[[], None]) -> None:
+        self._young[act] = None
+        if not self._ticking:
+            self._tick_later()
+
+    def discard(self, act: Callable[[], None]) -> None:
+        """It is called no more, if it is here at all."""
+        self._young.pop(act, None)
+        self._old.pop(act, None)
+
+    def _tick_later(self) -> None:
+        self._ticking = True
+        asyncio.get_running_loop().call_later(self._after_s, self._tick)
+
+    def _tick(self) -> None:
+        due, self._old, self._young = self._old, self._young, {}
+        self._ticking = False
+        if self._old:
+            self._tick_later()
+        for act in due:
+            act()
+
+
 class Departures:
-    """Calls back when the client of a watched request has left."""
+    """Calls back when the client of a watched request has left. `lingering` has the requests that aren't watched
+    yet."""
 
     def __init__(self, descriptors: Path = DESCRIPTORS, look_every_s: float = LOOK_EVERY_S) -> None:
         self._descriptors = descriptors
@@ -58,6 +94,7 @@ class Departures:
         self._watched: dict[ConnectionKey, set[Watched]] = {}
         self._unknown: set[Watched] = set()
         self._looking: asyncio.Task[None] | None = None
+        self.lingering = Lingering(WATCH_AFTER_S)
         #: The descriptors of the connections that are followed, both ways. They stay followed between requests.
         self._numbers: dict[ConnectionKey, int] = {}
         self._keys: dict[int, ConnectionKey] = {}

@@ -27,8 +27,6 @@ AsgiApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 Header: TypeAlias = "tuple[bytes, bytes]"
 Body: TypeAlias = "bytes | bytearray | memoryview"
 
-#: An answer that takes no longer isn't watched: it costs something to find out whether its client is still there.
-WATCH_AFTER_S = 0.01
 #: Of a body's announced size; Python refuses to read numbers of thousands of digits.
 LENGTH_DIGITS_MAX = 18
 
@@ -59,7 +57,7 @@ class HttpRequest:
     `headers` are lower case."""
 
     __slots__ = (
-        *("_departures", "_receive", "_scope", "_timer", "_watched", "_watcher"),
+        *("_departures", "_receive", "_scope", "_watched", "_watcher", "_when_gone"),
         *("headers", "limits", "method", "path", "path_params", "request_id"),
     )
 
@@ -75,7 +73,7 @@ class HttpRequest:
         self.limits = limits
         self._receive = receive
         self._departures = departures
-        self._timer: asyncio.TimerHandle | None = None
+        self._when_gone: Callable[[], None] | None = None
         self._watched: Watched | None = None
         self._watcher: asyncio.Task[None] | None = None
 
@@ -149,16 +147,18 @@ class HttpRequest:
 
     def when_gone(self, act: Callable[[], None]) -> None:
         """Calls `act` should the client leave before the answer has ended. The body must have been read."""
-        loop = asyncio.get_running_loop()
+        self._when_gone = act
+        self._departures.lingering.add(self._watch)
 
-        def watch() -> None:
-            client, server = self._scope.get("client"), self._scope.get("server")
-            if client and server and server[1] and self._scope["http_version"].startswith("1"):
-                self._watched = self._departures.watch((client[0], client[1]), server[1], act)
-            if self._watched is None:
-                self._watcher = watched(self._wait_gone(act), "The wait for a client to leave")
-
-        self._timer = loop.call_later(WATCH_AFTER_S, watch)
+    def _watch(self) -> None:
+        act = self._when_gone
+        if act is None:
+            return
+        client, server = self._scope.get("client"), self._scope.get("server")
+        if client and server and server[1] and self._scope["http_version"].startswith("1"):
+            self._watched = self._departures.watch((client[0], client[1]), server[1], act)
+        if self._watched is None:
+            self._watcher = watched(self._wait_gone(act), "The wait for a client to leave")
 
     async def _wait_gone(self, act: Callable[[], None]) -> None:
         while (await self._receive())["type"] != "http.disconnect":
@@ -170,13 +170,14 @@ class HttpRequest:
         goes on reading only when nobody can ask for it any more. The watching task is forgotten: a task keeps the
         exception it was cancelled with, that its frames, and these this."""
         self._receive = _closed
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._when_gone is not None:
+            self._when_gone = None
+            self._departures.lingering.discard(self._watch)
             if self._watcher is not None:
                 self._watcher.cancel()
             if self._watched is not None:
                 self._departures.forget(self._watched)
-            self._timer = self._watcher = self._watched = None
+            self._watcher = self._watched = None
 
 
 async def _closed() -> Event:

@@ -139,18 +139,15 @@ class HttpInference:
 
 async def answer_of(job: Job) -> HttpAnswer:
     """The answer whole when it is there with its first piece, else as a stream of pieces."""
-    pieces = job.chunks()
-    first = await anext(pieces)
-    if job.done:
-        # Nothing more comes; but if it failed after its first piece, that is raised here, while there is a status.
-        await anext(pieces, None)
+    whole = await job.whole()
     if job.status < 200:
         job.cancel()
         raise HandlerFailed(500, f"The handler set status {job.status}, which can't end an answer")
     headers = handler_headers(job.headers) if job.headers else ()
-    if job.done and len(first) == 1:
-        return HttpAnswer(job.status, headers, first[0])
-    return HttpAnswer(job.status, headers, _all(first, pieces))
+    if whole is not None and len(whole) < 2:
+        return HttpAnswer(job.status, headers, whole[0] if whole else b"")
+    pieces = job.chunks()
+    return HttpAnswer(job.status, headers, _all(await anext(pieces), pieces))
 
 
 async def _all(first: list[Buffer], rest: AsyncIterator[list[Buffer]]) -> AsyncIterator[list[Buffer]]:

@@ -28,7 +28,7 @@ from ts_frontend.grpc.open_inference import OpenInferenceService, StreamDialect
 from ts_frontend.grpc.repository import RepositoryService
 from ts_frontend.grpc.telemetry import CallMetrics, logged
 from ts_frontend.grpc.triton import SettingsService, SharedMemoryService, StatisticsService
-from ts_frontend.http.app import Cors, HttpApp
+from ts_frontend.http.app import Cors, HttpApp, request_line
 from ts_frontend.http.auth import HttpKeys
 from ts_frontend.http.custom import HttpCustomHandlers
 from ts_frontend.http.guard import Guard, Hosts
@@ -37,7 +37,7 @@ from ts_frontend.http.management import HttpManagement
 from ts_frontend.http.open_inference import HttpOpenInference
 from ts_frontend.http.openai import HttpOpenAI
 from ts_frontend.http.openapi import HttpDescription, HttpDocs
-from ts_frontend.http.request import AsgiApp, BodyLimits
+from ts_frontend.http.request import AsgiApp, BodyLimits, Scope
 from ts_frontend.http.routes import ROUTES
 from ts_frontend.http.routing import (
     GRPC_METRICS,
@@ -445,6 +445,7 @@ class Listeners:
             limits=BodyLimits(config.max_request_size, config.request_body_timeout_s),
         )
 
-    def _http_answered(self, peer: str, request: str, status: int, duration_ms: float, request_id: str) -> None:
+    def _http_answered(self, scope: Scope, status: int, duration_ms: float, request_id: str) -> None:
         self._metrics.http_answered(status)
-        self._logs.access(peer, request, status, duration_ms, request_id)
+        if self._logs.access_enabled:
+            self._logs.access(*request_line(scope), status, duration_ms, request_id)

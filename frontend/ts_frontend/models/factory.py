@@ -148,6 +148,7 @@ class ModelFactory:
             life_s=settings.sequence_timeout_ms / 1000 or math.inf,
             batch_size=policy.batch_size,
             delay_s=policy.delay_s,
+            lone_waits=policy.lone_waits,
             jobs_alone_max=policy.jobs_max,
             overlap=settings.continuous_batching,
         )
@@ -159,6 +160,7 @@ class ModelFactory:
         return Policy(
             batch_size=1 if continuous else settings.batch_size,
             delay_s=delay_s,
+            lone_waits=self._config.lone_requests_wait,
             jobs_max=settings.job_queue_size,
             bytes_max=self._config.job_queue_bytes_max,
         )

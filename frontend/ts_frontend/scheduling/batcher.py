@@ -15,10 +15,12 @@ JobT = TypeVar("JobT", bound=Job)
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How a model batches. `delay_s` is 0 unless its user asked for waiting."""
+    """How a model batches. `delay_s` is 0 unless its user asked for waiting; `lone_waits`: also a request without
+    recent company waits so long, before an idle worker."""
 
     batch_size: int = 1
     delay_s: float = 0.0
+    lone_waits: bool = False
     jobs_max: int = 100
     bytes_max: int = 1 << 30
 
@@ -34,6 +36,7 @@ class Batcher(Generic[JobT]):
         self.policy = policy
         self.size_bytes = 0
         self._jobs: OrderedDict[int, JobT] = OrderedDict()
+        self._company = False
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -66,20 +69,34 @@ class Batcher(Generic[JobT]):
         self.size_bytes -= job.size_bytes
         return True
 
-    def due_s(self, now_s: float) -> float:
-        """Seconds until a free worker should take a batch: 0 for now, inf when nothing waits."""
+    def due_s(self, now_s: float, idle: bool = False) -> float:
+        """Seconds until a free worker should take a batch: 0 for now, inf when nothing waits.
+
+        An `idle` worker takes a lone request at once when the one before it was alone, too: waiting would cost it time
+        and nobody would come. With the first batch of several the delay is waited for again."""
         if not self._jobs:
             return math.inf
         policy = self.policy
         if not policy.delay_s or len(self._jobs) >= policy.batch_size:
+            return 0.0
+        if idle and len(self._jobs) == 1 and not self._company and not policy.lone_waits:
             return 0.0
         first = next(iter(self._jobs.values()))
         return 0.0 if first.alone else max(0.0, first.queued_at_s + policy.delay_s - now_s)
 
     def take(self) -> list[JobT]:
         """The next batch: up to `batch_size` jobs in arrival order; one that is `alone` goes alone."""
-        batch: list[JobT] = []
+        batch = self._next()
+        self._company = len(batch) > 1
+        return batch
+
+    def _next(self) -> list[JobT]:
         jobs = self._jobs
+        if self.policy.batch_size == 1 and jobs:
+            _, job = jobs.popitem(last=False)
+            self.size_bytes -= job.size_bytes
+            return [job]
+        batch: list[JobT] = []
         while jobs and len(batch) < self.policy.batch_size:
             if batch and next(iter(jobs.values())).alone:
                 break
@@ -186,7 +203,7 @@ class PriorityBatcher(Batcher[PriorityJob]):
         del self._lane(job)[job.id]
         return True
 
-    def take(self) -> list[PriorityJob]:
+    def _next(self) -> list[PriorityJob]:
         batch: list[PriorityJob] = []
         for key in sorted(self._lanes):
             lane = self._lanes[key]

@@ -10,10 +10,13 @@ from typing import Any, Protocol
 
 from ts.protocol.frames import Feed, Input, Pairs
 from ts_frontend.errors import DeadlineExceeded, QueueFull, ServeError
-from ts_frontend.job import Job, JobState, Ledger
+from ts_frontend.job import Job, Ledger
 from ts_frontend.scheduling.batcher import Batcher, Full, Policy, Priorities, PriorityBatcher, PriorityJob
 from ts_frontend.scheduling.repeats import Group, RepeatLane
 from ts_frontend.scheduling.sequences import SequenceBatcher
+
+#: The capacity of a worker that has nothing to do.
+IDLE = 2
 
 
 class QueueWorker(Protocol):
@@ -24,10 +27,10 @@ class QueueWorker(Protocol):
     def capacity(self) -> float:
         """2 when idle, less when it takes more batches all the same, 0 when it takes none."""
 
-    def dispatch(self, jobs: list[Job]) -> None:
-        """Runs these jobs as one batch."""
+    def dispatch(self, jobs: list[Job], now_s: float) -> None:
+        """Runs these jobs as one batch, from `now_s` on (`time.monotonic()` seconds)."""
 
-    def dispatch_alone(self, job: Job) -> None:
+    def dispatch_alone(self, job: Job, now_s: float) -> None:
         """Runs a job, and takes nothing more before its end. Only for an idle worker."""
 
     def reserve(self) -> None:
@@ -134,6 +137,8 @@ def expired(job: Job, now_s: float) -> None:
 
 def without_expired(batch: list[Job], now_s: float) -> list[Job]:
     """A batch without those whose deadline has passed: expired work is never sent."""
+    if len(batch) == 1 and batch[0].deadline_s > now_s:
+        return batch
     late = [job for job in batch if job.deadline_s <= now_s]
     if not late:
         return batch
@@ -170,8 +175,7 @@ class JobQueue(WorkQueue):
             self._batcher.add(job, time.monotonic())
         except Full:
             self._put_after_all(job)
-        job.owner = self
-        job.move(JobState.QUEUED)
+        job.enqueue(self)
         if not self._scheduled:
             self.wake()
 
@@ -188,16 +192,14 @@ class JobQueue(WorkQueue):
     def put_back(self, jobs: list[Job]) -> None:
         back = [job for job in jobs if not job.done]
         for job in back:
-            job.move(JobState.QUEUED)
-            job.owner = self
+            job.enqueue(self)
         self._batcher.restore(back)
         self.wake()
 
     def run_again(self, groups: Sequence[Group]) -> None:
         for group in groups:
             for job in group.jobs:
-                job.move(JobState.QUEUED)
-                job.owner = self
+                job.enqueue(self)
         self._again.add(groups)
         self.wake()
 
@@ -213,37 +215,37 @@ class JobQueue(WorkQueue):
     def _dispatch(self) -> None:
         self._scheduled = False
         batcher = self._batcher
-        touched: set[QueueWorker] = set()
+        touched: list[QueueWorker] = []
+        now_s = time.monotonic()
         if self._again:
-            self._dispatch_again(touched)
+            self._dispatch_again(touched, now_s)
         while len(batcher):
             worker = self._pick()
             if worker is None:
                 break
-            now_s = time.monotonic()
-            due_s = batcher.due_s(now_s)
+            due_s = batcher.due_s(now_s, worker.capacity() == IDLE) if batcher.policy.delay_s else 0.0
             if due_s > 0:
                 self._wake_in(due_s)
                 break
             jobs = without_expired(batcher.take(), now_s)
             if jobs:
-                worker.dispatch(jobs)
-                touched.add(worker)
+                worker.dispatch(jobs, now_s)
+                if worker not in touched:
+                    touched.append(worker)
         for worker in touched:
             worker.flush()
 
-    def _dispatch_again(self, touched: set[QueueWorker]) -> None:
+    def _dispatch_again(self, touched: list[QueueWorker], now_s: float) -> None:
         """What runs again goes first. For what goes alone, one worker is kept free as soon as it is idle."""
-        now_s = time.monotonic()
         while self._again:
             worker = self._pick()
-            group = None if worker is None else self._again.take(idle=worker.capacity() == 2)
+            group = None if worker is None else self._again.take(idle=worker.capacity() == IDLE)
             if worker is None or group is None:
                 break
             jobs = without_expired(group.jobs, now_s)
             if jobs:
-                worker.dispatch_alone(jobs[0]) if group.alone else worker.dispatch(jobs)
-                touched.add(worker)
+                worker.dispatch_alone(jobs[0], now_s) if group.alone else worker.dispatch(jobs, now_s)
+                touched.append(worker)
         self._reserve()
 
     def _reserve(self) -> None:
@@ -255,15 +257,17 @@ class JobQueue(WorkQueue):
 
     def _pick(self) -> QueueWorker | None:
         """An idle worker, by turns; else the busy one with the most capacity."""
-        best, most = None, 0.0
         workers = self._workers
         count = len(workers)
+        if count == 1:
+            return workers[0] if workers[0].capacity() else None
+        best, most = None, 0.0
         for offset in range(count):
             index = (self._turn + offset) % count
             capacity = workers[index].capacity()
             if capacity > most:
                 best, most = workers[index], capacity
-                if capacity == 2:
+                if capacity == IDLE:
                     self._turn = index + 1
                     break
         return best
@@ -277,7 +281,7 @@ class TicketQueue(JobQueue):
         self._refusal = refusal
 
     def put(self, job: Job) -> None:
-        if len(self) >= sum(worker.capacity() == 2 for worker in self._workers):
+        if len(self) >= sum(worker.capacity() == IDLE for worker in self._workers):
             raise QueueFull(self._refusal)
         super().put(job)
 

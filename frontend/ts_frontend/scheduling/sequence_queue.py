@@ -14,7 +14,7 @@ from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArgument, QueueFull, SequenceOver
 from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.scheduling.batcher import Full
-from ts_frontend.scheduling.queues import QueueWorker, WorkQueue, without_expired
+from ts_frontend.scheduling.queues import IDLE, QueueWorker, WorkQueue, without_expired
 from ts_frontend.scheduling.sequences import (
     SequenceBatcher,
     SequencedJob,
@@ -49,7 +49,7 @@ class SequenceJob(SequencedJob):
         self.queue, self.made = queue, made
         self.begun = False
 
-    def deliver(self, chunk: Chunk) -> None:
+    def deliver(self, chunk: Chunk, now_s: float | None = None) -> None:
         if chunk.headers:
             ids = [value for name, value in chunk.headers if name.lower() == self.queue.keys.end]
             if ids:
@@ -60,7 +60,7 @@ class SequenceJob(SequencedJob):
                 self.queue.begun(self)
             if self.made:
                 chunk = chunk._replace(headers=_with(chunk.headers, self.queue.keys.id, self.sequence_id))
-        super().deliver(chunk)
+        super().deliver(chunk, now_s)
 
 
 class SequenceJobFactory:
@@ -129,8 +129,7 @@ class SequenceQueue(WorkQueue):
             raise SequenceOver(str(lost)) from None
         except SequenceNotBegun as error:
             raise InvalidArgument(str(error)) from None
-        job.owner = self
-        job.move(JobState.QUEUED)
+        job.enqueue(self)
         self._keep_time()
         self.wake()
 
@@ -143,8 +142,7 @@ class SequenceQueue(WorkQueue):
         for job in back:
             self._out.pop(job.id, None)
             if not job.done:
-                job.move(JobState.QUEUED)
-                job.owner = self
+                job.enqueue(self)
         self.wake()
 
     def detach(self, worker: QueueWorker) -> None:
@@ -184,7 +182,7 @@ class SequenceQueue(WorkQueue):
             free = self._free()
             if not free:
                 break
-            due_s = self._batcher.due_s(now_s)
+            due_s = self._batcher.due_s(now_s, free[0].capacity() == IDLE)
             if due_s > 0:
                 if due_s != math.inf:
                     self._wake_in(due_s)
@@ -217,7 +215,7 @@ class SequenceQueue(WorkQueue):
             else:
                 self._out[job.id] = job, worker
         if jobs:
-            worker.dispatch(jobs)
+            worker.dispatch(jobs, now_s)
 
     # --- time
 

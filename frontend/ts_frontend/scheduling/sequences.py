@@ -40,6 +40,7 @@ class SequenceLimits:
     life_s: float = math.inf
     batch_size: int = 1
     delay_s: float = 0.0
+    lone_waits: bool = False
     jobs_alone_max: int = 100
     overlap: bool = False
 
@@ -85,6 +86,7 @@ class SequenceBatcher(Generic[SequencedT]):
         self._idle: OrderedDict[str, float] = OrderedDict()
         self._aging: OrderedDict[str, float] = OrderedDict()
         self._over: OrderedDict[str, str] = OrderedDict()
+        self._company = False
 
     def __len__(self) -> int:
         """Jobs that wait."""
@@ -204,8 +206,8 @@ class SequenceBatcher(Generic[SequencedT]):
 
     # --- giving them to workers
 
-    def due_s(self, now_s: float) -> float:
-        """Seconds until a free worker should look: 0 for now, inf when nothing is ready."""
+    def due_s(self, now_s: float, idle: bool = False) -> float:
+        """Seconds until a free worker should look: 0 for now, inf when nothing is ready. As `Batcher.due_s`."""
         if self._alone:
             return 0.0
         ready = [next(iter(lane)) for lane in self._ready.values() if lane]
@@ -213,6 +215,8 @@ class SequenceBatcher(Generic[SequencedT]):
             return math.inf
         limits = self.limits
         if not limits.delay_s or any(len(lane) >= limits.batch_size for lane in self._ready.values()):
+            return 0.0
+        if idle and not self._company and not limits.lone_waits and sum(map(len, self._ready.values())) == 1:
             return 0.0
         first_s = min(next(iter(self._sequences[name].waiting.values())).queued_at_s for name in ready)
         return max(0.0, first_s + limits.delay_s - now_s)
@@ -242,6 +246,7 @@ class SequenceBatcher(Generic[SequencedT]):
                 sequence.worker = worker
                 self._bound.setdefault(worker, set()).add(sequence.id)
             batch.append(self._send(sequence))
+        self._company = len(batch) > 1
         return batch
 
     def _next(self, worker: Hashable, unbound_too: bool) -> Sequence[SequencedT] | None:

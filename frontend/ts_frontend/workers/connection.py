@@ -11,8 +11,9 @@ import socket
 from collections.abc import Callable
 
 from ts.protocol.decoder import Decoder
-from ts.protocol.frames import FrameError, Message
+from ts.protocol.frames import FrameError, Message, Predict, request_frame
 from ts.protocol.outbox import Outbox
+from ts_frontend.job import Job
 
 READ_BYTES = 64 * 1024
 READ_BYTES_BULK = 512 * 1024
@@ -51,6 +52,17 @@ class Connection:
         if not self._flush_scheduled and not self._writing:
             self._flush_scheduled = True
             self._loop.call_soon(self.flush)
+
+    def push_request(self, batch_id: int, job: Job) -> None:
+        """`push` of a batch of one job."""
+        frame = request_frame(batch_id, job.id, job.request_id, job.deadline_s, job.request_headers, job.inputs)
+        if frame is None:
+            self.push(Predict(batch_id, [job.item()]))
+        elif self._sock is not None:
+            self._outbox.push_frame(frame)
+            if not self._flush_scheduled and not self._writing:
+                self._flush_scheduled = True
+                self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
         """Writes what is queued, as far as the socket takes it; the rest follows when it is writable."""

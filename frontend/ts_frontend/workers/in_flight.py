@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from ts.protocol.frames import Chunk, Failed, Message
-from ts_frontend.job import Job, JobState
+from ts_frontend.job import Job, Owner
 
 #: Read-ahead: batches that take longer are never waited behind; quicker ones are sent until they fill this time.
 READ_AHEAD_S = 0.004
@@ -25,17 +25,18 @@ _batch_ids = itertools.count(1).__next__
 @dataclass(slots=True, eq=False)
 class Batch:
     """Requests that were sent together, less those that the handler was not given. `left`: how many have no complete
-    answer yet."""
+    answer yet; `ended`: the ids of the others, None as long as there are none."""
 
     id: int
     jobs: list[Job]
     left: int
     active_s: float
     taken_s: float
-    open: set[int] = field(default_factory=set)
+    ended: set[int] | None = None
 
     def open_jobs(self) -> list[Job]:
-        return [job for job in self.jobs if job.id in self.open and not job.done]
+        ended = self.ended or ()
+        return [job for job in self.jobs if job.id not in ended and not job.done]
 
     def unread(self, now_s: float) -> bool:
         """True when a client is behind, with reading or with sending: what waits for it isn't hanging."""
@@ -158,14 +159,14 @@ class InFlight:
 
     # --- its course
 
-    def begin(self, jobs: list[Job], now_s: float) -> Batch:
-        batch = Batch(_batch_ids(), jobs, len(jobs), now_s, now_s, {job.id for job in jobs})
+    def begin(self, jobs: list[Job], owner: Owner | None, now_s: float) -> Batch:
+        """These jobs are `owner`'s, from now on."""
+        batch = Batch(_batch_ids(), jobs, len(jobs), now_s, now_s)
         if not self.batches:
             self.turn_s = now_s
         self.batches[batch.id] = batch
         for job in jobs:
-            job.sent_at_s = now_s
-            job.move(JobState.SENT)
+            job.send(owner, now_s)
             self.jobs[job.id] = job, batch
         return batch
 
@@ -175,9 +176,9 @@ class InFlight:
         for job in batch.jobs:
             del self.jobs[job.id]
 
-    def active(self, batch: Batch) -> None:
+    def active(self, batch: Batch, now_s: float) -> None:
         """A sign of life: a piece of an answer, or a reader that makes room for more."""
-        self.turn_s = batch.active_s = time.monotonic()
+        self.turn_s = batch.active_s = now_s
 
     def alive(self, batch: Batch) -> None:
         """It works at something that takes its time elsewhere."""
@@ -186,9 +187,11 @@ class InFlight:
     def finish(self, job_id: int, batch: Batch) -> bool:
         """One answer is complete; True when that ends its batch."""
         del self.jobs[job_id]
-        batch.open.discard(job_id)
         batch.left -= 1
         if batch.left:
+            if batch.ended is None:
+                batch.ended = set()
+            batch.ended.add(job_id)
             return False
         del self.batches[batch.id]
         return True

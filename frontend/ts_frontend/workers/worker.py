@@ -26,7 +26,7 @@ from ts.protocol.frames import (
     Stop,
 )
 from ts_frontend.errors import DeadlineExceeded, Draining, InvalidArgument, Quarantined, WorkerDied
-from ts_frontend.job import Job, JobState
+from ts_frontend.job import Job
 from ts_frontend.scheduling.queues import WorkQueue
 from ts_frontend.scheduling.repeats import halves, one_by_one
 from ts_frontend.tasks import watched
@@ -299,22 +299,23 @@ class Worker:
         """True while the process has something to do for the job, also when nobody waits for it any more."""
         return job.id in self._running.jobs
 
-    def dispatch(self, jobs: list[Job]) -> None:
+    def dispatch(self, jobs: list[Job], now_s: float) -> None:
         """Sends these jobs to the process as one batch."""
-        running = self._running
-        for job in jobs:
-            job.owner = self
-        batch = running.begin(jobs, time.monotonic())
-        assert self._connection is not None
+        running, connection = self._running, self._connection
+        batch = running.begin(jobs, self, now_s)
+        assert connection is not None
         try:
-            self._connection.push(Predict(batch.id, [job.item() for job in jobs]))
+            if len(jobs) == 1 and isinstance(connection, Connection):
+                connection.push_request(batch.id, jobs[0])
+            else:
+                connection.push(Predict(batch.id, [job.item() for job in jobs]))
         except ValueError as error:
             running.withdraw(batch)
             self._refuse(jobs, error)
 
-    def dispatch_alone(self, job: Job) -> None:
+    def dispatch_alone(self, job: Job, now_s: float) -> None:
         """Sends a job that nothing else runs beside."""
-        self.dispatch([job])
+        self.dispatch([job], now_s)
         self._running.isolate(job)
 
     def reserve(self) -> None:
@@ -327,9 +328,9 @@ class Worker:
             self._work.wake()
         else:
             for job in jobs:
-                job.move(JobState.QUEUED)
+                job.enqueue(self)
             for job in jobs:
-                self.dispatch([job])
+                self.dispatch([job], time.monotonic())
 
     def flush(self) -> None:
         if self._connection is not None:
@@ -347,29 +348,33 @@ class Worker:
     def grant(self, job: Job, size_bytes: int) -> None:
         entry = self._running.jobs.get(job.id)
         if entry is not None and self._connection is not None:
-            self._running.active(entry[1])
+            self._running.active(entry[1], time.monotonic())
             self._connection.push(Credit(job.id, size_bytes))
 
     def feed(self, job: Job, feed: Feed) -> None:
         entry = self._running.jobs.get(job.id)
         if entry is not None and self._connection is not None:
-            self._running.active(entry[1])
+            self._running.active(entry[1], time.monotonic())
             self._connection.push(feed)
 
     # --- messages of the process
 
     def _received(self, messages: list[Message]) -> None:
         finished = False
-        jobs = self._running.jobs
+        running = self._running
+        jobs = running.jobs
+        now_s = time.monotonic()
         for message in messages:
             if isinstance(message, Chunk):
-                entry = jobs.get(message.job_id)
+                job_id, last = message[0], message[2]
+                entry = jobs.get(job_id)
                 if entry is not None:
-                    entry[0].deliver(message)
-                    if message.last:
-                        finished |= self._finish(message.job_id, entry[1])
+                    job, batch = entry
+                    job.deliver(message, now_s)
+                    if last:
+                        finished |= self._finish(job_id, batch, now_s)
                     else:
-                        self._running.active(entry[1])
+                        running.active(batch, now_s)
             elif isinstance(message, Failed):
                 entry = jobs.get(message.job_id)
                 if entry is not None:
@@ -379,7 +384,7 @@ class Worker:
                         entry[0].failed_by_worker(message)
                         if not message.begun:
                             entry[1].jobs.remove(entry[0])
-                    finished |= self._finish(message.job_id, entry[1])
+                    finished |= self._finish(message.job_id, entry[1], now_s)
             else:
                 self._control(message)
         if self._raised:
@@ -387,12 +392,11 @@ class Worker:
         if finished:
             self._work.wake()
 
-    def _finish(self, job_id: int, batch: Batch) -> bool:
+    def _finish(self, job_id: int, batch: Batch, now_s: float) -> bool:
         """One answer is complete; True when that ends its batch."""
         running = self._running
         if not running.finish(job_id, batch):
             return False
-        now_s = time.monotonic()
         waited_s, worked_s = running.measure(batch, now_s)
         self.answered += len(batch.jobs)
         if self._recorder is not None and batch.jobs:

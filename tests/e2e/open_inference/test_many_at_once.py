@@ -102,7 +102,11 @@ def crowded(
     model_writer(store, "busy_1", BUSY, config="minWorkers: 1\nmaxWorkers: 1\n")
     model_writer(store, "busy_2", BUSY, config="minWorkers: 2\nmaxWorkers: 2\n")
     model_writer(store, "long", LONG.replace("PIECES", str(PIECES)), config="minWorkers: 1\nmaxWorkers: 1\n")
-    settings: dict[str, object] = {"metrics_mode": "prometheus", "model_metrics_auto_detect": "true"}
+    settings: dict[str, object] = {
+        "metrics_mode": "prometheus",
+        "model_metrics_auto_detect": "true",
+        "lone_requests_wait": "true",
+    }
     server = serving(directory, store, settings, ["--ncs", "--models", "all", "--grpc-workers", str(WORKERS)])
     try:
         server.wait_started()

@@ -59,7 +59,8 @@ MODELS = {"batched": (BATCHED, BATCHED_CONFIG), "endless": (ENDLESS, ""), "dies"
 
 @pytest.fixture(scope="module")
 def robust(server_of: Any) -> Iterator[Any]:
-    with server_of(MODELS, max_response_size=RESPONSE_BYTES_MAX, metrics_mode="prometheus") as server:
+    settings = {"max_response_size": RESPONSE_BYTES_MAX, "metrics_mode": "prometheus", "lone_requests_wait": "true"}
+    with server_of(MODELS, **settings) as server:
         yield server
 
 

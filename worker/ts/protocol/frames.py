@@ -37,6 +37,7 @@ MORE, CONTINUED = 1, 2
 U64 = struct.Struct("<Q")
 ITEM_HEAD = struct.Struct("<QdHIH")
 SINGLE = struct.Struct("<IQdHIH")  # COUNT and ITEM_HEAD
+_REQUEST = struct.Struct("<IBBHQIQdHIH")  # HEADER and SINGLE
 PAIR_HEAD = struct.Struct("<HI")
 INPUT_HEAD = struct.Struct("<HHQ")
 CHUNK_HEAD = struct.Struct("<BHHH")
@@ -183,26 +184,36 @@ def packed(pairs: Pairs) -> bytes:
     return b"".join(out)
 
 
-def _encode_single(batch_id: int, item: Item, part: Input) -> tuple[int, int, list[Buffer]]:
-    """The usual batch, one request with one input, in one piece before its data."""
-    raw_id, raw_name, raw_type = item.request_id.encode(), part.name.encode(), part.content_type.encode()
-    headers = packed(item.headers)
-    head = b"".join(
-        (
-            SINGLE.pack(1, item.job_id, item.deadline_s, len(raw_id), len(headers), 1),
-            raw_id,
-            headers,
-            INPUT_HEAD.pack(len(raw_name), len(raw_type), len(part.data)),
-            raw_name,
-            raw_type,
+def request_frame(
+    batch_id: int, job_id: int, request_id: str, deadline_s: float, headers: Pairs, inputs: Sequence[Input]
+) -> bytes | None:
+    """The whole frame of a batch of one request with one input, the same as that of its `Predict`; None when it is no
+    small one. Raises ValueError as `encode`."""
+    if len(inputs) != 1 or len(inputs[0].data) >= JOINED_BYTES_MAX:
+        return None
+    name, content_type, data = inputs[0]
+    raw_id, raw_name, raw_type = request_id.encode(), name.encode(), content_type.encode()
+    raw_pairs = packed(headers)
+    size = SINGLE.size + INPUT_HEAD.size + len(raw_id) + len(raw_pairs) + len(raw_name) + len(raw_type) + len(data)
+    if size >= JOINED_BYTES_MAX:
+        return None
+    try:
+        return b"".join(
+            (
+                _REQUEST.pack(size, PREDICT, 0, 0, batch_id, 1, job_id, deadline_s, len(raw_id), len(raw_pairs), 1),
+                raw_id,
+                raw_pairs,
+                INPUT_HEAD.pack(len(raw_name), len(raw_type), len(data)),
+                raw_name,
+                raw_type,
+                data,
+            )
         )
-    )
-    return PREDICT, batch_id, [head, part.data]
+    except struct.error as error:
+        raise ValueError(f"a request doesn't fit a frame: {error}") from error
 
 
 def _encode_predict(message: Predict) -> tuple[int, int, list[Buffer]]:
-    if len(message.items) == 1 and len((item := message.items[0]).inputs) == 1:
-        return _encode_single(message.batch_id, item, item.inputs[0])
     out: list[Buffer] = [COUNT.pack(len(message.items))]
     for job_id, request_id, deadline_s, pairs, inputs in message.items:
         raw_id, headers = request_id.encode(), packed(pairs)

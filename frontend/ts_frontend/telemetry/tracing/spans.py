@@ -17,7 +17,7 @@ from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode,
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from ts.protocol.frames import Input, Pairs
-from ts_frontend.job import FINAL, Job, JobState, Ledger
+from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.telemetry.metrics.families import Counter, Definition, Family, MetricKind
 from ts_frontend.telemetry.tracing.export import Export
 from ts_frontend.telemetry.tracing.settings import Sampling
@@ -94,17 +94,18 @@ class TracedLedger(Ledger):
         self._requests: dict[int, RequestSpan] = {}
         self._ids = RandomIdGenerator()
 
-    def moved(self, job: Job, old: JobState, new: JobState) -> None:
-        if old is JobState.NEW:
-            request = current.get()
-            if request is not None and request.recording:
-                self._requests[job.id] = request
-                request.about |= {**self._model, REQUEST_ID: job.request_id}
-        if new in FINAL:
-            ended = self._requests.pop(job.id, None)
-            if ended is not None and job.queued_at_s:
-                self._record(ended, job, new)
-        super().moved(job, old, new)
+    def entered(self, job: Job) -> None:
+        request = current.get()
+        if request is not None and request.recording:
+            self._requests[job.id] = request
+            request.about |= {**self._model, REQUEST_ID: job.request_id}
+        super().entered(job)
+
+    def left(self, job: Job, answered_s: float) -> None:
+        ended = self._requests.pop(job.id, None)
+        if ended is not None and job.queued_at_s:
+            self._record(ended, job, job.state)
+        super().left(job, answered_s)
 
     def _record(self, request: RequestSpan, job: Job, state: JobState) -> None:
         """The job's way, now that it is known: what a request pays while it runs is one look into a table."""

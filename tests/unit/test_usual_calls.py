@@ -1,0 +1,179 @@
+"""The short way of a usual gRPC call gives what the way of any call gives, whatever comes, and counts the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ts_frontend.errors import ClientGone, ModelNotFound
+from ts_frontend.grpc.call import Call, ListenerLimits, Method, RequestIds, Shape, identified, request_headers
+from ts_frontend.grpc.exchange import JOIN_BYTES_MAX, Exchange
+from ts_frontend.grpc.protocol import PREFIX, MalformedHeader, ReceivedMetadata, encode
+from ts_frontend.grpc.telemetry import CallMetrics
+from ts_frontend.telemetry.metrics.text import exposition
+
+PATH = "/x.Y/Do"
+LIMITS = ListenerLimits(request_bytes_max=50, response_bytes_max=100_000)
+HEADERS = [(b"content-type", b"application/grpc"), (b"te", b"trailers"), (b"user-agent", b"someone")]
+
+
+class Case(NamedTuple):
+    """What a client sends and how the method ends."""
+
+    bodies: Sequence[bytes]
+    ends_apart: bool
+    leaves: bool
+    headers: Sequence[tuple[bytes, bytes]]
+    answer: int
+    adds: str
+    fails: Exception | None
+
+
+def message(data: bytes) -> bytes:
+    return PREFIX.pack(0, len(data)) + data
+
+
+whole = st.binary(max_size=60).map(message)
+bodies = st.one_of(
+    whole.map(lambda body: [body]),
+    st.lists(whole, max_size=3),
+    st.lists(st.binary(max_size=30), max_size=3),
+    st.tuples(whole, st.integers(0, 64)).map(lambda cut: [cut[0][: cut[1]], cut[0][cut[1] :]]),
+    st.just([PREFIX.pack(1, 2) + b"ab"]),
+    st.just([encode([bytes(2000)], "gzip")]),
+)
+more_headers = st.lists(
+    st.sampled_from(
+        [
+            (b"grpc-timeout", b"9S"),
+            (b"grpc-timeout", b"nonsense"),
+            (b"grpc-encoding", b"gzip"),
+            (b"grpc-encoding", b"other"),
+            (b"grpc-accept-encoding", b"gzip"),
+            (b"x-request-id", b"mine"),
+            (b"a-bin", b"YQ"),
+            (b"a-bin", b"%"),
+        ]
+    ),
+    max_size=2,
+    unique_by=lambda header: header[0],
+)
+cases = st.builds(
+    Case,
+    bodies,
+    st.booleans(),
+    st.booleans(),
+    more_headers,
+    st.sampled_from([0, 2, JOIN_BYTES_MAX, JOIN_BYTES_MAX + 1, 100_001]),
+    st.sampled_from(["", "initial", "trailing"]),
+    st.sampled_from([None, None, ModelNotFound("m"), RuntimeError("boom")]),
+)
+
+
+class AnyWay(Exchange):
+    """One that never takes the short way."""
+
+    __slots__ = ()
+
+    def _way(self, method: Method | None) -> Any:
+        return self._perform(method)
+
+
+async def events_of(case: Case, metrics: CallMetrics, kind: type[Exchange]) -> list[Any]:
+    """What the client gets, as one list; the body's pieces joined, as HTTP/2 leaves their cuts open."""
+
+    async def run(call: Call, data: bytes) -> bytes:
+        _, request_id = identified(call, RequestIds())
+        if case.adds:
+            getattr(call, case.adds).append(("key", call.peer))
+        if case.fails is not None:
+            raise case.fails
+        own = request_id.encode() if request_id == "mine" else b""
+        return (data + own).ljust(case.answer, b".")[: max(case.answer, len(data))]
+
+    sent: list[Any] = []
+    waiting: list[Any] = [{"type": "http.request", "body": body, "more_body": True} for body in case.bodies]
+    if case.leaves:
+        waiting.append({"type": "http.disconnect"})
+    elif case.ends_apart or not waiting:
+        waiting.append({"type": "http.request", "body": b"", "more_body": False})
+    else:
+        waiting[-1]["more_body"] = False
+
+    async def receive() -> Any:
+        return waiting.pop(0)
+
+    async def send(event: Any) -> None:
+        if event["type"] == "http.response.body" and sent and sent[-1]["type"] == event["type"]:
+            sent[-1] = {**event, "body": sent[-1]["body"] + event["body"]}
+        else:
+            sent.append(dict(event, headers=[*event["headers"]]) if "headers" in event else dict(event))
+
+    headers = [*HEADERS, *case.headers]
+    scope = {"path": PATH, "headers": headers, "client": ("127.0.0.1", 5)}
+    exchange = kind(scope, dict(headers), receive, send, LIMITS)
+    try:
+        await exchange.run(metrics.counted(Method(PATH, Shape.UNARY, run)))
+    except ClientGone:
+        sent.append("gone")
+    return sent
+
+
+def counted(metrics: CallMetrics) -> list[str]:
+    """All series but those of durations."""
+    shown = exposition(metrics.families()).splitlines()
+    return [line for line in shown if "_bucket" not in line and "_sum" not in line]
+
+
+@settings(deadline=None)
+@given(cases)
+def test_both_ways_answer_and_count_alike(case: Case) -> None:
+    short, long = CallMetrics(), CallMetrics()
+    assert asyncio.run(events_of(case, short, Exchange)) == asyncio.run(events_of(case, long, AnyWay))
+    assert counted(short) == counted(long)
+
+
+names = st.sampled_from(
+    [b"te", b"user-agent", b"Te", b"host", b"x-request-id", b"a", b"grpc-bin", b":path", b"grpc-tags-bin"]
+)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(names, st.sampled_from([b"trailers", b"%", b"", b"YQ"])), max_size=4))
+def test_metadata_that_nobody_asked_for_is_not_decoded_and_nothing_is_lost(headers: list[tuple[bytes, bytes]]) -> None:
+    def found(metadata: Any) -> Any:
+        try:
+            return request_headers(metadata)
+        except MalformedHeader:
+            return "malformed"
+
+    class Decoded(list):  # type: ignore[type-arg]
+        """Not `ReceivedMetadata`: the general way."""
+
+    try:
+        decoded: Any = Decoded(ReceivedMetadata(headers))
+    except MalformedHeader:
+        assert found(ReceivedMetadata(headers)) == "malformed"
+        return
+    assert found(ReceivedMetadata(headers)) == found(decoded)
+
+
+def test_the_short_way_is_taken() -> None:
+    taken = []
+
+    class Watched(Exchange):
+        async def _perform(self, method: Method | None) -> None:
+            pytest.fail("the way of any call was taken")
+
+        async def _perform_usual(self, method: Method) -> None:
+            taken.append(method.path)
+            await super()._perform_usual(method)
+
+    case = Case([message(b"x")], True, False, [(b"grpc-timeout", b"9S")], 2, "", None)
+    asyncio.run(events_of(case, CallMetrics(), Watched))
+    assert taken == [PATH]
