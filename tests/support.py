@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import TypeVar
 
 import psutil
@@ -34,6 +36,15 @@ async def until_async(look: Callable[[], Found], message: object = "", *, timeou
         assert time.monotonic() < end_s, _said(look, message, timeout_s)
         await asyncio.sleep(0)
     return found
+
+
+def module_of(path: Path) -> ModuleType:
+    """The module of a file, run anew, which `sys.modules` doesn't get."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None, path
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def end_server(pid_file: Path, mark: str) -> None:

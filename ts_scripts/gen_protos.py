@@ -280,12 +280,13 @@ def services_module(file: FileDescriptorProto, types: Types) -> str:
 
 
 def services_stubs(file: FileDescriptorProto) -> str:
-    """The `_pb2_grpc.pyi` of a file. What a call gives depends on the channel: a message, or something to await."""
-    lines = [*_head(file), "from collections.abc import Callable", "from typing import Any"]
+    """The `_pb2_grpc.pyi` of a file. What a method is depends on the channel: its calls give a
+    message, or something to await, and `future` is only there without asyncio."""
+    lines = [*_head(file), "from typing import Any"]
     for service in file.service:
         lines += ["", f"class {service.name}Stub:"]
         lines += [f"    {method.name}_PATH: str" for method in service.method]
-        lines += [f"    {method.name}: Callable[..., Any]" for method in service.method]
+        lines += [f"    {method.name}: Any" for method in service.method]
         lines += ["    def __init__(self, channel: Any) -> None: ..."]
     return "\n".join(lines) + "\n"
 

@@ -1,18 +1,18 @@
-# mypy: ignore-errors
 """The README tells the truth: its commands and programs run, in their order, and print what it says."""
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
+
+from support import module_of
 
 NOT_RUN = "<!-- not run:"
 
@@ -38,10 +38,8 @@ def blocks(markdown: str) -> Iterator[Block]:
         at += 1
 
 
-def ports(root: Path) -> dict[str, int]:
-    spec = importlib.util.spec_from_file_location("quickstart", root / "ts_scripts/quickstart.py")
-    quickstart = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(quickstart)
+def ports(root: Path) -> dict[str, Any]:
+    quickstart = module_of(root / "ts_scripts/quickstart.py")
     chosen = quickstart.choose_ports(only_free=True)
     return {**chosen, "quickstart": quickstart}
 

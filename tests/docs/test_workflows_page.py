@@ -1,9 +1,7 @@
-# mypy: ignore-errors
 """The walk of docs/workflows.md: its commands run, in their order, and print what it says."""
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shutil
 import subprocess
@@ -13,15 +11,15 @@ from pathlib import Path
 import pytest
 import yaml
 
+from support import module_of
+
 USUAL = {"inference_address": "127.0.0.1:8080", "management_address": "127.0.0.1:8081"}
 
 
 @pytest.fixture
 def walk(root: Path, tmp_path: Path, clean_env: dict[str, str]) -> Iterator[Callable[[str], str]]:
     """Runs commands in a folder that looks like a checkout, beside other servers."""
-    spec = importlib.util.spec_from_file_location("quickstart", root / "ts_scripts/quickstart.py")
-    quickstart = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(quickstart)
+    quickstart = module_of(root / "ts_scripts/quickstart.py")
     ports = quickstart.choose_ports(only_free=True)
     quickstart.write_config(ports, tmp_path / "ports.properties")
     env = {**clean_env, "TMPDIR": str(tmp_path), "TS_CONFIG_FILE": str(tmp_path / "ports.properties")}

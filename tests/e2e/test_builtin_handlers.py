@@ -1,11 +1,9 @@
-# mypy: ignore-errors
 """The built-in handlers behind HTTP and gRPC, against the same weights called directly."""
 
 from __future__ import annotations
 
 import base64
 import http.client
-import importlib.util
 import io
 import json
 import warnings
@@ -20,7 +18,7 @@ import sklearn.datasets
 import torch
 from PIL import Image
 
-from support import GUARD_S
+from support import GUARD_S, module_of
 
 MODELS = Path(__file__).parents[1] / "data" / "models"
 PHOTOS = Path(sklearn.datasets.__file__).parent / "images"
@@ -75,9 +73,7 @@ def multipart(**parts: bytes) -> dict[str, Any]:
 
 def network(name: str, class_name: str) -> Any:
     """A network of tests/data/models with weights from a fixed seed, in evaluation mode."""
-    spec = importlib.util.spec_from_file_location(name, MODELS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = module_of(MODELS / f"{name}.py")
     torch.manual_seed(7)
     net = getattr(module, class_name)()
     with torch.no_grad():
@@ -208,10 +204,10 @@ def imagenet_tensor(file: bytes) -> torch.Tensor:
     with Image.open(io.BytesIO(file)) as image:
         width, height = image.size
         short = min(width, height)
-        image = image.convert("RGB").resize((256 * width // short, 256 * height // short), Image.Resampling.BILINEAR)
-    left, top = round((image.width - 224) / 2), round((image.height - 224) / 2)
-    pixels = np.asarray(image, dtype=np.float32)[top : top + 224, left : left + 224] / np.float32(255)
-    normal = (pixels - np.float32([0.485, 0.456, 0.406])) / np.float32([0.229, 0.224, 0.225])
+        sized = image.convert("RGB").resize((256 * width // short, 256 * height // short), Image.Resampling.BILINEAR)
+    left, top = round((sized.width - 224) / 2), round((sized.height - 224) / 2)
+    pixels = np.asarray(sized, dtype=np.float32)[top : top + 224, left : left + 224] / np.float32(255)
+    normal = (pixels - np.array([0.485, 0.456, 0.406], np.float32)) / np.array([0.229, 0.224, 0.225], np.float32)
     return torch.from_numpy(normal.transpose(2, 0, 1).copy()).unsqueeze(0)
 
 
@@ -334,7 +330,8 @@ def test_boxes_of_images_of_any_size(served: Any, nets: Nets) -> None:
 
 def text_shares(net: Any, ids: list[int]) -> list[float]:
     with torch.inference_mode():
-        return torch.softmax(net(torch.tensor(ids), torch.tensor([0])), dim=1)[0].tolist()
+        shares: list[float] = torch.softmax(net(torch.tensor(ids), torch.tensor([0])), dim=1)[0].tolist()
+    return shares
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """The committed weights are as good as written down, and the networks are what they say."""
 
 from __future__ import annotations
@@ -7,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,7 +39,7 @@ with torch.inference_mode():
 """
 
 
-def measure(folder: Path, script: str) -> object:
+def measure(folder: Path, script: str) -> Any:
     """What a script prints that is run in a folder of examples/, as JSON; warnings are ignored as for users."""
     done = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

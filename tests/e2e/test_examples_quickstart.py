@@ -1,9 +1,7 @@
-# mypy: ignore-errors
 """What `make run ONCE=1` runs, on ports of its own."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import socket
@@ -11,16 +9,16 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+
+from support import module_of
 
 
 @pytest.fixture
 def quickstart(root: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("quickstart", root / "ts_scripts/quickstart.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of(root / "ts_scripts/quickstart.py")
 
 
 def test_the_first_five_minutes(root: Path, tmp_path: Path, clean_env: dict[str, str]) -> None:
@@ -44,6 +42,7 @@ def test_it_serves_until_it_is_told_to_end(
     command = [sys.executable, str(root / "ts_scripts/quickstart.py"), "--free-ports"]
     env = {**clean_env, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, cwd=root, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True) as run:
+        assert run.stdout is not None
         printed = ""
         for line in run.stdout:
             printed += line
@@ -54,7 +53,7 @@ def test_it_serves_until_it_is_told_to_end(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_taken_port_is_said_and_another_one_used(quickstart: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_taken_port_is_said_and_another_one_used(quickstart: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

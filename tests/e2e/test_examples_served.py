@@ -1,9 +1,7 @@
-# mypy: ignore-errors
 """The examples through a running server, started with the `torchserve` command and called with gRPC."""
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import subprocess
@@ -18,6 +16,7 @@ import httpx
 import pytest
 from PIL import Image
 
+from support import module_of
 from ts_frontend.protos import inference_pb2, inference_pb2_grpc, management_pb2, management_pb2_grpc
 
 CALL_S_MAX = 120.0
@@ -43,7 +42,8 @@ class Clients(NamedTuple):
         return inference_pb2.PredictionsRequest(model_name=model, model_version=version, input={"data": data})
 
     def predict(self, model: str, data: bytes, version: str = "") -> bytes:
-        return self.inference.Predictions(self.request(model, data, version), timeout=CALL_S_MAX).prediction
+        answer = self.inference.Predictions(self.request(model, data, version), timeout=CALL_S_MAX)
+        return bytes(answer.prediction)
 
     def stream(self, model: str, data: bytes) -> list[bytes]:
         responses = self.inference.StreamPredictions(self.request(model, data), timeout=CALL_S_MAX)
@@ -51,15 +51,12 @@ class Clients(NamedTuple):
 
     def register(self, url: str) -> str:
         request = management_pb2.RegisterModelRequest(url=url, initial_workers=1, synchronous=True)
-        return self.management.RegisterModel(request, timeout=CALL_S_MAX).msg
+        return str(self.management.RegisterModel(request, timeout=CALL_S_MAX).msg)
 
 
 @pytest.fixture(scope="module")
 def quickstart(root: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("quickstart", root / "ts_scripts/quickstart.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of(root / "ts_scripts/quickstart.py")
 
 
 @pytest.fixture(scope="module")

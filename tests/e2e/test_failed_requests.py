@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """Requests that fail leave nothing behind, on any service and however they fail: without the garbage collector, too.
 
 The server runs with it turned off, so that what only the collector could free stays, and is counted.

@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """What pages in a browser can't do, asked by raw clients: every route of the table, with what a browser would send."""
 
 from __future__ import annotations
@@ -336,7 +335,7 @@ def test_listeners_that_other_machines_reach(
     """Any name unless `allowed_hosts` is set; then the address that was connected to is one, too. Foreign origins are
     refused in any case."""
     for allowed, status in ((None, 200), ("models.example.org", 403), ("*", 200)):
-        more = {} if allowed is None else {"allowed_hosts": allowed}
+        more: dict[str, Any] = {} if allowed is None else {"allowed_hosts": allowed}
         server = open_server(
             *(tmp_path_factory, serving, model_writer, probe_handler),
             inference_address="http://0.0.0.0:0",

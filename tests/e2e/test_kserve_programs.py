@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """Programs written for aiSSEMBLE's and KServe's servers, run unchanged: the program's process becomes the server."""
 
 from __future__ import annotations

@@ -3,7 +3,6 @@ what KServe's have. What is null there need not be here; error texts are each se
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,11 +10,10 @@ from typing import Any
 
 import pytest
 
+from support import module_of
+
 DATA = Path(__file__).parents[1] / "data"
-_SPEC = importlib.util.spec_from_file_location("exchanges", Path(__file__).parents[2] / "ts_scripts" / "exchanges.py")
-assert _SPEC is not None and _SPEC.loader is not None
-exchanges: Any = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(exchanges)
+exchanges: Any = module_of(Path(__file__).parents[2] / "ts_scripts" / "exchanges.py")
 CALLS: list[dict[str, Any]] = exchanges.read(DATA / "kserve" / "calls.json")
 REFUSED = "a request that can't be read, or has other tensors than it says, is 400, INVALID_ARGUMENT"
 #: Calls with another status: it, and why.

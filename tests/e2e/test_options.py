@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """Servers that were started as other servers are, and asked as their clients ask."""
 
 from __future__ import annotations
@@ -108,7 +107,9 @@ def test_where_a_handler_runs(started, stub):
     assert ("bypass_serve is on: handlers run INSIDE" in server.log) == bypassed
     with urllib.request.urlopen(f"http://127.0.0.1:{server.port('http_metrics')}/metrics", timeout=GUARD_S) as answer:
         metrics = answer.read().decode()
-    assert re.search(r"ts_ready_workers\{.*llama31.*\} ([0-9])", metrics)[1] == ("0" if bypassed else "1")
+    ready = re.search(r"ts_ready_workers\{.*llama31.*\} ([0-9])", metrics)
+    assert ready is not None, metrics
+    assert ready[1] == ("0" if bypassed else "1")
 
 
 def test_the_openai_api_has_the_same_model(started):
@@ -162,7 +163,9 @@ def test_tls_and_sizes_by_flags(start, tmp_path, engine):
     files = ("--cert-file", str(tmp_path / "server.crt"), "--key_file", str(tmp_path / "server.key"))
     server = start("--use-tls", *files, "--max-message-size", "100000", grpc_engine=engine, wait=False)
     server.wait_for_log("http_metrics listens on https://")
-    address = re.search(r"grpc_inference listens on (\S+) \(TLS\)", server.log)[1]
+    listens = re.search(r"grpc_inference listens on (\S+) \(TLS\)", server.log)
+    assert listens is not None, server.log
+    address = listens[1]
     assert "http_inference listens on https://" in server.log
     trusted = grpc.ssl_channel_credentials((tmp_path / "server.crt").read_bytes())
     with grpc.secure_channel(address, trusted) as channel:

@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """Job tickets, async communication, micro-batching, and requests that wait for what won't come."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """Stateful sequences with real workers: order, the worker they stay on, limits, and their ends."""
 
 from __future__ import annotations
@@ -231,7 +230,7 @@ def test_grpc_streams_carry_sequences(served: Any) -> None:
         stub = InferenceAPIsServiceStub(channel)
         names = ["s1", "s2", "s1", "s2", "s1"]
         answers = talk(stub, [message("sums", name, str(n)) for n, name in enumerate(names)])
-        found = {"s1": [], "s2": []}
+        found: dict[str, list[list[int]]] = {"s1": [], "s2": []}
         for answer in answers:
             found[answer.sequence_id].append(json.loads(answer.prediction)["numbers"])
         assert found == {"s1": [[0], [0, 2], [0, 2, 4]], "s2": [[1], [1, 3]]}

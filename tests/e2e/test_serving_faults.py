@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """What happens when handlers misbehave, workers die and callers leave: one accepted request, one final status."""
 
 from __future__ import annotations
@@ -203,7 +202,8 @@ def test_terminating_under_load_answers_everything_that_was_accepted(start, tmp_
     ran = tmp_path / "ran"
 
     async def scenario() -> tuple[int, list[grpc.aio.AioRpcError]]:
-        answered, failures = 0, []
+        answered = 0
+        failures: list[grpc.aio.AioRpcError] = []
 
         async def client(stub: Any) -> None:
             nonlocal answered

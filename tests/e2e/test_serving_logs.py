@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """The logs of a whole server: JSON lines, request ids from listener to handler, a log4j2 file, a flooding handler."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """Models managed while they serve: versions, scaling, streams side by side, and what survives a restart."""
 
 from __future__ import annotations

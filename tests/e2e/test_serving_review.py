@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """Corners of a worker's life: what only waits isn't hung, what hangs is found everywhere, nothing is left behind."""
 
 from __future__ import annotations
@@ -9,6 +8,8 @@ import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 import grpc
 import psutil
@@ -177,7 +178,7 @@ def test_a_killed_forkserver_is_replaced_and_so_are_its_workers(start, tmp_path)
     with ThreadPoolExecutor(8) as pool:
         for number in range(2):
             ask = {"op": "hold", "begun": f"{begun}{number}", "release": str(tmp_path / "never")}
-            pool.submit(failure_of, lambda ask=ask: server.predict("probe", ask, timeout=GUARD_S))
+            pool.submit(failure_of, partial(server.predict, "probe", ask, timeout=GUARD_S))
             until((tmp_path / f"begun{number}").exists)
         queued = [pool.submit(server.predict, "probe", {"op": "echo"}, timeout=GUARD_S) for _ in range(6)]
         until(lambda: server.describe("probe")["jobQueueStatus"]["pendingRequests"] >= 6)
@@ -218,7 +219,7 @@ def test_a_model_is_registered_once_however_many_ask_and_whoever_leaves(start):
     server = start()
     with ThreadPoolExecutor(3) as pool:
         calls = [pool.submit(server.register, "probe") for _ in range(3)]
-        errors = [error for call in calls if (error := call.exception()) is not None]
+        errors: list[Any] = [error for call in calls if (error := call.exception()) is not None]
     assert [error.code() for error in errors] == [grpc.StatusCode.ALREADY_EXISTS] * 2
     server.unregister("probe")
     with grpc.insecure_channel(server.management) as channel:

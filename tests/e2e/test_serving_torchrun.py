@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """Workers of several processes, started by the real torchrun, computing together over gloo on the CPU."""
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ import re
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import grpc
 import psutil
@@ -93,11 +93,11 @@ def request_for(name: str, row: dict[str, object]) -> PredictionsRequest:
     return PredictionsRequest(model_name=name, input={"data": json.dumps(row).encode()})
 
 
-def ask(server, **row) -> object:
+def ask(server: Any, **row: object) -> Any:
     return json.loads(server.predict("together", row))
 
 
-def ranks(server) -> list[tuple[int, int]]:
+def ranks(server: Any) -> list[tuple[int, int]]:
     return [tuple(pair) for pair in ask(server, do="pids")]
 
 

@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """How a server ends: whom signals reach, what clients can't prevent, and what is left behind."""
 
 from __future__ import annotations
@@ -162,7 +161,8 @@ def test_a_signal_to_all_processes_loses_no_accepted_request(
     ran = tmp_path / "ran"
 
     async def scenario() -> tuple[int, list[grpc.aio.AioRpcError]]:
-        answered, failures = 0, []
+        answered = 0
+        failures: list[grpc.aio.AioRpcError] = []
 
         async def client(stub: Any) -> None:
             nonlocal answered

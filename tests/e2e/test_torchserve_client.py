@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """A whole server under clients made from TorchServe's definitions, the client script, and the subcommands."""
 
 from __future__ import annotations
@@ -104,7 +103,8 @@ class Load:
     """Threads that predict until told to stop; `outcomes` has one word for each request."""
 
     def __init__(self, client: TheirClient) -> None:
-        self.client, self.outcomes, self.running = client, [], True
+        self.client, self.running = client, True
+        self.outcomes: list[str] = []
         self.threads = [threading.Thread(target=self.work) for _ in range(LOAD_THREADS)]
 
     def work(self) -> None:

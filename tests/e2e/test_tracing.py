@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """Traces of a whole server, as a collector gets them."""
 
 from __future__ import annotations
@@ -167,6 +166,7 @@ def attributes(span: Span) -> dict[str, object]:
     found = {}
     for one in span.attributes:
         kind = one.value.WhichOneof("value")
+        assert kind is not None, one.key
         found[one.key] = getattr(one.value, kind)
     return found
 
@@ -309,7 +309,8 @@ def test_each_request_of_a_stream_has_its_own_children(served: Any, stub: Any) -
 def test_http_requests(served: Any) -> None:
     trace_id = "f" * 31 + "1"
     parent = f"00-{trace_id}-{PARENT}-01"
-    status, told = ask_http(f"{served.http}/predictions/probe", traceparent=parent, **{"X-Request-Id": "mine"})
+    headers: dict[str, Any] = {"traceparent": parent, "X-Request-Id": "mine"}
+    status, told = ask_http(f"{served.http}/predictions/probe", **headers)
     span = served.collector.wait_for(lambda one: one.trace_id.hex() == trace_id and one.kind == Span.SPAN_KIND_SERVER)
     assert (status, span.name) == (200, "POST /predictions/{model_name}")
     assert (told, span.parent_span_id.hex()) == (f"00-{trace_id}-{span.span_id.hex()}-01", PARENT)

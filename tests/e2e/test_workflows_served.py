@@ -19,7 +19,7 @@ import pytest
 import torch
 from PIL import Image
 
-from support import GUARD_S
+from support import GUARD_S, module_of
 
 COMMAND = "from {0} import {1} as main; main()"
 ARCHIVERS = {
@@ -94,11 +94,7 @@ def fill(store: Path, handlers: Path) -> None:
 
 
 def load_network(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location("tiny_network", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.TinyClassifier
+    return module_of(path).TinyClassifier
 
 
 @pytest.fixture(scope="module")

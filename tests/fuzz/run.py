@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """Fuzzes the targets of targets.py, each with its corpus.
 
 Usage: python tests/fuzz/run.py [TARGET …] [--runs N] [--seconds S] [--seed N] [--jobs N] [--coverage]
@@ -29,16 +28,21 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
-if "--coverage" in sys.argv:  # before anything of ours is imported: that is when code is instrumented
-    import atheris  # type: ignore[import-not-found]
+if TYPE_CHECKING:
+    import atheris
+
+    from fuzz import targets
+elif "--coverage" in sys.argv:  # before anything of ours is imported: that is when code is instrumented
+    import atheris
 
     with atheris.instrument_imports(include=["ts", "ts_frontend"]):
         import targets
 else:
     import targets
 
-TARGETS, Target = targets.TARGETS, targets.Target
+TARGETS = targets.TARGETS
 
 CORPUS = Path(__file__).parent / "corpus"
 INPUT_BYTES_MAX = 64 * 1024
@@ -104,7 +108,7 @@ class Mutator:
         return data[:first] + piece * self._chance.choice((2, 3, 10, 100)) + data[first:]
 
     def _word(self, data: bytes) -> bytes:
-        word = self._chance.choice(self._words)
+        word: bytes = self._chance.choice(self._words)
         at = self._at(data)
         return data[:at] + word + data[at + self._chance.choice((0, 0, 1, len(word))) :]
 
@@ -138,7 +142,7 @@ def _out_of_time(_signal: int, _frame: FrameType | None) -> None:
     raise Slow
 
 
-def run_one(target: Target, data: bytes) -> str:
+def run_one(target: targets.Target, data: bytes) -> str:
     """What was wrong with it, "" for nothing. The clock is the process's own: a busy machine doesn't count."""
     signal.setitimer(signal.ITIMER_PROF, TIME_S + TIME_S_PER_BYTE * len(data))
     try:
@@ -201,7 +205,7 @@ def fuzz(name: str, runs: int, seconds: float, seed: int, folder: Path) -> int:
     return len(found)
 
 
-def _inputs(corpus: Sequence[bytes], target: Target, seed: int) -> Iterator[bytes]:
+def _inputs(corpus: Sequence[bytes], target: targets.Target, seed: int) -> Iterator[bytes]:
     yield from corpus
     yield from Mutator(corpus, target.words, seed).inputs()
 

@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """What is fuzzed: for each form that comes from outside, a function of bytes and the errors that it may raise.
 
 A target raises what it is documented to raise, or nothing. Where there is a way back or a second reader, it compares
@@ -53,7 +52,7 @@ from ts_frontend.models.archive import parse_config
 from ts_frontend.models.extraction import ExtractLimits, extract
 from ts_frontend.models.formats import triton
 from ts_frontend.models.formats.formats import known_formats
-from ts_frontend.models.signature import signature_of
+from ts_frontend.models.signature import as_json, signature_of
 from ts_frontend.models.store import store
 from ts_frontend.open_inference import heads
 from ts_frontend.open_inference.repository import load_parameters, load_parameters_of_json
@@ -173,8 +172,8 @@ def grpc_headers(data: bytes) -> None:
         grpc_protocol.is_grpc(value)
         grpc_protocol.answer_encoding("gzip", value.decode("latin-1"))
     entries = list(grpc_protocol.ReceivedMetadata(headers))
-    for key, value in entries:
-        assert isinstance(value, bytes if key.endswith("-bin") else str)
+    for key, given in entries:
+        assert isinstance(given, bytes if key.endswith("-bin") else str)
     for _, value in headers:
         seconds = grpc_protocol.timeout_s(value)
         assert 0 <= grpc_protocol.answering_s(seconds) <= seconds < math.inf
@@ -411,7 +410,7 @@ def config_pbtxt(data: bytes) -> None:
     triton.worker_settings(config, 2)
     triton.priorities(config)
     triton.signature(config)
-    assert triton.as_json(triton.from_json(triton.as_json(config), "json")) == triton.as_json(config)
+    assert as_json(triton.from_json(as_json(config), "json")) == as_json(config)
 
 
 @target(properties.PropertiesError, words=(b"\\u0041", b"\\u", b"\\ud83d\\ude00", b"\\\n", b"\r", b"!", b":", b"\\"))

@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """Virtual environments of models: made once, shared, never half; with wheels made here, so that no index is asked."""
 
 from __future__ import annotations
@@ -77,6 +76,7 @@ def test_it_is_made_once_and_used_again(
 ) -> None:
     caplog.set_level(logging.INFO)
     first = asyncio.run(make().of("m", archive, use_venv=False))
+    assert first.held is not None
     assert "Model m: Successfully installed greeting-1.0" in caplog.messages
     assert says(first, "import greeting, yaml, sys; print(greeting.WORD, sys.prefix)") == f"hello {first.held.path}"
     caplog.clear()
@@ -191,6 +191,7 @@ def test_what_a_killed_builder_left_is_made_anew(directory: Path) -> None:
         [sys.executable, "-c", HOLDER, str(directory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     with holder:
+        assert holder.stdout is not None
         assert holder.stdout.readline() == "ready\n"
         told: list[bool] = []
 

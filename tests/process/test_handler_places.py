@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """Where handlers may stand, what processes that they start can import, old kinds of handlers, a worker that listens."""
 
 from __future__ import annotations
@@ -107,6 +106,7 @@ class Listening:
         self.path = folder / "worker.9000"
         argv = [sys.executable, "-m", "ts.model_service_worker", "--sock-type", "unix", "--sock-name", str(self.path)]
         self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
         self.lines = [self.process.stdout.readline().strip() for _ in range(3)]
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(GUARD_S)

@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """Starting and stopping with real processes: messages, exit codes, the pid file, nothing left behind."""
 
 from __future__ import annotations
@@ -44,8 +43,7 @@ class Shell:
                 timeout=GUARD_S,
                 check=False,
             )
-        done.stdout = output.read_text()
-        return done
+        return subprocess.CompletedProcess(done.args, done.returncode, output.read_text())
 
     def start(self, what: str, *words: str) -> subprocess.CompletedProcess[str]:
         return self.run("--start", "--model-store", "store", "--models", what, *words)

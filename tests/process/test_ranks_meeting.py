@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """Who may join the processes of a worker, at a real socket."""
 
 from __future__ import annotations
@@ -117,7 +116,8 @@ def test_a_batch_goes_out_when_all_have_finished_the_one_before(tmp_path):
         for guest in guests:
             assert b"request-2" not in await told(guest, b"request-1")
         guests[0].send(encode_bytes(Chunk(1, b"answer")))
-        assert bytes((await gathering.heard.get()).data) == b"answer"
+        answer = await gathering.heard.get()
+        assert isinstance(answer, Chunk) and bytes(answer.data) == b"answer"
         ranks.push(Credit(1, 7))
         assert b"request-2" not in await told(guests[0], b"\x07\0\0\0\0\0\0\0"), "rank 1 is not done"
         guests[1].send(encode_bytes(Chunk(1, b"dropped")))

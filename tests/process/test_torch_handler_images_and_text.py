@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """Image, text and tensor handlers: pixels computed by hand, answers of small known models."""
 
 from __future__ import annotations
@@ -36,7 +35,9 @@ def grey(rows: list[list[int]]) -> Image.Image:
 
 
 def values(image: Image.Image) -> list[list[int]]:
-    return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(image.height, image.width).tolist()
+    pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
+    found: list[list[int]] = pixels.view(image.height, image.width).tolist()
+    return found
 
 
 # --- transforms
@@ -243,6 +244,7 @@ def test_guard_against_huge_images(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         answer(handler, [{"data": file_of((1, 2, 3))}])
     assert caught.value.error_code == 400
     handler.context.system_properties["limit_max_image_pixels"] = False
+    assert isinstance(handler, VisionHandler)
     VisionHandler.initialize(handler, handler.context)
     assert answer(handler, [{"data": file_of((1, 0, 0))}]) == [0]
 

@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """TorchScript and ONNX models of a Triton repository in a real worker; warm-up, and checks of what models give."""
 
 from __future__ import annotations
@@ -153,7 +152,7 @@ def test_a_batch_of_texts_is_one_list(start_model: Any) -> None:
 
     config = {"max_batch_size": 8, "input": [one("words"), tensor("times", 1)], "output": [one("loud")]}
     worker, _ = start_model("pytorch", "model.pt", script(Shouting()), config)
-    message = ModelInferRequest.FromString(words([2, 1], "a", "b")[0].data)
+    message = ModelInferRequest.FromString(bytes(words([2, 1], "a", "b")[0].data))
     message.inputs.add(name="times", datatype="FP32", shape=[2, 1])
     message.raw_input_contents.append(bytes(8))
     asked = [Input("", "\0grpc", message.SerializeToString())]

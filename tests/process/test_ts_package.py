@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """What other people's handlers, tests and scripts import of `ts`."""
 
 from __future__ import annotations
@@ -196,7 +195,8 @@ def test_a_service_needs_requests() -> None:
 
 def test_the_loader_knows_envelopes_and_says_what_is_wrong(model_dir: Path) -> None:
     service = load(model_dir, envelope="body")
-    assert type(service._entry_point.__self__).__name__ == "BodyEnvelope"
+    entry: Any = service._entry_point
+    assert type(entry.__self__).__name__ == "BodyEnvelope"
     with pytest.raises(ValueError, match="not found"):
         load(model_dir, "nowhere")
     assert inspect.isabstract(ModelLoader)
@@ -393,10 +393,11 @@ def test_handlers_of_other_systems_say_what_to_use(tmp_path: Path) -> None:
         ("dali_image_classifier", "DALI isn't part of this server: use the handler image_classifier"),
     ):
         module = importlib.import_module(f"ts.torch_handler.{name}")
-        (handler,) = [
+        handlers: list[Any] = [
             one
             for one in vars(module).values()
             if inspect.isclass(one) and one.__module__ == module.__name__ and hasattr(one, "initialize")
         ]
+        (handler,) = handlers
         with pytest.raises(NotImplementedError, match=words):
             handler().initialize(context)

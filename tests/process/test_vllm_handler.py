@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """`vllm_handler` against each release of vLLM that was recorded: the stand-in takes what that release takes."""
 
 from __future__ import annotations
@@ -54,7 +53,8 @@ class Sent(Context):
 
     def __init__(self, path: str) -> None:
         super().__init__("m", ".", {}, 1, None)
-        self.path, self.pieces = path, []
+        self.path = path
+        self.pieces: list[Any] = []
 
     def get_request_header(self, idx: int, key: str) -> Any:
         return self.path if key == "url_path" else None

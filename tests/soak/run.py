@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """Mixed load with faults on a real server, from clients that have nothing of ours: grpcio, h2 and plain sockets.
 
 Usage: python tests/soak/run.py [--engine NAME …] [--seconds S] [--requests N] [--rate R]

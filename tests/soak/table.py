@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """What the measurements of this folder have in common: the server they start, and the table they end with."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """How long it takes until a handler knows that nobody waits for it any more, and until a dead worker gets nothing.
 
 Usage: python tests/soak/told.py [--engine NAME …] [--count N]

@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """Options of other servers become our settings: a row each; which source wins; how they may be spelt."""
 
 from __future__ import annotations
@@ -295,7 +294,7 @@ def test_a_whole_address_is_moved_only_by_as_strong_a_source() -> None:
 
 def test_what_has_no_effect_says_so() -> None:
     """In one form, and once, wherever it was given."""
-    words = ("--rate-limit=off", "--strict-model-config", "--predictor-host=h", "--set", "ipex_enable=true")
+    words = ["--rate-limit=off", "--strict-model-config", "--predictor-host=h", "--set", "ipex_enable=true"]
     words += ("--set", "keystore_type=PKCS12", "--set", "trace_config=triton,file=/tmp/x")
     notes = [note.text for note in started(*words).notes]
     tunes = "has no effect: it tunes a part that this server doesn't have"
@@ -322,7 +321,7 @@ def test_what_has_no_effect_says_so() -> None:
 def test_the_ports_of_a_profile(profile: str, http: int, grpc: int, management: int, metrics: int) -> None:
     """Promises 000-04, 001-36: nothing collides; loading them would say so."""
     config = started("--profile", profile)
-    ports = (config.inference_address.port, config.grpc_inference_port)
+    ports: tuple[int, ...] = (config.inference_address.port, config.grpc_inference_port)
     ports += (config.management_address.port, config.metrics_address.port)
     assert ports == (http, grpc, management, metrics)
     assert config.loopback_only == (profile != "kserve")

@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """Archives of every form, friendly and hostile: what comes out, and what is refused with which words."""
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def zipped(path: Path, files: dict[str, bytes], compression: int = zipfile.ZIP_D
     return path
 
 
-def tarred(path: Path, files: dict[str, bytes], mode: str = "w:gz") -> Path:
+def tarred(path: Path, files: dict[str, bytes], mode: Any = "w:gz") -> Path:
     with tarfile.open(path, mode) as package:
         for name, data in files.items():
             entry = tarfile.TarInfo(name)

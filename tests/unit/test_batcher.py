@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """Which jobs go together, and when: time is an argument, so every case is exact."""
 
 from __future__ import annotations
@@ -106,8 +105,10 @@ def test_restored_jobs_go_to_the_head_in_their_order_even_when_full():
 
 @given(st.lists(st.sampled_from(["add", "take", "remove", "restore"]), max_size=60), st.integers(1, 4))
 def test_whatever_happens_no_job_is_lost_or_doubled(actions, batch_size):
-    batcher, waiting, number = Batcher(Policy(batch_size=batch_size, jobs_max=10)), [], 0
+    batcher: Batcher[Waiting] = Batcher(Policy(batch_size=batch_size, jobs_max=10))
+    waiting: list[Waiting] = []
     taken: list[Waiting] = []
+    number = 0
     for action in actions:
         if action == "add" and len(waiting) < 10:
             job = Waiting(number, size_bytes=number)

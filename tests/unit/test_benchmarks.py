@@ -1,12 +1,13 @@
-# mypy: ignore-errors
 """The parts of the benchmarks that decide what a figure means: parsing, verifying, percentiles, ratios, accounts."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import psutil
 import pytest
@@ -22,7 +23,7 @@ traffic: 487.78KB (499488) total, 25.13KB (25728) headers (space savings 94.70%)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def path() -> None:
+def path() -> Iterator[None]:
     sys.path.append(str(BENCHMARKS))
     yield
     sys.path.remove(str(BENCHMARKS))
@@ -49,7 +50,7 @@ def run(path: None) -> ModuleType:
     return run
 
 
-def load(h2load: ModuleType, done: int = 21, succeeded: int = 21, data: int = 189) -> object:
+def load(h2load: ModuleType, done: int = 21, succeeded: int = 21, data: int = 189) -> Any:
     log = "1795229217774043\t200\t3000\n1795229217774016\t200\t1000\n1795229217774016\t-1\t9\n"
     return h2load.parse(OUTPUT.format(done=done, succeeded=succeeded, data=data), log, 2.0, 0.5)
 
@@ -169,7 +170,8 @@ def test_the_tensor_is_what_counts_in_answers_of_servers_that_differ(path: None)
 
     asked = pb.ModelInferRequest.FromString(INFER.request)
     right = pb.ModelInferResponse(id="1", raw_output_contents=asked.raw_input_contents).SerializeToString()
-    typed = pb.ModelInferResponse(outputs=[{"contents": {"fp32_contents": VALUES}}]).SerializeToString()
+    output = pb.ModelInferResponse.InferOutputTensor(contents=pb.InferTensorContents(fp32_contents=VALUES))
+    typed = pb.ModelInferResponse(outputs=[output]).SerializeToString()
     longer = pb.ModelInferResponse(id="10", raw_output_contents=asked.raw_input_contents).SerializeToString()
     json_answer = b'{"outputs": [{"data": %s}]}' % str(VALUES).encode()
     assert INFER.is_right([right], [], http=False) and INFER.is_right([typed], [], http=False)
@@ -238,7 +240,9 @@ def test_a_change_is_told_beyond_the_tolerance(path: None) -> None:
 def test_lone_requests_are_not_delayed_and_batches_fill_under_load(path: None) -> None:
     import batching
 
-    policy = batching.Policy(batch_size=16, delay_s=batching.DELAY_S, jobs_max=10_000)
+    from ts_frontend.scheduling.batcher import Policy
+
+    policy = Policy(batch_size=16, delay_s=batching.DELAY_S, jobs_max=10_000)
     alone = batching.BATCH_S + batching.REQUEST_S
     rarely = batching.served([float(second) for second in range(50)], batching.Ours(policy))
     assert max(rarely.latencies_s) == pytest.approx(alone)

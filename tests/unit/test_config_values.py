@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """Every setting: what it allows, what an error says; addresses; what must be together."""
 
 from __future__ import annotations
@@ -6,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -324,7 +324,7 @@ def test_programs_and_their_arguments() -> None:
 
 def test_every_address_is_local_by_default() -> None:
     """TorchServe's were 0.0.0.0 (CVE-2023-43654), those of gRPC for longer (CVE-2024-35199)."""
-    defaults = {one.name: one.default for one in fields(ServerConfig) if one.name.endswith("_address")}
+    defaults: dict[str, Any] = {one.name: one.default for one in fields(ServerConfig) if one.name.endswith("_address")}
     local = {name: is_loopback(getattr(value, "host", value)) for name, value in defaults.items()}
     names = [*(f"{api}_address" for api in ("inference", "management", "metrics")), "grpc_inference_address"]
     assert local == dict.fromkeys([*names, "grpc_management_address"], True)

@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """Connections that h2corn closed, over tables of the kernel that a test writes."""
 
 from __future__ import annotations
@@ -6,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from ts_frontend.listeners import floods
 from ts_frontend.listeners.floods import CONNECTIONS_MAX, SEEN_MIN, Floods, read_table
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue\n"
-SCOPE = {"http_version": "2", "client": ("127.0.0.1", 4660), "server": ("127.0.0.1", 7070)}
+SCOPE: dict[str, object] = {"http_version": "2", "client": ("127.0.0.1", 4660), "server": ("127.0.0.1", 7070)}
 TIME_WAIT, CLOSE_WAIT, ESTABLISHED = "06", "08", "01"
 
 
@@ -87,14 +87,14 @@ def test_clients_that_close_first_when_told_to_go_away(
     """75 cancels a second did not come from the connection's end."""
     (tmp_path / "tcp").write_text(row(state) if state else HEAD)
     now_s = iter(range(1_000_000))
-    monkeypatch.setattr(floods.time, "monotonic", lambda: next(now_s) / 75)
+    monkeypatch.setattr(time, "monotonic", lambda: next(now_s) / 75)
     assert asyncio.run(counted(tmp_path / "tcp", SEEN_MIN + 11)) == 1
 
 
 def test_slow_cancels_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tcp").write_text(row(TIME_WAIT))
     now_s = iter(range(1_000_000))
-    monkeypatch.setattr(floods.time, "monotonic", lambda: next(now_s) / 9)  # 9 in a second
+    monkeypatch.setattr(time, "monotonic", lambda: next(now_s) / 9)  # 9 in a second
 
     async def many() -> int:
         closed: list[None] = []

@@ -1,10 +1,10 @@
-# mypy: ignore-errors
 """Frames: everything that can be said comes out as it went in, however the stream is cut; nonsense is refused."""
 
 from __future__ import annotations
 
 import math
 import struct
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -79,7 +79,7 @@ messages = st.one_of(
     st.builds(Call, u64, objects, payload),
 )
 
-SAMPLES = [
+SAMPLES: list[frames.Message] = [
     Load({"model_name": "m", "gpu_id": None}),
     Predict(1, []),
     Predict(2**64 - 1, [Item(5, "id", math.inf, [("a", "é")], [Input("x", "text/plain", b"123"), Input("", "", b"")])]),
@@ -185,7 +185,7 @@ def test_the_stream_may_be_cut_anywhere():
 @pytest.mark.parametrize("step", [1 << 30, 65536, 100_003])
 def test_large_messages_come_in_frames(size, step):
     body = bytes(range(256)) * (size // 256 + 1)
-    sent = [
+    sent: list[frames.Message] = [
         Chunk(1, body[:size], True, 200, "", [("k", "v")]),
         Predict(2, [Item(1, "", 0.0, [], [Input("d", "", body)])]),
     ]
@@ -210,7 +210,7 @@ def decode_bytes_with(decoder, data):
 
 def test_payloads_outlive_what_was_fed():
     decoder = Decoder(LIMIT)
-    chunks = [decoder.feed(encode_bytes(Chunk(key, bytes([key]) * 10)))[0] for key in range(5)]
+    chunks: list[Any] = [decoder.feed(encode_bytes(Chunk(key, bytes([key]) * 10)))[0] for key in range(5)]
     assert [bytes(chunk.data) for chunk in chunks] == [bytes([key]) * 10 for key in range(5)]
 
 

@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """Who has left, as the kernel tells it of this process's connections."""
 
 from __future__ import annotations
@@ -242,7 +241,8 @@ def test_only_connections_have_addresses_of_connections(port: Port, tmp_path: Pa
     with contextlib.ExitStack() as stack:
         file = stack.enter_context((tmp_path / "file").open("w"))
         pair = [stack.enter_context(one) for one in socket.socketpair()]
-        assert [connection_of(thing.fileno()) for thing in (file, *pair, port._listener)] == [None] * 4
+        things: tuple[Any, ...] = (file, *pair, port._listener)
+        assert [connection_of(thing.fileno()) for thing in things] == [None] * 4
         number = file.fileno()
     assert connection_of(number) is None
 

@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """The invariants of the architecture, read off the source: who imports what, who starts processes, who reads the
 environment. Each test names the files that break its rule."""
 
@@ -216,7 +215,11 @@ def mutated(tree: ast.AST) -> Iterator[str]:
             yield from node.names
         stored = isinstance(node, ast.Subscript) and isinstance(node.ctx, (ast.Store, ast.Del))
         changed = isinstance(node, ast.Attribute) and node.attr in MUTATORS
-        if (stored or changed) and isinstance(node.value, ast.Name):
+        if (
+            (stored or changed)
+            and isinstance(node, (ast.Subscript, ast.Attribute))
+            and isinstance(node.value, ast.Name)
+        ):
             yield node.value.id
 
 

@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """One request, one final status: every way through the table, and what its caller sees of it."""
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ts.protocol.frames import Chunk, Failed, Input
+from ts.protocol.frames import Chunk, Failed, Feed, Input
 from ts_frontend.config.kinds import ConfigError
 from ts_frontend.config.load import Option, load_config
 from ts_frontend.errors import (
@@ -26,7 +25,7 @@ from ts_frontend.errors import (
     ServeError,
     WorkerDied,
 )
-from ts_frontend.job import CREDIT_GRANT_BYTES, FINAL, NEXT, FedJob, IllegalTransition, Job, JobState, Ledger
+from ts_frontend.job import CREDIT_GRANT_BYTES, FINAL, NEXT, FedJob, IllegalTransition, Job, JobState, Ledger, Owner
 
 
 class Recording:
@@ -41,6 +40,9 @@ class Recording:
 
     def grant(self, job: Job, size_bytes: int) -> None:
         self.granted.append(size_bytes)
+
+    def feed(self, job: Job, feed: Feed) -> None:
+        raise AssertionError("no job of these tests is fed by its owner")
 
 
 def sent(ledger: Ledger | None = None, **more: object) -> tuple[Job, Recording]:
@@ -67,10 +69,15 @@ def test_the_table_decides_which_moves_there_are(old, new):
         assert job.state is old
 
 
+def owner_of(job: Job) -> Owner:
+    assert job.owner is not None
+    return job.owner
+
+
 #: What the methods of the usual way do, as moves by the table.
 WAYS: dict[str, tuple[JobState, Callable[[Job], None]]] = {
-    "enqueue": (JobState.QUEUED, lambda job: job.enqueue(job.owner)),
-    "send": (JobState.SENT, lambda job: job.send(job.owner, 2.0)),
+    "enqueue": (JobState.QUEUED, lambda job: job.enqueue(owner_of(job))),
+    "send": (JobState.SENT, lambda job: job.send(owner_of(job), 2.0)),
     "answer": (JobState.ANSWERED, lambda job: job.answer(3.0)),
 }
 
@@ -82,7 +89,8 @@ def test_a_method_of_the_usual_way_does_what_the_table_does(old, way, kind):
     new, act = WAYS[way]
 
     def seen(act: Callable[[Job], None]) -> object:
-        ledger, told = Ledger(), []
+        ledger = Ledger()
+        told: list[object] = []
         job = kind(ledger, [], request_id="r", recorder=Counting(told))
         job.state, job.owner, job.queued_at_s, job.sent_at_s = old, Recording(), 1.0, 2.0
         if old is not JobState.NEW:
@@ -333,9 +341,14 @@ async def streamed(job: Job) -> object:
     return [pieces async for pieces in job.chunks()]
 
 
+def fail_after_a_piece(job: Job) -> None:
+    job.deliver(Chunk(job.id, b"x", last=False))
+    job.fail(NoWorker("gone"))
+
+
 ENDINGS: dict[str, Callable[[Job], object]] = {
     "handler": lambda job: job.failed_by_worker(Failed(job.id, 413, "too long")),
-    "after a piece": lambda job: (job.deliver(Chunk(job.id, b"x", last=False)), job.fail(NoWorker("gone"))),
+    "after a piece": fail_after_a_piece,
     "expired": lambda job: job.expire(DeadlineExceeded("late")),
     "cancelled": lambda job: job.cancel(),
     "too large": lambda job: job.deliver(Chunk(job.id, b"x" * 101)),

@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """Batches go to whoever is free, at once; what is dead never goes."""
 
 from __future__ import annotations
@@ -36,8 +35,17 @@ class Taking:
         self.batches.append(jobs)
         self.taken.set()
 
+    def dispatch_alone(self, job: Job, now_s: float) -> None:
+        raise AssertionError("nothing runs alone here")
+
+    def reserve(self) -> None:
+        raise AssertionError("nothing runs alone here")
+
     def flush(self) -> None:
         self.flushes += 1
+
+    def holds(self, job: Job) -> bool:
+        return any(job in batch for batch in self.batches)
 
     def finish(self, queue: JobQueue) -> None:
         for job in self.batches.pop(0):

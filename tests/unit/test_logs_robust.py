@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """Logs when things go wrong: full disks, files moved by others, floods, and text that wants to be something else."""
 
 from __future__ import annotations
@@ -8,8 +7,10 @@ import errno
 import json
 import logging
 import os
+import shutil
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def looking(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def logging_as_before() -> Callable[[], None]:
+def logging_as_before() -> Iterator[None]:
     names = ["", "ts_frontend", "ACCESS_LOG", "MODEL_LOG", "TS_METRICS", "MODEL_METRICS"]
     before = [(one, one.level, one.propagate) for one in map(logging.getLogger, names)]
     root_handlers = list(logging.getLogger().handlers)
@@ -93,10 +94,10 @@ def test_a_full_disk_costs_lines_and_says_how_many(
             raise OSError(errno.ENOSPC, "No space left on device")
         return real_write(fd, data[: room.pop()])
 
-    monkeypatch.setattr(log_files.os, "write", write)
+    monkeypatch.setattr(os, "write", write)
     for text in ("during", "still"):
         file.emit(record(text))
-    monkeypatch.setattr(log_files.os, "write", real_write)
+    monkeypatch.setattr(os, "write", real_write)
     file.emit(record("after"))
     file.close()
     assert path.read_text() == "before\nduri\n2 lines are missing here: they couldn't be written\nafter\n"
@@ -114,7 +115,7 @@ def test_a_rotation_that_fails_leaves_a_file_that_grows(
     def copy(source: object, target: object, size: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(log_files.shutil, "copyfileobj", copy)
+    monkeypatch.setattr(shutil, "copyfileobj", copy)
     for text in ("one", "two"):
         file.emit(record(text))
     assert list(tmp_path.iterdir()) == [path]
@@ -246,7 +247,7 @@ def test_a_handler_that_prints_without_end_is_cut_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logging_as_before: None
 ) -> None:
     monkeypatch.setattr(model_log, "LINES_PER_S_MAX", 3)
-    monkeypatch.setattr(model_log.time, "monotonic", lambda: 1.0)
+    monkeypatch.setattr(time, "monotonic", lambda: 1.0)
     lines = flooded(tmp_path, 10)
     assert [line.partition(" - ")[2] for line in lines[:4]] == ["again"] * 3 + ["another stream"]
     assert lines[4].endswith("W-9000-m_1.0-stdout MODEL_LOG - 7 lines were dropped: more than 3 lines or 16777216 "

@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """The small package mlserver: types and codecs, as runtimes use them."""
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def settings(**more: Any) -> Any:
 
 
 def test_a_request_as_json_and_back() -> None:
-    request = types.InferenceRequest.model_validate_json(json.dumps(REQUEST))
+    request: Any = types.InferenceRequest.model_validate_json(json.dumps(REQUEST))
     assert request.model_dump() == REQUEST == request.dict() == json.loads(request.model_dump_json())
     assert types.InferenceRequest.parse_obj(REQUEST) == request == types.InferenceRequest.parse_raw(request.json())
     assert request.parameters.temperature == 0.5 and request.inputs[0].parameters is None
@@ -56,7 +55,7 @@ def test_a_request_as_json_and_back() -> None:
 
 
 def test_fields_are_set_by_whoever_sets_them() -> None:
-    response = types.InferenceResponse(model_name="m", outputs=[])
+    response: Any = types.InferenceResponse(model_name="m", outputs=[])
     assert response.model_dump() == {"model_name": "m", "outputs": []}
     response.parameters = {"content_type": "np"}
     assert response.parameters == types.Parameters(content_type="np")
@@ -66,7 +65,8 @@ def test_fields_are_set_by_whoever_sets_them() -> None:
 
 
 def test_datatypes_are_texts() -> None:
-    output = types.ResponseOutput(name="y", shape=[1], datatype=types.Datatype.FP32, data=[1.0])
+    datatypes: Any = types.Datatype
+    output: Any = types.ResponseOutput(name="y", shape=[1], datatype=datatypes.FP32, data=[1.0])
     assert output.datatype == "FP32" and output.model_dump()["datatype"] == "FP32"
 
 
@@ -96,14 +96,14 @@ def test_arrays_come_back(dtype: str) -> None:
 
 
 def test_arrays_of_one_dimension_get_a_second() -> None:
-    encoded = NumpyCodec.encode_output("x", np.array([1.0, np.nan]))
+    encoded: Any = NumpyCodec.encode_output("x", np.array([1.0, np.nan]))
     assert encoded.shape == [2, 1] and encoded.parameters.content_type == "np"
     assert encoded.data.root == [1.0, None]
     assert np.isnan(NumpyCodec.decode_output(encoded)[1, 0])
 
 
 def test_arrays_of_texts() -> None:
-    encoded = NumpyCodec.encode_input("x", np.array(["a", "bé"]))
+    encoded: Any = NumpyCodec.encode_input("x", np.array(["a", "bé"]))
     assert encoded.datatype == "BYTES" and encoded.data.root == [b"a", "bé".encode()]
     assert NumpyCodec.decode_input(encoded).ravel().tolist() == [b"a", "bé".encode()]
     joined = types.RequestInput(name="x", shape=[2, 1], datatype="BYTES", data=[b"aabb"])
@@ -135,7 +135,7 @@ def test_lists_come_back(codec: Any, values: list[Any], sent: list[str], use_byt
 
 
 def test_requests_of_one_tensor() -> None:
-    request = StringRequestCodec.encode_request(["a"])
+    request: Any = StringRequestCodec.encode_request(["a"])
     assert request.parameters.content_type == "str" and StringRequestCodec.decode_request(request) == ["a"]
     response = NumpyRequestCodec.encode_response("m", np.array([[1]]), "2")
     assert (response.outputs[0].name, response.model_version) == ("output-1", "2")
@@ -161,7 +161,8 @@ def test_the_content_type_decides_then_the_metadata_then_the_default() -> None:
     request = types.InferenceRequest(inputs=[tensor(None)], parameters={"content_type": "str"})
     assert model.decode_request(request) == ["YQ=="]
     assert model.encode(["a"], types.RequestOutput(name="x")).data.root == [b"a"]
-    assert model.encode_response(np.array([[2]])).outputs[0].datatype == "INT64"
+    response: Any = model.encode_response(np.array([[2]]))
+    assert response.outputs[0].datatype == "INT64"
     with pytest.raises(CodecNotFound, match="object"):
         model.encode_response(object())
 
@@ -197,7 +198,7 @@ def test_settings_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     file = tmp_path / "model-settings.json"
     parameters = {"uri": ".", "version": "3", "extra": {"a": 1}, "own": True}
     file.write_text(json.dumps({"name": "m", "implementation": "mine.Mine", "parameters": parameters, "other": 1}))
-    found = mlserver.ModelSettings.parse_file(str(file))
+    found: Any = mlserver.ModelSettings.parse_file(str(file))
     assert found.implementation.__name__ == "Mine" and found.version == "3"
     assert (found.parameters.extra, found.parameters.own) == ({"a": 1}, True)
     assert asyncio.run(get_model_uri(found, ["model.pt", "weights.bin"])) == f"{tmp_path}/./weights.bin"

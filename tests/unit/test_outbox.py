@@ -1,7 +1,8 @@
-# mypy: ignore-errors
 """The outbox: order, overtaking and interleaving, whatever the socket takes at a time."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -77,7 +78,8 @@ def test_messages_of_one_key_never_overtake_each_other():
         Chunk(1, b"c", False),
         Failed(1, 500, "end"),
     )
-    found = [one for one in decode_bytes(write(outbox)) if one.job_id == 1]
+    decoded: list[Any] = decode_bytes(write(outbox))
+    found = [one for one in decoded if one.job_id == 1]
     assert [len(one.data) if isinstance(one, Chunk) else "failed" for one in found] == [1, LARGE, 1, LARGE, 1, "failed"]
 
 
@@ -118,7 +120,7 @@ def test_everything_arrives_once_and_in_order_per_key(sent, take):
     for key in (1, 2, 3):
         outbox.push(Failed(key, 500, ""))
     written += write(outbox, max(take, 5000))
-    found = Decoder(1 << 30).feed(written)
+    found: list[Any] = Decoder(1 << 30).feed(written)
     for key in (1, 2, 3):
         mine = [len(one.data) if isinstance(one, Chunk) else -1 for one in found if one.job_id == key]
         assert mine == [size for k, size, _ in sent if k == key] + [-1]

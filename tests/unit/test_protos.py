@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """Our messages against those generated from TorchServe's definitions, in this one process; and the generator."""
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from grpc_tools import protoc
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support import module_of
 from ts.protocol import pool
 from ts_frontend.protos import google_rpc_status_pb2, inference_pb2, inference_pb2_grpc, management_pb2
 
@@ -124,8 +124,9 @@ def test_requests_both_ways(
 ) -> None:
     kinds = (inference_pb2.PredictionsRequest, theirs["inference_pb2"].PredictionsRequest)
     for written, read in (kinds, kinds[::-1]):
+        sent: Any = written
         fields = {"model_name": name, "model_version": version, "input": inputs, "sequence_id": sequence_id}
-        message = read.FromString(written(**fields).SerializeToString())
+        message = read.FromString(sent(**fields).SerializeToString())
         assert (message.model_name, message.model_version, dict(message.input)) == (name, version, inputs)
         assert (message.sequence_id if message.HasField("sequence_id") else None) == sequence_id
 
@@ -182,11 +183,7 @@ def test_stubs_are_made_as_theirs(theirs: dict[str, ModuleType]) -> None:
 
 @pytest.fixture(scope="module")
 def gen_protos(root: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gen_protos", root / "ts_scripts" / "gen_protos.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of(root / "ts_scripts" / "gen_protos.py")
 
 
 def test_committed_modules_are_current(gen_protos: ModuleType) -> None:

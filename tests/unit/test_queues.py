@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """What queues accept, and how much a worker takes: tickets, bursts, capacities, requests that fit no message."""
 
 from __future__ import annotations
@@ -37,6 +36,12 @@ class Taking:
         for each in jobs:
             each.move(JobState.SENT)
         self.taken += jobs
+
+    def dispatch_alone(self, job: Job, now_s: float) -> None:
+        raise AssertionError("nothing runs alone here")
+
+    def reserve(self) -> None:
+        raise AssertionError("nothing runs alone here")
 
     def flush(self) -> None:
         pass
@@ -181,6 +186,7 @@ def test_a_deadline_ends_what_runs_and_the_time_to_begin_does_not() -> None:
         theirs.sendall(encode_bytes(Chunk(bound.id, b"late")) + encode_bytes(Chunk(patient.id, b"in time")))
         assert await patient.result() == b"in time"
         assert not worker.busy
+        assert worker._connection is not None
         worker._connection.close()
         theirs.close()
 

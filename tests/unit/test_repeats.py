@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """Requests of idempotent models that run once more: after a worker's death, and after a batch failed as a whole."""
 
 from __future__ import annotations
@@ -143,7 +142,11 @@ def test_one_that_killed_two_workers_is_quarantined_and_its_neighbours_are_answe
             if culprit in (item.job_id for item in batch.items):
                 stage.actors[actor].end(-11)
                 actor += 1
-                await until_async(lambda count=actor: len(stage.actors) > count)
+
+                def started(count: int = actor) -> bool:
+                    return len(stage.actors) > count
+
+                await until_async(started)
             else:
                 assert len(batch.items) == 1
                 stage.actors[actor].answer(batch)

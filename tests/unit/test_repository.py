@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """Triton's model repositories: config.pbtxt, versions, and what they become."""
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ts.protocol.model_config_pb2 import ModelConfig
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArgument, ModelNotFound
 from ts_frontend.models import repository as directories
@@ -180,7 +180,7 @@ def test_every_field_of_a_configuration_does_something_or_is_in_the_table() -> N
             else:
                 yield path
 
-    assert set(paths(configs.ModelConfig.DESCRIPTOR)) == known and not USED & without_effect.FIELDS.keys()
+    assert set(paths(ModelConfig.DESCRIPTOR)) == known and not USED & without_effect.FIELDS.keys()
     page = (Path(__file__).resolve().parents[2] / "docs" / "triton.md").read_text()
     assert "\n".join(without_effect.fields_table()) in page
 

@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """The parts of the worker's runtime that do no I/O: requests to data, results to answers, the ledger, kinds."""
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import socket
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -154,7 +154,8 @@ def test_numbers_of_numpy_cannot_be_sent(capsys):
 
 def test_views_of_other_shapes_are_flattened():
     array = pytest.importorskip("numpy").arange(6, dtype="uint16").reshape(2, 3)
-    assert bytes(running.outcome(memoryview(array))) == array.tobytes()
+    sent: Any = running.outcome(memoryview(array))
+    assert bytes(sent) == array.tobytes()
 
 
 def test_subclasses_of_text_and_bytes():
@@ -221,6 +222,7 @@ def test_a_long_exception_is_cut():
 )
 def test_a_result_of_the_wrong_shape_is_told_with_both_numbers(result, count, cause):
     failure = running.outcomes(result, count)
+    assert isinstance(failure, Failure)
     assert cause in failure.cause and len(failure.cause) < 400
 
 
@@ -327,8 +329,13 @@ def test_metrics_are_made_once_and_turned_to_the_batch():
         request_ids = None
 
     mine = context()
-    made = []
-    mine._metrics_source = lambda: made.append(Metrics()) or made[-1]
+    made: list[Metrics] = []
+
+    def make() -> Any:
+        made.append(Metrics())
+        return made[-1]
+
+    mine._metrics_source = make
     mine.begin(Batch(), {0: "a"})
     assert mine.metrics is mine.metrics
     assert (len(made), mine.metrics.request_ids) == (1, {0: "a"})
@@ -349,6 +356,7 @@ def test_frames_of_the_old_wire_call():
     from ts.protocol.decoder import decode_bytes
 
     (piece,) = decode_bytes(create_predict_response([{"a": 1}], {0: "id"}, "ok", 200, ts_stream_next=True))
+    assert isinstance(piece, Chunk)
     assert (piece.job_id, bytes(piece.data), piece.last) == (0, b'{\n  "a": 1\n}', False)
     assert decode_bytes(create_predict_response([None], {0: "id"}, "bad", 503)) == [Failed(0, 503, "bad")]
 

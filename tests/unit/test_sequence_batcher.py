@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """Sequences, decided purely: order, one worker each, limits, ends. Time is a number."""
 
 from __future__ import annotations
@@ -310,7 +309,7 @@ def test_whatever_happens_order_and_worker_hold_and_nothing_is_lost(
                 continue
             waiting[request.id] = request
         elif step == "take":
-            for request in to.take(worker):  # type: ignore[assignment]
+            for request in to.take(worker):
                 name = request.sequence_id
                 older = [each for each in waiting.values() if each.sequence_id == name and each.id < request.id]
                 assert not older
@@ -325,12 +324,12 @@ def test_whatever_happens_order_and_worker_hold_and_nothing_is_lost(
             to.settled(request, now_s)
             del out[request.id]
         elif step == "lose":
-            drop(to.lose(worker, now_s))  # type: ignore[arg-type]
+            drop(to.lose(worker, now_s))
             alive = alive - {worker} | {f"w{fresh}"}
             fresh += 1
             back = [request for request, held_by in out.values() if held_by == worker][-1:]
             if back and not overlap:
-                gone = to.restore(back)  # type: ignore[arg-type]
+                gone = to.restore(back)
                 del out[back[0].id]
                 for request in gone:
                     to.settled(request, now_s)
@@ -340,7 +339,7 @@ def test_whatever_happens_order_and_worker_hold_and_nothing_is_lost(
                 to.settled(request, now_s)
                 del out[request.id]
         elif step == "end":
-            drop(to.end(f"s{number}", now_s))  # type: ignore[arg-type]
+            drop(to.end(f"s{number}", now_s))
         elif step == "remove" and waiting:
             request = list(waiting.values())[number % len(waiting)]
             assert to.remove(request, now_s)
@@ -356,7 +355,7 @@ def test_whatever_happens_order_and_worker_hold_and_nothing_is_lost(
             to.settled(request, now_s)
             del out[request.id]
         for worker in sorted(alive):
-            for request in to.take(worker):  # type: ignore[assignment]
+            for request in to.take(worker):
                 out[request.id] = waiting.pop(request.id), worker
         if not waiting and not out:
             break

@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """The inference service over a model that is played by a function."""
 
 from __future__ import annotations
@@ -84,8 +83,13 @@ def pieces(job: Job) -> None:
     job.deliver(Chunk(job.id, b"hello world "))
 
 
+def over(models: Any, report: dict[str, Any] | ServeError) -> InferenceService:
+    health: Any = Health(report)
+    return InferenceService(models, health)
+
+
 def service(play: Play = echo, report: dict[str, Any] | ServeError | None = None) -> InferenceService:
-    return InferenceService(Models(m=PlayedModel(play)), Health(report or {"status": "Healthy"}))
+    return over(Models(m=PlayedModel(play)), report or {"status": "Healthy"})
 
 
 def request(**fields: Any) -> bytes:
@@ -138,7 +142,7 @@ def test_pieces_come_joined() -> None:
 
 def test_version_reaches_the_registry() -> None:
     models = Models(m=PlayedModel(echo))
-    served = InferenceService(models, Health({}))
+    served = over(models, {})
     predict(served, request())
     predict(served, request(model_version="2.0"))
     assert models.asked == [("m", None), ("m", "2.0")]
@@ -171,8 +175,9 @@ def test_handler_failure_is_the_status() -> None:
 
 def test_metadata_and_deadline_reach_the_job() -> None:
     model = PlayedModel(echo)
-    served = InferenceService(Models(m=model), Health({}))
-    metadata = [("x-meta", "1"), ("x-request-id", "abc"), ("grpc-trace", "t"), ("user-agent", "c"), ("b-bin", b"\0")]
+    served = over(Models(m=model), {})
+    metadata: list[tuple[str, str | bytes]] = [("x-meta", "1"), ("x-request-id", "abc"), ("grpc-trace", "t")]
+    metadata += [("user-agent", "c"), ("b-bin", b"\0")]
     predict(served, request(), Call("/p", metadata, deadline_s=12.5))
     (job,) = model.jobs
     assert job.request_headers == [("x-meta", "1"), ("x-request-id", "abc")]
@@ -203,7 +208,7 @@ def test_leaving_a_stream_cancels_the_job() -> None:
     model = PlayedModel(lambda job: job.deliver(Chunk(job.id, b"first", last=False)))
 
     async def leave_early() -> None:
-        stream = InferenceService(Models(m=model), Health({})).stream_predictions(Call("/p"), request())
+        stream = over(Models(m=model), {}).stream_predictions(Call("/p"), request())
         async for _ in stream:
             break
         await stream.aclose()  # type: ignore[attr-defined]
@@ -218,7 +223,7 @@ def test_cancelled_call_cancels_the_job() -> None:
     async def cancel() -> None:
         submitted = asyncio.Event()
         model.play = lambda job: submitted.set()
-        running = asyncio.create_task(InferenceService(Models(m=model), Health({})).predictions(Call("/p"), request()))
+        running = asyncio.create_task(over(Models(m=model), {}).predictions(Call("/p"), request()))
         await submitted.wait()
         running.cancel()
         await asyncio.wait({running})
@@ -272,7 +277,7 @@ def test_sequences_run_side_by_side_and_each_in_order() -> None:
     model.play = play
     names = [("slow", 1), ("slow", 2), ("quick", 1), ("quick", 2)]
     messages = [request(input={"data": f"{name} {n}".encode()}, sequence_id=name) for name, n in names]
-    served = InferenceService(Models(m=model), Health({}))
+    served = over(Models(m=model), {})
     answers = asyncio.run(collect(served.stream_predictions_2(Call("/p"), feed(*messages))))
     assert arrived == [b"slow 1", b"quick 1", b"quick 2", b"slow 2"]
     assert [answer.prediction for answer in answers] == [b"quick 1", b"quick 2", b"slow 1", b"slow 2"]
@@ -291,7 +296,7 @@ def test_large_requests_of_a_conversation_wait_in_its_connection() -> None:
             yield request(input={"data": bytes(size_bytes)}, sequence_id=str(number % 7))
 
     async def talk() -> int:
-        stream = InferenceService(Models(m=model), Health({})).stream_predictions_2(Call("/p"), large())
+        stream = over(Models(m=model), {}).stream_predictions_2(Call("/p"), large())
         answering = asyncio.create_task(collect(stream))
         answered = 0
         while not answering.done():
@@ -314,7 +319,7 @@ def test_leaving_a_conversation_cancels_its_requests() -> None:
     async def leave_early() -> None:
         current = asyncio.current_task()
         requests = feed(request(sequence_id="a"), request(sequence_id="b"))
-        stream = InferenceService(Models(m=model), Health({})).stream_predictions_2(Call("/p"), requests)
+        stream = over(Models(m=model), {}).stream_predictions_2(Call("/p"), requests)
         seen = 0
         async for group in stream:
             seen += len(group)
@@ -379,7 +384,7 @@ def test_an_answer_over_the_limit_leaves_those_that_were_ready_with_it() -> None
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": encode([request()]), "more_body": False}
 
-    async def send(event: dict[str, Any]) -> None:
+    async def send(event: Any) -> None:
         sent.append(event)
 
     path = f"{SERVICE}/StreamPredictions"

@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """Which source of a setting wins, what is refused, what is only warned about."""
 
 from __future__ import annotations
@@ -32,10 +31,12 @@ class Manifest:
 
 
 NOTHING = Requested()
+SERVER: Any = Server()
 
 
 def decide(requested: Requested = NOTHING, yaml: Any = None, models: Any = None, **server: Any) -> ModelSettings:
-    return resolve(requested, yaml or {}, models or {}, Server(**server))
+    defaults: Any = Server(**server)
+    return resolve(requested, yaml or {}, models or {}, defaults)
 
 
 def test_without_any_wish_the_defaults_hold() -> None:
@@ -198,9 +199,9 @@ def test_parallel_level_counts_only_with_a_parallel_type() -> None:
 
 
 def test_handler_and_runtime_of_the_call_replace_the_manifests() -> None:
-    settings = resolve(Requested(handler="mine.py", runtime="python3"), {}, {}, Server(), handler="theirs.py")
+    settings = resolve(Requested(handler="mine.py", runtime="python3"), {}, {}, SERVER, handler="theirs.py")
     assert (settings.handler, settings.runtime) == ("mine.py", "python3")
-    settings = resolve(NOTHING, {}, {}, Server(), handler="theirs.py", runtime="python3")
+    settings = resolve(NOTHING, {}, {}, SERVER, handler="theirs.py", runtime="python3")
     assert (settings.handler, settings.runtime) == ("theirs.py", "python3")
 
 

@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """The guard before gRPC methods: what it lets through, in which shape, and what methods then see."""
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ import pytest
 from ts_frontend.authorization.authorization import REFUSED
 from ts_frontend.config.keys import KeyKind, bearer
 from ts_frontend.errors import PermissionDenied
-from ts_frontend.grpc.auth import HEALTH_METHODS, guarded, presented
-from ts_frontend.grpc.call import Call, Method, Shape
+from ts_frontend.grpc.auth import guarded, presented
+from ts_frontend.grpc.call import HEALTH_METHODS, Call, Method, Shape
 
 KEY = "the-good-key"
 GOOD = ("authorization", f"Bearer {KEY}")
@@ -23,6 +22,9 @@ class OneKey:
     def check(self, kind: KeyKind, values: Sequence[bytes], peer: str) -> None:
         if kind is not KeyKind.INFERENCE or bearer(values) != KEY.encode():
             raise PermissionDenied(f"{REFUSED} {peer}")
+
+
+ONE_KEY: Any = OneKey()
 
 
 async def unary(call: Call, data: bytes) -> bytes:
@@ -43,7 +45,7 @@ async def answers(method: Method, call: Call) -> list[bytes]:
 
 @pytest.mark.parametrize("shape", Shape)
 def test_every_shape_is_guarded(shape: Shape) -> None:
-    method = guarded(Method("/s.S/M", shape, unary if shape is Shape.UNARY else stream), OneKey(), KeyKind.INFERENCE)
+    method = guarded(Method("/s.S/M", shape, unary if shape is Shape.UNARY else stream), ONE_KEY, KeyKind.INFERENCE)
     assert (method.path, method.shape) == ("/s.S/M", shape)
     call = Call("/s.S/M", [("x", "y"), GOOD, ("z-bin", b"\xff")], peer="10.0.0.1:9")
     assert asyncio.run(answers(method, call)) == [b"data"]
@@ -55,7 +57,7 @@ def test_every_shape_is_guarded(shape: Shape) -> None:
 @pytest.mark.parametrize("name", sorted(HEALTH_METHODS))
 def test_health_is_left_alone(name: str) -> None:
     method = Method(f"/s.S/{name}", Shape.UNARY, unary)
-    assert guarded(method, OneKey(), KeyKind.INFERENCE) is method
+    assert guarded(method, ONE_KEY, KeyKind.INFERENCE) is method
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """The torchrun section of model-config.yaml and what becomes of it; which devices a worker of several gets."""
 
 from __future__ import annotations
@@ -19,7 +18,8 @@ class Defaults:
 
 
 def settings(**config: Any) -> ModelSettings:
-    return resolve(Requested(), config, {}, Defaults())
+    defaults: Any = Defaults()
+    return resolve(Requested(), config, {}, defaults)
 
 
 def words(**config: Any) -> list[str]:

@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """Workers that have answered enough requests, or use too much memory, are replaced without losing a request."""
 
 from __future__ import annotations
@@ -240,7 +239,11 @@ def test_a_pool_that_ends_during_a_replacement_leaves_nothing(scene: str, end: s
             if end == "scale":
                 await pool.scale(0)
                 assert pool.slots == []
-                await until_async(lambda pool=pool: pool._replacing is None)
+
+                def replaced(pool: Pool = pool) -> bool:
+                    return pool._replacing is None
+
+                await until_async(replaced)
             await pool.close(0)
             settled(pool, ledger)
             assert all(actor.exited.done() and actor.sock.fileno() < 0 for actor in stage.actors), turns

@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """Pools and their slots with a launcher and a clock of the test's: how workers fail to start, and who is told."""
 
 from __future__ import annotations
@@ -418,7 +417,8 @@ def test_what_runs_ends_at_its_deadline_and_the_handler_is_told() -> None:
         first, second, later = limited(pool, 0.05), limited(pool, 0.05), limited(pool, 3600)
         (actor,) = stage.actors
         assert [await ended(first), await ended(second)] == [JobState.EXPIRED] * 2
-        decoder, told = Decoder(1 << 20), []
+        decoder = Decoder(1 << 20)
+        told: list[Cancel] = []
         while not told:
             await asyncio.sleep(0)
             with contextlib.suppress(BlockingIOError):

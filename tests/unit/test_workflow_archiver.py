@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """torch-workflow-archiver: every option, what is refused, and the real command."""
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -104,7 +104,7 @@ def test_an_archive_that_is_there_is_replaced_only_when_forced(src: Path) -> Non
         ({"export_path": "nowhere"}, "--export-path: nowhere is not a directory"),
     ],
 )
-def test_what_is_refused(src: Path, options: dict[str, str], message: str) -> None:
+def test_what_is_refused(src: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(WorkflowArchiverError, match=message):
         make_archive(**{"workflow_name": "w", "spec_file": "flow/spec.yaml", **options})
     assert not list(src.glob("*.war")) and not list(src.glob(".archiving*"))

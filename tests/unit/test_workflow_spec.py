@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """Workflow specifications: settings and where they come from, graphs, and what is refused."""
 
 from __future__ import annotations
@@ -30,7 +29,8 @@ def layered(draw: st.DrawFn) -> dict[str, list[str]]:
         for parent in draw(st.sets(st.integers(0, number - 1), min_size=1, max_size=3)):
             edges[f"n{parent}"].append(f"n{number}")
     names = draw(st.permutations(list(edges)))
-    return {name: edges[name] for name in names if edges[name] or draw(st.booleans()) or count == 1}
+    coin: st.SearchStrategy[Any] = st.booleans()
+    return {name: edges[name] for name in names if edges[name] or draw(coin) or count == 1}
 
 
 @given(layered())

@@ -1,5 +1,4 @@
 # Generated from protos/inference.proto by ts_scripts/gen_protos.py: change that file, not this one.
-from collections.abc import Callable
 from typing import Any
 
 class InferenceAPIsServiceStub:
@@ -7,8 +6,8 @@ class InferenceAPIsServiceStub:
     Predictions_PATH: str
     StreamPredictions_PATH: str
     StreamPredictions2_PATH: str
-    Ping: Callable[..., Any]
-    Predictions: Callable[..., Any]
-    StreamPredictions: Callable[..., Any]
-    StreamPredictions2: Callable[..., Any]
+    Ping: Any
+    Predictions: Any
+    StreamPredictions: Any
+    StreamPredictions2: Any
     def __init__(self, channel: Any) -> None: ...

@@ -1,5 +1,4 @@
 # Generated from protos/management.proto by ts_scripts/gen_protos.py: change that file, not this one.
-from collections.abc import Callable
 from typing import Any
 
 class ManagementAPIsServiceStub:
@@ -9,10 +8,10 @@ class ManagementAPIsServiceStub:
     ScaleWorker_PATH: str
     SetDefault_PATH: str
     UnregisterModel_PATH: str
-    DescribeModel: Callable[..., Any]
-    ListModels: Callable[..., Any]
-    RegisterModel: Callable[..., Any]
-    ScaleWorker: Callable[..., Any]
-    SetDefault: Callable[..., Any]
-    UnregisterModel: Callable[..., Any]
+    DescribeModel: Any
+    ListModels: Any
+    RegisterModel: Any
+    ScaleWorker: Any
+    SetDefault: Any
+    UnregisterModel: Any
     def __init__(self, channel: Any) -> None: ...

@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """The blocking client against a running server: every call, every datatype, streams, cancelling, many at once."""
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def test_infer(client: Client) -> None:
 
 @pytest.mark.parametrize("datatype", [*NUMBERS, "BF16", "BYTES"])
 def test_every_datatype(client: Client, datatype: str) -> None:
-    value = [["a", "grün"], ["", "d"]] if datatype == "BYTES" else [[0, 1], [1, 0]]
+    value: list[list[Any]] = [["a", "grün"], ["", "d"]] if datatype == "BYTES" else [[0, 1], [1, 0]]
     array = client.infer("same", {"x": Typed(datatype, value)})["x"]
     wanted = [[text.encode() for text in row] for row in value] if datatype == "BYTES" else value
     assert (array.shape, array.tolist()) == ((2, 2), wanted)

@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """The client while its server restarts, and behind TLS, client certificates and keys."""
 
 from __future__ import annotations
@@ -125,12 +124,12 @@ def test_tls_with_client_certificates_and_a_key(
     ours = TLS(certificates / "ca.crt", certificates / "client.crt", certificates / "client.key")
     try:
         server.wait_started()
-        patient = {"timeout_s": GUARD_S, "retry": PATIENT, "idempotent": True}
+        patient: dict[str, Any] = {"timeout_s": GUARD_S, "retry": PATIENT, "idempotent": True}
         with Client(server.inference, tls=ours, token="key-of-inference", **patient) as client:
             assert client.predict("upper", "secret") == b"SECRET"
         with Client(server.inference, tls=ours, token="wrong") as client, pytest.raises(Refused, match="Token"):
             client.predict("upper", "x")
-        once = {"token": "key-of-inference", "retry": None, "timeout_s": GUARD_S}
+        once: dict[str, Any] = {"token": "key-of-inference", "retry": None, "timeout_s": GUARD_S}
         for tls in (None, TLS(certificates / "ca.crt")):
             with Client(server.inference, tls=tls, **once) as client, pytest.raises(Unavailable):
                 client.predict("upper", "x")

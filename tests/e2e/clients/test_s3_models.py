@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """Models from S3, served by moto in an environment of its own: an archive or a folder, by each API, and what goes
 wrong."""
 
@@ -209,7 +208,7 @@ def test_loading_folders_in_both_layouts(bucket: Bucket, folder: Callable[[str],
     bucket.put_folder("loaded/says", folder("hello"))
     bucket.put("loaded/says/", b"")
     bucket.put("loaded/triton/config.pbtxt", CONFIG)
-    for version in (1, 2):
+    for version in ("1", "2"):
         bucket.put(f"loaded/triton/{version}/model.py", TRITON)
     served = place.start()
     try:
@@ -353,7 +352,7 @@ def test_limits(bucket: Bucket, tmp_path: Path) -> None:
         ("s3://models/large", {"files_max": 2}, "extract_files_max"),
     ):
         with pytest.raises(DownloadFailed, match=words):
-            fetch(tmp_path, url, **limits)  # type: ignore[arg-type]
+            fetch(tmp_path, url, **limits)
     path = fetch(tmp_path, "s3://models/large", download_bytes_max=3000, files_max=3)
     assert sorted(file.name for file in path.iterdir()) == ["a", "b", "c"]
     with pytest.raises(ArchiveExists):

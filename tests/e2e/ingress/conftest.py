@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """Engines in processes of their own (standin_server.py), and clients for them."""
 
 from __future__ import annotations
@@ -177,7 +176,8 @@ class Client:
         self.channel.close()
 
     def unary(self, name: str, data: bytes = b"", timeout: float = GUARD_S, **more: Any) -> bytes:
-        return self.channel.unary_unary(path(name))(data, timeout=timeout, **more)
+        answer: bytes = self.channel.unary_unary(path(name))(data, timeout=timeout, **more)
+        return answer
 
     def start_unary(self, name: str, data: bytes = b"", timeout: float = GUARD_S, **more: Any) -> Any:
         return self.channel.unary_unary(path(name)).future(data, timeout=timeout, **more)
@@ -251,17 +251,22 @@ def raw_call(server: Server) -> Callable[..., RawAnswer]:
     return call
 
 
+def texts(headers: Any) -> dict[str, str]:
+    """Of a connection that decodes what it reads: h2's types are those of one that doesn't."""
+    return dict(headers)
+
+
 def read_answer(link: socket.socket, receiver: h2.connection.H2Connection) -> RawAnswer:
     answer = RawAnswer()
     while data := link.recv(65536):
         for event in receiver.receive_data(data):
             if isinstance(event, h2.events.ResponseReceived):
-                answer.headers = dict(event.headers)
+                answer.headers = texts(event.headers)
             elif isinstance(event, h2.events.DataReceived):
                 answer.body += event.data
                 receiver.acknowledge_received_data(event.flow_controlled_length, 1)
             elif isinstance(event, h2.events.TrailersReceived):
-                answer.trailers = dict(event.headers)
+                answer.trailers = texts(event.headers)
             elif isinstance(event, h2.events.StreamReset):
                 answer.reset = event.error_code
                 return answer

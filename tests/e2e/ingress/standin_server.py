@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """An engine with stand-in services, in a process of its own.
 
 argv[1]: JSON {"kind", "listeners": [{"name", "host", "port", "limits", "tls", "http", "path", "path_mode"}]}; `http`:
@@ -157,7 +156,7 @@ class Echo:
 
 
 def build_routes(echo: Echo, events: Events) -> dict[str, Method]:
-    source = SettableHealth()
+    source: Any = SettableHealth()
     unary = {
         "/test.Echo/Unary": echo.unary,
         "/test.Echo/Size": echo.size,

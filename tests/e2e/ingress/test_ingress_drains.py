@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """Drains under load: whatever the system has accepted for the server is answered.
 
 What counts as lost: a connection that was made, on which a request was sent and which ended before the answer's end,
@@ -173,7 +172,7 @@ class Http2:
 
     def _take(self, frame: Frame) -> None:
         if isinstance(frame, HeadersFrame):
-            headers = dict(self._decoder.decode(frame.data))
+            headers: dict[Any, Any] = dict(self._decoder.decode(frame.data))
             if "END_STREAM" in frame.flags:
                 self._ended(frame.stream_id, headers["grpc-status"])
         elif isinstance(frame, RstStreamFrame) and frame.stream_id in self._open:
@@ -182,9 +181,9 @@ class Http2:
             self._seen["HTTP/2 refused" if refused else f"HTTP/2 lost: reset {frame.error_code}"] += 1
         elif isinstance(frame, GoAwayFrame):
             self._leaving = True
-            refused = {number for number in self._open if number > frame.last_stream_id}
-            self._seen["HTTP/2 refused"] += len(refused)
-            self._open -= refused
+            unread = {number for number in self._open if number > frame.last_stream_id}
+            self._seen["HTTP/2 refused"] += len(unread)
+            self._open -= unread
         elif isinstance(frame, (PingFrame, SettingsFrame)) and "ACK" not in frame.flags:
             answer = PingFrame(0, frame.opaque_data) if isinstance(frame, PingFrame) else SettingsFrame(0)
             answer.flags.add("ACK")

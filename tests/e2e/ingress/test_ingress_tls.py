@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """TLS, client certificates and renewed certificates, with certificates made here."""
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import socket
 import ssl
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -179,10 +179,10 @@ class Talk:
     def __init__(self) -> None:
         self._words: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
 
-    def requests(self):
+    def requests(self) -> Iterator[bytes]:
         return iter(self._words.get, None)
 
-    def say(self, word: bytes, answers) -> bytes:
+    def say(self, word: bytes, answers: Iterator[bytes]) -> bytes:
         """The answer, which comes twice."""
         self._words.put(word)
         first, second = next(answers), next(answers)

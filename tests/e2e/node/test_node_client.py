@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """The whole server under a client of another implementation: @grpc/grpc-js, on both engines."""
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ def ask(request: pytest.FixtureRequest, node: str, root: Path, store: Path, star
     for archive in (root / "model_store").glob("*.mar"):
         shutil.copy(archive, store)
     server = start(grpc_engine=request.param)
-    for archive in ("digits.mar", "hello_stream.mar", "text_stream.mar"):
-        server.register(archive)
+    for name in ("digits.mar", "hello_stream.mar", "text_stream.mar"):
+        server.register(name)
 
     def run(scenario: str) -> Any:
         command = [node, str(HERE / "client.js"), scenario, server.inference, server.management, str(root)]

@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """GRPCInferenceService with TorchServe handlers behind it: health, metadata, every datatype, both stream dialects, bad
 tensors."""
 
@@ -110,7 +109,8 @@ def test_raw_tensors_come_back_as_they_were(stub: Stub, datatype: str) -> None:
 @pytest.mark.parametrize("datatype", NUMBERS)
 def test_typed_tensors_come_back_typed(stub: Stub, datatype: str) -> None:
     _, values, field = NUMBERS[datatype]
-    answer = stub.ModelInfer(typed("same", datatype, [2], **{field: values}), timeout=GUARD_S)
+    contents: dict[str, Any] = {field: values}
+    answer = stub.ModelInfer(typed("same", datatype, [2], **contents), timeout=GUARD_S)
     assert not answer.raw_output_contents
     assert list(getattr(answer.outputs[0].contents, field)) == values
 

@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """Many requests at once: none holds up what isn't behind it in a queue, and protocols share one."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """`mlserver start FOLDER`, a model at the root of its store, one that only variables name, and runtimes with paths of
 their own."""
 

@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """Models of a repository while other things happen: the server's end, TorchServe's management, files that vanish."""
 
 from __future__ import annotations
@@ -131,7 +130,8 @@ def unload(served: Any, name: str) -> int:
 
 def test_the_servers_end_does_not_wait_for_a_model_that_loads(begun: Begun) -> None:
     """Neither for one that is new, nor for a reload; who asked for it is told."""
-    served = begun.start("--load-model", "old") if write(begun.repository, "old", 1) else None
+    write(begun.repository, "old", 1)
+    served = begun.start("--load-model", "old")
     for name in ("old", "new"):
         if name == "new":
             write(begun.repository, name, 1)

@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """Loads and unloads that meet, fail, or come while requests run."""
 
 from __future__ import annotations
@@ -135,7 +134,8 @@ def workers(served: Any) -> set[int]:
 
 def test_a_version_that_cannot_start_changes_nothing(begin: Any, repository: Path) -> None:
     """Neither of a model that is served, nor of one that is not."""
-    served = begin("explicit", "--load-model", "m", "--ncs") if write(repository, "m", 1) else None
+    write(repository, "m", 1)
+    served = begin("explicit", "--load-model", "m", "--ncs")
     before = workers(served)
     (pid,) = served.worker_pids("m")
     write(repository, "n", 1, 2)

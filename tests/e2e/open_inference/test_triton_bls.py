@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """Triton Python models that call other models of the same server, over real processes."""
 
 from __future__ import annotations

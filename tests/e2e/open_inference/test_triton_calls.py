@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """What Triton's clients ask beside plain inference: statistics, settings, classification, compressed bodies, sequences,
 reserved parameters, shared memory."""
 
@@ -281,7 +280,7 @@ def test_what_no_path_of_v2_answers_is_an_error_in_the_protocols_form(served: An
 
 def test_calls_with_room_for_one_answer(served: Any) -> None:
     """Of a model that sends another number of them."""
-    bodies = {
+    bodies: dict[str, Any] = {
         "v2/models/several/infer": {"inputs": [{"name": "x", "datatype": "INT32", "shape": [1]}]},
         "v2/models/several/generate": {},
         "v1/models/several:predict": {},

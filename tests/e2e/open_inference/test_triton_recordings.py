@@ -7,7 +7,6 @@ to run is masked. tests/data/triton/README.md says how the recordings were made.
 from __future__ import annotations
 
 import base64
-import importlib.util
 import json
 import shutil
 import struct
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from support import module_of
 
 DATA = Path(__file__).parents[2] / "data" / "triton"
 #: In this order: later ones count on what is loaded, and count requests.
@@ -34,15 +35,7 @@ Exchange = dict[str, Any]
 Answer = dict[str, Any]
 
 
-def _load(file: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-exchanges = _load(Path(__file__).parents[3] / "ts_scripts" / "exchanges.py")
+exchanges: Any = module_of(Path(__file__).parents[3] / "ts_scripts" / "exchanges.py")
 RECORDED: dict[str, list[Exchange]] = {area: exchanges.read(DATA / f"{area}.json") for area in AREAS}
 NAMES = [(area, exchange["name"]) for area in AREAS for exchange in RECORDED[area]]
 REASONS: list[dict[str, Any]] = json.loads((DATA / "deviations.json").read_text())

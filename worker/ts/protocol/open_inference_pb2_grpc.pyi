@@ -1,5 +1,4 @@
 # Generated from protos/open_inference.proto by ts_scripts/gen_protos.py: change that file, not this one.
-from collections.abc import Callable
 from typing import Any
 
 class GRPCInferenceServiceStub:
@@ -24,25 +23,25 @@ class GRPCInferenceServiceStub:
     CudaSharedMemoryUnregister_PATH: str
     TraceSetting_PATH: str
     LogSettings_PATH: str
-    ServerLive: Callable[..., Any]
-    ServerReady: Callable[..., Any]
-    ModelReady: Callable[..., Any]
-    ServerMetadata: Callable[..., Any]
-    ModelMetadata: Callable[..., Any]
-    ModelConfig: Callable[..., Any]
-    ModelStatistics: Callable[..., Any]
-    ModelInfer: Callable[..., Any]
-    ModelStreamInfer: Callable[..., Any]
-    ModelInferStream: Callable[..., Any]
-    RepositoryIndex: Callable[..., Any]
-    RepositoryModelLoad: Callable[..., Any]
-    RepositoryModelUnload: Callable[..., Any]
-    SystemSharedMemoryStatus: Callable[..., Any]
-    SystemSharedMemoryRegister: Callable[..., Any]
-    SystemSharedMemoryUnregister: Callable[..., Any]
-    CudaSharedMemoryStatus: Callable[..., Any]
-    CudaSharedMemoryRegister: Callable[..., Any]
-    CudaSharedMemoryUnregister: Callable[..., Any]
-    TraceSetting: Callable[..., Any]
-    LogSettings: Callable[..., Any]
+    ServerLive: Any
+    ServerReady: Any
+    ModelReady: Any
+    ServerMetadata: Any
+    ModelMetadata: Any
+    ModelConfig: Any
+    ModelStatistics: Any
+    ModelInfer: Any
+    ModelStreamInfer: Any
+    ModelInferStream: Any
+    RepositoryIndex: Any
+    RepositoryModelLoad: Any
+    RepositoryModelUnload: Any
+    SystemSharedMemoryStatus: Any
+    SystemSharedMemoryRegister: Any
+    SystemSharedMemoryUnregister: Any
+    CudaSharedMemoryStatus: Any
+    CudaSharedMemoryRegister: Any
+    CudaSharedMemoryUnregister: Any
+    TraceSetting: Any
+    LogSettings: Any
     def __init__(self, channel: Any) -> None: ...
