@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from ts_frontend.errors import ClientGone, Code, ModelNotFound
-from ts_frontend.grpc.call import Call, Method, Shape
-from ts_frontend.grpc.telemetry import code_of, logged
+from ts_frontend.grpc.call import Call, Method, Shape, code_of, logged
 
 
 class Lines:
