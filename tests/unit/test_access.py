@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from ts_frontend.errors import ClientGone, Code, ModelNotFound
-from ts_frontend.grpc.call import Call, Method, Shape, code_of, logged
+from ts_frontend.grpc.call import Call, Method, Shape, code_of
+from ts_frontend.grpc.telemetry import logged
 
 
 class Lines:
