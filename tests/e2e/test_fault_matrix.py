@@ -195,7 +195,7 @@ def served(started: Served) -> Iterator[Served]:
 
 at_each_stage = pytest.mark.parametrize("stage", STAGES)
 over_each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
-GRPC = {"deadline": "4", "unavailable": "14"}
+GRPC = {"deadline": "4", "internal": "13", "unavailable": "14"}
 
 
 @over_each_protocol
@@ -265,7 +265,7 @@ def test_error(served: Served, protocol: str, stage: str) -> None:
     one.do("raise", "first", "last", "release")
     status, body, whole = one.call.end()
     if protocol == "gRPC":
-        assert (status, whole) == (GRPC["unavailable"], True)
+        assert (status, whole) == (GRPC["internal"], True)
     elif one.streamed:  # the status is gone: the answer stays unfinished
         assert (status, whole) == ("200", False)
     else:

@@ -219,7 +219,9 @@ def test_the_answer_is_that_of_torchserve(played: dict[str, str], name: str) -> 
         assert theirs in expected
         expected = expected.replace(theirs, ours, 1)
     made = masked(played[name])
-    if name in ("317", "320"):
+    if name == "306":
+        assert made.startswith(expected.removesuffix("'"))
+    elif name in ("317", "320"):
         assert made.startswith(expected)
     elif name == "303":
         assert made == expected + "'Model version 1.0 is already registered for model probe'"

@@ -329,7 +329,7 @@ def test_properties_of_krausening(start: Start, tmp_path: Path) -> None:
     program = start("aissemble_readme", KRAUSENING_BASE=str(tmp_path), KSERVE_MAX_THREADS="9", AUTH_ENABLED="true")
     program.wait_for("http_inference listens on")
     assert program.port("http_inference") != port, "the environment is stronger"
-    assert "environment KSERVE_MAX_THREADS: any number of calls" in program.log
+    assert "max_threads (environment KSERVE_MAX_THREADS) has no effect: any number of calls" in program.log
     assert "AUTH_ENABLED (auth_enabled): aiSSEMBLE's KServe server asks for no tokens" in program.log
     program.wait_for("of my_model_1.0 is ready")
     assert program.infer("my_model", "input", [1.0])[0] == 200

@@ -360,7 +360,7 @@ def test_refusals_have_the_form_of_their_protocol(server: Any) -> None:
         (
             "POST",
             "/v1/chat/completions",
-            {"message": REFUSED, "type": "authentication_error", "param": None, "code": 401},
+            {"message": REFUSED, "type": "authentication_error", "param": None, "code": "invalid_api_key"},
         ),
     ):
         answer = ask(server, method, target, api="http_inference")

@@ -55,7 +55,7 @@ def server(server_of: Callable[..., AbstractContextManager[Any]]) -> Iterator[An
     }
     models["recycled"] = (HANDLER, "recycleAfterRequests: 20\nminWorkers: 2\n")
     models["limited"] = (HANDLER, "workerMemoryMax: 256MiB\n")
-    with server_of(models, metrics_mode="prometheus") as running:
+    with server_of(models, metrics_mode="prometheus", lone_requests_wait="true") as running:
         yield running
 
 

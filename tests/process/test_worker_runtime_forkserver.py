@@ -55,7 +55,7 @@ def test_a_child_inherits_nothing_it_should_not(start_forkserver):
     assert found["pid"] == pid
     assert found["leads_session"]
     assert found["sigint"]
-    assert len(found["fds"]) == 6  # 0, 1, 2, the socket, the progress file, and the listing's own
+    assert len(found["fds"]) == 8  # 0, 1, 2, the socket, its watch's pair, the progress file, and the listing's own
     assert len(others) == 2
 
 
