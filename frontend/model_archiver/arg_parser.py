@@ -16,7 +16,7 @@ class ArgParser:
 
     @staticmethod
     def export_model_args_parser() -> ModelArchiverConfig:
-        """What the command line asks for. Exits with status 2 and a usage line when it can't be understood."""
+        """The options of the command line. Exits with status 2 and a usage line when they can't be parsed."""
         return ModelArchiverConfig.from_args(make_parser().parse_args())
 
 

@@ -33,7 +33,7 @@ BUILT_IN_HANDLERS = frozenset(
 
 
 class Contents:
-    """The files of an archive by their names in it ('/' between directories). `reserved`: the directory that's for its
+    """The files of an archive by their names in it ('/' between directories). `reserved`: the directory of its
     manifest."""
 
     def __init__(self, reserved: str) -> None:
@@ -53,7 +53,7 @@ class Contents:
         self.files.setdefault(name, path)
 
     def add_extra(self, extra_files: str | Sequence[str] | None, leave_out: Path, *, preserve: bool) -> None:
-        """What --extra-files names. `leave_out`: the archive that's being made, should it lie among them."""
+        """Adds the files of --extra-files. `leave_out`: the archive being made, skipped if it is among them."""
         for path in extra_paths(extra_files):
             for name, file in _placed(path, preserve):
                 if not _within(file, leave_out):
@@ -61,7 +61,7 @@ class Contents:
 
 
 def gather(config: ModelArchiverConfig, leave_out: Path) -> dict[str, Path]:
-    """All files of the archive. `leave_out`: the archive that's being made, should it lie among them.
+    """All files of the archive. `leave_out`: the archive being made, skipped if it is among them.
 
     Raises ModelArchiverError, MissingFile.
     """

@@ -15,7 +15,7 @@ from model_archiver.model_archiver_error import ModelArchiverError
 from model_archiver.packing import FORMATS, Stamp, pack
 from ts.version import __version__
 
-#: What a model may be called.
+#: The allowed model names.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_\-.]*")
 _RUNTIMES = ("python", "python3", "LSP")
 
@@ -72,7 +72,7 @@ def archive_path(config: ModelArchiverConfig) -> Path:
 
 
 def manifest_of(config: ModelArchiverConfig, stamp: Stamp) -> dict[str, Any]:
-    """What stands in MAR-INF/MANIFEST.json. Files have their names in the archive: all lie at its root."""
+    """The contents of MAR-INF/MANIFEST.json. Files have their names in the archive, all at its root."""
     file, function = split_handler(str(config.handler))
     handler = Path(file).name + (f":{function}" if function else "")
     model = {

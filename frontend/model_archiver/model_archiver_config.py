@@ -1,4 +1,4 @@
-"""What an archive is to be made of."""
+"""The options for making an archive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the archiver refuses."""
+"""The model archiver's errors."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ class ModelArchiverError(Exception):
 
 
 class MissingFile(ModelArchiverError, FileNotFoundError):
-    """A file that was named isn't there."""
+    """A named file doesn't exist."""

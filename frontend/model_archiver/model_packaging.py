@@ -39,7 +39,7 @@ def package_model(config: ModelArchiverConfig, manifest: str) -> None:
 def generate_model_archive(config: ModelArchiverConfig | None = None) -> None:
     """The console command; with a `config`, the same without a command line.
 
-    From the command line, what's wrong is one line on stderr and exit status 1.
+    From the command line, an error is one line on stderr and exit status 1.
     """
     logging.basicConfig(format="%(levelname)s - %(message)s")
     if config is not None:
@@ -56,7 +56,7 @@ def generate_model_archive(config: ModelArchiverConfig | None = None) -> None:
 
 
 def _parsed(found: Any) -> ModelArchiverConfig:
-    """What `export_model_args_parser` gave: options, or (replaced by an older script) a parser for them."""
+    """The options that `export_model_args_parser` returned, or parsed by the parser that an older script's returned."""
     parse = getattr(found, "parse_args", None)
     return ModelArchiverConfig.from_args(parse() if parse is not None else found)
 

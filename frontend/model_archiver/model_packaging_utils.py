@@ -118,7 +118,7 @@ class ModelExportUtils:
 
     @staticmethod
     def find_unique(files: Iterable[str], suffix: str) -> str | None:
-        """The one file that ends so, None without any."""
+        """The one file with this suffix, None without any."""
         found = [file for file in files if file.endswith(suffix)]
         if len(found) > 1:
             raise ModelArchiverError(f"only one {suffix} file is expected, and there are {', '.join(found)}")

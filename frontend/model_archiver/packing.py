@@ -1,4 +1,4 @@
-"""Reproducible archives: equal files give equal bytes, whatever their order, dates, owners and permissions on disk."""
+"""Reproducible archives: equal files give equal bytes, for any order, dates, owners and permissions on disk."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _COPY_BYTES = 1 << 20
 _ZIP_EARLIEST = (1980, 1, 1, 0, 0, 0)
 _ZIP_LATEST = (2107, 12, 31, 23, 59, 58)
 
-#: Names to files, text in place of a file for what is made on the fly.
+#: Names to files, or to the bytes of generated files.
 Members = Mapping[str, "Path | bytes"]
 Moment = tuple[int, int, int, int, int, int]
 
 
 class Stamp:
-    """The one date of everything in an archive, UTC."""
+    """The date of all files in an archive, UTC."""
 
     def __init__(self, epoch_s: int, moment: Moment) -> None:
         self.epoch_s = epoch_s
@@ -116,7 +116,7 @@ def _directory(members: Members, path: Path, _stamp: Stamp, _name: str) -> None:
     write_directory(members, path)
 
 
-#: --archive-format: (what the name ends with, how it's written).
+#: --archive-format: (suffix of the file name, function that writes it).
 FORMATS: Mapping[str, tuple[str, Callable[[Members, Path, Stamp, str], None]]] = {
     "default": (".mar", _mar(zipfile.ZIP_DEFLATED)),
     "zip-store": (".mar", _mar(zipfile.ZIP_STORED)),

@@ -69,7 +69,7 @@ class AsyncClient:
         return await self._run(calls.ready(), timeout_s)
 
     async def model_ready(self, model: str, version: str = "", *, timeout_s: float | None = None) -> bool:
-        """False also for a model that isn't there."""
+        """Whether the model is ready; False also for an unknown model."""
         return await self._run(calls.model_ready(model, version), timeout_s)
 
     async def server_metadata(self, *, timeout_s: float | None = None) -> ServerMetadata:

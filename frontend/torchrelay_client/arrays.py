@@ -38,7 +38,7 @@ def encoded(name: str, value: Any) -> tuple[str, list[int], bytes]:
     """Datatype, shape and raw bytes of an input.
 
     Numpy arrays keep their type and shape, torch tensors too; nested lists become INT64, FP64, BOOL or BYTES; text and
-    bytes are BYTES of shape [1]. Raises BadTensor, naming the input, for what is none.
+    bytes are BYTES of shape [1]. Raises BadTensor, naming the input, for other values.
     """
     try:
         tensor = _typed(name, value) if isinstance(value, Typed) else _plain(name, value)

@@ -26,7 +26,7 @@ from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub as To
 
 T = TypeVar("T")
 UNARY, STREAM, CONVERSATION = "unary_unary", "unary_stream", "stream_stream"
-#: What a server that logs calls finds them by.
+#: The header with the request id, by which servers log calls.
 REQUEST_ID = "x-request-id"
 TRITON_DIALECT = (("oip-stream-dialect", "triton"),)
 
@@ -35,7 +35,7 @@ Data = bytes | str | Mapping[str, bytes | str]
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """`safe`: asking twice does no harm, so it may be tried again whatever the caller says."""
+    """A gRPC call. `safe`: repeating it does no harm, so it may always be retried."""
 
     path: str
     message: Any

@@ -17,7 +17,7 @@ from torchrelay_client.errors import Cancelled, failure
 from torchrelay_client.retry import USUAL, CallPolicy, Retry
 
 T = TypeVar("T")
-#: A call and the seconds left for it, to what grpc gives.
+#: Takes a call and the seconds left for it, returns grpc's result.
 Attempt = Callable[[Call[Any], float | None], Any]
 
 
@@ -76,7 +76,7 @@ class Client:
         return self._run(calls.ready(), timeout_s)
 
     def model_ready(self, model: str, version: str = "", *, timeout_s: float | None = None) -> bool:
-        """False also for a model that isn't there."""
+        """Whether the model is ready; False also for an unknown model."""
         return self._run(calls.model_ready(model, version), timeout_s)
 
     def server_metadata(self, *, timeout_s: float | None = None) -> ServerMetadata:

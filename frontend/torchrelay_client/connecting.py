@@ -1,4 +1,4 @@
-"""Where the server is and how to speak to it: TLS, keys, channel options; the same for blocking and asyncio."""
+"""Connections to the server: TLS, keys, channel options; the same for blocking and asyncio."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def channel_options(tls: TLS | None, more: Options) -> list[tuple[str, Any]]:
 
 
 def pairs(token: str, more: Sequence[tuple[str, str]]) -> Metadata:
-    """What every call carries: the caller's pairs (names in lower case), and the key as a bearer token."""
+    """The metadata of every call: the caller's pairs (names in lower case), and the key as a bearer token."""
     given = tuple((name.lower(), value) for name, value in more)
     return (*given, ("authorization", f"Bearer {token}")) if token else given
 
@@ -73,7 +73,7 @@ class Channels(Generic[C]):
         self._turns = itertools.count()
 
     def method(self, call: Call[Any]) -> Any:
-        """What makes the call on the channel whose turn it is."""
+        """The callable for the call on the next channel in turn."""
         turn = next(self._turns) % len(self.all)
         known = self._methods[turn]
         if call.path not in known:

@@ -20,7 +20,7 @@ class CallFailed(Exception):
 
 
 class InvalidArgument(CallFailed):
-    """The request can't be answered as it is; the message says what is wrong with it."""
+    """The request can't be answered as it is; the message gives the reason."""
 
 
 class NotFound(CallFailed):
@@ -28,7 +28,7 @@ class NotFound(CallFailed):
 
 
 class AlreadyThere(CallFailed):
-    """What should be made exists."""
+    """The thing to create already exists."""
 
 
 class Refused(CallFailed):

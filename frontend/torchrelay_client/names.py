@@ -34,7 +34,7 @@ NAMES = {
 
 
 class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds what NAMES has, and nothing else."""
+    """Finds only the modules in NAMES."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None

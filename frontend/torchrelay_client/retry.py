@@ -1,4 +1,4 @@
-"""Retries: whether a call is tried again and after which pause, its attempts, and what each of them carries."""
+"""Retries: whether and after which pause a call is tried again, its attempts, and their metadata and time limits."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Attempts:
 
 
 class CallPolicy:
-    """What a client adds to each of its calls: metadata, a time limit, and retries."""
+    """The metadata, time limit and retries that a client adds to each of its calls."""
 
     def __init__(
         self,
@@ -85,6 +85,6 @@ class CallPolicy:
         return self._timeout_s if asked_s is None else asked_s
 
     def attempts(self, call: Call[Any], timeout_s: float | None, idempotent: bool | None) -> Attempts:
-        """`idempotent` None: as the client has it."""
+        """The attempts of a call. `idempotent` None: the client's setting."""
         repeated = call.safe or (self._idempotent if idempotent is None else idempotent)
         return Attempts(self._retry if repeated else NEVER, timeout_s)

@@ -9,12 +9,12 @@ from typing import Any
 import torchrelay_client.grpc_predict_v2_pb2 as pb
 from torchrelay_client.grpc_predict_v2_pb2_grpc import GRPCInferenceServiceStub as Stub
 
-#: Says which of the two the client expects, so that the server need not guess.
+#: The stream dialect that the client expects, so that the server need not guess.
 DIALECT = ("oip-stream-dialect", "mlserver")
 
 
 class GRPCInferenceServiceStub(Stub):
-    """As the other; a failure ends the stream with its status."""
+    """As `grpc_predict_v2_pb2_grpc`'s stub; a failure ends the stream with its status."""
 
     def __init__(self, channel: Any) -> None:
         super().__init__(channel)

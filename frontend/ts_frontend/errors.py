@@ -1,7 +1,7 @@
 """The kinds of errors, with the statuses that callers see.
 
 `code` is the gRPC status code, `http_status` the HTTP one, `type_name` the `type` member of TorchServe's JSON
-error bodies (as of TorchServe 0.12). The message says what was wrong, with which value, and what to do.
+error bodies (as of TorchServe 0.12). The message gives the reason, the value and the remedy.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ServeError(Exception):
         return str(self.args[0]) if self.args else self.__class__.__name__
 
     def ending(self) -> Ending:
-        """The error as a value: what can be kept without the frames that raised it."""
+        """The error as a value, which can be kept without the frames that raised it."""
         return Ending(type(self), self.args, dict(self.__dict__))
 
 
@@ -61,7 +61,7 @@ class Ending(NamedTuple):
     details: Mapping[str, Any]
 
     def error(self) -> ServeError:
-        """A new exception, whatever the arguments of its kind's constructor are."""
+        """A new exception of that kind, made without calling its constructor."""
         found = self.kind.__new__(self.kind, *self.arguments)
         found.__dict__.update(self.details)
         return found
@@ -248,9 +248,9 @@ def code_of_http(status: int) -> Code:
 
 
 class HandlerFailed(ServeError):
-    """The user's handler raised, or answered with an error: `http_status` says how TorchServe names it. `by_handler`:
-    the handler is at fault, not what it was asked. That is INTERNAL, as clients of gRPC repeat what was UNAVAILABLE.
-    `traceback`: of what it raised, where callers may know it."""
+    """The user's handler raised, or answered with an error: `http_status` is TorchServe's status for it. `by_handler`:
+    the handler is at fault, not the request. That is INTERNAL, as gRPC clients retry UNAVAILABLE calls. `traceback`: of
+    the handler's exception, where callers may see it."""
 
     def __init__(self, http_status: int, message: str, traceback: str = "", *, by_handler: bool = False) -> None:
         super().__init__(message)
@@ -263,9 +263,9 @@ RETRY_AFTER_S = 1.0
 
 
 class WorkerDied(ServeError):
-    """The worker that had begun the request ended. That request is lost, the model isn't: UNAVAILABLE with a delay is
-    what clients of gRPC repeat. One that hung (`hung`) would only hang the next worker: INTERNAL. Over HTTP it has
-    TorchServe's status: 500, or 507 for a process that was killed as the system does when memory runs out."""
+    """The worker that had begun the request ended. Only that request is lost, not the model: UNAVAILABLE with a delay,
+    which gRPC clients retry. A request that hung its worker (`hung`) would also hang the next one: INTERNAL. Over HTTP
+    it has TorchServe's status: 500, or 507 for a process killed as the system does when memory runs out."""
 
     def __init__(self, message: str, http_status: int = 500, *, hung: bool = False) -> None:
         super().__init__(message)

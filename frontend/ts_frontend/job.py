@@ -1,8 +1,8 @@
 """Job: one request on its way from a listener to a worker and back, and the ledger that owns all of them.
 
 One accepted request has exactly one final status. Every way to end (answer, failure, cancel, expiry, death of a
-worker) is a transition of one table; an ended job ignores whatever still arrives for it. The gauges (queued,
-running) are counted by the transitions themselves, so they always fall.
+worker) is a transition of one table; an ended job ignores later arrivals for it. The transitions themselves count the
+gauges (queued, running), so they always fall.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CREDIT_GRANT_BYTES = 65_536
 
 
 class JobState(Enum):
-    """Where a job is. QUEUED waits for a worker, SENT is on a worker (running, or read ahead)."""
+    """The state of a job. QUEUED waits for a worker, SENT is on a worker (running, or read ahead)."""
 
     NEW = "new"
     QUEUED = "queued"
@@ -113,7 +113,7 @@ class Ledger:
         else:
             call()
 
-    # --- what its jobs tell it, once they are in their new state
+    # --- calls from its jobs, once they are in their new state
 
     def entered(self, job: Job) -> None:
         """A job has left NEW."""
@@ -236,10 +236,10 @@ class Job:
     def done(self) -> bool:
         return self.state in FINAL
 
-    # --- transitions: those of every request have a method each, which does what `move` does
+    # --- transitions: those of every request have a method each, equivalent to `move`
 
     def move(self, state: JobState) -> None:
-        """To any state that the table allows; IllegalTransition when it has no such way."""
+        """Moves to any state that the table allows; raises IllegalTransition for others."""
         old = self.state
         if state not in NEXT[old]:
             raise IllegalTransition(f"job {self.id}: {old.value} -> {state.value}")
@@ -462,7 +462,7 @@ class FedJob(Job):
         self._idle_s = math.inf
 
     async def feed(self, inputs: Sequence[Input], last: bool = False) -> None:
-        """Hands `inputs` on; waits while too many wait already. What comes after the job's end is dropped."""
+        """Passes `inputs` on; waits while too many are waiting. Inputs that come after the job's end are dropped."""
         while self._waiting_bytes >= WAITING_BYTES_MAX and not self.done:
             self._space = self.ledger.future()
             await self._space

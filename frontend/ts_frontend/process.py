@@ -50,8 +50,8 @@ STUCK_STATUS = 70
 
 
 def main(config: ServerConfig, report_ready_fd: int | None = None) -> int:
-    """Runs a server until SIGTERM, SIGINT or SIGHUP; the process's exit status, with which it ends within EXIT_S_MAX
-    seconds of the return, whatever its threads do.
+    """Runs a server until SIGTERM, SIGINT or SIGHUP; returns the exit status, with which the process ends within
+    EXIT_S_MAX seconds of the return, even if threads are stuck.
 
     `report_ready_fd` gets one line of JSON: `{"ready": true, "listening": {name: address}, "warnings": [text]}`, or
     `{"ready": false, "error": text}`, and is closed.
@@ -95,7 +95,7 @@ def _run_loop(work: Coroutine[Any, Any, int]) -> int:
 
 
 async def _end_tasks() -> bool:
-    """Whether all tasks but this one have ended."""
+    """Cancels all other tasks; returns whether they have ended."""
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
         task.cancel()
@@ -106,7 +106,7 @@ async def _end_tasks() -> bool:
 
 
 async def _run(config: ServerConfig, logs: Logs, report: StartReport) -> int:
-    """The exit status: 0, or that of a process ended by the second signal."""
+    """Runs the server; returns the exit status: 0, or that of a process ended by the second signal."""
     from ts_frontend.server import Server  # commands that only look for a server needn't import all of it
 
     server = Server(config, logs)
@@ -186,8 +186,8 @@ def _ignore_hangup() -> None:
 
 
 def end_within(limit_s: float) -> threading.Timer:
-    """Ends the process in `limit_s` seconds at the latest, with all stacks on standard error and status 70, whatever
-    its threads do; `cancel()` once it has stopped by itself. Workers end with their server."""
+    """Ends the process in `limit_s` seconds at the latest, with all stacks on standard error and status 70, even if
+    threads are stuck; `cancel()` once it has stopped by itself. Workers end with their server."""
 
     def end() -> None:
         print(f"The server did not stop in {limit_s:g} s, and is ended. What its threads did:", file=sys.stderr)
@@ -251,7 +251,7 @@ _PID_FLAGS = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC",
 
 
 class PidFileError(ServeError):
-    """The pid file can't be used, or another server holds it; the message says what to do."""
+    """The pid file can't be used, or another server holds it; the message names the remedy."""
 
 
 class AlreadyRunning(PidFileError):
@@ -355,7 +355,7 @@ def _locked(handle: int) -> bool:
 
 
 def _held(handle: int) -> bool:
-    """Does another process hold the lock? Asks without keeping it."""
+    """Whether another process holds the lock; tests it without keeping it."""
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:

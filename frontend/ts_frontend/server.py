@@ -1,5 +1,5 @@
-"""The server: its parts, built once and joined, and its life: startup, serve, drain. The only module that knows all of
-them."""
+"""The server: its parts, built once and joined, and its life cycle: startup, serve, drain. The only module that knows
+all of them."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ class Server:
         the start, `progress` gets the steps of the start.
 
         A stop during the start is obeyed at once, and `on_ready` isn't called then.
-        Raises OSError (an address is taken), StartRefused, ValueError with what was wrong when it can't start.
+        Raises OSError (an address is taken), StartRefused or ValueError with the reason when it can't start.
         """
         life = owned(self._live(on_ready, progress))
         stop = owned(self._stop.wait())
@@ -211,7 +211,7 @@ class Server:
         finally:
             stop.cancel()
             life.cancel()
-            await asyncio.wait({life})  # also when this is cancelled: what it has made on disk goes with it
+            await asyncio.wait({life})  # also when this is cancelled: its files on disk are removed with it
         if not life.cancelled():
             life.result()
 
@@ -313,7 +313,7 @@ class Server:
         ended.cancel()
 
     async def _drain(self, parts: Parts) -> None:
-        """Says that it isn't ready any more, answers what was accepted, and ends the models."""
+        """Reports that the server is no longer ready, answers the accepted requests, and ends the models."""
         config = self.config
         parts.health.drain()
         if config.drain_grace_s:
@@ -378,7 +378,7 @@ def _extract_limits(config: ServerConfig) -> ExtractLimits:
 def _settings_of(
     config: ServerConfig, requested: Requested, archive: Archive, name: str, version: str
 ) -> ModelSettings:
-    """What a model's call, its archive and the server's configuration come to."""
+    """A model's settings from its register call, its archive and the server's configuration."""
     entry = config.models.get(name, {}).get(version, {})
     settings = resolve(requested, archive.config or {}, entry, config, handler=archive.handler, runtime=archive.runtime)
     for warning in settings.warnings:
@@ -395,7 +395,7 @@ def repositories_in_s3(config: ServerConfig) -> list[str]:
 
 
 def worker_env(config: ServerConfig) -> dict[str, str]:
-    """The environment of workers: `ts` is found where the server found it, whatever else has that name."""
+    """The environment of workers: they import `ts` from the same place as the server, before others of that name."""
     env = worker_environment(config)
     package_root = str(Path(ts.version.__file__).parents[1])
     env["PYTHONPATH"] = os.pathsep.join(part for part in (package_root, env.get("PYTHONPATH", "")) if part)

@@ -30,7 +30,7 @@ def owned(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
 
 
 def watched(work: Coroutine[Any, Any, T], what: str) -> asyncio.Task[T]:
-    """A task that nobody waits for: its failure is logged with the traceback. `what`: the subject of that line."""
+    """A task that nobody awaits: its failure is logged with the traceback. `what`: the subject of that log line."""
     task = asyncio.create_task(work)
     task.add_done_callback(lambda done: _log_end(done, what))
     return task
@@ -97,8 +97,8 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-    """What the sources give, as it comes, until all have ended. A failure of one, and leaving early, closes them
-    all."""
+    """Yields the sources' values as they come, until all have ended. A failure of one, or leaving early, closes all of
+    them."""
     waiting: dict[asyncio.Task[T], AsyncGenerator[T, None]] = {}
     try:
         if len(sources) == 1:

@@ -1,4 +1,4 @@
-"""What the workflow archiver refuses."""
+"""The workflow archiver's errors."""
 
 from __future__ import annotations
 

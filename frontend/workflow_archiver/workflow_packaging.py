@@ -24,7 +24,7 @@ NAME_RULE = "letters, digits, '_', '-' and '.', and the first a letter or a digi
 
 
 def generate_workflow_archive() -> None:
-    """The console command. What's wrong is one line on stderr and exit status 1."""
+    """The console command. An error is one line on stderr and exit status 1."""
     package_workflow(ArgParser.workflow_archiver_args_parser().parse_args())
 
 
@@ -87,7 +87,7 @@ def _check(workflow_name: str, directory: Path, target: Path, force: bool) -> No
 
 
 def manifest_of(workflow_name: str, spec_file: str, handler: str | None, stamp: Stamp) -> str:
-    """What stands in WAR-INF/MANIFEST.json. Files have their names in the archive: all lie at its root."""
+    """The contents of WAR-INF/MANIFEST.json. Files have their names in the archive, all at its root."""
     workflow = {"workflowName": workflow_name, "specFile": Path(spec_file).name}
     if handler:
         workflow["handler"] = Path(handler).name

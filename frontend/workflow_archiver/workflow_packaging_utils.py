@@ -100,13 +100,13 @@ class WorkflowExportUtils:
 
     @staticmethod
     def check_workflow_name_regex_or_exit(workflow_name: str) -> None:
-        """Raises WorkflowArchiverError, whatever the name says."""
+        """Raises WorkflowArchiverError for a name that isn't allowed, and doesn't exit, despite its name."""
         if not NAME.fullmatch(workflow_name):
             raise WorkflowArchiverError(f"Workflow name {workflow_name!r} is not allowed: {NAME_RULE}")
 
     @staticmethod
     def validate_inputs(workflow_name: str, export_path: str) -> None:
-        """Raises WorkflowArchiverError for a name that isn't allowed, or a directory that isn't there."""
+        """Raises WorkflowArchiverError for a name that isn't allowed, or a directory that doesn't exist."""
         WorkflowExportUtils.check_workflow_name_regex_or_exit(workflow_name)
         if not os.path.isdir(export_path):
             raise WorkflowArchiverError(f"Given export-path {export_path} is not a directory.")

@@ -1,1 +1,1 @@
-"""What stands in an archive's manifest, under TorchServe's names."""
+"""The parts of an archive's manifest, under TorchServe's names."""

@@ -12,7 +12,7 @@ from ts.version import __version__
 
 
 class RuntimeType(Enum):
-    """What runs the handler."""
+    """The runtime of the handler."""
 
     PYTHON = "python"
     PYTHON3 = "python3"

@@ -1,4 +1,4 @@
-"""Who may call what: the keys that count now, those that the server made and those from outside."""
+"""Authorization of calls: the keys that are valid now, made by the server or given from outside."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PERIOD_S = 60.0
 
 
 class Refusals:
-    """`counts`: by API. At most LINES_MAX lines in PERIOD_S; the next period says how many weren't told."""
+    """Counts refusals by API. At most LINES_MAX are logged in PERIOD_S; the next period logs how many were left out."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -33,7 +33,7 @@ class Refusals:
         self._told = self._untold = 0
 
     def line(self, api: str, peer: str, why: str, now_s: float) -> str | None:
-        """Counts one; what to log, None for nothing. `now_s`: of a clock that doesn't go back."""
+        """Counts a refusal; returns the line to log, None for none. `now_s`: of a monotonic clock."""
         self.counts[api] += 1
         more = ""
         if now_s - self._period_began_s >= PERIOD_S:
@@ -53,7 +53,7 @@ NOT_RENEWED = "Token Authentication failed. Token either incorrect, expired, or 
 
 
 def new_secret() -> bytes:
-    """As TorchServe makes them: 48 random bits in 8 characters."""
+    """A new secret as TorchServe makes them: 48 random bits in 8 characters."""
     return base64.urlsafe_b64encode(secrets.token_bytes(6))
 
 
@@ -83,7 +83,7 @@ class Authorization:
             file.write(key_file_text(self._made))
 
     def _first_keys(self) -> Keys:
-        """Keys of the kinds that nobody gave; without any there is nothing to renew, and no key for that."""
+        """Made keys for the kinds not given from outside; if none are made, no API key is needed to renew them."""
         kinds = [kind for kind in (KeyKind.MANAGEMENT, KeyKind.INFERENCE) if kind not in self._outside]
         made = {kind: (self._new_key(),) for kind in kinds}
         if made and KeyKind.API not in self._outside:
@@ -98,15 +98,15 @@ class Authorization:
 
     @property
     def made_in(self) -> Path | None:
-        """Where the keys are that were made here; None when all came from outside."""
+        """The path of the file with the keys made here; None when all came from outside."""
         return self._file.path if self._made else None
 
     # --- requests
 
     def check(self, kind: KeyKind, values: Sequence[bytes], peer: str) -> None:
-        """Returns for a call with a good key. `values`: those of all its `Authorization` headers.
+        """Returns for a call with a valid key. `values`: those of all its `Authorization` headers.
 
-        :raises PermissionDenied: it hasn't one.
+        :raises PermissionDenied: it has no valid key.
         """
         if not self.opens(kind, values):
             self.refuse(kind, values, peer)
@@ -126,7 +126,7 @@ class Authorization:
     # --- new keys
 
     async def renew(self, kind: KeyKind) -> None:
-        """Makes a new key in the place of the one that was made before, which counts for `overlap_s` more at most.
+        """Makes a new key in place of the previous one, which stays valid for at most `overlap_s` more.
 
         :raises InvalidArgument: its keys come from outside. :raises KeyFileError: the file can't be written.
         """
@@ -144,13 +144,13 @@ class Authorization:
         log.info("A new %s key is in %s", kind.value, self._file.path)
 
     async def watch(self, interval_s: float) -> None:
-        """Takes over keys from outside as they change, until it is cancelled."""
+        """Reloads the keys from outside every `interval_s` seconds, until it is cancelled."""
         while self._read is not None:
             await asyncio.sleep(interval_s)
             await self.reload()
 
     async def reload(self) -> None:
-        """Looks at the keys from outside. What can't be used leaves those that count, and is told once."""
+        """Reloads the keys from outside. When they can't be used, the valid ones stay, and that is logged once."""
         assert self._read is not None
         try:
             found = await asyncio.to_thread(self._read)

@@ -1,7 +1,7 @@
-"""key_file.json: where a server puts the keys that it made, in the directory it was started in.
+"""key_file.json: the file for the keys that a server made, in the directory it was started in.
 
-The server holds a lock on the file as long as it lives, so that a second server in the same directory doesn't take the
-first one's keys away, and a file that was left behind is known as one.
+The server holds a lock on the file as long as it runs, so that a second server in the same directory doesn't remove the
+first one's keys, and a stale file can be recognised.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class KeyFileError(ServeError):
-    """The file can't be written; the message says what to do."""
+    """The file can't be written; the message names the remedy."""
 
 
 class KeyFile:
@@ -33,7 +33,7 @@ class KeyFile:
         self._handle: int | None = None
 
     def write(self, text: str) -> None:
-        """Puts `text` in the file's place, whole or not at all; only its owner can read it.
+        """Replaces the file by `text` atomically; only its owner can read it.
 
         :raises KeyFileError: another server's keys are there, or it can't be written.
         """
@@ -70,14 +70,14 @@ class KeyFile:
         self._handle = handle
 
     def _ours(self) -> bool:
-        """Is what lies there the file that we wrote?"""
+        """Whether the file at that path is the one we wrote."""
         try:
             return self._handle is not None and os.path.samestat(os.fstat(self._handle), os.lstat(self.path))
         except OSError:
             return False
 
     def remove(self) -> None:
-        """The keys don't count any more. Somebody else's file is left alone."""
+        """Deletes the file, as its keys are no longer valid. Another server's file is left alone."""
         with contextlib.suppress(OSError):
             if self._ours():
                 self.path.unlink()
@@ -90,7 +90,7 @@ class KeyFile:
 
 
 def held(path: Path) -> bool:
-    """Does a server that runs hold this file?"""
+    """Whether a running server holds this file."""
     try:
         handle = os.open(path, _READ)
     except OSError:
@@ -115,7 +115,7 @@ def remove_left_behind(directory: Path) -> None:
 
 @contextlib.contextmanager
 def _alone(directory: Path) -> Iterator[None]:
-    """One process at a time looks at the file of a directory and replaces it."""
+    """Lets one process at a time check and replace the file of a directory."""
     handle = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
     try:
         with contextlib.suppress(OSError):
@@ -168,7 +168,7 @@ def _read_lines(path: Path, kind: KeyKind) -> tuple[Key, ...]:
 
 
 def _read(path: Path) -> str:
-    """A small text file; a pipe of that name doesn't hold us up."""
+    """Reads a small text file; doesn't block on a pipe of that name."""
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

@@ -20,26 +20,26 @@ from ts_frontend.protos import inference_pb2, inference_pb2_grpc, management_pb2
 
 
 class NoKeys(Exception):
-    """The file that was named can't be used; the message says why."""
+    """The named key file can't be used; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientKeys:
-    """`token` is sent whatever is called; else the key that `file` has for it."""
+    """The keys of a client: `token` is sent with every call; without it, the key in `file` for the kind of call."""
 
     token: str | None = None
     keys: Keys | None = None
     file: Path | None = None
 
     def metadata(self, kind: KeyKind) -> tuple[tuple[str, str], ...]:
-        """What goes with a call of that kind: nothing without a key."""
+        """The metadata for a call of that kind, () without a key."""
         text = self.token
         if text is None and self.keys and self.keys.get(kind):
             text = self.keys[kind][0].secret.decode("ascii")
         return (("authorization", f"Bearer {text}"),) if text else ()
 
     def advice(self, kind: KeyKind, now_s: float | None = None) -> str:
-        """For somebody whose call was refused: what was sent, and where a good key may be had."""
+        """The advice after a refused call: which key was sent, and where to find a valid one."""
         return (
             f"The server asks for its {kind.value} key; {self._sent(kind, time.time() if now_s is None else now_s)}.\n"
             f"The server's keys are in {NAME} in the directory in which it was started: run the command there, or say\n"
@@ -62,8 +62,8 @@ class ClientKeys:
 
 
 def find_keys(token: str | None, file: Path | None, host: str) -> ClientKeys:
-    """The keys for a server at `host`. A key_file.json that wasn't named counts where the server is on this machine:
-    another's has no business with its keys.
+    """The keys for a server at `host`. Without `file`, the key_file.json of this directory is used if the server is on
+    this machine: other machines' servers mustn't get its keys.
 
     :raises NoKeys: `token` can't be a key; `file` was named and holds none.
     """
@@ -85,10 +85,10 @@ def find_keys(token: str | None, file: Path | None, host: str) -> ClientKeys:
 PING_TIMEOUT_S = 10.0
 LIST_LIMIT = 100
 
-#: What gRPC says when nobody listens, as opposed to a server that answers UNAVAILABLE.
+#: gRPC's messages when nobody listens, as opposed to a server that answers UNAVAILABLE.
 _UNREACHED = ("failed to connect", "connection refused", "dns resolution failed", "name resolution", "no route to host")
 
-#: How a server begins what it says to a call without a good key; TorchServe does, too.
+#: The beginning of a server's message to a call without a valid key, also of TorchServe's.
 _TOKEN_REFUSED = "Token Auth"
 
 _OPTIONS = (
@@ -108,7 +108,7 @@ class CallFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where the server is and how to speak to it. `timeout_s`: of one call, None for none. PEM files: `ca_file`, for
+    """The server's address and connection options. `timeout_s`: of one call, None for none. PEM files: `ca_file`, for
     TLS; `certificate_file` and `certificate_key_file`, the client's own, for servers that ask for one."""
 
     host: str = "127.0.0.1"
@@ -186,7 +186,7 @@ class Client:
     # --- inference
 
     def ping(self) -> dict[str, Any]:
-        """{"status": "Healthy"} or another word."""
+        """{"status": "Healthy"} or another status."""
         timeout_s = self._target.timeout_s or PING_TIMEOUT_S
         answer = self._ask(self._inference.Ping, empty_pb2.Empty(), KeyKind.INFERENCE, timeout_s)
         health: dict[str, Any] = json.loads(answer.health)
@@ -272,7 +272,7 @@ def wait_for_workers(
     say: Callable[[str], None],
     pause: Callable[[float], None],
 ) -> Description:
-    """Asks until exactly `count` workers are there and ready, saying what changes; the last description.
+    """Polls until exactly `count` workers are ready, reporting progress; returns the last description.
 
     Ends early when somebody else asks for another number.
 

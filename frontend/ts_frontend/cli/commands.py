@@ -116,7 +116,7 @@ def _fail(message: str, status: int = 1) -> NoReturn:
 
 
 def _run(body: Callable[..., None], target: Target, *args: Any, **kwargs: Any) -> None:
-    """Runs a command's body; what can go wrong becomes text on stderr and an exit status."""
+    """Runs a command's body; failures become text on stderr and an exit status."""
     try:
         with Client(target) as client:
             body(client, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""The flags of `torchserve` that are settings: how they are written, and what they come to."""
+"""The flags of `torchserve` that are settings: their syntax and their values."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ts_frontend.config.table import ServerConfig
 
 
 def spelled(words: Sequence[str], own: Collection[str], flags: Collection[str]) -> tuple[list[str], str]:
-    """The words with their options as in `flags`, and the first option that is none ("" without one). Beginnings count
-    for the flags of `own`, where only one fits."""
+    """The words with their options spelled as in `flags`, and the first unknown option ("" without one). Flags of `own`
+    may be abbreviated where that is unambiguous."""
     found: list[str] = []
     for at, word in enumerate(words):
         if word == "--":
@@ -78,7 +78,7 @@ class SettingsParser(argparse.ArgumentParser):
     """Takes flags as TorchServe's users write them."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """With `-` and `_` alike, and beginnings of TorchServe's flags and ours."""
+        """Parses with `-` and `_` alike, and allows abbreviations of TorchServe's flags and ours."""
         flags = set(self._option_string_actions)
         own = [flag for flag in flags if flag.startswith("--") and flag[2:].replace("-", "_") not in ALIASES]
         words, unknown = spelled(list(sys.argv[1:] if args is None else args), own, flags)

@@ -1,7 +1,7 @@
 """Starting and stopping a server from the command line: the only module apart from workers/launchers.py that starts a
 process.
 
-A server tells its launcher through a pipe: JSON lines, `{"progress": TEXT}` any number of times, then once
+A server reports to its launcher through a pipe: JSON lines, `{"progress": TEXT}` any number of times, then once
 `{"ready": true, "listening": {NAME: ADDRESS}, "warnings": [TEXT]}` or `{"ready": false, "error": TEXT}`.
 """
 
@@ -45,7 +45,7 @@ class ServerNotStarted(ServeError):
 
 @dataclass(slots=True)
 class StatusLine:
-    """One line on a terminal that is written over; lines of text where there is no terminal."""
+    """A status line that is overwritten on a terminal; separate lines where there is no terminal."""
 
     stream: TextIO
     _shown: str = ""
@@ -74,7 +74,7 @@ def listening_lines(listening: Mapping[str, str]) -> list[str]:
 
 
 def serve(config: ServerConfig, run: Callable[[ServerConfig, int | None], int], ready_fd: int | None) -> int:
-    """Be the server until it ends: its exit code. `run` prints STARTED, and reports to the descriptor that it gets and
+    """Run the server until it ends; returns its exit code. `run` prints STARTED, and reports to a descriptor that it
     closes; without a launcher's `ready_fd` the report is shown here.
     """
     if ready_fd is not None:
@@ -88,7 +88,7 @@ def serve(config: ServerConfig, run: Callable[[ServerConfig, int | None], int], 
 
 
 def _announce(read: int) -> None:
-    """Show what the server reports, until it has said how its start went."""
+    """Print the server's reports, until it has reported the outcome of its start."""
     with os.fdopen(read) as lines:
         for message in map(json.loads, lines):
             if message.get("ready"):
@@ -101,7 +101,7 @@ def _announce(read: int) -> None:
 
 
 def _warn(message: Mapping[str, Any]) -> None:
-    """The server started, but not with everything it was asked for."""
+    """Prints the warnings of a server that started without some of its models or settings."""
     for text in message.get("warnings", ()):
         print(text, file=sys.stderr, flush=True)
 
@@ -120,9 +120,10 @@ def start(
     config: ServerConfig, words: Sequence[str], timeout_s: float | None, command: Sequence[str] = COMMAND
 ) -> Mapping[str, str]:
     """Start a server that outlives this process, with these command-line words, and wait until it is ready.
-    Returns what listens where. It writes its console log to our standard output, unless config.console_log is off.
+    Returns the listening addresses by name. The server writes its console log to our standard output, unless
+    config.console_log is off.
 
-    :raises ServerNotStarted: it reported an error, died, or took longer than `timeout_s`; it is gone then.
+    :raises ServerNotStarted: it reported an error, died, or took longer than `timeout_s`; it is no longer running.
     """
     status = StatusLine(sys.stderr)
     read, write = os.pipe()
@@ -211,7 +212,7 @@ def _ending(code: int) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask the server to end, and make it."""
+    """Terminate the server, and kill it if it doesn't end."""
     process.terminate()
     try:
         process.wait(timeout=10)
@@ -221,8 +222,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _tail(*files: tuple[Path | None, int]) -> str:
-    """The last lines of the first of these files that has any after its first so many bytes: a log's older lines are
-    of earlier servers."""
+    """The last lines of the first of these files that has any beyond the given size: a log's older lines are of earlier
+    servers."""
     for path, known_bytes in files:
         if path is not None and path.is_file():
             with path.open("rb") as file:
@@ -234,7 +235,7 @@ def _tail(*files: tuple[Path | None, int]) -> str:
 
 
 def stop(timeout_s: float, work_dir: Path | None = None) -> str:
-    """Ask the running server to drain and end, wait for it, and say what happened. `work_dir`: the server's setting.
+    """Ask the running server to drain and end, wait for it, and return a message. `work_dir`: the server's setting.
 
     :raises ServerNotStarted: it still runs after `timeout_s`, or isn't ours to stop.
     """

@@ -42,14 +42,14 @@ def _run_server(config: ServerConfig, ready_fd: int | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What a command line acts on: the command that starts a server process, and what such a process runs."""
+    """The program behind a command line: the command that starts a server process, and the function it runs there."""
 
     command: Sequence[str] = launch.COMMAND
     run: Callable[[ServerConfig, int | None], int] = _run_server
 
 
 def main(argv: Sequence[str] | None = None, program: Program = Program()) -> int:
-    """Run one command line; the exit code."""
+    """Runs one command line; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         if words and not words[0].startswith("-"):
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None, program: Program = Program()) -> int
 
 
 def _flush() -> None:
-    """Write what is buffered; a reader that is gone isn't an error."""
+    """Flush the output; a reader that is gone isn't an error."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -124,7 +124,7 @@ def _epilog() -> str:
     )
 
 
-# --- what a command line does
+# --- actions of the command line
 
 
 def _launcher(arguments: argparse.Namespace, words: Sequence[str], program: Program) -> int:
@@ -147,7 +147,7 @@ def _launcher(arguments: argparse.Namespace, words: Sequence[str], program: Prog
 
 
 def _work_dir(arguments: argparse.Namespace) -> Path | None:
-    """Where the server to stop has its pid file; settings that a server couldn't start with don't keep one running."""
+    """The directory of the pid file of the server to stop; invalid settings don't prevent stopping."""
     try:
         return settings(arguments).work_dir
     except ConfigError:
@@ -194,7 +194,7 @@ def _stop_command(config: ServerConfig) -> str:
 
 
 def _startable(arguments: argparse.Namespace) -> ServerConfig:
-    """The settings, with everything they name in its place. Raises ConfigError."""
+    """The settings, after checking the files they name and making the directories. Raises ConfigError."""
     config = settings(arguments)
     prepare(config)
     if arguments.cpp_log_config and not Path(arguments.cpp_log_config).is_file():

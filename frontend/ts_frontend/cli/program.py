@@ -1,7 +1,7 @@
-"""The server of a program that starts its own: what `ts.compat.start` puts in the program's place.
+"""The server that `ts.compat.start` runs in place of a program that starts its own.
 
-Arguments: JSON that tells the program (`kind`, `models`, `options`, `program`, `module`, `argv`, `path`, `directory`,
-`stand_in`, `co_served`), then the program's own arguments.
+Arguments: JSON that describes the program (`kind`, `models`, `options`, `program`, `module`, `argv`, `path`,
+`directory`, `stand_in`, `co_served`), then the program's own arguments.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def co_served_notes(more: Sequence[Option]) -> list[str]:
 
 
 def check_co_served(config: ServerConfig) -> None:
-    """ConfigError when a directory isn't there."""
+    """Raises ConfigError when a directory doesn't exist."""
     for key in ("model_store", "model_repository"):
         found = getattr(config, key)
         for directory in found if isinstance(found, tuple) else [found] if found else []:
@@ -71,7 +71,7 @@ def check_co_served(config: ServerConfig) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Serves until SIGTERM or SIGINT; the exit code."""
+    """Serves until SIGTERM or SIGINT; returns the exit code."""
     told, *argv = sys.argv[1:] if words is None else words
     program: dict[str, Any] = json.loads(told)
     try:
@@ -97,7 +97,8 @@ def _run(config: ServerConfig, ready_fd: int | None) -> int:
 
 
 def write_models(store: Path, program: Mapping[str, Any], found: Mapping[str, FoundOptions]) -> ProgramLines:
-    """A model's directory for each of the program's models, which names what runs it; and how the server finds them."""
+    """Writes a directory for each of the program's models, with a manifest that names the program; returns the
+    directories as settings of the server."""
     adapted = {key: program[key] for key in ("program", "module", "argv", "path", "directory")}
     folders = []
     adapted["latency_logging"] = found["enable_latency_logging"].value
@@ -115,7 +116,7 @@ def write_models(store: Path, program: Mapping[str, Any], found: Mapping[str, Fo
 def settings(
     found: Mapping[str, FoundOptions], program: ProgramLines, directory: Path, environ: Mapping[str, str]
 ) -> list[Option]:
-    """The server's settings for KServe's options: open to the network as KServe's, management only in here."""
+    """The server's settings for KServe's options: open to the network as KServe's, management only locally."""
     own = "KServe's defaults"
     scheme = "https" if found["ssl_certfile"].value else "http"
     http = f"{scheme}://0.0.0.0:{found['http_port'].value}"
@@ -148,7 +149,7 @@ def settings(
     return [Option(key, _text(value), source) for key, (value, source) in pairs.items()]
 
 
-#: What KServe's server takes of a gRPC message when nobody says another size.
+#: The default limit of KServe's server for the size of a gRPC message.
 KSERVE_MESSAGE_BYTES_MAX = 8_388_608
 _SOCKET_PATH_BYTES_MAX = 107
 _SAME = {
@@ -162,8 +163,8 @@ _SAME = {
 
 
 def _management(directory: Path) -> dict[str, str]:
-    """Where management listens, which KServe's servers don't have: where only this user comes to, or this machine when
-    the directory's path is too long for that."""
+    """The addresses of the management API, which KServe's servers don't have: Unix sockets that only this user can
+    open, or loopback addresses when the directory's path is too long for sockets."""
     sockets = {"management_address": directory / "http.sock", "grpc_management_address": directory / "grpc.sock"}
     if max(len(os.fsencode(path)) for path in sockets.values()) <= _SOCKET_PATH_BYTES_MAX:
         return {key: f"unix:{path}" for key, path in sockets.items()}

@@ -1,1 +1,1 @@
-"""Settings: one table, where values come from, and what they must be together."""
+"""Settings: one table of them, the sources of their values, and the checks across settings."""

@@ -22,7 +22,7 @@ UNIX = "unix:"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where an HTTP API listens: a host and port, or a Unix socket's path. Port 0 takes a free one."""
+    """The address of an HTTP API: a host and port, or a Unix socket's path. Port 0 takes a free one."""
 
     scheme: str
     host: str = ""
@@ -47,7 +47,7 @@ class Address:
 def parse_address(text: str, api: str) -> Address:
     """The address that `text` names; `api` is a key of DEFAULT_PORTS.
 
-    :raises ValueError: not an address; says what is allowed.
+    :raises ValueError: not an address; the message names the allowed forms.
     """
     text = text.strip()
     if text.lower().startswith(UNIX):
@@ -75,7 +75,7 @@ def _unix_path(text: str) -> str:
 
 
 def bracketed(host: str) -> str:
-    """As it stands before a port: IPv6 addresses in brackets."""
+    """The host as written before a port: IPv6 addresses in brackets."""
     return f"[{host}]" if ":" in host else host
 
 

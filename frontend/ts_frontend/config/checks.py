@@ -52,7 +52,7 @@ def secured(config: ServerConfig) -> Iterator[str]:
 
 
 def _convert(config: ServerConfig) -> str:
-    """How the key store becomes PEM files."""
+    """The message with the commands that convert the key store to PEM files."""
     store = shlex.quote(str(config.keystore))
     first = ""
     if (config.keystore_type or "PKCS12").upper() not in ("PKCS12", "P12", "PFX"):
@@ -102,7 +102,7 @@ def _claim(config: ServerConfig, taken: dict[tuple[str, int], str], key: str, pl
         yield f"{key} {shown(config, key.partition('[')[0])}: {what} is already that of {other}"
 
 
-# --- who may do what
+# --- access
 
 
 def who_may(config: ServerConfig) -> tuple[str, str]:
@@ -116,7 +116,7 @@ def who_may(config: ServerConfig) -> tuple[str, str]:
 
 
 def _why(config: ServerConfig, key: str, given: Sequence[str] = ()) -> str:
-    """What decided it: the setting `key`, else keys that were `given`, else who can reach the server."""
+    """The deciding reason: the setting `key`, else keys that were `given`, else who can reach the server."""
     if getattr(config, key) is not None:
         return f"{key}={str(getattr(config, key)).lower()} ({config.sources.get(key, 'default')})"
     if given:

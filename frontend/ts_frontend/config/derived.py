@@ -1,6 +1,6 @@
 """Settings that follow from others: ports and hosts of addresses, TLS everywhere, places under one directory. Pure.
 
-Where two say something of the same, the stronger source wins (`ranks`: 0 is the strongest).
+When two of them conflict, the stronger source wins (`ranks`: 0 is the strongest).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _UNDER_WORK_DIR = {"temp_dir": "tmp", "log_location": "logs", "environments_dir"
 
 
 class Derived:
-    """The values of one server while what follows from them is added; `sources` say where each came from."""
+    """The values of one server while derived ones are added; `sources` name the source of each."""
 
     def __init__(self, values: dict[str, Any], sources: dict[str, str], ranks: Mapping[str, int]) -> None:
         self._values, self._sources, self._ranks = values, sources, ranks
 
     def add(self) -> None:
-        """Everything, in its order."""
+        """Adds all derived values, in order."""
         self._hosts()
         self._ports()
         if self._values.get("use_tls"):
@@ -50,14 +50,14 @@ class Derived:
         self._values[key], self._sources[key] = value, source
 
     def _move(self, key: str, cause: str, **parts: object) -> None:
-        """Another host, port or scheme for an address that isn't a Unix socket's."""
+        """Sets another host, port or scheme for an address, unless it is a Unix socket."""
         address: Address = self._value(key)
         if not address.path:
             self._set(key, replace(address, **parts), self._sources.get(cause, "default"))  # type: ignore[arg-type]
 
     def _hosts(self) -> None:
-        """`host` for what other machines are to reach; an address that was given as a whole by as strong a source
-        stays."""
+        """Applies `host` to the addresses that other machines should reach; an address that a source at least as strong
+        gave in full stays."""
         host = self._values.get("host")
         if host is not None:
             for key in ("inference_address", "metrics_address"):
@@ -101,7 +101,7 @@ class Derived:
                 self._set(key, work_dir.absolute() / name, "as work_dir")
 
     def _absolute(self) -> None:
-        """A handler in this process may change its directory."""
+        """Makes paths absolute, as a handler in this process may change the working directory."""
         places = {key for key in SETTINGS if isinstance(self._value(key), Path)}
         for key in (*places, "temp_dir"):
             value = self._values.get(key, SETTINGS[key].default)

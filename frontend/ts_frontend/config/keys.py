@@ -29,7 +29,7 @@ _LAST_S = datetime(9999, 12, 31, tzinfo=timezone.utc).timestamp()
 
 
 class KeyKind(Enum):
-    """What a key opens; the value is its name in key_file.json. API: the call that makes new keys."""
+    """The calls that a key opens; the value is its name in key_file.json. API: the call that makes new keys."""
 
     MANAGEMENT = "management"
     INFERENCE = "inference"
@@ -37,12 +37,12 @@ class KeyKind(Enum):
 
 
 class BadKeys(ValueError):
-    """Keys from outside that can't be used; the message says which and why, without them."""
+    """Keys from outside that can't be used; the message says which and why, without containing them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """`expires_s`: seconds since 1970 from which it doesn't count any more."""
+    """A key. `expires_s`: its expiry, in seconds since 1970."""
 
     secret: bytes = field(repr=False)
     expires_s: float = math.inf
@@ -58,7 +58,7 @@ def bearer(values: Sequence[bytes]) -> bytes | None:
 
 
 def opens(keys: Sequence[Key], presented: bytes, now_s: float) -> bool:
-    """Is it one of these keys, and not expired? How long that takes tells nothing about the keys but their length."""
+    """Whether it is one of these keys, and not expired. The time this takes reveals only the keys' length."""
     good = False
     for key in keys:
         good |= compare_digest(key.secret, presented) and now_s < key.expires_s
@@ -66,7 +66,7 @@ def opens(keys: Sequence[Key], presented: bytes, now_s: float) -> bool:
 
 
 def why_refused(keys: Keys, kind: KeyKind, values: Sequence[bytes], now_s: float) -> str:
-    """For the log: what was wrong with headers that `opens` refused."""
+    """The reason why `opens` refused these headers, for the log."""
     presented = bearer(values)
     if presented is None:
         return "it sent more than one Authorization" if len(values) > 1 else _why_unread(values)

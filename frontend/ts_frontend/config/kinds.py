@@ -1,6 +1,6 @@
-"""Kinds of settings: how each one's text becomes a value, and what it allows. Pure.
+"""Kinds of settings: how each one's text becomes a value, and its allowed values. Pure.
 
-A kind's `parse` takes text without blanks at its ends, never empty, and raises ValueError that says what is allowed.
+A kind's `parse` takes text without blanks at its ends, never empty, and raises ValueError naming the allowed values.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 def no_effect(what: str, where: str, why: str) -> str:
-    """The one form of the log's sentence about what is accepted, was given in `where`, and does nothing."""
+    """The log's sentence about an accepted option, given in `where`, that has no effect."""
     return f"{what} ({where}) has no effect: {why}"
 
 
@@ -36,7 +36,7 @@ class ConfigError(InvalidArgument):
 
 @dataclass(frozen=True, slots=True)
 class SettingKind:
-    """`name` is what the documentation shows."""
+    """A kind of setting. `name` is its name in the documentation."""
 
     name: str
     parse: Callable[[str], Any]
@@ -120,7 +120,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _keys(text: str) -> tuple[str, ...]:
-    """Keys of calls; what is wrong is said without them."""
+    """Keys of calls; error messages don't contain them."""
     found = _words(text)
     for number, word in enumerate(found, 1):
         try:
@@ -254,7 +254,7 @@ EXTRA_PORTS = SettingKind("comma list of `PORT[:DIALECT]`", _extra_ports)
 
 
 def s3_of(path: Path) -> str | None:
-    """`s3:/bucket/prefix` is what a path makes of `s3://bucket/prefix`, which is returned; None for other paths."""
+    """`s3://bucket/prefix` for the path `s3:/bucket/prefix`, which Path makes of it; None for other paths."""
     parts = path.parts
     return f"s3://{'/'.join(parts[1:])}" if len(parts) > 1 and parts[0].lower() == "s3:" else None
 

@@ -1,5 +1,5 @@
-"""Where settings come from, and which source wins: the command line, the environment, the config file, a profile, a
-snapshot, the defaults, in this order. The only module of the frontend that reads the environment."""
+"""The sources of settings, strongest first: the command line, the environment, the config file, a profile, a snapshot,
+the defaults. The only module of the frontend that reads the environment."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ __all__ = [
 SECRETS = frozenset({setting.env for setting in SETTINGS.values() if setting.secret} | {"TORCHSERVE_TOKEN"})
 _VARIABLE = re.compile(r"\$\$([A-Za-z_][A-Za-z0-9_]*)\$\$")
 _DEFAULT_FILE = Path("config.properties")
-#: What flags can open, and the environment can keep closed.
+#: Switches that flags can turn on, and the environment can keep off.
 OPENING = ("disable_token_authorization", "enable_model_api")
-#: Settings that belong to the models of a snapshot: without them they wouldn't be found, or not be what they were. None
-#: opens anything: where the server listens, TLS, tokens, origins and what clients may do are said anew by each start.
+#: Settings that belong to the models of a snapshot: without them models wouldn't be found, or would behave differently.
+#: None opens anything: each start sets its own addresses, TLS, tokens, origins and permissions of clients.
 WITH_MODELS = frozenset(
     {"model_store", "models", "default_service_handler", "service_envelope", "install_py_dep_per_model"}
     | {"decode_input_request", "job_queue_size", "default_response_timeout", "default_startup_timeout"}
@@ -58,7 +58,7 @@ OTHER_VARIABLES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A setting given on the command line; `flag` is how."""
+    """A setting given on the command line with `flag`."""
 
     key: str
     text: str
@@ -73,7 +73,7 @@ class _Value:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """One source: its values by key, and the models that it says to restore."""
+    """One source: its values by key, and the models to restore from it."""
 
     name: str
     values: Mapping[str, _Value]
@@ -82,7 +82,7 @@ class _Layer:
 
 @dataclass(slots=True)
 class _Findings:
-    """What came up while reading: `errors` keep the server from starting, `notes` are for the log."""
+    """Findings made while reading: `errors` keep the server from starting, `notes` are for the log."""
 
     errors: list[str] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
@@ -99,7 +99,7 @@ def load_config(
 ) -> ServerConfig:
     """The settings of a server that starts now, in this directory. `ts_config` is --ts-config.
 
-    :raises ConfigError: a file is missing, or values that don't do; each is named with its source and what is allowed.
+    :raises ConfigError: a file is missing, or values are invalid; each is named with its source and the allowed values.
     """
     environ = dict(os.environ) if environ is None else environ
     found = _Findings()
@@ -134,8 +134,8 @@ def _command_line(options: Sequence[Option], found: _Findings) -> _Layer:
 
 
 def _not_opened(command_line: _Layer, environment: _Layer, found: _Findings) -> _Layer:
-    """Without the flags that open what the environment keeps closed by name: there TorchServe's order holds, in which
-    the environment is stronger, so that nobody's server stands open that didn't with TorchServe."""
+    """The command line without the OPENING flags that the environment sets to false: for these, TorchServe's order
+    holds, in which the environment is stronger, so that no server is open that wasn't with TorchServe."""
     values = dict(command_line.values)
     for key in OPENING:
         if _on([command_line], key) and _off([environment], key):
@@ -196,7 +196,7 @@ def _file(ts_config: Path | None, environ: Mapping[str, str], found: _Findings) 
 
 
 def _file_path(ts_config: Path | None, environ: Mapping[str, str], found: _Findings) -> Path | None:
-    """As TorchServe finds it: TS_CONFIG_FILE, else --ts-config, else ./config.properties where there is one."""
+    """The config file, found as by TorchServe: TS_CONFIG_FILE, else --ts-config, else ./config.properties if any."""
     named = environ.get("TS_CONFIG_FILE")
     if named:
         if ts_config and Path(named) != ts_config:
@@ -239,7 +239,7 @@ def _known(values: Mapping[str, _Value], found: _Findings) -> dict[str, _Value]:
 
 
 def _meant(alias: Alias, value: _Value, found: _Findings) -> dict[str, _Value]:
-    """What another server's option is here."""
+    """The settings that another server's option sets here."""
     if not value.text.strip():
         return {}
     try:
@@ -268,7 +268,7 @@ def _mlserver(
     strong: Sequence[_Layer], environ: Mapping[str, str], found: _Findings
 ) -> tuple[_Layer, mlserver_settings.MLServerDefaults]:
     """With MLServer's profile: the settings.json of the model store, or of this directory, and MLSERVER_ variables,
-    also those of a file .env; and what they say of the models."""
+    also those of a file .env; and their defaults for models."""
     source = mlserver_settings.FILE
     nothing = _Layer(source, {}), mlserver_settings.MLServerDefaults()
     if _text(strong, "profile").lower() != "mlserver":
@@ -293,7 +293,7 @@ def _content(file: Path) -> str | None:
 
 
 def _oip_properties(environ: Mapping[str, str], found: _Findings) -> _Layer:
-    """aiSSEMBLE's file; what it has for other programs isn't looked at."""
+    """aiSSEMBLE's file; its properties for other programs are ignored."""
     entries = properties_file.read(environ) if environ.get("KRAUSENING_BASE") else {}
     ours = {key: _Value(text, f"oip.properties {key}") for key, text in entries.items() if key in ALIASES}
     return _Layer("oip.properties", _known(ours, found))
@@ -311,8 +311,8 @@ def _snapshot_in(values: Mapping[str, _Value], found: _Findings) -> Snapshot | N
 
 
 def _found_snapshot(strong: Sequence[_Layer], found: _Findings) -> _Layer:
-    """The newest snapshot of the log directory, unless --ncs: its models and what belongs to them, or, by name,
-    everything but what is never taken from it."""
+    """The newest snapshot of the log directory, unless --ncs: its models and their settings, or, with
+    restore_snapshot=all, every setting that a snapshot may restore."""
     nothing = _Layer("snapshot", {})
     wanted = _text(strong, "restore_snapshot").lower() or "models"
     if _on(strong, "ncs") or wanted == "none":
@@ -333,7 +333,7 @@ def _found_snapshot(strong: Sequence[_Layer], found: _Findings) -> _Layer:
 
 
 def _log_location(layers: Sequence[_Layer]) -> Path:
-    """Where the logs are, before the settings are put together; within `work_dir` where that is said as strongly."""
+    """The log directory, before the settings are resolved; within `work_dir` when that has the stronger source."""
     for layer in layers:
         for key, below in (("log_location", "."), ("work_dir", "logs")):
             if text := _text([layer], key):
@@ -351,14 +351,14 @@ def _text(layers: Sequence[_Layer], key: str) -> str:
 
 
 def _on(layers: Sequence[_Layer], key: str) -> bool:
-    """A switch that decides which sources count. Text that is neither true nor false is an error later."""
+    """Whether a switch is on, before parsing. Text that is neither true nor false is an error later."""
     with contextlib.suppress(ValueError):
         return bool(BOOLEAN.parse(_text(layers, key)))
     return False
 
 
 def _off(layers: Sequence[_Layer], key: str) -> bool:
-    """Whether it is false by name."""
+    """Whether it is explicitly false."""
     with contextlib.suppress(ValueError):
         return BOOLEAN.parse(_text(layers, key)) is False
     return False
@@ -390,8 +390,8 @@ def _chosen(layers: Sequence[_Layer]) -> Iterator[tuple[str, _Value]]:
 def _models_to_load(
     layers: Sequence[_Layer], chosen: dict[str, _Value], found: _Findings
 ) -> tuple[dict[str, _Value], Snapshot | None]:
-    """The strongest snapshot's models are restored, after those of `load_models`; a file that is itself a snapshot
-    has in its `load_models` only what was once loaded."""
+    """The strongest snapshot's models are restored, after those of `load_models`; the `load_models` of a file that is
+    itself a snapshot names only models that were loaded once."""
     layer = next((layer for layer in layers if layer.snapshot is not None), None)
     if layer is None or layer.snapshot is None:
         return chosen, None
@@ -422,7 +422,7 @@ def _note_effects(values: Mapping[str, Any], sources: Mapping[str, str], found: 
 
 
 def _note_snapshot(layer: _Layer, chosen: Mapping[str, _Value], found: _Findings) -> None:
-    """Say which settings a snapshot brought, and which of its settings something stronger overruled."""
+    """Notes which settings came from a snapshot, and which of its settings a stronger source overrode."""
     taken = sorted(key for key, value in layer.values.items() if chosen.get(key) is value)
     if taken:
         found.info(f"from {layer.name}: {', '.join(f'{key}={layer.values[key].text}' for key in taken)}")
@@ -436,14 +436,14 @@ def _note_snapshot(layer: _Layer, chosen: Mapping[str, _Value], found: _Findings
 
 
 def forget_secrets() -> None:
-    """Takes what is secret out of this process's environment: what it starts from now on doesn't get it."""
+    """Removes the secrets from this process's environment, so that processes it starts from now on don't get them."""
     for name in SECRETS:
         os.environ.pop(name, None)
 
 
 def worker_environment(config: ServerConfig) -> dict[str, str]:
-    """The environment that worker processes get: this one's, less secrets and `blacklist_env_vars`, and what TorchServe
-    adds."""
+    """The environment of worker processes: this one's without secrets and `blacklist_env_vars`, plus TorchServe's
+    variables."""
     hidden = re.compile(config.blacklist_env_vars or r"(?!)")
     environ = config.environment or os.environ
     passed = {name: environ[name] for name in environ if name not in SECRETS and not hidden.fullmatch(name)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Workers of one model version that can be asked for: each is a process, and a typing error shall not be a fork bomb.
+#: The most workers of one model version: each is a process, and a typing error must not become a fork bomb.
 WORKERS_MAX = 1024
 #: The `timeout` of a scale call that stands for none, in seconds.
 UNLIMITED = -1
@@ -19,11 +19,11 @@ _INT_MAX = 2**31 - 1
 @dataclass(frozen=True, slots=True)
 class CallParameter:
     """`name`: of the query parameter, the member of a JSON body, and the field of the gRPC message; `kind`: str, int or
-    bool; `default`: its value where it isn't given. `setting`: the field of `Requested` that has it, "" for what is the
-    call's own; its value is from `least` to `most`.
+    bool; `default`: its value where it isn't given. `setting`: its field in `Requested`, "" for a parameter of the call
+    itself; its value is from `least` to `most`.
 
-    `tuning`: over HTTP, what is no number counts as not given, as in TorchServe: without it the call still does what
-    was meant. `zero_needs`: a 0 counts as not given, unless that parameter has a value. `http`: whether HTTP has it.
+    `tuning`: over HTTP, text that isn't a number counts as not given, as in TorchServe: the call does its main work
+    without it. `zero_needs`: a 0 counts as not given, unless that parameter has a value. `http`: whether HTTP has it.
     `flag`: of the command line, "" for none, with its `metavar` and `help`."""
 
     name: str

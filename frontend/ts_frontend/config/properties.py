@@ -1,7 +1,7 @@
-"""Java properties text: what java.util.Properties reads and writes. Pure.
+"""Java properties text, as java.util.Properties reads and writes it. Pure.
 
-Syntax (docs of java.util.Properties.load): `=`, `:` or blanks part key and value; `#` and `!` start a comment line;
-a line that ends in an odd number of backslashes goes on in the next one, whose leading blanks don't count;
+Syntax (docs of java.util.Properties.load): `=`, `:` or blanks separate key and value; `#` and `!` start a comment line;
+a line that ends in an odd number of backslashes continues in the next one, whose leading blanks don't count;
 `\\t \\n \\r \\f \\uXXXX` are characters, a backslash before any other character is dropped.
 """
 
@@ -19,7 +19,7 @@ _LINE_END = re.compile(r"\r\n|\r|\n")
 
 
 class PropertiesError(ValueError):
-    """Text that java.util.Properties refuses too; says the line."""
+    """Text that java.util.Properties refuses too; the message names the line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def render(pairs: Iterable[tuple[str, str]], comments: Iterable[str] = ()) -> st
 
 
 def decode(data: bytes) -> str:
-    """The text of a file: UTF-8, or else Latin-1, which is what Java reads."""
+    """The text of a file: UTF-8, or else Latin-1, the encoding that Java reads."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:

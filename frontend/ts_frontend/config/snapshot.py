@@ -1,8 +1,8 @@
-"""What is served, written down so that it survives a restart, in TorchServe's snapshot files.
+"""Snapshots of the served models and workflows, in TorchServe's format, so that they survive a restart.
 
-A file is Java properties: the settings that aren't defaults, then `model_snapshot`, JSON that TorchServe can read. What
-TorchServe has no member for stands in each version's member `torchrelay`. `encode` and `decode` are pure;
-SnapshotFiles is the directory: atomic writes, the newest that can be read, a bounded number of files. All of it blocks.
+A file is Java properties: the settings that aren't defaults, then `model_snapshot`, JSON that TorchServe can read.
+Values without a member in TorchServe are in each version's member `torchrelay`. `encode` and `decode` are pure;
+SnapshotFiles is the directory: atomic writes, the newest readable file, a bounded number of files. All of it blocks.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class SnapshotKind(Enum):
 
 
 class SnapshotError(ValueError):
-    """The text is no snapshot; says why."""
+    """The text isn't a snapshot; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class VersionState:
     """One version of a model: its file name in the store (`archive`), where it came from (`url`, "" when unknown),
-    and its settings. `max_batch_delay_set` is False when nobody asked for waiting and the delay is only the default.
-    `requested`: what the register call asked for, as JSON, so that a default isn't restored as a wish."""
+    and its settings. `max_batch_delay_set` is False when no delay was requested and it is only the default.
+    `requested`: the register call's parameters, as JSON, so that a default isn't restored as a requested value."""
 
     archive: str
     default: bool
@@ -69,8 +69,8 @@ class NodeState:
 
 @dataclass(frozen=True, slots=True)
 class WorkflowState:
-    """A workflow: its file name in the workflow store (`archive`), where it came from (`url`), what the register call
-    asked for (None: unset), and its nodes by the names of their models."""
+    """A workflow: its file name in the workflow store (`archive`), where it came from (`url`), the register call's
+    parameters (None: unset), and its nodes by the names of their models."""
 
     archive: str
     url: str

@@ -54,8 +54,8 @@ EFFECTS = {"none": "accepted; has no effect here"}
 @dataclass(frozen=True, slots=True)
 class Setting:
     """One row. `env` is the environment variable, "" for none; `env_always`: it counts without enable_envvars_config.
-    `effect` is "" for a setting that is read, or a key of EFFECTS. `restored` is False for what a snapshot that wasn't
-    asked for by name can't set: security, and where things lie. `secret`: never shown or written."""
+    `effect` is "" for a setting that is read, or a key of EFFECTS. `restored` is False for settings that only a
+    snapshot asked for by name can set: security, paths and addresses. `secret`: never shown or written."""
 
     key: str
     kind: SettingKind
@@ -71,7 +71,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something about the settings that the log should say."""
+    """A message about the settings for the log."""
 
     level: int
     text: str
@@ -586,7 +586,7 @@ class ServerConfig:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """What the server listens on, without ports and Unix sockets."""
+        """The hosts that the server listens on, without ports; Unix sockets are left out."""
         urls = (self.inference_address, self.management_address, self.metrics_address)
         names = (*(url.host for url in urls), self.grpc_inference_address, self.grpc_management_address)
         return tuple(dict.fromkeys(name for name in names if name and not unix_path(name)))
@@ -605,12 +605,12 @@ class ServerConfig:
 
     @property
     def errors_explained(self) -> bool:
-        """May callers know what an exception of a handler said?"""
+        """Whether callers see the messages of handlers' exceptions."""
         return self.loopback_only if self.debug_errors is None else self.debug_errors
 
     @property
     def model_api_enabled(self) -> bool:
-        """May models be registered and unregistered while the server runs?"""
+        """Whether models can be registered and unregistered while the server runs."""
         return self.loopback_only if self.enable_model_api is None else self.enable_model_api
 
     @property
@@ -623,7 +623,7 @@ class ServerConfig:
 
     @property
     def token_authorization(self) -> bool:
-        """Does a call need a key? When nobody said: where others can reach the server, or keys were given."""
+        """Whether calls need a key. If not set: when other machines can reach the server, or keys were given."""
         if self.disable_token_authorization is not None:
             return not self.disable_token_authorization
         return not self.loopback_only or bool(self.given_keys())
@@ -635,12 +635,12 @@ class ServerConfig:
 
     @property
     def key_dir(self) -> Path:
-        """Where key_file.json is."""
+        """The directory of key_file.json."""
         return Path.cwd() if self.work_dir is None else self.work_dir
 
     @property
     def debugging(self) -> bool:
-        """A developer steps through handlers: each model has one worker, and no time limit ends it."""
+        """Whether a developer debugs handlers: each model has one worker, without time limits."""
         return self.debug or self.bypass_serve
 
     @property

@@ -1,1 +1,1 @@
-"""Options and settings of other servers, and which of our settings each one is."""
+"""Options and settings of other servers, mapped to ours."""

@@ -1,8 +1,8 @@
-"""Options of other servers, and which of our settings each one is: one table. Pure.
+"""Options of other servers, and the settings of ours that each one sets: one table. Pure.
 
 Every row is a flag (`--grpc-port 8001`), a key (`--set grpc_port=8001`, or a line of the config file) and, where it has
-them, environment variables. `-`, `_` and `.` are alike in its name. A meaning takes the text that was given and says
-what it is here: settings with their texts, or a note on what it doesn't do; ValueError for what would be a lie.
+them, environment variables. `-`, `_` and `.` are alike in its name. A meaning takes the given text and returns settings
+with their texts, or a note why it has no effect; it raises ValueError for a value that this server can't honour.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ts_frontend.config.kinds import BOOLEAN
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What an option comes to: texts by setting, and why the option, or `unused_part` of it, does nothing."""
+    """An option's effect: texts by setting, and why the option, or its `unused_part`, has no effect."""
 
     settings: Mapping[str, str]
     unused: str = ""
@@ -30,8 +30,8 @@ Meaning: TypeAlias = Callable[[str], Said]
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """An option of other servers. `name` has `_`; `whose` are the servers; `switch`: as a flag it may stand without a
-    value, for true; `doc` says what it is here, for the documentation."""
+    """An option of other servers. `name` is written with `_`; `whose` names the servers; `switch`: as a flag it may
+    stand without a value, for true; `doc` is its description in the documentation."""
 
     name: str
     whose: str
@@ -58,7 +58,7 @@ def canonical(name: str) -> str:
 
 
 def _sets(*keys: str) -> Meaning:
-    """The same text, to each of these settings."""
+    """Sets each of these settings to the text."""
     return lambda text: Said(dict.fromkeys(keys, text))
 
 
@@ -67,7 +67,7 @@ def _sets_and(key: str, **more: str) -> Meaning:
 
 
 def _only(value: bool, reason: str) -> Meaning:
-    """Accepted as what it is anyway."""
+    """Accepts only this value, which is the server's behaviour anyway."""
 
     def meaning(text: str) -> Said:
         if BOOLEAN.parse(text) is not value:
@@ -89,7 +89,7 @@ def _refused(why: str) -> Meaning:
 
 
 def _seconds(key: str) -> Meaning:
-    """Milliseconds there, whole seconds here: 1 at least."""
+    """Converts the option's milliseconds to the setting's whole seconds, at least 1."""
 
     def meaning(text: str) -> Said:
         if not text.isdecimal():
@@ -114,12 +114,12 @@ def _one_model(text: str) -> Said:
 
 
 def _quieter(level: str) -> Meaning:
-    """Off: only what is worse is logged."""
+    """When false, sets the log level, so that only more severe messages are logged."""
     return lambda text: Said({} if BOOLEAN.parse(text) else {"log_level": level})
 
 
 def _tritons(key: str) -> Meaning:
-    """A flag that stands for Triton: its ports, too, and its store."""
+    """A flag of Triton that also selects Triton's profile: its ports and its model repository."""
     return lambda text: Said({key: text, "profile": "triton"})
 
 
@@ -269,7 +269,7 @@ _ROWS = (
     Alias("grpc_infer_response_compression_level", "Triton",
           _nothing("an answer is compressed as its client asks"),
           "no effect: an answer is compressed as its client asks"),
-    # what is served, and how it ends
+    # models, and the shutdown
     Alias("model", "MAX", _one_model,
           "`load_models`: the model NAME of the store, or the one at a path; with `profile=max` unless one is named"),
     Alias("model_path", "MAX", _one_model, "the same"),
@@ -294,7 +294,7 @@ _ROWS = (
           "can be repeated", repeated=True),
     Alias("log_file", "Triton", _refused("isn't there; LOG_LOCATION names the directory of the log files"), "refused"),
     Alias("metrics_interval_ms", "Triton", _seconds("metric_time_interval"), "`metric_time_interval`, whole seconds"),
-    # what tunes Triton's own parts
+    # tuning of Triton's own parts
     *(
         Alias(name, "Triton", _nothing(_TUNES), "no effect")
         for name in (

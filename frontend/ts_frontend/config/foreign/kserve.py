@@ -1,8 +1,8 @@
 """The options of KServe's and aiSSEMBLE's servers, and where their values come from. Pure.
 
-An argument beats the environment, that beats `oip.properties` (Krausening), that beats what the program gave its
-server, and that the default. As in aiSSEMBLE an empty text stands for no value, and in the environment and the file
-only `true`, in any case, is true; arguments have KServe's words.
+Precedence, strongest first: arguments, the environment, `oip.properties` (Krausening), the values that the program gave
+its server, the defaults. As in aiSSEMBLE, an empty text means no value, and in the environment and the file only
+`true`, in any case, is true; arguments take KServe's words.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def count(text: str) -> int:
 @dataclass(frozen=True, slots=True)
 class KServeOption:
     """One option. `name` is the argument's, after `--`; `variable` and `key` (of oip.properties) are "" for arguments
-    that are KServe's only. `note`: what is said when it is given, "" for what has its full effect."""
+    that only KServe has. `note`: the reason logged for an option without full effect, "" for one that has it."""
 
     name: str
     kind: Callable[[str], Any]
@@ -104,7 +104,7 @@ OPTIONS = (
     KServeOption("predictor_request_retries", integer, 0, note=_NONE),
     KServeOption("enable_predictor_health_check", str, None, note=_NONE),
 )
-#: Of aiSSEMBLE's other servers: what the environment, or oip.properties, may have of them.
+#: Options of aiSSEMBLE's other servers that may be in the environment or oip.properties.
 AUTH = {"AUTH_ENABLED": "auth_enabled", "AUTH_SECRET": "auth_secret", "OIP_PDP_URL": "pdp_url"}
 
 
@@ -122,7 +122,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def arguments(argv: Sequence[str]) -> dict[str, str]:
-    """What a command line has of the options, as text; the rest is the program's own. `-` and `_` are alike in names.
+    """The options on a command line, as text; other words are the program's own. `-` and `_` are alike in names.
 
     Raises ConfigError for an option without a value.
     """
@@ -144,16 +144,16 @@ def alike(word: str) -> str:
 def resolve(
     argv: Sequence[str], environ: Mapping[str, str], properties: Mapping[str, str], given: Mapping[str, Any]
 ) -> dict[str, FoundOptions]:
-    """Every option's value. `properties`: those of oip.properties; `given`: what the program gave its server.
+    """Every option's value. `properties`: those of oip.properties; `given`: the values the program gave its server.
 
-    Raises ConfigError, naming option and source, for what can't be one.
+    Raises ConfigError, naming option and source, for an invalid value.
     """
     words = arguments(argv)
     return {option.name: _found(option, words, environ, properties, given) for option in OPTIONS}
 
 
 def value_of(name: str, argv: Sequence[str], environ: Mapping[str, str], properties: Mapping[str, str]) -> Any:
-    """One option's value, for a program that gives its server none. ConfigError."""
+    """One option's value, for a program that gives its server none. Raises ConfigError."""
     (option,) = (one for one in OPTIONS if one.name == name)
     return _found(option, arguments(argv), environ, properties, {}).value
 
@@ -189,7 +189,7 @@ def _read(option: KServeOption, kind: Callable[[str], Any], text: str, source: s
 
 
 def notes(found: Mapping[str, FoundOptions], environ: Mapping[str, str], properties: Mapping[str, str]) -> list[str]:
-    """A sentence for everything that was given and isn't followed."""
+    """A sentence for each given option that has no effect."""
     lines = [
         no_effect(option.name, found[option.name].source, option.note)
         for option in OPTIONS
@@ -210,7 +210,7 @@ PLACES = ("KRAUSENING_BASE", "KRAUSENING_EXTENSIONS", "KRAUSENING_OVERRIDE_EXTEN
 
 
 def read(environ: Mapping[str, str]) -> dict[str, str]:
-    """The properties, {} where there are none. ConfigError for a file that can't be read."""
+    """The properties, {} where there are none. Raises ConfigError for a file that can't be read."""
     found: dict[str, str] = {}
     for place in PLACES:
         file = Path(environ.get(place) or "/nonexistent", NAME)

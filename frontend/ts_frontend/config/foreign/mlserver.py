@@ -13,9 +13,9 @@ from ts_frontend.errors import InvalidArgument
 
 @dataclass(frozen=True, slots=True)
 class MLServerDefaults:
-    """What MLServer's settings.json and variables say of all models. `model`: what a model-settings.json leaves out, as
-    it would say it; with an `implementation` there, a store without any such file is itself a model. `only`: folders
-    of no other kind are looked at."""
+    """The defaults for all models from MLServer's settings.json and variables. `model`: members for every
+    model-settings.json that lacks them; with an `implementation` there, a store without any such file is itself a
+    model. `only`: folders of other kinds are ignored."""
 
     model: Mapping[str, Any] = field(default_factory=dict)
     server_name: str = "mlserver"
@@ -32,7 +32,7 @@ FILE = "settings.json"
 PREFIX = "MLSERVER_"
 #: Variables that say where the models lie; the second is that of MLServer's images.
 PLACES = ("MLSERVER_MODEL_REPOSITORY_ROOT", "MLSERVER_MODELS_DIR")
-#: Variables of models: what their model-settings.json leaves out.
+#: Variables of models: defaults for their model-settings.json.
 _MODEL_PREFIX = "MLSERVER_MODEL_"
 _LOCAL, _HTTP_PORT, _METRICS_PORT = "127.0.0.1", 8080, 8082
 #: Each names one setting of ours.
@@ -50,15 +50,15 @@ _CORS = {
 }
 _ADDRESSES = ("host", "http_port", "metrics_port")
 _KNOWN = frozenset({*_SAME, *_ADDRESSES, "cors_settings", "load_models_at_startup", "server_name"})
-#: What a model's variables set: texts, and values in JSON.
+#: The members that a model's variables set: texts, and values in JSON.
 _MODEL_TEXTS, _MODEL_VALUES = ("name", "platform", "implementation"), ("versions", "inputs", "outputs", "parameters")
 _MODEL_NUMBERS = ("max_batch_size", "max_batch_time", "parallel_workers")
 _PARAMETER_TEXTS = ("version", "environment_path", "environment_tarball", "format", "content_type")
 
 
 class MLServerSettings(NamedTuple):
-    """`values`: our settings, as text, by their names in config.properties. `notes`: what had no effect, and why.
-    `models`: what is said of the models."""
+    """`values`: our settings, as text, by their names in config.properties. `notes`: settings without effect, and why.
+    `models`: the defaults for models."""
 
     values: dict[str, str]
     notes: list[str]
@@ -66,8 +66,8 @@ class MLServerSettings(NamedTuple):
 
 
 def read(text: str | None, environ: Mapping[str, str]) -> MLServerSettings:
-    """`text`: the content of settings.json, None without one; variables win over it, as in MLServer. InvalidArgument,
-    naming the key, for values that can't be meant."""
+    """MLServer's settings in ours. `text`: the content of settings.json, None without one; variables override it, as in
+    MLServer. Raises InvalidArgument, naming the key, for invalid values."""
     settings = _parsed(text) | _variables(environ)
     values, notes = _addresses(settings), []
     for key, value in settings.items():
@@ -103,7 +103,7 @@ def _variables(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _prefixed(environ: Mapping[str, str], prefix: str) -> dict[str, str]:
-    """In lower case, as variables count whatever their case."""
+    """The variables with that prefix, by their names without it, in lower case, as case doesn't matter."""
     return {name[len(prefix) :].lower(): value for name, value in environ.items() if name.upper().startswith(prefix)}
 
 
@@ -121,7 +121,7 @@ def dotenv(text: str) -> dict[str, str]:
 
 
 def _model(environ: Mapping[str, str]) -> dict[str, Any]:
-    """What the variables of models say, as a model-settings.json would. A path among them starts at this directory."""
+    """The variables of models, in the form of a model-settings.json. Paths are relative to the current directory."""
     given = {name: value for name, value in _prefixed(environ, _MODEL_PREFIX).items() if value.strip()}
     found: dict[str, Any] = {name: given[name] for name in _MODEL_TEXTS if name in given}
     found |= {name: _json(name, given[name]) for name in (*_MODEL_VALUES, *_MODEL_NUMBERS) if name in given}
@@ -150,7 +150,7 @@ def _number(key: str, value: Any) -> str:
 
 
 def _addresses(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Hosts and ports, as far as one is named. Without `host` it stays the loopback address."""
+    """The given hosts and ports. Without `host` it stays the loopback address."""
     found: dict[str, str] = {}
     host = str(settings.get("host") or _LOCAL)
     shown = f"[{host}]" if ":" in host else host

@@ -1,7 +1,7 @@
-"""Profiles: the ports and habits of another server as defaults of this one. Pure.
+"""Profiles: the ports and behaviour of another server as defaults of this one. Pure.
 
-A setting that is given by name overrides the profile, and the profile overrides a snapshot. A listener whose port the
-profile needs gets another port.
+An explicit setting overrides the profile, and the profile overrides a snapshot. A listener whose port the profile needs
+gets another port.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _LOCAL = "http://127.0.0.1"
 #: These servers have no limit over HTTP, or 64 MiB; tensors of images are larger than TorchServe's 6.5 MB.
 _LARGE = {"max_request_size": "67108864", "max_response_size": "67108864"}
 
-#: Those servers remember nothing, and what TorchServe's users registered isn't theirs: no snapshot is read or written.
+#: Those servers keep no state, and models registered with TorchServe aren't theirs: no snapshot is read or written.
 _FORGETFUL = {"ncs": "true"}
 
 #: Those servers' metrics are Prometheus'.
@@ -73,8 +73,8 @@ PROFILES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     }
 )
 
-#: What `kserve_mode` adds to another profile: behind KServe, who may call is decided by what stands before it.
+#: The settings that `kserve_mode` adds to another profile: behind KServe, the gateway decides who may call.
 KSERVE_MODE: Mapping[str, str] = MappingProxyType({"host": "0.0.0.0", "disable_token_authorization": "true"})
 
-#: Who gives keys wants them asked for, whatever a profile says.
+#: Given keys turn token authorization on in any profile.
 KEYS = ("token_path", "inference_token", "management_token", "api_token")

@@ -1,4 +1,4 @@
-"""Where log lines go: files that are rotated, and a console that may go away."""
+"""Handlers for log lines: rotated files, and a console that may go away."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct",
 
 
 def daily_name(path: Path) -> Callable[[datetime, int], Path]:
-    """TorchServe's names: `ts_log.20-Nov.log.gz`; a second one of that day has a number before `.log`."""
+    """TorchServe's file names: `ts_log.20-Nov.log.gz`; a second file of that day has a number before `.log`."""
 
     def name(moment: datetime, number: int) -> Path:
         day = f"{moment.day:02d}-{_MONTHS[moment.month - 1]}"
@@ -39,9 +39,9 @@ def daily_name(path: Path) -> Callable[[datetime, int], Path]:
 
 
 class Rotation(NamedTuple):
-    """When a file is done and what becomes of it: the next of the names that `name` gives for the time it began and
-    0, 1, …. The newest `kept_max` that `found` matches (a glob in their directory) stay. `by_time`: a name for another
-    time than now means that the file is done."""
+    """When a log file is rotated, and its new name: the next free one that `name` gives for the time the file began
+    and 0, 1, …. Of the files that `found` matches (a glob in their directory), the newest `kept_max` are kept.
+    `by_time`: the file is also rotated when `name` gives another name for the current time."""
 
     name: Callable[[datetime, int], Path]
     found: str
@@ -56,7 +56,7 @@ def daily(path: Path, bytes_max: int = FILE_BYTES_MAX, kept_max: int = FILES_KEP
 
 
 class Complaints:
-    """Says on standard error that the files of a directory can't be written: once, until all of them could be again."""
+    """Reports on standard error that files of a directory can't be written: once, until all of them can be again."""
 
     def __init__(self) -> None:
         self._failing: set[Path] = set()
@@ -72,9 +72,9 @@ class Complaints:
 
 
 class RotatedFile(logging.Handler):
-    """A file, without `rotation` one that grows for ever. Lines that can't be written (the disk is full, the directory
-    is read-only, also when it is opened) are counted; their number stands in the file once it can be written again.
-    `now` tells the local time; `complaints` are shared by the files of a server."""
+    """A log file; without `rotation` it grows without limit. Lines that can't be written (the disk is full, the
+    directory is read-only, also on opening) are counted; their number is written once the file can be written again.
+    `now` returns the local time; `complaints` are shared by the files of a server."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class RotatedFile(logging.Handler):
             self._resume()
 
     def _look(self) -> None:
-        """Opens the file anew when it isn't there any more, and takes its size when somebody emptied it."""
+        """Reopens the file when it was moved or removed, and updates the size when it was truncated."""
         try:
             there = os.stat(self.path)
         except FileNotFoundError:
@@ -157,7 +157,7 @@ class RotatedFile(logging.Handler):
             view = view[written:]
 
     def _resume(self) -> None:
-        """Says what is missing; nothing is forgotten unless that is written."""
+        """Writes how many lines are missing; the count is reset only when that is written."""
         text = f"{self._lost} lines are missing here: they couldn't be written\n" if self._lost else ""
         self._write(f"{chr(10) if self._broken_line else ''}{text}".encode())
         self._lost, self._broken_line = 0, False
@@ -215,7 +215,7 @@ class RotatedFile(logging.Handler):
 
 
 def _put_away(source: Path, target: Path) -> None:
-    """Moves `source`, into a gzip file if `target` is called so (level 1: the log waits meanwhile)."""
+    """Moves `source` to `target`, compressed if its suffix is .gz (at level 1, as the log waits meanwhile)."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.suffix != ".gz":
         source.rename(target)
@@ -230,7 +230,7 @@ def _put_away(source: Path, target: Path) -> None:
 
 
 def _complain(text: str) -> None:
-    """Where an administrator may see it: the logs can't say it."""
+    """Writes to standard error, as the logs can't be written."""
     with contextlib.suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)
 
@@ -250,7 +250,7 @@ class Console(TextHandler):
             self.handleError(record)
 
     def _silence(self) -> None:
-        """Point the descriptor to nowhere: what is buffered would fail again at exit."""
+        """Point the descriptor at /dev/null: flushing the buffered output would fail again at exit."""
         with contextlib.suppress(OSError, ValueError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self.stream.fileno())

@@ -1,4 +1,4 @@
-"""Records as lines: TorchServe's two patterns, log4j2's patterns, JSON, and the access log in the words of asgi-logger
+"""Formatters of records: TorchServe's two patterns, log4j2's patterns, JSON, and the access log as in asgi-logger
 (KServe's `--access_log_format`): `%(h)s "%(r)s" %(s)s`."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def level_name(record: logging.LogRecord) -> str:
 
 
 def thread_name(record: logging.LogRecord) -> str:
-    """`source` of the record (W-9000-model_1.0-stdout) where it names one, else the thread."""
+    """The record's `source` (W-9000-model_1.0-stdout) if it has one, else the thread's name."""
     name = str(getattr(record, "source", None) or record.threadName)
     return MAIN if name == "MainThread" else printable(name)
 
@@ -73,7 +73,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class Event(NamedTuple):
-    """One line to be formed."""
+    """One line to format."""
 
     record: logging.LogRecord
     seconds: float
@@ -133,7 +133,7 @@ _LETTERS: dict[str, Callable[[datetime, int], str]] = {
 
 
 def java_date(pattern: str) -> Callable[[datetime], str]:
-    """The formatter of a date pattern of Java, or of one of log4j2's names for some. Raises ValueError."""
+    """The formatter for a date pattern of Java, or for one of log4j2's named patterns. Raises ValueError."""
     pieces: list[Callable[[datetime], str]] = []
     text = _NAMED_DATES.get(pattern, pattern)
     at = 0
@@ -235,9 +235,9 @@ _EXCEPTIONS = frozenset({"ex", "exception", "throwable", "rEx", "rException", "r
 
 
 def compile_pattern(pattern: str, *, exception: bool = True) -> Part:
-    """What makes a line of an event. An exception stands at the end, unless the pattern says where.
+    """The function that formats an event as a line. An exception stands at the end, unless the pattern says where.
 
-    :raises ValueError: a conversion isn't known, or can't be used so.
+    :raises ValueError: a conversion is unknown, or can't be used in this way.
     """
     parts: list[Part] = []
     at = 0

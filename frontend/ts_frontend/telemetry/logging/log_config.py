@@ -1,6 +1,6 @@
 """`log_config`: a file of log4j2, or of Python's `logging`, made into handlers and levels of `logging`.
 
-A log4j2 file is read into appenders and loggers first, which opens nothing; what isn't understood is named in warnings.
+A log4j2 file is first read into appenders and loggers, without opening any file; warnings name unsupported parts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ts_frontend.telemetry.logging.formats import JsonFormatter, PatternFormatte
 
 ROOT = ""
 _LOOKUP_DEPTH_MAX = 10
-#: All that lookups put into values: each may have others in it.
+#: The limit of text that lookups insert into values, as each may contain others.
 _LOOKUP_CHARACTERS_MAX = 1 << 20
 _FILES = {"file", "randomaccessfile", "rollingfile", "rollingrandomaccessfile"}
 _CONSOLES, _ASYNC, _SILENT = {"console"}, {"async"}, {"null"}
@@ -36,7 +36,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 @dataclass(slots=True)
 class Appender:
-    """Where lines go. `pattern` None: JSON lines. `file_pattern` "": the file isn't rolled. Sizes in bytes."""
+    """A destination of lines. `pattern` None: JSON lines. `file_pattern` "": the file isn't rolled. Sizes in bytes."""
 
     name: str
     path: str = ""
@@ -64,7 +64,7 @@ class LoggerPlan:
 
 @dataclass(slots=True)
 class LogPlan:
-    """A whole file. `warnings` name what of it isn't understood."""
+    """The contents of a log4j2 file. `warnings` name its unsupported parts."""
 
     appenders: dict[str, Appender] = field(default_factory=dict)
     loggers: list[LoggerPlan] = field(default_factory=list)
@@ -74,7 +74,7 @@ class LogPlan:
 def read_plan(path: Path, lookups: Mapping[str, Mapping[str, str]]) -> LogPlan:
     """The plan in a file. `lookups`: values of `${env:NAME}` and `${sys:NAME}`, by these prefixes.
 
-    :raises ConfigError: the file can't be read, isn't XML, or its lookups make too much of it.
+    :raises ConfigError: the file can't be read, isn't XML, or its lookups expand to too much text.
     """
     try:
         root = ElementTree.parse(path).getroot()
@@ -282,12 +282,12 @@ _INDEX = re.compile(r"%(\d{0,2})i")
 
 
 def is_dict_config(path: Path) -> bool:
-    """A file for Python's logging (YAML or JSON), not one for log4j2?"""
+    """Whether it is a file for Python's logging (YAML or JSON), rather than for log4j2."""
     return path.suffix.lower() in (".yaml", ".yml", ".json")
 
 
 def apply_dict_config(path: Path) -> None:
-    """Set up `logging` with logging.config.dictConfig, and nothing else: the file says all.
+    """Set up `logging` from the file alone, with logging.config.dictConfig.
 
     :raises ConfigError: the file can't be read or used.
     """
@@ -300,10 +300,10 @@ def apply_dict_config(path: Path) -> None:
 
 
 def apply_plan(plan: LogPlan, *, console: bool = True) -> list[str]:
-    """Give `logging` the handlers and levels of a log4j2 file; warnings say what of it isn't applied. A file without
-    appenders changes levels only.
+    """Give `logging` the handlers and levels of a log4j2 file; returns warnings about the parts that aren't applied. A
+    file without appenders changes levels only.
 
-    `console` False: what it would write there isn't written.
+    `console` False: nothing is written to the console.
     """
     return _Application(plan, console).apply()
 
@@ -332,7 +332,7 @@ class _Application:
             logger.handlers[:] = self._all_handlers(name, loggers)
 
     def _python_name(self, name: str) -> str | None:
-        """Ours for one of TorchServe's; None for one that has no counterpart here."""
+        """Our name for one of TorchServe's loggers; None for one without a counterpart here."""
         if name == THEIRS:
             return OURS
         if name.startswith(f"{THEIRS}."):
@@ -341,14 +341,14 @@ class _Application:
         return None if name.startswith(_JAVA) else name
 
     def _level(self, word: str, name: str) -> int:
-        """NOTSET, which is the level of the logger above, for one that isn't known."""
+        """The level's number; NOTSET, the level of the logger above, for an unknown one."""
         found = _LEVELS.get(word.upper())
         if found is None:
             self.warnings.append(f"level {word} of logger {name or 'Root'} isn't known: one of {', '.join(_LEVELS)}")
         return logging.NOTSET if found is None else found
 
     def _all_handlers(self, name: str, loggers: Mapping[str, LoggerPlan]) -> list[logging.Handler]:
-        """Its own and those it inherits, each once."""
+        """The logger's own handlers and those it inherits, each once."""
         found: list[logging.Handler] = []
         while True:
             one = loggers.get(name)
@@ -411,7 +411,7 @@ class _Application:
 
 
 def rotation(appender: Appender) -> Rotation:
-    """By its filePattern (`logs/a.%d{dd-MMM}.%i.log.gz`). Raises ValueError."""
+    """The rotation by the appender's filePattern (`logs/a.%d{dd-MMM}.%i.log.gz`). Raises ValueError."""
     pattern = appender.file_pattern
     dates = [java_date(text) for text in _DATE.findall(pattern)]
     pieces = _DATE.split(pattern)[::2]
@@ -429,7 +429,7 @@ def rotation(appender: Appender) -> Rotation:
 
 
 def _ending(path: str) -> int:
-    """Where `.log.gz`, or another last suffix, begins."""
+    """The index where `.log.gz`, or another last suffix, begins."""
     match = re.search(r"(\.log)?(\.[^./]+)?$", path)
     return match.start() if match else len(path)
 

@@ -1,5 +1,5 @@
-"""The logs of a server: TorchServe's files (names, places, line patterns) or what `log_config` says, and a thread that
-writes them.
+"""The logs of a server: TorchServe's files (names, directories, line patterns) or those of `log_config`, and the thread
+that writes them.
 
 Loggers: `ts_frontend.*` are the server's own messages; MODEL_LOG has the workers' output, TS_METRICS and MODEL_METRICS
 the metrics, ACCESS_LOG one line per request.
@@ -51,7 +51,7 @@ class Logs:
 
     @property
     def level(self) -> int:
-        """The least that is logged of the server's own messages."""
+        """The lowest level at which the server's own messages are logged."""
         return logging.getLogger(SERVER).getEffectiveLevel()
 
     def set_level(self, level: int) -> None:
@@ -62,7 +62,7 @@ class Logs:
         return self.writer.flush(timeout_s)
 
     def close(self) -> None:
-        """Write what is waiting, close the files, and leave `logging` without handlers of ours."""
+        """Write the waiting records, close the files, and remove our handlers from `logging`."""
         self.writer.close()
         for logger in _loggers():
             for deferred in [handler for handler in logger.handlers if isinstance(handler, Deferred)]:
@@ -75,7 +75,7 @@ def setup_logs(config: ServerConfig) -> Logs:
     """Open the logs as the settings say, and log the notes about the settings. Call once, before threads start to log.
 
     :raises ConfigError: log_config can't be used.
-    A file that can't be written ends no start: standard error says it once for its directory.
+    A file that can't be written doesn't stop the start: it is reported on standard error once per directory.
     """
     warnings = _set_up_handlers(config)
     writer = Writer()
@@ -88,7 +88,7 @@ def setup_logs(config: ServerConfig) -> Logs:
 
 
 def _set_up_handlers(config: ServerConfig) -> list[str]:
-    """Handlers and levels as the settings say; warnings about what of log_config isn't applied."""
+    """Sets handlers and levels from the settings; returns warnings about parts of log_config that aren't applied."""
     path = config.log_config
     if path is None:
         _open_files(config)
@@ -104,7 +104,7 @@ def _set_up_handlers(config: ServerConfig) -> list[str]:
 
 
 def _lookups(config: ServerConfig) -> dict[str, dict[str, str]]:
-    """What `${env:…}` and `${sys:…}` stand for: the environment, the log directories of the settings before it."""
+    """The values for `${env:…}` and `${sys:…}`: the environment, overridden by the settings' log directories."""
     metrics = str(config.metrics_location or config.log_location)
     places = {"LOG_LOCATION": str(config.log_location), "METRICS_LOCATION": metrics}
     java = {"user.dir": str(Path.cwd()), "java.io.tmpdir": str(config.temp_dir)}

@@ -1,4 +1,4 @@
-"""What workers write: lines of a handler go to the model log, metric records to the metrics."""
+"""The workers' output: lines of a handler go to the model log, metric records to the metrics."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ts_frontend.telemetry.logging.writer import MODEL, ModelLine
 from ts_frontend.telemetry.metrics.registry import MetricsRegistry
 from ts_frontend.telemetry.metrics.text import METRICS_PREFIX, parse_record
 
-#: What one stream of one worker may write in a second; the rest is counted. A handler that prints without end must not
-#: keep the server from its work, nor fill the disk.
+#: The limits for one stream of one worker per second; lines beyond them are only counted. A handler that prints without
+#: end must neither slow down the server nor fill the disk.
 LINES_PER_S_MAX = 10_000
 CHARS_PER_S_MAX = 16 << 20
 
 
 class _Stream:
-    """What a stream has written. `dropped` only grows; `reported` is the writing thread's."""
+    """Counts of one stream's output. `dropped` only grows; `reported` belongs to the writing thread."""
 
     __slots__ = ("chars", "dropped", "lines", "reported", "source", "until_s")
 
@@ -42,7 +42,7 @@ class _Stream:
 
 
 class ModelLog:
-    """Sorts workers' lines."""
+    """Routes workers' lines to the model log or the metrics."""
 
     def __init__(self, logs: Logs, metrics: MetricsRegistry) -> None:
         self._logs = logs
@@ -67,7 +67,7 @@ class ModelLog:
             self._logs.model_line(known.source, line, level, request_id)
 
     def _dropped(self) -> Iterator[tuple[str, list[ModelLine]]]:
-        """Says how much is missing. Called by the writing thread."""
+        """Log lines with the number of dropped lines by stream. Called by the writing thread."""
         limits = f"more than {LINES_PER_S_MAX} lines or {CHARS_PER_S_MAX} characters in a second"
         found = []
         for stream in list(self._streams.values()):

@@ -1,7 +1,7 @@
 """The thread that writes the logs, so that the event loop never waits for a disk or a reader.
 
-Records come one by one. What there is much of (requests, workers' lines, metrics) doesn't go through `logging`: it is
-collected as plain tuples, and made into text here, many at a time.
+Log records come one by one. Frequent entries (requests, workers' lines, metrics) don't go through `logging`: they are
+collected as plain tuples, and formatted here, many at a time.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import NamedTuple, Protocol, TypeAlias
 
-#: The thread that entries are said to come from, where no worker wrote them.
+#: The thread name of entries that no worker wrote.
 MAIN = "main"
 
 #: Of one request: seconds since 1970 at its end, `ip:port`, request line, status, milliseconds, request id.
 AccessFields: TypeAlias = "tuple[float, str, str, int, float, str]"
 
-#: Control characters, and what some terminals and editors take for the end of a line; tabs stay.
+#: Control characters, and characters that some terminals and editors take for the end of a line; tabs stay.
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if code != 9}
 _ESCAPES |= {10: "\\n", 13: "\\r", 0x2028: "\\u2028", 0x2029: "\\u2029"}
-#: What follows a line's end within a record: no line of a log begins like that.
+#: A line break within a record: no first line of a record begins with blanks.
 _CONTINUED = "\n    "
 
 
@@ -43,10 +43,10 @@ class LogEntry(Protocol):
     def text(self) -> str: ...
 
     def parts(self) -> dict[str, object]:
-        """What a JSON line has of it."""
+        """The members of its JSON line."""
 
 
-#: Gives what is to be written now, as (name of the logger, its lines). Called by the writing thread.
+#: Returns the entries to write now, as (name of the logger, its lines). Called by the writing thread.
 Source: TypeAlias = Callable[[], "Iterable[tuple[str, Sequence[LogEntry]]]"]
 
 
@@ -116,7 +116,7 @@ def printable(text: str) -> str:
 
 
 def folded(text: str) -> str:
-    """The same for a text of several lines: all but the first are indented."""
+    """As `printable` for each line of a text: all lines but the first are indented."""
     if text.isprintable():
         return text
     return _CONTINUED.join(printable(line) for line in text.split("\n"))
@@ -155,7 +155,7 @@ class Deferred(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         message = record.getMessage()
         if not message.isprintable():
-            # Lines that the server's own words begin stay lines; what comes from outside is put into them.
+            # Only a message's first line starts at the margin, so that text from outside can't pass for a record.
             message = folded(message) if "\n" in message else printable(message)
         record.msg, record.args = message, None
         if record.exc_info and not record.exc_text:
@@ -204,8 +204,7 @@ class Writer:
             self._records.put(_LINES)
 
     def hurry(self, source: Source) -> None:
-        """Has what `source` gives written at once, unless that was asked for HURRIES_MAX times in this period: then it
-        is for the end of it."""
+        """Has the lines of `source` written at once; after HURRIES_MAX calls in a period, they wait for its end."""
         if self._hurries < HURRIES_MAX:
             self._hurries += 1
             self._records.put(source)
@@ -217,7 +216,7 @@ class Writer:
         return written.wait(timeout_s)
 
     def close(self) -> None:
-        """Write what is waiting and end the thread."""
+        """Write the waiting entries and end the thread."""
         if self._thread.is_alive():
             self._records.put(None)
             self._thread.join()
@@ -249,7 +248,7 @@ class Writer:
                 return self._finish()
 
     def _finish(self) -> None:
-        """Some sources hold back what they were adding to: they are asked until they have had nothing twice."""
+        """Some sources hold back a sum they are still adding to: they are asked until they return nothing twice."""
         while self._write_sources() or self._write_sources():
             pass
 

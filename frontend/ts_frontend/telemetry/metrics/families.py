@@ -15,7 +15,7 @@ import yaml
 
 from ts_frontend.config.kinds import ConfigError
 
-#: What the server adds to the dimensions of every model metric.
+#: The dimension that the server adds to every model metric.
 HOST_DIMENSION = "Hostname"
 
 
@@ -95,7 +95,7 @@ class Sample(Protocol):
         """A counter's increment, a gauge's new value, a histogram's observation."""
 
     def read(self) -> list[tuple[str, str, float]]:
-        """What is shown of it: (suffix of the name, value of the label `le` or "", value)."""
+        """Its samples: (suffix of the name, value of the label `le` or "", value)."""
 
 
 class Counter:
@@ -129,7 +129,7 @@ class Gauge:
 
 
 class Histogram:
-    """How many values were at most each of `bounds`, how many there were, and their sum."""
+    """Cumulative counts of values up to each of `bounds`, their total number, and their sum."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -151,7 +151,7 @@ class Histogram:
 
 
 class NullSample:
-    """A series that nobody wants to see."""
+    """A series whose values are discarded."""
 
     __slots__ = ()
 

@@ -1,8 +1,8 @@
 """The metrics of a server: every value is recorded here, and goes where `metrics_mode` says.
 
 `prometheus`: all to the metrics API. `log`: all to the metrics logs. `legacy`: the three `ts_…` of inference to the
-API, the rest to the logs. Only what metrics.yaml lists is shown or logged; our own families (OWN_…) are on the API in
-`prometheus` mode whatever it lists.
+API, the rest to the logs. Only metrics that metrics.yaml lists are shown or logged; in `prometheus` mode the API also
+shows our own families (OWN_…), listed or not.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ DEFAULT_VERSION = "default"
 MODEL_LABELS = ("model_name", "model_version", "hostname")
 OWN_LATENCY = Definition("ts_inference_latency_seconds", MetricKind.HISTOGRAM, "Seconds", MODEL_LABELS)
 OWN_QUEUE = Definition("ts_queue_latency_seconds", MetricKind.HISTOGRAM, "Seconds", MODEL_LABELS)
-#: A handler's metric, though it is measured here: what a metrics.yaml that doesn't list it finds by itself.
+#: A handler's metric, though it is measured here: auto-detected when metrics.yaml doesn't list it.
 _PREDICTION_TIME = Definition(events.PREDICTION_TIME, MetricKind.GAUGE, "ms", ("ModelName", "Level", "Hostname"))
 OWN_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
@@ -65,9 +65,9 @@ def _own_histogram() -> Sample:
 
 
 class _Holdings:
-    """What one owner (MODEL_VERSION) has recorded, for the day on which it goes. `users`: those that record for it: a
-    version and the one that is to take its place are there at once. `detected`: names of its handlers' metrics that
-    metrics.yaml doesn't list."""
+    """The series of one owner (MODEL_VERSION), to be removed with it. `users`: the number of its recorders, as a
+    version and its replacement exist at the same time. `detected`: names of its handlers' metrics that metrics.yaml
+    doesn't list."""
 
     __slots__ = ("detected", "series", "tallies", "users")
 
@@ -104,7 +104,7 @@ class MetricsRegistry:
 
     @property
     def everything(self) -> bool:
-        """Is every metric on the API?"""
+        """Whether every metric is on the API."""
         return self.mode == "prometheus"
 
     # --- reading
@@ -115,7 +115,8 @@ class MetricsRegistry:
         self._gathered_names = None
 
     def text(self, names: Collection[str] = ()) -> str:
-        """The metrics API's answer; in `log` mode only what is shown always. `names`: those families or series only."""
+        """The metrics API's answer; in `log` mode only the families that are always shown. `names`: only those families
+        or series."""
         asked = (*self._gathered, *self._always) if self.everything else self._always
         more = itertools.chain.from_iterable(one() for one in asked)
         return exposition((*self._families.values(), *self._own.values(), *more), names)
@@ -132,13 +133,13 @@ class MetricsRegistry:
     # --- requests
 
     def model(self, name: str, version: str) -> ModelMetrics:
-        """What records the requests of one model version, until it is closed."""
+        """A recorder for the requests of one model version, until it is closed."""
         self._holdings.setdefault(owner_of(name, version), _Holdings()).users += 1
         return ModelMetrics(self, name, version)
 
     def forget(self, name: str, version: str) -> None:
-        """One recorder of a model version was closed: with the last of them go its series, as Prometheus wants it of
-        what is there no more. Series that another version shares stay."""
+        """One recorder of a model version was closed: with the last of them its series are removed, as Prometheus
+        expects of targets that are gone. Series that another version shares stay."""
         owner = owner_of(name, version)
         gone = self._holdings[owner]
         gone.users -= 1
@@ -226,12 +227,12 @@ class MetricsRegistry:
         return self._sample(events.WORKER_THREAD_TIME, "Host"), predicted
 
     def batch_tally(self, name: str, version: str) -> Tally:
-        """Where a model's batches are added up that the feed has no room for."""
+        """The tally for a model's batches that the feed has no room for."""
         self._holdings[owner_of(name, version)].tallies.add((BATCH, name))
         return self.event_log.tally(BATCH, name)
 
     def worker_loaded(self, name: str, version: str, worker_id: int, seconds: float) -> None:
-        """A worker of a model version has loaded it, so long after it was created."""
+        """A worker of a model version has loaded it, `seconds` after the worker was created."""
         holdings = self._holdings.get(owner_of(name, version))
         if holdings is None:
             return
@@ -287,7 +288,7 @@ class MetricsRegistry:
         return known
 
     def _taken(self, name: str) -> bool:
-        """Is there a family that would read the same? Prometheus takes nothing of a page that has one twice."""
+        """Whether a family of that name exists. Prometheus rejects a page that has one twice."""
         if self._gathered_names is None:
             gathered = itertools.chain.from_iterable(one() for one in (*self._gathered, *self._always))
             self._gathered_names = frozenset(family.definition.name for family in gathered)
@@ -306,7 +307,7 @@ class MetricsRegistry:
 
 
 def owner_of(name: str, version: str) -> str:
-    """How a model version's workers call themselves."""
+    """The name by which a model version's workers report metrics."""
     return f"{name}_{version}"
 
 
@@ -324,12 +325,12 @@ class ModelMetrics:
         self.batches = registry.batches(name, version)
 
     def close(self) -> None:
-        """The model is gone: nothing more is recorded of it, and what was shown isn't shown any more."""
+        """The model is gone: nothing more is recorded for it, and its series are removed."""
         self._unnamed = self._named = UNSEEN
         self._registry.forget(self._name, self._version)
 
     def requests(self, version_named: bool) -> RequestMetrics:
-        """For a call that named the model's version, or didn't."""
+        """The recorder for a call that named the model's version, or didn't."""
         return (self._named if version_named else self._unnamed) or self._first(version_named)
 
     def _first(self, version_named: bool) -> RequestMetrics:

@@ -26,13 +26,13 @@ REQUESTS, LATENCY, QUEUE_LATENCY = (
 QUEUE_TIME, WORKER_THREAD_TIME, PREDICTION_TIME = "QueueTime", "WorkerThreadTime", "PredictionTime"
 
 
-#: What an event is; plain numbers, because every request makes a few. Times in seconds.
+#: Kinds of events; plain numbers, because every request makes a few. Times in seconds.
 #: ACCEPTED: source (model, version label). ANSWERED: the same, a: latency, b: time in the queue.
 #: BATCH: source: model, a: time on the worker, b: time before that. HTTP: source: metric.
 ACCEPTED, ANSWERED, BATCH, HTTP = range(4)
 
 EventSource: TypeAlias = "str | tuple[str, str]"
-#: (what, source, a, b, `time.monotonic()` seconds, request ids)
+#: (kind, source, a, b, `time.monotonic()` seconds, request ids)
 Event: TypeAlias = "tuple[int, EventSource, float, float, float, Sequence[str]]"
 Feed: TypeAlias = "deque[Event]"
 
@@ -70,8 +70,8 @@ class Sum:
 
 
 class Tally:
-    """The sum that is being added to, and the one before it: the writing thread takes that one, a period after the
-    event loop has seen it last, so that no lock is needed."""
+    """The current sum and the one before it: the writing thread takes the earlier one, a period after the event loop
+    last used it, so that no lock is needed."""
 
     __slots__ = ("_before", "now", "released", "source", "what")
 
@@ -82,7 +82,7 @@ class Tally:
         self.released = False
 
     def take(self) -> Sum | None:
-        """What is complete. Nothing is lost when it is called until it has nothing."""
+        """The completed sum, None when there is none. Calling it until `empty` returns everything."""
         complete, self._before = self._before, None
         if self.now.count:
             self._before, self.now = self.now, Sum()
@@ -90,7 +90,7 @@ class Tally:
 
     @property
     def empty(self) -> bool:
-        """Is there nothing to take, now or the next time?"""
+        """Whether there is nothing to take, now or the next time."""
         return self._before is None and not self.now.count
 
 
@@ -99,7 +99,7 @@ class EventLog:
 
     def __init__(self, definitions: Definitions, logged: Collection[str], host: str) -> None:
         self.feed: Feed = deque()
-        #: Is told when something is to be written after a time without, and is given what has it.
+        #: Called with the source of the lines when there is something to write again.
         self.on_news: Callable[[Source], None] = lambda source: None
         self._tallies: dict[tuple[int, EventSource], Tally] = {}
         self._making = threading.Lock()
@@ -117,21 +117,21 @@ class EventLog:
             self.on_news(self.news)
 
     def tally(self, what: int, source: EventSource) -> Tally:
-        """Where events are added that the feed has no room for."""
+        """The tally for events that the feed has no room for."""
         with self._making:
             tally = self._tallies.setdefault((what, source), Tally(what, source))
             tally.released = False
         return tally
 
     def release(self, what: int, source: EventSource) -> None:
-        """Nobody adds events of that source any more: it is forgotten when what it holds is written."""
+        """No more events of that source are added: its tally is removed once its sums are written."""
         with self._making:
             tally = self._tallies.get((what, source))
             if tally is not None:
                 tally.released = True
 
     def _forget(self, tally: Tally) -> None:
-        """Of the writing thread, when a tally had nothing: one that is made again just now stays."""
+        """Removes a released, empty tally, unless it is in use again. Called by the writing thread."""
         with self._making:
             if tally.released and tally.empty:
                 self._tallies.pop((tally.what, tally.source), None)
@@ -146,8 +146,8 @@ class EventLog:
             self._dropped += 1
 
     def portions(self) -> list[tuple[str, list[MetricLine]]]:
-        """What has happened, as (name of the log, its lines). Called by the writing thread; until there is nothing, at
-        the end."""
+        """The new lines, as (name of the log, its lines). Called by the writing thread; at the end, until it returns
+        nothing."""
         wall_s = time.time()
         found = self._single(wall_s)
         for tally in list(self._tallies.values()):
@@ -220,7 +220,7 @@ def _values(
 
 
 def microseconds(seconds: float) -> float:
-    """With three digits after the point, as TorchServe's nanosecond clock gives them."""
+    """Microseconds with three decimals, as TorchServe's nanosecond clock gives them."""
     return round(seconds * 1e6, 3)
 
 

@@ -77,7 +77,7 @@ class GpuReader:
 MEGABYTE, GIGABYTE = 1 << 20, 1 << 30
 DISK = "/"
 
-#: Takes the pids of the workers, gives what the metrics command printed (None: it failed).
+#: Takes the pids of the workers, returns the metrics command's output (None: it failed).
 RunCommand = Callable[[str], Awaitable["str | None"]]
 
 
@@ -123,7 +123,7 @@ def command_values(output: str) -> list[Value]:
 
 
 class SystemMetrics:
-    """Samples for as long as `run` runs. `command`: what to run instead of asking the system ourselves."""
+    """Samples for as long as `run` runs. `command`: runs a metrics command instead of measuring the system here."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class SystemMetrics:
         self._pids = pids
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Samples until it is cancelled."""
         while True:
             try:
                 await self.once()

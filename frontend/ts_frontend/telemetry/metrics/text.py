@@ -32,7 +32,7 @@ def java_double(value: float) -> str:
 
 
 def prometheus_name(name: str) -> str:
-    """A metric's name with what Prometheus doesn't allow in names replaced by `_`."""
+    """A metric's name with the characters that Prometheus doesn't allow replaced by `_`."""
     plain = _OUTSIDE_NAMES.sub("_", name)
     return f"_{plain}" if plain[:1].isdigit() else plain
 
@@ -101,7 +101,7 @@ class Record:
     request_ids: str
 
     def definition(self) -> Definition:
-        """What the record itself says of its metric."""
+        """The metric's definition as the record itself gives it."""
         return Definition(self.name, self.kind, self.unit, (*self.labels, HOST_DIMENSION))
 
     def values(self, definition: Definition) -> tuple[str, ...] | None:
@@ -114,7 +114,7 @@ class Record:
         return (*self.labels.values(), self.host)
 
     def text(self, definition: Definition, values: tuple[str, ...]) -> str:
-        """As the metrics log has it, under that definition and with what `values` gave for it."""
+        """Its line in the metrics log, with that definition and the label values that `values` returned for it."""
         labels = dict(zip(definition.dimensions[:-1], values, strict=False))
         return log_text(definition, self.value, labels, self.host, self.seconds, self.request_ids)
 

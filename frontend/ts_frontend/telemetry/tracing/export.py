@@ -1,6 +1,7 @@
-"""Spans on their way out: a bounded queue, a thread that sends, counts of what became of them.
+"""Export of spans: a bounded queue, a thread that sends them, and counts by outcome.
 
-Ending a span appends to the queue, whatever the collector does; what finds it full is dropped and counted.
+Ending a span only appends it to the queue and never waits for the collector; spans that find it full are dropped and
+counted.
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ class BoundedProcessor(BatchSpanProcessor):
 
 
 class Export:
-    """The tracer, and what sends its spans. `url` None: the environment names it. Raises ValueError for variables of
-    OpenTelemetry that it can't read."""
+    """The tracer and the exporter of its spans. `url` None: the environment names it. Raises ValueError for unreadable
+    OpenTelemetry variables."""
 
     def __init__(self, protocol: str, url: str | None, environ: Mapping[str, str]) -> None:
         self._exporter = CountedExporter(_exporter(protocol, url))
@@ -89,12 +90,12 @@ class Export:
         self._processor.on_end(span)
 
     def counts(self) -> dict[str, int]:
-        """Spans by what became of them."""
+        """The number of spans by outcome."""
         exporter = self._exporter
         return {"exported": exporter.exported, "failed": exporter.failed, "dropped": self._processor.dropped}
 
     async def close(self) -> None:
-        """Sends what is queued; gives up after CLOSE_S_MAX, and the process may end then."""
+        """Sends the queued spans; gives up after CLOSE_S_MAX, and the process may end then."""
         loop = asyncio.get_running_loop()
         done = asyncio.Event()
 
@@ -122,7 +123,7 @@ def _exporter(protocol: str, url: str | None) -> SpanExporter:
 
 
 def _resource() -> Resource:
-    """Who sends: as OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say, else SERVICE."""
+    """The resource of the spans: from OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES, else SERVICE."""
     found = Resource.create()
     if not str(found.attributes.get(SERVICE_NAME, "unknown_service")).startswith("unknown_service"):
         return found

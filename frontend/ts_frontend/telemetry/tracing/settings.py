@@ -1,8 +1,8 @@
-"""Trace settings: the collector, as `otlp_endpoint` or OpenTelemetry's variables name it, and Triton's settings of
-which requests are traced (a level, one of so many, so many in all).
+"""Trace settings: the collector, as `otlp_endpoint` or OpenTelemetry's variables name it, and Triton's settings for
+which requests are traced (level, rate, count).
 
-Triton's come after OpenTelemetry's sampler: what that leaves out stays out. A model without settings of its own is
-counted together with all others that have none.
+Triton's apply after OpenTelemetry's sampler: requests that it leaves out stay out. Models without settings of their own
+are counted together.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TRACES_PATH = "/v1/traces"
 
 
 def wanted(own: str | None, environ: Mapping[str, str]) -> bool:
-    """Whether somebody said where spans go, and nobody that there shall be none."""
+    """Whether a collector is configured, and tracing isn't disabled."""
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
     exporters = environ.get("OTEL_TRACES_EXPORTER", "").strip() or "otlp"
@@ -38,7 +38,7 @@ def wanted(own: str | None, environ: Mapping[str, str]) -> bool:
 
 
 def named(environ: Mapping[str, str]) -> str:
-    """The variable that says where spans go, "" for none."""
+    """The variable that names the collector, "" for none."""
     return next((name for name in ENDPOINTS if environ.get(name, "").strip()), "")
 
 
@@ -51,8 +51,8 @@ def protocol_of(environ: Mapping[str, str]) -> str:
 
 
 def endpoint(own: str | None, protocol: str) -> str | None:
-    """Where the exporter sends spans, None: it looks into the environment. Over HTTP, a URL without a path is a
-    collector's base. Raises ConfigError for what isn't a URL."""
+    """The URL to which the exporter sends spans, None: it reads the environment. Over HTTP, a URL without a path is a
+    collector's base URL. Raises ConfigError if it isn't a URL."""
     if own is None:
         return None
     parts = urlsplit(own)
@@ -63,7 +63,7 @@ def endpoint(own: str | None, protocol: str) -> str | None:
 
 LEVEL, RATE, COUNT = "trace_level", "trace_rate", "trace_count"
 OFF, UNLIMITED = "OFF", -1
-#: What there is when nobody has set anything, with and without a collector.
+#: The defaults, with and without a collector.
 _ON: Mapping[str, tuple[str, ...]] = {
     LEVEL: ("TIMESTAMPS",),
     RATE: ("1",),
@@ -76,7 +76,7 @@ _NONE: Mapping[str, tuple[str, ...]] = {**_ON, LEVEL: (OFF,), RATE: ("1000",), "
 
 
 class Scope:
-    """Settings of the server or of a model, and what has come under them."""
+    """Settings of the server or of a model, and the counts of requests seen and traced under them."""
 
     __slots__ = ("own", "seen", "traced")
 
@@ -101,7 +101,7 @@ class Sampling:
         return tuple(self._defaults)
 
     def read(self, model: str = "") -> dict[str, list[str]]:
-        """Those of a model, or ("") of the server; the count is what is left."""
+        """The settings of a model, or ("") of the server; the count is the remaining one."""
         scope = self._models.get(model, self._server)
         found = {**self._defaults, **self._server.own, **scope.own}
         count = int(found[COUNT][0])
@@ -109,7 +109,7 @@ class Sampling:
         return {name: list(values) for name, values in (found | {COUNT: (str(left),)}).items()}
 
     def change(self, given: Mapping[str, Sequence[str]], model: str = "") -> None:
-        """An empty list takes a setting back to the server's, or to the default. Counting begins again."""
+        """Changes settings; an empty list resets one to the server's, or to the default. Counting begins again."""
         scope = self._models.setdefault(model, Scope({})) if model else self._server
         for name, values in given.items():
             if values:

@@ -43,21 +43,22 @@ class RequestSpan:
         self.span: Span = tracer.start_span(name, context, SpanKind.SERVER, attributes, start_time=self.begun_ns)
         self.recording = self.span.is_recording()
         self.continued, self.decided = get_current_span(context).get_span_context().is_valid, False
-        #: What is found out about it on its way.
+        #: Attributes collected while the request runs.
         self.about: dict[str, Any] = {}
 
     def at_ns(self, monotonic_s: float) -> int:
-        """A time of the server's clock, since 1970."""
+        """A monotonic time as nanoseconds since 1970."""
         return self.begun_ns + int((monotonic_s - self.begun_s) * 1e9)
 
     def decide(self, sampling: Sampling, model: str) -> None:
-        """Once it is known which model it is for: trace settings may leave it out. The first model decides."""
+        """Applies the model's trace settings once the model is known: they may leave the request out. The first model
+        decides."""
         if self.recording and not self.decided:
             self.decided = True
             self.recording = sampling.wanted(model, self.continued)
 
     def end(self, fault: str, attributes: dict[str, Any]) -> None:
-        """`fault`: what went wrong if the server is to blame, else ""."""
+        """Ends the span. `fault`: the error type of a server error, else ""."""
         if not self.recording:
             return
         if fault:
@@ -67,7 +68,7 @@ class RequestSpan:
         self.span.end()
 
     def carried(self, headers: Pairs) -> Pairs:
-        """The headers, with this span as what a handler's own spans continue."""
+        """The headers, with this span as the parent of a handler's own spans."""
         found = self.span.get_span_context()
         flags = int(found.trace_flags) if self.recording else 0
         value = f"00-{found.trace_id:032x}-{found.span_id:016x}-{flags:02x}"
@@ -108,7 +109,7 @@ class TracedLedger(Ledger):
         super().left(job, answered_s)
 
     def _record(self, request: RequestSpan, job: Job, state: JobState) -> None:
-        """The job's way, now that it is known: what a request pays while it runs is one look into a table."""
+        """Records the job's spans once it has ended: a running request costs only one table lookup."""
         now_s = time.monotonic()
         about = {**self._model, REQUEST_ID: job.request_id}
         self._child(request, "queue", job.queued_at_s, job.sent_at_s or now_s, about, StatusCode.UNSET)
@@ -119,7 +120,7 @@ class TracedLedger(Ledger):
     def _child(
         self, request: RequestSpan, name: str, from_s: float, to_s: float, about: dict[str, str], status: StatusCode
     ) -> None:
-        """A span as it is when it has ended: a quarter of what starting and ending one costs."""
+        """Makes a span that has already ended: a quarter of the cost of starting and ending one."""
         above = request.span.get_span_context()
         own = SpanContext(above.trace_id, self._ids.generate_span_id(), False, above.trace_flags, above.trace_state)
         span = request.span
@@ -149,11 +150,11 @@ class Traces:
         self.tracer = export.tracer
 
     def ledger(self, name: str, version: str) -> Ledger:
-        """For the jobs of one model version: their time in the queue and on a worker become spans."""
+        """The ledger for the jobs of one model version: their times in the queue and on a worker become spans."""
         return TracedLedger(self._export.ended, name, version)
 
     def jobs(self, new_job: Callable[..., Job]) -> Callable[..., Job]:
-        """The same, but that handlers get the span's context in the header `traceparent`."""
+        """As `new_job`, but handlers get the span's context in the header `traceparent`."""
 
         def make(ledger: Ledger, inputs: Sequence[Input], *, headers: Pairs = (), **more: Any) -> Job:
             request = current.get()
@@ -166,7 +167,7 @@ class Traces:
         return make
 
     def families(self) -> list[Family]:
-        """What became of the spans, for the metrics."""
+        """The number of spans by outcome, for the metrics."""
         definition = Definition("ts_trace_spans_total", MetricKind.COUNTER, "Count", ("outcome",))
         family = Family(definition, "Spans by what became of them")
         for outcome, count in self._export.counts().items():
@@ -174,5 +175,5 @@ class Traces:
         return [family]
 
     async def close(self) -> None:
-        """Sends what there is, for a few seconds at most."""
+        """Sends the queued spans, for a few seconds at most."""
         await self._export.close()

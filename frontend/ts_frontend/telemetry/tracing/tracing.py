@@ -1,6 +1,6 @@
-"""OpenTelemetry traces, where they are asked for: whether they are, and what the listeners and models need of them.
+"""OpenTelemetry traces: whether they are enabled, and the parts of them that listeners and models use.
 
-OpenTelemetry's packages are an extra (`otel`), imported only when there is somewhere to send spans to.
+OpenTelemetry's packages are an extra (`otel`), imported only when there is a collector to send spans to.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 def open_tracing(config: ServerConfig) -> Traces | None:
-    """What makes spans, None when none are wanted. Raises ConfigError where they are asked for and can't be made."""
+    """The maker of spans, None when tracing is off. Raises ConfigError when it is asked for and isn't possible."""
     if not wanted(config.otlp_endpoint, config.environment):
         return None
     protocol = protocol_of(config.environment)
@@ -50,7 +50,7 @@ def open_tracing(config: ServerConfig) -> Traces | None:
 
 
 def sampling_of(config: ServerConfig, *, on: bool) -> Sampling:
-    """Trace settings as the server starts with them."""
+    """The trace settings at the server's start."""
     given = {LEVEL: config.trace_level, RATE: config.trace_rate, COUNT: config.trace_count}
     return Sampling(on, {name: (str(value).upper(),) for name, value in given.items() if value is not None})
 
