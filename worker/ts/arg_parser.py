@@ -69,5 +69,5 @@ class ArgParser:
 
     @staticmethod
     def extract_args(args: Sequence[str] | None = None) -> argparse.Namespace:
-        """What `torchserve` was called with; None: this process's arguments."""
+        """Parses the arguments of the `torchserve` command; None: this process's."""
         return ArgParser.ts_parser().parse_args(args or None)

@@ -1,4 +1,4 @@
-"""What a handler is told about its model and its requests, under TorchServe's names.
+"""A handler's view of its model and its requests, under TorchServe's names.
 
 One `Context` belongs to a worker for its life; handlers may hang attributes on it. `idx` is always a request's
 position in the batch that is being handled.
@@ -31,7 +31,7 @@ class RequestCancelled(BaseException):
 
 
 class RunningBatch(Protocol):
-    """The batch behind a context: what the runtime lets a handler see and do."""
+    """The batch behind a context, with the data and the operations that the runtime offers a handler."""
 
     def headers(self) -> Sequence[Mapping[str, Any]]: ...
 
@@ -86,7 +86,7 @@ class RequestProcessor:
 
 
 class _AnswerSocket:
-    """What `context.cl_socket` is to handlers that write `create_predict_response(...)` to it."""
+    """`context.cl_socket`, for handlers that write `create_predict_response(...)` to it."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -98,7 +98,7 @@ class _AnswerSocket:
 
 
 class Context:
-    """What a handler is told. `metrics` may be given, or made by `metrics_source` when it is first asked for."""
+    """The context of a handler. `metrics` may be given, or made by `metrics_source` when it is first asked for."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class Context:
         return other
 
     def _bound_metrics(self) -> Any:
-        """The same metrics for a batch of its own: request ids of batches side by side must not mix."""
+        """The same metrics for a single batch, so that request ids of parallel batches don't mix."""
         metrics = self.metrics
         return metrics.bind(self.request_ids or {}) if hasattr(metrics, "bind") else metrics
 
@@ -241,7 +241,7 @@ class Context:
 
     @property
     def cancelled(self) -> bool:
-        """True when every request of the batch has been cancelled: whatever is computed is for nobody."""
+        """True when every request of the batch has been cancelled: nobody waits for a result."""
         return self._batch is not None and self._batch.is_cancelled(None)
 
     def is_cancelled(self, idx: int) -> bool:

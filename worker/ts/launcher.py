@@ -66,8 +66,8 @@ def start(
     models: str | None = None,
     enable_model_api: bool = False,
 ) -> Queue[str | None]:
-    """Stops a running server, starts one, and prints what it says until it is ready. The queue gets the lines after
-    that, LINES_MAX at most while nobody takes them, and None at the server's end; they are printed too.
+    """Stops a running server, starts one, and prints its output until it is ready. The queue gets the lines after that,
+    LINES_MAX at most while nobody takes them, and None at the server's end; they are printed too.
 
     Of a server that doesn't start all lines are printed, then its exit code, and the queue has None alone.
     """
@@ -116,7 +116,7 @@ def _follow(process: subprocess.Popen[bytes], output: IO[bytes], lines: Queue[st
         try:
             lines.put_nowait(text)
         except Full:
-            pass  # what nobody reads is dropped, as in TorchServe
+            pass  # unread lines are dropped, as in TorchServe
     output.close()
     process.wait()
     while True:

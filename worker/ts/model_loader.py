@@ -1,4 +1,4 @@
-"""Loads a handler as a worker does, for whoever wants one in a process of his own: tests of handlers, notebooks."""
+"""Loads a handler as a worker does, for programs that run it in their own process: tests of handlers, notebooks."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class TsModelLoader(ModelLoader):
         limit_max_image_pixels: bool | None = True,
         metrics_cache: Any = None,
     ) -> Service:
-        """`handler` None: the manifest's. Raises ts.runtime.handlers.HandlerNotUsable (a ValueError), and what the
-        handler raises."""
+        """`handler` None: the manifest's. Raises ts.runtime.handlers.HandlerNotUsable (a ValueError); exceptions of the
+        handler pass through."""
         manifest = _manifest(Path(model_dir))
         if model_dir not in sys.path:
             sys.path.insert(0, model_dir)

@@ -1,4 +1,4 @@
-"""A loaded handler as TorchServe had it: for tests of handlers, and for what was written around its loader."""
+"""A loaded handler as TorchServe had it: for tests of handlers, and for code written around its loader."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Service:
         return self._context
 
     def set_cl_socket(self, cl_socket: Any) -> None:
-        """Where a handler's `context.cl_socket.sendall` goes."""
+        """Sets the target of a handler's `context.cl_socket.sendall`."""
         self.cl_socket = cl_socket
 
     @staticmethod

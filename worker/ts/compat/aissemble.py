@@ -85,7 +85,7 @@ class AissembleAdapter:
         return [self._answer(request, context.get_request_id(index) or "") for index, request in enumerate(data)]
 
     def _answer(self, request: types.InferenceRequest, request_id: str) -> Any:
-        """The answer, or what fails this request alone."""
+        """The answer, or the exception that fails only this request."""
         latency = Latency(request_id)
         if getattr(request, "explain", False):
             return PredictionException(f"model {self._name!r} gives no explanations", 501)
@@ -163,7 +163,7 @@ def _response(response: Any) -> types.InferenceResponse:
 
 
 def _given(parameters: Any) -> dict[str, Any]:
-    """What is set of an object of parameters."""
+    """The parameters of an object that are set, by name."""
     if parameters is None:
         return {}
     return {name: value for name, value in parameters.model_dump().items() if value is not None}

@@ -17,7 +17,7 @@ from ts.compat import SHIMS
 NAME = "torchrelay-shims.pth"
 
 
-#: What the command `mlserver` runs, whosever package that is.
+#: The command that runs the package `mlserver`, this server's or MLServer's own.
 COMMAND = "mlserver"
 _SCRIPT = """#!{python}
 # of torchrelay: python -m ts.compat.install --remove

@@ -21,7 +21,7 @@ STEPS = ("preprocess", "explain", "predict", "postprocess")
 
 
 class Latency:
-    """The times of one request. `step` ends what ran since the last one."""
+    """The times of one request's steps; `step` names the time since its last call."""
 
     def __init__(self, request_id: str) -> None:
         self._id = request_id
@@ -82,7 +82,7 @@ class KServeAdapter:
         return [await self._answer(request, context.get_request_id(index) or "") for index, request in enumerate(data)]
 
     async def _answer(self, request: types.InferenceRequest, request_id: str) -> Any:
-        """The answer, or what fails this request alone."""
+        """The answer, or the exception that fails only this request."""
         latency = Latency(request_id)
         try:
             answer = await self._through(request, latency)

@@ -69,7 +69,7 @@ def split(response: InferenceResponse, requests: Sequence[InferenceRequest]) -> 
 
 
 def _shares(parameters: dict[str, Any], index: int, count: int) -> dict[str, Any]:
-    """What of a batch's parameters is one request's: of lists with an element for each, its own."""
+    """One request's share of a batch's parameters: its own element of a list with one for each, else the value."""
     return {name: _share(value, index, count) for name, value in parameters.items()}
 
 

@@ -72,7 +72,7 @@ class Messages:
     # --- answers
 
     def response(self, found: Any, texts: bool) -> tuple[neutral.InferenceResponse, dict[str, str]]:
-        """The answer and the headers it asks for. PredictionException for what isn't one."""
+        """The answer and the headers it asks for. Raises PredictionException for a result that is no valid answer."""
         if not isinstance(found, self._types.InferenceResponse):
             raise PredictionException(f"the model gave {type(found).__name__} instead of an InferenceResponse", 500)
         parameters = _plain(found.parameters)
@@ -85,7 +85,7 @@ class Messages:
 
 
 def _plain(parameters: Any) -> dict[str, Any]:
-    """Parameters as a mapping, without what codecs keep in them."""
+    """Parameters as a mapping, without the entries that codecs keep for themselves."""
     if parameters is None:
         return {}
     return {name: value for name, value in parameters.model_dump().items() if name[:1] != "_" and value is not None}

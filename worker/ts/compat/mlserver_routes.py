@@ -1,5 +1,5 @@
-"""A runtime's `@custom_handler` methods: by FastAPI where it is installed, as MLServer calls them, else by what their
-signatures say."""
+"""A runtime's `@custom_handler` methods: called by FastAPI where it is installed, as in MLServer, else according to
+their signatures."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _arguments(call: Callable[..., Any], path: dict[str, str], request: RouteReq
 def _hints(call: Callable[..., Any]) -> dict[str, Any]:
     try:
         return {name: _without_none(hint) for name, hint in typing.get_type_hints(call).items()}
-    except Exception:  # annotations that name what isn't there at run time
+    except Exception:  # annotations that name objects missing at run time
         return {}
 
 

@@ -28,8 +28,8 @@ NOT_IMPLEMENTED = 501
 
 
 def load(settings: Settings) -> Loaded:
-    """`adapter_settings`: `model_settings`, the path of model-settings.json, "" without one; `defaults`, what it leaves
-    out; `server_name`; `python_path`, what is importable beside the folder."""
+    """`adapter_settings`: `model_settings`, the path of model-settings.json, "" without one; `defaults`, the values of
+    fields that it leaves out; `server_name`; `python_path`, folders importable beside the model's."""
     add_shims()
     adapted = settings["adapter_settings"]
     folder = str(Path(adapted["model_settings"]).parent) if adapted["model_settings"] else str(settings["model_dir"])
@@ -60,7 +60,7 @@ def load(settings: Settings) -> Loaded:
 
 
 def _model(folder: str, settings: Settings) -> Any:
-    """The runtime, made as MLServer makes it: with its settings, whose `uri` is the folder unless it says another."""
+    """The runtime, made as MLServer makes it: with its settings, whose `uri` defaults to the folder."""
     module = importlib.import_module("mlserver.settings")
     found = module.ModelSettings.model_validate(_values(settings["adapter_settings"]))
     found.name = settings.get("model_name") or found.name or Path(folder).name
@@ -75,7 +75,7 @@ def _model(folder: str, settings: Settings) -> Any:
 
 
 def _values(adapted: dict[str, Any]) -> dict[str, Any]:
-    """What model-settings.json says, with what it leaves out; `_source` is its path."""
+    """The fields of model-settings.json, completed with the defaults; `_source` is its path."""
     source, defaults = adapted["model_settings"], adapted.get("defaults") or {}
     if not source:
         return dict(defaults)
@@ -110,7 +110,7 @@ async def _unload(model: Any) -> None:
 
 
 async def _signature(model: Any) -> dict[str, Any]:
-    """What it says of its tensors."""
+    """The platform and the tensors that the model's metadata declares."""
     found = (await model.metadata()).model_dump(mode="json")
     tensors = {name: [_spec(one) for one in found.get(name) or ()] for name in ("inputs", "outputs")}
     return {"platform": found.get("platform") or "", **tensors}

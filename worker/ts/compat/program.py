@@ -1,5 +1,5 @@
-"""Runs a program that was written for another server, up to the start of its server: as the adapter of what it
-serves, for `python -m ts.compat.run`, and to list its models."""
+"""Runs a program that was written for another server, up to the start of its server: as the adapter of its models, for
+`python -m ts.compat.run`, and to list its models."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run_program(
     stand_in: bool = False,
     co_served: Sequence[str] = (),
 ) -> None:
-    """Runs the program in `file`, which is `module` when it was started by name. What it raises passes through."""
+    """Runs the program in `file`, which is `module` when it was started by name. Its exceptions pass through."""
     main = _made(file, module)
     setattr(main, MARK, in_worker)
     setattr(main, STAND_IN, stand_in)
@@ -86,7 +86,7 @@ def _chosen(models: Mapping[str, Any], name: str, program: str) -> Any:
 
 
 def _reached(adapted: Mapping[str, Any]) -> Reached:
-    """Runs the program; what it would serve. HandlerNotUsable when it ends without starting a server."""
+    """Runs the program; the models it would serve. Raises HandlerNotUsable when it ends without starting a server."""
     os.chdir(adapted["directory"])
     sys.path[:] = list(dict.fromkeys((*adapted["path"], *sys.path)))
     if adapted.get("stand_in"):

@@ -2,7 +2,7 @@
 this one.
 
 The program stays as it is, and needs none of their packages; where they are installed, this server starts all the same.
-Options name what else is served.
+Options name further models to serve.
 """
 
 from __future__ import annotations

@@ -16,11 +16,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-#: In the namespace of a program that a worker runs: it is to hand over what it serves.
+#: In the namespace of a program that a worker runs: the program hands over its models instead of serving them.
 MARK = "__torchrelay_worker__"
 #: The same of one that `ts.compat.run` runs: this server's packages stand in for installed ones.
 STAND_IN = "__torchrelay_stand_in__"
-#: And what else is to be served, as words of a command line.
+#: In the same namespace: further models to serve, as words of a command line.
 CO_SERVED = "__torchrelay_co_served__"
 _CODE = (
     "import sys; sys.path[:] = filter(None, sys.path); "
@@ -29,8 +29,8 @@ _CODE = (
 
 
 class Reached(BaseException):
-    """A program run by a worker came to its server's start: `models` by name are what it serves, and `kind` (an
-    adapter) knows how to call them. No Exception, so that the program doesn't take it for a failure."""
+    """A program run by a worker came to its server's start. `models`: the models it serves, by name; `kind`: the
+    adapter that calls them. No Exception, so that the program doesn't take it for a failure."""
 
     def __init__(self, kind: str, models: Mapping[str, Any]) -> None:
         super().__init__("the program started its server")
@@ -105,7 +105,7 @@ def _flush() -> None:
 # Dynamo's frontend is told its models by others, MAX's server has one; this one serves folders. Without an option about
 # them it takes those that the page about Dynamo draws, and that KServe mounts.
 
-#: Options that say what is served.
+#: Options that name the models to serve.
 _SOURCES = {"--model-store", "--model-repository", "--model-dir", "--model", "--model-path", "--program"}
 MOUNTED = Path("/mnt/models")
 _START = ("--start", "--foreground")

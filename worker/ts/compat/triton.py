@@ -96,7 +96,7 @@ def _import(file: Path) -> Any:
 
 
 def _completed(model_class: Any, adapted: dict[str, Any]) -> dict[str, Any]:
-    """The configuration, with what the model adds."""
+    """The configuration, completed by the model."""
     config: dict[str, Any] = adapted["config"]
     complete = getattr(model_class, "auto_complete_config", None)
     if complete is None or not adapted.get("auto_complete", True):
@@ -183,7 +183,7 @@ class TritonAdapter:
             calls.here().sweep()
 
     def _answers(self, found: Any, requests: Collection[int], refused: dict[int, Exception]) -> list[Any]:
-        """An answer, or why there is none, for each place in the batch."""
+        """An answer, or the reason that there is none, for each place in the batch."""
         if not isinstance(found, (list, tuple)) or len(found) != len(requests):
             size = len(found) if isinstance(found, (list, tuple)) else type(found).__name__
             raise TritonModelException(
@@ -269,7 +269,7 @@ def _sending(loop: asyncio.AbstractEventLoop, sent: asyncio.Queue[Any], index: i
 
 
 async def _next(sent: asyncio.Queue[Any], running: asyncio.Future[None]) -> tuple[int, InferenceResponse | None, bool]:
-    """The next response; raises what `execute` raised. A model may go on sending after it returned."""
+    """The next response; exceptions of `execute` pass through. A model may go on sending after it returned."""
     getting = asyncio.ensure_future(sent.get())
     try:
         while not getting.done():

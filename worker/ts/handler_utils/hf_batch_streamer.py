@@ -1,4 +1,4 @@
-"""Streams what a batch of generations writes. Needs `transformers` when it is used."""
+"""Streams the output of a batch of generations. Needs `transformers` when it is used."""
 
 from __future__ import annotations
 

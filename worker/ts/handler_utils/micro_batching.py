@@ -16,7 +16,7 @@ JOIN_S = 0.01
 
 
 class Steps(Protocol):
-    """What a BaseHandler has."""
+    """The steps of a BaseHandler."""
 
     context: Any
 
@@ -32,7 +32,7 @@ class Steps(Protocol):
 
 
 class _Part(NamedTuple):
-    """A part of a batch on its way: its place, what the last step made of it, and where its end is awaited."""
+    """A part of a batch on its way: its place, the result of the last step, and the future that gets its outcome."""
 
     place: int
     value: Any
@@ -42,7 +42,7 @@ class _Part(NamedTuple):
 def _work(
     name: str, handler: Steps, taken: SimpleQueue[_Part | None], after: SimpleQueue[_Part | None] | None, own: Any
 ) -> None:
-    """What a step's thread does until it takes None. `after`: the next step's queue, `own` is local to threads."""
+    """Runs a step in its thread, until it takes None. `after`: the next step's queue, `own` is local to threads."""
     while (part := taken.get()) is not None:
         own.micro_batch_idx = part.place
         try:
@@ -94,7 +94,7 @@ class MicroBatching:
             self._set_threads(step, self._parallelism[step], following)
 
     def _set_threads(self, step: str, count: int, following: SimpleQueue[_Part | None] | None) -> None:
-        """A thread that is one too many ends with what it is doing; which one it is, shows."""
+        """Sets the number of a step's threads. A surplus thread, any of them, ends after its current part."""
         group, taken = self.thread_groups[step], self._queues[step]
         surplus = len(group) - count
         for _ in range(surplus):

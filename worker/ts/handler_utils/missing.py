@@ -11,7 +11,7 @@ class PackageMissing(ImportError):
 
 
 def needed(module: str, package: str, what: str) -> Any:
-    """The module, for `what`. Raises PackageMissing naming `package` when it, or something it needs, isn't there."""
+    """Imports the module, for `what`. Raises PackageMissing, naming `package`, when it or its imports are missing."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""What handlers import to stream and to find classes, under TorchServe's names."""
+"""Functions that handlers import to stream and to find classes, under TorchServe's names."""
 
 from __future__ import annotations
 

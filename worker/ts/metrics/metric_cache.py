@@ -55,7 +55,7 @@ class MetricCache:
             raise MetricsCacheKeyError(f"{message}: declare it with add_metric_to_cache or in metrics.yaml") from None
 
     def cache_keys(self) -> list[str]:
-        """What is declared, each as TYPE:NAME."""
+        """The declared metrics, each as TYPE:NAME."""
         return [f"{kind.value}:{name}" for kind, metrics in self.cache.items() for name in metrics]
 
     def add_counter(

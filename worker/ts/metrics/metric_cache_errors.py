@@ -1,4 +1,4 @@
-"""What can be wrong with a metric's definition."""
+"""Errors in the definition of a metric."""
 
 from __future__ import annotations
 

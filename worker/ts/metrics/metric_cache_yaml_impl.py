@@ -25,7 +25,7 @@ def _parse(path: Path) -> dict[str, Any]:
 
 
 class MetricsCacheYamlImpl(MetricCache):
-    """`initialize_cache` declares what the file's `model_metrics` lists.
+    """`initialize_cache` declares the metrics that the file's `model_metrics` lists.
 
     `config_file_path`: None is the file that comes with the server. Raises MetricsCachePyYamlError.
     """

@@ -1,4 +1,4 @@
-"""Units: what handlers write, and what stands in the metric's record."""
+"""Units: the names that handlers write, and those in the metric's record."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class ModelService(ABC):
         """The answer to a list with one input."""
 
     def ping(self) -> Any:
-        """Whether it works; a subclass may have something to say."""
+        """The service's health; None unless a subclass reports it."""
         return None
 
     def signature(self) -> dict[str, Any]:

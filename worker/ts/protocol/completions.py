@@ -1,4 +1,4 @@
-"""OpenAI's completions and chat completions: what a request may ask, and how its answer is written.
+"""OpenAI's completions and chat completions: the fields of a request, and the form of its answer.
 
 The server reads and writes them for handlers that take and give texts; handlers that speak the API themselves
 (`openai_api`, docs/openai.md) use the same reading and writing.
@@ -61,7 +61,7 @@ class BadCompletion(ValueError):
 
 
 class Asked(NamedTuple):
-    """What a request asks. `prompts`: texts, or lists of token numbers, an answer each; a chat has `messages` instead
+    """A request, as read. `prompts`: texts, or lists of token numbers, an answer each; a chat has `messages` instead
     and one answer. `max_tokens`: of each answer."""
 
     prompts: tuple[Any, ...]
@@ -188,8 +188,8 @@ def _shown(value: Any) -> str:
 
 
 class Choice:
-    """One answer on its way: what of its text may be shown, and what is said of it. The text ends before the first of
-    `stops`."""
+    """One answer on its way: the part of its text that may be shown, and its metadata. The text ends before the first
+    of `stops`."""
 
     def __init__(self, stops: Sequence[str] = (), max_tokens: int | None = None) -> None:
         self._stops, self._max_tokens = stops, max_tokens
@@ -200,7 +200,7 @@ class Choice:
         self.begun = False
 
     def add(self, text: str, said: Mapping[str, Any]) -> str:
-        """A piece, and what its model says with it (SAID). What can be the beginning of a stop is held back."""
+        """Takes a piece and its metadata (SAID); the text to show. A possible beginning of a stop is held back."""
         if self.cut:
             return ""
         self._said |= {name: said[name] for name in SAID if said.get(name) is not None}
@@ -214,13 +214,13 @@ class Choice:
         return text[:shown]
 
     def rest(self) -> str:
-        """What was held back, when no more comes."""
+        """The text that was held back, when no more comes."""
         rest, self._held = self._held, ""
         return rest
 
     @property
     def finish_reason(self) -> str:
-        """`stop` at one of the stops; else what the model said; else `length` when it gave as many tokens as it may."""
+        """`stop` at one of the stops; else the model's own reason; else `length` when it gave all the tokens it may."""
         if self.cut:
             return "stop"
         if self._said.get("finish_reason"):
@@ -230,7 +230,7 @@ class Choice:
 
     @property
     def tokens(self) -> tuple[int, int] | None:
-        """Of the prompt and of the answer, when the model said both."""
+        """The numbers of prompt and answer tokens; None unless the model reported both."""
         taken, given = self._said.get("prompt_tokens"), self._said.get("completion_tokens")
         return None if taken is None or given is None else (taken, given)
 
@@ -276,7 +276,7 @@ class Completion:
         return self._event({"index": index, **self._end_delta(), **more})
 
     def of_usage(self, choices: Sequence[Choice]) -> Fields:
-        """What a client that asked for it gets last."""
+        """The last message, for a client that asked for usage."""
         return {**self._fields, "object": self.piece_object, "choices": [], "usage": usage(choices)}
 
     def _event(self, choice: Fields) -> Fields:

@@ -35,7 +35,7 @@ class Datatype:
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
-        """What numpy's arrays of it have."""
+        """The dtype of its arrays in numpy."""
         import numpy as np
 
         return np.dtype(f"uint{8 * self.size_bytes}" if self.as_bits else self.array_type).newbyteorder("<")
@@ -60,13 +60,13 @@ DATATYPES = {
         Datatype(14, "BF16", 2, "bfloat16", float, "", "TYPE_BF16", as_bits=True, extension=True),
     )
 }
-#: What plain values of Python are sent as.
+#: The datatypes that plain Python values are sent as.
 OF_PYTHON: dict[type, str] = {bool: "BOOL", int: "INT64", float: "FP64", str: "BYTES"}
 
 OF_NUMBER = {row.number: row for row in DATATYPES.values()}
 OF_CONFIG_TYPE = {row.config_type: row for row in DATATYPES.values()}
 OF_ARRAY_TYPE = {row.array_type: row for row in DATATYPES.values()}
-#: What elements without a datatype are, by the field they are in: the widest that it holds.
+#: The datatype of elements without one, by the field they are in: the widest that it holds.
 OF_FIELD = {row.field: row for row in sorted(DATATYPES.values(), key=lambda row: row.size_bytes) if row.field}
 #: Those of the protocol itself.
 STANDARD = tuple(row for row in DATATYPES.values() if not row.extension)

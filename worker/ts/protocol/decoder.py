@@ -1,4 +1,4 @@
-"""Bytes back into messages. No I/O: what has come goes in, messages come out (the format: `ts.protocol.frames`)."""
+"""Decodes bytes into messages. No I/O: received bytes go in, messages come out (the format: `ts.protocol.frames`)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ from ts.protocol.frames import (
 
 #: Makes a named tuple of its values at half the cost of calling its type.
 new = tuple.__new__
-#: What decoders take: the bytes of a small message, a view of a large one.
+#: The input of decoders: the bytes of a small message, a view of a large one.
 Body: TypeAlias = "bytes | memoryview"
 
 
@@ -98,8 +98,8 @@ class _Reader:
 
 
 class PackedPairs(Sequence["tuple[str, str]"]):
-    """Pairs of texts in the block of bytes that `ts.protocol.frames.packed` makes, read when somebody looks at them:
-    most handlers never ask for a request's headers. Looking raises FrameError when the block is none."""
+    """Pairs of texts in the block of bytes that `ts.protocol.frames.packed` makes, read on first access: most handlers
+    never ask for a request's headers. Access raises FrameError for an invalid block."""
 
     __slots__ = ("_block", "_found")
 
@@ -139,7 +139,7 @@ class PackedPairs(Sequence["tuple[str, str]"]):
 
 
 def _decode_item(body: Body, at: int) -> tuple[Item, int]:
-    """The item at `at` and where it ends; slices beyond the end come out short, which the caller's check catches."""
+    """The item at `at` and its end; slices beyond the body's end are short, which the caller's check catches."""
     job_id, deadline_s, id_size, headers_size, input_count = ITEM_HEAD.unpack_from(body, at)
     if deadline_s != deadline_s:
         raise FrameError("deadline is not a number")
@@ -163,8 +163,8 @@ def _decode_item(body: Body, at: int) -> tuple[Item, int]:
 
 
 def _decode_single(key: int, body: bytes) -> Message | None:
-    """The usual batch, one small request with one input, by its two heads; None for any other, and for what is no batch
-    at all: `_decode_any` says why."""
+    """Decodes the usual batch, one small request with one input, by its two heads. None for any other batch, and for
+    bytes that are no batch at all: `_decode_any` says why."""
     count, job_id, deadline_s, id_size, headers_size, input_count = SINGLE.unpack_from(body)
     id_end = SINGLE.size + id_size
     headers_end = id_end + headers_size
@@ -271,7 +271,7 @@ _DECODERS: dict[int, Callable[[int, Body], Message]] = {
 
 
 class Decoder:
-    """Bytes in, messages out; holds what is incomplete.
+    """Bytes in, messages out; holds incomplete messages.
 
     Payloads of large messages are views of the fed bytes (or of the buffer that joined their frames), those of small
     ones are copies: they stay valid for as long as they are referenced. `message_bytes_max` bounds a message that
@@ -344,5 +344,5 @@ class Decoder:
 
 
 def decode_bytes(data: bytes) -> list[Message]:
-    """The messages of a byte string of whole frames: what `encode_bytes` made."""
+    """The messages of a byte string of whole frames, as `encode_bytes` makes it."""
     return Decoder(len(data)).feed(data)

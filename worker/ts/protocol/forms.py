@@ -1,6 +1,6 @@
 """HTML forms as HTTP bodies: `application/x-www-form-urlencoded` and `multipart/form-data` (RFC 7578). No I/O.
 
-Lenient, as what reads forms is: a part without a name is left out.
+Lenient, as parsers of forms are: a part without a name is left out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Part(NamedTuple):
 
 
 class MalformedForm(ValueError):
-    """The body isn't the form that its content type says."""
+    """The body isn't a valid form of its content type."""
 
 
 def is_form(content_type: str) -> bool:
@@ -42,7 +42,7 @@ def _base(content_type: str) -> str:
 
 
 def check(content_type: str, body: bytes) -> None:
-    """MalformedForm when `parts` couldn't read all of it: a few searches, whatever the size."""
+    """Raises MalformedForm when `parts` couldn't read all of the body; a few searches at any size."""
     if _base(content_type) != URLENCODED:
         _check_multipart(_delimiter(content_type), body)
     elif body.count(b"&") >= PARTS_MAX:

@@ -92,7 +92,7 @@ class Cancel(NamedTuple):
 
 class Feed(NamedTuple):
     """Further inputs of a request whose handler takes them one after another; `last`: there won't be more. Sent only to
-    who has given Credit for it, so that it never overtakes its request."""
+    a worker that has given Credit for it, so that it never overtakes its request."""
 
     job_id: int
     inputs: Sequence[Input]
@@ -108,7 +108,7 @@ class Credit(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """Finish what has been started, send it and exit with status 0."""
+    """Finish the requests that have been started, send their answers and exit with status 0."""
 
 
 class Ready(NamedTuple):
@@ -136,9 +136,9 @@ class Chunk(NamedTuple):
 
 class Failed(NamedTuple):
     """The end of a request that has no answer. `code`: HTTP status, as TorchServe's handlers name it. `by_handler`: the
-    handler itself is at fault, not what it was asked; `traceback`: of what it raised, where callers may know it;
-    `whole`: the handler raised for its whole batch, of several requests, or gave no result for each of them; `begun`:
-    whether the handler got the request."""
+    handler itself is at fault, not its request; `traceback`: of its exception, where callers may know it; `whole`: the
+    handler raised for its whole batch, of several requests, or gave no result for each of them; `begun`: whether the
+    handler got the request."""
 
     job_id: int
     code: int
@@ -150,8 +150,8 @@ class Failed(NamedTuple):
 
 
 class Call(NamedTuple):
-    """From a worker: something that its model asks of the server, for instance of another model. `what`: a JSON object
-    that says it, `data`: the message that goes with it. The answer comes as Chunks, or Failed, with the same id."""
+    """From a worker: a call of its model to the server, for instance to another model. `what`: the call as a JSON
+    object, `data`: the message that goes with it. The answer comes as Chunks, or Failed, with the same id."""
 
     call_id: int
     what: dict[str, Any]
@@ -281,7 +281,7 @@ _ENCODERS: dict[type, Callable[[Any], tuple[int, int, list[Buffer]]]] = {
 def encode(message: Message) -> tuple[int, int, list[Buffer]]:
     """`message` as (kind, key, body segments); payloads are not copied.
 
-    Raises ValueError for what doesn't fit its field: more than 65 535 bytes of a name, an id or a phrase.
+    Raises ValueError for a value that doesn't fit its field: more than 65 535 bytes of a name, an id or a phrase.
     """
     try:
         return _ENCODERS[type(message)](message)
@@ -290,7 +290,7 @@ def encode(message: Message) -> tuple[int, int, list[Buffer]]:
 
 
 def check(message: Message) -> None:
-    """Raises ValueError for what `encode` can't encode: for messages that are kept for later."""
+    """Raises ValueError for a message that `encode` can't encode. For messages that are kept for later."""
     encode(message)
 
 
@@ -327,7 +327,7 @@ def small_frame(kind: int, key: int, body: Sequence[Buffer]) -> bytes | None:
     return HEADER.pack(total, kind, 0, 0, key) + b"".join(body)
 
 
-#: What a whole answer may have to be a small frame.
+#: The most bytes of a whole answer that is a small frame.
 ANSWER_BYTES_MAX = JOINED_BYTES_MAX - CHUNK_HEAD.size - 1
 
 

@@ -1,4 +1,4 @@
-"""How a line that a handler prints says which requests it belongs to: ids between two control characters before it."""
+"""Marks in printed lines that name their requests: ids between two control characters before a line."""
 
 from __future__ import annotations
 

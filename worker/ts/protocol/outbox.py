@@ -1,4 +1,4 @@
-"""What waits to be written to a worker socket: control before bulk, large messages interleaved. No I/O."""
+"""Messages that wait to be written to a worker socket: control before bulk, large messages interleaved. No I/O."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Outbox:
         return bool(self._queue or self._control or self._flight)
 
     def push(self, message: Message) -> None:
-        """Queues `message`. Raises ValueError for what doesn't fit a frame."""
+        """Queues `message`. Raises ValueError for a message that doesn't fit a frame."""
         kind, key, body = encode(message)
         if self._large and self._follows_large(kind, key, body):
             return
@@ -90,7 +90,7 @@ class Outbox:
         return len(buffer)
 
     def _fly_large(self, large: _Large) -> int:
-        """One frame of a large message goes; the rest takes its turn behind the others."""
+        """Sends one frame of a large message; the rest takes its turn behind the others."""
         self._queue.popleft()
         frame = next(large.frames, None)
         if frame is None:
@@ -100,7 +100,7 @@ class Outbox:
         return sum(self._fly(buffer) for buffer in frame if len(buffer))
 
     def _end(self, large: _Large) -> None:
-        """A large message is out: what waited behind it goes next, as far as the next large one."""
+        """Ends a large message: the messages that waited behind it go next, up to the next large one."""
         del self._large[large.key]
         followers = large.followers
         while followers:
@@ -126,7 +126,7 @@ class Outbox:
 
 
 class _Large:
-    """A message of several buffers or frames on its way, and what has to come after it."""
+    """A message of several buffers or frames on its way, and the messages that follow it."""
 
     __slots__ = ("followers", "frames", "key")
 

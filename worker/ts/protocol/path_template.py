@@ -1,7 +1,7 @@
 """Path templates of models' own HTTP routes, as Starlette has them: `/greet/{name}`, `/files/{rest:path}`.
 
-A match takes time in proportion to the path's length times the template's parts, whatever both are: the server matches
-in its event loop. Regular expressions, which Starlette makes of templates, take exponential time for some.
+A match always takes time in proportion to the path's length times the template's parts, since the server matches in its
+event loop. Regular expressions, which Starlette makes of templates, take exponential time for some.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _ends(
 
 
 def _found(text: str, path: str, starts: Sequence[int]) -> Iterator[int]:
-    """Those of the `starts` where the text stands."""
+    """Yields those of the `starts` at which the text occurs."""
     among = starts if isinstance(starts, range) else frozenset(starts)
     at, last = path.find(text, starts[0]), starts[-1]
     while 0 <= at <= last:

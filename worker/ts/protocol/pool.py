@@ -26,5 +26,5 @@ def message_class(file: FileDescriptor, name: str) -> type[Message]:
 
 
 def serialize(message: Message) -> bytes:
-    """Request serialiser of the stubs: takes the message from whatever module it was made with."""
+    """Request serialiser of the stubs: takes messages made with any module."""
     return message.SerializeToString()

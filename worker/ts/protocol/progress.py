@@ -1,4 +1,4 @@
-"""What a worker notes of its progress: which batches its handler was called for. No I/O.
+"""A worker's note of its progress: the batches its handler was called for. No I/O.
 
 The note stands in memory that the frontend shares, so that it outlives the process: a batch that isn't noted when the
 worker dies can run elsewhere without ever running twice. It is a table of `PLACES` ids (u64, little endian); the id of
@@ -26,7 +26,7 @@ class Progress:
         self._memory = memory
 
     def begin(self, batch_id: int) -> None:
-        """The handler is about to be called for the batch: nothing but that call may come after this."""
+        """Notes that the handler is about to be called for the batch: only that call may follow."""
         place = batch_id % PLACES * 8
         if _ID.unpack_from(self._memory, place)[0] < batch_id:
             _ID.pack_into(self._memory, place, batch_id)
@@ -34,6 +34,6 @@ class Progress:
 
 def has_begun(table: bytes, batch_id: int) -> bool:
     """Whether a worker that left this table may have called its handler for the batch. A table that is cut short says
-    yes: what may have run isn't repeated."""
+    yes: a batch that may have run isn't repeated."""
     place = batch_id % PLACES * 8
     return len(table) < place + 8 or bool(_ID.unpack_from(table, place)[0] >= batch_id)

@@ -30,7 +30,7 @@ class AsyncRunner:
         self._end: asyncio.Future[None] = self._loop.create_future()
 
     def run(self) -> None:
-        """Until the frontend says Stop and everything is answered. SystemExit of a handler passes through."""
+        """Runs until the frontend sends Stop and everything is answered. SystemExit of a handler passes through."""
         self._link.waits_for_credit = False
         self._link.on_backlog = lambda: self._loop.call_soon_threadsafe(self._write_later)
         self._link.on_taken = lambda: self._loop.call_soon(self._take)
@@ -43,7 +43,7 @@ class AsyncRunner:
         self._take()
 
     def _take(self) -> None:
-        """Starts what has come, and notices when all is done."""
+        """Starts the queued batches, and notices when all work is done."""
         ledger = self._ledger
         while ledger.queue:
             batch = ledger.queue.popleft()
@@ -146,7 +146,7 @@ class AsyncRunner:
 
 
 def _end_feeds(batch: Batch) -> None:
-    """Whoever still waits for a request's further inputs waits no longer."""
+    """Ends the wait for further inputs of the batch's requests."""
     for job in batch.jobs:
         if job.on_feed is not None:
             job.on_feed(Feed(job.job_id, (), last=True))

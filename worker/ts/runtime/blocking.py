@@ -39,7 +39,7 @@ class BlockingRunner:
         link.holds_back = True
 
     def run(self) -> None:
-        """Until the frontend says Stop and everything is answered. SystemExit of a handler passes through."""
+        """Runs until the frontend sends Stop and everything is answered. SystemExit of a handler passes through."""
         link, ledger = self._link, self._ledger
         while True:
             if ledger.queue and (self._forks or not self._active):
@@ -74,7 +74,7 @@ class BlockingRunner:
 
     def _take(self, running: Running, result: Any) -> None:
         """Takes the result of the handler: the answers, or a generator of them."""
-        if type(result) is list:  # what most return
+        if type(result) is list:  # the usual result
             running.finish(result)
         elif inspect.isgenerator(result):
             self._active.append((running, cast(_Generator, result)))
@@ -153,7 +153,7 @@ class BlockingRunner:
         return False
 
     def _close(self, running: Running, generator: _Generator) -> None:
-        """Lets the generator clean up (GeneratorExit at its yield), then answers what is left."""
+        """Lets the generator clean up (GeneratorExit at its yield), then fails the remaining requests."""
         try:
             self._call(generator.close)
         except SystemExit:

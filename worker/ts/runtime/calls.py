@@ -1,4 +1,4 @@
-"""Calls that a model makes to its own server: to other models, or about what is served. Adapters give them the names
+"""Calls that a model makes to its own server: to other models, or about the served models. Adapters give them the names
 and results of their systems.
 """
 
@@ -126,7 +126,7 @@ class Calls:
         Calls.latest = self
 
     def begin(self, what: dict[str, Any], data: Buffer = b"") -> ServerCall:
-        """Asks the server. The call ends with the batch it is made for, if nobody waits for that any more."""
+        """Begins a call to the server. It ends with the batch it is made for, if nobody waits for that any more."""
         self.sweep()
         batch_id = _PLACE.get().batch_id
         message = frames.Call(next(self._ids), {**what, "batch": self.batch_id if batch_id is None else batch_id}, data)
@@ -193,8 +193,8 @@ def current_batch() -> int | None:
 
 
 def belong_to(batch_id: int | None, *, coroutines: bool = True) -> None:
-    """What this thread or task, and tasks that it starts, ask from now on is for that batch. `coroutines`: it is a task
-    of a loop."""
+    """Assigns further calls of this thread or task, and of tasks that it starts, to that batch. `coroutines`: it is a
+    task of a loop."""
     _PLACE.set(_Place(batch_id, asyncio.Semaphore(SIDE_BY_SIDE_MAX) if coroutines else None))
 
 

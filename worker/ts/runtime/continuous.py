@@ -1,8 +1,8 @@
 """Runs handlers of continuous batches: `handle` is called for every step with the requests that are in progress.
 
-A request comes with its inputs to its first step, and with its headers alone to the later ones; what a handler keeps
-of it, it keeps under the request's id. A request is over when its answer says so (`_Step.goes_on`), when it fails, or
-when its caller has left: then it isn't in the next step any more.
+A request comes with its inputs to its first step, and with its headers alone to the later ones; a handler keeps its
+state of it under the request's id. A request is over when its answer says so (`_Step.goes_on`), when it fails, or when
+its caller has left: then it isn't in the next step any more.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STREAM_NEXT = "ts_stream_next"
 
 
 class _Active:
-    """A request in progress. `id`: what the handler knows it by, unique among those in progress."""
+    """A request in progress. `id`: its name for the handler, unique among those in progress."""
 
     __slots__ = ("headers", "id", "inputs", "job")
 
@@ -57,7 +57,7 @@ class _Active:
 
 
 class _Jobs(Batch):
-    """The requests of one step. A slow reader holds up nobody: what waits for it is kept, up to a limit."""
+    """The requests of one step. A slow reader holds up nobody: its pieces are kept, up to a limit."""
 
     __slots__ = ()
 
@@ -67,7 +67,7 @@ class _Jobs(Batch):
 
 
 class _Step(Running):
-    """One call of the handler, and how its result is told apart into last and other pieces."""
+    """One call of the handler, and the division of its result into last and other pieces."""
 
     __slots__ = ("_end_key", "_headers", "_ids")
 
@@ -111,7 +111,7 @@ class _Step(Running):
             self._piece(index, frozen(piece), last)
 
     def goes_on(self, index: int, value: Any) -> bool:
-        """Whether the request is in the next step too: its stopping criterion says False, or, without criteria, its
+        """Whether the request is in the next step too: its stopping criterion returns False, or, without criteria, its
         answer has the header `ts_stream_next` with `true`."""
         criteria = self.context.stopping_criteria
         if criteria:
@@ -143,7 +143,7 @@ class ContinuousRunner:
         self._unbegun: list[int] = []  # of those, the batches that have had no step yet
 
     def run(self) -> None:
-        """Until the frontend says Stop and everything is answered. SystemExit of a handler passes through."""
+        """Runs until the frontend sends Stop and everything is answered. SystemExit of a handler passes through."""
         link, ledger = self._link, self._ledger
         while True:
             self._admit()
@@ -159,7 +159,7 @@ class ContinuousRunner:
                 link.receive(wait=True)
 
     def _admit(self) -> None:
-        """Takes new requests in as far as there is room; lets go of those whose callers have left."""
+        """Admits new requests as far as there is room, and drops those whose callers have left."""
         for one in self._active:
             if one.job.cancelled:
                 self._ledger.give(one.job, CANCELLED, last=True)
@@ -176,7 +176,7 @@ class ContinuousRunner:
                 self._unbegun.append(batch.batch_id)
 
     def _unused_id(self, job: Job) -> str:
-        """Two clients may have chosen one id; what a handler keeps of their requests must not mix."""
+        """The request's id, made unique: two clients may have chosen one id, and a handler must not mix them up."""
         used = any(one.id == job.request_id for one in self._active)
         return f"{job.request_id}#{job.job_id}" if used else job.request_id
 

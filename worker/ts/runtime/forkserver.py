@@ -157,7 +157,7 @@ def _become_worker(parent_pid: int, fds: list[int], env: dict[str, str] | None) 
 
 
 def preload(with_torch: bool) -> None:
-    """Imports what workers need. Torch is imported with one thread per pool, which the children change."""
+    """Imports the modules that workers need. Torch is imported with one thread per pool, which the children change."""
     given = {name: os.environ.get(name) for name in process.THREAD_VARIABLES}
     os.environ.update(dict.fromkeys(process.THREAD_VARIABLES, "1"))
     for name in (*PRELOADED, *(PRELOADED_WITH_TORCH if with_torch else ())):

@@ -44,7 +44,7 @@ def _is_ours(filename: str) -> bool:
 
 Settings = dict[str, Any]
 Entry = Callable[[Any, Context], Any]
-#: What is kept of a traceback, its end.
+#: The characters that are kept of a traceback, from its end.
 TRACEBACK_CHARS_MAX = 64 * 1024
 
 
@@ -55,12 +55,12 @@ class HandlerNotUsable(ValueError):
 class Loaded(NamedTuple):
     """A handler ready to be called. `kind`: blocking, generator, async or continuous; `loop`: the async kind's;
     `takes`: rows as TorchServe's handlers do, or requests (`ts.tensors.types.InferenceRequest`); `tensors`: the model's
-    name, version and what it declares of its inputs and outputs; `signature`: what the handler itself says of them, for
-    metadata (`platform`, lists `inputs` and `outputs` of name, datatype, shape); `takes_streams`: an async handler that
-    reads the requests `following` one; `routes`: HTTP paths of the handler's own, each a `method` and the `path` (a
-    template, `ts.protocol.path_template`), asked for as `ts.tensors.route_form.RouteRequest`; `completed`: the
-    configuration of a model of another server, when the handler has added to it; `openai`: what the handler says of
-    OpenAI's API (`openai_of`)."""
+    name, version and declared inputs and outputs; `signature`: the handler's own declaration of them, for metadata
+    (`platform`, lists `inputs` and `outputs` of name, datatype, shape); `takes_streams`: an async handler that reads
+    the requests `following` one; `routes`: HTTP paths of the handler's own, each a `method` and the `path` (a template,
+    `ts.protocol.path_template`), asked for as `ts.tensors.route_form.RouteRequest`; `completed`: the configuration of a
+    model of another server, when the handler has added to it; `openai`: the handler's declarations for OpenAI's API
+    (`openai_of`)."""
 
     entry: Entry
     context: Context
@@ -76,8 +76,7 @@ class Loaded(NamedTuple):
 
 
 def load(settings: Settings) -> Loaded:
-    """Imports and initialises the handler, by its adapter if it is written for another server; whatever it raises
-    passes through."""
+    """Imports and initialises the handler, by its adapter if written for another server; exceptions pass through."""
     if settings.get("adapter"):
         adapted: Loaded = importlib.import_module(f"ts.compat.{settings['adapter']}").load(settings)
         return adapted
@@ -96,7 +95,7 @@ def load(settings: Settings) -> Loaded:
 
 
 def openai_of(handler: Any) -> dict[str, Any] | None:
-    """What a handler's attributes say of OpenAI's API, None when they say nothing: `speaks` (`openai_api`), `names`
+    """The declarations for OpenAI's API in a handler's attributes, None without any: `speaks` (`openai_api`), `names`
     (`openai_models`) and `honours` (`openai_honours`; None: it speaks the API and checks requests itself). Raises
     HandlerNotUsable."""
     speaks = getattr(handler, "openai_api", False) is True
@@ -147,7 +146,7 @@ def declared(settings: Settings) -> dict[str, Any]:
 def entry_point_of(handler: str, model_dir: str) -> tuple[Entry, Callable[[Context], Any]]:
     """The callable for batches of the handler `[dir/]name[.py][:function]`, and the call that initialises it.
 
-    Raises HandlerNotUsable, and what the module raises when it is imported.
+    Raises HandlerNotUsable; exceptions of the module's import pass through.
     """
     module_name, _, function_name = handler.partition(":")
     return _entry_point(_import(module_name, model_dir), function_name or "handle")
@@ -267,8 +266,8 @@ def _entry_point(module: ModuleType, name: str) -> tuple[Entry, Callable[[Contex
 
 
 def _initialiser(function: Entry) -> Callable[[Context], Any]:
-    """What initialises a function: a call without requests. Nothing of a generator or an async function runs in such a
-    call, as in TorchServe, so that there is none. Raises HandlerNotUsable, which says what that call is."""
+    """The call that initialises a function: one without requests. A generator or an async function runs nothing in such
+    a call, as in TorchServe, so it gets none. Raises HandlerNotUsable, which describes the call."""
     if kind_of(function) != "blocking":
         return lambda context: None
 
@@ -322,7 +321,7 @@ def kind_of(entry: Entry) -> str:
 
 
 def _finish(result: Any, loop: asyncio.AbstractEventLoop | None) -> None:
-    """Runs what an initialising call began that is awaitable."""
+    """Awaits the result of an initialising call, if it is awaitable."""
     if inspect.isawaitable(result):
         (loop or asyncio.new_event_loop()).run_until_complete(_await(result))
 
@@ -350,7 +349,7 @@ def enveloped(entry: Entry, name: str) -> Entry:
 
 
 def describe_failure(error: BaseException) -> dict[str, Any]:
-    """What LoadFailed carries: `code`, `message` and the end of the traceback."""
+    """The fields of LoadFailed: `code`, `message` and the end of the traceback."""
     text = user_traceback(error)
     if isinstance(error, MemoryError) or "CUDA" in str(error):
         code, message = 507, f"System out of memory: {type(error).__name__}: {error}"

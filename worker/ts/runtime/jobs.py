@@ -1,7 +1,7 @@
 """The batches and requests a worker has, and the state of each answer. No I/O.
 
-Two threads use it: the one that runs handlers, and the one that stands in for it at the socket. What both touch is
-guarded by `Ledger.lock`.
+Two threads use it: the one that runs handlers, and the one that stands in for it at the socket. State that both touch
+is guarded by `Ledger.lock`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from ts.protocol.outbox import Outbox
 
 
 class Failure(NamedTuple):
-    """Why a request has no answer. `code` is an HTTP status. `by_handler`: the handler is at fault, not what it was
-    asked; `cause` is what it did, in one line, and `traceback` how it came to that."""
+    """Why a request has no answer. `code` is an HTTP status. `by_handler`: the handler is at fault, not its request;
+    `cause` is its error in one line, and `traceback` that of the error."""
 
     code: int
     message: str
@@ -54,7 +54,7 @@ def too_large(size: int, limit: int) -> Failure:
 
 
 CHUNK_COST_BYTES = 64
-#: What is sent of a traceback, its end.
+#: The characters that are sent of a traceback, from its end.
 TRACEBACK_CHARS_MAX = 4000
 EARLY_CANCELS_MAX = 1024
 
@@ -73,7 +73,7 @@ class Job:
         self.batch = batch
         self.credit_bytes = credit_bytes
         self.held: deque[Chunk | Failed] | None = None
-        self.on_feed: Callable[[Feed], None] | None = None  # what takes its further inputs
+        self.on_feed: Callable[[Feed], None] | None = None  # receives its further inputs
         self.answered = False  # something has been sent
         self.cancelled = False
         self.over = False  # the handler has given the last piece
@@ -82,7 +82,7 @@ class Job:
 
 class Batch:
     """Requests that go to the handler together. `on_change` is called when credit comes or nobody waits any more;
-    `failed`: what ends its requests from now on is no request's own failure."""
+    `failed`: further failures of its requests are no request's own."""
 
     __slots__ = ("batch_id", "failed", "jobs", "on_change", "started")
 
@@ -108,8 +108,8 @@ class Batch:
 
 
 class Ledger:
-    """Every request from its arrival to its end, and what is to be sent. `explains`: callers may know what went wrong
-    in a handler; otherwise they learn where it is written."""
+    """Every request from its arrival to its end, and the messages to send. `explains`: callers may see the error of a
+    handler; otherwise they learn where it is logged."""
 
     def __init__(self, credit_bytes: int, response_bytes_max: int, explains: bool = False) -> None:
         self.credit_bytes, self.response_bytes_max, self.explains = credit_bytes, response_bytes_max, explains
@@ -194,7 +194,7 @@ class Ledger:
     # --- to the frontend
 
     def start(self, batch: Batch) -> bool:
-        """Drops what was cancelled or has expired; False when nothing is left to run."""
+        """Drops cancelled and expired requests; False when none is left to run."""
         with self.lock:
             batch.started = True
             now_s, whole = 0.0, True
@@ -219,8 +219,8 @@ class Ledger:
         later: Pairs = (),
     ) -> None:
         """A piece of a request's answer, or its failure: sent now, or held until its reader has credit. Status, phrase
-        and headers count for the first piece, `later` are headers of those after it. Raises ValueError for what fits no
-        message to the frontend: the request then is as it was, and can still be failed."""
+        and headers count for the first piece, `later` are headers of those after it. Raises ValueError for a piece that
+        fits no message to the frontend: the request then is as it was, and can still be failed."""
         with self.lock:
             if job.over:
                 return
@@ -248,7 +248,7 @@ class Ledger:
             job.over = last
 
     def _is_simple(self, job: Job, value: bytes, phrase: str, headers: Pairs) -> bool:
-        """Whether this is all of an answer, which can go as it is: what most requests have."""
+        """Whether this is a whole answer that can go as it is: most requests have one."""
         return (
             not (job.answered or job.cancelled or phrase or headers)
             and job.credit_bytes > 0

@@ -39,8 +39,8 @@ _RUNNERS: dict[str, type[BlockingRunner | AsyncRunner | ContinuousRunner]] = {
 
 
 def run(socket_fd: int, progress_fd: int, silent: bool = False) -> int:
-    """A worker's life: load, answer until Stop or the socket's end. The process's exit status. `silent`: of several
-    processes that compute together, one whose answers nobody needs."""
+    """Runs a worker: loads the handler and answers until Stop or the socket's end; returns the exit status. `silent`:
+    one of several processes that compute together, whose answers aren't used."""
     _prepare_process()
     return answer(Link(socket_fd), _progress(progress_fd), SilentLedger if silent else Ledger, _prepare_logging)
 
@@ -85,7 +85,7 @@ def answer(
 
 
 def _with_tensors(link: Link, loaded: Loaded) -> Opened:
-    """What reads and writes batches with tensor requests."""
+    """Returns the function that opens batches with tensor requests."""
     from ts.runtime.tensor_running import TensorRunning
     from ts.tensors.forms import ModelSpec
 
@@ -183,7 +183,7 @@ def live_in_process(socket_fd: int, progress_fd: int) -> int:
 
 
 def _forget_modules(settings: dict[str, Any]) -> None:
-    """What was imported from the model's folder is imported again: it may have been edited since."""
+    """Has the modules of the model's folder imported again: they may have been edited since."""
     folder = os.path.join(os.path.realpath(settings["model_dir"]), "")
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)

@@ -57,8 +57,9 @@ def reset_signals() -> None:
 
 
 def outlive_stops() -> None:
-    """What ends the server (SIGTERM of systemd or supervisord, Ctrl-C, a terminal that goes away) often reaches all its
-    processes. This one goes on until its frontend says otherwise: what was accepted is still to be answered.
+    """Keeps the process running through the signals that end the server (SIGTERM of systemd or supervisord, Ctrl-C, a
+    terminal that goes away), which often reach all its processes. It goes on until its frontend says otherwise:
+    accepted requests are still to be answered.
 
     Not ignored but handled, so that programs which a handler starts end by SIGTERM as usual, and reset in forks. A
     handler that a model installs itself counts instead.
@@ -104,7 +105,8 @@ def reseed() -> None:
 
 
 def set_threads(threads: int | None) -> None:
-    """How many threads an operation may use: as set for the model, else as the environment says, else the cores."""
+    """Sets the number of threads per operation: the model's setting, else the environment's, else the number of
+    cores."""
     if threads is not None:
         os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
     torch = sys.modules.get("torch")
@@ -118,7 +120,7 @@ def _threads_wanted() -> int:
 
 
 def physical_cores() -> int:
-    """Cores this process may use, two hardware threads of a core counted once where the system says so."""
+    """The number of cores this process may use; two hardware threads of a core count once where the system tells."""
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     return len({_core(cpu) for cpu in usable})
 
@@ -135,7 +137,7 @@ _request_ids: ContextVar[str] = ContextVar("request_ids", default="")
 
 
 def turn_to(batch: Batch) -> None:
-    """What this thread or task prints from now on belongs to the requests of `batch`."""
+    """Assigns further output of this thread or task to the requests of `batch`."""
     _request_ids.set(",".join(batch.request_ids().values()))
 
 
@@ -145,7 +147,7 @@ def mark_lines() -> None:
 
 
 class _Stdout(logging.StreamHandler):  # type: ignore[type-arg]  # can't be subscripted before Python 3.11
-    """Writes to what standard output is at the time."""
+    """Writes to the current standard output."""
 
     @property
     def stream(self) -> TextIO:
@@ -157,7 +159,7 @@ class _Stdout(logging.StreamHandler):  # type: ignore[type-arg]  # can't be subs
 
 
 def log_to_stdout() -> None:
-    """What a handler logs through Python is printed from INFO up, its text alone, as in TorchServe's workers."""
+    """Prints messages that a handler logs through Python, from INFO up, as text alone, as in TorchServe's workers."""
     logging.basicConfig(handlers=[_Stdout()], format="%(message)s", level=logging.INFO)
 
 

@@ -111,7 +111,7 @@ def _expanded(part: Input) -> Sequence[Input]:
 
 
 def _decoded(content_type: str, data: Buffer) -> Any:
-    """JSON and text as values; anything else, and what doesn't parse, as a bytearray."""
+    """JSON and text as values; anything else, and input that doesn't parse, as a bytearray."""
     kind = _kind(content_type)
     try:
         if kind == JSON:
@@ -195,7 +195,7 @@ def _misbehaved(failure: Failure, cause: str) -> Failure:
 
 
 def _shortened(value: Any) -> str:
-    """What a handler returned, as much of it as fits a line; a value may fail to say what it is."""
+    """A handler's result as text, as much of it as fits a line; a value's repr may fail."""
     try:
         return reprlib.repr(value)
     except Exception as error:
@@ -203,7 +203,7 @@ def _shortened(value: Any) -> str:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """The code and message that callers see for what a handler raised. Anything but a PredictionException is the
+    """The code and message that callers see for a handler's exception. Anything but a PredictionException is the
     handler's fault, and told with its cause."""
     try:
         if isinstance(error, PredictionException):
@@ -261,7 +261,7 @@ def _without_runtime(error: BaseException) -> TracebackType | None:
 
 
 def _log(text: str) -> None:
-    """To standard output, as TorchServe's worker: in order with what the handler prints."""
+    """Writes to standard output, as TorchServe's worker does: in order with the handler's output."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
@@ -278,7 +278,7 @@ PLAIN_HEAD = Head()
 
 
 def head_of(processor: RequestProcessor) -> Head:
-    """The status and headers that a handler set. Raises ValueError for what can't be sent."""
+    """The status and headers that a handler set. Raises ValueError for values that can't be sent."""
     if processor.is_plain():
         return PLAIN_HEAD
     status, phrase = processor.get_response_status_code(), str(processor.get_response_status_phrase())
@@ -332,7 +332,7 @@ class Running:
         self.context.begin(self, self.batch.request_ids())
         return rows
 
-    # --- what the handler sees
+    # --- the handler's view
 
     def headers(self) -> list[Headers]:
         return [headers_of(pairs, inputs) for pairs, inputs in self._asked]
@@ -414,7 +414,7 @@ class Running:
             self.ledger.give(job, value, last, *head)
 
     def step(self, value: Any) -> bool:
-        """Takes what a generator yielded: an element per request (None: nothing for it). False ends the batch."""
+        """Takes a generator's value: an element per request (None: nothing for it). False ends the batch."""
         if not isinstance(value, list) and len(self.jobs) == 1:
             value = [value]
         pieces = self._outcomes(value, False)
@@ -466,9 +466,9 @@ def frozen(value: Outcome) -> Outcome:
 
 
 class Opening:
-    """Gives each batch what reads and writes its requests. `with_tensors` makes that for batches with requests of a
-    tensor protocol among them: it is asked when the first one comes, for it brings numpy, which not every worker
-    needs."""
+    """Opens each batch, for reading and writing its requests. `with_tensors` makes the function that opens batches with
+    requests of a tensor protocol among them: it is called when the first one comes, since it imports numpy, which not
+    every worker needs."""
 
     def __init__(self, link: Link, takes_rows: bool, with_tensors: Callable[[], Opened]) -> None:
         self._link, self._takes_rows, self._make = link, takes_rows, with_tensors

@@ -36,8 +36,8 @@ GRANT_BYTES = FEED_BYTES // 4
 
 class Feeding:
     """An async iterator over the further inputs of a request: `read(feed)` for each Feed, until the last. The frontend
-    is told how much was taken, and at once when the handler waits for more: so it knows whether the handler computes
-    or waits for its client."""
+    learns how much was taken, and at once when the handler waits for more, to tell whether the handler computes or
+    waits for its client."""
 
     def __init__(self, job: Job, ledger: Ledger, flush: Callable[[], object], read: Callable[[Feed], Any]) -> None:
         self._job, self._ledger, self._flush, self._read = job, ledger, flush, read
@@ -182,7 +182,7 @@ class TensorRunning(Running):
             return _internal(error, self.jobs[index])
 
     def _response(self, value: Any) -> InferenceResponse:
-        """A result that is no tensor is the handler's fault, not the request's."""
+        """The response of a result; a result that is no tensor is the handler's fault, not the request's."""
         try:
             return rows.response_of(value, self._model)
         except BadTensor as error:
@@ -203,8 +203,8 @@ class TensorRunning(Running):
         return outcome({tensor.name: rows.plain_value(tensor) for tensor in outputs})
 
     def fail(self, failure: Failure) -> None:
-        """A handler that raised is TorchServe's 503; to clients of tensor protocols, which ask again after an
-        UNAVAILABLE, it is what it is: an internal error."""
+        """A handler's exception is TorchServe's 503; clients of tensor protocols, which retry after an UNAVAILABLE, get
+        an internal error instead."""
         self.batch.failed = len(self.jobs) > 1
         if failure.by_handler and failure.message == PREDICTION_FAILED.message:
             for job, form in zip(self.jobs, self._forms, strict=False):

@@ -1,8 +1,8 @@
 """Workers of several processes: `python -m ts.runtime.torchrun start SERVER_PID TORCHRUN'S WORDS…` is torchrun in a
 process that ends with the server, `python -m ts.runtime.torchrun rank` one of the processes that it starts.
 
-A rank connects to the socket in the directory that `TORCHRELAY_RENDEZVOUS` names, says who it is, and gets the progress
-file; from then on it is a worker like any other, only that ranks other than 0 don't answer.
+A rank connects to the socket in the directory that `TORCHRELAY_RENDEZVOUS` names, identifies itself, and gets the
+progress file; from then on it is a worker like any other, only that ranks other than 0 don't answer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The worker's end of its socket: who reads it, who writes it, and what happens when it ends.
+"""The worker's end of its socket: reading, writing, and the end of the connection.
 
 The thread that runs handlers reads the socket itself while it has nothing to run, so that a request costs no
 hand-over between threads. A second thread looks every few milliseconds whether the first is still inside the same
-handler call; only then does it read in its place (cancels, credit, further requests) and write what is unsent.
+handler call; only then does it read in its place (cancels, credit, further requests) and write unsent messages.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BROKEN_FRAME_STATUS = 70
 
 
 def leave(status: int) -> NoReturn:
-    """Ends the process at once: what was printed is written, nothing is waited for."""
+    """Ends the process at once: printed output is flushed, nothing is waited for."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -43,8 +43,8 @@ def leave(status: int) -> NoReturn:
 
 
 class _Poller:
-    """Waits for the socket; each thread has its own, since a poll object may be in one call at a time. What comes on
-    `alarm_fd` ends a wait, too."""
+    """Waits for the socket; each thread has its own, since a poll object may be in one call at a time. Bytes on
+    `alarm_fd` end a wait, too."""
 
     def __init__(self, fd: int, alarm_fd: int | None = None) -> None:
         self._fd = fd
@@ -56,7 +56,7 @@ class _Poller:
             self._in_out.register(alarm_fd, select.POLLIN)
 
     def wait(self, to_write: bool, timeout_ms: int | None) -> bool:
-        """Until there is something to read or, with `to_write`, room to write: True for the latter."""
+        """Waits for data to read or, with `to_write`, room to write: True for the latter."""
         events = (self._in_out if to_write else self._in).poll(timeout_ms)
         return any(fd == self._fd and event & select.POLLOUT for fd, event in events)
 
@@ -83,7 +83,7 @@ class _Alarm:
 
 class Link:
     """Messages in and out. All methods but `flush`, `wait_for_credit` and `wait_until` belong to the thread that made
-    it. `leave` ends what has lost its frontend, by default the process."""
+    it. `leave` ends a worker that has lost its frontend, by default the process."""
 
     def __init__(self, sock_fd: int, leave: Callable[[int], NoReturn] = leave) -> None:
         self._leave = leave
@@ -144,15 +144,15 @@ class Link:
     # --- the owner's marks
 
     def enter(self) -> None:
-        """A handler call begins: the other thread may stand in when it takes long."""
+        """Marks the beginning of a handler call: the other thread may stand in when it takes long."""
         self._calls += 1
         self._call = self._calls
         if self._parked:
             self._wake.set()
 
     def leave(self) -> None:
-        """The call has ended. The other thread must not go on waiting for it: what came next on the socket would wait
-        until it had seen the following call for some time."""
+        """Marks the end of the call. The other thread must not go on waiting for it: the next messages on the socket
+        would wait until it had seen the following call for some time."""
         self._call = 0
         if self._standing_in:
             self._alarm.ring()
@@ -160,7 +160,7 @@ class Link:
     # --- reading
 
     def receive(self, wait: bool) -> None:
-        """Takes what has come; with `wait`, returns only after something has (or a write could go on)."""
+        """Takes the messages that have come; with `wait`, returns only after some have (or a write could go on)."""
         with self._reading:
             if self._news:
                 self._news = False
@@ -177,7 +177,7 @@ class Link:
             self.flush()
 
     def _recv(self) -> bytes | None:
-        """None when nothing has come; the process ends with the socket."""
+        """Reads the socket; None when there is no data. The process ends with the socket."""
         try:
             data = self._sock.recv(self._read_bytes)
         except (BlockingIOError, InterruptedError):
@@ -218,7 +218,7 @@ class Link:
         return self.ledger.unsent < HELD_PIECES_MAX and time.monotonic() - self._flushed_s < HELD_S_MAX
 
     def flush(self) -> bool:
-        """Writes what the socket takes now; False when something is left."""
+        """Writes as much as the socket takes now; False when something is left."""
         ledger = self.ledger
         outbox = ledger.outbox
         with ledger.lock:
@@ -246,7 +246,7 @@ class Link:
         self._sock.close()
 
     def wait_for_credit(self, batch: Batch) -> None:
-        """Returns when every reader of the batch can take more, or nobody waits for it."""
+        """Waits until every reader of the batch can take more, or nobody waits for it."""
         if threading.get_ident() != self._owner:
             with self.ledger.changed:
                 while batch.stalled and not batch.cancelled:

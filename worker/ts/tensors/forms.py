@@ -1,4 +1,4 @@
-"""How a request came and its answer goes: what the runtime asks of a protocol's form.
+"""Forms of requests and their answers: the interface between the runtime and a protocol.
 
 The frontend hands a tensor request on as one input whose content type begins with a NUL, which no client can send; the
 rest of it names the form and its options: `\\0grpc`, `\\0json;stream`.
@@ -38,7 +38,8 @@ def check_reserved(parameters: Mapping[str, Any]) -> None:
 
 def classified(tensor: Tensor, count: Any, declared: Mapping[str, Any]) -> Tensor:
     """BYTES of shape [n], or [batch, n], largest first. `declared`: `batched` tells whether the first dimension is a
-    batch (without it: when there are several), `labels` has a text by index. BadTensor for what can't be classified."""
+    batch (without it: when there are several), `labels` has a text by index. Raises BadTensor when it can't be
+    classified."""
     if type(count) is not int or count < 1:
         raise BadTensor(f"output {tensor.name!r}: classification is a number of classes, at least 1, not {count!r}")
     kind = DATATYPES[tensor.datatype]
@@ -89,7 +90,7 @@ class Form(Protocol):
         """A message about a failure after which answers go on; b"" where the protocol has none."""
 
     def end(self) -> bytes:
-        """What ends an answer after its last message: b"" for nothing."""
+        """The bytes that end an answer after its last message; b"" for none."""
 
 
 #: An option of every form: the client takes any number of answers.
@@ -125,14 +126,14 @@ def opened(item: Item, model: ModelSpec) -> Form:
 
 @lru_cache(maxsize=MARKS_MAX)
 def _marked(content_type: str) -> tuple[str, frozenset[str]]:
-    """The name and the options that a mark says."""
+    """The name and the options in a mark."""
     name, *options = content_type[1:].split(";")
     return name, frozenset(options)
 
 
 @cache
 def _opening(name: str) -> Callable[..., Form]:
-    """What reads requests in the form of that name; its module is imported with the first one."""
+    """The function that reads requests in the form of that name; its module is imported with the first one."""
     opening: Callable[..., Form] = importlib.import_module(_FORMS[name]).opened
     return opening
 
@@ -186,7 +187,7 @@ def _check_shape(tensor: Tensor, declared: dict[str, Any]) -> None:
 
 
 def fits(shape: Sequence[int], declared: Sequence[int]) -> bool:
-    """Whether a shape is as declared, where -1 stands for any size."""
+    """Whether a shape fits the declared one, where -1 is any size."""
     return len(shape) == len(declared) and all(
         wanted in (-1, size) for size, wanted in zip(shape, declared, strict=True)
     )

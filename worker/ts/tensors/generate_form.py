@@ -90,7 +90,7 @@ class GenerateForm:
 
 
 def _cut(data: bytes) -> tuple[bytes, bytes]:
-    """What can be shown already, and the beginning of a character whose rest is still to come."""
+    """Splits text into the bytes that can be shown already, and the beginning of an incomplete character."""
     try:
         data.decode()
     except UnicodeDecodeError as error:

@@ -44,7 +44,7 @@ TRITON = "triton"
 STATUS = "status"
 FINAL = "triton_final_response"
 
-#: Datatypes whose raw contents are what numpy has in memory.
+#: Datatypes whose raw contents equal numpy's memory.
 NUMBERS = {name: kind for name, kind in DATATYPES.items() if kind.element in (int, float)}
 #: So many heads of answers, and of outputs with their shapes, are kept as they were written.
 HEADS_MAX = 256
@@ -164,7 +164,8 @@ class GrpcForm:
     def _without_datatype(
         self, tensor: ModelInferRequest.InferInputTensor, filled: Sequence[str], label: str
     ) -> Tensor:
-        """The elements say what they are; whole numbers for an input not declared as such are a text's characters."""
+        """Takes the datatype from the field of the elements; whole numbers for an input not declared as such are a
+        text's characters."""
         if not filled:
             raise BadTensor(f"{label}: neither a datatype nor contents")
         values = getattr(tensor.contents, filled[0])
@@ -184,7 +185,7 @@ class GrpcForm:
     # --- the answer
 
     def answer(self, response: InferenceResponse, last: bool) -> bytes:
-        """A serialised ModelInferResponse. Raises BadTensor for an output that was asked for and isn't there."""
+        """A serialised ModelInferResponse. Raises BadTensor for a requested output that doesn't exist."""
         if not (self._triton or self._typed or self.request.outputs):
             plain = plain_response(response, self.request, self._model)
             if plain:
@@ -251,7 +252,7 @@ def _wrapped(response: bytes) -> bytes:
 
 
 def _prefix(field: int, size: int) -> bytes:
-    """What stands before `size` bytes of a field of protobuf's: the field's number, and the size, 7 bits a byte."""
+    """The bytes before a protobuf field of `size` bytes: the field's number, and the size, 7 bits a byte."""
     prefix = bytearray((field << 3 | 2,))
     while size > 127:
         prefix.append(size & 127 | 128)
@@ -264,7 +265,7 @@ def _prefix(field: int, size: int) -> bytes:
 
 
 def plain_inputs(message: ModelInferRequest) -> list[Tensor] | None:
-    """The inputs of the usual request; None for any other, which GrpcForm reads, or says what is wrong with it."""
+    """The inputs of the usual request; None for any other, which GrpcForm reads, or refuses with the reason."""
     inputs, raw = message.inputs, message.raw_input_contents
     if len(inputs) != len(raw):
         return None

@@ -31,7 +31,7 @@ from ts.tensors.types import (
     encode_raw,
 )
 
-#: What to do with elements that are no text.
+#: Advice for elements that are no text.
 NO_TEXT = "Send bytes that are no text as binary data, or in base64 with the input's parameter content_type base64"
 _SCALARS = (str, int, float, bool)
 
@@ -107,7 +107,7 @@ def text_bytes(value: str, label: str) -> bytes:
 
 
 def to_json(tensor: Tensor, parameters: dict[str, Any]) -> list[Any]:
-    """The elements, flat; bytes that are no text become base64, which `parameters` then say."""
+    """The elements, flat; bytes that are no text become base64, which is added to `parameters`."""
     if tensor.datatype == "BYTES":
         return _texts([as_bytes(value) for value in tensor.array.ravel()], parameters)
     flat = tensor.numbers().ravel()
@@ -214,7 +214,7 @@ class JsonForm:
     # --- the answer
 
     def answer(self, response: InferenceResponse, last: bool) -> bytes:
-        """JSON, with the outputs that are wanted in binary after it. Raises BadTensor for one that isn't there."""
+        """JSON, with the requested binary outputs after it. Raises BadTensor for an output that doesn't exist."""
         response = completed(response, self.request, self._model)
         binary: list[bytes] = []
         message: dict[str, Any] = {"model_name": response.model_name, "model_version": response.model_version}
@@ -253,7 +253,7 @@ class JsonForm:
 
 
 def _split(data: bytes, headers: dict[str, str]) -> tuple[bytes, bytes]:
-    """The JSON and what follows it."""
+    """Splits a body into the JSON and the bytes after it."""
     length = headers.get(LENGTH_HEADER)
     if length is None:
         return data, b""
@@ -276,7 +276,7 @@ def json_object(head: bytes) -> dict[str, Any]:
 
 
 def _not_utf8(head: bytes) -> str:
-    """The input whose elements are no UTF-8, as messages begin; "" when what isn't stands elsewhere."""
+    """The input whose elements are no UTF-8, as messages begin; "" when the fault is elsewhere."""
     try:
         inputs = json.loads(head.decode("utf-8", "surrogateescape"))["inputs"]
         return next((f"input {tensor['name']!r}: " for tensor in inputs if not _is_text(tensor.get("data"))), "")

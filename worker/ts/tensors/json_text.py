@@ -1,7 +1,7 @@
-"""JSON as the tensor protocols have it. The standard library's `json` says what is right; `msgspec` reads and writes
-the same several times faster, and is used where it does.
+"""JSON as the tensor protocols have it. The standard library's `json` is the reference; `msgspec` reads and writes the
+same several times faster, and is used where it does.
 
-What it refuses (NaN, halves of characters, numbers beyond a float64) goes to `json`. Numbers beyond 64 bits it reads
+Values it refuses (NaN, halves of characters, numbers beyond a float64) go to `json`. Numbers beyond 64 bits it reads
 exactly. Exponents of floats it writes otherwise, which `list_text` mends.
 """
 
@@ -15,9 +15,9 @@ import msgspec
 
 _DECODER = msgspec.json.Decoder()
 _ENCODER = msgspec.json.Encoder()
-#: What both write alike; other values (dates, bytes, sets, subclasses, floats) `json` writes.
+#: Types that both write alike; `json` writes other values (dates, bytes, sets, subclasses, floats).
 _ALIKE = frozenset({str, int, bool, type(None)})
-#: Longer lists and deeper values aren't looked through for what both write alike.
+#: Longer lists and deeper values aren't checked, and go to `json`.
 _LIST_MAX, _DEPTH_MAX = 64, 8
 _FLOATS_WITH_EXPONENT = re.compile(rb"[^\[,]*(?:e|0\.0000)[^\],]*")
 
@@ -31,7 +31,8 @@ def loaded(data: bytes) -> Any:
 
 
 def dumped(message: Any) -> bytes:
-    """JSON in UTF-8; text that can't be (lone surrogates) is escaped, and what is no JSON becomes its text."""
+    """JSON in UTF-8; text that UTF-8 can't encode (lone surrogates) is escaped, and values unknown to JSON become their
+    text."""
     try:
         if _is_alike(message):
             return _ENCODER.encode(message)

@@ -1,6 +1,6 @@
 """The bodies of OpenAI's completions and chat completions: a text for the model, and texts back.
 
-Answers are small JSON objects (`text`, and what the model said of it: `finish_reason`, `prompt_tokens`,
+Answers are small JSON objects (`text`, and the model's metadata for it: `finish_reason`, `prompt_tokens`,
 `completion_tokens`), which the frontend puts into OpenAI's form.
 """
 
@@ -86,7 +86,7 @@ class OpenAIForm:
 
 
 def _only(prompts: Sequence[str]) -> str:
-    """The frontend makes a request of each, but for those of a large body."""
+    """The only prompt; the frontend makes a request of each, except in a large body. Raises BadTensor for several."""
     if len(prompts) > 1:
         raise BadTensor(f"prompt is a list of {len(prompts)} texts; a body of this size may have one")
     return prompts[0]

@@ -1,4 +1,4 @@
-"""Between tensors and what TorchServe's handlers get and return (docs/open-inference.md has the table)."""
+"""Conversion between tensors and TorchServe handlers' rows and results (the table: docs/open-inference.md)."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _encoded(value: str | bytes) -> bytes:
 
 
 def _numbers(value: list[Any], declared: str | None) -> Any:
-    """The list as an array of numbers, None when it is none (or not rectangular)."""
+    """The list as an array of numbers; None unless it is numeric and rectangular."""
     try:
         array = np.array(value)
     except ValueError:

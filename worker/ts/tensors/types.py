@@ -16,15 +16,15 @@ from ts.protocol.frames import Buffer
 
 Array = npt.NDArray[Any]
 
-#: What numpy can have, also of tensors without elements (a dimension of 0).
+#: The limits of numpy, also for tensors without elements (a dimension of 0).
 DIMENSIONS_MAX, ELEMENTS_MAX = 64, 1 << 59
-#: Messages name what clients sent, which may be of any size; they go into headers, too.
+#: Messages name values that clients sent, which may be of any size; they go into headers, too.
 MESSAGE_CHARS_MAX = 1000
 _LENGTH = struct.Struct("<I")
 
 
 class BadTensor(ValueError):
-    """A tensor whose data doesn't fit what it declares. The message names the tensor and the reason, without its middle
+    """A tensor whose data doesn't fit its declaration. The message names the tensor and the reason, without its middle
     when it is long. Callers answer 400."""
 
     def __init__(self, message: str) -> None:
@@ -41,7 +41,7 @@ _OF_DTYPE = {row.dtype: row.name for row in DATATYPES.values() if row.name != "B
 
 
 def datatype(name: str, label: str) -> Datatype:
-    """The datatype of that name; BadTensor, naming `label` ("input 'x'"), when there is none."""
+    """The datatype of that name. Raises BadTensor, naming `label` ("input 'x'"), for an unknown one."""
     try:
         return DATATYPES[name]
     except KeyError:
@@ -49,7 +49,7 @@ def datatype(name: str, label: str) -> Datatype:
 
 
 def datatype_of(array: Array) -> str:
-    """The name of the datatype of an array; strings and objects are BYTES. Raises BadTensor where there is none."""
+    """The name of the datatype of an array; strings and objects are BYTES. Raises BadTensor for a type without one."""
     found = _OF_DTYPE.get(array.dtype.newbyteorder("<") if array.dtype.byteorder == ">" else array.dtype)
     if found is not None:
         return found
@@ -185,7 +185,7 @@ class Tensor:
 
     @classmethod
     def of(cls, name: str, value: Any, **parameters: Any) -> Tensor:
-        """A tensor of an array, a torch tensor, nested lists, text or bytes. Raises BadTensor for what is none."""
+        """A tensor of an array, a torch tensor, nested lists, text or bytes. Raises BadTensor for any other value."""
         if isinstance(value, (str, bytes, bytearray, memoryview)):
             array = np.empty(1, dtype=object)
             array[0] = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else bytes(value)

@@ -25,7 +25,7 @@ _STRUCTURED = "application/cloudevents+json"
 
 @dataclass(slots=True)
 class V1Request(InferenceRequest):
-    """`payload` is the body as it came; the inherited `inputs` are what tensors it makes."""
+    """`payload` is the body as it came; the inherited `inputs` are the tensors it makes, if any."""
 
     payload: dict[str, Any] = field(default_factory=dict)
     explain: bool = False
@@ -44,7 +44,7 @@ def opened(data: Buffer, headers: dict[str, str], options: frozenset[str], model
 
 class V1Form:
     """Instances that are objects are rows of tensors with their keys' names; all others are one tensor, of the model's
-    only input or `instances`. What makes no array of numbers or texts is a BYTES tensor of JSON."""
+    only input or `instances`. Values that make no array of numbers or texts are a BYTES tensor of JSON."""
 
     def __init__(self, data: bytes, explain: bool, headers: dict[str, str], model: ModelSpec) -> None:
         self._model = model

@@ -28,7 +28,7 @@ PROFILER_AVAILABLE = True
 class BaseHandler:
     """`initialize` once, then `handle` per batch: preprocess, inference, postprocess.
 
-    `model` is what was loaded, on `device`; `mapping` the labels of index_to_name.json or None.
+    `model` is the loaded model, on `device`; `mapping` the labels of index_to_name.json or None.
     """
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class BaseHandler:
 
     @timed
     def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
-        """The model's output for what `preprocess` made; no gradients."""
+        """The model's output for the result of `preprocess`; no gradients."""
         with torch.inference_mode():
             return self.model(data.to(self.device) if hasattr(data, "to") else data, *args, **kwargs)
 
@@ -180,11 +180,11 @@ class BaseHandler:
         return self.get_insights(data_preprocess, row_value(row), self.target)
 
     def get_insights(self, data_preprocess: Any, inputs: Any, target: Any) -> Any:
-        """One explanation per request. A subclass says how."""
+        """One explanation per request, by a subclass. Raises NotImplementedError here."""
         raise NotImplementedError(f"{type(self).__name__} has no get_insights: it can't explain its predictions")
 
     def describe_handle(self) -> Any:
-        """What DescribeModel with `customized` shows of this model."""
+        """The description of this model for DescribeModel with `customized`."""
         return None
 
     def get_device(self) -> Any:
@@ -193,7 +193,7 @@ class BaseHandler:
 
 
 def _target(value: Any) -> Any:
-    """The class that an explanation is for: what the request says (digits as a number), 0 without."""
+    """The class that an explanation is for: the request's value (digits as a number), 0 without."""
     if isinstance(value, bytes | bytearray):
         value = value.decode("utf-8", "replace")
     return int(value) if isinstance(value, str) and value.strip().isdecimal() else value or 0

@@ -1,4 +1,4 @@
-"""English short forms and what they stand for, in lower case."""
+"""English contractions and their full forms, in lower case."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class DALIHandler(BaseHandler, ABC):
-    """Doesn't load: the error says what to use."""
+    """Doesn't load: the error names the alternatives."""
 
     def initialize(self, context: Context) -> None:
         """Raises ts.handler_utils.preprocess.dali.DaliNotSupported."""

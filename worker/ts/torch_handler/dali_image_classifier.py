@@ -6,4 +6,4 @@ from ts.torch_handler.dali_handler import DALIHandler
 
 
 class DALIImageClassifier(DALIHandler):
-    """Doesn't load: the error says what to use."""
+    """Doesn't load: the error names the alternatives."""

@@ -1,4 +1,4 @@
-"""Which device a model goes to."""
+"""Choice of a model's device."""
 
 from __future__ import annotations
 

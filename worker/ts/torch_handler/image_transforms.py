@@ -1,4 +1,4 @@
-"""From a Pillow image to the tensor a vision model was trained on; pixel for pixel what torchvision's do.
+"""From a Pillow image to the tensor a vision model was trained on; results equal torchvision's pixel for pixel.
 
 Heights come before widths, tensors are [channels, height, width]. Steps of torchvision can stand among these.
 """
@@ -31,7 +31,7 @@ class Compose:
 
 
 class ToRGB:
-    """Three channels, whatever the file had: grey, palette, transparency."""
+    """Converts to three channels, from any mode: grey, palette, transparency."""
 
     def __call__(self, image: Image.Image) -> Image.Image:
         return image.convert("RGB")
@@ -99,5 +99,5 @@ class Normalize:
 
 
 def imagenet() -> Compose:
-    """What models trained on ImageNet expect: 224 x 224 from the middle of the image, normalised."""
+    """The transforms for models trained on ImageNet: 224 x 224 from the middle of the image, normalised."""
     return Compose((ToRGB(), Resize(256), CenterCrop(224), ToTensor(), Normalize(IMAGENET_MEAN, IMAGENET_STD)))

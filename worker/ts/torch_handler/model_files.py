@@ -24,7 +24,7 @@ TRUST = "If you trust this archive, set `handler: {weights_only: false}` in its 
 
 
 class ModelFileError(RuntimeError):
-    """An archive's model can't be loaded from its files. The message names the file and what to do."""
+    """An archive's model can't be loaded from its files. The message names the file and the remedy."""
 
 
 def _existing(path: str | Path, what: str) -> Path:
@@ -67,7 +67,7 @@ def model_class(path: Path) -> type:
 
 
 def load_weights(path: str | Path, device: torch.device, weights_only: bool = True) -> Any:
-    """What `torch.save` put in `path`. Raises ModelFileError when it holds more than tensors and plain values."""
+    """Loads the object saved in `path`. Raises ModelFileError when it holds more than tensors and plain values."""
     path = _existing(path, "serialized file")
     try:
         return torch.load(path, map_location=device, weights_only=weights_only)
@@ -178,7 +178,7 @@ def load_onnx(path: str | Path, device: torch.device) -> OnnxModel:
 
 
 def _providers(runtime: Any, device: torch.device) -> list[Any]:
-    """What runs an ONNX model, the best first: on the worker's GPU where this build of ONNX Runtime can."""
+    """The execution providers for an ONNX model, best first: the worker's GPU where this ONNX Runtime supports it."""
     if device.type != "cuda":
         return ["CPUExecutionProvider"]
     if "CUDAExecutionProvider" not in runtime.get_available_providers():

@@ -1,4 +1,4 @@
-"""What stands in a row, the dict that a handler gets for one request."""
+"""The value of a row, the dict that a handler gets for one request."""
 
 from __future__ import annotations
 

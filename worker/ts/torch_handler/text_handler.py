@@ -1,4 +1,4 @@
-"""What text models have in common: a vocabulary, and text made plain."""
+"""The base of text models' handlers: a vocabulary, and text made plain."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NO_PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation, " "))
 
 
 class TextHandler(BaseHandler):
-    """`source_vocab`: what `source_vocab.pt` among the archive's extra files holds: a dict of token to index."""
+    """`source_vocab`: the contents of `source_vocab.pt` among the archive's extra files, a dict of token to index."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -9,11 +9,11 @@ if TYPE_CHECKING:
 
 
 class TensorRtLlmNotSupported(NotImplementedError):
-    """This server has no handler for TensorRT-LLM; the message says what to use."""
+    """This server has no handler for TensorRT-LLM; the message names the alternatives."""
 
 
 class TRTLLMHandler:
-    """Doesn't load: the error says what to use."""
+    """Doesn't load: the error names the alternatives."""
 
     def initialize(self, context: Context) -> NoReturn:
         """Raises TensorRtLlmNotSupported."""

@@ -1,4 +1,4 @@
-"""What image models have in common: requests to a batch of images."""
+"""The base of image models' handlers: requests to a batch of images."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class VisionHandler(BaseHandler):
     def preprocess(self, data: Any) -> Any:
         """One tensor [batch, …] on `device` from rows with an image file, the same in base64, or nested lists.
 
-        Raises PredictionException 400 for what is none of these.
+        Raises PredictionException 400 for any other value.
         """
         images = [self._image(row_value(row)) for row in data]
         return torch.stack(images).to(self.device)

@@ -69,7 +69,7 @@ class VLLMHandler(BaseHandler):
         return [*self.served, *self.adapters]
 
     def initialize(self, context: Context) -> None:
-        """Raises PackageMissing, ValueError for what model-config.yaml lacks, and what vLLM raises."""
+        """Raises PackageMissing, ValueError for missing or unknown entries of model-config.yaml, and vLLM's errors."""
         self.context = context
         section = context.model_yaml_config.get("handler")
         section = section if isinstance(section, dict) else {}
@@ -87,7 +87,7 @@ class VLLMHandler(BaseHandler):
         self.initialized = True
 
     async def handle(self, data: Any, context: Context) -> list[Any]:
-        """Each request's answer, or what went wrong with it."""
+        """Each request's answer, or its exception."""
         began_s = time.perf_counter()
         answers = await asyncio.gather(
             *(self._serve(row, context, idx, len(data)) for idx, row in enumerate(data)), return_exceptions=True
@@ -143,7 +143,7 @@ class VLLMHandler(BaseHandler):
             prompt = tokenizer.apply_chat_template(
                 messages, tokenize=True, add_generation_prompt=True, return_dict=False, **more
             )
-        except Exception as error:  # templates raise what they like: roles that don't alternate, no template at all
+        except Exception as error:  # templates raise any exception: roles that don't alternate, no template at all
             raise PredictionException(f"the chat's template: {type(error).__name__}: {error}", 400) from error
         if isinstance(prompt, str):  # of a tokenizer of the model's own
             prompt = tokenizer.encode(prompt, add_special_tokens=False)
@@ -152,8 +152,8 @@ class VLLMHandler(BaseHandler):
     # --- generating
 
     async def _generate(self, wish: _Wish, index: int) -> AsyncGenerator[Any, None]:
-        """vLLM's outputs for one of the prompts, each with the text so far. Raises PredictionException for what vLLM
-        refuses, and when it fails."""
+        """vLLM's outputs for one of the prompts, each with the text so far. Raises PredictionException for requests
+        that vLLM refuses, and when it fails."""
         vllm = needed("vllm", "vllm", _WHAT)
         more = {"lora_request": self._adapter(wish.model)} if wish.model in self.adapters else {}
         ident = f"{wish.ident}-{index}"
@@ -204,7 +204,7 @@ class VLLMHandler(BaseHandler):
 
 
 async def _side_by_side(sources: Sequence[AsyncGenerator[Any, None]]) -> AsyncIterator[tuple[int, Any]]:
-    """What the sources give, as it comes, each with the number of its source. The first error ends them all."""
+    """Merges the sources: their values as they come, each with its source's number. The first error ends them all."""
     waiting = {asyncio.ensure_future(anext(source)): index for index, source in enumerate(sources)}
     try:
         while waiting:
@@ -235,8 +235,8 @@ def _said(output: Any) -> dict[str, Any]:
 
 
 def _refused(error: Exception, what: str = "") -> Exception:
-    """The error for the client when it is to blame; vLLM says that by a ValueError, in later releases by a class of its
-    own, and by `http_status` where it is too busy."""
+    """The error for the client if it is at fault, which vLLM marks by a ValueError, in later releases by a class of its
+    own, and by `http_status` when it is too busy; else the error itself."""
     if isinstance(error, PredictionException):
         return error
     status = getattr(error, "http_status", None)
@@ -249,7 +249,7 @@ def _refused(error: Exception, what: str = "") -> Exception:
 
 
 def _engine_options(section: Mapping[str, Any], model_dir: str) -> dict[str, Any]:
-    """vLLM's AsyncEngineArgs: what vllm_engine_config says; the model from there, else model_path, in the archive when
+    """vLLM's AsyncEngineArgs: those of vllm_engine_config; the model from there, else model_path, in the archive when
     it is there. Raises ValueError when neither names one."""
     options = dict(section.get("vllm_engine_config") or {})
     if not options.get("model"):

@@ -1,1 +1,1 @@
-"""What handlers import as `ts.utils`."""
+"""Names that handlers import from `ts.utils`."""

@@ -44,8 +44,8 @@ class PredictionException(Exception):
 def deprecated(
     version: str, replacement: str = "", klass: type[Warning] = PendingDeprecationWarning
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Makes a function warn, each time it is called, that it goes in `version`. `replacement`: what to call instead;
-    `klass`: the warning's category."""
+    """Makes a function warn, each time it is called, that it goes in `version`. `replacement`: the function to call
+    instead; `klass`: the warning's category."""
 
     def marked(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)

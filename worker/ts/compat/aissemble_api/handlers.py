@@ -1,4 +1,4 @@
-"""What users derive their handlers from, and what calls them."""
+"""`ModelHandler`, the base class of users' handlers, and `DataplaneHandler`, which calls them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ModelHandler(ABC):
 
     @abstractmethod
     def model_load(self, model_name: str) -> bool:
-        """Whether the model is there now."""
+        """Loads the model; returns whether it is loaded."""
 
     def model_ready(self, model_name: str, model_version: str | None = None) -> ModelReadyResponse:
         return ModelReadyResponse(name=model_name, ready=True)

@@ -1,4 +1,4 @@
-"""Types that are made with keywords, check what they are given, and turn into plain values and back."""
+"""Types that are made with keywords, check their values, and convert to plain values and back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ R = TypeVar("R", bound="Record")
 
 @dataclass(kw_only=True)
 class Record:
-    """`KINDS` reads the values of fields; what it raises becomes a ValueError that names type and field."""
+    """`KINDS` reads the values of fields; its TypeErrors and ValueErrors become ValueErrors naming type and field."""
 
     KINDS: ClassVar[Mapping[str, Kind]] = {}
 

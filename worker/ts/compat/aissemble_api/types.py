@@ -21,14 +21,14 @@ ANY_SIZE = -1
 
 #: aiSSEMBLE's own enumeration, whose members are texts, too.
 Datatype: Any = Enum("Datatype", {row.name: row.name for row in STANDARD}, type=str)  # type: ignore[misc]
-#: What elements of a datatype are in Python.
+#: The Python types of a datatype's elements.
 ELEMENTS: Mapping[str, type | tuple[type, ...]] = {
     row.name: (bytes, str) if row.element is bytes else row.element for row in STANDARD
 }
 
 
 class Parameters:
-    """`content_type`, and whatever else is given by name."""
+    """`content_type`, and any other parameters by name."""
 
     def __init__(self, *, content_type: str | None = None, **more: Any) -> None:
         self.content_type = content_type
@@ -138,7 +138,8 @@ class InferenceRequest(Record):
     }
 
     def validate_oip(self) -> None:
-        """ValueError or TypeError, naming the input that isn't what it says."""
+        """Raises ValueError without inputs; ValueError or TypeError that names an input whose data doesn't fit its
+        declaration."""
         if not self.inputs:
             raise ValueError("InferenceRequest does not contain any inputs")
         _check_tensors(self.inputs, "input")
@@ -160,7 +161,7 @@ class InferenceResponse(Record):
     }
 
     def validate_oip(self) -> None:
-        """ValueError or TypeError, naming the output that isn't what it says."""
+        """Raises ValueError or TypeError that names an output whose data doesn't fit its declaration."""
         if not self.outputs:
             log.info("InferenceResponse for model '%s' contained no outputs.", self.model_name)
         _check_tensors(self.outputs, "output")

@@ -33,7 +33,7 @@ class _Tensor:
 
     @property
     def data(self) -> Any:
-        """The elements as a flat list, or what was given."""
+        """The elements as a flat list; without an array, the data as given."""
         return self._data if self._array is None else self._array.ravel().tolist()
 
     @data.setter
@@ -128,7 +128,8 @@ class InferResponse:
 
 
 def array_of(tensor: Any, label: str) -> tuple[str, Array]:
-    """A tensor's datatype and elements as this server sends them, also those of KServe's own package. ValueError."""
+    """A tensor's datatype and elements as this server sends them, also of a tensor of KServe's own package. Raises
+    ValueError."""
     name = str(getattr(tensor.datatype, "value", tensor.datatype))
     array = np.asarray(tensor.as_numpy())
     if name != "BYTES":

@@ -26,7 +26,7 @@ class Model:
         return self.ready
 
     def start(self) -> None:
-        """Called by `ModelServer.start`: loads what isn't."""
+        """Called by `ModelServer.start`: loads the model unless it is ready."""
         if not self.ready:
             self.ready = bool(self.load())
 

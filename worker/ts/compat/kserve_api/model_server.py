@@ -19,7 +19,7 @@ def _truth(text: str) -> bool:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """For programs whose own parsers take it as a parent; what it says to the server is read there again."""
+    """Makes the parser that programs take as a parent of their own; the server reads its options again itself."""
     made = argparse.ArgumentParser(add_help=False)
     for name, kind, default in (
         ("http_port", int, 8080),
@@ -44,14 +44,14 @@ parser = _parser()
 
 
 def __getattr__(name: str) -> Any:
-    """`args`: the command line's, read when somebody asks; KServe reads it when it is imported."""
+    """`args`: the command line's, read on first access; KServe reads it when it is imported."""
     if name == "args":
         return parser.parse_known_args()[0]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class ModelServer:
-    """What is given here counts where the command line says nothing."""
+    """Options given here apply where the command line sets none."""
 
     def __init__(self, **options: Any) -> None:
         self._options = {name: value for name, value in options.items() if value is not None}

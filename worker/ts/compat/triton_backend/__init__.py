@@ -1,1 +1,1 @@
-"""What `triton_python_backend_utils` is made of: the objects that a Triton Python model gets and gives."""
+"""The objects of `triton_python_backend_utils`, which a Triton Python model receives and returns."""

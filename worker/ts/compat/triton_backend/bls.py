@@ -1,4 +1,4 @@
-"""Calls from a Triton Python model: of other models of its server (business logic scripting), and of what is served."""
+"""Calls from a Triton Python model to its server: other models (business logic scripting), and model control."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class InferenceRequest(messages.InferenceRequest):
     """A request that a model gets, or makes for another model."""
 
     def exec(self, decoupled: bool = False) -> Any:
-        """The InferenceResponse of the model it names, or with `decoupled` an iterator of all of them. What goes wrong
-        is the error of a response."""
+        """Returns the InferenceResponse of the model it names, or with `decoupled` an iterator of all of them. Failures
+        are returned as a response's error."""
         call = self._begun(decoupled)
         if decoupled:
             return ResponseIterator(call)
@@ -123,7 +123,7 @@ def _none() -> InferenceResponse:
     return InferenceResponse([], TritonError("the model sent no answer"))
 
 
-# --- what is served
+# --- model control
 
 
 def load_model(model_name: str, config: str = "", files: dict[str, bytes] | None = None) -> None:
@@ -141,7 +141,7 @@ def unload_model(model_name: str, unload_dependents: bool = False) -> None:
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    """Whether it can take requests; False for what isn't there, too."""
+    """Whether a model can take requests; False also for an unknown one."""
     return bool(_done({"operation": "ready", "model": model_name, "version": model_version})["ready"])
 
 

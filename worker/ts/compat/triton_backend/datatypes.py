@@ -19,12 +19,12 @@ def of_config(name: str) -> str:
 
 
 def triton_string_to_numpy(triton_type_string: str) -> Any:
-    """`TYPE_FP32` -> numpy's type; ValueError for what has none."""
+    """`TYPE_FP32` -> numpy's type. Raises ValueError for a datatype that numpy lacks."""
     return _numpy_type(DATATYPES.get(of_config(triton_type_string)), triton_type_string)
 
 
 def triton_to_numpy_type(data_type: int) -> Any:
-    """The same of a number in TRITONSERVER_DataType."""
+    """`triton_string_to_numpy` for a number in TRITONSERVER_DataType."""
     return _numpy_type(OF_NUMBER.get(int(data_type)), data_type)
 
 
@@ -35,7 +35,7 @@ def _numpy_type(row: Datatype | None, given: object) -> Any:
 
 
 def numpy_to_triton_type(data_type: Any) -> int:
-    """The number of numpy's type in TRITONSERVER_DataType. BadTensor for what has none."""
+    """The number of numpy's type in TRITONSERVER_DataType. Raises BadTensor for a type without a number."""
     return DATATYPES[datatype_of(np.empty(0, data_type))].number
 
 
@@ -47,7 +47,7 @@ def serialize_byte_tensor(input_tensor: Array) -> Array | None:
 
 
 def deserialize_bytes_tensor(encoded_tensor: bytes | npt.NDArray[np.uint8]) -> Array:
-    """The elements in what `serialize_byte_tensor` gives."""
+    """Decodes the elements that `serialize_byte_tensor` encoded."""
     data, count, at = bytes(encoded_tensor), 0, 0
     while at + 4 <= len(data):
         at += 4 + int.from_bytes(data[at : at + 4], "little")
@@ -56,7 +56,7 @@ def deserialize_bytes_tensor(encoded_tensor: bytes | npt.NDArray[np.uint8]) -> A
 
 
 def texts(tensor: Tensor) -> Any:
-    """A BYTES tensor as an array of str. TritonModelException for what isn't UTF-8."""
+    """A BYTES tensor as an array of str. Raises TritonModelException for elements that aren't UTF-8."""
     try:
         flat = [bytes(value).decode() for value in tensor.array.ravel()]
     except UnicodeDecodeError as error:

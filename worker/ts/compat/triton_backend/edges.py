@@ -1,5 +1,5 @@
-"""What config.pbtxt says of a model's tensors, where requests go in and answers come out: reshaping, the control inputs
-of sequences, the names of outputs."""
+"""The tensors of config.pbtxt, applied to requests and answers: reshaping, the control inputs of sequences, the names
+of outputs."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ OBJECTIONS_MAX = 100
 
 
 class Edges:
-    """Made of a model's configuration, as JSON. `strict`: an answer that isn't as declared is an error; else, as with
-    Triton's Python models, it is only said in the log, and what isn't declared is left out."""
+    """Made from a model's configuration, as JSON. `strict`: an answer that doesn't fit its declaration is an error;
+    otherwise, as with Triton's Python models, it is only logged, and undeclared outputs are left out."""
 
     def __init__(self, config: Fields, *, strict: bool = True) -> None:
         self._strict = strict
@@ -73,14 +73,14 @@ class Edges:
     # --- out of it
 
     def given(self, response: InferenceResponse) -> InferenceResponse:
-        """The answer as clients get it: the outputs that the configuration names. The model's log says once of each
-        what is otherwise than configured, or TritonModelException does."""
+        """The answer as clients get it: the outputs that the configuration names. Deviations from the configuration are
+        each logged once, or raise TritonModelException if `strict`."""
         if self._outputs:
             response.outputs = [self._checked(tensor) for tensor in response.outputs if self._is_declared(tensor)]
         return response
 
     def _object(self, text: str) -> None:
-        """Raises TritonModelException, or says it once."""
+        """Raises TritonModelException if `strict`, else logs the text once."""
         if self._strict:
             raise TritonModelException(text)
         if text not in self._said and len(self._said) < OBJECTIONS_MAX:
@@ -141,7 +141,7 @@ def _correlation(name: str, datatype: str, sequence_id: Any, shape: list[int]) -
 
 
 def tensors_of(config: Fields, signature: Fields, labels: Mapping[str, Sequence[str]]) -> Fields:
-    """What requests are checked against and answers are made from, by name."""
+    """The declarations that requests are checked against and answers are made from, by name."""
     most = int(config.get("max_batch_size") or 0)
     inputs = {one["name"]: {**one, "batch_max": most} if most else one for one in signature["inputs"]}
     outputs = {

@@ -1,4 +1,4 @@
-"""How a Triton Python model says that something failed."""
+"""The error object and the exception of Triton Python models."""
 
 from __future__ import annotations
 

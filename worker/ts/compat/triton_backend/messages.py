@@ -80,7 +80,7 @@ class Tensor:
 
     @staticmethod
     def from_dlpack(name: str, tensor: Any) -> Tensor:
-        """From anything with `__dlpack__`, or a capsule; what lies on a device is copied to the CPU."""
+        """Wraps an object with `__dlpack__`, or a capsule; data on a device is copied to the CPU."""
         import torch
         from torch.utils import dlpack
 
@@ -122,7 +122,7 @@ class InferenceResponse:
 
 
 class InferenceResponseSender:
-    """Where a decoupled model sends the responses to one request, from whatever thread."""
+    """Sends a decoupled model's responses to one request, from any thread."""
 
     def __init__(
         self, send: Callable[[InferenceResponse | None, bool], None], is_cancelled: Callable[[], bool]

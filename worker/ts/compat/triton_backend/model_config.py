@@ -1,4 +1,4 @@
-"""A model's configuration: the JSON of config.pbtxt, and what `auto_complete_config` may change of it."""
+"""A model's configuration: the JSON of config.pbtxt, and the changes that `auto_complete_config` may make to it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Fields = dict[str, Any]
 
 
 class ModelConfig:
-    """The configuration while `auto_complete_config` completes it. What is there already may only be repeated."""
+    """The configuration while `auto_complete_config` completes it. Properties already set may only be repeated."""
 
     def __init__(self, config: Fields | str) -> None:
         self._config = json.loads(config) if isinstance(config, str) else copy.deepcopy(config)
@@ -38,7 +38,7 @@ class ModelConfig:
         self._config.setdefault("dynamic_batching", {})
 
     def set_model_transaction_policy(self, transaction_policy_dict: Fields) -> None:
-        """ValueError for other properties than `decoupled`, and when the configuration says otherwise."""
+        """Raises ValueError for other properties than `decoupled`, and for a value other than the configuration's."""
         for name in transaction_policy_dict:
             if name != "decoupled":
                 raise ValueError(f"model_transaction_policy has the property decoupled, not {name!r}")
@@ -77,14 +77,15 @@ class ModelConfig:
 
 
 def _agree(name: str, known: Any, given: Any) -> bool:
-    """Whether a property may become what is given: it is the same, or the configuration leaves it out."""
+    """Whether a property may take the given value: it is the same, or the configuration leaves it out."""
     if name == "dims":
         return not known or list(map(int, known)) == list(map(int, given))
     return known == given or (name == "data_type" and known in ("", "TYPE_INVALID"))
 
 
 def checked(config: Fields) -> Fields:
-    """The completed configuration, in the words of Triton's messages. HandlerNotUsable for what they can't say."""
+    """Checks the completed configuration against Triton's messages, and returns it. Raises HandlerNotUsable when they
+    can't express it, or when a tensor lacks its data type or dims."""
     try:
         message = json_format.ParseDict(config, messages.ModelConfig(), descriptor_pool=POOL)
     except json_format.ParseError as error:
@@ -98,7 +99,7 @@ def checked(config: Fields) -> Fields:
 
 
 def signature_of(config: Fields) -> Fields:
-    """What metadata says of the model: a leading -1 for the batch, when it takes batches."""
+    """The model's signature for its metadata: shapes have a leading -1 for the batch when it takes batches."""
     batch = [-1] if int(config.get("max_batch_size") or 0) > 0 else []
 
     def specs(kind: str) -> list[Fields]:

@@ -20,7 +20,8 @@ _INDEXED = re.compile(r".+__([0-9]+)")
 
 
 def opened(file: Path, config: Fields, gpu_id: int | None) -> TorchScript:
-    """HandlerNotUsable for a configuration that doesn't say what goes in and out, or doesn't fit the module."""
+    """Opens the module. Raises HandlerNotUsable for a configuration that doesn't declare inputs and outputs, or doesn't
+    fit the module."""
     for kind in ("input", "output"):
         if not config.get(kind):
             raise HandlerNotUsable(f"backend pytorch needs each {kind} in config.pbtxt: TorchScript doesn't say them")
@@ -122,7 +123,7 @@ def _check_texts(kind: str, tensor: Fields, batched: bool) -> None:
 
 
 def _positions(names: Sequence[str], arguments: Sequence[str]) -> dict[str, int]:
-    """All by name, or all by index, or all in order: what fits first."""
+    """The position of each name: all by name, or all by index, or all in order, whichever fits first."""
     if names and all(name in arguments for name in names):
         return {name: arguments.index(name) for name in names}
     indexes = [_INDEXED.fullmatch(name) for name in names]

@@ -33,7 +33,7 @@ class NobodyWaits:
 
 
 def samples(config: dict[str, Any], model_dir: Path) -> Iterator[Sample]:
-    """Each as often as it says. HandlerNotUsable for one that can't be made, naming it."""
+    """Yields each sample `count` times. Raises HandlerNotUsable for one that can't be made, naming it."""
     batched = int(config.get("max_batch_size") or 0) > 0
     for one in config.get("model_warmup") or ():
         name = str(one.get("name") or "")

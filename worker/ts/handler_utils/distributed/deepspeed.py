@@ -23,7 +23,7 @@ def get_ds_engine(model: Any, ctx: Context) -> Any:
     """`deepspeed.init_inference` of `model` with `deepspeed: {config: FILE, checkpoint: FILE}` and
     `handler: {model_path: DIR}` of model-config.yaml; files are relative to the model's folder.
 
-    Raises ValueError for what is missing there, PackageMissing.
+    Raises ValueError for a missing entry or file, PackageMissing.
     """
     section, handler = ctx.model_yaml_config.get("deepspeed"), ctx.model_yaml_config.get("handler")
     if not isinstance(section, dict):

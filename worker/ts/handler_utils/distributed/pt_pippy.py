@@ -40,7 +40,7 @@ def initialize_rpc_workers(local_rank: int, world_size: int, ctx: Context) -> No
 
 
 def get_pipeline_driver(model: Any, world_size: int, ctx: Context) -> Any:
-    """What runs `model` in `world_size` stages, as `pippy: {input_names, model_type, chunks}` and
+    """The driver that runs `model` in `world_size` stages, as `pippy: {input_names, model_type, chunks}` and
     `handler: {model_path, index_filename}` say. `model_type: HF`: the model itself, its `forward` replaced.
 
     Raises ValueError, PackageMissing.

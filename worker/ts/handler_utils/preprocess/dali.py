@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class DaliNotSupported(NotImplementedError):
-    """This server has no DALI preprocessing; the message says what to use."""
+    """This server has no DALI preprocessing; the message names the alternatives."""
 
 
 def get_dali_pipeline(context: Context | Any) -> NoReturn:

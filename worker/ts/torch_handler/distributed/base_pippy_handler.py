@@ -22,7 +22,7 @@ class BasePippyHandler(BaseHandler, ABC):
     world_size: int
 
     def initialize(self, context: Context) -> None:
-        """Raises RuntimeError outside of torchrun, ValueError for what model-config.yaml lacks."""
+        """Raises RuntimeError outside of torchrun, ValueError for entries missing in model-config.yaml."""
         try:
             self.local_rank, self.world_size = int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"])
         except KeyError as error:

@@ -1,4 +1,4 @@
-"""What every envelope does: opens requests, hands their inputs to the handler as one list, closes the answers."""
+"""The base of envelopes: opens requests, hands their inputs to the handler as one list, closes the answers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class BaseEnvelope(ABC):
 
     @abstractmethod
     def open(self, value: Any) -> tuple[list[Any], Any]:
-        """A request's inputs for the handler, and what `close` needs to know. Raises PredictionException."""
+        """A request's inputs for the handler, and a note for `close`. Raises PredictionException."""
 
     @abstractmethod
     def close(self, results: Sequence[Any], note: Any, context: Any, idx: int) -> Any:

@@ -1,5 +1,5 @@
-"""What the types of this package are made of: classes whose annotations are their fields, with the calls that users of
-pydantic know (of version 2, and those of version 1 that old runtimes use)."""
+"""The base of this package's types: classes whose annotations are their fields, with the calls that users of pydantic
+know (of version 2, and those of version 1 that old runtimes use)."""
 
 from __future__ import annotations
 

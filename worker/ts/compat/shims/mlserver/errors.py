@@ -1,4 +1,4 @@
-"""`mlserver.errors`: what a runtime raises so that its caller sees a status of its choice."""
+"""`mlserver.errors`: exceptions by which a runtime chooses the status that its caller gets."""
 
 from __future__ import annotations
 

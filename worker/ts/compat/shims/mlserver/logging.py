@@ -1,4 +1,4 @@
-"""`mlserver.logging`: what is logged goes to the model's log."""
+"""`mlserver.logging`: messages go to the model's log."""
 
 from __future__ import annotations
 

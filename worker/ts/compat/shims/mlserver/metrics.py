@@ -9,7 +9,7 @@ _sinks: list[Callable[[str, float], None]] = []
 
 
 def register(name: str, description: str) -> None:
-    """A name for values to come."""
+    """Registers a metric's name and description."""
     _descriptions.setdefault(name, description)
 
 
@@ -22,5 +22,5 @@ def log(**metrics: float) -> None:
 
 
 def send_to(sink: Callable[[str, float], None]) -> None:
-    """Where values go: called once, by what runs the model."""
+    """Sets the receiver of values; called once, by the adapter that runs the model."""
     _sinks[:] = [sink]

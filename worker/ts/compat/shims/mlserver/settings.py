@@ -1,4 +1,4 @@
-"""`mlserver.settings`: what model-settings.json and settings.json say."""
+"""`mlserver.settings`: the contents of model-settings.json and settings.json."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ModelSettings(Fields):
 
     @classmethod
     def model_validate(cls, obj: Any, **_: Any) -> ModelSettings:
-        """`_source` in it: the file that it came from."""
+        """`_source`: the file that the settings were read from."""
         return obj if isinstance(obj, cls) else cls(**obj)
 
     @property
@@ -80,7 +80,7 @@ class ModelSettings(Fields):
 
 
 def _imported(path: str, source: str | None) -> Any:
-    """What `package.module.Class` names."""
+    """Imports the class that `package.module.Class` names."""
     module, _, name = path.rpartition(".")
     if not module:
         raise ImportError(f"implementation {path!r} is no path of a class: package.module.Class")

@@ -11,7 +11,7 @@ from .settings import ModelSettings
 
 
 async def get_model_uri(settings: ModelSettings, wellknown_filenames: Sequence[str] = ()) -> str:
-    """The model's file or folder: of a folder, the first of the well-known files that is there."""
+    """The path of the model's file or folder: of a folder, that of its first existing well-known file, if any."""
     uri = settings.parameters.uri if settings.parameters is not None else None
     if not uri:
         raise InvalidModelURI(settings.name)
@@ -30,7 +30,7 @@ def _usable(model: str, path: str, wellknown_filenames: Sequence[str]) -> str:
 
 
 def to_absolute_path(model_settings: ModelSettings, uri: str) -> str:
-    """Relative paths start where model-settings.json lies."""
+    """Resolves relative paths against the folder of model-settings.json."""
     source = model_settings.__dict__.get("_source")
     return uri if source is None else os.path.join(os.path.dirname(os.path.abspath(source)), uri)
 

@@ -1,4 +1,4 @@
-"""`mlserver.codecs`: between tensors and what runtimes compute with."""
+"""`mlserver.codecs`: conversion between tensors and the types that runtimes compute with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mlserver.codecs.base`: what codecs have in common, and where they are found."""
+"""`mlserver.codecs.base`: the base classes of codecs, and their registry."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..types import InferenceRequest, InferenceResponse, RequestInput, ResponseO
 
 
 class InputCodec:
-    """Of one tensor. `ContentType` and `TypeHint` are what it is found by."""
+    """Codec of one tensor, found by its `ContentType` or `TypeHint`."""
 
     ContentType: ClassVar[str] = ""
     TypeHint: ClassVar[Any] = type(None)
@@ -97,7 +97,7 @@ def register_request_codec(codec: _R) -> _R:
 
 
 def _found(codecs: dict[str, Any], content_type: str | None, payload: Any, type_hint: Any) -> Any:
-    """The codec by the one thing that is given."""
+    """The codec for the content type, else for the payload, else for the type hint; None without one."""
     if content_type is not None:
         return codecs.get(content_type)
     if payload is not None:

@@ -21,7 +21,7 @@ def _decoded(found: InputOrOutput) -> list[bytes]:
 
 
 def _decoded_one(value: Any) -> bytes:
-    """What isn't base64 is taken as it is."""
+    """Decodes base64; any other value stays as it is, in bytes."""
     raw: bytes = value.encode("ascii") if isinstance(value, str) else value
     try:
         return base64.b64decode(raw, validate=True)

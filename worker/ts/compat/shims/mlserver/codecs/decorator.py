@@ -46,7 +46,7 @@ def _codec(name: str | None, hint: Any, is_input: bool) -> Any:
 
 
 def _by_hint(hint: Any) -> Any:
-    """The codec of a tensor, else that of a request."""
+    """The input codec for a type hint, else the request codec."""
     return find_input_codec(type_hint=hint) or find_request_codec(type_hint=hint)
 
 

@@ -50,7 +50,7 @@ def _array(found: InputOrOutput) -> np.ndarray[Any, Any]:
 
 
 def _data(payload: np.ndarray[Any, Any]) -> Any:
-    """Numbers stay an array until somebody asks for the list."""
+    """Numbers stay an array until the list is read."""
     if payload.dtype.kind not in "OSU":
         return payload.ravel()
     return [value.encode() if isinstance(value, str) else value for value in payload.ravel().tolist()]

@@ -67,7 +67,7 @@ def get_decoded_or_raw(parametrised_obj: Any) -> Any:
 
 
 def decode_request_input(request_input: RequestInput, metadata_inputs: Mapping[str, Any] | None = None) -> Any:
-    """What the codec of its content type makes of it, which is also kept with it; None without one."""
+    """Decodes an input with the codec of its content type, and keeps the result with it; None without a codec."""
     content_type = _content_type(request_input, (metadata_inputs or {}).get(request_input.name))
     codec = find_input_codec(content_type) if content_type is not None else None
     if codec is None:
@@ -80,7 +80,7 @@ def decode_request_input(request_input: RequestInput, metadata_inputs: Mapping[s
 def decode_inference_request(
     inference_request: InferenceRequest, model_settings: Any = None, metadata_inputs: Mapping[str, Any] | None = None
 ) -> Any:
-    """What the codec of its content type makes of it, its inputs decoded before; without one the request."""
+    """Decodes a request, its inputs first, with the codec of its content type; the request itself without one."""
     for request_input in inference_request.inputs:
         decode_request_input(request_input, metadata_inputs)
     content_type = _content_type(inference_request, model_settings)
