@@ -1,4 +1,4 @@
-"""What is served: models by name and version, and which version is the default."""
+"""The served models by name and version, and the default version of each name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Versions:
 
 
 class Registry:
-    """All models. `changes` rings when one comes, goes, or its readiness may have changed."""
+    """All models. `changes` is notified when one is added or removed, or its readiness may have changed."""
 
     def __init__(self) -> None:
         self.changes = Notifier()
