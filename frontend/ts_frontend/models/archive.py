@@ -175,7 +175,7 @@ def parse_config(text: str) -> dict[str, Any]:
 
 
 def _size(node: yaml.Node, known: dict[int, int]) -> int:
-    """How many nodes there are below `node` and in it, aliases written out; `known` is by id, 0 while open.
+    """The number of nodes below `node` and in it, aliases written out; `known` is by id, 0 while open.
 
     Long texts count as several: an alias can repeat them too.
     """

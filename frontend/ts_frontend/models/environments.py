@@ -62,9 +62,9 @@ class EnvironmentStore:
         self._kept_max = kept_max
 
     async def obtain(self, key: str, about: Mapping[str, str], build: Build, on_wait: Callable[[], None]) -> Held:
-        """The environment `key`, made now if it isn't there; `about` is noted beside it.
+        """The environment `key`, made now if it doesn't exist; `about` is written to a file beside it.
 
-        `on_wait` is called once when somebody else is making it. Raises OSError, and the errors of `build`.
+        `on_wait` is called once when another caller is making it. Raises OSError, and the errors of `build`.
         """
         self._prepare()
         told = False
@@ -145,8 +145,8 @@ class EnvironmentStore:
     # --- the directory and its locks
 
     def _prepare(self) -> None:
-        """Makes the directory. Raises OSError unless it is this user's and no other may write to it: whoever can runs
-        code in our workers."""
+        """Makes the directory. Raises OSError unless it belongs to this user and nobody else may write to it: its files
+        run as code in our workers."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = os.stat(self._directory)
         if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -156,7 +156,7 @@ class EnvironmentStore:
             )
 
     def _lock(self, key: str, how: int) -> int | None:
-        """A descriptor that holds the lock, None while somebody else holds a conflicting one."""
+        """A descriptor that holds the lock, None while a conflicting lock is held."""
         path = self._directory / f"{key}.lock"
         while True:
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

@@ -9,8 +9,9 @@ from ts_frontend.models.registry import Registry
 
 
 class Health:
-    """Derived from the workers whenever it is asked. Services of gRPC health: "" and the names in `services` are the
-    server's; `NAME` and `NAME/VERSION` are a model's readiness. Not `strict`: models don't count for the server's."""
+    """The health of the server and its models, derived from the workers at each call. Services of gRPC health: "" and
+    the names in `services` are the server's; `NAME` and `NAME/VERSION` are a model's readiness. Not `strict`: models
+    don't count for the server's."""
 
     def __init__(self, registry: Registry, services: frozenset[str], *, strict: bool = True) -> None:
         self._registry = registry

@@ -75,7 +75,7 @@ class ModelManager:
         s3_sse_kms: bool = False,
         **settings: str | int | None,
     ) -> Outcome:
-        """Adds a model version. A caller who leaves doesn't stop it: it is added whole or not at all. `s3_sse_kms`: an
+        """Adds a model version. A cancelled caller doesn't stop it: it is added whole or not at all. `s3_sse_kms`: an
         http(s) `url` is one of S3 and requested with the server's AWS credentials. `settings`: a register call's
         parameters for the model's settings (`config/parameters.py`), None for not given."""
         self.check_model_api()

@@ -106,7 +106,7 @@ class Model:
             self._signature = archive.signature
 
     def forget_metrics(self) -> None:
-        """Removes the metrics of a removed model."""
+        """Removes the model's metrics."""
         self._metrics.close()
 
     def __str__(self) -> str:
@@ -246,8 +246,8 @@ class Model:
 
     @property
     def streams(self) -> bool:
-        """True when answers to requests sent one after another may mix: the model says so, or its handler is a
-        generator or async."""
+        """True when answers to successive requests may mix: the model is decoupled, or its handler is a generator or
+        async."""
         return self.signature.decoupled or any(
             slot.worker is not None and slot.worker.info.get("handler_kind") in ("generator", "async")
             for slot in self.pool.slots

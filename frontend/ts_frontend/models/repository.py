@@ -419,7 +419,8 @@ class Repository:
         return lock
 
     async def _unload(self, name: str, remembered: bool = False) -> None:
-        """Raises ModelNotFound when nothing of it is served. `remembered`: the index goes on listing it."""
+        """Removes a model. Raises ModelNotFound when none of its versions is served. `remembered`: the index goes on
+        listing it."""
         async with self._alone(name):
             self._known.pop(name, None)
             models = self._manager.registry.versions(name)

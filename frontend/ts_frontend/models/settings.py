@@ -132,7 +132,7 @@ class Torchrun:
 
     @staticmethod
     def read(section: Source, level: int) -> Torchrun:
-        """`level`: processes, where the section doesn't say."""
+        """The settings of a torchrun section. `level`: the number of processes, where the section sets none."""
         return Torchrun(
             processes=section.whole("nproc-per-node") or level,
             nodes=section.whole("nnodes") or 1,
@@ -223,9 +223,9 @@ class Requested:
 class ModelSettings:
     """Resolved settings. `max_batch_delay_set` is False when no source sets the delay and it is only the default.
 
-    `torchrun`: how a worker of several processes is started, None for the usual one. `device_type` "" is a GPU where
-    there is one; `device_ids` () is all. `max_concurrency`: requests at a time on one worker whose handler is a
-    generator or async. `warnings`: values of the configuration that were ignored, and why.
+    `torchrun`: the start settings of a worker of several processes, None for one started without torchrun.
+    `device_type` "" is a GPU where there is one; `device_ids` () is all. `max_concurrency`: requests at a time on one
+    worker whose handler is a generator or async. `warnings`: values of the configuration that were ignored, and why.
     """
 
     min_workers: int = 0
@@ -357,7 +357,8 @@ def _workers(requested: Requested, yaml: Source, server: Source, defaults: Serve
 
 
 def _worker_range(source: Source) -> tuple[int, int] | None:
-    """None when the source says nothing usable. Without maxWorkers, minWorkers is both; a minWorkers below 1 is 1."""
+    """The source's (least, most) workers, None without a usable value. Without maxWorkers, minWorkers is both; a
+    minWorkers below 1 is 1."""
     least = source.whole("minWorkers", -INT_MAX)
     most = source.whole("maxWorkers")
     if least is None:

@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 
 
 class WorkflowManager:
-    """`models` serves the nodes, `model_store` has their archives, `workflow_store` those of the workflows.
-    `on_change` is called after each change that a restart should remember."""
+    """Manages workflows. `models` serves the nodes, `model_store` has their archives, `workflow_store` those of the
+    workflows. `on_change` is called after each change that a restart should remember."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class WorkflowManager:
         response_timeout: int | None = None,
         startup_timeout: int | None = None,
     ) -> Outcome:
-        """Adds a workflow, whole or not at all; a caller who leaves doesn't stop it."""
+        """Adds a workflow, whole or not at all; a cancelled caller doesn't stop it."""
         return await self.models.tasks.load(
             self._register(url, workflow_name, Timeouts(response_timeout, startup_timeout))
         )

@@ -193,7 +193,7 @@ class Timeouts(NamedTuple):
 
 
 class Workflow:
-    """`find` gives a model by its name."""
+    """A registered workflow. `find` returns a model by its name."""
 
     def __init__(
         self,
@@ -221,7 +221,8 @@ class Workflow:
         return self._find(self.model_name(node))
 
     async def predict(self, inputs: Sequence[Input], *, headers: Pairs, request_id: str | None) -> dict[str, Reply]:
-        """The answers of the last nodes. Raises NodeFailed, Draining; a caller who is cancelled cancels all of it."""
+        """The answers of the last nodes. Raises NodeFailed, Draining; a cancelled caller cancels all nodes'
+        requests."""
         if self._leaving:
             raise Draining(f'Workflow "{self.name}" is being unregistered')
         spec = self.archive.spec

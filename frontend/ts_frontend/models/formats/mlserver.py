@@ -83,8 +83,8 @@ class MLServerFormat(ModelFormat):
         return [archive]
 
     def _python_path(self, path: Path) -> list[str]:
-        """Import paths besides the model's own folder: the root of the store that contains it, as after `mlserver start
-        DIR`, and the directory in which MLServer's command was run."""
+        """Import paths besides the model's own folder: the root of its store (as after `mlserver start DIR`), and the
+        directory in which MLServer's command was run."""
         store, found = self._store, []
         if store is not None and (
             path.absolute().is_relative_to(store) or path.resolve().is_relative_to(store.resolve())
@@ -105,7 +105,7 @@ class MLServerFormat(ModelFormat):
             return None
 
     def default_version(self, archives: Sequence[Archive]) -> str | None:
-        """The newest version, in whichever order they were loaded."""
+        """The newest version, regardless of the order of loading."""
         return newest((one.version, bool(one.adapter_settings.get("versioned"))) for one in archives)
 
 

@@ -73,7 +73,7 @@ def parse(text: str, source: str) -> ModelConfig:
 
 
 def from_json(found: dict[str, Any], source: str) -> ModelConfig:
-    """The configuration that `as_json` gives. InvalidArgument, naming `source`."""
+    """The configuration from the JSON of `as_json`. InvalidArgument, naming `source`."""
     try:
         config: ModelConfig = json_format.ParseDict(found, ModelConfig(), descriptor_pool=POOL)
     except json_format.ParseError as error:
@@ -340,7 +340,7 @@ class ModelDirectory:
 
 
 def _completed(gpus: int, archive: Archive, found: dict[str, Any]) -> Archive:
-    """The archive with the configuration `found` in the place of its own. InvalidArgument."""
+    """The archive with the configuration `found` in place of its own. InvalidArgument."""
     config = from_json(found, f"the configuration that model {archive.name!r} has completed")
     return replace(
         archive,

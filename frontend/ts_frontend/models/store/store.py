@@ -309,7 +309,7 @@ class ModelStore:
         return f"{nearest(url, names, 0.75) or '.'} The {self._place} {self._root} has {there}"
 
     def _lies_inside(self, path: Path) -> bool:
-        """True when, links followed, it's in the store; a path that isn't there counts by its name."""
+        """True when the path, links followed, is in the store; a missing path counts by its name."""
         try:
             real = path.resolve()
         except (OSError, RuntimeError):  # a ring of links
