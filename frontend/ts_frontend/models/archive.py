@@ -1,6 +1,6 @@
-"""A model's files: what is known of them, how an archive is unpacked, and how its manifest and configuration are read.
+"""A model's files: their description, the unpacking of an archive, and the reading of its manifest and configuration.
 
-Every value that an archive brings is checked. `path` is the archive (its name in errors), `file` a file of it.
+Every value from an archive is checked. `path` is the archive (its name in errors), `file` a file of it.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _YAML_NODES_MAX = 100_000
 @dataclass(frozen=True, slots=True)
 class Archive:
     """An opened archive. File names are relative to `dir`; `manifest` and `config` are {} where there is none.
-    `adapter` names what runs a handler written for another server (`ts.compat.NAME`), which gets `adapter_settings`;
-    `signature` is what the files declare of its tensors beside `config`; `completed` makes of the configuration that a
-    loaded handler has completed the archive that says as much; `priorities`: its requests have priorities, or a limited
-    time to wait;
-    `remembered` is False for what a restart finds again by itself, and no snapshot has."""
+    `adapter` names the module that runs a handler written for another server (`ts.compat.NAME`), which gets
+    `adapter_settings`; `signature` is the tensors' declaration in its files, apart from `config`; `completed` returns
+    the archive with the configuration that a loaded handler has completed; `priorities`: its requests have priorities,
+    or a limited time to wait; `remembered` is False for an archive that a restart finds again by itself, and that no
+    snapshot lists."""
 
     dir: Path
     owned: bool
@@ -155,7 +155,7 @@ def read_config(path: Path, file: Path) -> dict[str, Any]:
 def parse_config(text: str) -> dict[str, Any]:
     """The mapping in a model-config.yaml. Raises yaml.YAMLError, ValueError, RecursionError.
 
-    Plain YAML types only. Aliases may not blow the document up: each counts as what it stands for.
+    Plain YAML types only. Aliases may not blow the document up: each counts as the value it refers to.
     """
     loader = yaml.SafeLoader(text)
     try:
@@ -175,7 +175,7 @@ def parse_config(text: str) -> dict[str, Any]:
 
 
 def _size(node: yaml.Node, known: dict[int, int]) -> int:
-    """How many nodes there are below `node` and in it, aliases written out; `known` is by id, 0 while open.
+    """The number of nodes below `node` and in it, aliases written out; `known` is by id, 0 while open.
 
     Long texts count as several: an alias can repeat them too.
     """

@@ -111,8 +111,8 @@ T = TypeVar("T")
 
 
 def page(found: Sequence[T], limit: int, token: int) -> tuple[Sequence[T], dict[str, str]]:
-    """At most `limit` from the place that `token` says, and what tells of the next page: its `nextPageToken`, if there
-    is one."""
+    """Returns at most `limit` items from position `token` on, and a mapping with the `nextPageToken` of the next page,
+    {} without one."""
     limit = LIST_LIMIT_MAX if limit < 0 or limit > LIST_LIMIT_MAX else limit
     first = max(0, token)
     more = {"nextPageToken": str(first + limit)} if first + limit <= len(found) else {}

@@ -37,7 +37,7 @@ Build = Callable[[Path, int], Awaitable[None]]
 
 
 class Held:
-    """An environment that stays as long as this is held."""
+    """A shared lock on an environment, which stays until the lock is released."""
 
     def __init__(self, path: Path, record: Path, handle: int) -> None:
         self.path = path
@@ -45,7 +45,7 @@ class Held:
         self._handle: int | None = handle
 
     def release(self) -> None:
-        """Lets it go; a second time changes nothing."""
+        """Releases the environment; a second call does nothing."""
         if self._handle is not None:
             with contextlib.suppress(OSError):
                 os.utime(self._record)
@@ -54,16 +54,17 @@ class Held:
 
 
 class EnvironmentStore:
-    """The environments below `directory`. `kept_max`: how many stay, the last used ones; those in use stay anyway."""
+    """The environments below `directory`. `kept_max`: the number of last used ones that stay; those in use stay
+    anyway."""
 
     def __init__(self, directory: Path, kept_max: int) -> None:
         self._directory = directory
         self._kept_max = kept_max
 
     async def obtain(self, key: str, about: Mapping[str, str], build: Build, on_wait: Callable[[], None]) -> Held:
-        """The environment `key`, made now if it isn't there; `about` is noted beside it.
+        """The environment `key`, made now if it doesn't exist; `about` is written to a file beside it.
 
-        `on_wait` is called when somebody else is making it. Raises OSError, and what `build` raises.
+        `on_wait` is called once when another caller is making it. Raises OSError, and the errors of `build`.
         """
         self._prepare()
         told = False
@@ -84,7 +85,8 @@ class EnvironmentStore:
             await asyncio.sleep(RETRY_S)
 
     def prune(self) -> None:
-        """Deletes what is too many, and what interrupted builders left. Blocking; what can't be deleted stays."""
+        """Deletes the environments beyond `kept_max` and the remains of interrupted builds. Blocking; those that can't
+        be deleted stay."""
         if not self._directory.is_dir():
             return
         whole = sorted(self._directory.glob("*.json"), key=_used_s, reverse=True)
@@ -135,7 +137,7 @@ class EnvironmentStore:
         os.replace(partial, self._record(key))
 
     def _delete(self, key: str) -> None:
-        """For who holds the lock alone."""
+        """Deletes an environment; the caller holds its exclusive lock."""
         self._record(key).unlink(missing_ok=True)
         shutil.rmtree(self._path(key), ignore_errors=True)
         (self._directory / f"{key}.lock").unlink(missing_ok=True)
@@ -143,7 +145,8 @@ class EnvironmentStore:
     # --- the directory and its locks
 
     def _prepare(self) -> None:
-        """Raises OSError when the directory isn't ours alone: who can write there runs code in our workers."""
+        """Makes the directory. Raises OSError unless it belongs to this user and nobody else may write to it: its files
+        run as code in our workers."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = os.stat(self._directory)
         if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -153,7 +156,7 @@ class EnvironmentStore:
             )
 
     def _lock(self, key: str, how: int) -> int | None:
-        """A descriptor that holds the lock, None when somebody else's is in the way."""
+        """A descriptor that holds the lock, None while a conflicting lock is held."""
         path = self._directory / f"{key}.lock"
         while True:
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -190,7 +193,7 @@ _READ_BYTES = 1 << 20
 
 
 def digest(directory: Path, requirements: str | None, *more: str) -> str:
-    """32 hexadecimal digits for an archive's requirements file and whatever else makes a difference.
+    """Returns a digest of an archive's requirements file and of the strings in `more`: 32 hexadecimal digits.
 
     Blocking. Raises OSError when a file can't be read.
     """
@@ -209,7 +212,7 @@ def _parts(directory: Path, file: Path, seen: set[Path]) -> Iterator[bytes]:
     seen.add(file)
     yield file.read_bytes()
     for line in _lines(file):
-        if _IN_PLACE.match(line):  # what is installed then is, or is a link to, this very folder
+        if _IN_PLACE.match(line):  # the installed package is, or is a link to, this very folder
             yield str(directory).encode()
         nested, links = _NESTED.match(line), _LINKS.match(line)
         for path in _named(line, nested or links, (directory, file.parent)):
@@ -220,7 +223,7 @@ def _parts(directory: Path, file: Path, seen: set[Path]) -> Iterator[bytes]:
 
 
 def _named(line: str, option: re.Match[str] | None, bases: tuple[Path, ...]) -> Iterator[Path]:
-    """The files and folders that a line means; `option` has the one after an option."""
+    """The files and folders that a line names; `option` matches an option with its path."""
     words = [option[1]] if option else [word for word in _WORDS.split(line) if word.strip("./")]
     for word in words:
         for base in dict.fromkeys(bases):
@@ -234,7 +237,7 @@ def _lines(file: Path) -> list[str]:
 
 
 def _contents(path: Path, endings: tuple[str, ...]) -> Iterator[bytes]:
-    """Names and contents of a file, or of every file in a folder whose name ends so (any: below it, too)."""
+    """Names and contents of a file, or of a folder's files with one of `endings` ("": of all files at any depth)."""
     found = path.rglob("*") if endings == ("",) else path.glob("*")
     files = [path] if path.is_file() else sorted(one for one in found if one.is_file() and one.name.endswith(endings))
     for one in files:
@@ -246,12 +249,12 @@ def _contents(path: Path, endings: tuple[str, ...]) -> Iterator[bytes]:
 
 SHOWN_LINES = 15
 SHOWN_CHARS_MAX = 4000
-#: Another way of making environments makes other ones.
+#: Part of every digest: changes with the way in which environments are made.
 FORMAT = "1"
 
 
 class EnvironmentFailed(ServeError):
-    """The environment couldn't be made; the message ends with what the installer said last."""
+    """The environment couldn't be made; the message ends with the last lines of the installer's output."""
 
     code, http_status, type_name = Code.INVALID_ARGUMENT, 400, "ModelException"
 
@@ -276,7 +279,7 @@ class Environments:
         self._timeout_s = timeout_s
 
     async def of(self, name: str, archive: Archive, use_venv: bool) -> Environment:
-        """For model `name`; it stays until it is released. Raises EnvironmentFailed."""
+        """The environment of model `name`, kept until it is released. Raises EnvironmentFailed."""
         wanted = archive.requirements_file
         if not use_venv and not (self._install and wanted):
             return Environment()
@@ -297,7 +300,7 @@ class Environments:
         return Environment(str(held.path / "bin" / "python"), held)
 
     async def release(self, environment: Environment) -> None:
-        """The model is gone: another may have its environment, or nobody."""
+        """Releases a removed model's environment and prunes the store."""
         if environment.held is not None:
             environment.held.release()
             await asyncio.to_thread(self._store.prune)
@@ -309,7 +312,7 @@ _GROUND = ("format", "python", "interpreter", "packages", "torch")
 
 
 def _ground() -> tuple[str, ...]:
-    """What an environment stands on: another interpreter or torch needs another environment."""
+    """The base of an environment: another interpreter or torch needs another environment."""
     try:
         torch = version("torch")
     except PackageNotFoundError:
@@ -357,7 +360,7 @@ class _Maker:
 
 
 def _create(directory: Path) -> list[str]:
-    """With the server's pip, which shows through, when there is one."""
+    """The command that creates the environment: without a pip of its own when the server's is visible in it."""
     without = ["--without-pip"] if PathFinder.find_spec("pip") is not None else []
     return [sys.executable, "-m", "venv", *without, str(directory)]
 
@@ -368,7 +371,7 @@ def _pip(python: Path, wanted: str) -> list[str]:
 
 
 def _show_servers_packages(directory: Path) -> None:
-    """`--system-site-packages` would show those of the interpreter the server's environment was made with."""
+    """Adds the server's packages to the path; `--system-site-packages` would add those of the base interpreter."""
     paths = sysconfig.get_paths()
     (own,) = directory.glob("lib/python*/site-packages")
     lines = dict.fromkeys((paths["purelib"], paths["platlib"]))

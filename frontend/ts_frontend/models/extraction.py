@@ -1,7 +1,7 @@
-"""Unpacking archives that somebody else made: every name, kind and size is checked before anything is written.
+"""Unpacking untrusted archives: every name, kind and size is checked before anything is written.
 
-An entry may only become a plain file or a directory below the target. Sizes are counted as bytes come out, not as
-the archive claims them. The first thing wrong ends it with InvalidArchive, which names archive, entry and reason.
+An entry may only become a plain file or a directory below the target. Sizes are counted as bytes come out, not as the
+archive claims them. The first thing wrong ends it with InvalidArchive, which names archive, entry and reason.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ _TAR_META_TYPES = (
 
 @dataclass(frozen=True, slots=True)
 class ExtractLimits:
-    """What one archive may become. `ratio_max` counts only above `ratio_floor_bytes` unpacked: text packs well."""
+    """Limits on the unpacked files of one archive. `ratio_max` counts only above `ratio_floor_bytes` unpacked: text
+    packs well."""
 
     bytes_max: int = 200 << 30
     files_max: int = 100_000
@@ -99,7 +100,7 @@ def _check_lengths(archive: Path, name: str, parts: tuple[str, ...]) -> None:
 
 @dataclass(slots=True)
 class Budget:
-    """What is left of the limits while one archive is unpacked."""
+    """Counts the files and bytes of one archive against its limits while it is unpacked."""
 
     archive: Path
     limits: ExtractLimits
@@ -137,8 +138,8 @@ class Budget:
 def extract(archive: Path, target: Path, limits: ExtractLimits, stop: Stop | None = None) -> None:
     """Unpacks `archive` (zip, tar, gzipped tar) into the empty directory `target`. Blocking.
 
-    Raises InvalidArchive; ServeError where the disk fails; Stopped once `stop` is set. What was written so far stays:
-    the caller removes it.
+    Raises InvalidArchive; ServeError where the disk fails; Stopped once `stop` is set. Files written so far stay: the
+    caller removes them.
     """
     try:
         kind = archive_kind(archive)
@@ -154,7 +155,7 @@ def extract(archive: Path, target: Path, limits: ExtractLimits, stop: Stop | Non
 
 @contextmanager
 def _broken_archive(archive: Path) -> Iterator[None]:
-    """Turns what zipfile, tarfile, gzip and zlib raise on damaged data into InvalidArchive."""
+    """Turns the errors of zipfile, tarfile, gzip and zlib on damaged data into InvalidArchive."""
     try:
         yield
     except (
@@ -170,7 +171,7 @@ def _broken_archive(archive: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno is not None:
             raise
-        raise refusal(archive, f"damaged: {error}") from error  # what bz2 says of its data; the disk has a number
+        raise refusal(archive, f"damaged: {error}") from error  # bz2's error has no errno; the disk's has one
     except MemoryError as error:  # LZMA's dictionary has the size that the entry says, up to 4 GiB
         raise refusal(archive, "can't be read: it needs more memory than there is") from error
     except (NotImplementedError, RuntimeError, ValueError, OverflowError) as error:  # RecursionError is a RuntimeError
@@ -231,7 +232,7 @@ def _check_kind(archive: Path, name: str, mode: int) -> None:
 
 
 class _TarEntry(tarfile.TarInfo):
-    """A header block, refused before tarfile takes what it announces (long names, pax records, maps) into memory."""
+    """A header block, refused before tarfile reads its announced data (long names, pax records, maps) into memory."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:

@@ -1,4 +1,4 @@
-"""From an archive and its settings to a model with a queue and a pool: what its workers are started with."""
+"""Makes models with their queue, pool and worker start parameters from archives and settings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 #: Beside the payload, a message to a worker holds names, headers and ids.
 MESSAGE_OVERHEAD_BYTES = 1 << 20
-#: Who steps through a handler takes the time it takes.
+#: A debugger may halt a handler for any length of time.
 DEBUG_TIMEOUT_S = 1e8
 
 
@@ -121,7 +121,7 @@ class ModelFactory:
         )
 
     def _queue(self, name: str, settings: ModelSettings, priorities: Priorities | None) -> WorkQueue:
-        """How the model's requests come to its workers."""
+        """The queue between the model's requests and its workers."""
         refusal = NO_WORKER.format(name=name)
         if settings.stateful:
             return SequenceQueue(self._limits(settings), sequence_headers(self._config), refusal)
@@ -131,7 +131,7 @@ class ModelFactory:
         return TicketQueue(policy, refusal) if settings.use_job_ticket else JobQueue(policy)
 
     def reschedule(self, model: Model, settings: ModelSettings) -> None:
-        """The model's requests go to its workers as `settings` say, from now on."""
+        """Applies the scheduling in `settings` to the model's queue from now on."""
         if isinstance(model.queue, SequenceQueue):
             model.queue.limits = self._limits(settings)
         elif isinstance(model.queue, JobQueue):
@@ -229,7 +229,7 @@ class ModelFactory:
         signature: Signature,
     ) -> dict[str, Any]:
         config = self._config
-        # What completes its own configuration may come to take batches only then.
+        # A handler that completes its own configuration may enable batches only then.
         batch_size = 0 if archive.completed is not None else settings.batch_size
         return {
             "model_name": name,

@@ -9,8 +9,9 @@ from ts_frontend.models.registry import Registry
 
 
 class Health:
-    """Derived from the workers whenever it is asked. Services of gRPC health: "" and the names in `services` are the
-    server's; `NAME` and `NAME/VERSION` are a model's readiness. Not `strict`: models don't count for the server's."""
+    """The health of the server and its models, derived from the workers at each call. Services of gRPC health: "" and
+    the names in `services` are the server's; `NAME` and `NAME/VERSION` are a model's readiness. Not `strict`: models
+    don't count for the server's."""
 
     def __init__(self, registry: Registry, services: frozenset[str], *, strict: bool = True) -> None:
         self._registry = registry
@@ -20,12 +21,14 @@ class Health:
 
     @property
     def healthy(self) -> bool:
-        """A model whose default version has lost its workers fails it; one that still loads doesn't."""
+        """False while the server drains or, if `strict`, a model's default version has lost its workers; one that still
+        loads is healthy."""
         return not self._draining and not (self._strict and any(one.failing for one in self._registry.defaults()))
 
     @property
     def ready(self) -> bool:
-        """Healthy, and every model of the start has begun to serve: what the Open Inference Protocol calls ready."""
+        """Healthy, and every model of the start has begun to serve: ready in the sense of the Open Inference
+        Protocol."""
         return self.healthy and not (self._strict and self._starting())
 
     def _starting(self) -> bool:
@@ -38,12 +41,12 @@ class Health:
         return healthy, {"status": "Healthy" if healthy else "Unhealthy"}
 
     def drain(self) -> None:
-        """The server is going away: nothing is ready from now on."""
+        """Marks the server as shutting down: nothing is ready from now on."""
         self._draining = True
         self._registry.changes.notify()
 
     def status(self, service: str) -> bool | None:
-        """Whether it can serve; None for a service nobody knows."""
+        """Whether the service can serve; None for an unknown service."""
         if service == "" or service in self._services:
             return self.healthy
         name, _, version = service.partition("/")
@@ -53,7 +56,7 @@ class Health:
             return None
 
     async def changed(self) -> None:
-        """Returns after the next change of anything; Draining when nothing will change any more."""
+        """Returns after the next change of any model; raises Draining once the server shuts down."""
         if self._draining:
             raise Draining("The server is shutting down")
         await self._registry.changes.wait()

@@ -1,4 +1,4 @@
-"""From a fetched archive to a model that is loaded, with its environment; and the removal of all that."""
+"""Loading models with their environments from fetched archives, and removing them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ Resolve = Callable[[Requested, Archive, str, str], ModelSettings]
 
 
 class ModelLoader:
-    """Makes models of archives, and removes what was made for them. `store`: where the archives come from."""
+    """Makes models of archives, and removes them with their files and environments. `store`: the source of the
+    archives."""
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class ModelLoader:
     # --- archives
 
     async def open(self, fetched: Fetched, requested: Requested) -> Archive:
-        """The archive at hand. One that serves a single model and has no name is given the model's. Raises
+        """Opens a fetched archive. One without a name that serves a single model gets the model's name. Raises
         ServeError."""
         opening = partial(self.formats.open, fetched.path, self._work_dir, self._extract_limits)
         archive = await in_thread(opening, Archive.remove)
@@ -77,11 +78,11 @@ class ModelLoader:
         return replace(archive, name=names[0]) if names else archive
 
     async def names(self, archive: Archive) -> list[str]:
-        """The models of an archive that serves several and has no name; [] of every other. Raises ServeError."""
+        """The models of an archive that serves several and has no name; [] for every other. Raises ServeError."""
         return await self.formats.running(archive.adapter).names(archive)
 
     async def names_in(self, url: str) -> list[str]:
-        """The same for what is in the store, by its path there. [] for a URL."""
+        """The same for an entry of the store, by its path there. [] for a URL."""
         if "://" in url:
             return []
         fetched = await self.store.fetch(url)
@@ -91,13 +92,13 @@ class ModelLoader:
         return await self.names(await asyncio.to_thread(self.formats.open, fetched.path, self._work_dir))
 
     async def discard(self, fetched: Fetched) -> None:
-        """Deletes the copy that was made of it, if one was."""
+        """Deletes the downloaded copy, if there is one."""
         await asyncio.to_thread(self.store.discard, fetched)
 
     # --- models
 
     async def load(self, fetched: Fetched, archive: Archive, requested: Requested, *, loaded_at_startup: bool) -> Model:
-        """A model of what was opened; a failure removes what was unpacked. No worker is started yet."""
+        """Makes a model of an opened archive; a failure removes the unpacked files. No worker is started yet."""
         try:
             model = await self._load(fetched, archive, requested, loaded_at_startup)
         except BaseException:
@@ -131,7 +132,7 @@ class ModelLoader:
         return model
 
     def _complete(self, model: Model, info: Mapping[str, Any]) -> None:
-        """A worker is ready: what its handler has added to the model's configuration counts from now on."""
+        """Applies the configuration that a ready worker's handler has completed, from now on."""
         archive, found = model.archive, info.get("completed")
         if archive.completed is None or found is None:
             return
@@ -145,16 +146,16 @@ class ModelLoader:
         model.adopt(archive, settings)
 
     def fetched(self, model: Model) -> Fetched:
-        """Where the model's archive lies."""
+        """The location of the model's archive."""
         return self._fetched[model]
 
     def set_fetched(self, model: Model, fetched: Fetched) -> None:
-        """From now on the model's files are those: a copy in the store is deleted with it."""
+        """Sets the model's files from now on; a copy in the store is deleted with the model."""
         self._fetched[model] = fetched
 
     async def remove(self, model: Model) -> None:
-        """Ends a model's workers and removes its files, unless somebody already does: who replaces a model that still
-        starts, and who started it."""
+        """Ends a model's workers and removes its files, unless another call already does: the replacement of a model
+        that still starts and its start may both call this."""
         environment = self._environment_of.pop(model, None)
         if environment is None:
             return
@@ -172,6 +173,6 @@ class ModelLoader:
             self._fetched[heir] = replace(self._fetched[heir], downloaded=True)
 
     async def close(self, model: Model, drain_s: float) -> None:
-        """Ends a model's workers with the server, and removes what was unpacked; what was downloaded stays."""
+        """Ends a model's workers with the server, and removes the unpacked files; downloads stay."""
         await self._supervisor.dismiss(model.pool, drain_s)
         await asyncio.to_thread(model.archive.remove)

@@ -1,4 +1,4 @@
-"""Managing what is served while it runs: register, scale, describe, set default, unregister.
+"""Managing models while the server runs: register, scale, describe, set default, unregister.
 
 Every protocol's management calls come here; answers carry TorchServe's HTTP status and its sentence.
 """
@@ -34,13 +34,13 @@ from ts_frontend.workers.worker import StartFailed
 log = logging.getLogger(__name__)
 
 PROCESSING = "Processing worker updates..."
-#: What was being loaded is ended and removed in this time.
+#: Models still being loaded at shutdown are ended and removed in this time.
 LOADS_END_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a management call did: the HTTP status and sentence TorchServe answers."""
+    """The result of a management call: the HTTP status and sentence TorchServe answers."""
 
     http_status: int
     status: str
@@ -75,9 +75,9 @@ class ModelManager:
         s3_sse_kms: bool = False,
         **settings: str | int | None,
     ) -> Outcome:
-        """Adds a model version. A caller who leaves doesn't stop it: it is added whole or not at all. `s3_sse_kms`: an
-        http(s) `url` is one of S3 and asked for with the server's AWS credentials. `settings`: parameters of a register
-        call that set something of the model (`config/parameters.py`), None for not given."""
+        """Adds a model version. A cancelled caller doesn't stop it: it is added whole or not at all. `s3_sse_kms`: an
+        http(s) `url` is one of S3 and requested with the server's AWS credentials. `settings`: a register call's
+        parameters for the model's settings (`config/parameters.py`), None for not given."""
         self.check_model_api()
         return await self.tasks.load(self._register(url, Requested.of(settings), synchronous, s3_sse_kms))
 
@@ -103,8 +103,8 @@ class ModelManager:
         return Outcome(200, f"{title} {count} initial workers")
 
     async def load(self, fetched: Fetched, requested: Requested, *, loaded_at_startup: bool) -> Model:
-        """A model of a fetched archive, with its environment. Nobody can ask it before `add`. A failure removes what
-        was fetched and unpacked."""
+        """Loads a model of a fetched archive, with its environment. It gets no requests before `add`. A failure removes
+        the fetched and unpacked files."""
         try:
             archive = await self.loader.open(fetched, requested)
             return await self.load_archive(fetched, archive, requested, loaded_at_startup=loaded_at_startup)
@@ -115,7 +115,7 @@ class ModelManager:
     async def load_archive(
         self, fetched: Fetched, archive: Archive, requested: Requested, *, loaded_at_startup: bool
     ) -> Model:
-        """The same for an open archive; a failure removes what was unpacked."""
+        """The same for an open archive; a failure removes the unpacked files."""
         try:
             self.registry.check_free(model_name_for(requested, archive, fetched.path), archive.version)
         except BaseException:
@@ -161,7 +161,8 @@ class ModelManager:
         return model
 
     def replace(self, model: Model) -> None:
-        """Serves a started model in place of the one with its name and version, which answers what it has accepted."""
+        """Serves a started model in place of the one with its name and version, which still answers its accepted
+        requests."""
         old = self.registry.put(model)
         self.choose_default(model)
         self._on_change()
@@ -170,7 +171,7 @@ class ModelManager:
             self.tasks.background(self.retire(old))
 
     def choose_default(self, model: Model, versions: Sequence[Model] | None = None) -> None:
-        """Makes that version the default which the model's format says, if it says one, of `versions`, None for all."""
+        """Sets the default version to the one that the model's format chooses, if any, of `versions`, None for all."""
         archives = [one.archive for one in versions or self.registry.versions(model.name)]
         default = self.loader.formats.running(model.archive.adapter).default_version(archives)
         if default is not None:
@@ -189,7 +190,7 @@ class ModelManager:
     # --- unregister
 
     async def unregister(self, name: str, version: str | None = None) -> Outcome:
-        """Removes a version; what it has accepted is answered first (up to unregister_model_timeout)."""
+        """Removes a version; its accepted requests are answered first (up to unregister_model_timeout)."""
         self.check_model_api()
         model = self.registry.remove(name, version)
         self._on_change()
@@ -201,8 +202,8 @@ class ModelManager:
         return Outcome(200, f'Model "{model.name}" unregistered')
 
     async def retire(self, model: Model, drain_s: float | None = None) -> bool:
-        """Takes a version out, default or not, and ends it; False when not all it had accepted was answered in
-        `drain_s`, None for the time that unregistering has."""
+        """Removes a version, default or not, and ends it; False when not all its accepted requests were answered within
+        `drain_s`, None for the time limit of unregister calls."""
         self.registry.discard(model)
         self._on_change()
         in_time = await model.drain(self._unregister_timeout_s if drain_s is None else drain_s)
@@ -223,7 +224,7 @@ class ModelManager:
         synchronous: bool = False,
         timeout: int = -1,
     ) -> Outcome:
-        """Sets the number of workers. `timeout`: seconds a surplus worker may take to finish what it has (-1: as long
+        """Sets the number of workers. `timeout`: seconds a surplus worker may take to finish its requests (-1: as long
         as it needs; 0: it is ended at once and its requests run elsewhere)."""
         maximum = min_worker if max_worker is None else max_worker
         if min_worker < 0:
@@ -250,7 +251,7 @@ class ModelManager:
             self._on_change()
 
     async def start_workers(self, model: Model) -> None:
-        """Starts what the model's settings ask for; used at start-up."""
+        """Starts the model's minimum number of workers; used at start-up."""
         await self._scale(model, model.minimum, None)
 
     async def set_default(self, name: str, version: str) -> Outcome:
@@ -277,7 +278,7 @@ class ModelManager:
         return [description]
 
     async def _customized(self, model: Model) -> dict[str, Any]:
-        """What the handler says of itself: it is called with one empty row and header `describe`."""
+        """The handler's description of itself: it is called with one empty row and header `describe`."""
         if not model.ready:
             raise NoWorker(
                 f'Model "{model.name}" has no worker to serve describe request. '
@@ -293,7 +294,7 @@ class ModelManager:
     # --- the end
 
     async def close(self, drain_s: float) -> None:
-        """Ends all models; what they have accepted is answered first, up to `drain_s`."""
+        """Ends all models; their accepted requests are answered first, up to `drain_s`."""
         models = list(self.registry)
         await asyncio.gather(*(model.drain(drain_s) for model in models))
         await self.tasks.close(LOADS_END_S)

@@ -1,4 +1,4 @@
-"""What is going on in the models served, read when somebody asks: it costs requests nothing."""
+"""Metrics of the served models, read at each scrape, at no cost to requests."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ REASONS = {JobState.FAILED: "BACKEND", JobState.EXPIRED: "REJECTED", JobState.CA
 
 
 def compatible_families(models: Registry, sums: MetricsRegistry) -> list[Family]:
-    """What is counted, by the names that other servers' dashboards ask for."""
+    """The counts by the metric names that other servers' dashboards query."""
     return [*_triton_families(models, sums), *_mlserver_families(models)]
 
 
 def _triton_families(models: Iterable[Model], sums: MetricsRegistry) -> list[Family]:
-    """Its `nv_inference_…` metrics, as far as something is counted that they mean."""
+    """Triton's `nv_inference_…` metrics, as far as this server counts the same."""
     success = _family("nv_inference_request_success", MetricKind.COUNTER, "Requests that were answered")
     failure = _family("nv_inference_request_failure", MetricKind.COUNTER, "Requests that failed", "reason")
     pending = _family("nv_inference_pending_request_count", MetricKind.GAUGE, "Requests that wait for a worker")
@@ -132,7 +132,8 @@ def system_metrics(
     env: Mapping[str, str],
     pids: Callable[[], Iterable[int]],
 ) -> SystemMetrics | None:
-    """What samples the machine, None when that is turned off. `env`: of the metrics command; `pids`: of the workers."""
+    """The sampler of the machine's metrics, None when they are turned off. `env`: the metrics command's environment;
+    `pids`: the workers' process ids."""
     if config.disable_system_metrics:
         return None
     command = _command(config.system_metrics_cmd, env) if config.system_metrics_cmd else None

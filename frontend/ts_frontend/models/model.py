@@ -32,7 +32,7 @@ NO_WORKER = (
 
 
 class Route(NamedTuple):
-    """HTTP paths of a model's own."""
+    """A model's own HTTP path."""
 
     method: str
     template: PathTemplate
@@ -42,8 +42,9 @@ class Route(NamedTuple):
 
 
 class OpenAIHandler(NamedTuple):
-    """What a handler says of OpenAI's API. `speaks`: it reads requests and writes answers itself; `names`: of models
-    that it also answers to; `honours`: parameters that ask for more than a text (None: it checks them itself)."""
+    """A handler's support of OpenAI's API. `speaks`: it reads requests and writes answers itself; `names`: further
+    model names that it answers to; `honours`: supported parameters that ask for more than a text (None: it checks them
+    itself)."""
 
     speaks: bool = False
     names: tuple[str, ...] = ()
@@ -51,8 +52,8 @@ class OpenAIHandler(NamedTuple):
 
 
 class Model:
-    """One version of one model. `minimum` and `maximum` are the worker counts that were asked for last, `workflow` the
-    one it is a node of, "" for none. `new_job` makes its jobs, with the arguments of `Job`, `ledger` owns them."""
+    """One version of one model. `minimum` and `maximum` are the last requested worker counts, `workflow` the name of
+    the one it is a node of, "" for none. `new_job` makes its jobs, with the arguments of `Job`, `ledger` owns them."""
 
     def __init__(
         self,
@@ -99,13 +100,13 @@ class Model:
         self.created_s = time.time()
 
     def adopt(self, archive: Archive, settings: ModelSettings) -> None:
-        """Its handler has completed what its files say."""
+        """Takes over the archive and settings as its handler has completed them."""
         self.archive, self.settings = archive, settings
         if archive.signature is not None:
             self._signature = archive.signature
 
     def forget_metrics(self) -> None:
-        """It is gone: so are its series."""
+        """Removes the model's metrics."""
         self._metrics.close()
 
     def __str__(self) -> str:
@@ -124,7 +125,7 @@ class Model:
         counted: bool = True,
         new_job: Callable[..., Job] | None = None,
     ) -> Job:
-        """Accepts a request; NoWorker, ModelNotLoaded, QueueFull or Draining when it can't be.
+        """Accepts a request; raises NoWorker, ModelNotLoaded, QueueFull or Draining when it can't.
 
         `deadline_s`: `time.monotonic()` seconds, for its time in the queue and on a worker together. `alone`: it shares
         no batch. `version_named`: the caller named this version, instead of meaning the default one. `counted`: it is
@@ -161,7 +162,7 @@ class Model:
 
     @property
     def signature(self) -> Signature:
-        """What its files declare of its tensors; where they say nothing, what its handler said when it was loaded."""
+        """The tensors declared by its files or, where they declare none, by its handler when it was loaded."""
         if not self._signature.declared:
             for slot in self.pool.slots:
                 if slot.worker is not None and slot.worker.info.get("signature"):
@@ -172,7 +173,8 @@ class Model:
     def open_stream(
         self, inputs: Sequence[Input], *, headers: Pairs, deadline_s: float, request_id: str, version_named: bool
     ) -> FedJob:
-        """Accepts a request that others follow, into the same call of the handler (`takes_streams`). As `submit`."""
+        """Accepts the first request of a stream, whose others go into the same call of the handler (`takes_streams`).
+        As `submit`."""
         job = self.submit(
             inputs,
             headers=headers,
@@ -188,8 +190,8 @@ class Model:
 
     @property
     def takes_streams(self) -> bool:
-        """Whether one call of its handler takes the requests of a whole stream: its workers said so when they were
-        ready. Requests of a sequence come one by one."""
+        """Whether one call of its handler takes the requests of a whole stream, as reported by ready workers. Requests
+        of a sequence come one by one."""
         if not self._takes_streams and not self.settings.stateful:
             self._takes_streams = any(
                 slot.worker is not None and slot.worker.info.get("takes_streams") for slot in self.pool.slots
@@ -198,7 +200,7 @@ class Model:
 
     @property
     def routes(self) -> Sequence[Route]:
-        """The paths that its handler answers beside the protocols': its workers said them when they were ready."""
+        """The paths that its handler answers besides the protocols', as reported by a ready worker."""
         if self._routes is None and self.archive.adapter:
             for slot in self.pool.slots:
                 if slot.worker is not None and slot.worker.info:
@@ -207,8 +209,8 @@ class Model:
         return self._routes or ()
 
     def _routes_of(self, info: Mapping[str, Any]) -> Iterator[Route]:
-        """What a worker says may be its handler's making: a path that can't be matched is left out, and nobody else's
-        are touched by it."""
+        """The routes in a worker's `info`; an invalid path, which its handler may declare, is left out and affects no
+        other."""
         for one in info.get("routes") or ():
             try:
                 yield Route(one["method"], PathTemplate(one["path"]))
@@ -217,7 +219,7 @@ class Model:
 
     @property
     def openai(self) -> OpenAIHandler | None:
-        """What its workers said when they were ready, None before the first was."""
+        """Its handler's support of OpenAI's API, as reported by a ready worker; None before the first is ready."""
         if self._openai is None:
             for slot in self.pool.slots:
                 if slot.worker is not None and slot.worker.info:
@@ -233,18 +235,19 @@ class Model:
 
     @property
     def takes_tensors(self) -> bool:
-        """Whether its handler is made for tensor requests: it declares what it takes, or is one of another server's."""
+        """Whether its handler is made for tensor requests: it declares its tensors, or is written for another
+        server."""
         return bool(self.archive.adapter) or self.signature.declared
 
     @property
     def adapter(self) -> str:
-        """What runs its handler when that is written for another server, "" for TorchServe's."""
+        """The adapter of a handler written for another server, "" for TorchServe's."""
         return self.archive.adapter
 
     @property
     def streams(self) -> bool:
-        """True when answers to requests sent one after another may mix: the model says so, or its handler is a
-        generator or async."""
+        """True when answers to successive requests may mix: the model is decoupled, or its handler is a generator or
+        async."""
         return self.signature.decoupled or any(
             slot.worker is not None and slot.worker.info.get("handler_kind") in ("generator", "async")
             for slot in self.pool.slots
@@ -267,7 +270,7 @@ class Model:
 
     @property
     def statistics(self) -> Statistics:
-        """What it has done so far."""
+        """Its statistics so far."""
         return self._counted.read(self.ledger)
 
     @property
@@ -290,12 +293,12 @@ class Model:
         return bool(slots) and not self.pool.ready_count and all(slot.failures for slot in slots)
 
     def give_up_waiting(self, reason: str) -> None:
-        """Ends what waits for a first worker, when that shall not be waited for."""
+        """Fails the requests that wait for a first worker."""
         if not self.pool.ready_count:
             self.queue.fail_all(Draining(f'Model "{self.name}" {reason} before a worker was ready'))
 
     async def drain(self, timeout_s: float) -> bool:
-        """Takes nothing new and waits until all it has accepted is settled; False when time was up."""
+        """Refuses new requests and waits until all accepted ones are settled; False after `timeout_s`."""
         self._leaving = True
         self.give_up_waiting("was unregistered")
         empty: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -304,6 +307,6 @@ class Model:
         return bool(done)
 
     def fail_rest(self, reason: str) -> None:
-        """Ends whatever is still alive."""
+        """Fails all jobs that are still alive."""
         for job in list(self.ledger.live.values()):
             job.fail(Draining(reason))

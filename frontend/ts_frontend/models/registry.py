@@ -1,4 +1,4 @@
-"""What is served: models by name and version, and which version is the default."""
+"""The served models by name and version, and the default version of each name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Versions:
 
 
 class Registry:
-    """All models. `changes` rings when one comes, goes, or its readiness may have changed."""
+    """All models. `changes` is notified when one is added or removed, or its readiness may have changed."""
 
     def __init__(self) -> None:
         self.changes = Notifier()
@@ -69,7 +69,7 @@ class Registry:
         self.changes.notify()
 
     def put(self, model: Model) -> Model | None:
-        """Adds a version, or puts it in the place of the one with its name and version, which is returned."""
+        """Adds a version, or replaces the one with its name and version, which is returned."""
         versions = self._names.get(model.name)
         old = None if versions is None else versions.all.get(model.version)
         if versions is None or old is None:
@@ -93,7 +93,8 @@ class Registry:
         return model
 
     def remove(self, name: str, version: str | None = None) -> Model:
-        """Takes a version out, so that no new request finds it; the default goes last (DefaultVersionInUse)."""
+        """Removes a version, so that no new request finds it; the default must be removed last
+        (DefaultVersionInUse)."""
         model = self.find(name, version)
         versions = self._names[name]
         if len(versions.all) == 1:
@@ -106,7 +107,7 @@ class Registry:
         return model
 
     def discard(self, model: Model) -> None:
-        """Takes out a version that failed to start, default or not."""
+        """Removes a version that failed to start, default or not."""
         versions = self._names.get(model.name)
         if versions is None or versions.all.get(model.version) is not model:
             return

@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 
 
 class _RepositoryLoader:
-    """Loads a model with all of its versions, one at a time of each name. `config_text`: in the place of the
-    configuration in its directory; `workers`: of an archive, which says none. All methods raise ServeError."""
+    """Loads a model with all of its versions, one at a time of each name. `config_text` replaces the configuration in
+    its directory; `workers`: the number for an archive, which sets none. All methods raise ServeError."""
 
     def __init__(self, manager: ModelManager, workers: int) -> None:
         self._manager = manager
@@ -36,8 +36,8 @@ class _RepositoryLoader:
         self._workers = workers
 
     async def versions(self, archives: Sequence[Archive], fetched: Fetched) -> None:
-        """These versions of a model, and no others. All of them or, if one can't be started, what there was before.
-        `fetched` is their directory."""
+        """Serves these versions of a model, and no others; if one can't be started, those from before. `fetched` is
+        their directory."""
         started: list[Model] = []
         try:
             for archive in archives:
@@ -52,7 +52,7 @@ class _RepositoryLoader:
         self._leave_only(started)
 
     async def files(self, name: str, config_text: str | None, files: Mapping[str, bytes]) -> None:
-        """A directory with these files, by their paths in it."""
+        """Loads a directory with these files, by their paths in it."""
         try:
             fetched = await self._store.made_apart(name, partial(write_files, files))
         except OSError as error:
@@ -60,8 +60,8 @@ class _RepositoryLoader:
         await self._directory(name, fetched, config_text)
 
     async def url(self, name: str, url: str, config_text: str | None) -> None:
-        """What is at `url`, a name of the model store or an allowed URL: a directory of versions; everything else is an
-        archive, which may hold such a directory."""
+        """Loads from `url`, a name of the model store or an allowed URL: a directory of versions, or else an archive,
+        which may hold such a directory."""
         fetched = await self._store.fetch_apart(url)
         if await asyncio.to_thread(self._formats.versioned, fetched.path) is not None:
             await self._directory(name, fetched, config_text)
@@ -73,7 +73,7 @@ class _RepositoryLoader:
             raise
 
     async def stored(self, name: str, paths: Sequence[str], config_text: str | None) -> None:
-        """The versions of a model in the model store, by their paths there, and no others."""
+        """Serves the versions of a model in the model store, by their paths there, and no others."""
         if config_text is not None:
             raise _unused(name)
         requested = self._requested(name)
@@ -88,7 +88,7 @@ class _RepositoryLoader:
         return Requested(model_name=name, initial_workers=self._workers)
 
     def _leave_only(self, models: Sequence[Model]) -> None:
-        """Takes out the other versions; of those that stay, the default is the one that their format says."""
+        """Removes the other versions; the format of the remaining ones chooses their default."""
         self._manager.choose_default(models[0], models)
         for model in self._manager.registry.versions(models[0].name):
             if model not in models:
@@ -110,7 +110,7 @@ class _RepositoryLoader:
         requested = self._requested(name)
         archive = await self._manager.loader.open(fetched, requested)
         if fetched.folder is not None and archive.owned:
-            await self._manager.loader.discard(fetched)  # what was unpacked is enough
+            await self._manager.loader.discard(fetched)  # the unpacked files are enough
         unpacked = Fetched(archive.dir, fetched.url, archive.owned, archive.dir if archive.owned else None)
         if not archive.handler and await asyncio.to_thread(self._formats.versioned, archive.dir) is not None:
             await self._directory(name, unpacked, config_text)
@@ -126,10 +126,10 @@ def _unused(what: str) -> InvalidArgument:
 
 
 ALL = "*"
-#: Of those that a request brings.
+#: The most files in one load request.
 FILES_MAX = 1000
 _NAME = re.compile(r"[^/\\\0]+")
-#: Why a model isn't there that a call has unloaded.
+#: The reason in the index for a model that a call has unloaded.
 UNLOADED = "unloaded"
 
 
@@ -158,7 +158,8 @@ class FilesRefused(ServeError):
 
 @dataclass(slots=True)
 class _Known:
-    """A model of a repository that was to be loaded: what of it was read, and why it isn't served."""
+    """A model of a repository that was to be loaded: the stamp and versions read, and the reason why it isn't
+    served."""
 
     stamp: object = None
     reason: str = ""
@@ -167,8 +168,8 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """A line of the index. `state`: READY, UNAVAILABLE, or "" for what was never loaded. `version`: "" when none was
-    found."""
+    """A line of the index. `state`: READY, UNAVAILABLE, or "" for a model that was never loaded. `version`: "" when
+    none was found."""
 
     name: str
     version: str
@@ -204,13 +205,14 @@ class Repository:
         self._busy: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def start(self, wanted: Sequence[str]) -> list[str]:
-        """Loads what is to be there from the start (`wanted`: in explicit mode); a sentence for what couldn't be."""
+        """Loads the models of the start (`wanted`: those of explicit mode); returns a sentence for each that couldn't
+        be loaded."""
         names = list(wanted) if self._mode == "explicit" and ALL not in wanted else await self._names()
         said = await side_by_side([self._start(name) for name in names], self._loads_at_once_max)
         return [failure for failure in said if failure]
 
     async def _start(self, name: str) -> str:
-        """Loads it; why it couldn't be, or "". One model's mistake is no other's."""
+        """Loads a model; returns the failure, or "". It doesn't affect other models."""
         try:
             url = None if self._is_here(name) else await self._url_of(name)
             work = self._load(name) if url is None else self._load_remote(name, url, None)
@@ -227,7 +229,8 @@ class Repository:
         return failure
 
     async def watch(self) -> None:
-        """In poll mode: follows the files, until cancelled. What can't be read now is looked at again the next time."""
+        """In poll mode: reloads models as their files change, until cancelled. Unreadable repositories are tried again
+        at the next poll."""
         while self._mode == "poll":
             await asyncio.sleep(self._poll_s)
             try:
@@ -244,7 +247,8 @@ class Repository:
         await side_by_side([self._follow_one(name) for name in sorted(names)], self._loads_at_once_max)
 
     async def _follow_one(self, name: str) -> None:
-        """One model's mistake must not keep the others from being followed."""
+        """Reloads a model whose files have changed; its failure is logged and doesn't keep the others from being
+        followed."""
         known = self._known.get(name, _Known())
         before = known.reason
         if known.stamp is not None and known.stamp == await self._stamp(name):
@@ -258,7 +262,7 @@ class Repository:
             log.exception("Model %s could not be loaded", name)
 
     async def _stamp(self, name: str) -> object:
-        """What changes with the model's files; None when it can't be told."""
+        """A value that changes with the model's files; None when they can't be read."""
         try:
             return await asyncio.to_thread(stamp_of, find(self._directories, name))
         except (ServeError, OSError):
@@ -278,8 +282,8 @@ class Repository:
         url: str | None = None,
         files: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Loads or reloads a model, and returns when it is ready: of a repository, or an archive of the model store, or
-        what is at `url` (a path or an allowed URL): an archive, or a model's directory; or `files`, by their paths in
+        """Loads or reloads a model, and returns when it is ready: from a repository or an archive of the model store;
+        from an archive or a model's directory at `url` (a path or an allowed URL); or from `files`, by their paths in
         the model's directory. The old one serves until the new one can, and goes on if that fails. Raises
         ServeError."""
         self._check("load")
@@ -302,8 +306,8 @@ class Repository:
         await self._manager.tasks.load(self._one_at_a_time(name, work))
 
     async def unload(self, name: str) -> None:
-        """Takes all versions out; returns at once, what they accepted is answered. A model that could be loaded and
-        isn't there need not be taken out. ModelNotFound for any other."""
+        """Removes all versions and returns at once; their accepted requests are still answered. A loadable model that
+        isn't served is no error. ModelNotFound for any other."""
         self._check("unload")
         here = self._is_here(name)
         try:
@@ -325,7 +329,7 @@ class Repository:
             return False
 
     async def _url_of(self, name: str) -> str | None:
-        """Where the model lies in S3, None when it doesn't. InvalidArgument when several repositories have it."""
+        """The model's URL in S3, None when it isn't there. InvalidArgument when several repositories have it."""
         names = [(url, await self._manager.loader.store.folders(url)) for url in self._urls]
         found = [f"{url}/{name}" for url, there in names if name in there]
         if len(found) > 1:
@@ -384,7 +388,7 @@ class Repository:
             raise
 
     def _read(self, path: Path, config_text: str | None) -> tuple[object, list[Archive]]:
-        """Its stamp and its versions. InvalidArgument, also when files can't be read. Blocking."""
+        """The directory's stamp and its versions. InvalidArgument, also when files can't be read. Blocking."""
         try:
             files = ModelFiles(path, path, config_text=config_text)
             return stamp_of(path), self._manager.loader.formats.open_versions(files)
@@ -415,7 +419,8 @@ class Repository:
         return lock
 
     async def _unload(self, name: str, remembered: bool = False) -> None:
-        """Raises ModelNotFound when nothing of it is served. `remembered`: the index goes on listing it."""
+        """Removes a model. Raises ModelNotFound when none of its versions is served. `remembered`: the index goes on
+        listing it."""
         async with self._alone(name):
             self._known.pop(name, None)
             models = self._manager.registry.versions(name)
@@ -436,7 +441,7 @@ def names_in(repository: Path) -> list[str]:
 
 
 def find(repositories: Sequence[Path], name: str) -> Path:
-    """Where the model lies. ModelNotFound; InvalidArgument when several repositories have it, or for a bad name."""
+    """The model's directory. ModelNotFound; InvalidArgument when several repositories have it, or for a bad name."""
     if not _NAME.fullmatch(name) or name in (".", ".."):
         raise InvalidArgument(f"{name!r} is no name of a model")
     found = [path / name for path in repositories if (path / name).is_dir()]
@@ -448,7 +453,7 @@ def find(repositories: Sequence[Path], name: str) -> Path:
 
 
 def write_files(files: Mapping[str, bytes], directory: Path) -> None:
-    """Puts files into an empty directory, by their paths there. InvalidArgument, naming the path and what is wrong;
+    """Puts files into an empty directory, by their paths there. InvalidArgument, naming the path and the error;
     OSError. Blocking."""
     if len(files) > FILES_MAX:
         raise InvalidArgument(f"a model may have {FILES_MAX} files in a request, not {len(files)}")

@@ -1,4 +1,4 @@
-"""What a model runs with, decided from four sources: the register call, the archive's model-config.yaml, the server
+"""A model's settings, resolved from four sources: the register call, the archive's model-config.yaml, the server
 configuration's `models` entry, and the server's defaults. Pure: nothing is read, nothing is logged.
 
 Which source wins is TorchServe's rule, a different one for each group of settings (docs/model-config.md has the table).
@@ -23,7 +23,7 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Settings by TorchServe's keys. A value of the wrong kind is as if it weren't there; `warnings` tells."""
+    """Settings by TorchServe's keys. A value of the wrong kind is ignored, with a line in `warnings`."""
 
     values: Mapping[str, Any]
     name: str
@@ -86,7 +86,7 @@ _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def _bytes_of(value: object) -> int | None:
-    """None for what is no size from 1 byte on."""
+    """The size in bytes, None for a value that is no size of at least 1 byte."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value if value > 0 else None
     match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) and len(value) < 40 else None
@@ -104,7 +104,7 @@ def _is_indices(value: object) -> bool:
 
 
 def first(*candidates: _Value | None | Callable[[], _Value | None]) -> _Value | None:
-    """The first that isn't None; later sources are functions, so that what isn't needed isn't complained about."""
+    """The first value that isn't None; later sources are functions, so that unused values cause no warnings."""
     for candidate in candidates:
         value = candidate() if callable(candidate) else candidate
         if value is not None:
@@ -132,7 +132,7 @@ class Torchrun:
 
     @staticmethod
     def read(section: Source, level: int) -> Torchrun:
-        """`level`: processes, where the section doesn't say."""
+        """The settings of a torchrun section. `level`: the number of processes, where the section sets none."""
         return Torchrun(
             processes=section.whole("nproc-per-node") or level,
             nodes=section.whole("nnodes") or 1,
@@ -151,8 +151,8 @@ class Torchrun:
         return {"OMP_NUM_THREADS": str(self.omp_threads), "LOGLEVEL": "INFO"}
 
     def words(self, log_dir: Path) -> tuple[str, ...]:
-        """torchrun's command line, without what it runs. A process that ends isn't started again by torchrun: the
-        whole worker is, by the server."""
+        """torchrun's command line, without the program. torchrun doesn't restart a process that ends: the server
+        restarts the whole worker."""
         return tuple(self._words(log_dir))
 
     def _words(self, log_dir: Path) -> Iterator[str]:
@@ -183,7 +183,7 @@ _PARALLEL_TYPES = ("", "pp", "tp", "pptp", "custom")
 
 
 class Named(Protocol):
-    """What an archive tells about its name."""
+    """An archive's name and version."""
 
     @property
     def name(self) -> str | None: ...
@@ -193,8 +193,8 @@ class Named(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """What a register call asked for, by the fields that `config/parameters.py` names; None is unset. Raises
-    InvalidArgument for values that can't be meant."""
+    """A register call's settings, by the fields that `config/parameters.py` names; None is unset. Raises
+    InvalidArgument for invalid values."""
 
     model_name: str | None = None
     handler: str | None = None
@@ -221,9 +221,9 @@ class Requested:
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """Decided. `max_batch_delay_set` is False when nobody asked for waiting and the delay is only the default.
+    """Resolved settings. `max_batch_delay_set` is False when no source sets the delay and it is only the default.
 
-    `torchrun`: how a worker of several processes is started, None for the usual one.
+    `torchrun`: the start settings of a worker of several processes, None for one started without torchrun.
     `device_type` "" is a GPU where there is one; `device_ids` () is all. `max_concurrency`: requests at a time on one
     worker whose handler is a generator or async. `warnings`: values of the configuration that were ignored, and why.
     """
@@ -322,7 +322,7 @@ def _name_of_file(path: Path) -> str:
 
 
 def check_name(what: str, name: str) -> None:
-    """InvalidArgument for a name that no URL and no log line could carry."""
+    """Raises InvalidArgument for a name that no URL and no log line could carry."""
     if not name or len(name) > _NAME_CHARS_MAX:
         raise InvalidArgument(f"{what} must have 1 to {_NAME_CHARS_MAX} characters, not {len(name)}")
     if name in (".", "..") or not name.isprintable() or set("/\\") & set(name):
@@ -332,7 +332,7 @@ def check_name(what: str, name: str) -> None:
 
 
 def check_range(name: str, value: int | None, least: int, most: int = INT_MAX) -> None:
-    """InvalidArgument for what isn't a whole number from `least` to `most`; None is unset."""
+    """Raises InvalidArgument unless `value` is a whole number from `least` to `most`; None is unset."""
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int):
@@ -357,7 +357,8 @@ def _workers(requested: Requested, yaml: Source, server: Source, defaults: Serve
 
 
 def _worker_range(source: Source) -> tuple[int, int] | None:
-    """None when the source says nothing usable. Without maxWorkers, minWorkers is both; a minWorkers below 1 is 1."""
+    """The source's (least, most) workers, None without a usable value. Without maxWorkers, minWorkers is both; a
+    minWorkers below 1 is 1."""
     least = source.whole("minWorkers", -INT_MAX)
     most = source.whole("maxWorkers")
     if least is None:
@@ -428,7 +429,7 @@ def _plain(yaml: Source, server: Source, defaults: ServerConfig) -> dict[str, An
 
 
 def _stateless(yaml: Source, key: str, value: int, stateful: bool) -> int:
-    """What a model with sequences can't have, 0: its workers know what the requests before have changed."""
+    """The value, or 0 with a warning for a model with sequences: its workers keep the state of earlier requests."""
     if value and stateful:
         yaml.warn(key, "ignored with sequenceBatching")
     return 0 if stateful else value

@@ -1,4 +1,4 @@
-"""What a model declares of its tensors, for metadata and for the checks of its requests; and that as ModelConfig."""
+"""A model's tensor declarations, for metadata, for the checks of its requests, and as a ModelConfig."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """`platform` is "" when nothing says one; `decoupled`: a request may have any number of answers, at any time;
+    """`platform` is "" when none is declared; `decoupled`: a request may have any number of answers, at any time;
     `parameters`: datatypes of requests' parameters that are numbers, by name; `metadata`: parameters of the model
-    itself, for whoever asks (MLServer's)."""
+    itself, for metadata calls (MLServer's)."""
 
     platform: str = ""
     inputs: tuple[TensorSpec, ...] = ()
@@ -41,11 +41,11 @@ class Signature:
 
     @property
     def declared(self) -> bool:
-        """Whether the model says anything of its tensors."""
+        """Whether the model declares any tensors."""
         return bool(self.inputs or self.outputs)
 
     def for_worker(self) -> dict[str, Any]:
-        """What the worker checks requests against."""
+        """The declarations that the worker checks requests against."""
         return {
             "inputs": {spec.name: _for_worker(spec) for spec in self.inputs},
             "outputs": {spec.name: _for_worker(spec) for spec in self.outputs},
@@ -58,7 +58,8 @@ def _for_worker(spec: TensorSpec) -> dict[str, Any]:
 
 
 def signature_of(config: Mapping[str, Any]) -> Signature:
-    """What a model-config.yaml says under `openInference`. InvalidArgument, naming the key, for anything else."""
+    """The signature under `openInference` in a model-config.yaml. InvalidArgument, naming the key, for an invalid
+    one."""
     found = config.get(KEY)
     if found is None:
         return Signature()

@@ -1,4 +1,4 @@
-"""What is loaded when the server starts: the models that were named, then those of the snapshot.
+"""Loading models when the server starts: those that were named, then those of the snapshot.
 
 Models are made ready side by side and registered in the order in which they were named: the first version of a name is
 its default, and the first to have a name and version keeps it, however long each takes. One that can't be loaded stops
@@ -31,7 +31,8 @@ States = Mapping[str, Mapping[str, VersionState]]
 
 
 class Aside:
-    """What a snapshot had and the start couldn't load: it stays remembered until something has its name."""
+    """Models and workflows of a snapshot that the start couldn't load: they stay remembered until others have their
+    names."""
 
     def __init__(
         self,
@@ -41,12 +42,12 @@ class Aside:
     ) -> None:
         self._models = {name: dict(versions) for name, versions in (models or {}).items()}
         self._workflows = dict(workflows or {})
-        #: The versions that are the default while the one that should be can't.
+        #: The versions that are the default while the snapshot's own can't be.
         self._instead = {name: _default((served or {}).get(name, {})) for name in self._models}
 
     @staticmethod
     def of(snapshot: Snapshot, models: States, workflows: Mapping[str, WorkflowState]) -> Aside:
-        """That of `snapshot` which isn't among what is served."""
+        """The models and workflows of `snapshot` that aren't served."""
         missing = {
             name: {version: state for version, state in versions.items() if version not in models.get(name, {})}
             for name, versions in snapshot.models.items()
@@ -57,8 +58,8 @@ class Aside:
     def added(
         self, models: States, workflows: Mapping[str, WorkflowState]
     ) -> tuple[States, Mapping[str, WorkflowState]]:
-        """What is served, and what was set aside. A default that was set aside stays the default, unless another was
-        chosen since."""
+        """The served models and workflows with those set aside. A default that was set aside stays the default, unless
+        another was chosen since."""
         both = {name: dict(versions) for name, versions in models.items()}
         for name, versions in self._models.items():
             for version in [version for version in versions if version in models.get(name, {})]:
@@ -98,9 +99,9 @@ class SnapshotRecorder:
         workflows: Callable[[], Mapping[str, WorkflowState]] = dict,
         restored: Snapshot | None = None,
     ) -> None:
-        """From now on, what `manager` serves is written, and the `workflows`; before, changes are those of the
-        start. What of `restored` isn't served now was set aside, and is written too, until something takes its
-        place."""
+        """Writes the models of `manager` and the `workflows` from now on; earlier changes are those of the start.
+        Models and workflows of `restored` that aren't served now were set aside, and are written too, until others take
+        their places."""
         self._manager = manager
         self._workflows = workflows
         if restored is not None:
@@ -119,7 +120,7 @@ class SnapshotRecorder:
             await self.write(SnapshotKind.SNAPSHOT)
 
     async def write(self, kind: SnapshotKind) -> None:
-        """Writes now, after what is being written. A failure is logged, once until one is written again: it must not
+        """Writes a snapshot now, after one being written. A failure is logged, once until a write succeeds: it must not
         take the server down."""
         if self._files is None:
             return
@@ -138,13 +139,13 @@ class SnapshotRecorder:
 
     def _failed(self, error: Exception, directory: Path) -> None:
         if not self._failing:
-            unexpected = None if isinstance(error, OSError) else error  # what can't be told in JSON, say
+            unexpected = None if isinstance(error, OSError) else error  # such as a value that JSON can't hold
             text = "Snapshot could not be written to %s: %s. A restart forgets what has changed since the last one."
             log.error(text, directory, error, exc_info=unexpected)
         self._failing = True
 
     async def close(self) -> None:
-        """Finishes what is pending and writes the snapshot of the shutdown; what ends after that is not remembered."""
+        """Finishes a pending write and writes the snapshot of the shutdown; later changes are not remembered."""
         if self._task is not None:
             await self._task
         await self.write(SnapshotKind.SHUTDOWN)
@@ -152,8 +153,8 @@ class SnapshotRecorder:
 
 
 def states_of(manager: ModelManager) -> States:
-    """All models as a snapshot holds them; those of workflows come back with their workflows, those
-    of model repositories from there."""
+    """The states of all models for a snapshot, without those of workflows and of model repositories, which restore
+    their own."""
     registry: Registry = manager.registry
     states: dict[str, dict[str, VersionState]] = {}
     for model in registry:
@@ -179,8 +180,8 @@ def states_of(manager: ModelManager) -> States:
 
 
 async def restore(snapshot: Snapshot, manager: ModelManager, store: ModelStore, at_once_max: int) -> list[str]:
-    """Loads every model of `snapshot` that isn't served yet, side by side, and its defaults; a sentence for each that
-    can't be. Those are set aside, and tried again by the next start."""
+    """Loads every model of `snapshot` that isn't served yet, side by side, and its defaults; returns a sentence for
+    each that can't be loaded. Those are set aside, and tried again by the next start."""
     registry = manager.registry
     served = {(model.name, model.version) for model in registry}
     missing: list[tuple[str, str, VersionState]] = []
@@ -202,7 +203,7 @@ async def restore(snapshot: Snapshot, manager: ModelManager, store: ModelStore, 
 
 
 async def _made(name: str, version: str, state: VersionState, manager: ModelManager, store: ModelStore) -> Model | str:
-    """The model, or why there is none."""
+    """The model, or the sentence for its failure."""
     try:
         fetched = await store.recall(state.url or state.archive, state.archive)
         model = await manager.load(left_there(fetched), _requested(name, state), loaded_at_startup=True)
@@ -224,7 +225,7 @@ async def _enter(state: VersionState, made: Model | str, manager: ModelManager) 
 
 
 def restored(snapshot: Snapshot | None, manager: ModelManager) -> list[str]:
-    """A sentence that names what of the snapshot is served; none when that is nothing."""
+    """A sentence that names the served models and workflows of the snapshot; [] when there are none."""
     if snapshot is None:
         return []
     kept = [
@@ -237,12 +238,12 @@ def restored(snapshot: Snapshot | None, manager: ModelManager) -> list[str]:
 
 
 def left_there(fetched: Fetched) -> Fetched:
-    """The same, and what lay in the store before the start stays there when the start fails, or is given up."""
+    """The same, but files that were in the store before the start stay there when the start fails, or is given up."""
     return replace(fetched, downloaded=fetched.downloaded and fetched.folder is not None)
 
 
 def aside(what: str, archive: str, place: str, error: Exception) -> str:
-    """The sentence for what a snapshot has and can't be loaded, which is logged."""
+    """Logs and returns the sentence for a snapshot's model or workflow that can't be loaded."""
     text = error.message if isinstance(error, ServeError) else f"{type(error).__name__}: {error}"
     sentence = (
         f"{what} of the snapshot is set aside, it can't be loaded: {text}. Put {archive} back into the {place}: "
@@ -253,7 +254,7 @@ def aside(what: str, archive: str, place: str, error: Exception) -> str:
 
 
 def _requested(name: str, state: VersionState) -> Requested:
-    """What the register call asked for; of TorchServe's own snapshots, what they hold."""
+    """The register call's settings; for TorchServe's own snapshots, those that they hold."""
     if state.requested:
         return replace(Requested(**state.requested), model_name=name)
     return Requested(
@@ -275,8 +276,8 @@ async def load_at_startup(
     gpus: int,
     progress: Callable[[str], None],
 ) -> list[str]:
-    """Registers everything; workers start in the background. What can't be loaded is logged, as in TorchServe, and told
-    in the result. `progress` is told what is being done. A caller who is cancelled ends all of it."""
+    """Registers all models of the start; workers start in the background. Failures are logged, as in TorchServe, and
+    returned. `progress` is called with each step's description. A cancelled caller ends all of it."""
     workers = config.default_workers_per_model or gpus or os.cpu_count() or 1
     loader = _StartupLoader(config, manager, store, workers, progress)
     failures = await loader.load()
@@ -316,7 +317,7 @@ class _StartupLoader:
         self._made: list[Model] = []
 
     async def load(self) -> list[str]:
-        """Registers them; a sentence for each that can't be."""
+        """Registers them; returns a sentence for each failure."""
         lines: list[ProgramLine | str] = [*self._config.program.lines, *self._entries()]
         failures: list[str] = []
         try:
@@ -329,7 +330,7 @@ class _StartupLoader:
                 were = "was" if len(failures) == 1 else "were"
                 failures.append(f"{len(failures)} of {len(lines)} {were} not loaded; --exit-on-error ends such a start")
         finally:
-            for model in self._made:  # the start is given up: those that nobody will ask
+            for model in self._made:  # the start is given up: models that aren't served yet
                 await self._manager.loader.remove(model)
         return failures
 
@@ -340,7 +341,7 @@ class _StartupLoader:
         return entries
 
     async def _line(self, line: ProgramLine | str) -> tuple[list[Model], str]:
-        """What was made of it, and why that isn't all, or ""."""
+        """The models made of a line, and the failure that left some out, or ""."""
         self._progress(f"loading {line}")
         models: list[Model] = []
         try:
@@ -361,7 +362,7 @@ class _StartupLoader:
         return ""
 
     async def _entry(self, entry: str, models: list[Model]) -> None:
-        """Each of them has a copy of its own."""
+        """Loads the models of an entry, each with a copy of its own."""
         name, separator, url = entry.partition("=")
         if not separator or "/" in name or ":" in name:
             name, url = "", entry
@@ -374,7 +375,7 @@ class _StartupLoader:
             models.append(self._kept(await made))
 
     async def _program(self, line: ProgramLine, models: list[Model]) -> None:
-        """All models of what lies outside the store: a program's own, or the one that an archive's folder names."""
+        """Loads models from outside the store: all those of a program, or the one of an archive's folder."""
         loader = self._manager.loader
         found = await asyncio.to_thread(loader.formats.open_in_place, Path(line.words[0]), line.words[1:], Path.cwd())
         fetched = Fetched(found.dir, line.words[0], downloaded=False)
@@ -391,7 +392,7 @@ class _StartupLoader:
 
 
 def said(what: str, error: Exception) -> str:
-    """The sentence for what couldn't be loaded, which is logged; with a traceback when it is none of our errors."""
+    """Logs and returns the sentence for a failed load; logged with a traceback unless the error is a ServeError."""
     ours = isinstance(error, ServeError)
     sentence = f"{what}: {error.message if isinstance(error, ServeError) else f'{type(error).__name__}: {error}'}"
     log.error("%s", sentence, exc_info=None if ours else error)

@@ -1,4 +1,4 @@
-"""What a model version has done since it was loaded: read from its ledger and its batches."""
+"""Statistics of a model version since it was loaded, read from its ledger and its batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ts_frontend.workers.in_flight import BatchRecorder
 _ANSWERED = JobState.ANSWERED
 
 
-#: Responses of a request that are counted each by itself.
+#: The most responses of one request that are counted, each by its number.
 RESPONSES_MAX = 1024
 _KINDS = ("success", "fail", "empty", "cancel")
 
@@ -28,7 +28,7 @@ class Kinds:
 
 
 class CountedResponses:
-    """Adds up those of a model version that gives any number of them."""
+    """Adds up the responses of a decoupled model version."""
 
     __slots__ = ("_by_index",)
 
@@ -70,7 +70,7 @@ class Statistics:
 
 
 class CountedBatches:
-    """Adds up the batches of one model version's workers, beside what `recorder` does with them."""
+    """Adds up the batches of one model version's workers, and passes them on to `recorder`."""
 
     __slots__ = ("_handler_s", "_recorder", "_sizes", "_waited_s", "responses")
 
@@ -94,8 +94,8 @@ class CountedBatches:
         self._recorder.loaded(worker_id, seconds)
 
     def read(self, ledger: Ledger) -> Statistics:
-        """With what the ledger of the same model version says. Clients subtract the parts from the whole: a handler's
-        time, which is taken after its answers have gone, never makes them more."""
+        """The sums, together with those of the same model version's ledger. Clients subtract the parts from the whole:
+        the handler time, which is measured after its answers have gone, never makes the parts exceed it."""
         queue_s = ledger.queued_s + self._waited_s
         last_at_s = time.time() - (time.monotonic() - ledger.last_s) if ledger.last_s else 0.0
         return Statistics(

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PREFIX = "torchrelay-server-"
-#: What a directory is called until its server has locked it.
+#: The prefix of a directory's name until its server has locked it.
 NEW = "torchrelay-new-"
-#: One that is called so for longer was left by a server that was killed in that moment.
+#: A directory that keeps that name for longer was left by a server that was killed in that moment.
 NEW_S_MAX = 60.0
 
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -40,8 +40,8 @@ def work_dir(parent: Path) -> Iterator[Path]:
 
 
 def remove_abandoned(parent: Path) -> None:
-    """Deletes this user's directories that no server holds any more: those of servers that were killed. What can't be
-    deleted stays. Blocking."""
+    """Deletes this user's directories that no server holds any more: those of servers that were killed. Those that
+    can't be deleted stay. Blocking."""
     for path in parent.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
             _remove_if_abandoned(path, 0.0)

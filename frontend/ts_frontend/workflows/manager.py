@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 
 
 class WorkflowManager:
-    """`models` serves the nodes, `model_store` has their archives, `workflow_store` those of the workflows.
-    `on_change` is called after each change that a restart should remember."""
+    """Manages workflows. `models` serves the nodes, `model_store` has their archives, `workflow_store` those of the
+    workflows. `on_change` is called after each change that a restart should remember."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class WorkflowManager:
         response_timeout: int | None = None,
         startup_timeout: int | None = None,
     ) -> Outcome:
-        """Adds a workflow, whole or not at all; a caller who leaves doesn't stop it."""
+        """Adds a workflow, whole or not at all; a cancelled caller doesn't stop it."""
         return await self.models.tasks.load(
             self._register(url, workflow_name, Timeouts(response_timeout, startup_timeout))
         )
@@ -92,8 +92,8 @@ class WorkflowManager:
     async def add(
         self, fetched: Fetched, name: str | None, timeouts: Timeouts, fetch: Fetch, *, start: bool
     ) -> Workflow:
-        """The workflow in `fetched`, registered. `fetch` finds the nodes' archives; `start`: with running workers,
-        which else somebody else starts. What fails leaves nothing behind."""
+        """Registers the workflow in `fetched`. `fetch` finds the nodes' archives; `start`: its workers are started,
+        else the caller starts them later. A failure leaves nothing behind."""
         try:
             opening = partial(open_workflow, fetched.path, self._work_dir, self._extract_limits)
             archive = await in_thread(opening, WorkflowArchive.remove)
@@ -145,7 +145,7 @@ class WorkflowManager:
     # --- unregister
 
     async def unregister(self, name: str) -> Outcome:
-        """Removes a workflow with its models; what it has accepted is answered first (unregister_model_timeout)."""
+        """Removes a workflow with its models; its accepted requests are answered first (unregister_model_timeout)."""
         workflow = self.find(name)
         del self._workflows[name]
         self._arriving.add(name)
@@ -196,7 +196,7 @@ class WorkflowManager:
 
 
 def states_of(workflows: WorkflowManager) -> Mapping[str, WorkflowState]:
-    """All workflows as a snapshot holds them."""
+    """The states of all workflows for a snapshot."""
     return {
         workflow.name: WorkflowState(
             archive=workflow.fetched.path.name,
@@ -216,14 +216,14 @@ def states_of(workflows: WorkflowManager) -> Mapping[str, WorkflowState]:
 async def restore_workflows(
     states: Mapping[str, WorkflowState], workflows: WorkflowManager, at_once_max: int
 ) -> list[str]:
-    """Registers every workflow of a snapshot, side by side; their workers are started by somebody else. A sentence for
-    each that can't be: it is set aside, and tried again by the next start."""
+    """Registers every workflow of a snapshot, side by side; the caller starts their workers. Returns a sentence for
+    each that can't be registered: it is set aside, and tried again by the next start."""
     work = [_restored(name, state, workflows) for name, state in states.items()]
     return [failure for failure in await side_by_side(work, at_once_max) if failure]
 
 
 async def _restored(name: str, state: WorkflowState, workflows: WorkflowManager) -> str:
-    """Why it couldn't be, or ""."""
+    """Restores a workflow; returns the sentence for a failure, or ""."""
     try:
         await _restore(name, state, workflows)
     except Exception as error:

@@ -23,9 +23,9 @@ Fetch = Callable[[Node], Awaitable[Fetched]]
 
 
 async def add_nodes(workflow: Workflow, models: ModelManager, fetch: Fetch) -> None:
-    """Registers every node's model, without workers yet. WorkflowFailed when some can't be; those that could stay.
+    """Registers every node's model, without workers yet. WorkflowFailed when some fail; the others stay registered.
 
-    `fetch` finds a node's archive. Nodes of the same URL share what it fetched.
+    `fetch` finds a node's archive. Nodes of the same URL share one fetched archive.
     """
     sharing: dict[str | None, list[Node]] = {}
     for node in workflow.archive.spec.nodes.values():
@@ -41,8 +41,8 @@ async def start_nodes(workflow: Workflow, models: ModelManager) -> None:
 
 
 async def remove_nodes(workflow: Workflow, models: ModelManager, drain_s: float, *, own: bool = False) -> bool:
-    """Takes out everything registered under the names of the nodes, also versions that were added by hand, unless only
-    its `own`. False when not all they had accepted was answered in time."""
+    """Removes all models registered under the names of the nodes, also versions that were added by hand, unless only
+    its `own`. False when not all their accepted requests were answered in time."""
     leaving = [model for model in models_of(workflow, models) if model.workflow or not own]
     return all(await asyncio.gather(*(models.retire(model, drain_s) for model in leaving)))
 
@@ -54,7 +54,7 @@ def models_of(workflow: Workflow, models: ModelManager) -> list[Model]:
 
 
 async def _all(workflow: Workflow, work: Sequence[Awaitable[None]]) -> None:
-    """Does all of it at the same time. WorkflowFailed names what failed; its status is that of the first."""
+    """Runs all `work` concurrently. Raises WorkflowFailed, which names all failures and has the status of the first."""
     results = await asyncio.gather(*work, return_exceptions=True)
     failures = [result for result in results if isinstance(result, ServeError)]
     for result in results:
@@ -74,7 +74,7 @@ def _node_error(name: str, error: ServeError) -> ServeError:
 
 
 async def _add_archives(workflow: Workflow, nodes: Sequence[Node], models: ModelManager, fetch: Fetch) -> None:
-    """Nodes of one URL: the first has the download, if it was one, the others only use it."""
+    """Registers the nodes of one URL: the first owns the download, if it was one, and the others only use it."""
     fetched: Fetched | None = None
     for node in nodes:
         name = workflow.model_name(node.name)
@@ -112,7 +112,7 @@ async def _add_function(workflow: Workflow, node: Node, models: ModelManager) ->
 
 
 def _requested(workflow: Workflow, node: Node) -> Requested:
-    """max-workers is how many are started, as in TorchServe."""
+    """The node's settings as a register call's; max-workers is the number of workers started, as in TorchServe."""
     return Requested(
         model_name=workflow.model_name(node.name),
         batch_size=node.batch_size,

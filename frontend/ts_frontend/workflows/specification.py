@@ -1,7 +1,7 @@
 """A workflow's specification: its models with their settings, and the graph they stand in. Pure.
 
 The YAML's form is TorchServe's: `models` (defaults, and a mapping for each model) and `dag` (a list of children for
-each node). What is in `dag` and not in `models` is a function of the workflow's handler file.
+each node). A node of `dag` that isn't in `models` is a function of the workflow's handler file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Graph:
 
 
 def make_graph(edges: Mapping[str, Sequence[str]]) -> Graph:
-    """From each node's children; nodes that are named only as children have none. Raises InvalidGraph."""
+    """The graph of each node's children; nodes that are named only as children have none. Raises InvalidGraph."""
     children = {name: tuple(dict.fromkeys(named)) for name, named in edges.items()}
     for named in edges.values():
         for child in named:
@@ -54,7 +54,8 @@ def make_graph(edges: Mapping[str, Sequence[str]]) -> Graph:
 
 
 def _check_cycles(children: Mapping[str, Sequence[str]], parents: Mapping[str, Sequence[str]]) -> None:
-    """Takes away nodes without parents as long as there are any: what stays leads into a cycle, or out of one."""
+    """Removes nodes without parents as long as there are any: the rest is on a cycle or below one. Raises
+    InvalidGraph."""
     missing = {name: len(before) for name, before in parents.items()}
     free = [name for name, count in missing.items() if not count]
     while free:
@@ -69,7 +70,7 @@ def _check_cycles(children: Mapping[str, Sequence[str]], parents: Mapping[str, S
 
 
 def _cycle(left: Mapping[str, int], parents: Mapping[str, Sequence[str]]) -> list[str]:
-    """Every node in `left` has a parent there: going back from any leads round a cycle."""
+    """A cycle among the nodes in `left`, each of which has a parent there."""
     name = next(iter(left))
     path: list[str] = []
     while name not in path:
@@ -108,7 +109,7 @@ class Node:
 @dataclass(frozen=True, slots=True)
 class WorkflowSpec:
     """`defaults`: the node settings that a model without its own has. `dag_text`: the graph as TorchServe shows it.
-    `warnings`: what was left out, and why."""
+    `warnings`: sentences about ignored models and settings."""
 
     defaults: Node
     nodes: Mapping[str, Node]
@@ -118,7 +119,7 @@ class WorkflowSpec:
 
 
 def parse_spec(tree: Mapping[str, Any], *, has_handler: bool) -> WorkflowSpec:
-    """From the YAML's mapping. Raises InvalidWorkflow, InvalidGraph: the node and what is wrong with it."""
+    """The specification in the YAML's mapping. Raises InvalidWorkflow, InvalidGraph, naming the node and its error."""
     models, dag = tree.get("models"), tree.get("dag")
     if not isinstance(models, dict) and models is not None:
         raise InvalidWorkflow(f"models must be settings and models, not {models!r:.80}")

@@ -39,7 +39,7 @@ class Reply(NamedTuple):
 
 
 class NodeFailed(ServeError):
-    """A node gave no answer. The status is that of what went wrong; an exception of the handler is 500."""
+    """A node gave no answer. The status is that of its cause; an exception of the handler is 500."""
 
     def __init__(self, node: str, cause: ServeError, attempts: int) -> None:
         text = f"Error executing {node}"
@@ -59,7 +59,8 @@ class NodeGone(ServeError):
 
 
 class Run:
-    """`find` gives the model of a node's name. `deadline_s`: `time.monotonic()` seconds for all of it."""
+    """One request's run through the graph. `find` gives the model of a node's name. `deadline_s`: `time.monotonic()`
+    seconds for all of it."""
 
     def __init__(
         self,
@@ -115,7 +116,7 @@ class Run:
             self._running.clear()  # a cancelled task keeps its exception, and with that the frames that hold this
 
     def _inputs(self, name: str) -> list[Input]:
-        """What the parents answered: of one as `body`, of several by their names."""
+        """The parents' answers: that of one as `body`, those of several by their names."""
         parents = self._graph.parents[name]
         names = parents if len(parents) > 1 else ("body",)
         return [Input(key, "", self._replies[parent].body) for key, parent in zip(names, parents, strict=True)]
@@ -123,14 +124,14 @@ class Run:
     # --- one node
 
     async def _outcome(self, node: Node, inputs: Sequence[Input]) -> Reply | Ending:
-        """As a value: an exception in a task would hold the frames that hold the task."""
+        """The answer, or the error as a value: an exception in a task would hold the frames that hold the task."""
         try:
             return await self._answer(node, inputs)
         except ServeError as error:
             return error.ending()
 
     async def _answer(self, node: Node, inputs: Sequence[Input]) -> Reply:
-        """A node's answer, asked for again as often as it may be. NodeFailed."""
+        """A node's answer, with up to `retry_attempts` retries. Raises NodeFailed."""
         attempt = 0
         while True:
             attempt += 1
@@ -185,14 +186,14 @@ class Run:
 
 
 class Timeouts(NamedTuple):
-    """What the register call asked for, in seconds, for all models; None is unset."""
+    """The register call's timeouts for all models, in seconds; None is unset."""
 
     response_s: int | None = None
     startup_s: int | None = None
 
 
 class Workflow:
-    """`find` gives a model by its name."""
+    """A registered workflow. `find` returns a model by its name."""
 
     def __init__(
         self,
@@ -213,14 +214,15 @@ class Workflow:
         self._leaving = False
 
     def model_name(self, node: str) -> str:
-        """What a node's model is called among the models."""
+        """The name of a node's model in the registry."""
         return f"{self.name}__{node}"
 
     def node_model(self, node: str) -> Model:
         return self._find(self.model_name(node))
 
     async def predict(self, inputs: Sequence[Input], *, headers: Pairs, request_id: str | None) -> dict[str, Reply]:
-        """The answers of the last nodes. Raises NodeFailed, Draining; a caller who is cancelled cancels all of it."""
+        """The answers of the last nodes. Raises NodeFailed, Draining; a cancelled caller cancels all nodes'
+        requests."""
         if self._leaving:
             raise Draining(f'Workflow "{self.name}" is being unregistered')
         spec = self.archive.spec
@@ -235,7 +237,7 @@ class Workflow:
                 self._idle.set()
 
     async def drain(self, timeout_s: float) -> bool:
-        """Takes nothing new and waits for what is on its way; False when time was up."""
+        """Refuses new requests and waits for those in progress; False after `timeout_s`."""
         self._leaving = True
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)

@@ -1,4 +1,4 @@
-"""What a format of models has to say: whether files are in it, and what they are as archives."""
+"""The interface of a model format: it detects its files, and opens them as archives."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ts_frontend.models.archive import Archive
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
     """Files to be opened. `path`: as it was given, for errors; `directory`: where the files begin, unpacked for the
-    model if `owned`. `name` and `config_text` (a configuration in the format's own form) count in place of those in the
-    files. `argv` and `cwd`: of a program, with which words it is run and where, None for its own directory."""
+    model if `owned`. `name` and `config_text` (a configuration in the format's own form) replace those in the files.
+    `argv` and `cwd`: a program's arguments and working directory, None for its own directory."""
 
     path: Path
     directory: Path
@@ -27,7 +27,7 @@ class ModelFiles:
 
 
 class StoredModel(NamedTuple):
-    """A model version of a store that says its name without being opened. `path`: from the store's root."""
+    """A model version in a store whose name is known without opening it. `path`: from the store's root."""
 
     path: str
     name: str
@@ -38,7 +38,7 @@ class ModelFormat(ABC):
     """The layout of one system's models. The server makes one object of each (`formats.known_formats`). All methods but
     `names` block, and are called in threads unless they only look at archives that are open."""
 
-    #: What runs the handlers: `ts.compat.NAME` in the worker, "" for TorchServe's handlers.
+    #: The module that runs the handlers: `ts.compat.NAME` in the worker, "" for TorchServe's handlers.
     adapter: ClassVar[str] = ""
     #: A directory holds several versions. Model repositories and load calls serve it, register calls don't.
     versioned: ClassVar[bool] = False
@@ -54,16 +54,16 @@ class ModelFormat(ABC):
 
     @property
     def exclusive(self) -> bool:
-        """Whether a store's folders that show no sign are no models."""
+        """Whether a store's folders that show no sign are ignored."""
         return False
 
     @abstractmethod
     def matches(self, path: Path) -> bool:
-        """Whether the file or directory shows the format's sign. A path that isn't there is no error."""
+        """Whether the file or directory shows the format's sign. A missing path is no error."""
 
     @abstractmethod
     def open(self, files: ModelFiles) -> list[Archive]:
-        """The versions that lie there, in ascending order; only one, unless the format is `versioned`. Raises
+        """The versions in the files, in ascending order; only one, unless the format is `versioned`. Raises
         InvalidArchive, InvalidArgument, OSError."""
 
     def stored(self, root: Path, path: str) -> StoredModel | None:
@@ -71,12 +71,12 @@ class ModelFormat(ABC):
         return None
 
     def default_version(self, archives: Sequence[Archive]) -> str | None:
-        """The version that requests mean which name none, of all that are served of a name; None: the one that is the
-        default already, which is the first that was registered or the one that somebody set."""
+        """The default version among all served versions of a name; None keeps the present default, the first registered
+        version or the one set by a call."""
         return None
 
     def prepared(self, archive: Archive) -> Archive:
-        """The archive with what the server's configuration says to its adapter. Raises ConfigError."""
+        """The archive with the server configuration's settings for its adapter. Raises ConfigError."""
         return archive
 
     async def names(self, archive: Archive) -> list[str]:

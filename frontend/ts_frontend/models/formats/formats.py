@@ -1,4 +1,4 @@
-"""The formats that are served, and which of them a file or directory is in."""
+"""The supported model formats, and the detection of a file's or directory's format."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ts_frontend.models.formats.torchserve import TorchServeFormat
 from ts_frontend.models.formats.triton import TritonFormat
 from ts_frontend.models.store.http import Stop
 
-#: Folders of a store that are looked at, one inside the other, for models that may lie at any depth.
+#: The depth to which a store's folders are searched for models that may lie at any depth.
 DEPTH_MAX = 8
 
 
 def known_formats(config: ServerConfig, *, env: Mapping[str, str], work_dir: Path, gpus: int) -> Formats:
     """The formats of a server; a new one has its line here. `env`: of workers; `work_dir`: for scratch files; `gpus`:
-    how many there are to place workers on."""
+    the number of GPUs to place workers on."""
     return Formats(
         (
             MLServerFormat(config.mlserver, config.model_store, Path.cwd() if config.mlserver.only else None),
@@ -36,8 +36,8 @@ def known_formats(config: ServerConfig, *, env: Mapping[str, str], work_dir: Pat
 
 
 class Formats:
-    """TorchServe's format and `others`, in the order in which they are asked: the first whose sign a path shows has it.
-    What shows no sign is TorchServe's. All methods but `running` block."""
+    """TorchServe's format and `others`, in order of precedence: a path has the first format whose sign it shows. A path
+    without a sign is TorchServe's. All methods but `running` block."""
 
     def __init__(self, others: Sequence[ModelFormat] = ()) -> None:
         self._torchserve = TorchServeFormat()
@@ -60,7 +60,8 @@ class Formats:
         return self._torchserve
 
     def running(self, adapter: str) -> ModelFormat:
-        """The format whose handlers that adapter runs, whatever archive named it."""
+        """The format whose handlers that adapter runs, even where another format's archive names it; TorchServe's for
+        others."""
         return next((one for one in self._all if one.adapter == adapter), self._torchserve)
 
     # --- opening
@@ -91,9 +92,8 @@ class Formats:
             raise
 
     def open_in_place(self, path: Path, argv: Sequence[str], cwd: Path) -> Archive:
-        """What the operator names: a program, with its arguments and the directory where it is run; a folder with one,
-        or a model's folder, where they say that themselves. No snapshot has it. Raises ArchiveNotFound,
-        InvalidArchive."""
+        """Opens a path that the operator names: a program, or a folder with one, run with `argv` in `cwd`; or a model's
+        folder, which uses neither. No snapshot lists it. Raises ArchiveNotFound, InvalidArchive."""
         found, whole = self.of(path), path.absolute()
         if found.several:
             directory = whole if path.is_dir() else whole.parent
@@ -119,7 +119,7 @@ class Formats:
     # --- stores
 
     def in_store(self, root: Path, names: Iterable[str]) -> list[str]:
-        """What can be loaded from a store, by paths from `root`: its archives and folders (`names`) or, in place of a
+        """The loadable models of a store, as paths from `root`: its archives and folders (`names`) or, in place of a
         folder, the models inside it; "." is the store itself."""
         nested = [one for one in self._all if one.nested]
         inside = {name: self._inside(root, name, nested) for name in names}
@@ -148,7 +148,7 @@ class Formats:
         return not marked_only or self._torchserve.matches(path) or path.suffix == ".mar"
 
     def stored(self, root: Path, paths: Iterable[str]) -> list[StoredModel]:
-        """Those of `paths` that say their names without being opened."""
+        """The models at `paths` whose names are known without opening them."""
         nested = [one for one in self._all if one.nested]
         found = []
         for path in paths:

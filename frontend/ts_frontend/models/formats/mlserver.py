@@ -17,16 +17,16 @@ from ts_frontend.models.formats.format import ModelFiles, ModelFormat, StoredMod
 from ts_frontend.models.signature import Signature, specs_of
 
 FILE = "model-settings.json"
-#: The version of a model that names none.
+#: The version of a model that declares none.
 NO_VERSION = "1.0"
-#: JSON has infinity and NaN for Python.
+#: Python's JSON parser accepts infinity and NaN.
 _NUMBER_MAX = 2**31 - 1
 
 
 class MLServerFormat(ModelFormat):
-    """`defaults`: what model-settings.json may leave out. With an `implementation` there, a directory needs no such
-    file. `store`: where models import from that lie in it; `start_dir`: where all of them do, the directory in which
-    MLServer's command was run."""
+    """`defaults`: values for the keys that a model-settings.json leaves out; with an `implementation` among them, a
+    directory needs no such file. `store`: an import path of the models inside it; `start_dir`: one of all models, the
+    directory in which MLServer's command was run."""
 
     adapter = "mlserver_runtime"
     nested = True
@@ -83,8 +83,8 @@ class MLServerFormat(ModelFormat):
         return [archive]
 
     def _python_path(self, path: Path) -> list[str]:
-        """What is importable beside the model's own folder: the root of the store that it lies in, as after `mlserver
-        start DIR`."""
+        """Import paths besides the model's own folder: the root of its store (as after `mlserver start DIR`), and the
+        directory in which MLServer's command was run."""
         store, found = self._store, []
         if store is not None and (
             path.absolute().is_relative_to(store) or path.resolve().is_relative_to(store.resolve())
@@ -105,13 +105,13 @@ class MLServerFormat(ModelFormat):
             return None
 
     def default_version(self, archives: Sequence[Archive]) -> str | None:
-        """The newest, whichever came first."""
+        """The newest version, regardless of the order of loading."""
         return newest((one.version, bool(one.adapter_settings.get("versioned"))) for one in archives)
 
 
 def newest(versions: Iterable[tuple[str, bool]]) -> str:
-    """The version that requests mean which name none: one without a version before all others, then the highest number
-    or, where they aren't all numbers, text. Each with whether the model itself says it."""
+    """The default version: one without a version before all others, then the highest number or, where they aren't all
+    numbers, text. Each comes with whether the model itself declares it."""
 
     def compare(one: tuple[str, bool], other: tuple[str, bool]) -> int:
         if not (one[1] and other[1]):
@@ -125,7 +125,7 @@ def newest(versions: Iterable[tuple[str, bool]]) -> str:
 
 
 def with_defaults(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings, with what they leave out. Those of `parameters` are told apart."""
+    """The settings, completed from `defaults`; the keys of `parameters` are merged one by one."""
     found = {**defaults, **settings}
     ours, theirs = settings.get("parameters") or {}, defaults.get("parameters") or {}
     if theirs and isinstance(ours, dict):
@@ -152,7 +152,8 @@ def _mapping(path: Path, settings: Mapping[str, Any], key: str) -> dict[str, Any
 
 
 def _config(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """As a model-config.yaml says it. Batches are made when there is both a size and a time, as in MLServer."""
+    """The settings in the keys of a model-config.yaml. Batches are made when there is both a size and a time, as in
+    MLServer."""
     found: dict[str, Any] = {}
     size = _number(path, settings, "max_batch_size")
     delay_s = _number(path, settings, "max_batch_time")

@@ -1,5 +1,5 @@
-"""Programs that start a server of aiSSEMBLE's or KServe's (docs/aissemble.md): what one serves is known when it is run,
-up to its server's start.
+"""Programs that start an aiSSEMBLE or KServe server (docs/aissemble.md): their models become known by running them up
+to the server's start.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ts_frontend.models.archive import Archive
 from ts_frontend.models.formats.format import ModelFiles, ModelFormat
 from ts_frontend.workers.launchers import run_tool
 
-#: What makes a folder a program, when it shows no other format's sign.
+#: The file that makes a folder a program, when it shows no other format's sign.
 FILE = "main.py"
 SUFFIX = ".py"
 SHOWN_LINES = 15
@@ -36,8 +36,8 @@ _CODE = (
 
 
 class ProgramFormat(ModelFormat):
-    """A file of Python, or a folder with a main.py that imports one of their servers. `env`: a worker's environment;
-    `work_dir`: for what a program that is run has to say."""
+    """A Python file, or a folder with a main.py that imports one of their servers. `env`: a worker's environment;
+    `work_dir`: for the model lists that programs write when they are run."""
 
     adapter = "program"
     several = True
@@ -55,7 +55,7 @@ class ProgramFormat(ModelFormat):
             return False
 
     def open(self, files: ModelFiles) -> list[Archive]:
-        """Its archive has no name: the program knows."""
+        """The archive has no name: the program defines its models' names."""
         itself = files.path.suffix == SUFFIX and files.path.parent == files.directory
         program = files.path if itself else files.directory / FILE
         folder = program.parent
@@ -78,7 +78,7 @@ class ProgramFormat(ModelFormat):
         return [archive]
 
     def prepared(self, archive: Archive) -> Archive:
-        """With what its options, the environment and oip.properties say: whether it wants a line for each request."""
+        """The archive with its options', the environment's or oip.properties' choice of a log line for each request."""
         settings = archive.adapter_settings
         if "latency_logging" in settings:
             return archive
@@ -87,7 +87,8 @@ class ProgramFormat(ModelFormat):
         return replace(archive, adapter_settings=settings | {"latency_logging": bool(found)})
 
     async def names(self, archive: Archive) -> list[str]:
-        """InvalidArchive, with the end of what the program said, when it doesn't start a server."""
+        """The program's models, [] for an archive with a name. InvalidArchive, with the end of the program's output,
+        when it doesn't start a server."""
         if archive.name is not None:
             return []
         settings, last = archive.adapter_settings, deque[str](maxlen=SHOWN_LINES)

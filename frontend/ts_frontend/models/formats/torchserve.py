@@ -18,7 +18,7 @@ _RUNTIMES = ("python", "python3")
 
 
 class TorchServeFormat(ModelFormat):
-    """An archive without a manifest is one, too: its name, version and handler are defaults."""
+    """An archive without a manifest has this format, too, with default name, version and handler."""
 
     def matches(self, path: Path) -> bool:
         return (path / _MANIFEST).exists()
@@ -50,7 +50,7 @@ class TorchServeFormat(ModelFormat):
 
 
 def _adapter(path: Path, model: dict[str, Any]) -> str:
-    """What runs a handler that is written for another server, "" for TorchServe's."""
+    """The adapter of a handler written for another server, "" for TorchServe's."""
     found = text(path, model, "adapter", _MANIFEST) or ""
     if not _ADAPTER.fullmatch(found):
         raise refusal(path, f"{found!r} is no name of an adapter")

@@ -30,14 +30,14 @@ ADAPTER = "triton"
 MODEL_FILES = {"python": "model.py", "pytorch": "model.pt", "onnxruntime": "model.onnx"}
 _BACKENDS_OF_PLATFORMS = {"pytorch_libtorch": "pytorch", "onnxruntime_onnx": "onnxruntime"}
 _PLATFORMS = {backend: platform for platform, backend in _BACKENDS_OF_PLATFORMS.items()}
-#: Triton's default, what may wait of one sequence, and how many sequences may wait for a worker.
+#: Triton's default idle time, the most waiting requests of one sequence, and the most sequences that wait for workers.
 _SEQUENCE_IDLE_US, _SEQUENCE_REQUESTS_MAX, _SEQUENCES_WAITING_MAX = 1_000_000, 100, 1000
 _GROUP_KIND_AUTO, _GROUP_KIND_GPU, _GROUP_KIND_CPU = 0, 1, 2
 
 
 class TritonFormat(ModelFormat):
-    """`gpus`: how many there are to place workers on; `workers`: of a model without instance groups, 0 for Triton's own
-    number, one for each GPU."""
+    """`gpus`: the number of GPUs to place workers on; `workers`: the number for a model without instance groups, 0 for
+    Triton's own, one for each GPU."""
 
     adapter = ADAPTER
     versioned = True
@@ -46,7 +46,7 @@ class TritonFormat(ModelFormat):
         self._gpus, self._workers = gpus, workers
 
     def matches(self, path: Path) -> bool:
-        """A configuration or a version is the sign. Raises OSError."""
+        """The sign is a config.pbtxt or a version's directory. Raises OSError."""
         return path.is_dir() and ((path / CONFIG_FILE).is_file() or bool(_versions(path)))
 
     def open(self, files: ModelFiles) -> list[Archive]:
@@ -58,7 +58,7 @@ class TritonFormat(ModelFormat):
         return [directory.archive(version, self._gpus) for version in directory.versions]
 
     def default_version(self, archives: Sequence[Archive]) -> str | None:
-        """The highest."""
+        """The highest number, None unless all versions are numbers."""
         numbers = [int(one.version) for one in archives if _VERSION.fullmatch(one.version)]
         return str(max(numbers)) if len(numbers) == len(archives) else None
 
@@ -73,7 +73,7 @@ def parse(text: str, source: str) -> ModelConfig:
 
 
 def from_json(found: dict[str, Any], source: str) -> ModelConfig:
-    """The configuration that `as_json` gives. InvalidArgument, naming `source`."""
+    """The configuration from the JSON of `as_json`. InvalidArgument, naming `source`."""
     try:
         config: ModelConfig = json_format.ParseDict(found, ModelConfig(), descriptor_pool=POOL)
     except json_format.ParseError as error:
@@ -82,7 +82,8 @@ def from_json(found: dict[str, Any], source: str) -> ModelConfig:
 
 
 def checked(config: ModelConfig, name: str, source: str) -> ModelConfig:
-    """The configuration of the model in the directory `name`. InvalidArgument for what can't be served."""
+    """Returns the checked configuration of the model in the directory `name`. InvalidArgument for one that can't be
+    served."""
     if config.name and config.name != name:
         raise InvalidArgument(f"{source}: name is {config.name!r}, but the model's directory is {name!r}")
     if config.max_batch_size < 0:
@@ -98,7 +99,7 @@ def checked(config: ModelConfig, name: str, source: str) -> ModelConfig:
 
 
 def _check_tensors(kind: str, tensors: Iterable[Any], source: str, *, whole: bool) -> None:
-    """`whole`: nobody adds what is left out."""
+    """Checks the names, data types and dims of tensors. `whole`: data_type and dims are required."""
     seen: set[str] = set()
     for tensor in tensors:
         if not tensor.name or tensor.name in seen:
@@ -126,7 +127,7 @@ def _check_sequences(config: ModelConfig, source: str) -> None:
 
 
 def backend_of(config: ModelConfig, source: str) -> str:
-    """Which backend runs the model, "" when nothing says it. InvalidArgument for one that isn't there."""
+    """The model's backend, "" when the configuration names none. InvalidArgument for an unsupported one."""
     found = config.backend or _BACKENDS_OF_PLATFORMS.get(config.platform, config.platform)
     if found and found not in MODEL_FILES:
         raise InvalidArgument(f"{source}: backend {found!r} is not served; one of {', '.join(MODEL_FILES)}")
@@ -134,7 +135,7 @@ def backend_of(config: ModelConfig, source: str) -> str:
 
 
 def completed(config: ModelConfig, name: str, backend: str) -> ModelConfig:
-    """The configuration with what follows from its directory."""
+    """The configuration completed with its name, its backend and Triton's defaults."""
     full = ModelConfig()
     full.CopyFrom(config)
     full.name, full.backend = name, backend
@@ -161,7 +162,7 @@ def placed(config: ModelConfig, gpus: int) -> ModelConfig:
 
 
 def chosen(config: ModelConfig, versions: list[int]) -> list[int]:
-    """The versions that the policy asks for, of those that are there, in ascending order."""
+    """The versions that the policy selects among `versions`, in ascending order."""
     policy = config.version_policy
     choice = policy.WhichOneof("policy_choice")
     if choice == "all":
@@ -172,7 +173,7 @@ def chosen(config: ModelConfig, versions: list[int]) -> list[int]:
 
 
 def signature(config: ModelConfig) -> Signature:
-    """What metadata says: with a leading -1 for the batch, when the model takes batches."""
+    """The model's signature for metadata, with a leading -1 for the batch when the model takes batches."""
     batch = (-1,) if config.max_batch_size else ()
     return Signature(
         config.platform or config.backend,
@@ -187,9 +188,9 @@ def _spec(tensor: Any, batch: tuple[int, ...], optional: bool) -> TensorSpec:
 
 
 def worker_settings(config: ModelConfig, gpus: int) -> dict[str, Any]:
-    """The scheduling of a config.pbtxt in the words of a model-config.yaml; `gpus`: how many there are.
+    """The scheduling of a config.pbtxt in the keys of a model-config.yaml; `gpus`: the number of GPUs.
 
-    A batch is a number of requests here, whatever their own batch dimensions are.
+    A batch is a number of requests here, independent of their own batch dimensions.
     """
     found: dict[str, Any] = {"batchSize": 1}
     if config.HasField("dynamic_batching"):
@@ -207,7 +208,8 @@ def worker_settings(config: ModelConfig, gpus: int) -> dict[str, Any]:
 
 
 def priorities(config: ModelConfig) -> Priorities | None:
-    """The order in which requests wait, where that isn't the one in which they came, or their time is limited."""
+    """The priorities and time limits of waiting requests, None when they wait in order of arrival and without a
+    limit."""
     dynamic = config.dynamic_batching
     policy = _wait_policy(dynamic.default_queue_policy)
     if not dynamic.priority_levels and policy.timeout_s == math.inf:
@@ -276,8 +278,8 @@ _VERSION = re.compile(r"[1-9][0-9]*")
 
 @dataclass(frozen=True, slots=True)
 class ModelDirectory:
-    """A model as it lies there. `versions` are those that its policy asks for, in ascending order; `grouped`: its
-    configuration says how many instances it has."""
+    """A model's directory. `versions` are those that its policy selects, in ascending order; `grouped`: its
+    configuration sets the number of instances."""
 
     name: str
     path: Path
@@ -287,7 +289,7 @@ class ModelDirectory:
     grouped: bool = True
 
     def with_workers(self, workers: int, gpus: int) -> ModelDirectory:
-        """The same with so many instances, unless its configuration says how many."""
+        """The same with `workers` instances, unless its configuration sets their number."""
         if self.grouped:
             return self
         config = ModelConfig()
@@ -301,7 +303,7 @@ class ModelDirectory:
         return replace(self, config=config)
 
     def archive(self, version: int, gpus: int) -> Archive:
-        """One version, ready to be registered. `gpus`: how many there are to place workers on."""
+        """One version, ready to be registered. `gpus`: the number of GPUs to place workers on."""
         config, directory = self.config, self.path / str(version)
         return Archive(
             dir=directory,
@@ -338,7 +340,7 @@ class ModelDirectory:
 
 
 def _completed(gpus: int, archive: Archive, found: dict[str, Any]) -> Archive:
-    """The archive with the configuration `found` in the place of its own. InvalidArgument."""
+    """The archive with the configuration `found` in place of its own. InvalidArgument."""
     config = from_json(found, f"the configuration that model {archive.name!r} has completed")
     return replace(
         archive,
@@ -350,7 +352,7 @@ def _completed(gpus: int, archive: Archive, found: dict[str, Any]) -> Archive:
 
 def read(path: Path, config_text: str | None = None, name: str = "") -> ModelDirectory:
     """The model in the directory `path`, whose name it has unless `name` is given; `config_text` instead of its
-    config.pbtxt. InvalidArgument, naming the file and what is wrong."""
+    config.pbtxt. InvalidArgument, naming the file and the error."""
     source = f"{path.name}/{CONFIG_FILE}" if config_text is None else "load parameter 'config'"
     text = _text(path / CONFIG_FILE) if config_text is None else config_text
     config = parse(text, source)
@@ -373,7 +375,7 @@ def read(path: Path, config_text: str | None = None, name: str = "") -> ModelDir
 
 
 def _text(file: Path) -> str:
-    """ "" when there is no such file: the model's own directory says enough."""
+    """The file's text, "" when there is no such file: the model's directory is enough then."""
     try:
         if file.stat().st_size > CONFIG_BYTES_MAX:
             raise InvalidArgument(f"{file} is larger than {CONFIG_BYTES_MAX} bytes")
@@ -389,7 +391,7 @@ def _versions(path: Path) -> list[int]:
 
 
 def _backend(directory: Path) -> str:
-    """By the model's file, when the configuration doesn't say it."""
+    """The backend by the model's file, for a configuration that names none."""
     for backend, file in MODEL_FILES.items():
         if (directory / file).is_file():
             return backend

@@ -40,7 +40,7 @@ class Stopped(Exception):
 
 
 class Stop:
-    """Ends a download early: what waits for the network wakes up at once. The first `reason` counts."""
+    """Ends a download early: a thread that waits for the network wakes up at once. The first `reason` counts."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -56,7 +56,7 @@ class Stop:
 
     @property
     def reason(self) -> str:
-        """Why it was ended, "" as long as it wasn't."""
+        """The reason why it was ended, "" as long as it wasn't."""
         return self._reason
 
     def check(self) -> None:
@@ -65,7 +65,8 @@ class Stop:
             raise Stopped(self._reason)
 
     def watch(self, wake: Callable[[], None]) -> None:
-        """`wake()` lets the download go on from what it waits for from now on, also when it was ended before."""
+        """Sets the `wake()` that interrupts the download's wait; calls it at once when the download was ended
+        before."""
         with self._lock:
             self._wake = wake
             ended = bool(self._reason)
@@ -74,7 +75,7 @@ class Stop:
 
     @contextmanager
     def after(self, seconds: float, reason: str) -> Iterator[None]:
-        """Ends what is done within the block when it takes longer."""
+        """Ends the block's work when it takes longer than `seconds`."""
         timer = threading.Timer(seconds, self.set, (reason,))
         timer.daemon = True
         timer.start()
@@ -84,8 +85,9 @@ class Stop:
             timer.cancel()
 
     def waited(self, work: Callable[[], _T]) -> _T:
-        """What `work` returns or raises. It runs in a thread of its own, which is left to itself when this ends first:
-        Stopped, also at the process's end. For libraries whose waiting can't be ended."""
+        """Returns the result of `work` or raises its error. It runs in a thread of its own. When this is set first, the
+        caller gets Stopped and the thread is left to itself, also at the process's end. For libraries whose waits can't
+        be interrupted."""
         outcome: Future[_T] = Future()
 
         def run() -> None:
@@ -102,8 +104,8 @@ class Stop:
 
 
 async def in_thread(work: Callable[[Stop], _T], unwanted: Callable[[_T], None]) -> _T:
-    """What `work` gives, in a thread. A caller who is cancelled stops it and leaves when it has ended; what it gave all
-    the same goes to `unwanted`. `work` looks at its Stop as often as it can."""
+    """Returns the result of `work`, run in a thread. A cancelled caller stops it and leaves when it has ended; a result
+    that it still returned goes to `unwanted`. `work` checks its Stop as often as it can."""
     stop = Stop()
     running = owned(asyncio.to_thread(work, stop))
     try:
@@ -117,7 +119,7 @@ async def in_thread(work: Callable[[Stop], _T], unwanted: Callable[[_T], None]) 
 
 
 def _settle(settle: Callable[[], None]) -> None:
-    """The first to say what came of it counts."""
+    """Settles a future, of which only the first outcome counts."""
     with suppress(InvalidStateError):
         settle()
 
@@ -191,7 +193,7 @@ def _redirected(first: str, url: str, location: str) -> str:
 
 
 class _Connection(http.client.HTTPConnection):
-    """Connects as it's told to: to an address that was checked."""
+    """Connects by the given function, to an address that was checked."""
 
     def __init__(self, host: str, port: int, connect: Callable[[str, int], socket.socket]) -> None:
         super().__init__(host, port)
@@ -216,7 +218,7 @@ def _connection(parts: SplitResult, private: bool, limits: DownloadLimits, stop:
 
 
 def _wake(sock: socket.socket) -> None:
-    """Who waits for `sock` in another thread waits no more."""
+    """Wakes a thread that waits for `sock`."""
     with suppress(OSError):
         socket.socket.shutdown(sock, socket.SHUT_RDWR)  # not TLS's own: that isn't for two threads
 
@@ -275,7 +277,7 @@ class Progress:
         self._last_s = self.started_s
 
     def line(self, done_bytes: int, now_s: float) -> str | None:
-        """What to say now, None if it's too soon."""
+        """The line to log now, None if it's too soon."""
         if now_s - self._last_s < self.every_s:
             return None
         self._last_s = now_s
@@ -303,8 +305,8 @@ class Readable(Protocol):
 
 
 class Transfer:
-    """One download, of a file or of a folder's files: counts, tells, and ends it when it becomes too much.
-    `total_bytes` is what the source announced, None if it didn't. Raises DownloadFailed."""
+    """One download, of a file or of a folder's files: counts its bytes, logs its progress, and ends it above the size
+    limit. `total_bytes` is the size that the source announced, None if it didn't. Raises DownloadFailed."""
 
     def __init__(self, url: str, name: str, total_bytes: int | None, limits: DownloadLimits, stop: Stop) -> None:
         self._url, self._limits, self._stop = url, limits, stop
@@ -313,7 +315,8 @@ class Transfer:
         self._check_size(total_bytes or 0)
 
     def copy(self, source: Readable, file: IO[bytes], size: int | None) -> str:
-        """Copies to the end, which is after `size` bytes when that is known; the SHA-256 of what came, hexadecimal."""
+        """Copies to the end, which is after `size` bytes when that is known; returns the data's SHA-256,
+        hexadecimal."""
         digest, first = hashlib.sha256(), self._done_bytes
         while data := source.read(_CHUNK_BYTES):
             self._stop.check()
@@ -349,11 +352,11 @@ def download(
     sha256: str | None = None,
     headers: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Puts what lies at `url` (http, https, file) at `target`, which must not exist.
+    """Downloads `url` (http, https, file) to `target`, which must not exist.
 
     `allow(url)` is asked for every hop: it raises ServeError, or returns True where an address that isn't public is
-    fine too. `stop` ends it early. `sha256`: the digest it must have, hexadecimal. `headers`: for the first hop.
-    Raises ArchiveExists, DownloadFailed, and what `allow` raises; nothing stays behind then.
+    fine too. `stop` ends it early. `sha256`: the digest it must have, hexadecimal. `headers`: for the first hop. Raises
+    ArchiveExists, DownloadFailed, and the errors of `allow`; nothing stays behind then.
     """
     with (
         bounded(url, limits, stop),
@@ -367,7 +370,8 @@ def download(
 
 @contextmanager
 def bounded(url: str, limits: DownloadLimits, stop: Stop) -> Iterator[None]:
-    """What is done within the block may take `limits.total_s`; what goes wrong in it becomes DownloadFailed."""
+    """Limits the block to `limits.total_s`; Stopped, OSError, HTTPException and ValueError in it become
+    DownloadFailed."""
     late = f"it took more than {limits.total_s:g} s; download_total_timeout_s raises the limit"
     try:
         with stop.after(limits.total_s, late):
@@ -389,7 +393,7 @@ def _reason(error: Exception) -> str:
 def _open(
     url: str, allow: Allow, limits: DownloadLimits, stop: Stop, headers: Mapping[str, str]
 ) -> Iterator[tuple[Readable, int | None]]:
-    """What lies at `url`, and how many bytes it says it has."""
+    """The data at `url`, and its announced size in bytes, None without one."""
     if urlsplit(url).scheme.lower() == "file":
         allow(url)
         path = Path(url2pathname(urlsplit(url).path))
@@ -433,7 +437,7 @@ def new_file(target: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """The same for a folder. Its files are the block's to sync."""
+    """The same for a folder; the block syncs its files."""
     partial = _partial(target)
     partial.mkdir()
     try:

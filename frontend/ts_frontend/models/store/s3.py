@@ -1,7 +1,7 @@
-"""Models from S3, or what speaks as it does: an object is an archive, all below a prefix are a folder. Blocking.
+"""Models from S3 or a compatible store: an object is an archive, all objects below a prefix are a folder. Blocking.
 
-Where it is and who asks is said as for Amazon's own tools: AWS_ENDPOINT_URL, AWS_DEFAULT_REGION, AWS_ACCESS_KEY_ID,
-AWS_PROFILE, a machine's role. boto3 is imported when it is first needed.
+Endpoint, region and credentials are set as for Amazon's own tools: AWS_ENDPOINT_URL, AWS_DEFAULT_REGION,
+AWS_ACCESS_KEY_ID, AWS_PROFILE, a machine's role. boto3 is imported when it is first needed.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ _ABSENT, _DENIED = ("NoSuchKey", "404"), ("AccessDenied", "403")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What `s3://bucket/key` names; `key` "": all of the bucket."""
+    """The place that `s3://bucket/key` names; `key` "": all of the bucket."""
 
     bucket: str
     key: str
 
     @property
     def name(self) -> str:
-        """What a copy of it is called."""
+        """The name of its copies."""
         return self.key.rstrip("/").rpartition("/")[2] or self.bucket
 
     @property
     def prefix(self) -> str:
-        """What the keys of its objects begin with, when it is a folder."""
+        """The prefix of its objects' keys, when it is a folder."""
         return f"{self.key.rstrip('/')}/" if self.key else ""
 
 
 def parse(url: str) -> Place:
-    """InvalidArgument for what names no bucket."""
+    """The place of an s3:// URL. InvalidArgument for one that names no bucket."""
     bucket, _, key = url.partition("://")[2].partition("/")
     if not _BUCKET.fullmatch(bucket):
         raise InvalidArgument(f"url {url!a}: {bucket!a} is no name of a bucket; it is s3://BUCKET/PREFIX")
@@ -138,14 +138,14 @@ class _Body:
 
 
 class _Bucket:
-    """What a place has, asked of `client`. Raises botocore's errors."""
+    """The objects at a place, read through `client`. Raises botocore's errors."""
 
     def __init__(self, place: Place, client: Any, stop: Stop) -> None:
         self._place, self._client, self._stop = place, client, stop
 
     def archive(self) -> tuple[_Body | None, Exception | None]:
-        """The object that the place names; or None, and why when that wasn't told: who may not list a bucket is denied
-        what isn't there, too."""
+        """The object that the place names; or None, and the error when access was denied: S3 denies missing objects,
+        too, to callers that may not list the bucket."""
         place = self._place
         if not place.key or place.key.endswith("/"):
             return None, None
@@ -157,7 +157,7 @@ class _Bucket:
             return None, error if _code(error) in _DENIED else None
 
     def open(self, key: str, etag: str | None = None) -> _Body:
-        """`etag`: fails when the object has become another one."""
+        """Opens an object. `etag`: fails when the object has changed since."""
         which = {"Bucket": self._place.bucket, "Key": key} | ({"IfMatch": etag} if etag else {})
         answer = self._stop.waited(partial(self._client.get_object, **which))
         return _Body(answer["Body"], answer["ContentLength"], self._stop)
@@ -216,7 +216,7 @@ def _session(url: str) -> Any:
 
 @contextmanager
 def _explained(url: str, place: Place) -> Iterator[None]:
-    """botocore's errors in our words. Nothing else is caught."""
+    """Turns the errors of botocore, boto3 and urllib3 into ServeErrors. Nothing else is caught."""
     try:
         yield
     except ServeError:
@@ -247,7 +247,7 @@ def _code(error: Exception) -> str:
 
 
 def signed(url: str, stop: Stop) -> dict[str, str]:
-    """Headers that make a GET of an object's http(s) URL one of this server's account. DownloadFailed."""
+    """Headers that sign a GET of an object's http(s) URL with this server's AWS credentials. DownloadFailed."""
     with _explained(url, Place("", "")):
         work: Callable[[], dict[str, str]] = partial(_signed, url)
         return stop.waited(work)

@@ -39,7 +39,7 @@ from ts_frontend.tasks import owned
 
 _URL_CHARS_MAX = 4096
 _NAME_BYTES_MAX = 255
-#: Of a store, in an error.
+#: The most names of a store in an error.
 NAMES_SHOWN_MAX = 10
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 PIN = re.compile(r"#sha256=([0-9A-Fa-f]{64})\Z")
@@ -48,7 +48,8 @@ _ODD = re.compile(r"[ \\]")
 
 
 def check_text(url: str, plain: str) -> None:
-    """Refuses what no honest URL has: paths that climb, blanks, backslashes, credentials, an unreadable pin."""
+    """Refuses URLs that no honest caller sends: with paths that climb, blanks, backslashes, credentials or an invalid
+    #sha256= pin."""
     if not plain:
         raise ArchiveNotFound("empty url")
     if len(url) > _URL_CHARS_MAX:
@@ -113,16 +114,15 @@ class Fetched:
 
     @property
     def recorded(self) -> str:
-        """What `Store.recall` needs beside the URL."""
+        """The name that `ModelStore.recall` needs besides the URL."""
         return self.url if self.folder is not None else self.path.name
 
 
 class ModelStore:
-    """`model_store`: the directory, None without one. `allowed_urls`: regular expressions, each must match a whole URL,
-    in any case; None: only the model zoo. Beside that, what lies inside the store is always allowed.
-    `trusted`: what else is allowed, by how it begins. `copies`: where `fetch_apart` puts what it downloads, None:
-    nowhere. `formats`: those of the models in it.
-    `missing`, `place`: how errors begin that say what isn't there, and what they call the store.
+    """`model_store`: the directory, None without one. `allowed_urls`: regular expressions for whole URLs, regardless of
+    case; None: only the model zoo. Files inside the store are always allowed, too. `trusted`: prefixes of further
+    allowed URLs. `copies`: the directory of `fetch_apart`'s downloads, None: there is none. `formats`: those of the
+    models in it. `missing`, `place`: the beginning of errors about a missing archive, and their word for the store.
 
     Raises InvalidArgument for an expression that isn't one.
     """
@@ -155,10 +155,10 @@ class ModelStore:
 
     async def fetch(self, url: str, *, signed: bool = False) -> Fetched:
         """The archive at `url`, copied into the store if it comes from elsewhere. `signed`: an http(s) URL is one of S3
-        and asked for with the server's AWS credentials.
+        and requested with the server's AWS credentials.
 
-        A caller who is cancelled stops the download and leaves nothing behind.
-        Raises ArchiveNotFound (not there, or not allowed), ArchiveExists, DownloadFailed, InvalidArgument.
+        A caller who is cancelled stops the download and leaves nothing behind. Raises ArchiveNotFound (not there, or
+        not allowed), ArchiveExists, DownloadFailed, InvalidArgument.
         """
         return await self._fetched(url, self._in_store, signed)
 
@@ -177,7 +177,7 @@ class ModelStore:
             raise
 
     async def made_apart(self, url: str, fill: Callable[[Path], None]) -> Fetched:
-        """A new folder outside the store, with what `fill` puts there. Raises what `fill` raises, and OSError."""
+        """Makes a new folder outside the store, filled by `fill`. Raises the errors of `fill`, and OSError."""
         target, folder = self._apart("file:///model")
         fetched = Fetched(target, url, downloaded=True, folder=folder)
         try:
@@ -199,8 +199,8 @@ class ModelStore:
             raise
 
     async def recall(self, url: str, name: str) -> Fetched:
-        """What `fetch(url)` or `fetch_apart(url)` gave in an earlier life of the server; `name` was `recorded`: a copy
-        in the store is still there, one outside it is made again.
+        """The result of `fetch(url)` or `fetch_apart(url)` in an earlier run of the server; `name` was its `recorded`:
+        a copy in the store is still there, one outside it is made again.
 
         Raises as `fetch`.
         """
@@ -220,7 +220,7 @@ class ModelStore:
             work.get_loop().run_in_executor(None, self.discard, work.result())  # never fails, and outlives the loop
 
     def discard(self, fetched: Fetched) -> None:
-        """Deletes the copy that a download made; what was there before stays. Blocking, never fails."""
+        """Deletes the copy that a download made; files from before stay. Blocking, never fails."""
         if not fetched.downloaded:
             return
         try:
@@ -233,8 +233,8 @@ class ModelStore:
             _log.warning("Could not delete %s: %s", fetched.path, error.strerror)
 
     def names(self) -> list[str]:
-        """What ALL stands for: every archive and directory of the store that isn't hidden, by name; in the place of a
-        directory, the models inside it, where their format may lie there. "." is the store itself. Blocking."""
+        """The models that ALL stands for: every archive and directory of the store that isn't hidden, by name; in place
+        of a directory, the models inside it, where their format allows that. "." is the store itself. Blocking."""
         if self._root is None:
             return []
         with os.scandir(self._root) as entries:
@@ -242,11 +242,12 @@ class ModelStore:
         return self._formats.in_store(self._root, names)
 
     def models(self) -> list[StoredModel]:
-        """Those of the store that say their names without being opened. Blocking."""
+        """The store's models whose names are known without opening them. Blocking."""
         return [] if self._root is None else self._formats.stored(self._root, self.names())
 
     def only(self) -> str:
-        """The store itself where it is a model, else the one that is in it. ArchiveNotFound."""
+        """The path of the store itself where it is a model, else of its only model. ArchiveNotFound without one, or
+        with several."""
         if self._root is None or self._formats.is_model(self._root):
             return "."
         names = self.names()
@@ -299,7 +300,7 @@ class ModelStore:
         return self._used_in_place(url, path, pin, stop)
 
     def _known(self, url: str) -> str:
-        """For an error about a name that isn't in the store: what is."""
+        """The end of an error about a name that isn't in the store: a similar name, and the names in the store."""
         if Path(url).is_absolute():
             return ""
         names = sorted(self.names())
@@ -308,7 +309,7 @@ class ModelStore:
         return f"{nearest(url, names, 0.75) or '.'} The {self._place} {self._root} has {there}"
 
     def _lies_inside(self, path: Path) -> bool:
-        """True when, links followed, it's in the store; a path that isn't there counts by its name."""
+        """True when the path, links followed, is in the store; a missing path counts by its name."""
         try:
             real = path.resolve()
         except (OSError, RuntimeError):  # a ring of links
@@ -325,7 +326,7 @@ class ModelStore:
         return path.resolve()
 
     def _in_store(self, url: str) -> tuple[Path, None]:
-        """Where a copy goes: into the store, under the URL's last path segment."""
+        """The path for a copy: in the store, under the URL's last path segment."""
         if self._root is None:
             raise failure(url, f"there is no {self._place} to put it into")
         target = self._root / file_name(url)
@@ -334,7 +335,7 @@ class ModelStore:
         return target, None
 
     def _apart(self, url: str) -> tuple[Path, Path]:
-        """Where a copy goes: into a new folder outside the store."""
+        """The path for a copy and its new folder, outside the store."""
         name = file_name(url)
         if self._copies is None:
             raise failure(url, "there is no folder for copies")
@@ -343,7 +344,7 @@ class ModelStore:
         return folder / name, folder
 
     def _copy(self, url: str, target: Path, pin: re.Match[str] | None, stop: Stop, signed: bool) -> None:
-        """Downloads it: from an allowed URL to a free place."""
+        """Downloads an allowed URL to a path that doesn't exist."""
         sha256 = pin[1] if pin else None
         _log.info("Downloading %s to %s", url.split("?")[0], target)
         if is_s3(url):
@@ -353,12 +354,12 @@ class ModelStore:
         download(url, target, self._allow_hop, self._limits, stop, sha256, headers)
 
     def _allow_hop(self, url: str) -> bool:
-        """`_allow` for where a redirect leads: such a URL is as suspicious as a caller's."""
+        """`_allow` for the target of a redirect, which is checked like a caller's URL."""
         check_text(url, url)
         return self._allow(url)
 
     def _allow(self, url: str, shown: str | None = None) -> bool:
-        """Raises ArchiveNotFound unless `url` may be used. True: the operator named it, wherever it leads."""
+        """Raises ArchiveNotFound unless `url` may be used. True: the operator allowed it, even at a private address."""
         if url.startswith(self._trusted):
             return True
         if any(pattern.fullmatch(url) for pattern in self._allowed):
