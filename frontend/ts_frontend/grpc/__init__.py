@@ -1,1 +1,1 @@
-"""The gRPC APIs: the protocol, the services, and what surrounds each call."""
+"""The gRPC APIs: the protocol, the services, and the keys, traces and metrics of each call."""

@@ -15,7 +15,7 @@ AUTHORIZATION = "authorization"
 
 
 def guarded(method: Method, authorization: Authorization, kind: KeyKind) -> Method:
-    """The method, which only callers with a key of that kind may call; a health method as it is."""
+    """Wraps a method so that only callers with a key of that kind may call it; leaves health methods as they are."""
     if method.path.rpartition("/")[2] in HEALTH_METHODS:
         return method
     run: Any = method.run
@@ -29,7 +29,7 @@ def guarded(method: Method, authorization: Authorization, kind: KeyKind) -> Meth
 
 
 def presented(call: Call) -> list[bytes]:
-    """The values of `authorization`; what isn't ASCII is no key, in whichever way it was decoded."""
+    """Returns the values of `authorization`; one that isn't ASCII is no key (b""), however it was decoded."""
     found = [value for name, value in call.metadata if name == AUTHORIZATION]
     return [value.encode() if isinstance(value, str) and value.isascii() else b"" for value in found]
 
@@ -46,7 +46,7 @@ def _unary(run: Callable[[Call, bytes], Awaitable[bytes]], check: Check) -> Call
 
 
 def _streaming(run: Callable[[Call, Any], AsyncIterator[Sequence[bytes]]], check: Check) -> Any:
-    """What is allowed streams as ever: nothing stands between the method and its messages."""
+    """Checks a streaming call before it runs; an allowed call then streams directly from its method."""
 
     def streaming(call: Call, data: Any) -> AsyncIterator[Sequence[bytes]]:
         try:

@@ -1,4 +1,4 @@
-"""What a service sees of a call, and what an engine needs to know of a service.
+"""The interface between engines and gRPC services: calls, methods, limits and metadata.
 
 Engines (h2corn, grpcio) turn bytes on a listener into `Call`s and hand them to the `Method` registered under
 the path; services take message bytes and give message bytes. A status other than OK is a raised `ServeError`.
@@ -81,7 +81,7 @@ class Call:
 
     @property
     def adds_nothing(self) -> bool:
-        """Whether the answer has no metadata, neither before nor after it."""
+        """Returns whether the answer has no metadata, neither before nor after it."""
         return not self._initial and not self._trailing
 
     def value(self, key: str) -> str | bytes | None:
@@ -98,7 +98,7 @@ HEALTH_METHODS = frozenset({"Ping", "ServerLive", "ServerReady", "ModelReady"})
 
 
 class Shape(Enum):
-    """How many messages go each way."""
+    """The number of messages each way."""
 
     UNARY = "unary"
     SERVER_STREAM = "server stream"
@@ -113,8 +113,8 @@ Bidi: TypeAlias = Callable[[Call, AsyncIterator[bytes]], AsyncIterator[Sequence[
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One method of a service, under its full path (`/package.Service/Method`). `run` is all of it; `counted` says how
-    an engine counts the calls of a unary one itself, without a coroutine for it."""
+    """One method of a service, under its full path (`/package.Service/Method`). `run` is the whole of it; `counted`
+    lets an engine count the calls of a unary one itself, without a coroutine for it."""
 
     path: str
     shape: Shape
@@ -123,7 +123,7 @@ class Method:
 
 
 def code_of(call: Call, error: BaseException | None) -> int:
-    """The status that a method's end became."""
+    """Returns the status with which a call ended."""
     if error is None:
         return Code.OK
     if isinstance(error, ServeError):
@@ -138,7 +138,7 @@ LABELS = ("grpc_type", "grpc_service", "grpc_method")
 
 
 class MethodCounts:
-    """What happened to the calls of one method. `handled`: ended calls by status."""
+    """The counters of one method's calls. `handled`: ended calls by status."""
 
     __slots__ = ("handled", "labels", "received", "seconds", "sent", "started")
 
@@ -172,7 +172,7 @@ class MethodCounts:
 
 
 class Counted(NamedTuple):
-    """A unary method that isn't counted yet, and what has to be told of its calls."""
+    """A unary method whose calls aren't counted yet, and their counters."""
 
     run: Unary
     counts: MethodCounts
@@ -182,7 +182,7 @@ Routes: TypeAlias = Mapping[str, Method]
 
 
 def routes(*methods: Method) -> dict[str, Method]:
-    """The methods by path; two of one path are a programming error."""
+    """Returns the methods by path. Raises ValueError for two methods of one path, a programming error."""
     table: dict[str, Method] = {}
     for method in methods:
         if method.path in table:
@@ -206,7 +206,7 @@ class Keepalive:
 
 @dataclass(frozen=True, slots=True)
 class ListenerLimits:
-    """What a listener accepts. Sizes in bytes, times in seconds; `math.inf` for no limit. `head_pause_s_max`: how long
+    """The limits of a listener. Sizes in bytes, times in seconds; `math.inf` for no limit. `head_pause_s_max`: how long
     a client may pause while it sends a request's head; `write_s_max`: for how long it may take nothing of an answer, 0
     for any time."""
 
@@ -223,9 +223,9 @@ REQUEST_ID_KEY = "x-request-id"
 STATUS_KEY = "ts-response-status"
 REQUEST_ID_CHARACTERS_MAX = 128
 
-#: What belongs to the transport, not to the request or the answer.
+#: Headers of the transport, not of the request or the answer.
 _TRANSPORT = frozenset({"te", "content-type", "user-agent", "accept-encoding", "content-length", "host", "connection"})
-#: The same as it comes in, and what of gRPC's own is no metadata.
+#: The same as bytes, with those headers of gRPC's own that are no metadata.
 _TRANSPORT_NAMES = frozenset(
     name.encode() for name in (*_TRANSPORT, "grpc-timeout", "grpc-encoding", "grpc-accept-encoding")
 )
@@ -233,7 +233,7 @@ _REQUEST_ID = re.compile(rf"[\x21-\x7e]{{1,{REQUEST_ID_CHARACTERS_MAX}}}")
 
 
 class RequestIds:
-    """Ids with the look of a UUID, unique across processes: a random beginning and a counter.
+    """Ids in the form of a UUID, unique across processes: a random beginning and a counter.
 
     0.3 us each, where `uuid.uuid4` takes 3 us.
     """
@@ -247,7 +247,8 @@ class RequestIds:
 
 
 def request_headers(metadata: Metadata) -> tuple[Pairs, str | None]:
-    """What a handler sees of a client's metadata (text only, nothing of the transport), and the client's request id."""
+    """Returns the headers for a handler from a client's metadata (text only, nothing of the transport), and the
+    client's request id."""
     headers: list[tuple[str, str]] = []
     request_id = None
     if isinstance(metadata, ReceivedMetadata) and metadata.all_named(_TRANSPORT_NAMES):
@@ -262,8 +263,8 @@ def request_headers(metadata: Metadata) -> tuple[Pairs, str | None]:
 
 
 def identified(call: Call, ids: RequestIds) -> tuple[Pairs, str]:
-    """`request_headers`, and the request's id: the client's, which its answer then names, or a new one. The first of a
-    call is the call's."""
+    """Returns `request_headers` and the request's id: the client's, which the answer then repeats, or a new one. The
+    first request's id becomes the call's."""
     headers, own = request_headers(call.metadata)
     request_id = own or ids.next()
     if not call.request_id:
@@ -274,7 +275,8 @@ def identified(call: Call, ids: RequestIds) -> tuple[Pairs, str]:
 
 
 def response_metadata(status: int, headers: Pairs) -> list[tuple[str, str | bytes]]:
-    """What a client gets of the status and headers that a handler set; what metadata can't carry is left out."""
+    """Returns a client's metadata from the status and headers that a handler set, without those that metadata can't
+    carry."""
     found: list[tuple[str, str | bytes]] = [(STATUS_KEY, str(status))] if status != 200 else []
     for name, value in headers:
         key = name.lower()

@@ -49,13 +49,13 @@ def current_task() -> asyncio.Task[None]:
 
 
 def uncancel() -> None:
-    """Takes back a cancellation that was ours, so that the task may still wait for its last words to be sent."""
+    """Takes back a cancellation of our own, so that the task can still send its last messages."""
     if sys.version_info >= (3, 11):  # before, a cancellation is forgotten once it is caught
         current_task().uncancel()
 
 
 class _Expiry:
-    """Cancels a task when its time is over. Who waits for it clears `task`: a cancelled task keeps its exception, and
+    """Cancels a task when its time is over. The task's caller clears `task`: a cancelled task keeps its exception, and
     with that the frames it went through, which must not lead back to it."""
 
     __slots__ = ("passed", "task")
@@ -71,7 +71,7 @@ class _Expiry:
 
 
 class Exchange:
-    """One call. `run` always ends it with exactly one status, unless the client is gone, which it raises."""
+    """One call. `run` always ends it with exactly one status, or raises ClientGone."""
 
     __slots__ = (
         "_answer_encoding",
@@ -98,7 +98,7 @@ class Exchange:
         self._started = self._body_ended = self._ended = False
 
     async def run(self, method: Method | None) -> None:
-        """Runs `method` (None: there is none of that path), within the client's deadline."""
+        """Runs `method` (None: the path has none), within the client's deadline."""
         try:
             if b"grpc-timeout" in self._request:
                 await self._run_in_time(method)
@@ -134,7 +134,7 @@ class Exchange:
             expiry.task = None
 
     def _way(self, method: Method | None) -> Awaitable[None]:
-        """How the call goes: the short way for a unary method and plain messages, else any call's."""
+        """Performs the call: by the short way for a unary method and plain messages, else by the general one."""
         request = self._request
         if (
             method is not None
@@ -146,8 +146,8 @@ class Exchange:
         return self._perform(method)
 
     async def _perform_usual(self, method: Method) -> None:
-        """What `_perform` does, in one coroutine as long as nothing is unusual: one message in one piece there, a small
-        one without metadata back."""
+        """Does the same as `_perform` in one coroutine, as long as the call is usual: a request in one piece, and a
+        small answer without metadata."""
         call, limits, receive, send = self._call, self._limits, self._receive, self._send
         event = await receive()
         message = self._whole_message(event)
@@ -183,7 +183,7 @@ class Exchange:
             raise ClientGone from error
 
     def _whole_message(self, event: Event) -> bytes | None:
-        """The plain message that an event is all of; None for anything else."""
+        """Returns the plain message that an event consists of; None for anything else."""
         body: bytes = event.get("body", b"")
         size = len(body) - protocol.PREFIX_BYTES
         if 0 <= size <= self._limits.request_bytes_max and body[0] == 0 and int.from_bytes(body[1:5], "big") == size:
@@ -221,7 +221,7 @@ class Exchange:
     # Messages in
 
     async def _only_message(self, received: Sequence[Event] = ()) -> bytes:
-        """The request's one message; `received`: the events that were read already."""
+        """Returns the request's one message; `received`: the events that were read already."""
         messages = [message async for message in self._messages(received)]
         if len(messages) != 1:
             raise protocol.WrongMessageCount(f"{self._call.path} takes one message, not {len(messages)}")
@@ -250,7 +250,7 @@ class Exchange:
     # Answers out
 
     async def _answer(self, message: bytes) -> None:
-        """A unary method's answer, status and all."""
+        """Sends a unary method's answer and status."""
         await self._write((message,), more=False)
         await self._end(self._trailers(Code.OK, ""))
 
@@ -290,7 +290,7 @@ class Exchange:
         self._body_ended = not more
         try:
             await self._send({"type": "http.response.body", "body": body, "more_body": more})
-        except OSError as error:  # what ASGI servers raise once the client has gone
+        except OSError as error:  # ASGI servers raise it once the client has gone
             raise ClientGone from error
 
     async def _start(self) -> None:
@@ -306,7 +306,7 @@ class Exchange:
             raise ClientGone from error
 
     async def _finish(self, code: Code, message: str) -> None:
-        """The final status, if somebody is left to get it."""
+        """Sends the final status, if the client is still there."""
         if self._ended:
             return
         try:
@@ -315,7 +315,7 @@ class Exchange:
             self._ended = True
 
     async def _write_status(self, trailers: Sequence[Header]) -> None:
-        """Without answers before it, in the header block (a trailers-only answer)."""
+        """Sends the status: without answers before it, in the header block (a trailers-only answer)."""
         if not self._started and not self._call.initial:
             self._started = self._body_ended = self._ended = True
             headers = (CONTENT_TYPE, ACCEPT_ENCODING, *trailers)

@@ -17,13 +17,13 @@ SERVICE = "grpc.health.v1.Health"
 
 
 class UnknownService(ServeError):
-    """Nobody knows that name."""
+    """The health service doesn't know the name."""
 
     code, http_status, type_name = Code.NOT_FOUND, 404, "ResourceNotFoundException"
 
 
 def methods(source: Health) -> tuple[Method, Method]:
-    """Check and Watch."""
+    """Returns the methods Check and Watch."""
     service = HealthService(source)
     return (
         Method(f"/{SERVICE}/Check", Shape.UNARY, service.check),
@@ -32,7 +32,7 @@ def methods(source: Health) -> tuple[Method, Method]:
 
 
 class HealthService:
-    """Answers from a source that somebody else keeps."""
+    """The health service; its answers come from `source`."""
 
     def __init__(self, source: Health) -> None:
         self._source = source
@@ -50,7 +50,7 @@ class HealthService:
         while True:
             change = owned(self._source.changed())
             try:
-                # Lets `changed` begin: what changes after the look at the status below isn't missed.
+                # Lets `changed` begin, so that no change after the look at the status below is missed.
                 await asyncio.sleep(0)
                 state = _response(self._source.status(name))
                 if state != sent:

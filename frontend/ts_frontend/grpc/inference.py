@@ -40,11 +40,11 @@ class PredictionRequest(NamedTuple):
 
 
 class _Unusual(ValueError):
-    """Nothing wrong yet: protobuf shall look at it."""
+    """A request in an unusual encoding, to be parsed by protobuf."""
 
 
 def _length(data: bytes, at: int) -> tuple[int, int]:
-    """The length that is written at `at` in more than one byte, and where it ends."""
+    """Returns the length encoded at `at` in more than one byte, and the position after it."""
     size = shift = 0
     while shift <= _LENGTH_SHIFT_MAX:
         byte = data[at]
@@ -57,7 +57,8 @@ def _length(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _entry(data: bytes, at: int, stop: int) -> Input:
-    """The map entry between `at` and `stop`: its short key, then its value, and nothing else."""
+    """Returns the map entry between `at` and `stop`. Raises _Unusual for anything but a short key followed by a
+    value."""
     key_size = data[at + 1]
     value_at = at + 2 + key_size
     if data[at] != _KEY or key_size > 127 or value_at + 2 > stop or data[value_at] != _VALUE:
@@ -116,7 +117,8 @@ def _parse_any(method: str, data: bytes) -> PredictionRequest:
 
 
 def parse(method: str, data: bytes) -> PredictionRequest:
-    """The request in `data`; InvalidArgument, naming `method`, for anything else. Large inputs are views of `data`."""
+    """Returns the request in `data`. Raises InvalidArgument, naming `method`, for anything else. Large inputs are views
+    of `data`."""
     try:
         return _parse_usual(data)
     except (IndexError, ValueError):
@@ -124,7 +126,7 @@ def parse(method: str, data: bytes) -> PredictionRequest:
 
 
 def _prefix(size: int) -> bytes:
-    """Tag and length of field 1 with `size` bytes."""
+    """Returns the tag and length of field 1 with `size` bytes."""
     prefix = bytearray((0x0A,))
     while size > 127:
         prefix.append(size & 127 | 128)
@@ -134,20 +136,20 @@ def _prefix(size: int) -> bytes:
 
 
 def response(prediction: Buffer) -> bytes:
-    """A PredictionResponse with that answer."""
+    """Returns a PredictionResponse with that answer."""
     size = len(prediction)
     return b"".join((_PREFIXES[size] if size < 128 else _prefix(size), prediction))
 
 
 def sequence_response(prediction: Buffer, sequence_id: str | None) -> bytes:
-    """The same, for StreamPredictions2: fields of one message may follow each other as separate encodings."""
+    """Returns the same for StreamPredictions2: fields of one message may follow each other as separate encodings."""
     if sequence_id is None:
         return response(prediction)
     return response(prediction) + PredictionResponse(sequence_id=sequence_id).SerializeToString()
 
 
 def failure_response(error: ServeError, sequence_id: str | None) -> bytes:
-    """A PredictionResponse that says why there's no answer (StreamPredictions2)."""
+    """Returns a PredictionResponse with the error in place of an answer (StreamPredictions2)."""
     return PredictionResponse(status=status_of(error), sequence_id=sequence_id).SerializeToString()
 
 
@@ -183,7 +185,7 @@ class _StreamedPrediction(StreamRequest):
 
 
 class InferenceService:
-    """The four methods, over what is served."""
+    """The four inference methods, over the served models."""
 
     def __init__(self, models: Registry, health: Health, sequence_keys: SequenceHeaders | None = None) -> None:
         self._models = models
@@ -226,8 +228,8 @@ class InferenceService:
         )
 
     def _sequence(self, sequence_id: str, inputs: list[Input]) -> tuple[Pairs, list[Input]]:
-        """What HTTP clients say in headers: which sequence, and, as inputs of these names, whether it begins or ends.
-        Also the other inputs."""
+        """Returns the headers that HTTP clients send for a sequence (its id, and the inputs named like the headers for
+        its start and end), and the other inputs."""
         marks = self._keys.start, self._keys.end
         found = [part for part in inputs if part.name.lower() in marks]
         named = [(part.name.lower(), str(part.data, "utf-8", "replace")) for part in found]

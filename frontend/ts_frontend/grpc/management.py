@@ -42,7 +42,8 @@ def _parsed(kind: type[Request], call: Call, data: bytes) -> Request:
 
 
 def _given(table: Sequence[CallParameter], request: Message) -> dict[str, Any]:
-    """The values of a call's parameters, by name; of those that aren't given, the defaults. Raises InvalidArgument."""
+    """Returns the values of a call's parameters by name, and the defaults of those that aren't given. Raises
+    InvalidArgument."""
     signed = {row.name for row in table if row.least < 0}
     for field, value in request.ListFields():
         if isinstance(value, int) and value < 0 and field.name not in signed:

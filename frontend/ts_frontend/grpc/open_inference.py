@@ -215,7 +215,7 @@ def _tensor_metadata(spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadat
 
 
 def set_parameter(parameter: Any, value: Any) -> None:
-    """A parameter's value; what has no field of its own is text."""
+    """Sets a parameter's value; a type without a field of its own is set as text."""
     if isinstance(value, bool):
         parameter.bool_param = value
     elif isinstance(value, int):
@@ -239,7 +239,8 @@ class StreamDialect(Enum):
 
 
 def dialect_of(call: Call, request: pb.ModelInferRequest, configured: StreamDialect) -> StreamDialect:
-    """What a stream speaks, by its metadata, the setting, or its first request. InvalidArgument for unknown words."""
+    """Returns the dialect of a stream, by its metadata, the setting, or its first request. Raises InvalidArgument for
+    unknown words."""
     named = call.value(DIALECT_KEY)
     if named is not None:
         if named not in (StreamDialect.TRITON.value, StreamDialect.MLSERVER.value):

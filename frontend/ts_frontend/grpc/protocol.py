@@ -1,8 +1,7 @@
 """gRPC's messages as bytes: length prefixes, their limits, and compression. No I/O.
 
 Each message is preceded by five bytes: a flag (1: compressed) and the length as a big-endian u32
-(grpc/doc/PROTOCOL-HTTP2.md). What is too large is refused from those five bytes, before it is buffered.
-"""
+(grpc/doc/PROTOCOL-HTTP2.md). A message that is too large is refused from those five bytes, before it is buffered."""
 
 from __future__ import annotations
 
@@ -54,7 +53,7 @@ def too_large(size: int, limit: int, *, key: str = "max_request_size", what: str
 
 
 class Decoder:
-    """Bytes in, messages out, whatever the cuts between the pieces.
+    """Decodes messages from bytes, in pieces of any size.
 
     An illegal prefix raises and leaves the decoder as it was before that prefix; it is not to be fed again.
     """
@@ -183,7 +182,7 @@ STATUS_MESSAGE_BYTES_MAX = 4096
 #: A longer message isn't said a second time in the status details: with both, the headers would be above that.
 DETAILS_MESSAGE_BYTES_MAX = 1500
 STATUS_DETAILS = "grpc-status-details-bin"
-#: What is said of a traceback, its end.
+#: The length of a traceback's end that clients get.
 DEBUG_INFO_BYTES_MAX = 1500
 RPC_TYPES = "type.googleapis.com/google.rpc."
 RETRY_INFO_URL = f"{RPC_TYPES}RetryInfo"
@@ -237,7 +236,8 @@ def is_grpc(content_type: bytes | None) -> bool:
 
 
 def encode_message(message: str) -> bytes:
-    """`grpc-message`: UTF-8, percent-encoded where it isn't printable ASCII, cut to what clients take."""
+    """Returns the value of `grpc-message`: UTF-8, percent-encoded where it isn't printable ASCII, cut to the length
+    that clients take."""
     encoded = quote(bounded(message), safe=_PLAIN, errors="replace")
     if encoded != encoded.strip():
         encoded = encoded.replace(" ", "%20")
@@ -312,7 +312,8 @@ def _field(number: int, value: bytes) -> bytes:
 
 
 def decode_metadata(headers: Iterable[Header]) -> list[Entry]:
-    """What the client sent beside gRPC's own headers; `-bin` values as bytes, one entry for each joined value.
+    """Returns the client's metadata, without gRPC's own headers; `-bin` values as bytes, one entry for each joined
+    value.
 
     Raises MalformedHeader for a `-bin` value that isn't base64.
     """

@@ -32,12 +32,12 @@ def _service(messages: ModuleType) -> str:
 
 
 def _file_of_symbol(name: str) -> FileDescriptor:
-    """The file with that type, service or method, field or value of one. Raises KeyError."""
+    """Returns the file with that type, service or method, field or value of one. Raises KeyError."""
     try:
         return POOL.FindFileContainingSymbol(name)
     except KeyError:
         pass
-    # Pools don't find members (protobuf 7.36): look for what they belong to.
+    # Pools don't find members (protobuf 7.36): look for their owners.
     owner, _, member = name.rpartition(".")
     file = POOL.FindFileContainingSymbol(owner)
     if member not in _members(file, owner):
@@ -95,7 +95,7 @@ class ReflectionService:
             return self._error(Code.NOT_FOUND, f"Not found: {str(wanted).strip()}")
 
     def _files(self, file: FileDescriptor) -> dict[str, Any]:
-        """The file and all it imports, directly or not."""
+        """Returns the file and all its imports, direct or not."""
         found: dict[str, bytes] = {}
         waiting = [file]
         while waiting:
@@ -107,7 +107,7 @@ class ReflectionService:
         return {"file_descriptor_response": response}
 
     def _extension(self, wanted: Any) -> dict[str, Any]:
-        """There are none: our files are proto3."""
+        """Raises KeyError: our files are proto3 and have no extensions."""
         raise KeyError(wanted)
 
     def _extension_numbers(self, name: str) -> dict[str, Any]:

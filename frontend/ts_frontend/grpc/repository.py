@@ -28,7 +28,7 @@ MLSERVER_SERVICE = "inference.model_repository.ModelRepositoryService"
 
 
 class RepositoryService:
-    """`managing` are the methods that change what is served."""
+    """The repository's methods; `managing` are those that change the served models."""
 
     def __init__(self, repository: Repository, models: Registry) -> None:
         self._repository = repository
@@ -76,8 +76,8 @@ class RepositoryService:
 
 
 def load_asked(data: bytes) -> tuple[str, LoadParameters]:
-    """The model of a RepositoryModelLoadRequest, and what to load it with. Raises InvalidArgument, MessageTooLarge.
-    Files make it large: for a thread."""
+    """Returns the model of a RepositoryModelLoadRequest, and its load parameters. Raises InvalidArgument,
+    MessageTooLarge. Files make it large: for a thread."""
     check_fields(data, "RepositoryModelLoadRequest")
     request = message(pb.RepositoryModelLoadRequest, data, bytes_max=len(data))
     given = {key: _value(parameter) for key, parameter in request.parameters.items()}
@@ -85,7 +85,7 @@ def load_asked(data: bytes) -> tuple[str, LoadParameters]:
 
 
 def _name(request: pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest) -> str:
-    """The model's name, from wherever the client puts it."""
+    """Returns the model's name, from either field that clients put it in."""
     name = request.model_name or request.repository_name
     if not name:
         raise InvalidArgument("model_name is empty: name the model")

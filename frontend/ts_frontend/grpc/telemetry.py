@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def logged(method: Method, logs: Logs) -> Method:
-    """The method, its calls written to the access log; the method itself when that log is off."""
+    """Wraps a method so that its calls are written to the access log; returns it unchanged when that log is off."""
     if not logs.access_enabled:
         return method
     words = f"gRPC {method.path[1:]} HTTP/2.0"
@@ -76,7 +76,7 @@ class CallMetrics:
         self._methods: dict[str, MethodCounts] = {}
 
     def counted(self, method: Method) -> Method:
-        """The method, its calls counted from now on."""
+        """Wraps a method so that its calls are counted."""
         counts = self._methods.setdefault(method.path, MethodCounts(method))
         if method.shape is Shape.UNARY:
             run: Any = method.run
@@ -84,7 +84,7 @@ class CallMetrics:
         return Method(method.path, method.shape, _counted_streaming(method.run, counts))
 
     def families(self) -> list[Family]:
-        """Everything as it is now, of the methods that were called."""
+        """Returns the present metrics of the methods that were called."""
         started = _family("started_total", MetricKind.COUNTER, "RPCs started on the server")
         handled = _family("handled_total", MetricKind.COUNTER, "RPCs completed on the server, by status", "grpc_code")
         received = _family("msg_received_total", MetricKind.COUNTER, "Messages received from clients")

@@ -1,8 +1,7 @@
 """Triton's extensions of `GRPCInferenceService`: shared memory, the settings of logs and traces, statistics.
 
-The frontend keeps and checks the names of shared-memory regions only; the worker copies what a request needs from them,
-so that a region that shrinks harms nobody (`ts.tensors.shared_memory`). Memory of GPUs isn't shared.
-"""
+The frontend keeps and checks the names of shared-memory regions only; the worker copies a request's tensors from them,
+so that a region that shrinks harms nobody (`ts.tensors.shared_memory`). Memory of GPUs isn't shared."""
 
 from __future__ import annotations
 
@@ -52,7 +51,7 @@ class SharedMemoryService:
         return b""
 
     async def cuda_status(self, call: Call, data: bytes) -> bytes:
-        """None is ever registered."""
+        """Answers with an empty list: CUDA regions are never registered."""
         check_cuda(message(pb.CudaSharedMemoryStatusRequest, data).name)
         return b""
 
@@ -60,7 +59,7 @@ class SharedMemoryService:
         refuse_cuda()
 
     async def cuda_unregister(self, call: Call, data: bytes) -> bytes:
-        """There is nothing to unregister, and Triton's clients do so before they begin."""
+        """Answers without an error, as Triton's clients unregister all regions before they begin."""
         return b""
 
 

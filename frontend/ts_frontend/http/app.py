@@ -1,4 +1,4 @@
-"""HTTP over ASGI: finds who answers, sends answers and errors, logs each request."""
+"""HTTP over ASGI: finds each request's route, sends answers and errors, writes the access log."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ Log = Callable[[Scope, int, float, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Cors:
-    """What pages of other origins may do; None: the header isn't sent."""
+    """The CORS headers for pages of other origins; None: the header isn't sent."""
 
     origin: str | None = None
     methods: str | None = None
     headers: str | None = None
 
     def is_preflight(self, request: HttpRequest) -> bool:
-        """What browsers ask before they send a request of another origin's page. The headers that every answer has are
-        the answer."""
+        """Returns True for a CORS preflight request, which needs no other answer than the headers that every answer
+        has."""
         if request.method != "OPTIONS" or not self.origin:
             return False
         return bool(request.header(b"access-control-request-method") and request.header(b"origin"))
@@ -73,9 +73,9 @@ class Cors:
 
 
 class HttpApp:
-    """The ASGI application of an HTTP listener: what `routes` find is asked of the `guard`, then of the `keys` (None:
-    there are none), then answered. `of_a_model` finds the paths that models declare. `log` None: no access log. Raises
-    ClientGone when nobody is left to answer."""
+    """The ASGI application of an HTTP listener: finds a request's route in `routes`, lets the `guard` and then the
+    `keys` (None: there are none) check it, and answers it. `of_a_model` finds the paths that models declare. `log`
+    None: no access log. Raises ClientGone when the client has disconnected."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class HttpApp:
             answer = await self._answer(request)
             await self._send(request, answer, send, scope["http_version"])
             status = answer.status
-        except OSError as error:  # what ASGI servers raise once the client has gone
+        except OSError as error:  # ASGI servers raise it once the client has gone
             raise ClientGone from error
         finally:
             request.close()
@@ -116,7 +116,7 @@ class HttpApp:
                 self._log(scope, status, (time.perf_counter() - begun_s) * 1000, request.request_id)
 
     def _request_id(self, headers: Sequence[Header]) -> str:
-        """The client's, if it sent one that can be one, else a new one."""
+        """Returns the client's request id, if it sent a valid one, else a new one."""
         for name, value in headers:
             if name == REQUEST_ID and _ID.fullmatch(value):
                 return value.decode()
@@ -169,7 +169,7 @@ def _unanswered(request: HttpRequest, match: Match) -> ServeError:
 
 
 async def _send_pieces(pieces: AsyncIterator[Sequence[Body]], send: Send) -> None:
-    """Each piece a chunk of its own, as soon as it's there; waits while the client doesn't read."""
+    """Sends each piece as a chunk of its own, as soon as it's ready; waits while the client doesn't read."""
     try:
         async for ready in pieces:
             for piece in ready:
@@ -187,12 +187,12 @@ async def _send_pieces(pieces: AsyncIterator[Sequence[Body]], send: Send) -> Non
 
 
 def _bytes(body: Body) -> bytes | bytearray:
-    """h2corn takes no views."""
+    """Returns a body as h2corn takes it: no memoryview."""
     return body.tobytes() if isinstance(body, memoryview) else body
 
 
 def request_line(scope: Scope) -> tuple[str, str]:
-    """Who asked, and the request line, for the access log."""
+    """Returns the client and the request line, for the access log."""
     client, version = scope.get("client"), scope["http_version"]
     target = scope["raw_path"].decode("latin-1")
     if scope["query_string"]:

@@ -1,4 +1,4 @@
-"""Keys over HTTP: who may do what a request asks for, and the call that makes new keys (docs/security.md)."""
+"""Keys over HTTP: the check of each request's key, and the call that makes new keys (docs/security.md)."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from ts_frontend.http.request import JSON, HttpAnswer, HttpRequest, Parameters, 
 from ts_frontend.http.routing import Match
 
 AUTHORIZATION = b"authorization"
-#: What /token renews, by the word for it.
+#: The kinds of keys that /token renews, by the word for each.
 _RENEWED = {"management": KeyKind.MANAGEMENT, "inference": KeyKind.INFERENCE}
 
 
 class HttpKeys:
-    """Asks for keys, before anything of a request's body is read."""
+    """Checks keys before any of a request's body is read."""
 
     def __init__(self, authorization: Authorization) -> None:
         self._authorization = authorization
 
     def check(self, request: HttpRequest, match: Match) -> None:
-        """Returns when a key is good that the match asks for; handlers don't get to see it. Raises PermissionDenied
-        where the form of errors is TorchServe's, Unauthorized elsewhere. /token asks for its key itself."""
+        """Returns if one of the keys that the match asks for is valid; handlers don't get to see it. Raises
+        PermissionDenied where the form of errors is TorchServe's, Unauthorized elsewhere. /token asks for its key
+        itself."""
         if not match.keys or KeyKind.API in match.keys:
             return
         try:
@@ -43,7 +44,7 @@ class HttpKeys:
         self._authorization.refuse(kinds[0], values, request.peer)
 
     async def token(self, request: HttpRequest) -> HttpAnswer:
-        """/token?type=management, or inference: a new key, found in key_file.json."""
+        """Answers /token?type=management (or inference): makes a new key and writes it to key_file.json."""
         values = presented(request)
         word = Parameters(query_pairs(request)).text("type") or ""
         kind = _RENEWED.get(word)

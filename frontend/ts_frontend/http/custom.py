@@ -23,13 +23,13 @@ _MATCH = Match(Effect.RUNS, False, False, ErrorDialect.OPEN_INFERENCE, (KeyKind.
 
 
 class HttpCustomHandlers:
-    """Paths of default versions only. Of two models with one path, it is the first one's."""
+    """The paths of models' default versions. If two models declare the same path, the first one has it."""
 
     def __init__(self, models: Registry) -> None:
         self._models = models
 
     def find(self, method: str, path: str) -> Match | None:
-        """None for a path that no model has."""
+        """Returns the match of a path that a model declares, None if no model does."""
         if path.partition("/")[2].partition("/")[0] in RESERVED:
             return None
         found = {

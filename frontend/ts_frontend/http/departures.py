@@ -27,13 +27,13 @@ LOOK_EVERY_S = 0.01
 WATCH_AFTER_S = 0.01
 #: After a look come so many times its own length without one, however many new connections there are.
 REST_FACTOR = 10
-#: What that many looks didn't find is somewhere else: behind a proxy that tells its clients' addresses.
+#: A connection that so many looks didn't find is elsewhere: behind a proxy that tells its clients' addresses.
 LOOKS_MAX = 2
 _MAPPED = bytes(10) + b"\xff\xff"
 
 
 class ConnectionKey(NamedTuple):
-    """As the server sees it: the client's address and port, and the server's port."""
+    """A TCP connection as the server sees it: the client's address and port, and the server's port."""
 
     host: bytes
     port: int
@@ -41,7 +41,7 @@ class ConnectionKey(NamedTuple):
 
 
 class Watched:
-    """A request whose client may leave. `looks`: how many didn't find its connection."""
+    """A request whose client may leave. `looks`: the number of looks that didn't find its connection."""
 
     __slots__ = ("act", "connection", "looks")
 
@@ -52,8 +52,8 @@ class Watched:
 
 
 class Lingering:
-    """Calls what has been here for `after_s` to twice that: one timer for all, where each paid for one of its own and
-    nearly all are gone before."""
+    """Calls each added function after `after_s` to twice `after_s` seconds, unless it was discarded before. All share
+    one timer: a timer for each would cost more, and nearly all are discarded in time."""
 
     def __init__(self, after_s: float) -> None:
         self._after_s = after_s
@@ -67,7 +67,7 @@ class Lingering:
             self._tick_later()
 
     def discard(self, act: Callable[[], None]) -> None:
-        """It is called no more, if it is here at all."""
+        """Removes a function, if it is here, before it is called."""
         self._young.pop(act, None)
         self._old.pop(act, None)
 
@@ -141,7 +141,7 @@ class Departures:
         return {key: number for key, number in connections(self._descriptors) if key in wanted}
 
     def _follow(self, key: ConnectionKey, number: int) -> None:
-        """From now on the end of that connection is told, also if it has ended already."""
+        """Watches a connection for its end, which is reported even if it has ended already."""
         assert self._events is not None
         if connection_of(number) not in (key, None):
             return  # closed since the look, and the number is another one's
@@ -153,7 +153,7 @@ class Departures:
             self._keys[number], self._numbers[key] = key, number
 
     def _left(self, number: int) -> None:
-        """The client of the connection with this descriptor has left."""
+        """Handles the departure of the client of the connection with this descriptor."""
         key = self._keys.pop(number, None)
         if key is None:
             return
@@ -200,7 +200,7 @@ def connections(descriptors: Path = DESCRIPTORS) -> Iterator[tuple[ConnectionKey
 
 
 def connection_of(number: int) -> ConnectionKey | None:
-    """The TCP connection with this descriptor; None for what is none, or none any more.
+    """The TCP connection with this descriptor; None if it isn't a TCP connection, or no longer connected.
 
     The descriptor is the engine's, who may close it at any time, and isn't touched.
     """
@@ -221,7 +221,7 @@ def connection_of(number: int) -> ConnectionKey | None:
 
 
 def packed(host: str) -> bytes | None:
-    """An address as `ConnectionKey` has it; None for what is none of IP."""
+    """Returns an IP address in the form of `ConnectionKey`; None for any other text."""
     for family in (socket.AF_INET, socket.AF_INET6):
         with contextlib.suppress(OSError):
             return unmapped(socket.inet_pton(family, host.partition("%")[0]))
@@ -229,5 +229,5 @@ def packed(host: str) -> bytes | None:
 
 
 def unmapped(host: bytes) -> bytes:
-    """An IPv4 address that is written as one of IPv6, as itself."""
+    """Returns an IPv4-mapped IPv6 address as IPv4, any other unchanged."""
     return host.removeprefix(_MAPPED) if len(host) == 16 else host

@@ -1,4 +1,4 @@
-"""Errors over HTTP: what only HTTP has, and the form that each protocol gives to all."""
+"""Errors over HTTP: those that only HTTP has, and each protocol's form of all errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ts_frontend.http.request import JSON, NOT_FOUND, Header, HttpAnswer, compac
 
 
 class ErrorDialect(Enum):
-    """Whose form errors have."""
+    """The protocol whose form errors have."""
 
     TORCHSERVE = "TorchServe"
     OPEN_INFERENCE = "Open Inference Protocol"
@@ -49,7 +49,7 @@ class Unauthorized(HttpError):
 
 
 class BadParameter(HttpError):
-    """A request that asks for what can't be, in OpenAI's API: `parameter` is the member to blame, `reason` its code."""
+    """An invalid request in OpenAI's API: `parameter` is the member at fault, `reason` the error's code."""
 
     code, http_status, type_name = Code.INVALID_ARGUMENT, 400, "BadRequestException"
 
@@ -59,15 +59,14 @@ class BadParameter(HttpError):
 
 
 class UnknownEncoding(HttpError):
-    """A body in an encoding that isn't read here."""
+    """A body in an encoding that the server doesn't read."""
 
     code, http_status, type_name = Code.UNIMPLEMENTED, 501, "NotImplementedException"
     headers = ((b"accept-encoding", b"gzip, deflate"),)
 
 
 def refusal(error: ServeError, dialect: ErrorDialect) -> HttpAnswer:
-    """The answer that tells an error. Retry-After is in whole seconds, where it is known when the same request may fare
-    better."""
+    """Returns the answer for an error. Retry-After is in whole seconds, where the error knows when to try again."""
     answer = _FORMS[dialect](error)
     seconds = error.retry_after_s if error.http_status == 503 else None
     headers = error.headers if isinstance(error, HttpError) else ()
@@ -104,7 +103,7 @@ def _openai(error: ServeError) -> HttpAnswer:
 
 
 def _status(error: ServeError) -> int:
-    """A handler may set any status; an error's is one that says so."""
+    """Returns an error's HTTP status; 500 instead of a status outside of 400 to 599, which a handler may set."""
     return error.http_status if 400 <= error.http_status < 600 else 500
 
 

@@ -1,4 +1,4 @@
-"""The guard before every HTTP route: what a browser may be made to send by a page that isn't the server's own.
+"""The guard before every HTTP route: refuses requests that a page of another origin makes a browser send.
 
 Browsers send requests of any page, also to servers on their own machine, and name the page's origin (`Origin`) and how
 it stands to the server (`Sec-Fetch-Site`). A page whose host's name is made to mean this machine (DNS rebinding) counts
@@ -20,11 +20,11 @@ from ts_frontend.http.request import HttpRequest
 from ts_frontend.http.routing import Effect, Find, Match
 
 FORM = "application/x-www-form-urlencoded"
-#: What browsers send for any page without asking first: forms and fetches, pings of links, reports.
+#: The content types that browsers send for any page without a preflight: forms and fetches, pings of links, reports.
 SIMPLE = frozenset({"", "text/plain", "multipart/form-data", FORM, "text/ping", "application/csp-report"})
-#: What programs send without a browser, too: `curl -d`, Triton's clients.
+#: Those of them that programs other than browsers send, too: `curl -d`, Triton's clients.
 _USUAL = frozenset({"", FORM})
-#: Values of Sec-Fetch-Site for pages of the server itself, and for what a person typed; a browser without it says "".
+#: Values of Sec-Fetch-Site for pages of the server itself, and for typed addresses; a browser without it says "".
 _OWN_SITES = frozenset({b"", b"same-origin", b"none"})
 _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^\s:/@\[\]?#]+)(?::\d{0,5})?")
 _HOST_CHARACTERS_MAX = 256
@@ -38,7 +38,7 @@ class ForeignOrigin(ServeError):
 
 
 class ForeignHost(ServeError):
-    """The request calls the server by a name that isn't its own."""
+    """The request's host name isn't the server's."""
 
     code, http_status, type_name = Code.PERMISSION_DENIED, 403, "ForeignHostException"
 
@@ -48,8 +48,8 @@ class UnsupportedMediaType(ServeError):
 
 
 class Hosts:
-    """The names under which a listener may be called: `host` is what it listens on ("" for a Unix socket), `told` what
-    the server listens on elsewhere, `allowed` the setting `allowed_hosts`.
+    """The host names under which clients may call a listener: `host` is its own address ("" for a Unix socket), `told`
+    the server's other addresses, `allowed` the setting `allowed_hosts`.
 
     `any_name`: requests may call it by any. That is so where other machines reach the listener and `allowed_hosts`
     isn't set, and on Unix sockets, which browsers don't reach."""
@@ -65,7 +65,7 @@ class Hosts:
         self.has = lru_cache(maxsize=256)(self._has)
 
     def _has(self, header: str, reached: str) -> bool:
-        """Whether a Host header names this server; `reached`: the address that the client connected to."""
+        """Returns whether a Host header names this server; `reached`: the address that the client connected to."""
         if self._all:
             return True
         match = _HOST.fullmatch(header) if len(header) <= _HOST_CHARACTERS_MAX else None
@@ -78,7 +78,7 @@ class Hosts:
 
 
 def _plain(host: str) -> str:
-    """A name in lower case without the root's dot, an address in its shortest form."""
+    """Returns a name in lower case without the root's dot, or an address in its shortest form."""
     name = host.strip("[]").lower()
     try:
         address = ipaddress.ip_address(name.partition("%")[0])
@@ -89,10 +89,10 @@ def _plain(host: str) -> str:
 
 
 class Guard:
-    """What comes first on a listener: refuses what may not be done, and leaves the rest to the others.
+    """The first check of a listener's requests: refuses the forbidden ones and lets the others pass.
 
     `allowed_origin`: whose pages may do what its own may ("*": all). `of_a_model` finds the paths that models declare,
-    which the table doesn't name."""
+    which the table of routes doesn't have."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Guard:
         self._of_a_model = of_a_model
 
     def check(self, request: HttpRequest, match: Match) -> None:
-        """Raises ForeignHost, ForeignOrigin, UnsupportedMediaType. `match`: what the request is taken for."""
+        """Raises ForeignHost, ForeignOrigin, UnsupportedMediaType. `match`: the request's route."""
         hosts, origins, sites, kinds = [], [], [], b""
         for name, value in request.headers:
             if name == b"host":
@@ -127,7 +127,7 @@ class Guard:
             _check_type(kinds, from_page)
 
     def _is_a_models(self, request: HttpRequest, match: Match) -> bool:
-        """A model declares the path; what the table names, none takes over."""
+        """Returns True if a model declares the path and the table of routes, which comes first, doesn't have it."""
         if match.known or self._of_a_model is None:
             return False
         return self._of_a_model(request.method, request.path) is not None
@@ -154,7 +154,8 @@ class Guard:
                 raise ForeignOrigin(f"Pages of other origins ({_shown(site)}) may not manage the server; {_WHO_MAY}")
 
     def _is_own(self, origin: str, hosts: Sequence[bytes], reached: str) -> bool:
-        """The page comes from this server, by one of its names; on a Unix socket, too: something may forward to it."""
+        """Returns True if the page comes from this server, by one of its names; on a Unix socket, too, since a proxy
+        may forward to it."""
         try:
             page = urlsplit(origin).netloc.lower()
         except ValueError:

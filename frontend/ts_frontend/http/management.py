@@ -23,12 +23,12 @@ def outcome_answer(outcome: Outcome) -> HttpAnswer:
 
 
 def page_asked(parameters: Parameters) -> tuple[int, int]:
-    """`limit` and `next_page_token`."""
+    """Returns `limit` and `next_page_token`."""
     return _integer_or(parameters, "limit", LIST_LIMIT), _integer_or(parameters, "next_page_token", 0)
 
 
 def _integer_or(parameters: Parameters, name: str, default: int) -> int:
-    """Paging forgives what isn't a number, as TorchServe does."""
+    """Returns a paging parameter, or `default` if it isn't given or, as in TorchServe, isn't a number."""
     try:
         value = parameters.integer(name)
     except InvalidArgument:
@@ -37,14 +37,14 @@ def _integer_or(parameters: Parameters, name: str, default: int) -> int:
 
 
 async def register_parameters(request: HttpRequest) -> Parameters:
-    """Those of the query, or of a JSON body."""
+    """Returns the parameters of the query, or of a JSON body."""
     if request.header(b"content-type").partition(";")[0].strip().lower() == "application/json":
         return _json_parameters(await request.body())
     return Parameters(query_pairs(request))
 
 
 def _json_parameters(body: bytes) -> Parameters:
-    """The members of a JSON object, as parameters of those names."""
+    """Returns the members of a JSON object as parameters of those names."""
     check_json_size(body)
     try:
         members = json.loads(body)
@@ -64,7 +64,8 @@ def _text(name: str, value: object) -> str:
 
 
 def given(table: Iterable[CallParameter], parameters: Parameters) -> dict[str, Any]:
-    """The values of a call's parameters, by name; of those that aren't given, the defaults. Raises InvalidArgument."""
+    """Returns the values of a call's parameters by name, and the defaults of those that aren't given. Raises
+    InvalidArgument."""
     rows = [row for row in table if row.http]
     found = {row.name: _value(row, parameters) for row in rows}
     for row in rows:

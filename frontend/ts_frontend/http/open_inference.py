@@ -37,7 +37,7 @@ _GZIP, _ZLIB, _FAST = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, 1
 
 
 async def body_of(request: HttpRequest) -> bytes:
-    """The body, decompressed. UnknownEncoding; InvalidArgument for one that can't be; MessageTooLarge."""
+    """Returns the decompressed body. Raises UnknownEncoding, InvalidArgument for a corrupt one, MessageTooLarge."""
     data = await request.body()
     encoding = request.header(b"content-encoding").strip().lower()
     if encoding in ("", "identity"):
@@ -64,7 +64,7 @@ def decompressed(data: bytes, encoding: str, bytes_max: int) -> bytes:
 
 
 async def compressed(request: HttpRequest, answer: HttpAnswer) -> HttpAnswer:
-    """The answer as the request's accept-encoding wants it: gzip before deflate."""
+    """Returns the answer, compressed by the request's accept-encoding: gzip before deflate."""
     body = answer.body
     if not isinstance(body, (bytes, bytearray, memoryview)) or len(body) < COMPRESSED_BYTES_MIN:
         return answer
@@ -121,7 +121,7 @@ class HttpOpenInference:
         self._torchserve = torchserve
 
     def _model(self, request: HttpRequest) -> Model:
-        """That of the path: the version it names, or the default one."""
+        """Returns the path's model: the version that it names, or the default one."""
         params = request.path_params
         return tensor_models.find(self._models, params["model_name"], params.get("model_version", ""))
 
@@ -135,7 +135,7 @@ class HttpOpenInference:
         return compact_json(200, {"live": True})
 
     async def server_ready(self, request: HttpRequest) -> HttpAnswer:
-        """KServe's clients read `ready`, the protocol's text says `live`."""
+        """Answers with `ready`, which KServe's clients read, and `live`, as the protocol's text says."""
         ready = self._health.ready
         return compact_json(200 if ready else 503, {"ready": ready, "live": ready})
 
@@ -186,7 +186,7 @@ class HttpOpenInference:
     # --- inference
 
     async def _submit(self, request: HttpRequest, form: str) -> Job:
-        """Of a form that isn't streamed all answers together may take max_response_size."""
+        """Submits a request. In a form that isn't streamed, all answers together may take max_response_size."""
         self._model(request)  # before the body, which may be large
         body = await body_of(request)
         given = await tensor_requests.of_json(body, request.header(tensor_requests.LENGTH_HEADER))
@@ -215,7 +215,8 @@ class HttpOpenInference:
         return await compressed(request, answer)
 
     def _is_torchserves(self, request: HttpRequest) -> bool:
-        """Whether a request goes to the handler as TorchServe would hand it on. One with binary tensors never does."""
+        """Returns whether a request goes to the handler as TorchServe would hand it on. One with binary tensors never
+        does."""
         params = request.path_params
         if self._always or "model_version" in params or request.header(tensor_requests.LENGTH_HEADER):
             return False
@@ -239,7 +240,7 @@ class HttpOpenInference:
         return HttpAnswer(200, [(name.encode(), value.encode("latin-1")) for name, value in answer.headers], body)
 
     async def _events(self, answer: Job) -> HttpAnswer:
-        """An event for each answer; a failure before the first has its status, a later one is an event."""
+        """Yields an event for each answer. A failure before the first raises its error, a later one is an event."""
         pieces = answer.chunks()
         first = await anext(pieces)
         return HttpAnswer(200, (EVENTS,), _events(first, pieces))

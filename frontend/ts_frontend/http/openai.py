@@ -36,19 +36,19 @@ from ts_frontend.tasks import merged, owned
 
 Fields: TypeAlias = "dict[str, Any]"
 EVENT_STREAM = b"text/event-stream"
-#: Members that the server acts on, and those that it refuses for what they ask.
+#: Members that the server acts on, and those that it refuses.
 DECIDING = (*completions.ASKING, "stop", "stream", "stream_options")
 TEXT, CHAT = "v1/completions", "v1/chat/completions"
 
 
 class HttpOpenAI:
-    """Answers in OpenAI's form."""
+    """The service of OpenAI's API."""
 
     def __init__(self, models: Registry) -> None:
         self._models = models
 
     async def list_models(self, request: HttpRequest) -> HttpAnswer:
-        """OpenAI's list and KServe's (`models`) in one."""
+        """Answers with OpenAI's list and KServe's (`models`) in one."""
         models = self._models.defaults()
         found = {name: model for model in reversed(models) for name in (model.openai or OpenAIHandler()).names}
         found |= {model.name: model for model in models}
@@ -56,7 +56,7 @@ class HttpOpenAI:
         return compact_json(200, {"object": "list", "data": listed, "models": [model.name for model in models]})
 
     async def retrieve(self, request: HttpRequest) -> HttpAnswer:
-        """OpenAI's object and KServe's readiness in one."""
+        """Answers with OpenAI's object and KServe's readiness in one."""
         name = request.path_params["model_name"]
         model = self._find(name)
         return compact_json(200 if model.ready else 503, _object(name, model) | {"name": name, "ready": model.ready})
@@ -68,7 +68,7 @@ class HttpOpenAI:
         return await self._complete(request, CHAT)
 
     def _find(self, name: str) -> Model:
-        """The model of that name, or the one whose handler answers to it. Raises ModelNotFound."""
+        """Returns the model of that name, or the one whose handler answers to it. Raises ModelNotFound."""
         try:
             return find(self._models, name, "")
         except ModelNotFound:
@@ -103,14 +103,14 @@ class HttpOpenAI:
 
 
 async def _check_large(body: bytes, fields: Fields, honours: frozenset[str]) -> None:
-    """BadParameter when a member that decides how the answer is made is not among `fields`, the small ones."""
+    """Raises BadParameter if a member that decides how the answer is made isn't among `fields`, the small members."""
     for name in await asyncio.to_thread(members, body, DECIDING):
         if name not in fields and name not in honours:
             raise BadParameter(f"{name} is over {MEMBER_BYTES_MAX} bytes, in a body of {len(body)} bytes", name)
 
 
 def _read(fields: Fields, chat: bool, honours: frozenset[str], whole: bool) -> Asked:
-    """Raises BadParameter."""
+    """Reads a request's members. Raises BadParameter."""
     try:
         return completions.read(fields, chat, honours, whole)
     except BadCompletion as error:
@@ -122,7 +122,7 @@ def _object(name: str, model: Model) -> Fields:
 
 
 class _Calls:
-    """What runs for one request, and ends when its client leaves."""
+    """The work done for one request, cancelled when its client leaves."""
 
     def __init__(self, request: HttpRequest) -> None:
         self._request = request
@@ -134,8 +134,8 @@ class _Calls:
             cancel()
 
     async def known(self, model: Model, models: Registry) -> OpenAIHandler:
-        """What the model's handler says of the API. While its first worker loads, that is waited for; a model that
-        can't load is refused when it gets the request."""
+        """Returns the handler's declaration of the API, after waiting for the model's first worker while it loads. A
+        model that can't load is refused when it gets the request."""
         while model.openai is None and model.loading:
             change = owned(models.changes.wait())
             self._running.append(change.cancel)
@@ -152,7 +152,7 @@ class _Calls:
         return job
 
     async def passed(self, model: Model, path: str, body: bytes) -> HttpAnswer:
-        """The answer of a handler that speaks the API."""
+        """Returns the answer of a handler that speaks the API."""
         given = Input("body", "application/json", body)
         answer = await answer_of(self._submit(model, given, True, [PREDICT, ("url_path", path)]))
         kind = dict(answer.headers).get(b"content-type")
@@ -163,7 +163,7 @@ class _Calls:
         return answer._replace(body=_told(answer.body))
 
     async def composed(self, model: Model, chat: bool, asked: Asked, fields: Fields, body: bytes) -> HttpAnswer:
-        """The answer of a handler that takes and gives texts: a request of the model for each prompt."""
+        """Returns the answer of a handler that takes and gives texts, by one request of the model for each prompt."""
         form = f"\0openai{';chat' if chat else ''}{';stream' if asked.stream else ''}"
         bodies = [body] if len(asked.prompts) < 2 else _each(fields, asked.prompts)
         jobs = [self._submit(model, Input("", form, one), asked.stream) for one in bodies]
@@ -184,18 +184,18 @@ class _Calls:
 
 
 def _each(fields: Fields, prompts: Sequence[Any]) -> list[bytes]:
-    """The request's body for each of its prompts."""
+    """Returns the request's body for each of its prompts."""
     return [json.dumps(fields | {"prompt": prompt}).encode() for prompt in prompts]
 
 
 async def _text(job: Job, choice: Choice) -> str:
-    """A whole answer. Raises the ServeError it ended with."""
+    """Returns a whole answer. Raises the ServeError it ended with."""
     pieces = [json.loads(bytes(piece)) for piece in await job.pieces()]
     return "".join([choice.add(piece["text"], piece) for piece in pieces]) + choice.rest()
 
 
 async def _choice(job: Job, answer: Completion, index: int, choice: Choice) -> AsyncGenerator[list[bytes], None]:
-    """The events of one choice. The job is cancelled at the first of the texts to stop at."""
+    """Yields the events of one choice. The job is cancelled at the first stop text."""
     pieces = job.chunks()
     try:
         async for ready in pieces:
@@ -215,7 +215,7 @@ async def _choice(job: Job, answer: Completion, index: int, choice: Choice) -> A
 async def _all(
     first: list[bytes], rest: AsyncGenerator[list[bytes], None], last: Callable[[], list[bytes]]
 ) -> AsyncGenerator[list[bytes], None]:
-    """`last`: what stands before the end, when all the others are there."""
+    """Yields all events of a stream. `last` makes those before the end, once all others have been sent."""
     try:
         yield first
         async for events in rest:
@@ -226,7 +226,7 @@ async def _all(
 
 
 async def _told(pieces: AsyncIterator[Sequence[Body]]) -> AsyncIterator[Sequence[Body]]:
-    """The pieces; a failure after the first is an event."""
+    """Yields the pieces; a failure becomes an event."""
     try:
         async for piece in pieces:
             yield piece

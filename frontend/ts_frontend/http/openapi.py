@@ -1,6 +1,5 @@
-"""The API description: `OPTIONS /` and `/api-description` say what a listener answers, `OPTIONS` of a model what it
-takes. OpenAPI 3.0.1, shorter than TorchServe's: every path with its parameters, and one form of errors for all.
-"""
+"""The API description: `OPTIONS /` and `/api-description` describe a listener's routes, `OPTIONS` of a model its
+inputs. OpenAPI 3.0.1, shorter than TorchServe's: every path with its parameters, and one form of errors for all."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ _ERROR = {
 
 
 class HttpDescription:
-    """Answers OPTIONS: `rows` are what the listener answers."""
+    """Answers OPTIONS: `rows` are the listener's routes."""
 
     def __init__(self, rows: Sequence[Row], models: Registry, version: str) -> None:
         self._rows = rows
@@ -65,7 +64,7 @@ def _invokes(row: Row) -> bool:
 
 
 def _operations(rows: Iterable[Row]) -> Iterator[Row]:
-    """What is described; of rows with the same path and method (on a shared address) the first."""
+    """Yields the rows to describe; of rows with the same path and method (on a shared address) the first."""
     seen = set()
     for row in rows:
         place = row.template, row.described_method
@@ -75,7 +74,7 @@ def _operations(rows: Iterable[Row]) -> Iterator[Row]:
 
 
 def document(title: str, version: str, rows: Iterable[Row]) -> dict[str, Any]:
-    """An OpenAPI document of these rows."""
+    """Returns an OpenAPI document of these rows."""
     paths: dict[str, dict[str, Any]] = {}
     for row in _operations(rows):
         paths.setdefault(row.template, {})[row.described_method] = _described(row)
@@ -117,7 +116,7 @@ _STYLE = (
 
 
 class HttpDocs:
-    """A page for people, and the document for programs; `rows`: what the listener answers."""
+    """A page for people, and the document for programs; `rows`: the listener's routes."""
 
     def __init__(self, rows: Sequence[Row], version: str) -> None:
         self._document = document(TITLE, version, rows)

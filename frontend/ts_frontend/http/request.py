@@ -1,4 +1,4 @@
-"""What a service sees of an HTTP request, and what it answers. Only `HttpApp` makes requests."""
+"""The HTTP requests that services get, and the answers that they return. Only `HttpApp` makes requests."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ LENGTH_DIGITS_MAX = 18
 
 
 class SlowSender(ServeError):
-    """The body didn't come in time."""
+    """The body didn't arrive in time."""
 
     code, http_status, type_name = Code.DEADLINE_EXCEEDED, 408, "RequestTimeoutException"
 
 
 class BodyLimits(NamedTuple):
-    """What a request's body may be: `bytes_max` in size, `s_max` until all of it is here."""
+    """The limits of a request's body: `bytes_max`, its size, and `s_max`, the seconds until it has arrived."""
 
     bytes_max: int
     s_max: float
@@ -53,7 +53,7 @@ class HttpAnswer(NamedTuple):
 
 
 class HttpRequest:
-    """One request. `path` is percent-decoded, `path_params` is what stands for the names in its route; names in
+    """One request. `path` is percent-decoded, `path_params` has the values of the names in its route; names in
     `headers` are lower case."""
 
     __slots__ = (
@@ -79,24 +79,24 @@ class HttpRequest:
 
     @property
     def query(self) -> bytes:
-        """What stands behind `?`, as it was sent."""
+        """Returns the query string (after the `?`) as it was sent."""
         query: bytes = self._scope["query_string"]
         return query
 
     @property
     def peer(self) -> str:
-        """HOST:PORT of the client, "unix" for one of a Unix socket."""
+        """Returns HOST:PORT of the client, "unix" for one of a Unix socket."""
         client = self._scope.get("client")
         return f"{client[0]}:{client[1]}" if client else "unix"
 
     @property
     def reached(self) -> str:
-        """The address that the client connected to, "" on a Unix socket."""
+        """Returns the address that the client connected to, "" on a Unix socket."""
         server = self._scope.get("server")
         return str(server[0]) if server and server[1] else ""
 
     def header(self, name: bytes) -> str:
-        """The last value of a header, "" without it."""
+        """Returns the last value of a header, "" without it."""
         found = b""
         for key, value in self.headers:
             if key == name:
@@ -104,9 +104,9 @@ class HttpRequest:
         return found.decode("latin-1")
 
     async def body(self) -> bytes:
-        """The whole body. Raises ClientGone, MessageTooLarge, SlowSender."""
+        """Returns the whole body. Raises ClientGone, MessageTooLarge, SlowSender."""
         first = self._receive()
-        # h2corn gives a future only for what isn't here yet: the usual body needs no clock.
+        # h2corn gives a future only for an event that hasn't come yet: the usual body needs no clock.
         event = None if asyncio.isfuture(first) else await first
         if event is not None and event["type"] == "http.request" and not event.get("more_body"):
             data: bytes = event.get("body") or b""
@@ -119,7 +119,7 @@ class HttpRequest:
             raise SlowSender(f"The request's body did not come within {self.limits.s_max:g} s") from None
 
     async def _pieces(self, event: Event | None, following: Awaitable[Event]) -> bytes:
-        """The body from `event` on, which `following` brings where it isn't here yet."""
+        """Yields the body from `event` on; None: `following` brings that event."""
         pieces: list[bytes] = []
         size = 0
         while True:
@@ -134,7 +134,7 @@ class HttpRequest:
             event, following = None, self._receive()
 
     def _announced(self) -> int:
-        """The body's size as its header says it, 0 where it doesn't: bytes that are here count anyway."""
+        """Returns the body's size by its header, 0 without one: received bytes count anyway."""
         text = self.header(b"content-length")
         if len(text) > LENGTH_DIGITS_MAX:
             return sys.maxsize
@@ -166,9 +166,9 @@ class HttpRequest:
         act()
 
     def close(self) -> None:
-        """The answer has ended, one way or another. What may still come of the body is the engine's to discard: it
-        goes on reading only when nobody can ask for it any more. The watching task is forgotten: a task keeps the
-        exception it was cancelled with, that its frames, and these this."""
+        """Ends the request after its answer, complete or not. The engine discards the rest of the body: it goes on
+        reading only when nobody can ask for it any more. The watching task is forgotten: a task keeps the exception it
+        was cancelled with, that its frames, and these this."""
         self._receive = _closed
         if self._when_gone is not None:
             self._when_gone = None
@@ -191,7 +191,7 @@ NOT_FOUND = "Requested resource is not found, please refer to API document."
 
 
 async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
-    """What a listener without an HTTP application answers to HTTP."""
+    """Answers HTTP on a listener without an HTTP application: always 404."""
     if scope["type"] == "http":
         await answer_error(send, 404, "ResourceNotFoundException", NOT_FOUND)
     elif scope["type"] == "websocket":
@@ -200,7 +200,7 @@ async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def answer_error(send: Send, status: int, kind: str, message: str, *more: tuple[bytes, bytes]) -> None:
-    """An error in the form of TorchServe's HTTP interface."""
+    """Sends an error in the form of TorchServe's HTTP interface."""
     body = error_body(status, kind, message)
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *more]
     await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -225,7 +225,7 @@ def json_answer(status: int, value: object) -> HttpAnswer:
 
 
 def compact_json(status: int, value: object) -> HttpAnswer:
-    """JSON as other servers than TorchServe write it."""
+    """Returns an answer in JSON as other servers than TorchServe write it."""
     return HttpAnswer(status, (JSON,), json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
 
 
@@ -234,8 +234,8 @@ JSON_BYTES_MAX = 256 * 1024
 
 
 async def json_head(body: bytes) -> dict[str, Any]:
-    """What the server reads of a JSON object that goes on to a model: of a large one, the members that are small; the
-    others aren't checked. InvalidArgument for anything else."""
+    """Returns a JSON object that goes on to a model: of a large one only the small members; the others aren't checked.
+    Raises InvalidArgument for anything else."""
     if len(body) <= WHOLE_BYTES_MAX:
         return json_object(body)
     try:
@@ -245,7 +245,8 @@ async def json_head(body: bytes) -> dict[str, Any]:
 
 
 def json_object(body: bytes) -> dict[str, Any]:
-    """The object in a body, {} for an empty one. MessageTooLarge; InvalidArgument for anything else."""
+    """Returns the JSON object in a body, {} for an empty one. Raises MessageTooLarge; InvalidArgument for anything
+    else."""
     check_json_size(body)
     if not body.strip():
         return {}
@@ -259,7 +260,7 @@ def json_object(body: bytes) -> dict[str, Any]:
 
 
 def check_json_size(body: bytes) -> None:
-    """MessageTooLarge for a body that is too long to be parsed between other requests."""
+    """Raises MessageTooLarge for a body that is too long to be parsed between other requests."""
     if len(body) > JSON_BYTES_MAX:
         raise MessageTooLarge(
             f"A body of {len(body)} bytes is too large for this call: it takes {JSON_BYTES_MAX} bytes"
@@ -267,7 +268,8 @@ def check_json_size(body: bytes) -> None:
 
 
 def query_pairs(request: HttpRequest) -> list[tuple[str, str]]:
-    """All parameters of the query, in their order. InvalidArgument when there are too many, or they aren't UTF-8."""
+    """Returns all parameters of the query, in their order. Raises InvalidArgument when there are too many, or they
+    aren't UTF-8."""
     try:
         return parse_qsl(
             request.query.decode("latin-1"), keep_blank_values=True, max_num_fields=PARAMETERS_MAX, errors="strict"
@@ -288,14 +290,14 @@ class Parameters:
         return self._values.get(name) or None
 
     def required(self, name: str) -> str:
-        """An empty one is given, too: what it stands for says what is wrong with it."""
+        """Returns a parameter. Raises InvalidArgument if it isn't given; an empty one is left to its user to check."""
         value = self._values.get(name)
         if value is None:
             raise InvalidArgument(f"Parameter {name} is required.")
         return value
 
     def integer(self, name: str) -> int | None:
-        """InvalidArgument for what isn't a whole number."""
+        """Returns a whole number, None if it isn't given. Raises InvalidArgument for anything else."""
         value = self.text(name)
         if value is None:
             return None
@@ -305,8 +307,8 @@ class Parameters:
             raise InvalidArgument(f"Parameter {name} must be a whole number, not {value[:80]!r}") from None
 
     def tuning(self, name: str) -> int | None:
-        """As `integer`; what isn't a whole number counts as not given, as in TorchServe, and is logged: for settings
-        without which the call still does what was meant."""
+        """As `integer`, for settings that the call can do without: anything but a whole number is logged and, as in
+        TorchServe, counts as not given."""
         try:
             return self.integer(name)
         except InvalidArgument as error:
@@ -314,6 +316,6 @@ class Parameters:
             return None
 
     def flag(self, name: str, default: bool) -> bool:
-        """True for `true` in any case, False for any other text."""
+        """Returns True for `true` in any case, False for any other text, `default` if it isn't given."""
         value = self.text(name)
         return default if value is None else value.lower() == "true"

@@ -1,4 +1,4 @@
-"""Every route over HTTP, a row each: who answers, what it does, whose key opens it, and how it is described.
+"""Every route over HTTP, a row each: its function, its effect, the keys that open it, and its description.
 
 A new route is a row here and its function. Of rows that a listener has for one path, words come before names, then the
 first row counts.
@@ -59,7 +59,7 @@ _management = partial(Row, on=(HTTP_MANAGEMENT,), keys=(KeyKind.MANAGEMENT,))
 
 
 def _of_models() -> Iterator[Row]:
-    """Open Inference Protocol: of a model, and of a version."""
+    """Returns the rows of an Open Inference Protocol call for a model and for a version."""
     tensors, run = HttpOpenInference, partial(_tensors, json=True)
     for path in (_V2_MODEL, _V2_VERSION):
         yield _tensors("GET", path, READS, tensors.metadata, "A model's versions, inputs and outputs")
@@ -147,7 +147,7 @@ ROUTES: tuple[Row, ...] = (
         *("*", "/explanations/{model_name}/{model_version}/{url_path*}", RUNS, HttpInference.explanations),
         *("Explain with a version", "version_explanations"),
     ),
-    # KServe's protocols; without `kserve_mode`, what isn't there is refused in TorchServe's form
+    # KServe's protocols; without `kserve_mode`, missing models are refused in TorchServe's form
     _kserve("*", f"{_V1_MODEL}:predict", RUNS, HttpKServe.predict, dialect=_OIP),
     _kserve("*", f"{_V1_MODEL}:explain", RUNS, HttpKServe.explain, dialect=_OIP),
     _predict("*", f"{_V1_MODEL}:predict", RUNS, HttpKServe.predict, "Predict, KServe v1", "predict_v1"),

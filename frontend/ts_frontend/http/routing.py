@@ -1,7 +1,6 @@
-"""Routing over HTTP: what a row of the table of routes says, and which row answers a method and a path. Pure.
+"""Routing over HTTP: the rows of the table of routes, and the choice of the row for a method and a path. Pure.
 
-What no row names counts as a change of the server: pages of other origins can't ask for it.
-"""
+A request without a row counts as a change of the server, which pages of other origins can't ask for."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from ts_frontend.http.errors import ErrorDialect
 from ts_frontend.http.request import HttpAnswer, HttpRequest, Serve
 
 HTTP_INFERENCE, HTTP_MANAGEMENT, HTTP_METRICS = "http_inference", "http_management", "http_metrics"
-#: What a gRPC listener answers to HTTP, with `grpc_metrics`.
+#: The HTTP API of a gRPC listener, with `grpc_metrics`.
 GRPC_METRICS = "grpc_metrics"
 #: Whose keys the HTTP APIs take; the others are everyone's.
 KEY_OF_API = {HTTP_INFERENCE: KeyKind.INFERENCE, HTTP_MANAGEMENT: KeyKind.MANAGEMENT}
@@ -27,8 +26,8 @@ ANY_KEY = (KeyKind.INFERENCE, KeyKind.MANAGEMENT)
 
 
 class Effect(IntEnum):
-    """What a call does, the harmless first. OPEN: tells probes and clients what everyone may know; READS: tells what is
-    served; RUNS: runs a model; CHANGES: changes what is served, or how."""
+    """The effect of a call, the harmless first. OPEN: tells probes and clients what everyone may know; READS: describes
+    the served models; RUNS: runs a model; CHANGES: changes the served models or the server."""
 
     OPEN = 0
     READS = 1
@@ -58,8 +57,8 @@ class Row:
     APIs. `dialect`: the form of its errors. `json`: the body is JSON. `when`: only with this setting. `yields`: the
     same path of a model's own comes first.
 
-    The API description has what has a `summary`: `operation`, its id (by default made of method and path), `query`, the
-    parameters, all optional but `url`, `body`, its content types, and `described_as`, the method to
+    The API description has the rows with a `summary`: `operation`, its id (by default made of method and path),
+    `query`, the parameters, all optional but `url`, `body`, its content types, and `described_as`, the method to
     describe of a row that takes any."""
 
     methods: str
@@ -90,12 +89,12 @@ class Row:
 
     @property
     def managing(self) -> bool:
-        """Only those who manage the server may do it."""
+        """Returns whether only managers of the server may make the call."""
         return KeyKind.API in self.keys or tuple(self.keys) == (KeyKind.MANAGEMENT,)
 
     @property
     def template(self) -> str:
-        """The path as OpenAPI and traces have it."""
+        """Returns the path in the form of OpenAPI and traces."""
         return re.sub(r"/\{\w+\*\}$", "", self.path)
 
     @property
@@ -104,10 +103,10 @@ class Row:
 
 
 class Match(NamedTuple):
-    """What a request is taken for. `serve`: who answers, None for nobody; then `allowed` are the methods that the path
-    has here. `effect`, `managing` and `json` are the strictest of all rows that fit, on whatever listener: no row is
-    weaker for a page where another API shares the address. `known`: a row names the request. `yields`: the same path of
-    a model's own comes first. `params`: what stands for the names in the path."""
+    """The route found for a request. `serve` answers it, None: nothing does; then `allowed` are the methods that the
+    path has here. `effect`, `managing` and `json` are the strictest of all rows that fit, on whatever listener: no row
+    is weaker for a page where another API shares the address. `known`: a row names the request. `yields`: the same path
+    of a model's own comes first. `params`: the values of the names in the path."""
 
     effect: Effect
     managing: bool
@@ -122,7 +121,7 @@ class Match(NamedTuple):
     template: str = ""
 
 
-#: Finds what a method and a path are taken for.
+#: Finds the route of a method and a path.
 Find: TypeAlias = "Callable[[str, str], Match | None]"
 
 
@@ -155,7 +154,7 @@ class _Node:
             self.any.add(row, rest)
 
     def fitting(self, segments: Sequence[str], values: tuple[str, ...] = ()) -> Iterator[tuple[Row, tuple[str, ...]]]:
-        """The rows that fit, each with what stands for its names; words come before names."""
+        """Yields the rows that fit, each with the values of its names; words come before names."""
         if segments:
             word, rest = segments[0], segments[1:]
             if word in self.words:
@@ -177,7 +176,7 @@ _CACHED_CHARACTERS_MAX = 256
 
 class RouteTable:
     """The rows as the listener of these `apis` has them. Of several that fit a path, the one with words where others
-    have names answers, then the first; what asks for a description (OPTIONS) comes before both.
+    have names answers, then the first; a row for a description (OPTIONS) comes before both.
 
     `services` have the functions of the rows; without any, the table only decides. Raises LookupError for a row whose
     function no service has."""
@@ -199,7 +198,7 @@ class RouteTable:
         self._cached = lru_cache(maxsize=1024)(self._find)
 
     def find(self, method: str, path: str) -> Match:
-        """`path` is percent-decoded."""
+        """Returns the route of a method and a path, which is percent-decoded."""
         return (self._cached if len(path) <= _CACHED_CHARACTERS_MAX else self._find)(method, path)
 
     def _find(self, method: str, path: str) -> Match:
@@ -209,7 +208,7 @@ class RouteTable:
         rows = [row for row, _ in fitting if row.accepts(method)]
         row, values = next((one for one in here if one[0].accepts(method)), (None, ()))
         named = [one for one, _ in here if not one.path.endswith("*}")]
-        reads = method == "OPTIONS" and not rows  # answers of these say what there is, and do nothing
+        reads = method == "OPTIONS" and not rows  # these only describe the listener, and do nothing
         effect = max((one.effect for one in rows), default=Effect.READS if reads else Effect.CHANGES)
         return Match(
             effect,
@@ -226,8 +225,8 @@ class RouteTable:
         )
 
     def _keys_of(self, row: Row | None, effect: Effect) -> Sequence[KeyKind]:
-        """A key of the listener is asked for also where no row answers, and where a row that is everyone's meets a
-        stricter one: a model's readiness isn't read by the path of its predictions."""
+        """Returns the keys for a row: any of the listener's keys also where no row answers, and where a row for
+        everyone meets a stricter one, so that a model's readiness can't be read by the path of its predictions."""
         if row is None or row.keys is ANY_KEY or (row.effect is Effect.OPEN and effect is not Effect.OPEN):
             return self._keys
         return row.keys
@@ -248,7 +247,7 @@ def _bound(function: Function, services: Sequence[object]) -> Serve:
 
 
 def _dialect(segments: Sequence[str], rows: Sequence[Row]) -> ErrorDialect:
-    """Of what isn't answered."""
+    """Returns the dialect of the error for a request without a route."""
     if segments[:1] == ["v2"]:
         return ErrorDialect.OPEN_INFERENCE
     return rows[0].dialect if rows else ErrorDialect.TORCHSERVE

@@ -56,13 +56,13 @@ class HttpInference:
         return await self._of_path(request, EXPLAIN)
 
     async def _of_path(self, request: HttpRequest, explain: tuple[str, str]) -> HttpAnswer:
-        """/predictions/MODEL[/VERSION[/REST]]"""
+        """Reads a path /predictions/MODEL[/VERSION[/REST]]."""
         params = request.path_params
         more = [explain, ("url_path", params.get("url_path", ""))]
         return await self._predict(request, params["model_name"], params.get("model_version"), more)
 
     async def predict_kserve(self, request: HttpRequest) -> HttpAnswer:
-        """By a path of KServe's protocols; also errors are TorchServe's."""
+        """Predicts by a path of KServe's protocols; errors, too, have TorchServe's form."""
         return await self._of_kserve(request, PREDICT)
 
     async def explain_kserve(self, request: HttpRequest) -> HttpAnswer:
@@ -75,7 +75,7 @@ class HttpInference:
             return refusal(error, ErrorDialect.TORCHSERVE)
 
     async def with_query(self, request: HttpRequest) -> HttpAnswer:
-        """/models/MODEL/invoke, /MODEL[/VERSION]/predict: the query's parameters are inputs, too."""
+        """Answers /models/MODEL/invoke and /MODEL[/VERSION]/predict, with the query's parameters as further inputs."""
         params = request.path_params
         inputs = _query_inputs(request)
         return await self._predict(request, params["model_name"], params.get("model_version"), [PREDICT], inputs)
@@ -114,7 +114,7 @@ class HttpInference:
         inputs: Sequence[Input],
         body: bytes,
     ) -> HttpAnswer:
-        """`more`: what the handler finds among the headers beside the client's."""
+        """Submits a request to a model. `more`: headers for the handler beside the client's."""
         model = self._models.find(name, version)
         content_type = ""
         headers = []
@@ -138,7 +138,7 @@ class HttpInference:
 
 
 async def answer_of(job: Job) -> HttpAnswer:
-    """The answer whole when it is there with its first piece, else as a stream of pieces."""
+    """Returns the answer whole if its first piece is all of it, else as a stream of pieces."""
     whole = await job.whole()
     if job.status < 200:
         job.cancel()
@@ -160,7 +160,7 @@ async def _all(first: list[Buffer], rest: AsyncIterator[list[Buffer]]) -> AsyncI
 
 
 def handler_headers(pairs: Pairs) -> list[Header]:
-    """What a handler set; what HTTP can't carry, and what is the server's to say, is left out."""
+    """Returns the headers that a handler set, without those that HTTP can't carry or that only the server sets."""
     return [
         (name.lower().encode(), value.encode("latin-1"))
         for name, value in pairs
@@ -192,19 +192,19 @@ FIELDS_MAX = 1000
 
 
 class HttpMetrics:
-    """The metrics API. As TorchServe's, it answers any method."""
+    """The metrics API. Like TorchServe's, it answers any method."""
 
     def __init__(self, registry: MetricsRegistry) -> None:
         self._registry = registry
 
     async def read(self, request: HttpRequest) -> HttpAnswer:
-        """The metrics as Prometheus's text; those that `name[]` names, or all."""
+        """Answers with metrics in Prometheus's text format: those that `name[]` names, or all."""
         body = self._registry.text(wanted(request.query)).encode("utf-8", "replace")
         return HttpAnswer(200, ((b"content-type", CONTENT_TYPE.encode()),), body)
 
 
 def wanted(query: bytes) -> frozenset[str]:
-    """The values of `name[]` in a query string; none: all metrics."""
+    """Returns the values of `name[]` in a query string; none means all metrics."""
     try:
         fields = parse_qsl(query.decode("utf-8", "replace"), max_num_fields=FIELDS_MAX)
     except ValueError:

@@ -10,14 +10,14 @@ from ts_frontend.http.request import AsgiApp, Event, Receive, Scope, Send
 from ts_frontend.http.routing import RouteTable
 from ts_frontend.telemetry.tracing.spans import REQUEST_ID, RequestSpan, current, leave
 
-#: What probes and scrapers ask all the time.
+#: The paths that probes and scrapers ask for all the time.
 PROBED = frozenset({"/ping", "/metrics", "/v2/health/live", "/v2/health/ready"})
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "CONNECT"})
 
 
 def traced(app: AsgiApp, tracer: Tracer, routes: RouteTable) -> AsgiApp:
-    """The application, with a span for each request but those of probes. Spans are named by the templates of `routes`:
-    names must not be as many as paths."""
+    """Wraps the application with a span for each request but those of probes. Spans are named by the templates of
+    `routes`: names must not be as many as paths."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or _is_probe(scope["path"]):

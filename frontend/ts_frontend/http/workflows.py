@@ -87,7 +87,7 @@ def _cancel(run: asyncio.Task[Mapping[str, Reply]]) -> None:
 
 
 async def _answer(leaves: Mapping[str, Reply]) -> HttpAnswer:
-    """Of one node its answer, of several a JSON object of theirs."""
+    """Returns the answer of a single last node, or a JSON object with those of several."""
     if len(leaves) == 1:
         (reply,) = leaves.values()
         if reply.status < 200:
@@ -100,7 +100,7 @@ async def _answer(leaves: Mapping[str, Reply]) -> HttpAnswer:
 
 
 def _headers(pairs: Pairs) -> list[Header]:
-    """What the handler set; JSON unless it said what it is."""
+    """Returns the headers that the handler set, with JSON as the content type unless it set another."""
     own = handler_headers(pairs)
     return own if any(name == JSON[0] for name, _ in own) else [JSON, *own]
 
@@ -110,7 +110,7 @@ def _joined(bodies: Mapping[str, bytes]) -> HttpAnswer:
 
 
 def _value(name: str, body: bytes) -> Any:
-    """An answer as JSON; one that isn't, as text."""
+    """Returns a node's answer, parsed if it is JSON, else as text."""
     try:
         text = body.decode()
     except UnicodeDecodeError:

@@ -1,1 +1,1 @@
-"""Listening addresses, the engines behind them, and what answers where."""
+"""Listening addresses, the engines behind them, and the services on each."""

@@ -12,7 +12,7 @@ from ts_frontend.http.request import CLOSE, AsgiApp, Event, Receive, Scope, Send
 from ts_frontend.listeners.floods import Floods
 from ts_frontend.listeners.listener import Listener
 
-#: h2corn 2.0.0 closes a drained connection at the end of its last request, with whatever the client has just sent
+#: h2corn 2.0.0 closes a drained connection at the end of its last request, with anything the client has just sent
 #: unread; the system then resets the connection, and the client may lose answers that it hasn't read yet. So the last
 #: requests of a drain end a little after their answers.
 LINGER_S = 0.25
@@ -21,8 +21,7 @@ LINGER_S = 0.25
 class Application:
     """Answers one listener's requests.
 
-    `abort` ends what is still running with UNAVAILABLE: the last step of a drain.
-    """
+    `abort` ends the calls that still run with UNAVAILABLE: the last step of a drain."""
 
     def __init__(self, listener: Listener) -> None:
         self._routes = listener.routes
@@ -61,8 +60,8 @@ class Application:
             await asyncio.sleep(LINGER_S)
 
     def _closing(self, scope: Scope, send: Send) -> Send:
-        """`send`, with which answers of HTTP/1.1 ask their client to close the connection once the server drains:
-        h2corn closes it without a word."""
+        """Wraps `send` so that answers of HTTP/1.1 ask their client to close the connection once the server drains:
+        h2corn closes it without notice."""
         if scope["type"] != "http" or scope["http_version"][0] != "1":
             return send
 
@@ -74,19 +73,19 @@ class Application:
         return closing
 
     def drain(self) -> None:
-        """The listener is about to close: from now on requests end LINGER_S after their answers, and HTTP/1.1's answers
-        are the last on their connections."""
+        """Prepares for the listener's end: requests end LINGER_S after their answers, and HTTP/1.1's answers are the
+        last on their connections."""
         self._draining = True
 
     def abort(self) -> int:
-        """Cancels the calls that are running, and answers them UNAVAILABLE; says how many."""
+        """Cancels the calls that are running, and answers them UNAVAILABLE; returns how many."""
         self._aborted = True
         for task in self._running:
             task.cancel()
         return len(self._running)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send, headers: dict[bytes, bytes]) -> bool:
-        """Whether it is a gRPC call after all; what isn't is answered here."""
+        """Returns True for a gRPC call; answers every other request itself."""
         if scope["type"] != "http" or not is_grpc(headers.get(b"content-type")):
             await self._answer_http(self._http, scope, receive, send)
         elif scope["http_version"] != "2":
@@ -109,7 +108,7 @@ class Application:
             if not self._aborted:
                 raise
             uncancel()
-            with contextlib.suppress(Exception):  # what was begun can't be answered otherwise any more
+            with contextlib.suppress(Exception):  # an answer that has begun can't be replaced any more
                 await answer_error(send, Draining.http_status, Draining.type_name, "The server is shutting down")
         finally:
             self._running.discard(task)
@@ -133,7 +132,7 @@ class Application:
 
 
 class HttpOnly(Application):
-    """The same for a listener without gRPC: nothing stands between it and its HTTP application."""
+    """The same for a listener without gRPC: its requests go directly to its HTTP application."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._answer_http(self._serve_http, scope, receive, send)

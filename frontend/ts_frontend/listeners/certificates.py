@@ -25,14 +25,14 @@ _SEQUENCE, _VERSION, _UTC_TIME, _GENERALIZED_TIME = 0x30, 0xA0, 0x17, 0x18
 
 
 class Validity(NamedTuple):
-    """First and last moment, UTC."""
+    """The first and last moment of a certificate's validity, UTC."""
 
     begins: datetime
     ends: datetime
 
 
 def validities(pem: bytes) -> list[Validity]:
-    """Of every certificate of a PEM file, in their order.
+    """Returns the validity of every certificate of a PEM file, in their order.
 
     :raises ValueError: one isn't X.509.
     """
@@ -47,7 +47,8 @@ def _decoded(body: bytes) -> bytes:
 
 
 def _validity(certificate: bytes) -> Validity:
-    """Certificate -> TBSCertificate -> [version], serial number, algorithm, issuer, validity."""
+    """Returns the validity in Certificate -> TBSCertificate -> [version], serial number, algorithm, issuer,
+    validity."""
     try:
         fields = _Elements(_only(_only(certificate)))
         tag, _ = fields.take()
@@ -69,14 +70,14 @@ def _only(der: bytes) -> bytes:
 
 
 class _Elements:
-    """The elements of some DER one after the other. IndexError or ValueError: there is none."""
+    """The elements of some DER, one after the other. `take` raises IndexError or ValueError when there are no more."""
 
     def __init__(self, der: bytes) -> None:
         self._der = der
         self._at = 0
 
     def take(self) -> tuple[int, bytes]:
-        """(tag, content) of the next one."""
+        """Returns (tag, content) of the next element."""
         tag, length, at = self._der[self._at], self._der[self._at + 1], self._at + 2
         if length & 0x80:
             count = length & 0x7F
@@ -88,7 +89,8 @@ class _Elements:
 
 
 def _time(tag: int, content: bytes) -> datetime:
-    """UTCTime has two digits of the year, which from 50 on are those of 19xx (RFC 5280, 4.1.2.5.1)."""
+    """Returns a UTCTime or GeneralizedTime. UTCTime has two digits of the year, which from 50 on mean 19xx (RFC 5280,
+    4.1.2.5.1)."""
     text = content.decode("ascii")
     if tag == _UTC_TIME:
         text = ("19" if text[:2] >= "50" else "20") + text
@@ -102,7 +104,7 @@ logger = logging.getLogger(__name__)
 #: A certificate that ends sooner is worth a warning.
 ENDS_SOON = timedelta(days=14)
 
-#: The last is what OpenSSL 3 says of a key of another type than the certificate's.
+#: The last is OpenSSL 3's error for a key of another type than the certificate's.
 _TOO_WEAK = {
     "EE_KEY_TOO_SMALL": "the key is too small; take RSA of 2048 bits or more, or an elliptic curve of 256",
     "CA_KEY_TOO_SMALL": "the authority's key is too small; take RSA of 2048 bits or more, or an elliptic curve of 256",
@@ -115,12 +117,12 @@ _ENCRYPTED = (b"-----BEGIN ENCRYPTED PRIVATE KEY-----", b"Proc-Type: 4,ENCRYPTED
 
 
 class CertificateRefused(InvalidArgument):
-    """A file that TLS needs can't be used: which one, and why."""
+    """A file that TLS needs can't be used; the message says which one, and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pem:
-    """What the files hold, checked. `warnings`: what somebody should look after, though it works."""
+    """The checked contents of the files. `warnings`: problems that don't keep the certificate from working."""
 
     certificate: bytes
     key: bytes
@@ -129,7 +131,7 @@ class Pem:
 
 
 def read(tls: Tls, now: datetime | None = None) -> Pem:
-    """The files of `tls`. Blocking. `now`: with a time zone.
+    """Reads and checks the files of `tls`. Blocking. `now`: with a time zone.
 
     :raises CertificateRefused: one is missing, isn't PEM, is encrypted, or the key isn't the certificate's.
     """
@@ -199,7 +201,7 @@ def _check_pair(tls: Tls) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """An OpenSSL error in words; it often says no more than where it was raised."""
+    """Returns an OpenSSL error in words; the error itself often says only where it was raised."""
     if not isinstance(error, ssl.SSLError):
         return str(error)
     if error.reason in _TOO_WEAK:
@@ -241,7 +243,7 @@ class CertificateFiles:
         self._complaint = ""
 
     def read(self) -> Pem:
-        """Their contents now; warnings go to the log. Blocking.
+        """Returns the files' present contents; warnings go to the log. Blocking.
 
         :raises CertificateRefused: they can't be used.
         """
@@ -252,7 +254,8 @@ class CertificateFiles:
         return pem
 
     def read_if_changed(self) -> Pem | None:
-        """Their contents if they are others than at the last time and can be used; refusals go to the log. Blocking."""
+        """Returns the files' contents if they have changed since the last time and can be used, else None; refusals go
+        to the log. Blocking."""
         before = self._signature()
         if before == self._seen:
             return None
@@ -274,7 +277,7 @@ class CertificateFiles:
             logger.warning("%s: the certificate in use stays, the new files can't be used: %s", self._name, text)
 
     def _signature(self) -> list[tuple[int, int, int, int] | None]:
-        """Differs when a file was written or replaced."""
+        """Returns a signature that changes when a file is written or replaced."""
         paths = (self._tls.certificate_file, self._tls.key_file, self._tls.client_ca_file)
         return [_signature(path) for path in paths if path is not None]
 
@@ -301,7 +304,8 @@ def _signature(path: str) -> tuple[int, int, int, int] | None:
 
 
 def certificate_files(config: ServerConfig) -> Tls | None:
-    """What TLS addresses use; None: no address does. Both files are set then (`config/checks.py`)."""
+    """Returns the certificate files of TLS addresses, None if there are no such addresses. Both files are set then
+    (`config/checks.py`)."""
     if not any(secured(config)):
         return None
     client_ca = None if config.client_ca_file is None else str(config.client_ca_file)
@@ -309,7 +313,7 @@ def certificate_files(config: ServerConfig) -> Tls | None:
 
 
 def check_certificates(config: ServerConfig) -> None:
-    """Now, and not when the models have been loaded. Warnings are for those who listen to say.
+    """Checks the TLS files before the models are loaded. Warnings are left to the listeners.
 
     :raises CertificateRefused: a file that is needed can't be used.
     """

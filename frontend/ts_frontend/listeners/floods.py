@@ -2,13 +2,11 @@
 
 Calls that are cancelled before they have begun count for h2corn, but are not seen here: half as many are enough.
 
-h2corn 2.0.0 counts the RST_STREAM frames of a connection, closes it (GOAWAY ENHANCE_YOUR_CALM), and tells nobody. What
-can be seen is that so many calls were cancelled in so short a time, and then, in the kernel's table of connections,
-that the connection is closed: by our side, or by a client that read the GOAWAY first.
-A client that leaves with many calls has cancelled them all at once. One that leaves by itself after nearly so many
-cancels is taken for one whose connection was closed. Connections over Unix sockets and through proxies that tell their
-clients' addresses can't be recognised in the table.
-"""
+h2corn 2.0.0 counts the RST_STREAM frames of a connection, closes it (GOAWAY ENHANCE_YOUR_CALM), and tells nobody. It
+shows only in so many calls cancelled in so short a time, followed by a closed connection in the kernel's table: by our
+side, or by a client that read the GOAWAY first. A client that leaves with many calls has cancelled them all at once.
+One that leaves by itself after nearly so many cancels is taken for one whose connection was closed. Connections over
+Unix sockets and through proxies that tell their clients' addresses can't be recognised in the table."""
 
 from __future__ import annotations
 
@@ -52,7 +50,7 @@ class Floods:
         self._looking: dict[tuple[str, int], asyncio.Task[None]] = {}
 
     def cancelled(self, scope: Scope) -> None:
-        """A client has cancelled a call, or its connection has ended."""
+        """Counts a call that a client has cancelled, or whose connection has ended."""
         client, server = scope.get("client"), scope.get("server")
         if scope["http_version"] != "2" or not client or not server or not server[1]:
             return
@@ -77,7 +75,7 @@ class Floods:
             task.add_done_callback(lambda _: self._looking.pop(client))
 
     async def _tell(self, client: tuple[str, int], connection: ConnectionKey, times: deque[float]) -> None:
-        """Says it, once the connection is closed; that may take a moment."""
+        """Waits a moment for the connection to be closed, and reports it if h2corn closed it."""
         while True:
             settled = time.monotonic() - times[-1] > SETTLED_S
             state = await asyncio.to_thread(self._state, connection)
@@ -103,8 +101,8 @@ class Floods:
         )
 
     def _state(self, connection: ConnectionKey) -> str | None:
-        """As the kernel has it; None when it is in no table. Where a table can't be read nothing can be said of it: it
-        counts as open."""
+        """Returns the connection's state in the kernel, None when it is in no table. It counts as open where a table
+        can't be read."""
         for table in self._tables:
             try:
                 found = dict(read_table(table.read_text(), {connection.own_port}))
@@ -129,7 +127,8 @@ def read_table(text: str, own_ports: set[int]) -> Iterator[tuple[ConnectionKey, 
 
 
 def _in_network_order(text: str) -> bytes:
-    """An address as the tables have it: words of 32 bits in the machine's order, which is little-endian."""
+    """Returns an address of the tables in network order. The tables have words of 32 bits in the machine's order, which
+    is little-endian."""
     raw = bytes.fromhex(text)
     words = b"".join(raw[at : at + 4][::-1] for at in range(0, len(raw), 4))
     return unmapped(words)

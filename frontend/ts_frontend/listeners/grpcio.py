@@ -1,7 +1,6 @@
 """The grpcio engine: the same listeners on grpc.aio, with methods that take and give bytes.
 
-It is the reference for our own gRPC layer, and what serves where h2corn doesn't run. HTTP isn't served by it.
-"""
+It is the reference for our own gRPC layer, and serves where h2corn doesn't run. HTTP isn't served by it."""
 
 from __future__ import annotations
 
@@ -44,11 +43,11 @@ logger = logging.getLogger(__name__)
 HEADER_BYTES_MAX = 64 * 1024
 #: How often it is seen within `write_s_max` whether a client takes anything.
 STALL_LOOKS = 4
-#: How long clients may take to read what was sent to them before a drained connection is gone.
+#: How long clients may take to read their answers before a drained connection is gone.
 LINGER_S_MAX = 2.0
 #: After calls were cancelled: how long until their statuses are on their way.
 SETTLE_S = 1.0
-#: How long a drain takes to send clients away and to serve what they had begun, before it is grpcio's.
+#: How long a drain takes to send clients away and to serve the calls they had begun, before it is grpcio's.
 QUIET_S_MAX = 1.0
 
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
@@ -129,8 +128,8 @@ class GrpcioEngine:
             await release(held, linger_s)
 
     async def _send_away(self, limit_s: float) -> None:
-        """Before grpcio is told: it cancels the calls that come between its first GOAWAY and its last, and has no other
-        way to say the first."""
+        """Sends the first GOAWAY before grpcio drains: grpcio cancels the calls that come between its first GOAWAY and
+        its last, and can't send the first alone."""
         plain = {self._ports[listener.name] for listener in self._listeners if not (listener.tls or listener.path)}
         await say_goaway(plain, limit_s / 2)
         await quiet(plain, (), 0.0, limit_s / 2)
@@ -147,18 +146,19 @@ class GrpcioEngine:
 
 
 def _retrieved(done: asyncio.Future[Any]) -> None:
-    """Nobody waits for it any more when a second signal ends the server: its end is no news."""
+    """Retrieves the exception, which nobody waits for any more when a second signal ends the server."""
     if not done.cancelled():
         done.exception()
 
 
 def is_news(record: logging.LogRecord) -> bool:
-    """Not that an answer couldn't be sent: its client has left just then, which grpcio calls an error now and then."""
+    """Returns False for an answer that couldn't be sent because its client had just left, which grpcio sometimes logs
+    as an error."""
     return not (record.exc_info and isinstance(record.exc_info[1], grpc.aio.InternalError))
 
 
 def _bind(server: grpc.aio.Server, listener: Listener, certificate: Certificate | None) -> int:
-    """The port; 0 for a Unix socket, whose file grpcio deletes when it stops listening."""
+    """Binds a server and returns its port; 0 for a Unix socket, whose file grpcio deletes when it stops listening."""
     if listener.path:
         with path_claimed(listener), _umask(0o777 & ~listener.path_mode):
             _add_port(server, listener, f"unix:{listener.path}", certificate)
@@ -192,7 +192,7 @@ async def _refuse(ports: Collection[int]) -> None:
 
 @contextlib.contextmanager
 def _umask(mask: int) -> Iterator[None]:
-    """grpcio makes the file; changing its mode afterwards would be late."""
+    """Sets the umask while grpcio makes the socket's file: changing its mode afterwards would be too late."""
     before = os.umask(mask)
     try:
         yield
@@ -231,7 +231,7 @@ def keepalive_options(keepalive: Keepalive) -> list[tuple[str, int]]:
 
 
 class Certificate:
-    """A listener's certificate as grpcio wants it. Handshakes ask for it in grpcio's threads."""
+    """A listener's certificate in grpcio's form. Handshakes ask for it in grpcio's threads."""
 
     def __init__(self, name: str, tls: Tls) -> None:
         self.tls = tls
@@ -239,16 +239,16 @@ class Certificate:
         self._renewed: grpc.ServerCertificateConfiguration | None = None
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Raises CertificateRefused."""
+        """Returns grpcio's credentials. Raises CertificateRefused."""
         first = _configuration(self.files.read())
         return grpc.dynamic_ssl_server_credentials(first, self._fetch, self.tls.client_ca_file is not None)
 
     async def renew(self, pem: Pem) -> None:
-        """The next handshakes use it."""
+        """Replaces the certificate for the next handshakes."""
         self._renewed = _configuration(pem)
 
     def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
-        """None: the same as before."""
+        """Returns a renewed certificate, None if it is the same as before."""
         renewed, self._renewed = self._renewed, None
         return renewed
 
@@ -258,7 +258,7 @@ def _configuration(pem: Pem) -> grpc.ServerCertificateConfiguration:
 
 
 class BytesHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no types
-    """Finds the method of a path and wraps it as grpcio wants it, once for each method."""
+    """Finds the method of a path and wraps it for grpcio, once for each method."""
 
     def __init__(self, routes: Routes, limits: ListenerLimits, running: Running) -> None:
         self._handlers = {path: _wrap(method, limits, running) for path, method in routes.items()}
@@ -284,14 +284,14 @@ class Running:
         self._aborted = False
 
     def abort(self) -> int:
-        """Cancels the calls, which then answer UNAVAILABLE; says how many."""
+        """Cancels the calls, which then answer UNAVAILABLE; returns how many."""
         self._aborted = True
         for task in self._tasks:
             task.cancel()
         return len(self._tasks)
 
     async def run(self, call: Call, context: Context, work: Awaitable[bytes]) -> bytes:
-        """Does a call's work in the call's own task, whatever becomes of it."""
+        """Awaits a call's work in the call's own task, and aborts the call if the work fails."""
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
@@ -448,19 +448,20 @@ def _check_size(answer: bytes, limits: ListenerLimits) -> None:
 
 
 def _failure(call: Call, error: Exception) -> Failure:
-    """What the call ends with. A client\'s CancelledError never comes here: grpcio must see it, or it leaks."""
+    """Returns the status and message that the call ends with. A client\'s CancelledError never comes here: grpcio must
+    see it, or it leaks."""
     if isinstance(error, ServeError):
         call.trailing += status_details(error)
         return error.code, error.message
     if isinstance(error, grpc.aio.AbortError | grpc.aio.UsageError | grpc.aio.InternalError):
-        raise error  # the last: what was written can't be sent any more
+        raise error  # the last: an answer that can't be sent any more
     logger.error("%s failed", call.path, exc_info=error)
     return Code.INTERNAL, UNEXPECTED
 
 
 async def _abort(call: Call, context: Context, code: Code, message: str) -> bytes:
     """Ends the call with that status. grpcio raises an exception for it that its own state keeps, until the garbage
-    collector comes: no frame on the way may have the request, nor what the method has raised."""
+    collector comes: no frame on the way may hold the request or the method's exception."""
     await _send_initial(call, context)
     await context.abort(_CODES[code], bounded(message), tuple(call.trailing))
     return b""  # abort raises

@@ -119,7 +119,7 @@ class ListenerServer:
         return serving
 
     async def _renew(self, pem: Pem) -> None:
-        """New connections get the new certificate; clients of the old ones are asked to close theirs."""
+        """Gives new connections the new certificate, and asks clients of the old ones to close theirs."""
         serving = await self._serve(prepare(self._listener, pem))
         former, self._serving = self._serving, serving
         if former is not None:
@@ -150,8 +150,9 @@ class ListenerServer:
                 task.cancel()
 
     async def _until_quiet(self, listening: Listening, grace_s: float) -> None:
-        """Before h2corn is told: it closes connections without a request at once, also when one has come in. Until then
-        each answer of HTTP/1.1 asks its client to leave; HTTP/2 is told by h2corn what it doesn't serve any more."""
+        """Waits for quiet connections before h2corn drains, since h2corn closes those without a request at once, even
+        one whose request has just come in. Until then each answer of HTTP/1.1 asks its client to leave; h2corn tells
+        HTTP/2 clients which requests it doesn't serve any more."""
         await listening.refuse()
         limit_s = min(QUIET_S_MAX, grace_s)
         await quiet(self._ports, self._paths, min(LINGER_S, limit_s), limit_s)
@@ -220,7 +221,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(listener: Listener, pem: Pem | None) -> Prepared:
-    """:raises CertificateRefused: h2corn can't use what OpenSSL can."""
+    """:raises CertificateRefused: h2corn can't use files that OpenSSL can."""
     config = server_config(listener)
     if pem is None:
         return Prepared(config, prepare_tls(config, None))
@@ -233,7 +234,7 @@ def prepare(listener: Listener, pem: Pem | None) -> Prepared:
 
 
 def server_config(listener: Listener) -> h2corn.Config:
-    """h2corn's settings for a listener. What gRPC itself limits (messages, deadlines) is limited in exchange.py."""
+    """h2corn's settings for a listener. gRPC's own limits (messages, deadlines) are kept by exchange.py."""
     tls = listener.tls
     client_ca = Path(tls.client_ca_file) if tls and tls.client_ca_file else None
     grpc = bool(listener.routes) or listener.http_app is None

@@ -1,4 +1,4 @@
-"""What a service sees of a call, and what an engine needs to know of a service.
+"""A listener's description for the engines: its address, its routes and limits, and its TLS files.
 
 Engines (h2corn, grpcio) turn bytes on a listener into `Call`s and hand them to the `Method` registered under
 the path; services take message bytes and give message bytes. A status other than OK is a raised `ServeError`.
@@ -15,7 +15,7 @@ from ts_frontend.http.request import AsgiApp
 
 
 def _nothing() -> None:
-    """Nobody counts."""
+    """Does nothing: the default of `flooded`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """One address and what answers there. `port` 0 takes a free one (`Engine.port` tells); `path` is a Unix socket's,
-    instead of host and port, and `path_mode` who may connect to it. `http_app` answers what isn't gRPC (without one:
+    """One address and its services. `port` 0 takes a free one (`Engine.port` tells); `path` is a Unix socket's, instead
+    of host and port, and `path_mode` who may connect to it. `http_app` answers requests other than gRPC (without one:
     404); with it and without `routes` there is no gRPC. Only the h2corn engine serves an `http_app`. `flooded` is
     called for each connection that h2corn closes because its client cancelled too many calls."""
 

@@ -1,4 +1,4 @@
-"""Every listener with what answers there, made from the configuration and the parts that server.py built."""
+"""Every listener with its services, made from the configuration and the parts that server.py built."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Engine(Protocol):
     """Serves several listeners in the running event loop; started and drained once."""
 
     async def start(self) -> None:
-        """Listens. All listeners or none: raises OSError that names the address that can't be had."""
+        """Starts all listeners or none. Raises OSError that names the address that can't be had."""
 
     def port(self, name: str) -> int:
         """The port of the listener `name`, which the system chose if it asked for 0."""
@@ -133,12 +133,12 @@ class Joined:
 
 
 def serves_http() -> bool:
-    """Whether listeners with an HTTP application can be served here: h2corn is installed (it needs Python 3.11)."""
+    """Returns whether listeners with an HTTP application can be served: h2corn is installed (it needs Python 3.11)."""
     return importlib.util.find_spec("h2corn") is not None
 
 
 def make_engine(kind: str, listeners: Sequence[Listener]) -> Engine:
-    """An engine that isn't started yet. `kind`: one of ENGINES; "auto" is h2corn wherever it can do what is asked.
+    """An engine that isn't started yet. `kind`: one of ENGINES; "auto" is h2corn wherever it can serve these listeners.
 
     Raises ValueError for an unknown kind or two listeners of one name, InvalidArgument for h2corn where it isn't
     installed.
@@ -177,7 +177,7 @@ NO_HTTP = "The HTTP APIs are not served: they need h2corn, which needs Python 3.
 
 
 class Listeners:
-    """The listeners of one server. `engine` serves them; `warnings`: what is not served, and why."""
+    """The listeners of one server. `engine` serves them; `warnings`: the services that are not offered, and why."""
 
     def __init__(
         self,
@@ -222,11 +222,11 @@ class Listeners:
         self.engine: Engine = make_engine(config.grpc_engine, self.served)
 
     def check_addresses(self) -> None:
-        """Raises OSError for an address that can't be had, before the models of the start are loaded for nothing."""
+        """Raises OSError for an address that can't be had, before models are loaded in vain."""
         check_free(self.served)
 
     def addresses(self) -> dict[str, str]:
-        """What listens where, by the name of the API."""
+        """Returns each listener's address, by the name of the API."""
         config = self._config
         hosts = dict.fromkeys((INFERENCE, *self._extra_ports), config.grpc_inference_address)
         hosts[MANAGEMENT] = config.grpc_management_address
@@ -238,7 +238,7 @@ class Listeners:
         return found
 
     def _grpc_address(self, name: str, host: str) -> str:
-        """As gRPC clients take it."""
+        """Returns a listener's address in the form that gRPC clients take."""
         if unix_path(host):
             return host
         return f"{bracketed(host)}:{self.engine.port(name)}{' (TLS)' if self._config.enable_grpc_ssl else ''}"
@@ -281,7 +281,7 @@ class Listeners:
 
     @property
     def _extra_ports(self) -> Mapping[str, ExtraPort]:
-        """Further listeners of gRPC inference by their names; none beside a Unix socket."""
+        """Returns further listeners of gRPC inference by their names; none beside a Unix socket."""
         config = self._config
         extra = () if unix_path(config.grpc_inference_address) else config.grpc_extra_ports
         return {f"{INFERENCE}_{number}": port for number, port in enumerate(extra, 2)}
@@ -357,7 +357,7 @@ class Listeners:
         return sharing(addresses)
 
     def _http_services(self) -> list[object]:
-        """What has the functions of the routes."""
+        """Makes the services that have the routes' functions."""
         config, registry = self._config, self._manager.registry
 
         def loaded_at_startup() -> list[str]:
@@ -420,7 +420,8 @@ class Listeners:
         return Listener(names[0], address.host, address.port, {}, limits, tls, app, path, mode, flooded)
 
     def _flooded(self, api: str) -> Callable[[], None]:
-        """What counts the connections of an API that h2corn closes because too many of their calls were cancelled."""
+        """Makes the counter of an API's connections that h2corn closes because too many of their calls were
+        cancelled."""
         self._floods[api] = 0
 
         def closed() -> None:

@@ -70,8 +70,8 @@ class Listening:
         return [os.dup(one.fileno()) for one in self._sockets]
 
     async def refuse(self) -> None:
-        """No new connection from now on, while those that the system has accepted for us stay to be taken; returns
-        when the engine has taken them. A client that comes later is refused once everybody has closed."""
+        """Refuses new connections, while those that the system has accepted for us can still be taken; returns when the
+        engine has taken them. A client that comes later is refused once all sockets are closed."""
         self._remove_path()
         await refuse(self._sockets)
 
@@ -82,8 +82,8 @@ class Listening:
             one.close()
 
     def _remove_path(self) -> None:
-        """As long as somebody listens on a Unix socket nobody else takes its name, so it is ours: hence before the
-        sockets are closed.
+        """Deletes the Unix socket's file before the sockets are closed: as long as we listen, no other server takes its
+        name.
 
         """
         if self._file is not None and self._file == _identity(self._path):
@@ -93,7 +93,7 @@ class Listening:
 
 
 async def refuse(listening: Sequence[socket.socket]) -> None:
-    """Linux: drops what asks these listening sockets for a connection, and waits, TAKEN_S_MAX seconds at most, until
+    """Linux: drops new connection attempts to these listening sockets, and waits, TAKEN_S_MAX seconds at most, until
     all connections that wait in them have been taken. Elsewhere, and for Unix sockets, it does nothing.
 
     A listening socket that is closed resets the connections that wait in it, whose clients may have sent requests.
@@ -113,7 +113,7 @@ async def refuse(listening: Sequence[socket.socket]) -> None:
 
 
 def _waiting(one: socket.socket) -> int:
-    """How many connections wait in a listening socket."""
+    """Returns the number of connections that wait in a listening socket."""
     at = 24  # tcp_info.tcpi_unacked, which is that of a listening socket
     return int.from_bytes(one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)[at : at + 4], sys.byteorder)
 
@@ -158,7 +158,7 @@ def listen(listener: Listener) -> Listening:
 
 
 def _holder(port: int) -> str:
-    """Of a port, as far as this user may know: ` by NAME (process PID)`, or nothing."""
+    """Returns a port's holder, as far as this user may know it: ` by NAME (process PID)`, or ""."""
     try:
         pids = {one.pid for one in psutil.net_connections("tcp") if one.laddr and one.laddr.port == port and one.pid}
         return "".join(f" by {psutil.Process(pid).name()} (process {pid})" for pid in sorted(pids)[:1])
@@ -167,13 +167,13 @@ def _holder(port: int) -> str:
 
 
 def _elsewhere(name: str) -> str:
-    """How the listener of that name gets another port."""
+    """Returns the advice for giving the listener of that name another port."""
     flag = _PORT_FLAGS.get(name)
     return f"{flag} sets another port" if flag else "Take another address, or end what listens there"
 
 
 def check_free(listeners: Iterable[Listener]) -> None:
-    """Raises ListenFailed when the port of one can't be had now: for before what takes long."""
+    """Raises ListenFailed if a listener's port can't be had now: a check before a long start."""
     for listener in listeners:
         if listener.port and not listener.path:
             listen(listener).close()
@@ -216,7 +216,8 @@ def path_claimed(listener: Listener) -> Iterator[None]:
 
 
 def _lock(directory: int) -> None:
-    """Waits LOCK_S_MAX; who holds the lock for longer isn't a server that starts, and doesn't matter."""
+    """Locks the directory, or waits LOCK_S_MAX seconds: a holder of the lock for longer is no starting server, and
+    doesn't matter."""
     end_s = time.monotonic() + LOCK_S_MAX
     while time.monotonic() < end_s:
         with contextlib.suppress(BlockingIOError):
@@ -248,8 +249,8 @@ def _with_port(address: tuple[object, ...], sockets: list[socket.socket]) -> tup
 
 
 def limit_writes(one: socket.socket, write_s_max: float) -> None:
-    """Of a listening socket: the system resets a connection from it whose client acknowledges or takes nothing of what
-    was sent for so long (0: as long as the system has it). Linux's accepted connections inherit it."""
+    """Makes the system reset a listening socket's connections whose clients acknowledge or take no sent data for
+    `write_s_max` seconds (0: for the system's own limit). Linux's accepted connections inherit it."""
     if hasattr(socket, "TCP_USER_TIMEOUT") and one.family != socket.AF_UNIX:
         one.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, min(math.ceil(write_s_max * 1000), 2**31 - 1))
 
@@ -257,7 +258,7 @@ def limit_writes(one: socket.socket, write_s_max: float) -> None:
 def _listen_on(
     family: int, address: tuple[object, ...], write_s_max: float, *, last_chance: bool
 ) -> socket.socket | None:
-    """None when this machine lacks the address family, unless there is no other to try."""
+    """Returns a listening socket, None when this machine lacks the address family, unless it is the last to try."""
     one = None
     try:
         one = socket.socket(family, socket.SOCK_STREAM)
@@ -318,15 +319,15 @@ def _kept_if(one: socket.socket, unwanted: bool) -> bool:
 
 
 def cut(ports: Collection[int], paths: Collection[str] = ()) -> None:
-    """Shuts the connections down whose clients don't let an engine end. What was sent still goes out."""
+    """Shuts the connections down whose clients don't let an engine end. Sent data still goes out."""
     for one in hold(ports, paths):
         with one, contextlib.suppress(OSError):
             one.shutdown(socket.SHUT_RDWR)
 
 
 async def say_goaway(ports: Collection[int], limit_s: float) -> None:
-    """Tells the HTTP/2 clients on `ports` to begin nothing new, where their engine has no call for it; what they begin
-    until they have read that is served. Without TLS only; returns when all have been told, or after `limit_s`.
+    """Tells the HTTP/2 clients on `ports` to begin nothing new, where their engine has no call for it; calls that they
+    begin until they have read that are served. Without TLS only; returns when all have been told, or after `limit_s`.
 
     A frame of ours must not stand inside one of the engine's, which writes whole frames as long as the system takes
     them: so nothing may be unsent, nor the engine's first frame still to come.
@@ -404,7 +405,7 @@ def _sockets() -> Iterator[socket.socket]:
                 yield socket.socket(fileno=os.dup(int(name)))
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                return  # what was closed meanwhile is no reason to stop, this is
+                return  # a descriptor closed meanwhile is no reason to stop, this is
 
 
 def _names() -> list[str]:
@@ -431,7 +432,7 @@ def _listens(one: socket.socket) -> bool:
 
 
 async def release(held: Sequence[socket.socket], limit_s: float) -> None:
-    """Closes them when the clients have closed theirs, or after `limit_s` seconds."""
+    """Closes connections when the clients have closed their ends, or after `limit_s` seconds."""
     latest_s = time.monotonic() + limit_s
     try:
         while not all(_closed(one) for one in held) and time.monotonic() < latest_s:  # noqa: ASYNC110 - the kernel tells nobody
@@ -445,5 +446,5 @@ def _closed(one: socket.socket) -> bool:
     if one.family == socket.AF_UNIX:
         ended = select.poll()
         ended.register(one, 0)
-        return bool(ended.poll(0))  # what isn't asked for is told all the same: POLLHUP
+        return bool(ended.poll(0))  # POLLHUP is reported without being asked for
     return one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _STATE_CLOSED

@@ -1,6 +1,6 @@
-"""The service for models: what a model's handler asks of the server that it runs on, in the terms of the Open Inference
-Protocol. The same registry, queues, limits and ledgers serve it as any client; it needs no key, being of the server.
-"""
+"""The service for models: answers the calls that handlers make to their own server, in the terms of the Open
+Inference Protocol. The same registry, queues, limits and ledgers serve it as any client; it needs no key, being of
+the server."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from ts_frontend.scheduling.sequence_queue import SequenceHeaders
 from ts_frontend.workers.calls import Caller
 
 INFER, LOAD, UNLOAD, READY = "infer", "load", "unload", "ready"
-#: What a nested request carries on of the one that it is made for.
+#: The headers that a nested request takes over from the one that it is made for.
 TRACE_HEADERS = frozenset({"traceparent", "tracestate"})
 
 
 class ModelCalls:
     """`keys`: the headers that tell models with sequences where a request belongs. Models are loaded and unloaded once
-    there is a repository (`attach`). What is too large, workers don't send."""
+    there is a repository (`attach`). Workers don't send messages that are too large."""
 
     def __init__(self, models: Registry, keys: SequenceHeaders) -> None:
         self._models = models
@@ -43,8 +43,8 @@ class ModelCalls:
     async def answer(
         self, what: Mapping[str, Any], data: Buffer, caller: Caller
     ) -> AsyncGenerator[tuple[Buffer, bool], None]:
-        """`what`: `operation`, `model`, and what that operation takes. Pieces of the answer; True: the last. Raises
-        ServeError."""
+        """Yields the pieces of the answer, with True for the last. `what`: `operation`, `model`, and the operation's
+        arguments. Raises ServeError."""
         if what.get("operation") != INFER:
             yield json.dumps(await self._administer(what)).encode(), True
             return
@@ -82,7 +82,7 @@ class ModelCalls:
             version_named=bool(what["version"]),
         )
 
-    # --- what is served
+    # --- the served models
 
     async def _administer(self, what: Mapping[str, Any]) -> dict[str, Any]:
         operation, model = what.get("operation"), str(what["model"])
@@ -132,5 +132,5 @@ class _Patience:
         self._answer.cancel()
 
     def verdict(self, error: Cancelled | DeadlineExceeded) -> Cancelled | DeadlineExceeded:
-        """What the call has failed with."""
+        """Returns the error that the call has failed with."""
         return DeadlineExceeded(self._late) if self._late else error

@@ -1,4 +1,4 @@
-"""Heads of tensor requests: what the server itself reads of one. Tensors are skipped; decoding them is the worker's.
+"""Heads of tensor requests: the parts that the server itself reads. Tensors are skipped; decoding them is the worker's.
 
 The parsers of protobuf and JSON hold the interpreter's lock until they have read all of a message, so that in a thread
 they would stop the event loop, too.
@@ -37,7 +37,7 @@ _VARINT_SHIFT_MAX, _TAG_MAX = 63, (1 << 32) - 1
 
 
 class _Field(NamedTuple):
-    """A field of a message: from `start` on its tag, from `value` to `end` what is in it."""
+    """A field of a message: its tag begins at `start`, its content reaches from `value` to `end`."""
 
     number: int
     kind: int
@@ -50,7 +50,7 @@ def head_of_message(data: bytes, *, forms: bool = False) -> pb.ModelInferRequest
     """The ModelInferRequest in `data`, of a large one without its inputs and outputs. `forms`: with the datatypes of
     its inputs, whether their `contents` are filled, and `raw_input_contents`.
 
-    Raises InvalidArgument for what is none; what is wrong inside of a large one's tensors is for the worker to say."""
+    Raises InvalidArgument for anything else; faults inside a large message's tensors are left to the worker."""
     try:
         return pb.ModelInferRequest.FromString(
             data if len(data) <= WHOLE_BYTES_MAX else b"".join(_pieces(data, forms=forms))
@@ -60,8 +60,8 @@ def head_of_message(data: bytes, *, forms: bool = False) -> pb.ModelInferRequest
 
 
 def check_fields(data: bytes, name: str) -> None:
-    """InvalidArgument for what has too many fields to be parsed at once as a message `name`, or is none. Of a small one
-    the parser says that itself."""
+    """Raises InvalidArgument for a large message `name` that has too many fields to be parsed at once, or is malformed.
+    A small one is left to the parser."""
     if len(data) <= WHOLE_BYTES_MAX:
         return
     try:
@@ -83,7 +83,7 @@ def _pieces(data: bytes, *, forms: bool) -> Iterator[bytes]:
 
 
 def _form_of(data: bytes, tensor: _Field) -> bytes:
-    """An InferInputTensor with its name and datatype, and empty contents where it has some."""
+    """Returns an InferInputTensor with the tensor's name and datatype, and empty contents if it has any."""
     found = []
     for count, field in enumerate(_fields(data, tensor.value, tensor.end)):
         if count >= FIELDS_MAX:
@@ -96,11 +96,11 @@ def _form_of(data: bytes, tensor: _Field) -> bytes:
 
 
 class _Malformed(ValueError):
-    """The bytes are no message; why."""
+    """The bytes are no message; the text says why."""
 
 
 def _fields(data: bytes, at: int, end: int) -> Iterator[_Field]:
-    """The fields between `at` and `end`; those of a group are one field. Raises _Malformed."""
+    """Yields the fields between `at` and `end`; those of a group are one field. Raises _Malformed."""
     groups: list[tuple[int, int]] = []
     while at < end:
         start = at
@@ -133,7 +133,7 @@ def _fields(data: bytes, at: int, end: int) -> Iterator[_Field]:
 
 
 def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """The number that begins at `at`, and where it ends."""
+    """Returns the number that begins at `at`, and the position after it."""
     number = shift = 0
     while at < end and shift <= _VARINT_SHIFT_MAX:
         byte = data[at]
@@ -158,7 +158,7 @@ def _varint_of(number: int) -> bytes:
 
 _BLANK = re.compile(rb"[ \t\n\r]*")
 _PLAIN = re.compile(rb"[^ \t\n\r,\]}]+")
-#: What has no part in the structure, as far as it goes: numbers, texts, and lists of neither texts nor lists.
+#: A run of bytes without a part in the structure: numbers, texts, and lists of neither texts nor lists.
 _INNER = re.compile(rb'(?:[^"\[\]{}]+|"[^"\\]*(?:\\.[^"\\]*)*"|\[[^"\[\]{}]*\])*', re.DOTALL)
 _STEP_BYTES = 64 * 1024  # so much is searched at once; between two searches, other threads may run
 _DEPTH_MAX = 1000  # of Python's own parser
@@ -172,8 +172,8 @@ class NotRead(ValueError):
 
 
 def members(data: bytes, names: Collection[str] | None = None) -> dict[str, tuple[int, int]]:
-    """Where in a JSON object the values of its members `names` (None: of all) begin and end; of equal names the last
-    counts. Raises NotRead. What is skipped is not checked."""
+    """Returns where the values of the members `names` (None: all) begin and end in a JSON object; of equal names the
+    last counts. Raises NotRead. Skipped members are not checked."""
     found: dict[str, tuple[int, int]] = {}
     at = _token(data, len(_BOM) if data.startswith(_BOM) else 0, b"{")
     if data[at : at + 1] == b"}":
@@ -193,9 +193,8 @@ def members(data: bytes, names: Collection[str] | None = None) -> dict[str, tupl
 
 
 def parameters_of_json(data: bytes, names: Collection[str], words: Collection[bytes]) -> dict[str, Any]:
-    """Those of a request's parameters that have one of the `names`; in the place of lists and objects, empty ones. {}
-    when it has none, isn't JSON, or mentions none of the `words`. Takes time in proportion to the size: for a
-    thread."""
+    """Returns a request's parameters with one of the `names`, with lists and objects replaced by empty ones; {} when it
+    has none, isn't JSON, or mentions none of the `words`. Takes time in proportion to the size: for a thread."""
     if not mention(data, words):
         return {}
     try:
@@ -209,15 +208,15 @@ def parameters_of_json(data: bytes, names: Collection[str], words: Collection[by
 
 
 def small_members(data: bytes) -> dict[str, Any]:
-    """The members of a JSON object, but for those of more than MEMBER_BYTES_MAX, which aren't checked either. Raises
-    ValueError, RecursionError. Takes time in proportion to the size: for a thread."""
+    """Returns the members of a JSON object without those of more than MEMBER_BYTES_MAX bytes, which aren't checked
+    either. Raises ValueError, RecursionError. Takes time in proportion to the size: for a thread."""
     places = members(data)
     return {name: json.loads(data[at:end]) for name, (at, end) in places.items() if end - at <= MEMBER_BYTES_MAX}
 
 
 def texts_of_member(data: bytes, member: str) -> dict[str, Any]:
-    """The members of the object that is the `member` of an object in JSON; {} without it. Long texts as they stand
-    there; in the place of other long values, None. Raises ValueError, RecursionError. For a thread."""
+    """Returns the members of the object that is a JSON object's `member`; {} without it. Long texts are taken as they
+    are; other long values are None. Raises ValueError, RecursionError. For a thread."""
     place = members(data, (member,)).get(member)
     inside = b"null" if place is None else data[slice(*place)]
     if inside[:1] != b"{":
@@ -228,7 +227,8 @@ def texts_of_member(data: bytes, member: str) -> dict[str, Any]:
 
 
 def _long_text(value: bytes) -> Any:
-    """Base64 has nothing escaped but, as some write it, its slashes."""
+    """Returns a long text, None for another long value. Base64 has nothing escaped but, as some write it, its
+    slashes."""
     if len(value) <= MEMBER_BYTES_MAX:
         return json.loads(value)
     if value[:1] != b'"':
@@ -248,7 +248,7 @@ def _after_blanks(data: bytes, at: int) -> int:
 
 
 def _token(data: bytes, at: int, expected: bytes) -> int:
-    """Where the text goes on behind the token `expected` and the blanks around it."""
+    """Returns the position after the token `expected` and the blanks around it."""
     at = _after_blanks(data, at)
     if data[at : at + 1] != expected:
         raise NotRead(f"its byte {at} is not {expected.decode()}")
@@ -263,8 +263,8 @@ def _matched(expression: re.Pattern[bytes], data: bytes, at: int) -> int:
 
 
 def _string_end(data: bytes, at: int) -> int:
-    """Where the text that begins at `at` ends: behind the first quote that no odd number of backslashes stands
-    before."""
+    """Returns the end of the text that begins at `at`: after the first quote that isn't preceded by an odd number of
+    backslashes."""
     if data[at : at + 1] != b'"':
         raise NotRead(f"its byte {at} is not JSON")
     quote = at
@@ -285,7 +285,7 @@ def _value_end(data: bytes, at: int) -> int:
 
 
 def _nested_end(data: bytes, at: int) -> int:
-    """Where the list or object that begins at `at` ends."""
+    """Returns the end of the list or object that begins at `at`."""
     depth = 0
     while at < len(data):
         first = data[at : at + 1]
@@ -306,7 +306,7 @@ def _nested_end(data: bytes, at: int) -> int:
 
 
 def mention(data: bytes, words: Collection[bytes]) -> bool:
-    """Whether one of the words stands anywhere in the text."""
+    """Returns whether one of the words occurs anywhere in the text."""
     more = max(map(len, words)) - 1
     steps = range(0, len(data), _STEP_BYTES)
     return any(data.find(word, at, at + _STEP_BYTES + more) >= 0 for at in steps for word in words)

@@ -1,4 +1,4 @@
-"""What the services of the Open Inference Protocol ask of the served models, whatever their transport."""
+"""Access to the served models for the services of the Open Inference Protocol, over every transport."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ EXTENSIONS = (
     *("classification", "sequence", "sequence(string_id)", "model_repository", "model_repository(unload_dependents)"),
     *("model_configuration", "binary_tensor_data", "parameters", "statistics", "trace", "logging", "generate"),
 )
-#: What these statuses of a handler are in this protocol; TorchServe's mapping has ABORTED and INTERNAL.
+#: The codes of these statuses of a handler in this protocol; TorchServe's mapping has ABORTED and INTERNAL.
 _CODES = {409: Code.ALREADY_EXISTS, 520: Code.UNKNOWN}
 
 
 def coded(error: HandlerFailed) -> HandlerFailed:
-    """The error with this protocol's code."""
+    """Returns the error with this protocol's code."""
     error.code = _CODES.get(error.http_status, error.code)
     return error
 
 
 class About(NamedTuple):
-    """What the server says of itself."""
+    """The server's metadata."""
 
     name: str
     version: str
 
 
 def extensions(regions: Regions) -> list[str]:
-    """Of the protocol, as the server's metadata lists them."""
+    """Returns the protocol's extensions that the server's metadata lists."""
     return [*EXTENSIONS, *(("system_shared_memory",) if regions.allowed else ())]
 
 
 def find(models: Registry, name: str, version: str) -> Model:
-    """The model version that a client means. Raises ModelNotFound, ModelVersionNotFound."""
+    """Returns the model version that a client means. Raises ModelNotFound, ModelVersionNotFound."""
     if version != ANY_VERSION:
         return models.find(name, version or None)
     try:
@@ -48,7 +48,7 @@ def find(models: Registry, name: str, version: str) -> Model:
 
 
 def is_ready(models: Registry, name: str, version: str) -> bool:
-    """False for what isn't there, too."""
+    """Returns whether a model is ready; False for one that isn't there, too."""
     try:
         return find(models, name, version).ready
     except (ModelNotFound, ModelVersionNotFound):

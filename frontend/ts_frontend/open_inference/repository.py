@@ -23,15 +23,15 @@ from ts_frontend.open_inference.heads import texts_of_member
 from ts_frontend.open_inference.models import find
 
 CONFIG, MODEL_PATH, UNLOAD_DEPENDENTS = "config", "model_path", "unload_dependents"
-#: What a parameter's name begins with that brings a file; the rest is its path in the model's directory.
+#: The prefix of parameters that bring a file; the rest is its path in the model's directory.
 FILE = "file:"
 CONFIG_CHARACTERS_MAX = 256 * 1024
 _STEP_CHARACTERS = 64 * 1024
 
 
 class LoadParameters(NamedTuple):
-    """What to load with; None for what isn't given. `config_text`: as config.pbtxt has it; `url`: where the model lies;
-    `files`: instead of its directory, by their paths there."""
+    """The parameters of a load; None for one that isn't given. `config_text`: as config.pbtxt has it; `url`: where the
+    model lies; `files`: instead of its directory, by their paths there."""
 
     config_text: str | None
     url: str | None
@@ -39,8 +39,8 @@ class LoadParameters(NamedTuple):
 
 
 def load_parameters_of_json(body: bytes) -> LoadParameters:
-    """From a body in JSON, which may be empty. InvalidArgument for what isn't understood, MessageTooLarge. Files make
-    it large: for a thread."""
+    """Returns the parameters of a body in JSON, which may be empty. Raises InvalidArgument for malformed or unknown
+    ones, MessageTooLarge. Files make it large: for a thread."""
     try:
         given = texts_of_member(body, "parameters") if body.strip() else {}
     except (ValueError, RecursionError) as error:
@@ -49,8 +49,8 @@ def load_parameters_of_json(body: bytes) -> LoadParameters:
 
 
 def load_parameters(given: Mapping[str, Any]) -> LoadParameters:
-    """InvalidArgument for what isn't understood, MessageTooLarge. Takes time in proportion to the size: for a
-    thread."""
+    """Returns the parameters of a load. Raises InvalidArgument for malformed or unknown ones, MessageTooLarge. Takes
+    time in proportion to the size: for a thread."""
     files = {name.removeprefix(FILE): _content(name, given[name]) for name in given if name.startswith(FILE)}
     for name, value in given.items():
         if name not in (CONFIG, MODEL_PATH) and not name.startswith(FILE):
@@ -73,7 +73,7 @@ def load_parameters(given: Mapping[str, Any]) -> LoadParameters:
 
 
 def _content(name: str, value: Any) -> bytes:
-    """A file: bytes, or in JSON base64."""
+    """Returns a file's content: given as bytes, or as base64 in JSON."""
     if isinstance(value, bytes):
         return value
     if not isinstance(value, str):
@@ -85,7 +85,7 @@ def _content(name: str, value: Any) -> bytes:
 
 
 def _decoded(text: str) -> Iterator[bytes]:
-    """In steps, between which other threads may run. ValueError."""
+    """Decodes base64 in steps, between which other threads may run. Raises ValueError."""
     for at in range(0, len(text), _STEP_CHARACTERS):
         step = text[at : at + _STEP_CHARACTERS]
         if step.endswith("=") and at + len(step) < len(text):
@@ -94,14 +94,14 @@ def _decoded(text: str) -> Iterator[bytes]:
 
 
 def check_unload_parameters(names: set[str]) -> None:
-    """InvalidArgument for what isn't understood."""
+    """Raises InvalidArgument for unknown parameters."""
     unknown = names - {UNLOAD_DEPENDENTS}
     if unknown:
         raise InvalidArgument(f"unrecognized unload parameter {min(unknown)!r}; there is {UNLOAD_DEPENDENTS}")
 
 
 def _as_text(config: str) -> str:
-    """A configuration in JSON as text format."""
+    """Returns a configuration in JSON as text format."""
     try:
         found = json_format.Parse(config, ModelConfig(), descriptor_pool=POOL)
     except json_format.ParseError as error:
@@ -110,7 +110,7 @@ def _as_text(config: str) -> str:
 
 
 def config_of(models: Registry, name: str, version: str) -> ModelConfig:
-    """A model's configuration in Triton's words; that of a TorchServe archive is made from its settings."""
+    """Returns a model's configuration in Triton's words; that of a TorchServe archive is made from its settings."""
     model = find(models, name, version)
     config = ModelConfig()
     text = json.dumps(model.config_message())

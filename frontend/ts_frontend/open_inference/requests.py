@@ -1,4 +1,4 @@
-"""What of a tensor request's parameters the frontend acts on: when it may start, and which sequence it belongs to."""
+"""The parameters of tensor requests that the frontend acts on: deadlines, priorities and sequences."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LENGTH_DIGITS_MAX = 18
 
 
 def of_message(request: Message) -> dict[str, Any]:
-    """The parameters of a ModelInferRequest."""
+    """Returns the parameters of a ModelInferRequest."""
     found: Mapping[str, Any] = request.parameters  # type: ignore[attr-defined]
     return {name: _value(found[name]) for name in _NAMES if name in found}
 
@@ -41,8 +41,8 @@ def _value(parameter: Any) -> Any:
 
 
 async def of_json(body: bytes, head_bytes: str) -> dict[str, Any]:
-    """The parameters of a V2 request in JSON, {} when none of them counts here; what is wrong with the body is for the
-    worker to say. `head_bytes`: the value of LENGTH_HEADER, "" without it."""
+    """Returns the parameters of a V2 request in JSON, {} when none of them counts here; faults of the body are left to
+    the worker. `head_bytes`: the value of LENGTH_HEADER, "" without it."""
     head = body[: int(head_bytes)] if head_bytes.isdecimal() and len(head_bytes) <= LENGTH_DIGITS_MAX else body
     if len(head) > WHOLE_BYTES_MAX:
         return await asyncio.to_thread(parameters_of_json, head, _NAMES, _WORDS)
@@ -58,11 +58,11 @@ async def of_json(body: bytes, head_bytes: str) -> dict[str, Any]:
 def scheduled(
     model: Model, parameters: Mapping[str, Any], headers: Pairs, until_s: float, keys: SequenceHeaders
 ) -> tuple[Pairs, float]:
-    """The headers and the deadline (`until_s` without parameters) with which the model gets the request. Raises
+    """Returns the headers and the deadline (`until_s` without parameters) with which the model gets the request. Raises
     InvalidArgument."""
     if model.stateful:
         headers = [*headers, *sequence_headers(parameters, keys)]
-    if model.has_priorities:  # whose own rules say what the time in the queue ends with
+    if model.has_priorities:  # whose own rules say how the time in the queue ends
         deadline_s(parameters, until_s)
         return [*headers, *_rank_headers(parameters)], until_s
     return headers, deadline_s(parameters, until_s)
@@ -77,7 +77,8 @@ def _rank_headers(parameters: Mapping[str, Any]) -> Pairs:
 
 
 def deadline_s(parameters: Mapping[str, Any], deadline_s: float) -> float:
-    """The earlier of the call's deadline and `timeout`, in microseconds from now. Raises InvalidArgument."""
+    """Returns the earlier of the call's deadline and `timeout`, which is in microseconds from now. Raises
+    InvalidArgument."""
     timeout = parameters.get(TIMEOUT)
     if timeout is None or timeout == 0:
         return deadline_s
@@ -87,7 +88,7 @@ def deadline_s(parameters: Mapping[str, Any], deadline_s: float) -> float:
 
 
 def sequence_headers(parameters: Mapping[str, Any], keys: SequenceHeaders) -> Pairs:
-    """The headers by which a model with sequences knows where the request belongs. Raises InvalidArgument."""
+    """Returns the headers by which a model with sequences assigns the request to one. Raises InvalidArgument."""
     sequence_id = parameters.get(SEQUENCE_ID)
     if sequence_id is None or sequence_id == 0 or sequence_id == "":
         return ()
@@ -105,14 +106,14 @@ _OF_MODEL = frozenset({"id", "model_name", "model_version"})
 
 
 def refused(count: int) -> Unimplemented:
-    """What a model that sent no answer, or several, is to a call that has room for one."""
+    """Returns the error of a call with room for one answer when the model sent none or several (`count`)."""
     if not count:
         return Unimplemented("The model sent no answer: ask it by a call that streams")
     return Unimplemented(f"The model sent {count} answers where this call has one: ask it by a call that streams")
 
 
 def joined_messages(pieces: Sequence[bytes]) -> bytes:
-    """Several answers as one, when each is one text: their texts joined. Unimplemented for any other."""
+    """Returns several answers of one text each as one, with their texts joined. Raises Unimplemented for any other."""
     found = [pb.ModelInferResponse.FromString(piece) for piece in pieces]
     if not found:
         raise Unimplemented("The model sent no answer: ask it by ModelStreamInfer")
@@ -141,13 +142,13 @@ def joined_messages(pieces: Sequence[bytes]) -> bytes:
 
 
 def _is_bare(response: pb.ModelInferResponse) -> bool:
-    """Whether its one element came without its length before it."""
+    """Returns whether the response's one element has no length before it."""
     data = response.raw_output_contents[0]
     return len(data) < 4 or int.from_bytes(data[:4], "little") != len(data) - 4
 
 
 def joined_json(pieces: Sequence[Buffer]) -> bytes:
-    """The same for answers in JSON."""
+    """Joins answers in JSON as `joined_messages` does."""
     found = _read(pieces)
     if not found or any([one.get("datatype") for one in answer["outputs"]] != ["BYTES"] for answer in found):
         raise refused(len(found))
@@ -166,14 +167,14 @@ def joined_json(pieces: Sequence[Buffer]) -> bytes:
 
 
 def _bytes(output: dict[str, Any]) -> bytes:
-    """A text that ends in the middle of a character comes as base64."""
+    """Returns an output's bytes: a text that ends in the middle of a character comes as base64."""
     if output.get("parameters", {}).get(CONTENT_TYPE) == BASE64:
         return b"".join(map(base64.b64decode, output["data"]))
     return "".join(output["data"]).encode("utf-8", "surrogatepass")
 
 
 def _read(pieces: Sequence[Buffer]) -> list[dict[str, Any]]:
-    """Unimplemented when there are tensors in binary after the JSON."""
+    """Reads answers in JSON. Raises Unimplemented when there are tensors in binary after the JSON."""
     try:
         return [json.loads(bytes(piece)) for piece in pieces]
     except ValueError:

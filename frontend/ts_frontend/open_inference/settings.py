@@ -1,4 +1,4 @@
-"""What Triton's clients read and change of a running server: what it logs, and what it traces.
+"""The settings of logs and traces that Triton's clients read and change on a running server.
 
 The log's level takes effect at once; where and how the log is written is decided at start. Trace settings, of the
 server and of each model, say which requests are traced where there is a collector; where there is none they are kept.
@@ -35,8 +35,8 @@ class LogSettings:
         return {_FILE: "", **shown, _VERBOSE: int(level <= logging.DEBUG), _FORMAT: self._log.format}
 
     def change(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """All settings after the change. InvalidArgument, naming the setting, for one that can't be; nothing changes
-        then. A message of one kind is only shown with all that are worse."""
+        """Changes settings and returns all of them. Raises InvalidArgument, naming the setting, for an invalid one;
+        nothing changes then. A message of one kind is only shown with all that are worse."""
         if not given:
             return self.read()
         self._check()
@@ -71,19 +71,20 @@ def _level(wanted: Mapping[str, Any]) -> int:
 
 
 class TraceSettings:
-    """Of the server, and what models have of their own."""
+    """The trace settings of the server and of each model."""
 
     def __init__(self, models: Registry, sampling: Sampling, check: Check) -> None:
         self._models, self._sampling, self._check = models, sampling, check
 
     def read(self, model: str = "") -> dict[str, list[str]]:
-        """Those of a model, or ("") of the server. Raises ModelNotFound."""
+        """Returns the trace settings of a model, or ("") of the server. Raises ModelNotFound."""
         if model:
             self._models.versions(model)
         return self._sampling.read(model)
 
     def change(self, given: Mapping[str, Sequence[str]], model: str = "") -> dict[str, list[str]]:
-        """All settings after the change; an empty list takes a setting back to the server's, or to the default."""
+        """Changes trace settings and returns all of them; an empty list takes a setting back to the server's, or to the
+        default."""
         found = self.read(model)
         if not given:
             return found
@@ -114,7 +115,7 @@ def _is_whole(text: str, least: int) -> bool:
 
 
 def trace_given(body: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Trace settings in JSON: a text, a list of them, or null. Raises InvalidArgument."""
+    """Returns trace settings from JSON: each a text, a list of texts, or null. Raises InvalidArgument."""
     found = {}
     for name, value in body.items():
         values = [] if value is None else [value] if isinstance(value, (str, int)) else value

@@ -1,8 +1,7 @@
 """Regions of system shared memory that clients have registered for their tensors, where that is allowed.
 
-The frontend only keeps their names and places, and checks them; the worker copies what a request needs, so that a
-region that shrinks harms nobody (`ts.tensors.shared_memory`). Memory of GPUs isn't shared.
-"""
+The frontend only keeps their names and places, and checks them; the worker copies a request's tensors, so that a region
+that shrinks harms nobody (`ts.tensors.shared_memory`). Memory of GPUs isn't shared."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from ts_frontend.errors import Code, InvalidArgument, ServeError, Unimplemented
 DIRECTORY = "/dev/shm"
 REGIONS_MAX = 1024
 NAME_CHARACTERS_MAX = 256
-#: What names a region in a request, in every form.
+#: The word that names a region in a request, in every form.
 MARK = b"shared_memory_region"
 NO_CUDA = "CUDA shared memory is not supported: send tensors in the request, or use system shared memory"
 _KEY = re.compile(r"/?[^/\0]{1,255}")
@@ -48,7 +47,7 @@ class Region(NamedTuple):
 
 
 class Regions:
-    """`keys`: what keys may be, each matched whole; "" for none."""
+    """The registered regions. `keys`: the pattern of allowed keys, matched whole; "" for none."""
 
     def __init__(self, keys: str) -> None:
         self._allowed = re.compile(keys) if keys else None
@@ -56,11 +55,12 @@ class Regions:
 
     @property
     def allowed(self) -> bool:
-        """Whether any region can be registered."""
+        """Returns whether any region can be registered."""
         return self._allowed is not None
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
-        """Raises Forbidden, RegionExists, and InvalidArgument for what isn't there or is smaller than that."""
+        """Registers a region. Raises Forbidden, RegionExists, and InvalidArgument for shared memory that isn't there or
+        is smaller."""
         self._check_key(key)
         if not name or len(name) > NAME_CHARACTERS_MAX:
             raise InvalidArgument(f"the name of a region has 1 to {NAME_CHARACTERS_MAX} characters, not {name[:80]!r}")
@@ -86,20 +86,20 @@ class Regions:
             raise InvalidArgument(f"shared memory key {key!r} is not the name of a file of {DIRECTORY}")
 
     def unregister(self, name: str = "") -> None:
-        """One, or with "" all. What isn't registered is no error: Triton's clients clean up so."""
+        """Unregisters one region, or with "" all. An unregistered name is no error: Triton's clients clean up so."""
         if name:
             self._regions.pop(name, None)
         else:
             self._regions.clear()
 
     def status(self, name: str = "") -> list[Region]:
-        """One, or with "" all. Raises RegionNotFound."""
+        """Returns one region, or with "" all. Raises RegionNotFound."""
         if name and name not in self._regions:
             raise RegionNotFound(f"Unable to find system shared memory region: {name!r}")
         return [self._regions[name]] if name else list(self._regions.values())
 
     def option(self, data: bytes) -> str:
-        """The option of a request's form that tells the worker where regions are; "" when it names none."""
+        """Returns the option of a request's form that tells the worker where regions are; "" when it names none."""
         if not self._regions or MARK not in data:
             return ""
         places = {one.name: [one.key.lstrip("/"), one.offset, one.byte_size] for one in self._regions.values()}
@@ -107,7 +107,7 @@ class Regions:
 
 
 def _size_of(key: str) -> int:
-    """Of a regular file of DIRECTORY. InvalidArgument for anything else."""
+    """Returns the size of a regular file of DIRECTORY. Raises InvalidArgument for anything else."""
     try:
         fd = os.open(f"{DIRECTORY}/{key.lstrip('/')}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
@@ -122,7 +122,7 @@ def _size_of(key: str) -> int:
 
 
 def check_cuda(name: str) -> None:
-    """RegionNotFound when one is named."""
+    """Raises RegionNotFound when a region is named."""
     if name:
         raise RegionNotFound(f"Unable to find cuda shared memory region: {name!r}")
 
@@ -132,7 +132,7 @@ def refuse_cuda() -> NoReturn:
 
 
 def region_given(name: str, body: Mapping[str, Any]) -> tuple[str, str, int, int]:
-    """What `Regions.register` takes, from a body in JSON. Raises InvalidArgument."""
+    """Returns the arguments of `Regions.register` from a body in JSON. Raises InvalidArgument."""
     key, offset, byte_size = body.get("key"), body.get("offset", 0), body.get("byte_size")
     if not isinstance(key, str) or type(offset) is not int or type(byte_size) is not int:
         raise InvalidArgument("a region takes a text `key`, and numbers `byte_size` and (or 0) `offset`")

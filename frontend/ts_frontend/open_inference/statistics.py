@@ -14,7 +14,8 @@ from ts_frontend.open_inference.models import find
 
 
 def statistics_of(models: Registry, name: str = "", version: str = "") -> pb.ModelStatisticsResponse:
-    """Of one version, of all of a model, or of everything. Raises ModelNotFound, ModelVersionNotFound."""
+    """Returns the statistics of one version, of all versions of a model, or of all models. Raises ModelNotFound,
+    ModelVersionNotFound."""
     return pb.ModelStatisticsResponse(model_stats=map(_of_model, _meant(models, name, version)))
 
 

@@ -42,7 +42,7 @@ class Batcher(Generic[JobT]):
         return len(self._jobs)
 
     def add(self, job: JobT, now_s: float) -> None:
-        """Queues a job; Full when it would be one too many, or too many bytes."""
+        """Queues a job. Raises Full when it would be one too many, or too many bytes."""
         policy = self.policy
         if len(self._jobs) >= policy.jobs_max:
             raise Full(f"{len(self._jobs)} requests are waiting and the queue takes {policy.jobs_max} (job_queue_size)")
@@ -56,21 +56,21 @@ class Batcher(Generic[JobT]):
         self.size_bytes += job.size_bytes
 
     def restore(self, jobs: list[JobT]) -> None:
-        """Puts jobs back to the head in their order, whatever the limits: they were accepted before."""
+        """Puts jobs back to the head in their order, without regard to limits: they were accepted before."""
         for job in reversed(jobs):
             self._jobs[job.id] = job
             self._jobs.move_to_end(job.id, last=False)
             self.size_bytes += job.size_bytes
 
     def remove(self, job: JobT) -> bool:
-        """Forgets a job; False when it isn't here."""
+        """Forgets a job; returns False when it isn't here."""
         if self._jobs.pop(job.id, None) is None:
             return False
         self.size_bytes -= job.size_bytes
         return True
 
     def due_s(self, now_s: float, idle: bool = False) -> float:
-        """Seconds until a free worker should take a batch: 0 for now, inf when nothing waits.
+        """Returns the seconds until a free worker should take a batch: 0 for now, inf when nothing waits.
 
         An `idle` worker takes a lone request at once when the one before it was alone, too: waiting would cost it time
         and nobody would come. With the first batch of several the delay is waited for again."""
@@ -85,7 +85,7 @@ class Batcher(Generic[JobT]):
         return 0.0 if first.alone else max(0.0, first.queued_at_s + policy.delay_s - now_s)
 
     def take(self) -> list[JobT]:
-        """The next batch: up to `batch_size` jobs in arrival order; one that is `alone` goes alone."""
+        """Returns the next batch: up to `batch_size` jobs in arrival order; one that is `alone` goes alone."""
         batch = self._next()
         self._company = len(batch) > 1
         return batch
@@ -108,7 +108,7 @@ class Batcher(Generic[JobT]):
         return batch
 
     def waiting(self) -> list[JobT]:
-        """All jobs that wait, in order."""
+        """Returns all waiting jobs, in order."""
         return list(self._jobs.values())
 
 
@@ -124,7 +124,7 @@ class WaitPolicy:
     jobs_max: int = 0
 
     def patience_s(self, wish_s: float) -> float:
-        """How long a request waits that wishes so; a wish can't make a limit where there is none."""
+        """Returns how long a request with that wish waits; a wish can't set a limit where there is none."""
         if self.overridable and wish_s and self.timeout_s != math.inf:
             return min(wish_s, self.timeout_s)
         return self.timeout_s
@@ -148,7 +148,7 @@ class Priorities:
 
     @property
     def jobs_max(self) -> int:
-        """How many wait in all levels together, 0 for any number."""
+        """Returns the number of jobs that may wait in all levels together, 0 for any number."""
         levels = range(1, self.levels + 1) if self.levels else (0,)
         most = [self.policy_of(level).jobs_max for level in levels]
         return sum(most) if all(most) else 0

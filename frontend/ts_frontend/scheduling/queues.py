@@ -25,7 +25,7 @@ class QueueWorker(Protocol):
     def __hash__(self) -> int: ...
 
     def capacity(self) -> float:
-        """2 when idle, less when it takes more batches all the same, 0 when it takes none."""
+        """Returns 2 when idle, less when it still takes more batches, 0 when it takes none."""
 
     def dispatch(self, jobs: list[Job], now_s: float) -> None:
         """Runs these jobs as one batch, from `now_s` on (`time.monotonic()` seconds)."""
@@ -37,10 +37,10 @@ class QueueWorker(Protocol):
         """Takes nothing more until it is idle."""
 
     def flush(self) -> None:
-        """Writes what was dispatched."""
+        """Writes the dispatched jobs to the worker."""
 
     def holds(self, job: Job) -> bool:
-        """Whether it has something to do for the job, also when nobody waits for it any more."""
+        """Returns whether the worker works for the job, even when nobody waits for it any more."""
 
 
 class WorkQueue:
@@ -77,7 +77,7 @@ class WorkQueue:
             self._workers.remove(worker)
 
     def wake(self) -> None:
-        """Looks for work once this turn of the loop is over, so that what arrives together goes together."""
+        """Dispatches jobs once this turn of the loop is over, so that jobs that arrive together go together."""
         if not self._scheduled:
             self._scheduled = True
             if self._loop is None:
@@ -98,12 +98,12 @@ class WorkQueue:
         raise NotImplementedError
 
     def grant(self, job: Job, size_bytes: int) -> None:
-        """A job that waits has no stream yet."""
+        """Does nothing: a waiting job has no stream yet."""
 
     def feed(self, job: Job, feed: Feed) -> None:
-        """Nor a handler that takes further inputs."""
+        """Does nothing: a waiting job has no handler for further inputs yet."""
 
-    # --- ending what waits
+    # --- ending waiting jobs
 
     def waiting(self) -> list[Job]:
         return self._store.waiting()
@@ -115,11 +115,11 @@ class WorkQueue:
             expired(job, now_s)
 
     def fail_all(self, error: ServeError) -> int:
-        """Ends every waiting job with `error`; how many there were."""
+        """Ends every waiting job with `error`; returns how many there were."""
         return self.fail_older(error, -math.inf)
 
     def fail_older(self, error: ServeError, age_s: float) -> int:
-        """Ends every job that has waited longer than `age_s` seconds with `error`; how many there were."""
+        """Ends every job that has waited longer than `age_s` seconds with `error`; returns how many there were."""
         now_s = time.monotonic()
         old = [job for job in self.waiting() if now_s - job.queued_at_s > age_s]
         for job in old:
@@ -136,7 +136,7 @@ def expired(job: Job, now_s: float) -> None:
 
 
 def without_expired(batch: list[Job], now_s: float) -> list[Job]:
-    """A batch without those whose deadline has passed: expired work is never sent."""
+    """Returns a batch without the jobs whose deadline has passed: expired jobs are never sent."""
     if len(batch) == 1 and batch[0].deadline_s > now_s:
         return batch
     late = [job for job in batch if job.deadline_s <= now_s]
@@ -156,7 +156,7 @@ class JobQueue(WorkQueue):
         super().__init__(self._batcher)
         self._turn = 0
         self._again = RepeatLane()
-        self._reserved: QueueWorker | None = None  # for what runs again alone
+        self._reserved: QueueWorker | None = None  # for a job that runs again alone
 
     def __len__(self) -> int:
         return len(self._batcher) + len(self._again)
@@ -180,7 +180,7 @@ class JobQueue(WorkQueue):
             self.wake()
 
     def _put_after_all(self, job: Job) -> None:
-        """Tries again after what has expired, and what idle workers take, has left the queue."""
+        """Adds the job once expired jobs, and those that idle workers take, have left the queue. Raises QueueFull."""
         now_s = time.monotonic()
         self.expire(now_s)
         self._dispatch()
@@ -236,7 +236,8 @@ class JobQueue(WorkQueue):
             worker.flush()
 
     def _dispatch_again(self, touched: list[QueueWorker], now_s: float) -> None:
-        """What runs again goes first. For what goes alone, one worker is kept free as soon as it is idle."""
+        """Dispatches repeated jobs, which go first. For a job that runs alone, one worker is kept free as soon as it is
+        idle."""
         while self._again:
             worker = self._pick()
             group = None if worker is None else self._again.take(idle=worker.capacity() == IDLE)
@@ -256,7 +257,7 @@ class JobQueue(WorkQueue):
             self._reserved.reserve()
 
     def _pick(self) -> QueueWorker | None:
-        """An idle worker, by turns; else the busy one with the most capacity."""
+        """Returns an idle worker, by turns, else the busy one with the most capacity."""
         workers = self._workers
         count = len(workers)
         if count == 1:
@@ -274,7 +275,8 @@ class JobQueue(WorkQueue):
 
 
 class TicketQueue(JobQueue):
-    """Takes a job only while a worker is idle for it (useJobTicket). `refusal`: what its caller is told otherwise."""
+    """Takes a job only while a worker is idle for it (useJobTicket). `refusal`: the message of its caller's QueueFull
+    otherwise."""
 
     def __init__(self, policy: Policy, refusal: str) -> None:
         super().__init__(policy)
@@ -291,7 +293,7 @@ PRIORITY, TIMEOUT_US = "ts_request_priority", "ts_request_queue_timeout_us"
 
 
 class PriorityJobFactory:
-    """Makes a model's jobs: what their headers don't say, or don't say as numbers, is as the model has it."""
+    """Makes a model's jobs, with the model's own priority and timeout where headers have none or no numbers."""
 
     def __init__(self, priorities: Priorities) -> None:
         self._ranking = priorities

@@ -16,7 +16,7 @@ from ts_frontend.job import Job
 
 @dataclass(slots=True)
 class Repeats:
-    """What one model version has run again, in requests, and how many it has given up. A worker's plan has one if the
+    """The counts of one model version's requests that ran again, and of those given up. A worker's plan has one if the
     model is idempotent."""
 
     after_deaths: int = 0
@@ -33,13 +33,13 @@ class Group:
 
 
 def halves(jobs: Sequence[Job]) -> list[Group]:
-    """The requests of a batch that failed as a whole, in two groups."""
+    """Returns the requests of a batch that failed as a whole, in two groups."""
     middle = (len(jobs) + 1) // 2
     return [Group(list(half)) for half in (jobs[:middle], jobs[middle:]) if half]
 
 
 def one_by_one(jobs: Sequence[Job]) -> list[Group]:
-    """Requests that were on a worker that died: any of them may have killed it."""
+    """Returns a group for each request of a worker that died: any of them may have killed it."""
     return [Group([job], alone=True) for job in jobs]
 
 
@@ -58,14 +58,14 @@ class RepeatLane:
 
     @property
     def has_alone(self) -> bool:
-        """Whether a group waits for an idle worker."""
+        """Returns whether a group waits for an idle worker."""
         return any(group.alone for group in self._groups)
 
     def add(self, groups: Sequence[Group]) -> None:
         self._groups.extend(group for group in groups if group.jobs)
 
     def remove(self, job: Job) -> bool:
-        """Forgets a job; False when it isn't here."""
+        """Forgets a job; returns False when it isn't here."""
         for group in self._groups:
             if job in group.jobs:
                 group.jobs.remove(job)
@@ -75,7 +75,7 @@ class RepeatLane:
         return False
 
     def take(self, idle: bool) -> Group | None:
-        """The next group for a worker; one that goes alone only for an `idle` worker."""
+        """Returns the next group for a worker; one that runs alone only for an `idle` worker."""
         for group in self._groups:
             if idle or not group.alone:
                 self._groups.remove(group)

@@ -99,8 +99,7 @@ def _with(headers: Pairs, name: str, value: str) -> Pairs:
 
 
 class SequenceQueue(WorkQueue):
-    """Jobs in, batches of one job per sequence out. `refusal`: the beginning of what a caller is told whose request
-    isn't taken."""
+    """Jobs in, batches of one job per sequence out. `refusal`: the beginning of the message for a refused request."""
 
     def __init__(self, limits: SequenceLimits, keys: SequenceHeaders, refusal: str) -> None:
         self._batcher: SequenceBatcher[SequenceJob] = SequenceBatcher(limits)
@@ -193,14 +192,15 @@ class SequenceQueue(WorkQueue):
             worker.flush()
 
     def _settle(self, now_s: float) -> None:
-        """Notices which jobs are off their workers: what comes after them may go."""
+        """Finds the jobs that have left their workers, so that the next of their sequences may go."""
         for job, _ in [entry for entry in self._out.values() if not entry[1].holds(entry[0])]:
             del self._out[job.id]
             self._batcher.settled(job, now_s)
         self._keep_time()
 
     def _free(self) -> list[QueueWorker]:
-        """The workers with capacity that there is work for: the most capacity first, then the fewest sequences."""
+        """Returns the workers with capacity that have work waiting: the most capacity first, then the fewest
+        sequences."""
         batcher = self._batcher
         capacities = [(worker.capacity(), worker) for worker in self._workers if batcher.has_work(worker)]
         free = [(-capacity, batcher.sequences_of(worker), worker) for capacity, worker in capacities if capacity > 0]

@@ -89,7 +89,7 @@ class SequenceBatcher(Generic[SequencedT]):
         self._company = False
 
     def __len__(self) -> int:
-        """Jobs that wait."""
+        """Returns the number of waiting jobs."""
         return self._count
 
     @property
@@ -100,7 +100,7 @@ class SequenceBatcher(Generic[SequencedT]):
         return len(self._bound.get(worker, ()))
 
     def waiting(self) -> list[SequencedT]:
-        """All jobs that wait."""
+        """Returns all waiting jobs."""
         out: list[SequencedT] = list(self._alone.values())
         for sequence in self._sequences.values():
             out += sequence.waiting.values()
@@ -140,7 +140,8 @@ class SequenceBatcher(Generic[SequencedT]):
         self._count += 1
 
     def _check_over(self, job: SequencedT) -> None:
-        """Refuses what goes on with a sequence that is over: a new one, without its state, isn't what was meant."""
+        """Raises SequenceLost for a request of a sequence that is over: without the state, a new sequence would be
+        wrong."""
         if job.starts:
             self._over.pop(job.sequence_id, None)
         elif job.sequence_id in self._over:
@@ -163,7 +164,7 @@ class SequenceBatcher(Generic[SequencedT]):
         return sequence
 
     def remove(self, job: SequencedT, now_s: float = 0.0) -> bool:
-        """Forgets a job that waits; False when it isn't here."""
+        """Forgets a waiting job; returns False when it isn't here."""
         sequence = self._sequences.get(job.sequence_id)
         home = self._alone if sequence is None else sequence.waiting
         if home.pop(job.id, None) is None:
@@ -175,7 +176,8 @@ class SequenceBatcher(Generic[SequencedT]):
         return True
 
     def restore(self, jobs: list[SequencedT]) -> list[SequencedT]:
-        """Puts back what a worker had and never started. Returns those whose state has gone with it."""
+        """Puts back the jobs that a worker had and never started. Returns those whose state was lost with the
+        worker."""
         gone = []
         for job in reversed(jobs):
             sequence = self._sequences.get(job.sequence_id)
@@ -207,7 +209,8 @@ class SequenceBatcher(Generic[SequencedT]):
     # --- giving them to workers
 
     def due_s(self, now_s: float, idle: bool = False) -> float:
-        """Seconds until a free worker should look: 0 for now, inf when nothing is ready. As `Batcher.due_s`."""
+        """Returns the seconds until a free worker should look for work: 0 for now, inf when nothing is ready. As
+        `Batcher.due_s`."""
         if self._alone:
             return 0.0
         ready = [next(iter(lane)) for lane in self._ready.values() if lane]
@@ -225,7 +228,7 @@ class SequenceBatcher(Generic[SequencedT]):
         return bool(self._alone or self._ready.get(worker) or (self._ready.get(None) and self._has_place(worker)))
 
     def _has_place(self, worker: Hashable) -> bool:
-        """Whether it may hold one more sequence."""
+        """Returns whether the worker may hold one more sequence."""
         return not self.limits.worker_max or self.sequences_of(worker) < self.limits.worker_max
 
     def take(self, worker: Hashable, workers_free: int = 1) -> list[SequencedT]:
@@ -274,14 +277,14 @@ class SequenceBatcher(Generic[SequencedT]):
     # --- answers
 
     def begun(self, job: SequencedT) -> None:
-        """The job has had its first answer: with `overlap` the sequence's next may join it."""
+        """Notes a job's first answer: with `overlap` the sequence's next job may join it."""
         sequence = self._sequences.get(job.sequence_id)
         if self.limits.overlap and sequence is not None and sequence.blocked_by == job.id:
             sequence.blocked_by = None
             self._refresh(sequence)
 
     def settled(self, job: SequencedT, now_s: float) -> None:
-        """The worker has nothing more to do for the job."""
+        """Notes that the worker has nothing more to do for the job."""
         sequence = self._sequences.get(job.sequence_id)
         if sequence is None or sequence.out.pop(job.id, None) is None:
             return
@@ -291,7 +294,7 @@ class SequenceBatcher(Generic[SequencedT]):
         self._rest(sequence, now_s)
 
     def end(self, sequence_id: str, now_s: float) -> list[SequencedT]:
-        """The handler has ended a sequence. Returns the jobs that still waited for it."""
+        """Ends a sequence that its handler has ended. Returns the jobs that still waited for it."""
         sequence = self._sequences.get(sequence_id)
         if sequence is None:
             return []
@@ -299,7 +302,7 @@ class SequenceBatcher(Generic[SequencedT]):
         return self._strand(sequence, now_s)
 
     def lose(self, worker: Hashable, now_s: float) -> list[SequencedT]:
-        """A worker takes nothing more: its sequences are over. Returns the jobs that waited for it."""
+        """Ends the sequences of a worker that takes no more jobs. Returns the jobs that waited for it."""
         stranded: list[SequencedT] = []
         for name in sorted(self._bound.pop(worker, ())):
             sequence = self._sequences[name]
@@ -311,7 +314,8 @@ class SequenceBatcher(Generic[SequencedT]):
         return stranded
 
     def _remember(self, sequence: Sequence[SequencedT], why: str) -> None:
-        """That it is over; where every sequence is told to start, one that isn't open hasn't begun anyway."""
+        """Remembers that a sequence is over. Where every sequence must be told to start, only a lost one is remembered:
+        any other that isn't open hasn't begun anyway."""
         if sequence.runs and (sequence.lost or not self.limits.told_start):
             self._over[sequence.id] = why
             self._over.move_to_end(sequence.id)
@@ -341,7 +345,7 @@ class SequenceBatcher(Generic[SequencedT]):
             self._forget(self._sequences[name])
 
     def next_end_s(self) -> float:
-        """When `expire` may have something to do; inf: never."""
+        """Returns when `expire` may have something to do; inf: never."""
         ends = [next(iter(lane.values())) for lane in (self._idle, self._aging) if lane]
         return min(ends, default=math.inf)
 
@@ -357,7 +361,7 @@ class SequenceBatcher(Generic[SequencedT]):
             lane[sequence.id] = self._turn()
 
     def _rest(self, sequence: Sequence[SequencedT], now_s: float) -> None:
-        """When nothing of it waits or runs, a sequence is over or idle."""
+        """Ends a sequence without waiting or running jobs, or lists it as idle."""
         if sequence.waiting or sequence.out:
             return
         if sequence.closed or not sequence.runs or not self.limits.idle_s:

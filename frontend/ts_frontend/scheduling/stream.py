@@ -26,7 +26,7 @@ REQUESTS_MAX = 64
 REQUEST_BYTES_MAX = 16 * 1024 * 1024
 #: Answers of one stream that are ready and that its client hasn't read.
 READY_BYTES_MAX = 256 * 1024
-#: What an answer counts in addition to its bytes.
+#: The cost of an answer in addition to its bytes.
 ANSWER_COST_BYTES = 128
 
 
@@ -43,28 +43,28 @@ class StreamRequest(ABC):
 
     @abstractmethod
     def start(self) -> Job:
-        """Submits the job; a ServeError is the request's failure. A FedJob that starts at once is given everything
+        """Submits the job; raises a ServeError, the request's failure. A FedJob that starts at once is given everything
         that the client still sends, and the stream ends with it."""
 
     @abstractmethod
     def answers(self, job: Job, pieces: list[Buffer]) -> list[bytes]:
-        """The messages for these pieces of the answer."""
+        """Returns the messages for these pieces of the answer."""
 
     @abstractmethod
     def failure(self, error: ServeError, started: bool) -> bytes | ServeError:
-        """A message, after which the stream goes on, or the error that ends it. `started`: there was a job."""
+        """Returns a message, after which the stream goes on, or the error that ends it. `started`: there was a job."""
 
     def following(self, data: bytes) -> Sequence[Input]:
-        """A later message of the stream as inputs of this request's FedJob."""
+        """Returns a later message of the stream as inputs of this request's FedJob."""
         raise NotImplementedError
 
     def answered(self, job: Job) -> None:  # noqa: B027  # most protocols have nothing to add
-        """The last piece of the answer is on its way."""
+        """Is called when the last piece of the answer is on its way."""
 
 
 class Multiplexer:
     """The requests of one stream. `accept` turns each message into a request; a ServeError that it raises ends the
-    stream. `name`: what the log and the clients are told failed when it's the server's fault."""
+    stream. `name`: the name for it in the log and in clients' messages when it fails by the server's fault."""
 
     def __init__(self, name: str, accept: Callable[[bytes], StreamRequest]) -> None:
         self._name, self._accept = name, accept
@@ -73,12 +73,12 @@ class Multiplexer:
         self._lanes: dict[Hashable, deque[_Entry]] = {}
         self._running: dict[asyncio.Task[None], deque[_Entry]] = {}
         self._fed: tuple[StreamRequest, FedJob] | None = None
-        self._closed = False  # it's over, whatever the client still sends
+        self._closed = False  # it's over, even if the client sends more
         self._ending: Ending | None = None
 
     async def answers(self, messages: AsyncIterator[bytes]) -> AsyncGenerator[Sequence[bytes], None]:
         """The answers to `messages`, those that are ready together in one list. Raises the ServeError that ends the
-        stream, and what `messages` raises. Nothing runs any more once it ends, is closed or cancelled."""
+        stream, and any exception of `messages`. Nothing runs any more once it ends, is closed or cancelled."""
         reader = owned(self._read(messages))
         try:
             while (ready := await self._ready.get()) is not None:
@@ -200,7 +200,7 @@ class Multiplexer:
             await self._ready.put([answer])
 
     def _close(self, ending: Ending | None) -> None:
-        """The stream ends after the answers that are ready, with that error or well."""
+        """Ends the stream after the answers that are ready, with that error or successfully."""
         if not self._closed:
             self._closed, self._ending = True, ending
             self._stop()
@@ -216,7 +216,7 @@ class Multiplexer:
 
 
 class _Entry:
-    """A request that has been read: its job, or why there is none."""
+    """A request that has been read: its job, or the reason why there is none."""
 
     __slots__ = ("job", "refusal", "request", "size_bytes")
 
@@ -243,7 +243,7 @@ class ReadAhead:
         self._bytes += size_bytes
 
     def leave(self, size_bytes: int) -> None:
-        """A request of that size has been answered."""
+        """Frees the size of an answered request."""
         self._requests -= 1
         self._bytes -= size_bytes
         if self._changed is not None and not self._changed.done():
@@ -266,11 +266,11 @@ class ReadyAnswers:
         self._groups.put_nowait(answers)
 
     def end(self) -> None:
-        """Nothing comes after it."""
+        """Marks the end: nothing is added after it."""
         self._groups.put_nowait(None)
 
     async def get(self) -> list[bytes] | None:
-        """All that is ready, at least one group; None at the end."""
+        """Returns all answers that are ready, at least one group; None at the end."""
         group = self._taken(await self._groups.get())
         if group is None or self._groups.empty():
             return group

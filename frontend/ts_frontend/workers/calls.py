@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 #: Calls of one worker at a time.
 CALLS_MAX = 1024
-#: Cancelled calls that have not come yet: a cancel overtakes what is large.
+#: Cancelled calls that have not come yet: a cancel overtakes large messages.
 EARLY_MAX = 1024
 CANCELLED = "The call was cancelled"
 CALLER_LEFT = "The call was cancelled: nobody waits for the request that it was made for"
@@ -44,7 +44,7 @@ Answer: TypeAlias = Callable[[Mapping[str, Any], Buffer, Caller], AsyncGenerator
 
 
 class _Open:
-    """A call that has no complete answer yet. `credit_bytes`: what the worker still takes."""
+    """A call that has no complete answer yet. `credit_bytes`: how much more the worker takes."""
 
     __slots__ = ("batch", "credit_bytes", "reason", "space", "task")
 
@@ -84,7 +84,8 @@ class HandlerCalls:
         self._early: dict[int, None] = {}
 
     def begin(self, call: Call, batch: Batch | None) -> None:
-        """`batch`: what the model works at, if that is known; when nobody waits for it, the call ends."""
+        """Begins a call. `batch`: the batch that the model works at, if known; the call ends when nobody waits for
+        it."""
         if call.call_id in self._early:
             del self._early[call.call_id]
             self._push(Failed(call.call_id, 499, CANCELLED))
@@ -113,21 +114,21 @@ class HandlerCalls:
             del self._early[next(iter(self._early))]
 
     def release(self, batch: Batch) -> None:
-        """Somebody left: what only a batch needs that nobody waits for any more, ends."""
+        """Cancels the calls made for this batch if nobody waits for its answers any more."""
         if all(job.done for job in batch.jobs):
             for entry in self._open.values():
                 if entry.batch is batch:
                     entry.cancel(CALLER_LEFT)
 
     def close(self) -> None:
-        """The worker has ended."""
+        """Cancels all calls: the worker has ended."""
         for entry in self._open.values():
             entry.cancel(CANCELLED)
 
     # --- one call
 
     async def _run(self, call: Call, entry: _Open) -> Chunk | Failed:
-        """How the call ends, after all pieces of its answer but the last are sent."""
+        """Runs a call and returns its end, after all pieces of its answer but the last are sent."""
         try:
             return await self._answer(call, entry)
         except ServeError as error:
@@ -137,7 +138,8 @@ class HandlerCalls:
             return Failed(call.call_id, 500, f"{type(error).__name__}: {error}")
 
     def _ended(self, call_id: int, entry: _Open, task: asyncio.Task[Chunk | Failed]) -> None:
-        """A task may be cancelled before it has run at all. It keeps its exception, and so its frames and `entry`."""
+        """Sends the end of a call, whose task may be cancelled before it has run at all. `entry` lets go of the task,
+        which keeps its exception, and so its frames and `entry`."""
         del self._open[call_id]
         entry.task = None
         self._push(Failed(call_id, 499, entry.reason) if task.cancelled() else task.result())

@@ -21,8 +21,8 @@ READS_PER_TURN_MAX = 4
 
 
 class Connection:
-    """Messages to and from one worker. `on_messages` gets what arrived together; `on_end` is called once, with
-    the reason, when the socket ends or carries something that is no frame."""
+    """Messages to and from one worker. `on_messages` gets the messages that arrived together; `on_end` is called once,
+    with the reason, when the socket ends or carries something that is no frame."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Connection:
                 self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Writes what is queued, as far as the socket takes it; the rest follows when it is writable."""
+        """Writes the queued messages, as far as the socket takes them; the rest follows when it is writable."""
         self._flush_scheduled = False
         if self._writing or self._sock is None:
             return
@@ -74,7 +74,7 @@ class Connection:
             self._loop.add_writer(self._fd, self._writable)
 
     def _write(self) -> bool:
-        """True when everything is out (or the socket has ended: its reader reports that)."""
+        """Returns True when everything is written (or the socket has ended: its reader reports that)."""
         sock, outbox = self._sock, self._outbox
         while outbox and sock is not None:
             try:
@@ -97,7 +97,7 @@ class Connection:
                 return
 
     def _read_once(self) -> bool:
-        """True when there may be more to read."""
+        """Returns True when there may be more to read."""
         sock = self._sock
         if sock is None:
             return False
@@ -132,7 +132,7 @@ class Connection:
             self._on_end(reason)
 
     def finish(self, reason: str) -> None:
-        """The peer has ended: reads what it had still sent, then ends, also when a child of it holds the socket."""
+        """Reads the last messages of a peer that has ended, then ends, even if a child of the peer holds the socket."""
         self._read_bytes = READ_BYTES_BULK
         while self._read_once():
             pass

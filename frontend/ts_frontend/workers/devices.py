@@ -1,4 +1,4 @@
-"""Which device a worker runs on. Decides purely; what exists is told by `Inventory`."""
+"""The choice of each worker's device. Decides purely; `Inventory` knows the existing devices."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Device:
 
     @property
     def seen_id(self) -> int | None:
-        """The number that the worker itself knows the device by."""
+        """Returns the device's number within the worker."""
         return 0 if self.group else self.gpu_id
 
 
@@ -83,5 +83,5 @@ class Placement:
         return turn
 
     def forget(self, model: object) -> None:
-        """The model is gone; its turn goes with it."""
+        """Forgets the turn of a model that is gone."""
         self._turns.pop(model, None)

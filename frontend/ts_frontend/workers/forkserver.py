@@ -25,11 +25,11 @@ CLOSE_S_MAX = 2.0
 
 
 class ForkserverLost(Exception):
-    """It has ended, or was ended; the message says how."""
+    """The forkserver has ended, or was ended; the message says how."""
 
 
 class Forkserver:
-    """One forkserver from its start to its end. Nothing of it outlives it: another has another of these."""
+    """One forkserver from its start to its end. Each forkserver has an object of its own."""
 
     def __init__(self, control: socket.socket, child: subprocess.Popen[bytes]) -> None:
         self._control = control
@@ -49,7 +49,7 @@ class Forkserver:
 
     @staticmethod
     async def start(env: Mapping[str, str], preload_torch: bool = True) -> Forkserver:
-        """A new one, which is `ready` when it has imported what it preloads."""
+        """Starts a forkserver, which is `ready` when it has imported its preloaded modules."""
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         control.setblocking(False)
         try:
@@ -66,7 +66,7 @@ class Forkserver:
         return self._child.pid
 
     async def fork(self, spec: ProcessSpec, channels: Channels) -> int:
-        """The pid of a new worker. Raises ForkserverLost; LaunchFailed when it couldn't fork."""
+        """Forks a worker and returns its pid. Raises ForkserverLost; LaunchFailed when it couldn't fork."""
         number = next(self._ids)
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._answers[number] = answer
@@ -78,7 +78,7 @@ class Forkserver:
             del self._answers[number]
 
     def attach(self, pid: int, spec: ProcessSpec, channels: Channels, sink: LineSink) -> WorkerProcess:
-        """The worker that it forked."""
+        """Returns the worker process that the forkserver forked as `pid`."""
         process = attach(pid, spec, channels, sink)
         self._processes[pid] = process
         if pid in self._early:
@@ -88,7 +88,7 @@ class Forkserver:
         return process
 
     async def _send(self, data: bytes, fds: list[int]) -> None:
-        """Whole, or never again: after a part of a request nothing else could be understood."""
+        """Sends a whole request. After a partial one, which would garble the next, the forkserver is set aside."""
         async with self._sending:
             view = memoryview(data)
             try:
@@ -111,7 +111,7 @@ class Forkserver:
         raise ForkserverLost("the forkserver was set aside")
 
     async def _writable(self) -> None:
-        """Until it takes more, or is asked nothing more."""
+        """Waits until the forkserver takes more, or is set aside."""
         loop = asyncio.get_running_loop()
         self._room = loop.create_future()
         loop.add_writer(self._control, resolve, self._room)
@@ -131,7 +131,7 @@ class Forkserver:
                 data = self._take(data + piece)
         except (OSError, ValueError, KeyError) as error:
             reason = str(error)
-        except Exception as error:  # whatever else: who waits for an answer must hear that none will come
+        except Exception as error:  # of any kind: callers that wait must hear that no answer will come
             log.exception("A reply of the forkserver can't be handled")
             reason = f"{type(error).__name__}: {error}"
         self._stop_sending()
@@ -141,7 +141,7 @@ class Forkserver:
         self._lost(f"the forkserver has ended ({ExitStatus(code).describe()}): {reason}")
 
     def _take(self, data: bytes) -> bytes:
-        """Handles the whole replies in `data`; what is left of it."""
+        """Handles the whole replies in `data` and returns the rest."""
         while len(data) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(data)
             if length > REPLY_BYTES_MAX:
@@ -208,7 +208,7 @@ class Forkserver:
     # --- its end
 
     def set_aside(self) -> None:
-        """It is asked nothing more. Its workers would die with it, so it ends with the last of them."""
+        """Sends the forkserver no more requests. Its workers would die with it, so it ends with the last of them."""
         self._stop_sending()
         self._end_if_unused()
 
@@ -223,7 +223,7 @@ class Forkserver:
             self._child.kill()
 
     async def close(self) -> None:
-        """Ends it, and makes it if it doesn't."""
+        """Ends the forkserver, by force if it doesn't end within CLOSE_S_MAX seconds."""
         self._closing = True
         self._stop_sending()
         if not self.reader.done():
@@ -248,7 +248,7 @@ FORK_S_MAX = 15.0
 
 class ForkLauncher:
     """One forkserver at a time. One that dies takes the workers it had forked with it (on Linux the kernel ends them);
-    the next launch starts a new one, and what those had not started runs on their successors.
+    the next launch starts a new one, and requests that those workers had not started run on their successors.
 
     One that lives and doesn't answer is set aside: its workers go on, it ends with the last of them, and the start that
     found out is exec'd by `fallback`.

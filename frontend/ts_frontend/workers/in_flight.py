@@ -1,4 +1,4 @@
-"""The batches on one worker: how many more it takes, which of them hang, and what is left when it ends. No I/O."""
+"""The batches on one worker: how many more it takes, which of them hang, and which are left when it ends. No I/O."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Batch:
         return [job for job in self.jobs if job.id not in ended and not job.done]
 
     def unread(self, now_s: float) -> bool:
-        """True when a client is behind, with reading or with sending: what waits for it isn't hanging."""
+        """Returns True when a client is behind, with reading or with sending: then the batch waits and doesn't hang."""
         return any(job.client_wait_s(now_s) > 0 for job in self.open_jobs())
 
 
@@ -91,7 +91,7 @@ class Continuous:
 
 @dataclass(frozen=True, slots=True)
 class Until:
-    """Nothing more before these batches have ended, whatever they are; then as `former` says."""
+    """Takes nothing more before these batches have ended, however they end; then as `former` says."""
 
     batch_ids: frozenset[int]
     former: Concurrency
@@ -107,10 +107,11 @@ class BatchRecorder(Protocol):
     """Measures the batches and the loads of a model version's workers."""
 
     def answered(self, jobs: Sequence[Job], waited_s: float, worked_s: float, now_s: float) -> None:
-        """A batch is complete: it was on its way or behind another for `waited_s`, then on the worker."""
+        """Measures a complete batch: it was on its way or behind another for `waited_s`, then on the worker for
+        `worked_s`."""
 
     def loaded(self, worker_id: int, seconds: float) -> None:
-        """A worker has loaded its model, so many seconds after it was created."""
+        """Measures a load: the worker had its model so many seconds after it was created."""
 
 
 class InFlight:
@@ -130,7 +131,7 @@ class InFlight:
         self._finished_s = 0.0
 
     def set_concurrency(self, handler_kind: str, limit: int) -> None:
-        """The worker has said how its handler runs: blocking, generator, async or continuous."""
+        """Sets the concurrency by the kind of the worker's handler: blocking, generator, async or continuous."""
         self.shared, self.concurrent = handler_kind != "blocking", handler_kind == "async"
         if handler_kind == "continuous":
             self.concurrency = Continuous(limit)
@@ -138,29 +139,30 @@ class InFlight:
             self.concurrency = Concurrent(limit)
 
     def hold_nothing_ahead(self) -> None:
-        """Its handler waits for other models' answers: what were sent ahead could be what it waits for."""
+        """Sends no batch ahead any more: the handler waits for other models' answers, which may need the batch sent
+        ahead."""
         if not self.shared:
             self.concurrency = Serial()
 
     def close_until_idle(self) -> None:
-        """Takes nothing more before what it has now is finished."""
+        """Takes nothing more before its present batches are finished."""
         former = self.concurrency.former if isinstance(self.concurrency, Until) else self.concurrency
         self.concurrency = Until(frozenset(self.batches), former)
 
     def isolate(self, job: Job) -> None:
-        """The job, which has just begun, runs with nothing beside it."""
+        """Lets a job that has just begun run with nothing beside it."""
         if job.id in self.jobs:
             self.isolated = self.jobs[job.id][1].id
             self.close_until_idle()
 
     def capacity(self) -> float:
-        """2 when idle, less when it takes more batches all the same, 0 when it takes none."""
+        """Returns 2 when idle, less when it still takes more batches, 0 when it takes none."""
         return self.concurrency.capacity(self) if self.batches else 2
 
     # --- its course
 
     def begin(self, jobs: list[Job], owner: Owner | None, now_s: float) -> Batch:
-        """These jobs are `owner`'s, from now on."""
+        """Makes a batch of these jobs, which belong to `owner` from now on."""
         batch = Batch(_batch_ids(), jobs, len(jobs), now_s, now_s)
         if not self.batches:
             self.turn_s = now_s
@@ -177,15 +179,15 @@ class InFlight:
             del self.jobs[job.id]
 
     def active(self, batch: Batch, now_s: float) -> None:
-        """A sign of life: a piece of an answer, or a reader that makes room for more."""
+        """Notes a sign of life: a piece of an answer, or a reader that makes room for more."""
         self.turn_s = batch.active_s = now_s
 
     def alive(self, batch: Batch) -> None:
-        """It works at something that takes its time elsewhere."""
+        """Notes that a batch waits for work elsewhere."""
         self._sign_s = batch.active_s = time.monotonic()
 
     def finish(self, job_id: int, batch: Batch) -> bool:
-        """One answer is complete; True when that ends its batch."""
+        """Completes one answer; returns True when that ends its batch."""
         del self.jobs[job_id]
         batch.left -= 1
         if batch.left:
@@ -197,10 +199,11 @@ class InFlight:
         return True
 
     def measure(self, batch: Batch, now_s: float) -> tuple[float, float]:
-        """A batch has ended: seconds it waited behind others on the worker, and seconds it ran."""
+        """Measures a batch that has ended; returns the seconds it waited behind others on the worker, and the seconds
+        it ran."""
         self.mean_s += 0.2 * (min(now_s - self.turn_s, 1.0) - self.mean_s)
         self.turn_s = now_s
-        # What was sent ahead waits on the socket until the batch before it is finished.
+        # A batch sent ahead waits on the socket until the batch before it is finished.
         waited_s = 0.0 if self.shared else max(self._finished_s - batch.taken_s, 0.0)
         self._finished_s = now_s
         return waited_s, now_s - batch.taken_s - waited_s
@@ -213,10 +216,10 @@ class InFlight:
         for batch in self.batches.values():
             yield from batch.open_jobs()
 
-    # --- what hangs
+    # --- hanging batches
 
     def count_stalled(self, now_s: float) -> bool:
-        """True when more streams than before have readers that take nothing: there is room again."""
+        """Returns True when more streams than before have readers that take nothing, which makes room."""
         before = self.stalled
         self.stalled = sum(
             all(job.client_wait_s(now_s) > STALLED_S for job in batch.open_jobs()) for batch in self.batches.values()
@@ -224,8 +227,8 @@ class InFlight:
         return self.stalled > before
 
     def overdue(self, now_s: float, limit_s: float) -> bool:
-        """Whether something has run for too long without a sign of life. Waiting behind another request isn't running,
-        and waiting for the reader of a stream isn't hanging."""
+        """Returns whether a batch has run for too long without a sign of life. Waiting behind another request isn't
+        running, and waiting for the reader of a stream isn't hanging."""
         batches = self.batches.values()
         if self.concurrent:
             return any(now_s - batch.active_s > limit_s and not batch.unread(now_s) for batch in batches)

@@ -37,7 +37,7 @@ class Launcher(Protocol):
         """Raises OSError or LaunchFailed when the process can't be started."""
 
     async def close(self) -> None:
-        """Ends what the launcher itself runs."""
+        """Ends the launcher's own processes."""
 
 
 class LaunchFailed(Exception):
@@ -97,7 +97,7 @@ class ExecLauncher:
         waiter.add_done_callback(self._waiters.discard)
 
     async def _discard(self, starting: asyncio.Task[subprocess.Popen[bytes]], channels: Channels) -> None:
-        """Nobody waits for this start any more: its descriptors are in use until the process is there, then it ends."""
+        """Ends a process whose start was cancelled, once it has started: until then its descriptors are in use."""
         try:
             child = await starting
         except OSError:
@@ -108,7 +108,7 @@ class ExecLauncher:
         await asyncio.to_thread(child.wait)
 
     async def _wait(self, child: subprocess.Popen[bytes], process: WorkerProcess) -> None:
-        """Tells `process` how it ended; what can't be waited for ends now, with a status that nobody knows."""
+        """Tells `process` how it ended; a process that can't be waited for ends at once, with an unknown status."""
         code: int | None = None
         try:
             if process.pidfd is None:
@@ -166,11 +166,10 @@ async def run_tool(
     pass_fds: Sequence[int] = (),
     env: Mapping[str, str] | None = None,
 ) -> int | None:
-    """Runs a program to its end and gives what it prints, line by line, to `on_line`. Its exit status.
+    """Runs a program to its end, gives its output, line by line, to `on_line`, and returns its exit status.
 
-    It is killed, with what it started, when it takes longer (None), or when the caller is cancelled. `pass_fds` are
-    open in it too; `env` is its whole environment, this process's without one.
-    """
+    It is killed, with the processes it started, when it takes longer (None), or when the caller is cancelled.
+    `pass_fds` are open in it too; `env` is its whole environment, this process's without one."""
     process = await asyncio.create_subprocess_exec(
         *argv,
         cwd=cwd,
@@ -213,10 +212,10 @@ async def tool_output(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> str | None:
-    """What a small program prints, `given` on its standard input; None when it isn't there, fails or takes too long.
+    """Returns the output of a small program, with `given` on its standard input; None if it isn't installed, fails or
+    takes longer than `timeout_s`.
 
-    It is killed, with what it started, when it takes longer, or when the caller is cancelled.
-    """
+    It is killed, with the processes it started, when it takes longer, or when the caller is cancelled."""
     running: list[subprocess.Popen[str]] = []
     left = threading.Event()
 
@@ -255,21 +254,21 @@ async def tool_output(
 
 
 def _kill_session(child: subprocess.Popen[str]) -> None:
-    """Ends a process that leads a session, and what it has started there."""
+    """Kills a process that leads a session, and the processes it started there."""
     if child.poll() is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)
 
 
 class TorchrunLauncher:
-    """`work_dir`: where the processes' sockets are."""
+    """Starts workers by torchrun. `work_dir`: the directory of the processes' sockets."""
 
     def __init__(self, work_dir: Path, launcher: ExecLauncher) -> None:
         self._work_dir = work_dir
         self._exec = launcher
 
     async def launch(self, spec: ProcessSpec, sink: LineSink) -> WorkerProcess:
-        """Starts torchrun; its processes connect when they are there. Raises OSError."""
+        """Starts torchrun; its processes connect when they have started. Raises OSError."""
         assert spec.torchrun is not None
         rendezvous = Rendezvous.open(self._work_dir, spec.torchrun.count, spec.torchrun.lockstep)
         ours = ["--rdzv-id", f"{spec.name}_{spec.worker_id}", "-m", "ts.runtime.torchrun", "rank"]
@@ -283,7 +282,7 @@ class TorchrunLauncher:
         return process
 
     async def close(self) -> None:
-        """Its processes are the other launcher's."""
+        """Does nothing: its processes belong to the exec launcher."""
 
 
 @dataclass(slots=True, eq=False)
@@ -291,7 +290,7 @@ class InProcessWorker(WorkerProcess):
     """A worker that is a thread. It can't be killed: it ends as soon as its handler returns."""
 
     def kill(self) -> None:
-        """Lets it find its socket closed."""
+        """Closes the worker's socket, which ends the thread."""
         try:
             self.sock.shutdown(socket.SHUT_RDWR)
         except OSError:  # closed already
@@ -303,7 +302,7 @@ class InProcessWorker(WorkerProcess):
 
 
 class InProcessLauncher:
-    """Starts threads."""
+    """Starts workers as threads."""
 
     async def launch(self, spec: ProcessSpec, sink: LineSink) -> WorkerProcess:
         channels = Channels()
@@ -327,4 +326,4 @@ class InProcessLauncher:
         return process
 
     async def close(self) -> None:
-        """Threads end with their sockets."""
+        """Does nothing: threads end with their sockets."""

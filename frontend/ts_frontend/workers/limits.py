@@ -1,5 +1,5 @@
-"""What a worker may use before it is replaced: requests and memory. Decides purely, but for the look at the memory that
-is left on the machine."""
+"""The requests and memory that a worker may use before it is replaced. Decides purely, but for reading the machine's
+available memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 class Excess(NamedTuple):
-    """A limit that a worker is over. `kind` is one of REQUESTS, MEMORY and MEMORY_MAX, `text` says it for people."""
+    """A limit that a worker is over. `kind` is one of REQUESTS, MEMORY and MEMORY_MAX, `text` describes it for
+    people."""
 
     kind: str
     text: str
@@ -24,8 +25,9 @@ class Excess(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """Of each worker of a model; 0 is no limit. A worker that has answered `requests` or uses `memory_bytes` is
-    replaced in peace, one that uses more than `memory_bytes_max` is ended at once. Memory is resident memory."""
+    """The limits of each worker of a model; 0 is no limit. A worker that has answered `requests` or uses `memory_bytes`
+    is replaced without haste, one that uses more than `memory_bytes_max` is ended at once. Memory is resident
+    memory."""
 
     requests: int = 0
     memory_bytes: int = 0
@@ -36,13 +38,13 @@ class WorkerLimits:
         return bool(self.memory_bytes or self.memory_bytes_max)
 
     def over(self, requests: int) -> Excess | None:
-        """Whether a worker has answered as many requests as it should."""
+        """Returns the excess of a worker that has answered its number of requests, else None."""
         if not self.requests or requests < self.requests:
             return None
         return Excess(REQUESTS, f"it has answered {requests} requests (recycleAfterRequests: {self.requests})")
 
     def over_memory(self, memory_bytes: int) -> Excess | None:
-        """Whether a worker uses too much memory."""
+        """Returns the excess of a worker that uses too much memory, else None."""
         used = f"{memory_bytes / _MB:.0f} MiB of memory"
         if 0 < self.memory_bytes_max < memory_bytes:
             return Excess(MEMORY_MAX, f"It used {used} (workerMemoryMax: {self.memory_bytes_max / _MB:.0f} MiB)")
@@ -52,7 +54,8 @@ class WorkerLimits:
 
 
 def available_bytes() -> int:
-    """Memory that new processes may take: the machine's, or what is left to the container."""
+    """Returns the memory that new processes may take: the machine's, or the rest of the container's, if that is
+    less."""
     free = int(psutil.virtual_memory().available)
     try:
         limit = (_CGROUP / "memory.max").read_text().strip()

@@ -37,7 +37,8 @@ class Backoff:
     first_failure_s: float = 0.0
 
     def worked(self) -> None:
-        """The worker has answered something, or was ready for long: what fails next is a new failure."""
+        """Resets the failures once the worker has answered something or was ready for long: the next is a new
+        failure."""
         self.failures = 0
 
     def failed(self, now_s: float) -> None:
@@ -72,7 +73,7 @@ ENDS_S_MAX = 5.0
 STAYS_S = 1.0
 #: Of the cause that requests are told.
 CAUSE_CHARS_MAX = 500
-#: What TorchServe's worker prints before the traceback of a model that it couldn't load.
+#: The line of TorchServe's worker before the traceback of a model that it couldn't load.
 PROCESS_DIED = "Backend worker process died."
 #: A worker's states, in TorchServe's log.
 WORKER_STARTED, MODEL_LOADED = "WORKER_STARTED", "WORKER_MODEL_LOADED"
@@ -82,8 +83,8 @@ TRACEBACKS_MAX = 16
 
 @dataclass(frozen=True, slots=True)
 class PoolResources:
-    """What the server gives a pool for its workers: how they are started, their ids and devices, and where their lines
-    go."""
+    """The server's resources for a pool's workers: their launcher, their ids and devices, and the sinks of their
+    lines."""
 
     launcher: Launcher
     next_worker_id: Callable[[], int]
@@ -92,21 +93,21 @@ class PoolResources:
 
 
 class Clock:
-    """The time, as slots have it."""
+    """The clock of slots."""
 
     def now_s(self) -> float:
         """`time.monotonic()` seconds."""
         return time.monotonic()
 
     async def pause(self, seconds: float, hurry: asyncio.Event) -> None:
-        """Waits for so long, or until `hurry` is set."""
+        """Waits for `seconds`, or until `hurry` is set."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(hurry.wait(), seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a worker ended or didn't start: what describe shows. `failures`: of the same worker in a row."""
+    """The reason why a worker ended or didn't start, as describe shows it. `failures`: of the same worker in a row."""
 
     at: float
     worker_id: int
@@ -116,8 +117,8 @@ class Failure:
 
 
 class Recovery:
-    """Says how a worker ends and comes back in TorchServe's words, which people's alerts look for; the thread that its
-    lines name is the worker's."""
+    """Logs how a worker ends and comes back, in TorchServe's words, which alerts look for; the thread in its lines is
+    the worker's."""
 
     def __init__(self, worker_id: int, plan: WorkerPlan) -> None:
         self._id, self._plan = worker_id, plan
@@ -125,7 +126,7 @@ class Recovery:
         self._recovering = False
 
     def ended(self, worker: Worker, failures: int) -> None:
-        """The worker has ended unasked, for the `failures`th time in a row."""
+        """Logs that the worker has ended by itself, for the `failures`th time in a row."""
         was_ready = worker.ready_at_s < math.inf
         if worker.process is not None:
             self._log.info("%s Worker disconnected. %s", self._id, MODEL_LOADED if was_ready else WORKER_STARTED)
@@ -146,11 +147,11 @@ class Recovery:
             self._log.info("Auto recovery start timestamp: %s", round(time.time() * 1000))
 
     def retries(self, delay_s: float) -> None:
-        """The next one is started after so many seconds."""
+        """Logs that the next worker is started after so many seconds."""
         self._log.info("Retry worker: %s in %g seconds.", self._id, round(delay_s, 1))
 
     def ready(self) -> None:
-        """One has loaded its model."""
+        """Logs that a worker has loaded its model after failures."""
         if self._recovering:
             self._recovering = False
             self._log.info("Auto recovery succeeded, reset recoveryStartTS")
@@ -158,7 +159,7 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """Why a worker was replaced that had not failed."""
+    """The reason why a worker was replaced that had not failed."""
 
     at: float
     worker_id: int
@@ -175,9 +176,9 @@ class Slot:
         self.device = device
         self.worker: Worker | None = None
         self.gave_up = False
-        #: Of the start that goes on or comes next: done when the worker is ready, or with the StartFailed, and replaced
-        #: then. A process that was killed while it loaded is followed by another one first: only what fails then fails
-        #: the start.
+        #: The end of the present or next start: done when the worker is ready, or with the StartFailed, and replaced
+        #: then. A process that was killed while it loaded is followed by another one first: only the second one's
+        #: failure fails the start.
         self.attempt = unattended_future()
         #: Why the last start failed, until one succeeds.
         self.load_failure: StartFailed | None = None
@@ -211,8 +212,8 @@ class Slot:
             self._hurry.set()
 
     async def stays(self, limit_s: float) -> None:
-        """Watches a worker that has failed several times in a row, and is ready, for a while: StartFailed when it ends
-        again."""
+        """Watches a worker that is ready after several failures in a row for `limit_s` seconds. Raises StartFailed when
+        it ends again."""
         worker = self.worker
         if self.failures < 2 or worker is None:
             return
@@ -239,7 +240,7 @@ class Slot:
         await self._pool.clock.pause(delay_s, self._hurry)
 
     async def _one_life(self) -> StartFailed | str:
-        """Runs a worker from start to end: why it didn't start, or the reason of its end."""
+        """Runs a worker from start to end; returns why it didn't start, or the reason of its end."""
         pool = self._pool
         self._hurry.clear()
         worker = self.worker = pool.new_worker(self)
@@ -250,7 +251,7 @@ class Slot:
             self._recovery.ready()
         except StartFailed as error:
             if worker.process is not None:
-                await asyncio.shield(worker.ended)  # what it has printed is logged by then
+                await asyncio.shield(worker.ended)  # its lines are logged by then
             return error
         except Exception as error:
             worker.kill(f"the server failed: {type(error).__name__}: {error}")
@@ -259,7 +260,7 @@ class Slot:
         return await asyncio.shield(worker.ended)
 
     def _settle(self, error: StartFailed | None) -> None:
-        """The start has succeeded or failed; whoever asks from now on means the next one."""
+        """Ends the attempt to start, with success or `error`, and makes the next one."""
         self._second_try = False
         attempt, self.attempt = self.attempt, unattended_future()
         if error is None:
@@ -268,7 +269,7 @@ class Slot:
             attempt.set_exception(error)
 
     def _after(self, end: StartFailed | str) -> float | None:
-        """One life is over: seconds until the next, None when there is no other."""
+        """Handles a worker's end; returns the seconds until the next start, None when there is no other."""
         pool, backoff, worker = self._pool, self._backoff, self.worker
         assert worker is not None
         pool.queue.detach(worker)
@@ -322,7 +323,7 @@ class Slot:
         self._pool.gave_up(reason)
 
     def _left(self, task: asyncio.Task[None]) -> None:
-        """Its task has ended. Unless that was asked for or decided, the worker is given up."""
+        """Handles the end of the slot's task, and gives up the worker unless it was retired or given up before."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             log.error("Worker %s of %s is no longer looked after", self.id, self._pool.name, exc_info=error)
@@ -388,7 +389,7 @@ class Pool:
         self._next_replacement_s = self._next_look_s = 0.0
         self._memory_limit_works = True
         self._retiring: set[asyncio.Task[None]] = set()
-        #: Gets what each worker says of its model when it is ready, before that takes requests.
+        #: Gets each ready worker's description of its model, before the worker takes requests.
         self.on_ready: Callable[[Mapping[str, Any]], None] = lambda info: None
         self._ready_s = time.monotonic()  # when a worker was seen ready last
         self._due_s = math.inf
@@ -401,12 +402,13 @@ class Pool:
         return sum(slot.ready for slot in self.slots)
 
     def refusal(self) -> str:
-        """Why there is no worker, for the caller's error; "" when that isn't known."""
+        """Returns the reason why there is no worker, for the caller's error; "" when it isn't known."""
         failure = self.last_failure
         return f" Last worker's end: {failure.reason}." if failure is not None else ""
 
     def not_loaded(self) -> ModelNotLoaded:
-        """What requests are told while there is a `load_failure`: the cause, and when it is tried again."""
+        """Returns the error of requests while there is a `load_failure`, with the cause and the seconds until the next
+        try."""
         cause = self.load_failure.cause if self.load_failure is not None else ""
         cause = cause if len(cause) <= CAUSE_CHARS_MAX else f"{cause[:CAUSE_CHARS_MAX]} ..."
         due_s = min((slot.next_start_s for slot in self.slots if not slot.gave_up), default=0.0)
@@ -414,8 +416,8 @@ class Pool:
         return ModelNotLoaded(f"Model {self.name} could not be loaded: {cause.rstrip('.')}. It is tried again.", wait_s)
 
     async def scale(self, count: int, drain_s: float | None = None) -> None:
-        """Makes it `count` workers; returns when all of them are ready and the surplus is gone. What waits to be
-        started again is started now.
+        """Starts or retires workers until there are `count`; returns when all of them are ready and the surplus is
+        gone. Workers that wait to be started again are started now.
 
         Raises StartFailed with the first failure; workers that failed go on trying. `drain_s`: how long a surplus
         worker may take to finish (None: as long as it needs, 0: not at all; its requests then run elsewhere).
@@ -442,7 +444,7 @@ class Pool:
         self._fail_what_waits()
         if retiring:
             await asyncio.wait(retiring)
-            self._fail_what_waits()  # what they gave back
+            self._fail_what_waits()  # those that they gave back
         if starting:
             await asyncio.wait(starting)
             for attempt in starting:
@@ -481,7 +483,7 @@ class Pool:
         self._forget_due()
 
     def _changed(self) -> None:
-        """Readiness may have changed. Requests that wait are told when no start succeeds."""
+        """Reports a possible change of readiness. Fails the waiting requests when no start succeeds."""
         slots = self.slots
         self.unavailable = all(slot.gave_up for slot in slots)
         failures = [slot.load_failure for slot in slots]
@@ -514,8 +516,8 @@ class Pool:
             self._tracebacks.clear()
 
     def failed(self, failure: Failure, traceback: str = "") -> None:
-        """`traceback`: the handler's, of a model that couldn't be loaded. It is logged as if its worker had printed it,
-        once; the same one is only counted after that."""
+        """Logs a worker's failure. `traceback`: the handler's, of a model that couldn't be loaded; it is logged once,
+        as if its worker had printed it, and only counted after that."""
         self.last_failure = failure
         again = self._log_traceback(failure.worker_id, traceback) if traceback else ""
         log.warning("Worker %s of %s ended: %s%s", failure.worker_id, self.name, failure.reason, again)
@@ -539,7 +541,7 @@ class Pool:
             self.queue.fail_all(NoWorker(f"No worker of model {self.name} could be kept running: {reason}"))
 
     def end_by(self, deadline_s: float) -> None:
-        """A request has to end then (`time.monotonic()` seconds), also when that is before the next tick."""
+        """Has a request end by its deadline (`time.monotonic()` seconds), even before the next tick."""
         if deadline_s < self._due_s:
             self._forget_due()
             self._due_s = deadline_s
@@ -564,7 +566,7 @@ class Pool:
         if next_s != math.inf:
             self.end_by(max(next_s, now_s + LATE_EVERY_S))
 
-    # --- workers that have used what they may
+    # --- workers that have reached their limits
 
     def _look_at_limits(self, now_s: float) -> None:
         """Ends workers that use far too much memory, and has one worker at a time replaced that has done enough."""
@@ -588,7 +590,7 @@ class Pool:
                 self._replace(slot, excess, now_s)
 
     def _check_memory_limit(self, worker: Worker) -> None:
-        """A worker that needs as much when it has loaded would be replaced for ever."""
+        """Ignores the memory limit if a worker reaches it by loading its model, as it would be replaced for ever."""
         limit = self.plan.limits.memory_bytes
         used = worker.memory_bytes if limit and self._memory_limit_works else 0
         if limit and used >= limit:
@@ -611,7 +613,7 @@ class Pool:
         self._replacing = self._replaced = None
 
     async def _replace_one(self, slot: Slot, excess: Excess) -> None:
-        """Puts a new worker in the place of one, which finishes what it has. No request is lost by it."""
+        """Replaces a worker by a new one. The old one finishes its requests: none is lost."""
         log.info("Worker %s of %s is replaced: %s.", slot.id, self.name, excess.text)
         roomy = not slot.device.is_gpu and available_bytes() > slot.memory_bytes
         heir = await self._started_heir(slot) if roomy else None
@@ -621,7 +623,8 @@ class Pool:
             await self._hand_over(slot, heir)
 
     async def _started_heir(self, slot: Slot) -> Slot | None:
-        """A worker on the same device that is ready; None when it didn't start, or isn't needed any more."""
+        """Starts a worker on the same device and returns it when it is ready; None when it didn't start, or isn't
+        needed any more."""
         heir = self._new_slot(slot.device)
         try:
             await asyncio.shield(heir.attempt)
@@ -637,7 +640,7 @@ class Pool:
         return None
 
     async def _hand_over(self, slot: Slot, heir: Slot | None) -> None:
-        """The slot's place is the heir's from now on, or that of a worker that starts when this one has ended."""
+        """Gives the slot's place to the heir, or to a worker that starts when this one has ended."""
         ended = asyncio.get_running_loop().create_future()
         self.slots[self.slots.index(slot)] = heir or self._new_slot(slot.device, ended)
         retiring = watched(self._retire(slot, None), f"Retiring worker {slot.id}")

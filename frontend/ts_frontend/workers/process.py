@@ -88,7 +88,7 @@ class LineReader:
         self._loop.add_reader(fd, self._readable)
 
     def _readable(self) -> bool:
-        """True when there may be more."""
+        """Returns True when there may be more to read."""
         if self._fd is None:
             return False
         try:
@@ -110,7 +110,8 @@ class LineReader:
         self._on_line(self._stream, line.rstrip(b"\r").decode("utf-8", "backslashreplace"))
 
     def finish(self) -> None:
-        """The writer has ended: reads what it left in the pipe and closes, also when a child of it goes on writing."""
+        """Reads the rest of the pipe once the writer has ended, and closes it, even if a child of the writer goes on
+        writing."""
         for _ in range(PIPE_READS_MAX):
             if not self._readable():
                 break
@@ -131,7 +132,7 @@ TAIL_LINES_MAX = 100
 TAIL_LINE_CHARS_MAX = 1000
 
 
-#: Takes what a worker writes, line by line: (stream, line), where the stream is "stdout" or "stderr".
+#: Takes a worker's output, line by line: (stream, line), where the stream is "stdout" or "stderr".
 LineSink: TypeAlias = Callable[[str, str], None]
 
 
@@ -147,7 +148,7 @@ class TorchrunGroup:
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """What to start: `env` is the whole environment; `python` another interpreter than the server's, or "";
+    """A worker process to start: `env` is the whole environment; `python` another interpreter than the server's, or "";
     `torchrun` for a worker of several processes; `worker_id` names it there."""
 
     name: str
@@ -158,7 +159,7 @@ class ProcessSpec:
     worker_id: int = 0
 
     def placed(self, worker_id: int, device: Device) -> ProcessSpec:
-        """For one worker: it sees only the devices of its group."""
+        """Returns the specification for one worker, which sees only the devices of its group."""
         if not device.group and self.torchrun is None:
             return self
         seen = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, device.group))} if device.group else {}
@@ -213,7 +214,7 @@ class Channels:
         self.stderr, self.worker_stderr = os.pipe()
 
     def worker_fds(self) -> list[int]:
-        """In the order of the forkserver's protocol."""
+        """Returns the worker's descriptors, in the order of the forkserver's protocol."""
         return [self.worker_sock.fileno(), self.progress.fileno(), self.worker_stdout, self.worker_stderr]
 
     def close_worker_side(self) -> None:
@@ -222,7 +223,7 @@ class Channels:
         os.close(self.worker_stderr)
 
     def close(self) -> None:
-        """Both sides, when nothing was started."""
+        """Closes both sides, when nothing was started."""
         self.close_worker_side()
         self.sock.close()
         self.progress.close()
@@ -246,7 +247,7 @@ class WorkerProcess:
     rendezvous: Rendezvous | None = None
 
     def kill(self) -> None:
-        """SIGKILL, unless it has ended already."""
+        """Sends SIGKILL, unless the process has ended already."""
         if self.exited.done():
             return
         try:
@@ -258,12 +259,12 @@ class WorkerProcess:
             pass
 
     def resident_bytes(self) -> int:
-        """The memory that it uses, with all processes it is known to consist of."""
+        """Returns the resident memory of all known processes of the worker."""
         pids = (self.pid, *(self.rendezvous.pids if self.rendezvous is not None else ()))
         return sum(map(resident_bytes, pids))
 
     def unbegun(self, batch_ids: Iterable[int]) -> set[int]:
-        """Of these batches, those that it hasn't called its handler for."""
+        """Returns those of the batches for which the handler hasn't been called."""
         table = os.pread(self.progress.fileno(), PROGRESS_BYTES, 0)
         return {batch_id for batch_id in batch_ids if not has_begun(table, batch_id)}
 
@@ -275,8 +276,8 @@ class WorkerProcess:
             self.pidfd = None
 
     def release(self) -> None:
-        """It has ended: ends the processes it started, which nobody else would, and closes what was only needed while
-        it lived (its last lines are read to their end first)."""
+        """Cleans up after the process has ended: ends the processes it started, which nobody else would, reads its last
+        lines, and closes its files."""
         for leader in (self.pid, *(self.rendezvous.pids if self.rendezvous is not None else ())):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(leader, signal.SIGKILL)  # it led a session of its own
@@ -309,7 +310,7 @@ Zombies = frozenset[tuple[int, float]]
 
 
 def zombies() -> Zombies:
-    """Children of this process that have ended and that nobody has waited for."""
+    """Returns the children of this process that have ended and that nobody has waited for."""
     found = set()
     for child in psutil.Process().children():
         try:
@@ -333,7 +334,7 @@ def reap(before: Zombies) -> Zombies:
 
 
 async def reap_orphans(period_s: float = PERIOD_S) -> None:
-    """For ever; for a server that is process 1. A look that fails is logged, and the next one follows."""
+    """Reaps orphans for ever, for a server that is process 1. A failure is logged, and the next look follows."""
     before: Zombies = frozenset()
     while True:
         await asyncio.sleep(period_s)

@@ -62,7 +62,7 @@ class Rendezvous:
 
     @staticmethod
     def open(parent: Path, count: int, lockstep: bool) -> Rendezvous:
-        """A new one, in a directory that only this user can enter. Raises OSError."""
+        """Makes a rendezvous in a directory that only this user can enter. Raises OSError."""
         directory = Path(tempfile.mkdtemp(prefix="ranks-", dir=parent))
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -78,7 +78,7 @@ class Rendezvous:
 
     @property
     def env(self) -> dict[str, str]:
-        """What a process needs to find it."""
+        """Returns the environment variables by which a process finds the rendezvous."""
         return {"TORCHRELAY_RENDEZVOUS": str(self.directory), "TORCHRELAY_RENDEZVOUS_SECRET": self.secret}
 
     def rank_of(self, greeting: bytes) -> int:
@@ -93,7 +93,7 @@ class Rendezvous:
         return rank
 
     def close(self) -> None:
-        """Nobody else comes."""
+        """Closes the listening socket and deletes its directory."""
         self.listener.close()
         shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -223,7 +223,8 @@ class RankConnections:
             self._send_next()
 
     def _counts(self, rank: int, message: Message) -> bool:
-        """Whether the worker hears of it: what rank 0 answers, and that all are ready or one isn't."""
+        """Returns True for a message to pass on to the worker: rank 0's answers, and a failed load of any rank. It
+        passes on itself that all ranks are ready."""
         if isinstance(message, Ready):
             self._ready[rank] = message
             if len(self._ready) == self._rendezvous.count:
@@ -248,7 +249,7 @@ class RankConnections:
             self._on_end(reason)
 
     def finish(self, reason: str) -> None:
-        """torchrun has ended: reads what the processes had still sent."""
+        """Reads the processes' last messages after torchrun has ended, then ends."""
         self._finishing = True
         for line in list(self._lines.values()):
             line.finish(reason)

@@ -67,7 +67,7 @@ class Supervisor:
         return next(self._ids)
 
     def next_distribution_id(self, level: int) -> int:
-        """The first of `level` ids: a worker of several processes, or on several devices, takes so many."""
+        """Returns the first of `level` ids, the number that a worker of several processes or devices takes."""
         self._distribution_id += level
         return self._distribution_id - level
 
@@ -84,7 +84,7 @@ class Supervisor:
         restart_delay_s_max: float,
         on_change: Callable[[], None],
     ) -> Pool:
-        """A pool without workers yet."""
+        """Makes a pool without workers."""
 
         def next_device() -> Device:
             return self.placement.next(plan, device_type, device_ids, level)
@@ -99,7 +99,8 @@ class Supervisor:
         return pool
 
     def _launcher_of(self, spec: ProcessSpec) -> Launcher:
-        """torchrun's for a worker of several processes, exec for one with an interpreter of its own."""
+        """Returns torchrun's launcher for a worker of several processes, exec's for one with an interpreter of its own,
+        else the usual one."""
         if spec.torchrun is not None:
             return self._torchrun
         return self._exec if spec.python else self.launcher
@@ -118,14 +119,14 @@ class Supervisor:
                 self._tick_one(pool, now_s)
 
     def _tick_one(self, pool: Pool, now_s: float) -> None:
-        """One pool's mistake must not end the clock of all."""
+        """Ticks one pool; its failure must not end the clock of all."""
         try:
             pool.tick(now_s)
         except Exception:
             log.exception("Workers of %s could not be looked after", pool.name)
 
     async def close(self) -> None:
-        """Ends what is left; the pools' workers get no more time."""
+        """Closes the pools, whose workers get no more time, and the launchers."""
         await asyncio.gather(*(pool.close(0.0) for pool in list(self._pools)))
         for task in self._tasks:
             task.cancel()

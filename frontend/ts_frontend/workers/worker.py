@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 
 class WorkerState(Enum):
-    """Where a worker is in its life. BUSY is READY with something running, told apart by `Worker.status`."""
+    """A worker's state. BUSY is READY with something running, told apart by `Worker.status`."""
 
     STARTING = "starting"
     LOADING = "loading"
@@ -71,8 +71,8 @@ NEXT_STATE: dict[WorkerState, frozenset[WorkerState]] = {
 
 class StartFailed(Exception):
     """The process didn't start or didn't load its model. `code`: HTTP status; `tail`: its last lines; `cause`: the
-    message without what every such failure has in common; `traceback`: of the handler's exception, which nobody has
-    logged yet; `died`: the process was killed, so that another may load what this one didn't."""
+    message without the words that all such failures share; `traceback`: of the handler's exception, which isn't logged
+    yet; `died`: the process was killed, so that another may succeed in loading the model."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ def _look_at(done: asyncio.Future[None]) -> None:
 
 
 def unattended_future() -> asyncio.Future[None]:
-    """A future whose exception needn't be looked at: whoever waited for it may have left."""
+    """Returns a future whose exception may stay unretrieved: its waiters may have left."""
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     future.add_done_callback(_look_at)
     return future
@@ -109,7 +109,7 @@ CALL_LIMIT_PART = 0.9
 
 
 class Worker:
-    """A process and the batches on it. `ended` gets the words for its end; the queue dispatches batches to it."""
+    """A process and the batches on it. `ended` gets the reason of its end; the queue dispatches batches to it."""
 
     def __init__(self, worker_id: int, plan: WorkerPlan, device: Device, work: WorkQueue) -> None:
         self.id = worker_id
@@ -154,14 +154,14 @@ class Worker:
 
     @property
     def pids(self) -> list[int]:
-        """All processes that it is known to consist of."""
+        """Returns the ids of the worker's known processes."""
         if self.process is None:
             return []
         return [self.process.pid, *(self.process.rendezvous.pids if self.process.rendezvous is not None else ())]
 
     @property
     def memory_bytes(self) -> int:
-        """Resident memory of its processes, now; 0 without one."""
+        """Returns the present resident memory of its processes; 0 without any."""
         return self.process.resident_bytes() if self.process is not None else 0
 
     @property
@@ -174,8 +174,8 @@ class Worker:
         return "READY" if self.state is WorkerState.READY else "UNLOADING"
 
     async def start(self, launcher: Launcher, sink: LineSink) -> None:
-        """Starts the process and loads the model; StartFailed with the reason when either doesn't happen in time.
-        Whatever else ends it, a cancellation too, ends the process."""
+        """Starts the process and loads the model; StartFailed with the reason when either doesn't happen in time. Any
+        other exception, a cancellation too, ends the process."""
         plan = self._plan
         try:
             self.process = await launcher.launch(plan.spec.placed(self.id, self.device), sink)
@@ -220,7 +220,7 @@ class Worker:
         return list(self.process.tail) if self.process is not None else []
 
     def kill(self, reason: str, *, out_of_memory: bool = False) -> None:
-        """Ends the process at once; what it had started fails with `reason`."""
+        """Ends the process at once; its started requests fail with `reason`."""
         self._death_note = self._death_note or reason
         self._out_of_memory |= out_of_memory
         if self.process is None:
@@ -233,12 +233,12 @@ class Worker:
         self._closed(reason)
 
     def retire(self) -> None:
-        """Takes nothing new from now on."""
+        """Stops taking new requests."""
         if self.state is WorkerState.READY:
             self._enter(WorkerState.DRAINING)
 
     async def drain(self, timeout_s: float | None) -> bool:
-        """Waits until everything on it is answered (None: for ever); False when time was up."""
+        """Waits until all its requests are answered (None: for ever); returns False when time was up."""
         self.retire()
         if not self._running.batches:
             return True
@@ -249,8 +249,8 @@ class Worker:
         return bool(done)
 
     async def stop(self, timeout_s: float | None = None) -> None:
-        """Retires, waits at most `timeout_s` for what runs, and ends the process. What is left goes back to the
-        queue and runs again elsewhere, unless its caller has seen a part of the answer."""
+        """Retires, waits at most `timeout_s` for running requests, and ends the process. Unfinished requests go back to
+        the queue and run again elsewhere, unless the caller has seen a part of the answer."""
         idle = await self.drain(timeout_s)
         if not idle:
             self._give_back()
@@ -275,8 +275,8 @@ class Worker:
         self._work.put_back(back)
 
     def _reclaimed(self, batch: Batch) -> list[Job]:
-        """The jobs of a batch that the queue gets back as if they had never been here. One that ran alone will again:
-        it is with the queue then."""
+        """Returns the jobs of a batch that the queue gets back as if they had never been sent. A job that ran alone
+        goes back at once, to run alone again."""
         jobs = batch.open_jobs()
         if not jobs or batch.id != self._running.isolated:
             return jobs
@@ -290,13 +290,13 @@ class Worker:
     # --- as a worker of its queue
 
     def capacity(self) -> float:
-        """2 when idle, less when it takes more batches all the same, 0 when it takes none."""
+        """Returns 2 when idle, less when it still takes more batches, 0 when it takes none."""
         if self.state is not WorkerState.READY or self._hung_at_s is not None:
             return 0
         return self._running.capacity()
 
     def holds(self, job: Job) -> bool:
-        """True while the process has something to do for the job, also when nobody waits for it any more."""
+        """Returns True while the process works for the job, even when nobody waits for it any more."""
         return job.id in self._running.jobs
 
     def dispatch(self, jobs: list[Job], now_s: float) -> None:
@@ -314,7 +314,7 @@ class Worker:
             self._refuse(jobs, error)
 
     def dispatch_alone(self, job: Job, now_s: float) -> None:
-        """Sends a job that nothing else runs beside."""
+        """Sends a job that runs with nothing beside it."""
         self.dispatch([job], now_s)
         self._running.isolate(job)
 
@@ -393,7 +393,7 @@ class Worker:
             self._work.wake()
 
     def _finish(self, job_id: int, batch: Batch, now_s: float) -> bool:
-        """One answer is complete; True when that ends its batch."""
+        """Completes one answer; returns True when that ends its batch."""
         running = self._running
         if not running.finish(job_id, batch):
             return False
@@ -452,7 +452,7 @@ class Worker:
             self.kill(self._death_note)
 
     def _count_responses(self, info: Mapping[str, Any]) -> None:
-        """Of a model that gives any number of them to a request, from now on."""
+        """Starts to count the responses of a model that gives any number of them to a request."""
         connection, on_response = self._connection, self._plan.on_response
         decoupled = self._plan.decoupled or (info.get("signature") or {}).get("decoupled")
         if not decoupled or on_response is None or not isinstance(connection, Connection):
@@ -487,7 +487,7 @@ class Worker:
     # --- its end
 
     def _closed(self, reason: str) -> None:
-        """The socket has ended: the worker is dead for us, whatever its process does."""
+        """Handles the end of the socket: the worker counts as dead, even if its process still runs."""
         if self.state in (WorkerState.STOPPED, WorkerState.FAILED):
             return
         if self._calls is not None:
@@ -497,7 +497,7 @@ class Worker:
         self._settling = watched(self._settle(reason), f"The end of worker {self.id}")
 
     def _put_back_unstarted(self) -> None:
-        """Jobs whose handler call had not begun go back to the queue."""
+        """Puts jobs whose handler call had not begun back into the queue."""
         assert self.process is not None
         batches = self._running.batches
         back: list[Job] = []
@@ -507,8 +507,8 @@ class Worker:
             self._work.put_back(back)
 
     async def _settle(self, reason: str) -> None:
-        """Learns how the process ended and fails what it had started. `ended` is told whatever goes wrong with that:
-        who waits for it would wait for ever."""
+        """Learns how the process ended and fails its started requests. Sets `ended` even if that goes wrong, since
+        others wait for it."""
         process = self.process
         assert process is not None
         how = ExitStatus(None)
@@ -539,8 +539,8 @@ class Worker:
             self.ended.set_result(note if self._death_note or how.code else f"{note} ({reason})")
 
     def _run_again(self, batch: Batch, note: str) -> Sequence[Job]:
-        """The jobs of a begun batch that the queue gets once more. One that has had its second worker is refused for
-        good; one that hung has had its time."""
+        """Returns the jobs of a begun batch that the queue gets once more. A job whose second worker died is refused
+        for good; one that hung isn't run again."""
         running, repeats = self._running, self._plan.repeats
         assert repeats is not None
         silent_s = time.monotonic() - batch.active_s
@@ -570,8 +570,8 @@ class Worker:
     # --- time
 
     def end_late(self, now_s: float) -> float:
-        """Ends what it runs and should have answered by now, and tells the handler; the earliest deadline of the
-        rest (`time.monotonic()` seconds)."""
+        """Ends the running requests whose deadline has passed, tells the handler, and returns the earliest deadline of
+        the rest (`time.monotonic()` seconds)."""
         earliest_s = math.inf
         for job, _ in list(self._running.jobs.values()):
             if job.done:
@@ -585,7 +585,7 @@ class Worker:
         return earliest_s
 
     def tick(self, now_s: float) -> None:
-        """Called a few times per second: ends what has hung, lets go of streams nobody reads."""
+        """Called a few times per second: ends hanging requests and streams that nobody reads."""
         if self.state not in (WorkerState.READY, WorkerState.DRAINING):
             return
         running, limit_s = self._running, self._plan.response_timeout_s
@@ -604,13 +604,14 @@ class Worker:
             self.kill(f"It gave no answer for {limit_s:g} s (responseTimeout)")
 
     def _not_hung(self) -> None:
-        """What had hung has answered after all: the worker takes requests again."""
+        """Lets a worker that hung take requests again, now that it has answered after all."""
         if self._hung_at_s is not None:
             self._hung_at_s = None
             self._work.wake()
 
     def _ready_to_kill(self, now_s: float) -> bool:
-        """Whether a worker that hangs may be killed: concurrent requests that don't hang get a moment to end first."""
+        """Returns whether a worker that hangs may be killed: concurrent requests that don't hang get a moment to end
+        first."""
         if self._hung_at_s is None:
             self._hung_at_s = now_s
         alone = not self._running.concurrent or len(self._running.batches) == 1
