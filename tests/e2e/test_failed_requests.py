@@ -330,6 +330,7 @@ def test_a_dead_worker_leaves_nothing_behind(server: Any, clients: Clients) -> N
 MANY, LARGE_BYTES, GROWN_BYTES_MAX = 30, 5_000_000, 60 << 20
 
 
+@pytest.mark.slow
 def test_many_large_requests_that_fail_need_no_memory(server: Any, clients: Clients) -> None:
     """4 x 30 requests of 5 MB are 600 MB; what is on its way at a time is a few of them."""
     process = psutil.Process(server.process.pid)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ts.protocol.datatypes import DATATYPES
 from ts.protocol.open_inference_pb2 import ModelInferRequest
-from ts.tensors import grpc_form
+from ts.tensors import grpc_form, json_text
 from ts.tensors.forms import ModelSpec
 from ts.tensors.json_form import data_text, to_json
 from ts.tensors.json_text import dumped, list_text, loaded
@@ -53,6 +53,27 @@ def test_json_is_read_as_json_reads_it(value: Any, encoding: str) -> None:
 @given(st.binary(max_size=20) | st.text('[]{}",:0123456789.eE+-\\unltrfas \t\n', max_size=20).map(str.encode))
 def test_any_bytes_are_read_as_json_reads_them(data: bytes) -> None:
     assert told(loaded, data) == told(json.loads, data)
+
+
+MESSAGES: list[Any] = [
+    {"a": [1, 2.5, None, True, "é"], "b": {"c": 1 << 70}},
+    [1e300, -1e-9],
+    "text",
+    [],
+    {"n": math.nan},
+]
+LISTS: list[list[Any]] = [[1.0, 1e-9, math.inf, math.nan], [1, -(1 << 63)], [True, False], ["é", '"'], []]
+
+
+def test_a_models_own_environment_without_msgspec_reads_and_writes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def made() -> list[Any]:
+        written = [dumped(one) for one in MESSAGES]
+        return [*written, *(repr(loaded(one)) for one in written), *(list_text(one) for one in LISTS)]
+
+    with_msgspec = made()
+    monkeypatch.setattr(json_text, "_decode", None)
+    monkeypatch.setattr(json_text, "_encode", None)
+    assert made() == with_msgspec
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))

@@ -1,20 +1,27 @@
 """JSON as the tensor protocols have it. The standard library's `json` is the reference; `msgspec` reads and writes the
 same several times faster, and is used where it does.
 
-Values it refuses (NaN, halves of characters, numbers beyond a float64) go to `json`. Numbers beyond 64 bits it reads
-exactly. Exponents of floats it writes otherwise, which `list_text` mends.
+A model's own environment may lack `msgspec`: `json` does everything there. Values that `msgspec` refuses (NaN, halves
+of characters, numbers beyond a float64) go to `json`, too. Numbers beyond 64 bits it reads exactly. Exponents of floats
+it writes otherwise, which `list_text` mends.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
+from collections.abc import Callable
 from typing import Any
 
-import msgspec
+try:
+    import msgspec
+except ImportError:
+    _decode: Callable[[bytes], Any] | None = None
+    _encode: Callable[[Any], bytes] | None = None
+else:
+    _decode, _encode = msgspec.json.Decoder().decode, msgspec.json.Encoder().encode
 
-_DECODER = msgspec.json.Decoder()
-_ENCODER = msgspec.json.Encoder()
 #: Types that both write alike; `json` writes other values (dates, bytes, sets, subclasses, floats).
 _ALIKE = frozenset({str, int, bool, type(None)})
 #: Longer lists and deeper values aren't checked, and go to `json`.
@@ -24,18 +31,20 @@ _FLOATS_WITH_EXPONENT = re.compile(rb"[^\[,]*(?:e|0\.0000)[^\],]*")
 
 def loaded(data: bytes) -> Any:
     """The value that `json.loads` gives. Raises ValueError (UnicodeDecodeError among them) and RecursionError."""
-    try:
-        return _DECODER.decode(data)
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        return json.loads(data)
+    if _decode is not None:
+        try:
+            return _decode(data)
+        except (ValueError, RecursionError):  # its DecodeError is a ValueError
+            pass
+    return json.loads(data)
 
 
 def dumped(message: Any) -> bytes:
     """JSON in UTF-8; text that UTF-8 can't encode (lone surrogates) is escaped, and values unknown to JSON become their
     text."""
     try:
-        if _is_alike(message):
-            return _ENCODER.encode(message)
+        if _encode is not None and _is_alike(message):
+            return _encode(message)
         return json.dumps(message, ensure_ascii=False, separators=(",", ":"), default=str).encode()
     except UnicodeEncodeError:
         return json.dumps(message, separators=(",", ":"), default=str).encode()
@@ -54,7 +63,10 @@ def _is_alike(value: Any, depth: int = _DEPTH_MAX) -> bool:
 def list_text(values: list[Any]) -> bytes:
     """A flat list of texts, truth values, whole numbers or floats, all of one of these types. Floats are written as
     their `repr`, those that aren't finite as null."""
-    text = _ENCODER.encode(values)
+    if _encode is None:
+        finite = [None if type(value) is float and not math.isfinite(value) else value for value in values]
+        return json.dumps(finite, ensure_ascii=False, separators=(",", ":")).encode()
+    text = _encode(values)
     if values and type(values[0]) is float and (b"e" in text or b"0.0000" in text):
         return _FLOATS_WITH_EXPONENT.sub(lambda found: repr(float(found[0])).encode(), text)
     return text
