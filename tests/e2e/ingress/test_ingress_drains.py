@@ -2,7 +2,8 @@
 
 What counts as lost: a connection that was made, on which a request was sent and which ended before the answer's end,
 unless an answer before said `Connection: close`, or GOAWAY that the stream isn't served; a gRPC call that ended other
-than OK or UNAVAILABLE, or UNAVAILABLE although it had begun. 5 drains of each engine; `TORCHRELAY_DRAINS=100` and
+than OK or UNAVAILABLE, or UNAVAILABLE although it had begun. A client that was silent for QUIET_S, which can't be told
+from an idle one, is counted apart. 5 drains of each engine; `TORCHRELAY_DRAINS=100` and
 `-o faulthandler_timeout=0` for more.
 """
 
@@ -14,6 +15,7 @@ import json
 import os
 import random
 import re
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -27,6 +29,7 @@ import hpack
 from hyperframe.frame import Frame, GoAwayFrame, HeadersFrame, PingFrame, RstStreamFrame, SettingsFrame
 
 from support import GUARD_S
+from ts_frontend.listeners.sockets import QUIET_S
 
 DRAINS = int(os.environ.get("TORCHRELAY_DRAINS", "5"))
 LOAD_S, WORK_S = 0.4, 0.004
@@ -83,21 +86,30 @@ class Load:
         """One request after another on a connection, with pauses between; a new one when the server asks for it."""
         with contextlib.suppress(*REFUSED):
             while True:
+                spoke_s: float | None = time.monotonic()
                 async with connected(self._http_port) as (reader, writer):
-                    while await self._exchange(reader, writer):  # noqa: ASYNC110 - a pause, nothing is waited for
+                    while spoke_s is not None:
+                        spoke_s = await self._exchange(reader, writer, spoke_s)
                         await asyncio.sleep(random.uniform(0, think_s))
 
     async def _one_by_one(self) -> None:
         with contextlib.suppress(*REFUSED):
             while True:
+                begun_s = time.monotonic()
                 async with connected(self._http_port) as (reader, writer):
-                    await self._exchange(reader, writer)
+                    await self._exchange(reader, writer, begun_s)
 
-    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Whether the connection may be used again."""
+    async def _exchange(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, spoke_s: float
+    ) -> float | None:
+        """When this request was sent; None if the connection may not be used again. `spoke_s`: when the one before was
+        sent, or the connection was begun. A client that has been silent for QUIET_S counts as idle, and the server may
+        close its connection at the moment at which it asks: on a busy machine this happens to a client that pauses for
+        less."""
         if reader.at_eof():
-            return False  # closed while it was idle: nothing was asked
+            return None  # closed while it was idle: nothing was asked
         head = b""
+        now_s = time.monotonic()
         try:
             writer.write(REQUEST)
             head = await reader.readuntil(b"\r\n\r\n")
@@ -105,10 +117,12 @@ class Load:
             assert length, head
             await reader.readexactly(int(length[1]))
         except (OSError, asyncio.IncompleteReadError) as error:
-            self.seen[f"HTTP/1.1 lost after {len(head)} bytes: {type(error).__name__}"] += 1
-            return False
+            idle = not head and now_s - spoke_s >= QUIET_S
+            end = f"lost after {len(head)} bytes: {type(error).__name__}"
+            self.seen[f"HTTP/1.1 {'closed after a silence' if idle else end}"] += 1
+            return None
         self.seen["HTTP/1.1 answered"] += 1
-        return b"connection: close" not in head.lower()
+        return None if b"connection: close" in head.lower() else now_s
 
     # --- HTTP/2 and gRPC
 
