@@ -21,9 +21,8 @@ import httpx
 import pytest
 
 import raw
-from support import until
+from support import GUARD_S, until
 
-GUARD_S = 120
 STAGES = ("queued", "running", "streaming", "after the last piece")
 ENGINES, PROTOCOLS = ("h2corn", "grpcio"), ("gRPC", "HTTP/1.1", "HTTP/2")
 FIRST_LIMIT_S = 0.25

@@ -17,6 +17,7 @@ from urllib.parse import quote
 from google.protobuf.duration_pb2 import Duration
 
 from ts_frontend.errors import Code, HandlerFailed, MessageTooLarge, ServeError, Unimplemented
+from ts_frontend.open_inference.heads import varint_of
 from ts_frontend.protos.google_rpc_status_pb2 import Status
 
 PREFIX = struct.Struct(">BI")
@@ -303,12 +304,7 @@ def _debug_info(error: HandlerFailed) -> bytes:
 
 def _field(number: int, value: bytes) -> bytes:
     """A field of a message: text, or another message (protobuf's wire type 2)."""
-    size, length = len(value), bytearray()
-    while size > 0x7F:
-        length.append(size & 0x7F | 0x80)
-        size >>= 7
-    length.append(size)
-    return bytes((number << 3 | 2,)) + bytes(length) + value
+    return bytes((number << 3 | 2,)) + varint_of(len(value)) + value
 
 
 def decode_metadata(headers: Iterable[Header]) -> list[Entry]:

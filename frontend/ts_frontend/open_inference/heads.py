@@ -79,7 +79,7 @@ def _pieces(data: bytes, *, forms: bool) -> Iterator[bytes]:
             yield data[field.start : field.end]
         elif forms and field.number == _INPUT:
             tensor = _form_of(data, field)
-            yield _INPUT_TAG + _varint_of(len(tensor)) + tensor
+            yield _INPUT_TAG + varint_of(len(tensor)) + tensor
 
 
 def _form_of(data: bytes, tensor: _Field) -> bytes:
@@ -145,7 +145,7 @@ def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
     raise _Malformed(f"its byte {at} is inside a number without an end")
 
 
-def _varint_of(number: int) -> bytes:
+def varint_of(number: int) -> bytes:
     found = bytearray()
     while number > 127:
         found.append(number & 127 | 128)
