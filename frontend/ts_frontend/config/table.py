@@ -667,6 +667,7 @@ NO_EFFECT: Mapping[str, str] = MappingProxyType(
     | {
         "vmargs": "is for the Java virtual machine, which this server doesn't have",
         "plugins_path": "names Java plugins, which this server can't load",
+        "metrics_format": "isn't needed: the metrics API always answers in Prometheus' format",
         "async_logging": "isn't needed: a separate thread always writes the logs",
     }
     | dict.fromkeys(
