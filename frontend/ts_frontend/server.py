@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import importlib.util
 import logging
 import os
 import platform
@@ -78,6 +79,16 @@ SERVICES = frozenset(
 
 #: Gets the listening addresses by name, and warnings.
 OnReady: TypeAlias = Callable[[dict[str, str], list[str]], None]
+
+
+def missing_torch(config: ServerConfig) -> list[str]:
+    """A warning for a server whose models may need torch, and whose Python hasn't got it."""
+    if not config.preload_torch or importlib.util.find_spec("torch") is not None:
+        return []
+    return [
+        f"torch isn't installed in this Python: models that import it can't be loaded. Install it ({sys.executable} -m "
+        "pip install torch), or set preload_torch=false if no model needs it"
+    ]
 
 
 class StartRefused(ServeError):
@@ -278,6 +289,9 @@ class Server:
         """Loads the models and workflows of the start, then listens. Returns warnings, also of models that failed."""
         config, manager = self.config, parts.manager
         parts.listeners.check_addresses()
+        missing = missing_torch(config)
+        for warning in missing:
+            log.warning("%s", warning)
 
         async def restore(snapshot: Snapshot) -> list[str]:
             return await restore_workflows(snapshot.workflows, parts.workflows, config.loads_at_once_max)
@@ -295,7 +309,7 @@ class Server:
         await parts.listeners.engine.start()
         parts.recorder.attach(manager, lambda: states_of(parts.workflows), config.snapshot)
         await parts.recorder.write(SnapshotKind.STARTUP)
-        return [*restored(config.snapshot, manager), *failures, *parts.listeners.warnings]
+        return [*restored(config.snapshot, manager), *failures, *missing, *parts.listeners.warnings]
 
     async def _serve(self, parts: Parts, on_ready: Callable[[], None]) -> None:
         """Runs the loops until `stop` was called; raises when the engine ended by itself."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import logging
 import os
 import shlex
 import sys
@@ -176,6 +177,9 @@ def _background(arguments: argparse.Namespace, words: Sequence[str], program: Pr
     if sys.stdout.isatty() and "console_log" not in config.sources:
         more += ["--set", "console_log=false"]
         config = settings(arguments, Option("console_log", "false", "terminal"))
+    if not config.console_log:  # else the log shows them here
+        warnings = [note.text for note in config.notes if note.level >= logging.WARNING]
+        print("".join(f"{text}\n" for text in warnings), end="", file=sys.stderr, flush=True)
     listening = launch.start(config, [*words, *more], arguments.timeout, program.command)
     if not config.console_log:  # else the server has printed it there itself
         print(STARTED)
