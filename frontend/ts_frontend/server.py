@@ -227,23 +227,25 @@ class Server:
             life.result()
 
     async def _live(self, on_ready: OnReady, progress: Callable[[str], None]) -> None:
-        async with self._parts() as parts:
+        async with self.parts() as parts:
             warnings = await self._startup(parts, progress)
             await self._serve(parts, lambda: on_ready(parts.listeners.addresses(), warnings))
             await self._drain(parts)
 
     @contextlib.asynccontextmanager
-    async def _parts(self) -> AsyncIterator[Parts]:
-        """All parts, with the forkserver started, as long as the block runs."""
+    async def parts(self, *, serving: bool = True) -> AsyncIterator[Parts]:
+        """All parts, with the forkserver started, as long as the block runs. Without `serving` they are for models that
+        are only tried: no keys are made, and nothing is traced."""
         config = self.config
         if config.bypass_serve:
             log.warning("%s", BYPASSED)
-        with work_dir(config.temp_dir) as directory, self._authorized() as authorization:
+        keys = self._authorized() if serving else contextlib.nullcontext()
+        with work_dir(config.temp_dir) as directory, keys as authorization:
             supervisor, tracing = await self._supervisor(directory), None
             try:
                 await supervisor.start()
                 watched(asyncio.to_thread(remove_abandoned, config.temp_dir), "The removal of what killed servers left")
-                tracing = open_tracing(config)  # its threads are later than the forkserver
+                tracing = open_tracing(config) if serving else None  # its threads are later than the forkserver
                 yield Parts(config, self._logs, self._metrics, tracing, authorization, supervisor, directory)
             finally:
                 await supervisor.close()

@@ -34,6 +34,7 @@ _OWN_COMMANDS = {
     "start": "the same as torchserve --start",
     "stop": "the same as torchserve --stop",
     "config": "show every setting, its value and where that comes from, without starting",
+    "check": "try models without serving them: their files, settings, handler, requests",
 }
 
 
@@ -210,6 +211,9 @@ def _subcommand(words: Sequence[str], program: Program) -> int:
     name, rest = words[0].replace("_", "-"), list(words[1:])
     if name == "config":
         return _show_config(rest)
+    if name in ("check", "doctor"):
+        look: Callable[[Sequence[str]], int] = getattr(import_module("ts_frontend.cli.diagnose"), name)
+        return look(rest)
     if name in ("start", "stop"):
         rest.append(f"--{name}")
         return _launcher(_parser().parse_args(rest), rest, program)
