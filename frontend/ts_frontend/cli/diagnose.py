@@ -66,3 +66,21 @@ def check(words: Sequence[str]) -> int:
         return NOT_UNDERSTOOD_STATUS
     report = trial.check(arguments.path, config, samples, load=not arguments.no_load)
     return _show(report, arguments)
+
+
+def doctor(words: Sequence[str]) -> int:
+    """Runs `torchserve doctor`; returns the exit status."""
+    parser = _parser(
+        "doctor",
+        "Look at what a server with these settings would run on: Python and its packages, torch, devices, ports, "
+        "directories, limits. Exit status: 0 without errors, 1 with some.",
+    )
+    add_setting_groups(parser, "flags of torchserve --start, whose effect is looked at")
+    arguments = parser.parse_args(words)
+    from ts_frontend.diagnosis.doctor import examine  # brings the whole server
+
+    try:
+        report = examine(settings(arguments))
+    except ConfigError as error:
+        report = examine(None, error.message)
+    return _show(report, arguments)

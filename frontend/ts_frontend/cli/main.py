@@ -34,6 +34,7 @@ _OWN_COMMANDS = {
     "start": "the same as torchserve --start",
     "stop": "the same as torchserve --stop",
     "config": "show every setting, its value and where that comes from, without starting",
+    "doctor": "look at Python, torch, ports, directories and limits before a start",
     "check": "try models without serving them: their files, settings, handler, requests",
 }
 
