@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import importlib.util
 import logging
 import os
 import platform
@@ -78,6 +79,16 @@ SERVICES = frozenset(
 
 #: Gets the listening addresses by name, and warnings.
 OnReady: TypeAlias = Callable[[dict[str, str], list[str]], None]
+
+
+def missing_torch(config: ServerConfig) -> list[str]:
+    """A warning for a server whose models may need torch, and whose Python hasn't got it."""
+    if not config.preload_torch or importlib.util.find_spec("torch") is not None:
+        return []
+    return [
+        f"torch isn't installed in this Python: models that import it can't be loaded. Install it ({sys.executable} -m "
+        "pip install torch), or set preload_torch=false if no model needs it"
+    ]
 
 
 class StartRefused(ServeError):
@@ -216,23 +227,25 @@ class Server:
             life.result()
 
     async def _live(self, on_ready: OnReady, progress: Callable[[str], None]) -> None:
-        async with self._parts() as parts:
+        async with self.parts() as parts:
             warnings = await self._startup(parts, progress)
             await self._serve(parts, lambda: on_ready(parts.listeners.addresses(), warnings))
             await self._drain(parts)
 
     @contextlib.asynccontextmanager
-    async def _parts(self) -> AsyncIterator[Parts]:
-        """All parts, with the forkserver started, as long as the block runs."""
+    async def parts(self, *, serving: bool = True) -> AsyncIterator[Parts]:
+        """All parts, with the forkserver started, as long as the block runs. Without `serving` they are for models that
+        are only tried: no keys are made, and nothing is traced."""
         config = self.config
         if config.bypass_serve:
             log.warning("%s", BYPASSED)
-        with work_dir(config.temp_dir) as directory, self._authorized() as authorization:
+        keys = self._authorized() if serving else contextlib.nullcontext()
+        with work_dir(config.temp_dir) as directory, keys as authorization:
             supervisor, tracing = await self._supervisor(directory), None
             try:
                 await supervisor.start()
                 watched(asyncio.to_thread(remove_abandoned, config.temp_dir), "The removal of what killed servers left")
-                tracing = open_tracing(config)  # its threads are later than the forkserver
+                tracing = open_tracing(config) if serving else None  # its threads are later than the forkserver
                 yield Parts(config, self._logs, self._metrics, tracing, authorization, supervisor, directory)
             finally:
                 await supervisor.close()
@@ -278,6 +291,9 @@ class Server:
         """Loads the models and workflows of the start, then listens. Returns warnings, also of models that failed."""
         config, manager = self.config, parts.manager
         parts.listeners.check_addresses()
+        missing = missing_torch(config)
+        for warning in missing:
+            log.warning("%s", warning)
 
         async def restore(snapshot: Snapshot) -> list[str]:
             return await restore_workflows(snapshot.workflows, parts.workflows, config.loads_at_once_max)
@@ -295,7 +311,7 @@ class Server:
         await parts.listeners.engine.start()
         parts.recorder.attach(manager, lambda: states_of(parts.workflows), config.snapshot)
         await parts.recorder.write(SnapshotKind.STARTUP)
-        return [*restored(config.snapshot, manager), *failures, *parts.listeners.warnings]
+        return [*restored(config.snapshot, manager), *failures, *missing, *parts.listeners.warnings]
 
     async def _serve(self, parts: Parts, on_ready: Callable[[], None]) -> None:
         """Runs the loops until `stop` was called; raises when the engine ended by itself."""

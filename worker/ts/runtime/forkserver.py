@@ -164,6 +164,8 @@ def preload(with_torch: bool) -> None:
         try:
             importlib.import_module(name)
         except Exception as error:
+            if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+                continue  # the server says so, once
             print(f"forkserver: {name} isn't preloaded: {type(error).__name__}: {error}", file=sys.stderr)
     for variable, value in given.items():
         os.environ.pop(variable)
