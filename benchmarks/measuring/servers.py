@@ -87,11 +87,12 @@ def start_ours(
     http: bool = False,
     models: Sequence[str] = (),
     title: str = "",
+    command: Path | None = None,
 ) -> Served:
     """The real command with its default settings, but for free ports, one worker and no snapshots.
 
     `quiet`: without access and metric logs, as TorchServe is in this comparison. `http`: it is asked over HTTP.
-    `models`: the words that say what it serves, without them the workload's archive.
+    `models`: the words that say what it serves, without them the workload's archive. `command`: another installation's.
     """
     inference, management, *addresses = free_ports(5)
     settings: dict[str, object] = {
@@ -106,7 +107,7 @@ def start_ours(
         "metrics_mode": "prometheus" if quiet else "log",
     }
     name = place.workload.name
-    words = [str(Path(sys.executable).parent / "torchserve"), "--start", "--foreground", "--ncs"]
+    words = [str(command or Path(sys.executable).parent / "torchserve"), "--start", "--foreground", "--ncs"]
     words += models or ["--model-store", str(place.store), "--models", f"{name}={name}.mar"]
     for key, value in settings.items():
         words += ["--set", f"{key}={value}"]
