@@ -136,7 +136,7 @@ class Life:
         status = HealthCheckResponse.FromString(
             await self.asked(CHECK, HealthCheckRequest().SerializeToString())
         ).status
-        return HealthCheckResponse.ServingStatus.Name(status)
+        return str(HealthCheckResponse.ServingStatus.Name(status))
 
     async def waiting(self) -> int:
         """The number of requests in the queue of `m`."""
