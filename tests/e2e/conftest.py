@@ -44,7 +44,11 @@ def server_template() -> Template:
         "ts_frontend.server",
         "grpc.aio",
         "uvloop",
-        *(["h2corn"] if sys.version_info >= (3, 11) else []),
+        "encodings.idna",
+        "encodings.utf_8_sig",
+        "ts_frontend.grpc.exchange",
+        "ts_frontend.listeners.application",
+        *(["ts_frontend.listeners.h2corn"] if sys.version_info >= (3, 11) else []),
     )
 
 
