@@ -56,6 +56,8 @@ from ts_frontend.telemetry.logging.logs import Logs
 from ts_frontend.telemetry.logging.model_log import ModelLog
 from ts_frontend.telemetry.metrics.registry import MetricsRegistry, open_metrics
 from ts_frontend.telemetry.tracing.tracing import open_tracing
+from ts_frontend.workers.launchers import Launcher
+from ts_frontend.workers.pool import Clock
 from ts_frontend.workers.supervisor import Supervisor, find_accelerators
 from ts_frontend.workflows.manager import WorkflowManager, restore_workflows, states_of
 
@@ -190,11 +192,16 @@ class Parts:
 
 
 class Server:
-    """One server, made from its configuration. `run` is its whole life: startup, serve, drain."""
+    """One server, made from its configuration. `run` is its whole life: startup, serve, drain. `launcher` starts its
+    workers (None: the one that the configuration asks for); `clock` is that of its pauses."""
 
-    def __init__(self, config: ServerConfig, logs: Logs) -> None:
+    def __init__(
+        self, config: ServerConfig, logs: Logs, launcher: Launcher | None = None, clock: Clock | None = None
+    ) -> None:
         self.config = config
         self._logs = logs
+        self._launcher = launcher
+        self._clock = clock or Clock()
         self._metrics = open_metrics(config, logs)
         self._stop = asyncio.Event()
         #: From now on a stop drains; before, there is nobody whose requests could be lost.
@@ -229,8 +236,12 @@ class Server:
     async def _live(self, on_ready: OnReady, progress: Callable[[str], None]) -> None:
         async with self.parts() as parts:
             warnings = await self._startup(parts, progress)
-            await self._serve(parts, lambda: on_ready(parts.listeners.addresses(), warnings))
-            await self._drain(parts)
+            try:
+                await self._serve(parts, lambda: on_ready(parts.listeners.addresses(), warnings))
+                await self._drain(parts)
+            except asyncio.CancelledError:
+                await parts.listeners.engine.drain(0.0)  # what runs is answered UNAVAILABLE, nothing listens any more
+                raise
 
     @contextlib.asynccontextmanager
     async def parts(self, *, serving: bool = True) -> AsyncIterator[Parts]:
@@ -283,6 +294,8 @@ class Server:
             in_process=config.bypass_serve,
             inventory=inventory,
             on_line=ModelLog(self._logs, self._metrics).line,
+            launcher=self._launcher,
+            clock=self._clock,
         )
 
     # --- its life
@@ -334,7 +347,7 @@ class Server:
         parts.health.drain()
         if config.drain_grace_s:
             log.info("Not ready any more; serving for %g s, until nobody routes here.", config.drain_grace_s)
-            await asyncio.sleep(config.drain_grace_s)
+            await self._clock.pause(config.drain_grace_s, asyncio.Event())
         log.info("Draining: what was accepted is answered within %g s.", config.drain_timeout_s)
         latest_s = time.monotonic() + config.drain_timeout_s
         for model in parts.registry:

@@ -34,8 +34,8 @@ from ts_frontend.process import prepare
 from ts_frontend.server import Parts, Server, missing_torch
 from ts_frontend.tasks import owned
 from ts_frontend.telemetry.logging.logs import setup_logs
+from ts_frontend.workers.failures import StartFailed
 from ts_frontend.workers.limits import available_bytes
-from ts_frontend.workers.worker import StartFailed
 
 #: Requests of the batch that a model with batches is asked for.
 BATCH_MAX = 4
