@@ -25,8 +25,8 @@ READ_BYTES_MIN = 64 * 1024
 READ_BYTES_MAX = 1024 * 1024
 MESSAGE_BYTES_MAX = 1 << 32
 TICK_S = 0.005
-HELD_PIECES_MAX = 16
-HELD_S_MAX = 0.001
+HELD_PIECES_MAX = 64
+HELD_S_MAX = 0.0002
 IDLE_TICKS = 20
 STAND_IN_WAIT_MS = 100
 BROKEN_FRAME_STATUS = 70
@@ -218,11 +218,12 @@ class Link:
     # --- writing
 
     def may_hold_back(self) -> bool:
-        """Whether pieces can wait for more to share a write: they follow each other closely, and the other thread
-        writes them within two ticks if none comes."""
-        if not self.holds_back or threading.get_ident() != self._owner:
+        """Whether pieces can wait for more to share a write: they follow each other closely, none of them is an
+        answer's first, and the other thread writes them within two ticks if none comes."""
+        ledger = self.ledger
+        if not self.holds_back or ledger.first_waits or threading.get_ident() != self._owner:
             return False
-        return self.ledger.unsent < HELD_PIECES_MAX and time.monotonic() - self._flushed_s < HELD_S_MAX
+        return ledger.unsent < HELD_PIECES_MAX and time.monotonic() - self._flushed_s < HELD_S_MAX
 
     def flush(self) -> bool:
         """Writes as much as the socket takes now; False when something is left."""
@@ -230,6 +231,7 @@ class Link:
         outbox = ledger.outbox
         with ledger.lock:
             ledger.unsent = 0
+            ledger.first_waits = False
             self._flushed_s = time.monotonic()
             while outbox:
                 try:
