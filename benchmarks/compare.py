@@ -147,10 +147,12 @@ class Comparison:
         running = self._servers.get(name, [load.call for load in scenario.loads])
         known = (name, scenario.http) in self._warm
         most_s = min(self._options.warm_up, AGAIN_S_MAX if known else SYSTEMS[name].warm_up_s)
-        for load in scenario.loads:
+        # First by many clients, which warm a server up sooner.
+        many = max(scenario.loads, key=lambda load: load.clients)
+        for load in scenario.loads if known else [many]:
             if most_s > 0:
-                target = loads.Target.of(name, running, load, scenario.http)
-                target.load(load.clients, most_s / len(scenario.loads))
+                seconds = most_s / len(scenario.loads) if known else most_s
+                loads.Target.of(name, running, load, scenario.http).load(load.clients, seconds)
         self._warm.add((name, scenario.http))
         return ()
 

@@ -25,7 +25,7 @@ WITH_NETS = ("mlp", "image")
 BYTES_MODELS = ("noop", "lone", "echo", "slow", "mlp", "image", "pieces")
 TENSOR_MODELS = ("noop", "echo", "mlp", "image")
 MESSAGE_BYTES_MAX = 16 << 20
-START_S_MAX = 400.0
+START_S_MAX = 240.0
 """Until a server answers for all its models."""
 VERSIONS = {"mosec": "mosec==0.9.8", "litserve": "litserve==0.2.19", "kserve": "kserve==0.21.0"}
 Start = Callable[[Folder, Sequence[str], int], Running]
