@@ -152,14 +152,19 @@ class Comparison:
         for load in scenario.loads if known else [many]:
             if most_s > 0:
                 seconds = most_s / len(scenario.loads) if known else most_s
-                loads.Target.of(name, running, load, scenario.http).load(load.clients, seconds)
+                with self._servers.only(name):
+                    loads.Target.of(name, running, load, scenario.http).load(load.clients, seconds)
         self._warm.add((name, scenario.http))
         return ()
 
     def _measure(self, scenario: Scenario, load: Load, name: str, number: int) -> list[Row]:
+        seconds = self._options.seconds
         if name == IN_PROCESS:
-            return loads.in_process(scenario, load, number, self._options.seconds)
-        return loads.measure(scenario, load, name, self._servers.get(name, [load.call]), number, self._options.seconds)
+            with self._servers.only(name):
+                return loads.in_process(scenario, load, number, seconds)
+        running = self._servers.get(name, [one.call for one in scenario.loads])
+        with self._servers.only(name):
+            return loads.measure(scenario, load, name, running, number, seconds)
 
     def _run_lifecycles(self, scenario: Scenario) -> None:
         rounds, seconds = scenarios.rounds_of(scenario.kind, self._options.rounds), self._options.seconds

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+from measuring.accounts import tree
 from measuring.environments import NotInstalled
 from measuring.h2load import LoadFailed
 from measuring.processes import Processes, ServerFailed
@@ -35,6 +37,7 @@ class Servers:
     running: dict[str, Running] = field(default_factory=dict)
     models: Mapping[str, Sequence[str]] = field(default_factory=dict)
     failed: dict[str, Exception] = field(default_factory=dict)
+    serving: dict[str, Sequence[str]] = field(default_factory=dict)
     answered: set[tuple[str, str]] = field(default_factory=set)
     _count: int = 0
 
@@ -56,9 +59,13 @@ class Servers:
         if name in self.failed:
             raise self.failed[name]
         begun_s = time.monotonic()
+        models = list(dict.fromkeys(call.model for call in calls)) if SYSTEMS[name].alone else self.models[name]
         try:
+            if name in self.running and not set(models) <= set(self.serving[name]):
+                self.processes.end_one(self.running.pop(name).process)
+                self.answered -= {(name, model) for model in self.serving[name]}
             if name not in self.running:
-                self.running[name] = self.start(name, self.models[name])
+                self.running[name], self.serving[name] = self.start(name, models), models
             running = self.running[name]
             self.processes.check(running.process)
         except Failure as error:
@@ -79,6 +86,20 @@ class Servers:
         return until_right(question, system.port(running, http), name, running, self.processes, give_up_s)
 
     @contextmanager
+    def only(self, name: str) -> Iterator[None]:
+        """All other shared servers stand still (SIGSTOP): some use CPU time although nobody asks them."""
+        others = [
+            member for other, running in self.running.items() if other != name for member in tree(running.process)
+        ]
+        for member in others:
+            _unless_ended(member.suspend)
+        try:
+            yield
+        finally:
+            for member in others:
+                _unless_ended(member.resume)
+
+    @contextmanager
     def own(self, name: str, models: Sequence[str], workers: int = 1) -> Iterator[Running]:
         """One that is ended with the block."""
         running = self.start(name, models, workers)
@@ -92,6 +113,11 @@ class Servers:
             self.processes.end_one(running.process)
         self.running.clear()
         self.answered.clear()
+
+
+def _unless_ended(action: Callable[[], None]) -> None:
+    with suppress(psutil.NoSuchProcess):
+        action()
 
 
 def models_of(system: System, scenarios: Sequence[Scenario]) -> list[str]:

@@ -35,7 +35,8 @@ Start = Callable[[Folder, Sequence[str], int], Running]
 class System:
     """A server. `models`: of those in peers/questions.py. `start` is told its folder, models and workers of each, and
     may raise NotInstalled; so may `install`. `question` is told whether it's asked over HTTP. `warm_up_s`: seconds of
-    load before it is at its best."""
+    load before it is at its best. `alone`: it serves the models of one scenario at a time, since its processes of all
+    others would use CPU time although nobody asks them."""
 
     name: str
     title: str
@@ -46,6 +47,7 @@ class System:
     question: Callable[[Call, bool], Question]
     install: Callable[[], object] = lambda: None
     warm_up_s: float = 2.0
+    alone: bool = False
 
     def port(self, running: Running, http: bool) -> int:
         return running.http_port if http else running.grpc_port
@@ -255,6 +257,7 @@ SYSTEMS: Mapping[str, System] = {
             _start_litserve,
             _by_name,
             lambda: environment("litserve"),
+            alone=True,
         ),
         System(
             "ours-triton",
