@@ -14,11 +14,11 @@ from ts_frontend.console.state import worker_log
 from ts_frontend.errors import ServeError
 from ts_frontend.http.errors import ResourceNotFound
 from ts_frontend.http.open_inference import EVENTS
+from ts_frontend.http.openapi import HTML
 from ts_frontend.http.request import HttpAnswer, HttpRequest, json_answer
-from ts_frontend.http.routing import HTTP_MANAGEMENT
+from ts_frontend.http.routing import HTTP_INFERENCE, HTTP_MANAGEMENT, HTTP_METRICS
 from ts_frontend.models.registry import Registry
 
-HTML = (b"content-type", b"text/html; charset=utf-8")
 CONSOLE_PATH = "/console"
 
 
@@ -119,6 +119,14 @@ _LINKS = {
 }
 
 
+#: What each API is called on that page.
+_APIS = {
+    HTTP_INFERENCE: "predictions over HTTP",
+    HTTP_MANAGEMENT: "the management of models over HTTP",
+    HTTP_METRICS: "metrics for Prometheus at /metrics",
+}
+
+
 def _links(told: Mapping[str, Any]) -> str:
     items = "".join(
         f'<li><a href="{html.escape(told[name])}">{text}</a></li>' for name, text in _LINKS.items() if told.get(name)
@@ -126,6 +134,7 @@ def _links(told: Mapping[str, Any]) -> str:
     name, version = html.escape(str(told["name"])), html.escape(str(told["version"]))
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{name}</title>'
     style = '<link rel="stylesheet" href="/console/base.css"><link rel="icon" href="/console/icon.svg">'
-    body = f'<main class="plain"><h1>{name} <small>{version}</small></h1><p>This address serves '
-    body += f"{html.escape(', '.join(told['apis']))}.</p><ul>{items}</ul></main>"
+    icon = '<img src="/console/icon.svg" alt="" width="32" height="32">'
+    body = f'<main class="plain panel"><h1>{icon}{name} <small>{version}</small></h1>'
+    body += f"<p>This address serves {' and '.join(_APIS[api] for api in told['apis'])}.</p><ul>{items}</ul></main>"
     return f'<!doctype html><html lang="en"><head>{head}{style}</head><body>{body}</body></html>\n'

@@ -33,7 +33,7 @@ export class Playground {
     this.preview = h("img", { class: "preview", alt: "The chosen picture", hidden: true });
     this.fileLabel = h("div", {}, h("label", {}, label("File, sent as it is"), this.picker), this.preview);
     this.stream = h("input", { type: "checkbox", onchange: () => this.typed() });
-    this.streamLabel = h("label", { class: "row" }, this.stream, h("span", {}, "One event for each answer (for models with several)"));
+    this.streamLabel = h("label", { class: "check" }, this.stream, h("span", {}, "One event for each answer (for models with several)"));
     this.send = h("button", { type: "button", class: "main", onclick: () => this.run() }, "Send");
     this.stop = h("button", { type: "button", disabled: true, onclick: () => this.aborting?.abort() }, "Stop");
     this.outcome = h("p", { role: "status", class: "muted" }, "Nothing sent yet.");
