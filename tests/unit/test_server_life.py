@@ -112,7 +112,7 @@ class Life:
         return asyncio.create_task(self._predict(message.SerializeToString()))
 
     async def _predict(self, message: bytes) -> bytes:
-        return PredictionResponse.FromString(await self.asked(PREDICTIONS, message)).prediction
+        return bytes(PredictionResponse.FromString(await self.asked(PREDICTIONS, message)).prediction)
 
     async def begun(self) -> tuple[Actor, Predict]:
         """The worker that has the next request, and its batch."""
@@ -133,10 +133,8 @@ class Life:
         return await asking
 
     async def health(self) -> str:
-        status = HealthCheckResponse.FromString(
-            await self.asked(CHECK, HealthCheckRequest().SerializeToString())
-        ).status
-        return HealthCheckResponse.ServingStatus.Name(status)
+        answer = HealthCheckResponse.FromString(await self.asked(CHECK, HealthCheckRequest().SerializeToString()))
+        return str(HealthCheckResponse.ServingStatus.Name(answer.status))
 
     async def waiting(self) -> int:
         """The number of requests in the queue of `m`."""
