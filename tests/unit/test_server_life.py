@@ -269,7 +269,12 @@ def test_a_second_stop_changes_nothing(tmp_path: Path) -> None:
 def no_watchdog(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     """The limits of the last resort, which would end this process."""
     limits: list[float] = []
-    monkeypatch.setattr(process, "end_within", limits.append)
+
+    def end_within(limit_s: float) -> object:
+        limits.append(limit_s)
+        return object()
+
+    monkeypatch.setattr(process, "end_within", end_within)
     monkeypatch.setattr(process, "AGAIN_S_MIN", 0.0)
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     yield limits
