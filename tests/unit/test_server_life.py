@@ -8,6 +8,7 @@ import gc
 import json
 import logging
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -112,7 +113,7 @@ class Life:
         return asyncio.create_task(self._predict(message.SerializeToString()))
 
     async def _predict(self, message: bytes) -> bytes:
-        return bytes(PredictionResponse.FromString(await self.asked(PREDICTIONS, message)).prediction)
+        return PredictionResponse.FromString(await self.asked(PREDICTIONS, message)).prediction
 
     async def begun(self) -> tuple[Actor, Predict]:
         """The worker that has the next request, and its batch."""
@@ -133,8 +134,10 @@ class Life:
         return await asking
 
     async def health(self) -> str:
-        answer = HealthCheckResponse.FromString(await self.asked(CHECK, HealthCheckRequest().SerializeToString()))
-        return str(HealthCheckResponse.ServingStatus.Name(answer.status))
+        status = HealthCheckResponse.FromString(
+            await self.asked(CHECK, HealthCheckRequest().SerializeToString())
+        ).status
+        return str(HealthCheckResponse.ServingStatus.Name(status))
 
     async def waiting(self) -> int:
         """The number of requests in the queue of `m`."""
@@ -270,11 +273,11 @@ def no_watchdog(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     """The limits of the last resort, which would end this process."""
     limits: list[float] = []
 
-    def end_within(limit_s: float) -> object:
+    def never(limit_s: float) -> threading.Timer:
         limits.append(limit_s)
-        return object()
+        return threading.Timer(limit_s, lambda: None)
 
-    monkeypatch.setattr(process, "end_within", end_within)
+    monkeypatch.setattr(process, "end_within", never)
     monkeypatch.setattr(process, "AGAIN_S_MIN", 0.0)
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     yield limits
