@@ -39,7 +39,7 @@ from ts_frontend.listeners.sockets import (
     release,
     say_goaway,
 )
-from ts_frontend.tasks import ENDING, kept
+from ts_frontend.tasks import ENDING, kept, owned
 
 logger = logging.getLogger(__name__)
 
@@ -65,11 +65,11 @@ class GrpcioEngine:
     """One grpc.aio server for each listener (each has limits of its own), all in one loop."""
 
     def __init__(self, listeners: Sequence[Listener]) -> None:
-        self._servers = {listener.name: ListenerServer(listener) for listener in listeners}
+        self._servers = {listener.name: GrpcioServer(listener) for listener in listeners}
         logging.getLogger("grpc._cython.cygrpc").addFilter(is_news)
 
     async def start(self) -> None:
-        started: list[ListenerServer] = []
+        started: list[GrpcioServer] = []
         try:
             for server in self._servers.values():
                 started.append(server)
@@ -91,7 +91,7 @@ class GrpcioEngine:
         await asyncio.shield(ended)
 
 
-class ListenerServer:
+class GrpcioServer:
     """One listener: its grpc.aio server, and the calls that run on it. `port`: 0 for a Unix socket."""
 
     def __init__(self, listener: Listener) -> None:
@@ -145,7 +145,7 @@ class ListenerServer:
         linger_s = 0.0
         try:
             # At the end of its grace grpcio would answer CANCELLED: ours comes first.
-            stopping = asyncio.ensure_future(server.stop(grace_s + 2 * SETTLE_S))
+            stopping = owned(server.stop(grace_s + 2 * SETTLE_S))
             stopping.add_done_callback(_retrieved)
             await asyncio.wait([stopping], timeout=latest_s - time.monotonic())
             if stopping.done():
