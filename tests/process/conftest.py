@@ -209,16 +209,39 @@ class DrivenForkserver:
 
     LENGTH = struct.Struct("<I")
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, control: socket.socket, process: subprocess.Popen[bytes] | None) -> None:
         self.folder = folder
-        self.control, theirs = socket.socketpair()
+        self.control = control
         self.control.settimeout(GUARD_S)
-        argv = [sys.executable, "-m", "ts.runtime.forkserver", "--fd", str(theirs.fileno()), *options]
-        self.process = subprocess.Popen(argv, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL)
-        theirs.close()
+        self.process = process
+        self.pid = 0 if process is None else process.pid
         self.data = b""
         self.workers: list[DrivenWorker] = []
         self.ids = itertools.count(1)
+
+    @staticmethod
+    def started(folder: Path, *options: str) -> DrivenForkserver:
+        """A new one."""
+        control, theirs = socket.socketpair()
+        argv = [sys.executable, "-m", "ts.runtime.forkserver", "--fd", str(theirs.fileno()), *options]
+        process = subprocess.Popen(argv, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL)
+        theirs.close()
+        return DrivenForkserver(folder, control, process)
+
+    def with_torch(self) -> DrivenForkserver:
+        """A fork of it that imports torch, before it is ready."""
+        control, theirs = socket.socketpair()
+        self.ask({"op": "preload", "id": next(self.ids)}, [theirs.fileno()])
+        theirs.close()
+        folder = self.folder / "with_torch"
+        folder.mkdir()
+        second = DrivenForkserver(folder, control, None)
+        second.pid = self.reply()["pid"]
+        return second
+
+    def wait_until_ready(self) -> DrivenForkserver:
+        assert self.reply() == {"op": "ready", "pid": self.pid}
+        return self
 
     def reply(self) -> dict[str, Any]:
         while len(self.data) < 4 or len(self.data) < 4 + self.LENGTH.unpack_from(self.data)[0]:
@@ -253,7 +276,8 @@ class DrivenForkserver:
         self.control.close()
         for worker in self.workers:
             worker.close()
-        self.process.wait(GUARD_S)
+        if self.process is not None:
+            self.process.wait(GUARD_S)
 
 
 @pytest.fixture
@@ -262,10 +286,8 @@ def start_forkserver(tmp_path: Path) -> Iterator[Callable[..., DrivenForkserver]
     servers: list[DrivenForkserver] = []
 
     def start(*options: str) -> DrivenForkserver:
-        servers.append(DrivenForkserver(tmp_path, *options))
-        ready = servers[-1].reply()
-        assert ready == {"op": "ready", "pid": servers[-1].process.pid}
-        return servers[-1]
+        servers.append(DrivenForkserver.started(tmp_path, *options))
+        return servers[-1].wait_until_ready()
 
     yield start
     for server in servers:

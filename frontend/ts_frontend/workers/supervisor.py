@@ -17,8 +17,9 @@ from ts_frontend.workers.devices import Device, Inventory, Placement
 from ts_frontend.workers.failures import Backoff
 from ts_frontend.workers.forkserver import ForkLauncher
 from ts_frontend.workers.launchers import ExecLauncher, InProcessLauncher, Launcher, TorchrunLauncher, tool_output
-from ts_frontend.workers.pool import Pool, PoolResources
+from ts_frontend.workers.pool import Clock, Pool, PoolResources
 from ts_frontend.workers.process import LineSink, ProcessSpec, WorkerPlan, reap_orphans
+from ts_frontend.workers.spawning import StartedForkserver
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,8 @@ OnLine = Callable[[int, str, str, str], None]
 
 
 class Supervisor:
-    """Makes pools and keeps time for them."""
+    """Makes pools and keeps time for them. `launcher` starts the workers instead of the launcher that `fork` and
+    `in_process` stand for; `clock` is that of their restarts."""
 
     def __init__(
         self,
@@ -41,15 +43,21 @@ class Supervisor:
         first_distribution_id: int,
         fork: bool,
         preload_torch: bool = True,
+        forkserver: StartedForkserver | None = None,
         in_process: bool = False,
         inventory: Inventory,
         on_line: OnLine,
+        launcher: Launcher | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.placement = Placement(inventory)
         self._exec = ExecLauncher()
         self._torchrun = TorchrunLauncher(work_dir, self._exec)
-        self._fork = ForkLauncher(env, self._exec, preload_torch=preload_torch) if fork and not in_process else None
-        self.launcher: Launcher = InProcessLauncher() if in_process else self._fork or self._exec
+        self._fork: ForkLauncher | None = None
+        if fork and not in_process and launcher is None:
+            self._fork = ForkLauncher(env, self._exec, preload_torch=preload_torch, started=forkserver)
+        self._launcher: Launcher = launcher or (InProcessLauncher() if in_process else self._fork or self._exec)
+        self._clock = clock
         self._ids = itertools.count(first_worker_id)
         self._distribution_id = first_distribution_id
         self._on_line = on_line
@@ -57,7 +65,7 @@ class Supervisor:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Starts the forkserver (before any listener exists) and the clock."""
+        """Starts the forkservers (before any listener exists) and the clock."""
         if self._fork is not None:
             await self._fork.start()
         self._tasks.append(kept(self._tick, "The clock of the workers"))
@@ -95,7 +103,8 @@ class Supervisor:
 
         next_id = partial(self.next_distribution_id, level) if level else self.next_worker_id
         resources = PoolResources(self._launcher_of(plan.spec), next_id, next_device, line_sink)
-        pool = Pool(name, plan, queue, resources, partial(Backoff, give_up_s, restart_delay_s_max), on_change)
+        backoff = partial(Backoff, give_up_s, restart_delay_s_max)
+        pool = Pool(name, plan, queue, resources, backoff, on_change, self._clock)
         self._pools.add(pool)
         return pool
 
@@ -104,7 +113,7 @@ class Supervisor:
         else the usual one."""
         if spec.torchrun is not None:
             return self._torchrun
-        return self._exec if spec.python else self.launcher
+        return self._exec if spec.python else self._launcher
 
     async def dismiss(self, pool: Pool, drain_s: float | None) -> None:
         """Ends a pool and forgets it."""

@@ -79,6 +79,8 @@ class BlockingRunner:
         elif inspect.isgenerator(result):
             self._active.append((running, cast(_Generator, result)))
         elif inspect.iscoroutine(result) or inspect.isasyncgen(result):
+            if inspect.iscoroutine(result):
+                result.close()  # else Python warns later that nobody awaited it
             raise TypeError("handle returned a coroutine: declare it (not only what it calls) with async def")
         else:
             running.finish(result)

@@ -1,8 +1,10 @@
-"""Forks workers from a process that has imported torch: `python -m ts.runtime.forkserver --fd N [--no-torch]`.
+"""Forks workers from a process that has imported what they need: `python -m ts.runtime.forkserver --fd N [--plain]`.
 
 The control socket carries `u32 LE length + JSON`. A request `{"op": "fork", "id": int, "env": {...}}` comes with four
-descriptors (worker socket, progress file, stdout, stderr); `env` is the worker's whole environment. Answers: `ready`
-once, `forked` or `failed` per request, `exit` per child. The end of the socket ends the process.
+descriptors (worker socket, progress file, stdout, stderr); `env` is the worker's whole environment. A request
+`{"op": "preload", "id": int}` comes with one, the control socket of a second forkserver: a fork that imports torch,
+which takes a second or more, while this one goes on forking workers that don't need it. Answers: `ready` once, `forked`
+or `failed` per request, `exit` per child. The end of the socket ends the process.
 
 It has one thread and computes nothing: a child forked after a parallel operation in its parent would hang.
 """
@@ -27,12 +29,15 @@ from ts.runtime import process
 
 LENGTH = struct.Struct("<I")
 REQUEST_BYTES_MAX = 4 * 1024 * 1024
-FDS_PER_FORK = 4
+#: Descriptors that come with a request.
+FDS = {"fork": 4, "preload": 1}
 READ_BYTES = 64 * 1024
 CRASHED_STATUS = 1
 
 PRELOADED = ("ts.runtime.main", "ts.handler_utils.utils", "yaml")
-PRELOADED_WITH_TORCH = ("torch", "numpy", "ts.torch_handler.base_handler")
+#: Left out with --plain.
+MORE_PRELOADED = ("numpy",)
+PRELOADED_WITH_TORCH = ("torch", "ts.torch_handler.base_handler")
 
 
 class Forkserver:
@@ -106,13 +111,14 @@ class Forkserver:
             yield json.loads(body)
 
     def _handle(self, request: dict[str, Any]) -> None:
-        if request.get("op") != "fork":
-            return self._answer({"op": "failed", "id": request.get("id"), "error": f"no such op: {request.get('op')}"})
-        fds, self._fds = self._fds[:FDS_PER_FORK], self._fds[FDS_PER_FORK:]
+        op = request.get("op")
+        if op not in FDS:
+            return self._answer({"op": "failed", "id": request.get("id"), "error": f"no such op: {op}"})
+        fds, self._fds = self._fds[: FDS[op]], self._fds[FDS[op] :]
         try:
-            if len(fds) != FDS_PER_FORK:
-                raise ValueError(f"{FDS_PER_FORK} descriptors expected, got {len(fds)}")
-            pid = self._fork(fds, request.get("env"))
+            if len(fds) != FDS[op]:
+                raise ValueError(f"{FDS[op]} descriptors expected, got {len(fds)}")
+            pid = self._fork(request, fds)
         except (OSError, ValueError) as error:
             self._answer({"op": "failed", "id": request["id"], "error": f"{type(error).__name__}: {error}"})
         else:
@@ -122,15 +128,18 @@ class Forkserver:
                 os.close(fd)
         return None
 
-    def _fork(self, fds: list[int], env: dict[str, str] | None) -> int:
+    def _fork(self, request: dict[str, Any], fds: list[int]) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         parent_pid = os.getpid()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, process.STOPPING)  # until the worker handles them itself
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, process.STOPPING)  # until the child handles them itself
         try:
             pid = os.fork()
             if pid == 0:
-                _become_worker(parent_pid, fds, env)
+                if request["op"] == "fork":
+                    _become_worker(parent_pid, fds, request.get("env"))
+                else:
+                    _become_forkserver(parent_pid, fds[0])
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return pid
@@ -156,29 +165,47 @@ def _become_worker(parent_pid: int, fds: list[int], env: dict[str, str] | None) 
         os._exit(CRASHED_STATUS)
 
 
-def preload(with_torch: bool) -> None:
-    """Imports the modules that workers need. Torch is imported with one thread per pool, which the children change."""
+def _become_forkserver(parent_pid: int, control_fd: int) -> NoReturn:
+    """The child's side of the fork that imports torch; never returns into the first forkserver's code."""
+    try:
+        process.die_with(parent_pid)
+        process.reset_signals()
+        process.keep_open({0, 1, 2, control_fd})
+        preload(PRELOADED_WITH_TORCH)
+        Forkserver(socket.socket(fileno=control_fd)).serve()
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(CRASHED_STATUS)
+
+
+def preload(names: Iterable[str]) -> None:
+    """Imports modules that workers need, with one thread in each pool of threads, which the children change."""
     given = {name: os.environ.get(name) for name in process.THREAD_VARIABLES}
     os.environ.update(dict.fromkeys(process.THREAD_VARIABLES, "1"))
-    for name in (*PRELOADED, *(PRELOADED_WITH_TORCH if with_torch else ())):
+    gc.disable()  # modules stay; looking for others among them takes an eighth of the time
+    for name in names:
         try:
             importlib.import_module(name)
         except Exception as error:
+            if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+                continue  # the server says so, once
             print(f"forkserver: {name} isn't preloaded: {type(error).__name__}: {error}", file=sys.stderr)
+    gc.freeze()  # the collector's marks would copy every shared page in the children
+    gc.enable()
     for variable, value in given.items():
         os.environ.pop(variable)
         if value is not None:
             os.environ[variable] = value
-    gc.collect()
-    gc.freeze()  # the collector's marks would copy every shared page in the children
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="ts.runtime.forkserver", description="Forks torchserve's worker processes.")
     parser.add_argument("--fd", type=int, required=True)
-    parser.add_argument("--no-torch", action="store_true")
+    parser.add_argument("--plain", action="store_true", help="import nothing but the worker's own modules")
     arguments = parser.parse_args()
-    preload(not arguments.no_torch)
+    preload(PRELOADED if arguments.plain else (*PRELOADED, *MORE_PRELOADED))
     Forkserver(socket.socket(fileno=arguments.fd)).serve()
 
 

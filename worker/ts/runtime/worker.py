@@ -76,6 +76,10 @@ class _Alarm:
         with contextlib.suppress(BlockingIOError):  # it rings already
             self._writing.send(b"!")
 
+    def close(self) -> None:
+        for one in (self._reading, self._writing):
+            one.close()
+
     def silence(self) -> None:
         with contextlib.suppress(BlockingIOError):
             self._reading.recv(64)
@@ -102,6 +106,8 @@ class Link:
         self._call = 0
         self._parked = False
         self._wake = threading.Event()
+        self._watcher: threading.Thread | None = None
+        self._closed = False
         self.ledger = Ledger(0, 0)
         self.waits_for_credit = True
         self.holds_back = False
@@ -134,7 +140,8 @@ class Link:
         self.ledger = ledger
         for message in self._early:
             ledger.receive(message)
-        threading.Thread(target=self._watch, name="ts-socket", daemon=True).start()
+        self._watcher = threading.Thread(target=self._watch, name="ts-socket", daemon=True)
+        self._watcher.start()
 
     def announce(self, message: Ready | LoadFailed) -> None:
         with self.ledger.lock:
@@ -244,7 +251,13 @@ class Link:
             self._poll(self._poller, None)
 
     def close(self) -> None:
-        """The frontend sees the socket's end."""
+        """The frontend sees the socket's end. Ends the other thread, for a worker that shares its process."""
+        self._closed = True
+        self._wake.set()
+        self._alarm.ring()
+        if self._watcher is not None:
+            self._watcher.join()
+        self._alarm.close()
         self._sock.close()
 
     def wait_for_credit(self, batch: Batch) -> None:
@@ -278,7 +291,7 @@ class Link:
 
     def _watch(self) -> None:
         seen = idle = 0
-        while True:
+        while not self._closed:
             if idle >= IDLE_TICKS:
                 self._park()
                 idle = 0
@@ -295,7 +308,7 @@ class Link:
     def _park(self) -> None:
         self._wake.clear()
         self._parked = True
-        if not self._call:
+        if not self._call and not self._closed:
             self._wake.wait()
         self._parked = False
 
