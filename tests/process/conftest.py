@@ -187,18 +187,15 @@ def start_worker(tmp_path: Path) -> Iterator[Callable[..., ExecWorker]]:
         worker.close()
 
 
-class DrivenForkserver:
-    """The control socket of a real forkserver."""
+class DrivenForking:
+    """The control socket of a real process that forks. `env` is what its children get."""
 
     LENGTH = struct.Struct("<I")
+    env: dict[str, str] | None = None
 
-    def __init__(self, folder: Path, *options: str) -> None:
-        self.folder = folder
-        self.control, theirs = socket.socketpair()
+    def __init__(self, folder: Path, control: socket.socket) -> None:
+        self.folder, self.control = folder, control
         self.control.settimeout(GUARD_S)
-        argv = [sys.executable, "-m", "ts.runtime.forkserver", "--fd", str(theirs.fileno()), *options]
-        self.process = subprocess.Popen(argv, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL)
-        theirs.close()
         self.data = b""
         self.workers: list[DrivenWorker] = []
         self.ids = itertools.count(1)
@@ -217,7 +214,7 @@ class DrivenForkserver:
         body = json.dumps(request).encode()
         socket.send_fds(self.control, [self.LENGTH.pack(len(body)) + body], fds)
 
-    def fork(self, env: dict[str, str] | None = None) -> tuple[DrivenWorker, int]:
+    def fork(self, env: dict[str, str] | None = None, more: dict[str, Any] | None = None) -> tuple[DrivenWorker, int]:
         """A forked worker and its pid."""
         number = next(self.ids)
         folder = self.folder / f"forked{number}"
@@ -226,7 +223,7 @@ class DrivenForkserver:
         self.workers.append(worker)
         with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
             fds = [worker.theirs.fileno(), worker.progress.fileno(), out.fileno(), err.fileno()]
-            self.ask({"op": "fork", "id": number, "env": dict(os.environ) if env is None else env}, fds)
+            self.ask({"op": "fork", "id": number, "env": self.env if env is None else env, **(more or {})}, fds)
             worker.theirs.close()
             reply = self.reply()
         assert (reply["op"], reply["id"]) == ("forked", number), reply
@@ -236,6 +233,51 @@ class DrivenForkserver:
         self.control.close()
         for worker in self.workers:
             worker.close()
+
+
+class DrivenHolder(DrivenForking):
+    """A real process that holds a model for the workers it forks."""
+
+    def __init__(self, folder: Path, control: socket.socket, pid: int) -> None:
+        folder.mkdir()
+        super().__init__(folder, control)
+        self.pid = pid
+
+    def load(self, model_dir: Path, handler: str = "handler.py", **settings: Any) -> dict[str, Any]:
+        """Has it load a model; its reply."""
+        base = {"model_name": "m", "model_version": "1.0", "model_dir": str(model_dir), "handler": handler}
+        number = next(self.ids)
+        self.ask({"op": "load", "id": number, "settings": {**base, "batch_size": 1, **settings}}, [])
+        reply = self.reply()
+        assert reply["id"] == number, reply
+        return reply
+
+
+class DrivenForkserver(DrivenForking):
+    """A real forkserver."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        control, theirs = socket.socketpair()
+        super().__init__(folder, control)
+        self.env = dict(os.environ)
+        self.holders: list[DrivenHolder] = []
+        argv = [sys.executable, "-m", "ts.runtime.forkserver", "--fd", str(theirs.fileno()), *options]
+        self.process = subprocess.Popen(argv, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL)
+        theirs.close()
+
+    def hold(self) -> DrivenHolder:
+        """A forked holder of a model, which has loaded none yet."""
+        channels, pid = self.fork(more={"holds": True})
+        holder = DrivenHolder(self.folder / f"holder{pid}", channels.sock, pid)
+        ready = holder.reply()
+        assert ready == {"op": "ready", "pid": pid}
+        self.holders.append(holder)
+        return holder
+
+    def close(self) -> None:
+        for holder in self.holders:
+            holder.close()
+        super().close()
         self.process.wait(GUARD_S)
 
 
@@ -252,4 +294,20 @@ def start_forkserver(tmp_path: Path) -> Iterator[Callable[..., DrivenForkserver]
 
     yield start
     for server in servers:
+        server.close()
+
+
+@pytest.fixture(scope="module")
+def shared_forkserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., DrivenForkserver]]:
+    """The module's forkserver with these options, for tests that ask it for nothing but holders."""
+    servers: dict[tuple[str, ...], DrivenForkserver] = {}
+
+    def start(*options: str) -> DrivenForkserver:
+        if options not in servers:
+            servers[options] = DrivenForkserver(tmp_path_factory.mktemp("forkserver"), *options)
+            assert servers[options].reply()["op"] == "ready"
+        return servers[options]
+
+    yield start
+    for server in servers.values():
         server.close()

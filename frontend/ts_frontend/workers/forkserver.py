@@ -1,4 +1,5 @@
-"""The frontend's side of one forkserver: a process that has imported torch once and forks workers on request."""
+"""The frontend's side of processes that fork workers on request: a forkserver, which has imported torch once, and the
+control socket that it shares with holders of models (`workers/holder.py`)."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ import json
 import logging
 import socket
 import struct
-import subprocess
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ts_frontend.tasks import watched
@@ -25,17 +26,27 @@ CLOSE_S_MAX = 2.0
 
 
 class ForkserverLost(Exception):
-    """The forkserver has ended, or was ended; the message says how."""
+    """The process that forks has ended, or was ended; the message says how."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForkingProcess:
+    """The process at the other end of a control socket. `what`: its name in messages; `wait`: until it has ended."""
+
+    what: str
+    pid: int
+    kill: Callable[[], None]
+    wait: Callable[[], Awaitable[ExitStatus]]
 
 
 class Forkserver:
-    """One forkserver from its start to its end. Each forkserver has an object of its own."""
+    """A process that forks, from its start to its end. Each process has an object of its own."""
 
-    def __init__(self, control: socket.socket, child: subprocess.Popen[bytes]) -> None:
+    def __init__(self, control: socket.socket, child: ForkingProcess) -> None:
         self._control = control
         self._child = child
         self._ids = itertools.count(1)
-        self._answers: dict[int, asyncio.Future[int]] = {}
+        self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._processes: dict[int, WorkerProcess] = {}
         self._early: dict[int, ExitStatus] = {}
         self._sending = asyncio.Lock()
@@ -45,7 +56,7 @@ class Forkserver:
         self.usable = True
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.ready.add_done_callback(lambda done: None if done.cancelled() else done.exception())
-        self.reader = watched(self._read(), "The forkserver's reader")
+        self.reader = watched(self._read(), f"The reader of {child.what}")
 
     @staticmethod
     async def start(env: Mapping[str, str], preload_torch: bool = True) -> Forkserver:
@@ -59,26 +70,45 @@ class Forkserver:
             raise
         finally:
             theirs.close()
-        return Forkserver(control, child)
+
+        async def wait() -> ExitStatus:
+            return ExitStatus(await asyncio.to_thread(child.wait))
+
+        return Forkserver(control, ForkingProcess("the forkserver", child.pid, child.kill, wait))
 
     @property
     def pid(self) -> int:
         return self._child.pid
 
-    async def fork(self, spec: ProcessSpec, channels: Channels) -> int:
-        """Forks a worker and returns its pid. Raises ForkserverLost; LaunchFailed when it couldn't fork."""
+    async def ask(self, request: Mapping[str, Any], fds: Sequence[int] = ()) -> dict[str, Any]:
+        """Returns the reply to a request. Raises ForkserverLost; LaunchFailed when it can't be done."""
         number = next(self._ids)
-        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._answers[number] = answer
-        body = json.dumps({"op": "fork", "id": number, "env": dict(spec.env)}).encode()
+        body = json.dumps({**request, "id": number}).encode()
         try:
-            await self._send(_LENGTH.pack(len(body)) + body, channels.worker_fds())
+            await self._send(_LENGTH.pack(len(body)) + body, list(fds))
             return await answer
         finally:
             del self._answers[number]
 
+    async def worker(
+        self, spec: ProcessSpec, sink: LineSink, env: Mapping[str, str] | None, limit_s: float
+    ) -> WorkerProcess:
+        """Forks a worker, or a holder, in at most `limit_s` seconds. `env`: its whole environment, None for that of the
+        process that forks. Raises ForkserverLost, LaunchFailed, TimeoutError."""
+        channels = Channels()
+        request = {"op": "fork", "env": None if env is None else dict(env), "holds": spec.holds}
+        try:
+            reply = await asyncio.wait_for(self.ask(request, channels.worker_fds()), limit_s)
+        except BaseException:
+            channels.close()
+            raise
+        channels.close_worker_side()
+        return self.attach(reply["pid"], spec, channels, sink)
+
     def attach(self, pid: int, spec: ProcessSpec, channels: Channels, sink: LineSink) -> WorkerProcess:
-        """Returns the worker process that the forkserver forked as `pid`."""
+        """Returns the worker process that was forked as `pid`."""
         process = attach(pid, spec, channels, sink)
         self._processes[pid] = process
         if pid in self._early:
@@ -107,8 +137,8 @@ class Forkserver:
             except BlockingIOError:
                 await self._writable()
             except OSError as error:
-                raise ForkserverLost(f"the forkserver has ended: {error}") from error
-        raise ForkserverLost("the forkserver was set aside")
+                raise ForkserverLost(f"{self._child.what} has ended: {error}") from error
+        raise ForkserverLost(f"{self._child.what} was set aside")
 
     async def _writable(self) -> None:
         """Waits until the forkserver takes more, or is set aside."""
@@ -132,13 +162,13 @@ class Forkserver:
         except (OSError, ValueError, KeyError) as error:
             reason = str(error)
         except Exception as error:  # of any kind: callers that wait must hear that no answer will come
-            log.exception("A reply of the forkserver can't be handled")
+            log.exception("A reply of %s can't be handled", self._child.what)
             reason = f"{type(error).__name__}: {error}"
         self._stop_sending()
         async with self._sending:
             self._control.close()
-        code = await asyncio.to_thread(self._child.wait)
-        self._lost(f"the forkserver has ended ({ExitStatus(code).describe()}): {reason}")
+        how = await self._child.wait()
+        self._lost(f"{self._child.what} has ended ({how.describe()}): {reason}")
 
     def _take(self, data: bytes) -> bytes:
         """Handles the whole replies in `data` and returns the rest."""
@@ -161,9 +191,10 @@ class Forkserver:
         elif (answer := self._answers.get(reply["id"])) is not None and not answer.done():
             if op == "forked":
                 self._early.pop(reply["pid"], None)  # of an earlier process with that number
-                answer.set_result(reply["pid"])
-            else:
+            if op == "failed":
                 answer.set_exception(LaunchFailed(f"fork failed: {reply.get('error')}"))
+            else:
+                answer.set_result(reply)
 
     def _ended(self, pid: int, how: ExitStatus) -> None:
         process = self._processes.pop(pid, None)
@@ -302,14 +333,7 @@ class ForkLauncher:
 
     async def _fork(self, server: Forkserver, spec: ProcessSpec, sink: LineSink) -> WorkerProcess:
         await asyncio.wait_for(asyncio.shield(server.ready), self._ready_s_max)
-        channels = Channels()
-        try:
-            pid = await asyncio.wait_for(server.fork(spec, channels), self._fork_s_max)
-        except BaseException:
-            channels.close()
-            raise
-        channels.close_worker_side()
-        return server.attach(pid, spec, channels, sink)
+        return await server.worker(spec, sink, spec.env, self._fork_s_max)
 
     async def close(self) -> None:
         """Ends the forkservers; workers they forked are the supervisor's to end first."""

@@ -16,6 +16,7 @@ from ts_frontend.errors import ModelNotLoaded, NoWorker
 from ts_frontend.scheduling.queues import WorkQueue
 from ts_frontend.tasks import owned, watched
 from ts_frontend.workers.devices import Device
+from ts_frontend.workers.holder import HolderLauncher
 from ts_frontend.workers.launchers import Launcher
 from ts_frontend.workers.limits import MEMORY_MAX, Excess, WorkerLimits, available_bytes
 from ts_frontend.workers.process import LineSink, WorkerPlan
@@ -84,12 +85,13 @@ TRACEBACKS_MAX = 16
 @dataclass(frozen=True, slots=True)
 class PoolResources:
     """The server's resources for a pool's workers: their launcher, their ids and devices, and the sinks of their
-    lines."""
+    lines. `holder`: the launcher, if it holds the model's weights for them."""
 
     launcher: Launcher
     next_worker_id: Callable[[], int]
     next_device: Callable[[], Device]
     line_sink: Callable[[int], LineSink]
+    holder: HolderLauncher | None = None
 
 
 class Clock:
@@ -445,6 +447,8 @@ class Pool:
         if retiring:
             await asyncio.wait(retiring)
             self._fail_what_waits()  # those that they gave back
+        if not self.slots and self.resources.holder is not None:
+            self.resources.holder.rest()
         if starting:
             await asyncio.wait(starting)
             for attempt in starting:
@@ -480,6 +484,8 @@ class Pool:
                 slot.worker.kill("stopped")
         if self._retiring:
             await asyncio.wait(self._retiring)
+        if self.resources.holder is not None:
+            await self.resources.holder.close()
         self._forget_due()
 
     def _changed(self) -> None:

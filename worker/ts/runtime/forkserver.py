@@ -1,8 +1,7 @@
 """Forks workers from a process that has imported torch: `python -m ts.runtime.forkserver --fd N [--no-torch]`.
 
-The control socket carries `u32 LE length + JSON`. A request `{"op": "fork", "id": int, "env": {...}}` comes with four
-descriptors (worker socket, progress file, stdout, stderr); `env` is the worker's whole environment. Answers: `ready`
-once, `forked` or `failed` per request, `exit` per child. The end of the socket ends the process.
+`ts.runtime.forking` has its control socket's protocol. A `fork` request with `"holds": true` makes a process that
+loads a model and forks its workers (`ts.runtime.holder`), with a control socket in the place of the worker's.
 
 It has one thread and computes nothing: a child forked after a parallel operation in its parent would hang.
 """
@@ -12,163 +11,41 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
-import json
-import os
-import select
-import signal
 import socket
-import struct
 import sys
-import traceback
-from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import Any
 
 from ts.runtime import process
-
-LENGTH = struct.Struct("<I")
-REQUEST_BYTES_MAX = 4 * 1024 * 1024
-FDS_PER_FORK = 4
-READ_BYTES = 64 * 1024
-CRASHED_STATUS = 1
+from ts.runtime.forking import Forking
 
 PRELOADED = ("ts.runtime.main", "ts.handler_utils.utils", "yaml")
 PRELOADED_WITH_TORCH = ("torch", "numpy", "ts.torch_handler.base_handler")
 
 
-class Forkserver:
-    """The control socket, and the children that have not been reported yet."""
+class Forkserver(Forking):
+    """Its children are workers that load their model, and holders."""
 
-    def __init__(self, control: socket.socket) -> None:
-        self._control = control
-        self._data = b""
-        self._fds: list[int] = []
-        self._wake_read, self._wake_write = os.pipe()
-        for fd in (self._wake_read, self._wake_write):
-            os.set_blocking(fd, False)
-
-    def serve(self) -> None:
-        """Until the control socket ends."""
-        process.outlive_stops()
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        self._answer({"op": "ready", "pid": os.getpid()})
-        poller = select.poll()
-        for fd in (self._control.fileno(), self._wake_read):
-            poller.register(fd, select.POLLIN)
-        while True:
-            ready = {fd for fd, _ in poller.poll()}
-            if self._wake_read in ready:
-                self._reap()
-            if self._control.fileno() in ready and not self._read():
-                return
-
-    def _answer(self, reply: dict[str, Any]) -> None:
-        body = json.dumps(reply).encode()
-        try:
-            self._control.sendall(LENGTH.pack(len(body)) + body)
-        except ConnectionError:
-            os._exit(0)
-
-    def _reap(self) -> None:
-        try:
-            os.read(self._wake_read, 4096)
-        except BlockingIOError:
-            pass
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            self._answer({"op": "exit", "pid": pid, "status": status})
-
-    def _read(self) -> bool:
-        """False at the end of the control socket."""
-        try:
-            data, fds, _, _ = socket.recv_fds(self._control, READ_BYTES, 64)
-        except ConnectionError:
-            return False
-        self._data += data
-        self._fds += fds
-        for request in self._requests():
-            self._handle(request)
-        return bool(data)
-
-    def _requests(self) -> Iterable[dict[str, Any]]:
-        while len(self._data) >= LENGTH.size:
-            (length,) = LENGTH.unpack_from(self._data)
-            if length > REQUEST_BYTES_MAX:
-                raise ValueError(f"request of {length} bytes")
-            if len(self._data) < LENGTH.size + length:
-                return
-            body, self._data = self._data[LENGTH.size : LENGTH.size + length], self._data[LENGTH.size + length :]
-            yield json.loads(body)
-
-    def _handle(self, request: dict[str, Any]) -> None:
-        if request.get("op") != "fork":
-            return self._answer({"op": "failed", "id": request.get("id"), "error": f"no such op: {request.get('op')}"})
-        fds, self._fds = self._fds[:FDS_PER_FORK], self._fds[FDS_PER_FORK:]
-        try:
-            if len(fds) != FDS_PER_FORK:
-                raise ValueError(f"{FDS_PER_FORK} descriptors expected, got {len(fds)}")
-            pid = self._fork(fds, request.get("env"))
-        except (OSError, ValueError) as error:
-            self._answer({"op": "failed", "id": request["id"], "error": f"{type(error).__name__}: {error}"})
-        else:
-            self._answer({"op": "forked", "id": request["id"], "pid": pid})
-        finally:
-            for fd in fds:
-                os.close(fd)
-        return None
-
-    def _fork(self, fds: list[int], env: dict[str, str] | None) -> int:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        parent_pid = os.getpid()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, process.STOPPING)  # until the worker handles them itself
-        try:
-            pid = os.fork()
-            if pid == 0:
-                _become_worker(parent_pid, fds, env)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        return pid
-
-
-def _become_worker(parent_pid: int, fds: list[int], env: dict[str, str] | None) -> NoReturn:
-    """The child's side of the fork; never returns into the forkserver's code."""
-    try:
-        process.die_with(parent_pid)
-        os.setsid()
+    def become(self, fds: list[int], request: dict[str, Any]) -> None:
         process.reset_signals()
         socket_fd, progress_fd = process.keep_only(*fds)
-        if env is not None:
-            os.environ.clear()
-            os.environ.update(env)
-        process.reseed()
-        from ts.runtime.main import live
+        if request.get("holds"):
+            from ts.runtime.holder import hold
 
-        live(socket_fd, progress_fd)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(CRASHED_STATUS)
+            hold(socket_fd)
+        else:
+            from ts.runtime.main import live
+
+            live(socket_fd, progress_fd)
 
 
 def preload(with_torch: bool) -> None:
     """Imports the modules that workers need. Torch is imported with one thread per pool, which the children change."""
-    given = {name: os.environ.get(name) for name in process.THREAD_VARIABLES}
-    os.environ.update(dict.fromkeys(process.THREAD_VARIABLES, "1"))
-    for name in (*PRELOADED, *(PRELOADED_WITH_TORCH if with_torch else ())):
-        try:
-            importlib.import_module(name)
-        except Exception as error:
-            print(f"forkserver: {name} isn't preloaded: {type(error).__name__}: {error}", file=sys.stderr)
-    for variable, value in given.items():
-        os.environ.pop(variable)
-        if value is not None:
-            os.environ[variable] = value
+    with process.one_thread():
+        for name in (*PRELOADED, *(PRELOADED_WITH_TORCH if with_torch else ())):
+            try:
+                importlib.import_module(name)
+            except Exception as error:
+                print(f"forkserver: {name} isn't preloaded: {type(error).__name__}: {error}", file=sys.stderr)
     gc.collect()
     gc.freeze()  # the collector's marks would copy every shared page in the children
 

@@ -84,7 +84,7 @@ def load(settings: Settings) -> Loaded:
     _prepare_paths(settings)
     entry, initialize = entry_point_of(str(settings.get("handler") or ""), settings["model_dir"])
     kind = _kind(entry, settings)
-    loop = _new_loop() if kind == "async" else None
+    loop = new_loop() if kind == "async" else None
     _finish(initialize(context), loop)
     openai = openai_of(entry.target if isinstance(entry, _Handle) else sys.modules.get(entry.__module__))
     if settings.get("envelope"):
@@ -124,7 +124,7 @@ def _continuous(kind: str) -> str:
     return "continuous"
 
 
-def _new_loop() -> asyncio.AbstractEventLoop:
+def new_loop() -> asyncio.AbstractEventLoop:
     """The loop of an async handler, which `initialize` finds as the current one."""
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)

@@ -38,11 +38,15 @@ _RUNNERS: dict[str, type[BlockingRunner | AsyncRunner | ContinuousRunner]] = {
 }
 
 
-def run(socket_fd: int, progress_fd: int, silent: bool = False) -> int:
+#: Returns the handler for the settings of a Load; exceptions are the handler's.
+Loading = Callable[[dict[str, Any]], Loaded]
+
+
+def run(socket_fd: int, progress_fd: int, silent: bool = False, loading: Loading = load) -> int:
     """Runs a worker: loads the handler and answers until Stop or the socket's end; returns the exit status. `silent`:
     one of several processes that compute together, whose answers aren't used."""
-    _prepare_process()
-    return answer(Link(socket_fd), _progress(progress_fd), SilentLedger if silent else Ledger, _prepare_logging)
+    prepare_process()
+    return answer(Link(socket_fd), _progress(progress_fd), SilentLedger if silent else Ledger, prepare_logging, loading)
 
 
 def _progress(fd: int) -> Progress:
@@ -56,6 +60,7 @@ def answer(
     progress: Progress,
     ledger_type: type[Ledger],
     before_load: Callable[[dict[str, Any]], None] | None = None,
+    loading: Loading = load,
 ) -> int:
     """Waits for Load, loads the model and answers requests. Returns the exit status."""
     settings = link.wait_for_load().settings
@@ -70,7 +75,7 @@ def answer(
     if settings.get("mark_lines"):
         mark_lines()
         link.on_turn = turn_to
-    loaded = _load(link, settings)
+    loaded = _load(link, settings, loading)
     if loaded is None:
         return LOAD_FAILED_STATUS
     runner_type = _RUNNERS.get(loaded.kind, BlockingRunner)
@@ -97,24 +102,24 @@ def _response_bytes_max(settings: dict[str, Any]) -> int:
     return int(settings.get("response_bytes_max") or RESPONSE_BYTES_MAX)
 
 
-def _prepare_process() -> None:
+def prepare_process() -> None:
     faulthandler.enable(file=2)
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(line_buffering=True)
 
 
-def _prepare_logging(settings: dict[str, Any]) -> None:
+def prepare_logging(settings: dict[str, Any]) -> None:
     """For handlers of TorchServe's kind; other servers' models and programs set up logging as they do there."""
     if not settings.get("adapter"):
         log_to_stdout()
 
 
-def _load(link: Link, settings: dict[str, Any]) -> Loaded | None:
+def _load(link: Link, settings: dict[str, Any], loading: Loading) -> Loaded | None:
     begun_s = time.monotonic()
     link.enter()
     try:
-        loaded = load(settings)
+        loaded = loading(settings)
     except BaseException as error:  # its traceback is logged by who gets it, once for all workers and tries
         link.announce(LoadFailed(describe_failure(error)))
         link.drain()
@@ -148,10 +153,10 @@ def _exit_status(error: SystemExit) -> int:
     return 1
 
 
-def live(socket_fd: int, progress_fd: int, silent: bool = False) -> None:
+def live(socket_fd: int, progress_fd: int, silent: bool = False, loading: Loading = load) -> None:
     """`run`, and the end of the process: threads that the handler left running don't hold it up."""
     outlive_stops()
-    status = run(socket_fd, progress_fd, silent)
+    status = run(socket_fd, progress_fd, silent, loading)
     with contextlib.suppress(Exception):
         atexit._run_exitfuncs()
     leave(status)
