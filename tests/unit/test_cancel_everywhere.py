@@ -34,10 +34,11 @@ from ts_frontend.scheduling.repeats import Repeats
 from ts_frontend.telemetry.metrics.families import read_definitions
 from ts_frontend.telemetry.metrics.registry import DEFAULT_FILE, MetricsRegistry
 from ts_frontend.workers.devices import Inventory
+from ts_frontend.workers.failures import StartFailed
 from ts_frontend.workers.limits import WorkerLimits
 from ts_frontend.workers.pool import Pool
 from ts_frontend.workers.supervisor import Supervisor
-from ts_frontend.workers.worker import StartFailed, Worker
+from ts_frontend.workers.worker import Worker
 
 #: More than any coroutine here has.
 AWAITS_MAX = 200

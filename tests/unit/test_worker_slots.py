@@ -22,9 +22,9 @@ from ts_frontend.errors import DeadlineExceeded, ModelNotLoaded
 from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.workers import process as orphans
 from ts_frontend.workers.connection import Connection
+from ts_frontend.workers.failures import StartFailed
 from ts_frontend.workers.launchers import LaunchFailed
 from ts_frontend.workers.pool import PROCESS_DIED, Pool, Slot
-from ts_frontend.workers.worker import StartFailed
 
 DIED = "Backend worker monitoring thread interrupted or backend worker process died."
 

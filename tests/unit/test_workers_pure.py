@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ts_frontend.workers.devices import CPU, Inventory, Placement
-from ts_frontend.workers.pool import Backoff
+from ts_frontend.workers.failures import Backoff
 from ts_frontend.workers.process import ExitStatus
 
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from ts_frontend.models.model import Model
-from ts_frontend.workers.pool import Failure, Replacement, Slot
+from ts_frontend.workers.failures import Failure
+from ts_frontend.workers.pool import Replacement, Slot
 
 GPU_USAGE_UNKNOWN = "N/A"
 

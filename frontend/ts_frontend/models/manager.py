@@ -29,7 +29,7 @@ from ts_frontend.models.registry import Registry
 from ts_frontend.models.settings import Requested, check_range, model_name_for
 from ts_frontend.models.store.store import Fetched
 from ts_frontend.tasks import ENDING, Tasks, to_its_end
-from ts_frontend.workers.worker import StartFailed
+from ts_frontend.workers.failures import StartFailed
 
 log = logging.getLogger(__name__)
 

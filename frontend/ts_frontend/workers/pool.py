@@ -16,48 +16,14 @@ from ts_frontend.errors import ModelNotLoaded, NoWorker
 from ts_frontend.scheduling.queues import WorkQueue
 from ts_frontend.tasks import owned, watched
 from ts_frontend.workers.devices import Device
+from ts_frontend.workers.failures import Backoff, Failure, Recovery, StartFailed, unattended_future
 from ts_frontend.workers.holder import HolderLauncher
 from ts_frontend.workers.launchers import Launcher
 from ts_frontend.workers.limits import MEMORY_MAX, Excess, WorkerLimits, available_bytes
 from ts_frontend.workers.process import LineSink, WorkerPlan
-from ts_frontend.workers.worker import StartFailed, Worker, WorkerState, unattended_future
+from ts_frontend.workers.worker import Worker, WorkerState
 
 log = logging.getLogger(__name__)
-
-DELAY_S_FIRST = 0.5
-
-
-@dataclass(slots=True)
-class Backoff:
-    """Counts failures in a row. The first restart is at once, then the delay doubles up to `delay_s_max`, each time
-    shortened by up to a half by chance, so that many workers don't come back in step."""
-
-    give_up_s: float
-    delay_s_max: float = 30.0
-    failures: int = 0
-    first_failure_s: float = 0.0
-
-    def worked(self) -> None:
-        """Resets the failures once the worker has answered something or was ready for long: the next is a new
-        failure."""
-        self.failures = 0
-
-    def failed(self, now_s: float) -> None:
-        if not self.failures:
-            self.first_failure_s = now_s
-        self.failures += 1
-
-    def delay_s(self, chance: float) -> float:
-        """Seconds until the next start; `chance` is in [0, 1)."""
-        if self.failures <= 1:
-            return 0.0
-        whole = min(self.delay_s_max, DELAY_S_FIRST * 2.0 ** min(self.failures - 2, 10))
-        return whole * (1 - chance / 2)
-
-    def exhausted(self, now_s: float) -> bool:
-        """True when it has been failing for longer than `give_up_s` (maxRetryTimeoutInSec)."""
-        return self.failures > 0 and now_s - self.first_failure_s > self.give_up_s
-
 
 #: Deadlines that lie closer together than this are looked at together.
 LATE_EVERY_S = 0.002
@@ -76,8 +42,6 @@ STAYS_S = 1.0
 CAUSE_CHARS_MAX = 500
 #: The line of TorchServe's worker before the traceback of a model that it couldn't load.
 PROCESS_DIED = "Backend worker process died."
-#: A worker's states, in TorchServe's log.
-WORKER_STARTED, MODEL_LOADED = "WORKER_STARTED", "WORKER_MODEL_LOADED"
 #: Different tracebacks of one model that are known from before, so that they are counted instead of logged.
 TRACEBACKS_MAX = 16
 
@@ -105,58 +69,6 @@ class Clock:
         """Waits for `seconds`, or until `hurry` is set."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(hurry.wait(), seconds)
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """The reason why a worker ended or didn't start, as describe shows it. `failures`: of the same worker in a row."""
-
-    at: float
-    worker_id: int
-    reason: str
-    failures: int
-    tail: list[str]
-
-
-class Recovery:
-    """Logs how a worker ends and comes back, in TorchServe's words, which alerts look for; the thread in its lines is
-    the worker's."""
-
-    def __init__(self, worker_id: int, plan: WorkerPlan) -> None:
-        self._id, self._plan = worker_id, plan
-        self._log = logging.LoggerAdapter(log, {"source": f"W-{worker_id}-{plan.spec.name}"})
-        self._recovering = False
-
-    def ended(self, worker: Worker, failures: int) -> None:
-        """Logs that the worker has ended by itself, for the `failures`th time in a row."""
-        was_ready = worker.ready_at_s < math.inf
-        if worker.process is not None:
-            self._log.info("%s Worker disconnected. %s", self._id, MODEL_LOADED if was_ready else WORKER_STARTED)
-        if worker.hung:
-            self._log.error("Number or consecutive unsuccessful inference %s", failures)
-        if worker.hung or worker.process is None:
-            what = "Backend worker did not respond in given time" if worker.hung else "Failed start worker process"
-            self._log.error("Backend worker error\norg.pytorch.serve.wlm.WorkerInitializationException: %s", what)
-        else:
-            plan = self._plan
-            name, limit_s = ("response", plan.response_timeout_s) if was_ready else ("startup", plan.startup_timeout_s)
-            what = "Backend worker monitoring thread interrupted or backend worker process died."
-            self._log.info("%s, %sTimeout:%gsec", what, name, limit_s)
-        if self._recovering:
-            self._log.warning("Auto recovery failed again")
-        else:
-            self._recovering = True
-            self._log.info("Auto recovery start timestamp: %s", round(time.time() * 1000))
-
-    def retries(self, delay_s: float) -> None:
-        """Logs that the next worker is started after so many seconds."""
-        self._log.info("Retry worker: %s in %g seconds.", self._id, round(delay_s, 1))
-
-    def ready(self) -> None:
-        """Logs that a worker has loaded its model after failures."""
-        if self._recovering:
-            self._recovering = False
-            self._log.info("Auto recovery succeeded, reset recoveryStartTS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +193,12 @@ class Slot:
         if worker.answered or now_s - worker.ready_at_s > backoff.delay_s_max:
             backoff.worked()
         backoff.failed(now_s)
-        self._recovery.ended(worker, backoff.failures)
+        self._recovery.ended(
+            failures=backoff.failures,
+            begun=worker.process is not None,
+            was_ready=worker.ready_at_s < math.inf,
+            hung=worker.hung,
+        )
         if isinstance(end, StartFailed):
             failure = Failure(time.time(), self.id, end.message, backoff.failures, end.tail)
             self._start_failed(end)

@@ -14,10 +14,11 @@ from pathlib import Path
 from ts_frontend.scheduling.queues import WorkQueue
 from ts_frontend.tasks import kept
 from ts_frontend.workers.devices import Device, Inventory, Placement
+from ts_frontend.workers.failures import Backoff
 from ts_frontend.workers.forkserver import ForkLauncher
 from ts_frontend.workers.holder import HolderLauncher
 from ts_frontend.workers.launchers import ExecLauncher, InProcessLauncher, Launcher, TorchrunLauncher, tool_output
-from ts_frontend.workers.pool import Backoff, Pool, PoolResources
+from ts_frontend.workers.pool import Pool, PoolResources
 from ts_frontend.workers.process import LineSink, ProcessSpec, WorkerPlan, reap_orphans
 
 log = logging.getLogger(__name__)

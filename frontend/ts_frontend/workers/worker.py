@@ -33,6 +33,7 @@ from ts_frontend.tasks import watched
 from ts_frontend.workers.calls import HandlerCalls
 from ts_frontend.workers.connection import Connection
 from ts_frontend.workers.devices import Device
+from ts_frontend.workers.failures import StartFailed, unattended_future
 from ts_frontend.workers.in_flight import Batch, InFlight, ResponseCounter, Serial
 from ts_frontend.workers.launchers import Launcher
 from ts_frontend.workers.process import (
@@ -67,38 +68,6 @@ NEXT_STATE: dict[WorkerState, frozenset[WorkerState]] = {
     WorkerState.STOPPED: frozenset(),
     WorkerState.FAILED: frozenset(),
 }
-
-
-class StartFailed(Exception):
-    """The process didn't start or didn't load its model. `code`: HTTP status; `tail`: its last lines; `cause`: the
-    message without the words that all such failures share; `traceback`: of the handler's exception, which isn't logged
-    yet; `died`: the process was killed, so that another may succeed in loading the model."""
-
-    def __init__(
-        self,
-        message: str,
-        code: int = 500,
-        tail: Sequence[str] = (),
-        *,
-        cause: str = "",
-        traceback: str = "",
-        died: bool = False,
-    ) -> None:
-        super().__init__(message)
-        self.message, self.code, self.tail = message, code, list(tail)
-        self.cause, self.traceback, self.died = cause or message, traceback, died
-
-
-def _look_at(done: asyncio.Future[None]) -> None:
-    if not done.cancelled():
-        done.exception()
-
-
-def unattended_future() -> asyncio.Future[None]:
-    """Returns a future whose exception may stay unretrieved: its waiters may have left."""
-    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    future.add_done_callback(_look_at)
-    return future
 
 
 STOP_S_MAX = 5.0

@@ -1,0 +1,133 @@
+"""Workers that failed: why they did not start or ended, when they are started again, and what the log says of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ts_frontend.workers.process import WorkerPlan
+
+log = logging.getLogger(__name__)
+
+#: A worker's states, in TorchServe's log.
+WORKER_STARTED, MODEL_LOADED = "WORKER_STARTED", "WORKER_MODEL_LOADED"
+DELAY_S_FIRST = 0.5
+
+
+class StartFailed(Exception):
+    """The process didn't start or didn't load its model. `code`: HTTP status; `tail`: its last lines; `cause`: the
+    message without the words that all such failures share; `traceback`: of the handler's exception, which isn't logged
+    yet; `died`: the process was killed, so that another may succeed in loading the model."""
+
+    def __init__(
+        self,
+        message: str,
+        code: int = 500,
+        tail: Sequence[str] = (),
+        *,
+        cause: str = "",
+        traceback: str = "",
+        died: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.message, self.code, self.tail = message, code, list(tail)
+        self.cause, self.traceback, self.died = cause or message, traceback, died
+
+
+def _look_at(done: asyncio.Future[None]) -> None:
+    if not done.cancelled():
+        done.exception()
+
+
+def unattended_future() -> asyncio.Future[None]:
+    """Returns a future whose exception may stay unretrieved: its waiters may have left."""
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    future.add_done_callback(_look_at)
+    return future
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The reason why a worker ended or didn't start, as describe shows it. `failures`: of the same worker in a row."""
+
+    at: float
+    worker_id: int
+    reason: str
+    failures: int
+    tail: list[str]
+
+
+@dataclass(slots=True)
+class Backoff:
+    """Counts failures in a row. The first restart is at once, then the delay doubles up to `delay_s_max`, each time
+    shortened by up to a half by chance, so that many workers don't come back in step."""
+
+    give_up_s: float
+    delay_s_max: float = 30.0
+    failures: int = 0
+    first_failure_s: float = 0.0
+
+    def worked(self) -> None:
+        """Resets the failures once the worker has answered something or was ready for long: the next is a new
+        failure."""
+        self.failures = 0
+
+    def failed(self, now_s: float) -> None:
+        if not self.failures:
+            self.first_failure_s = now_s
+        self.failures += 1
+
+    def delay_s(self, chance: float) -> float:
+        """Seconds until the next start; `chance` is in [0, 1)."""
+        if self.failures <= 1:
+            return 0.0
+        whole = min(self.delay_s_max, DELAY_S_FIRST * 2.0 ** min(self.failures - 2, 10))
+        return whole * (1 - chance / 2)
+
+    def exhausted(self, now_s: float) -> bool:
+        """True when it has been failing for longer than `give_up_s` (maxRetryTimeoutInSec)."""
+        return self.failures > 0 and now_s - self.first_failure_s > self.give_up_s
+
+
+class Recovery:
+    """Logs how a worker ends and comes back, in TorchServe's words, which alerts look for; the thread in its lines is
+    the worker's."""
+
+    def __init__(self, worker_id: int, plan: WorkerPlan) -> None:
+        self._id, self._plan = worker_id, plan
+        self._log = logging.LoggerAdapter(log, {"source": f"W-{worker_id}-{plan.spec.name}"})
+        self._recovering = False
+
+    def ended(self, *, failures: int, begun: bool, was_ready: bool, hung: bool) -> None:
+        """Logs that a worker has ended by itself, for the `failures`th time in a row. `begun`: it had a process;
+        `hung`: it did not answer in time."""
+        if begun:
+            self._log.info("%s Worker disconnected. %s", self._id, MODEL_LOADED if was_ready else WORKER_STARTED)
+        if hung:
+            self._log.error("Number or consecutive unsuccessful inference %s", failures)
+        if hung or not begun:
+            what = "Backend worker did not respond in given time" if hung else "Failed start worker process"
+            self._log.error("Backend worker error\norg.pytorch.serve.wlm.WorkerInitializationException: %s", what)
+        else:
+            plan = self._plan
+            name, limit_s = ("response", plan.response_timeout_s) if was_ready else ("startup", plan.startup_timeout_s)
+            what = "Backend worker monitoring thread interrupted or backend worker process died."
+            self._log.info("%s, %sTimeout:%gsec", what, name, limit_s)
+        if self._recovering:
+            self._log.warning("Auto recovery failed again")
+        else:
+            self._recovering = True
+            self._log.info("Auto recovery start timestamp: %s", round(time.time() * 1000))
+
+    def retries(self, delay_s: float) -> None:
+        """Logs that the next worker is started after so many seconds."""
+        self._log.info("Retry worker: %s in %g seconds.", self._id, round(delay_s, 1))
+
+    def ready(self) -> None:
+        """Logs that a worker has loaded its model after failures."""
+        if self._recovering:
+            self._recovering = False
+            self._log.info("Auto recovery succeeded, reset recoveryStartTS")
