@@ -32,6 +32,7 @@ COMPATIBLE_VERSION = "0.12.0"
 _OWN_COMMANDS = {
     "start": "the same as torchserve --start",
     "stop": "the same as torchserve --stop",
+    "dev": "serve a model that is being written: reload on save, errors and breakpoints in the terminal",
     "config": "show every setting, its value and where that comes from, without starting",
 }
 
@@ -206,6 +207,8 @@ def _subcommand(words: Sequence[str], program: Program) -> int:
     name, rest = words[0].replace("_", "-"), list(words[1:])
     if name == "config":
         return _show_config(rest)
+    if name == "dev":
+        return int(import_module("ts_frontend.cli.dev").main(rest, program.run))
     if name in ("start", "stop"):
         rest.append(f"--{name}")
         return _launcher(_parser().parse_args(rest), rest, program)

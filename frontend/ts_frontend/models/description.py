@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from ts_frontend.models.model import Model
-from ts_frontend.workers.failures import Failure
-from ts_frontend.workers.pool import Replacement, Slot
+from ts_frontend.workers.failures import Failure, Replacement
+from ts_frontend.workers.pool import Slot
 
 GPU_USAGE_UNKNOWN = "N/A"
 
@@ -42,7 +42,7 @@ def describe(model: Model) -> dict[str, Any]:
         "useVenv": settings.use_venv,
         "stateful": settings.stateful,
         **({"idempotent": True} if settings.idempotent else {}),
-        **({"shareWeights": _sharing(model)} if settings.share_weights else {}),
+        **({"shareWeights": _sharing(model)} if model.pool.plan.sharing.wanted else {}),
         "sequenceMaxIdleMSec": settings.sequence_max_idle_ms,
         "sequenceTimeoutMSec": settings.sequence_timeout_ms,
         "maxNumSequence": settings.max_num_sequence,

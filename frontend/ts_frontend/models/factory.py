@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -203,7 +204,7 @@ class ModelFactory:
 
     def _sharing(self, name: str, archive: Archive, settings: ModelSettings) -> Sharing:
         """How the model's workers come by its weights; a wish that can't be met is logged."""
-        if not settings.share_weights:
+        if not settings.share_weights and self._config.dev_model is None:
             return Sharing()
         refusal = ""
         if sys.platform != "linux":
@@ -216,7 +217,7 @@ class ModelFactory:
             refusal = "it is for handlers of TorchServe's kind"
         elif self._supervisor.placement.usable(settings.device_type, settings.device_ids):
             refusal = "its workers are on GPUs, whose memory processes can't share by forking (deviceType: cpu)"
-        if refusal:
+        if refusal and settings.share_weights:
             log.warning("%s: shareWeights has no effect, each worker loads the model: %s", name, refusal)
         return Sharing(True, refusal)
 
@@ -283,5 +284,12 @@ class ModelFactory:
             "adapter": archive.adapter,
             "adapter_settings": archive.adapter_settings,
             "threads": None,
+            **({} if config.dev_model is None else _debugging(config)),
             "mark_lines": config.log_format == "json" and not config.bypass_serve,
         }
+
+
+def _debugging(config: ServerConfig) -> dict[str, Any]:
+    """The settings of a worker whose handler is being written."""
+    terminal = os.ttyname(0) if os.isatty(0) else ""
+    return {"renewable": True, "terminal": terminal, "debugpy_port": config.debugpy_port}

@@ -115,7 +115,26 @@ class HolderLauncher:
             log.info("%s holds them (pid %s), loaded in %.1f s.", _first_upper(self._what), holder.pid, self.load_s)
         return holder
 
+    async def renewal(self) -> str:
+        """Returns why the model is to be loaded again for its present source files, "" when what the holder has loaded
+        counts for them, too."""
+        if self.refusal:
+            return f"each worker loads it: {self.refusal}"
+        holder = self._current()
+        if holder is None or self._failed:
+            return "it wasn't loaded"
+        try:
+            reply = await asyncio.wait_for(holder.ask({"op": "renewal"}), FORK_S_MAX)
+        except (ForkserverLost, LaunchFailed, asyncio.TimeoutError) as error:
+            return f"{self._what} gave no answer: {error}"
+        return str(reply["refusal"])
+
     # --- its end
+
+    def forget(self) -> None:
+        """Has the next worker load the model again, and try again whether it can be forked."""
+        self.rest()
+        self.refusal = ""
 
     def rest(self) -> None:
         """Gives the model's memory back: the holder ends with the last of its workers. The next worker starts a new

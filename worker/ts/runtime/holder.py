@@ -5,6 +5,10 @@ Its memory is the workers' until one writes to it: what a worker changes is its 
 `{"op": "load", "id": int, "settings": {...}}`, the settings of a worker's Load. The answer `loaded` has `load_s`, and
 `refusal` with the reason why workers can't be forked from this handler (`ts.runtime.forkable`), else "". A handler
 whose load fails is `failed`: its workers announce the exception.
+
+With `renewable` among the settings, a request `{"op": "renewal", "id": int}` is answered by `renewal`, whose `refusal`
+says why the model must be loaded again for the present source files, else "" (`ts.runtime.renewal`): workers take
+their code from these.
 """
 
 from __future__ import annotations
@@ -27,8 +31,9 @@ from ts.runtime import process
 from ts.runtime.calls import NoServer
 from ts.runtime.forkable import Footprint, owned_files
 from ts.runtime.forking import Forking
-from ts.runtime.handlers import Loaded, Settings, load, new_loop
+from ts.runtime.handlers import Loaded, Settings, load, new_loop, renewed
 from ts.runtime.main import live, prepare_logging, prepare_process
+from ts.runtime.renewal import Loading, renew
 
 SignalHandler = Callable[[int, "FrameType | None"], Any]
 
@@ -42,10 +47,13 @@ class Holder(Forking):
         self._failure: BaseException | None = None
         self._threads: int | None = None
         self._signals: dict[int, SignalHandler] = {}
+        self._loading: Loading | None = None
 
     def asked(self, request: dict[str, Any]) -> dict[str, Any]:
         if request.get("op") == "load" and self._loaded is None:
             return self._load(request["settings"])
+        if request.get("op") == "renewal" and self._loading is not None:
+            return {"op": "renewal", "refusal": self._loading.refusal()}
         return super().asked(request)
 
     # --- loading
@@ -53,11 +61,15 @@ class Holder(Forking):
     def _load(self, settings: Settings) -> dict[str, Any]:
         prepare_process()
         prepare_logging(settings)
+        if settings.get("terminal"):
+            from ts.runtime.debugging import prepare
+
+            prepare(settings, holds=True)
         before, begun_s = Footprint.now(), time.monotonic()
         refusal = ""
         try:
             # A pool of threads wouldn't be in the forks, which would wait for it for ever.
-            with process.one_thread(), self._threads_noted():
+            with process.one_thread(), self._threads_noted(), self._noted(settings):
                 loaded = load(settings)
             loaded, refusal = _without_loop(loaded)
             self._loaded = loaded
@@ -77,6 +89,16 @@ class Holder(Forking):
             "refusal": "" if self._failure is not None else refusal,
             "failed": self._failure is not None,
         }
+
+    @contextlib.contextmanager
+    def _noted(self, settings: Settings) -> Iterator[None]:
+        """Notes what runs in the block, of a model whose source may change."""
+        if not settings.get("renewable"):
+            yield
+            return
+        self._loading = Loading(settings["model_dir"])
+        with self._loading.noted():
+            yield
 
     @contextlib.contextmanager
     def _threads_noted(self) -> Iterator[None]:
@@ -128,9 +150,10 @@ class Holder(Forking):
             sys.modules["torch"].set_num_threads(self._threads)
         for number, how in self._signals.items():
             signal.signal(number, how)
-        if self._loaded.kind == "async":
-            return self._loaded._replace(loop=new_loop())
-        return self._loaded
+        loaded = self._loaded
+        if self._loading is not None and renew(self._loading):
+            loaded = renewed(loaded, settings)
+        return loaded._replace(loop=new_loop()) if loaded.kind == "async" else loaded
 
 
 def _without_loop(loaded: Loaded) -> tuple[Loaded, str]:

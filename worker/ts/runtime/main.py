@@ -67,6 +67,10 @@ def answer(
     if before_load is not None:
         before_load(settings)
     set_threads(settings.get("threads"))
+    if settings.get("terminal") or settings.get("debugpy_port"):
+        from ts.runtime.debugging import prepare
+
+        prepare(settings)
     ledger = ledger_type(
         settings.get("credit_bytes") or CREDIT_BYTES, _response_bytes_max(settings), bool(settings.get("debug_errors"))
     )

@@ -48,11 +48,7 @@ class ProgramFormat(ModelFormat):
     def matches(self, path: Path) -> bool:
         if path.suffix == SUFFIX and path.is_file():
             return True
-        try:
-            with (path / FILE).open("rb") as file:
-                return _STARTS_A_SERVER.search(file.read(_TEXT_BYTES_MAX)) is not None
-        except OSError:
-            return False
+        return starts_a_server(path / FILE)
 
     def open(self, files: ModelFiles) -> list[Archive]:
         """The archive has no name: the program defines its models' names."""
@@ -103,6 +99,15 @@ class ProgramFormat(ModelFormat):
                 return _checked(json.loads(found), settings["program"])
         text = "\n".join(last)[-SHOWN_CHARS_MAX:]
         raise InvalidArchive(f"{settings['program']} didn't come to its server's start: {text or f'status {status}'}")
+
+
+def starts_a_server(file: Path) -> bool:
+    """Whether a file imports one of their servers. A missing file is no error."""
+    try:
+        with file.open("rb") as source:
+            return _STARTS_A_SERVER.search(source.read(_TEXT_BYTES_MAX)) is not None
+    except OSError:
+        return False
 
 
 def _read(file: Path) -> str:
