@@ -18,7 +18,8 @@ from ts_frontend.workers.failures import StartFailed
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.1
+#: Between two looks, and in a large folder so many times as long as one takes.
+LOOK_S, SHARE = 0.1, 10
 FILES_MAX = 5000
 DEPTH_MAX = 8
 #: Python files, the configuration, and weights: what else lies there may be the handler's own to write.
@@ -81,9 +82,12 @@ class Reloading:
         log.info(
             "%s is served as %s, and anew when its files are saved. Ctrl-C ends it.", self._path, names or "nothing"
         )
+        pause_s = LOOK_S
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(pause_s)
+            begun_s = time.monotonic()
             now = await asyncio.to_thread(look, place)
+            pause_s = max(LOOK_S, SHARE * (time.monotonic() - begun_s))
             if now == seen:
                 continue
             while (later := await asyncio.to_thread(look, place)) != now:  # an editor is still writing

@@ -14,13 +14,15 @@ import linecache
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
 IMPORTS = (ast.Import, ast.ImportFrom)
+#: The part of a model's folder that is looked at.
+DEPTH_MAX, FILES_MAX = 8, 5000
 #: What a class has that belongs to the class itself.
 OWN = frozenset({"__dict__", "__weakref__", "__module__", "__firstlineno__", "__static_attributes__"})
 
@@ -110,7 +112,7 @@ class Loading:
     def __init__(self, model_dir: str) -> None:
         self._root = os.path.join(os.path.realpath(model_dir), "")
         self._codes: set[CodeType] = set()
-        self._texts = self._read_all()
+        self._before = self._times()
         self.sources: dict[str, Source] = {}
         #: Qualified names of the functions that ran, by file; and the names of all that ran, wherever they are.
         self.ran: dict[str, set[str]] = {}
@@ -135,14 +137,12 @@ class Loading:
             self._settle()
 
     def _settle(self) -> None:
-        now = self._read_all()
+        now = self._times()
         for path in self.modules():
-            if path not in now:
-                continue
-            if now[path] != self._texts.get(path):
+            if now.get(path) != self._before.get(path):
                 self._torn = f"{os.path.basename(path)} was saved while the model was loaded"
             try:
-                self.sources[path] = Source.of(path, now[path])
+                self.sources[path] = Source.of(path, read(path))
             except SyntaxError as error:  # of a save, since it was imported
                 self._torn = f"{os.path.basename(path)} was saved while the model was loaded: {error}"
         lines = {path: _by_line(source) for path, source in self.sources.items()}
@@ -154,14 +154,18 @@ class Loading:
                 self.ran.setdefault(path, set()).add(name)
         self._codes.clear()
 
-    def _read_all(self) -> dict[str, str]:
-        found = {}
+    def _times(self) -> dict[str, tuple[int, int]]:
+        """Times and sizes of the Python files of the model's folder, as far as it is one."""
+        found: dict[str, tuple[int, int]] = {}
         for folder, folders, files in os.walk(self._root):
-            folders[:] = [one for one in folders if not one.startswith(".") and one != "__pycache__"]
+            deep = folder.count(os.sep) - self._root.count(os.sep) >= DEPTH_MAX
+            folders[:] = [] if deep or len(found) > FILES_MAX else [one for one in folders if one[0] not in "._"]
             for name in files:
                 if name.endswith(".py"):
                     path = os.path.join(folder, name)
-                    found[path] = read(path)
+                    with suppress(OSError):
+                        at = os.stat(path)
+                        found[path] = (at.st_mtime_ns, at.st_size)
         return found
 
     def modules(self) -> dict[str, ModuleType]:
