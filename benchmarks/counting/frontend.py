@@ -307,8 +307,8 @@ async def main(library: Path, folder: Path) -> None:
         fork=False,
         inventory=Inventory(),
         on_line=lambda *_: None,
+        launcher=StandInLauncher(part),
     )
-    supervisor.launcher = StandInLauncher(part)
     parts = Parts(config, logs, open_metrics(config, logs), None, None, supervisor, work)
 
     async def no_workflows(_: object) -> list[str]:

@@ -387,7 +387,8 @@ MAY_IMPORT = {
     "listeners": "authorization config grpc http models open_inference scheduling telemetry workflows",
     "server": "authorization config listeners models open_inference scheduling telemetry workers workflows",
     "process": "config server telemetry",
-    "cli": "authorization config process protos",
+    "diagnosis": "config job listeners models process server telemetry workers",
+    "cli": "authorization config diagnosis process protos",
 }
 #: The modules at the root of the frontend. Another one needs a reason: what is it that belongs to no part?
 AT_THE_ROOT = {"errors", "job", "process", "server", "tasks"}

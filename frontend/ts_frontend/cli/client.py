@@ -235,12 +235,12 @@ class Client:
         descriptions: list[dict[str, Any]] = json.loads(self._manage(self._management.DescribeModel, request))
         return descriptions
 
-    def models(self) -> Iterator[dict[str, str]]:
+    def models(self, timeout_s: float | None = None) -> Iterator[dict[str, str]]:
         """All models, page by page: {"modelName", "modelUrl"} of each one's default version."""
         token = 0
         while True:
             request = management_pb2.ListModelsRequest(limit=LIST_LIMIT, next_page_token=token)
-            page = json.loads(self._manage(self._management.ListModels, request))
+            page = json.loads(self._ask(self._management.ListModels, request, KeyKind.MANAGEMENT, timeout_s).msg)
             yield from page["models"]
             if "nextPageToken" not in page or not page["models"]:
                 return

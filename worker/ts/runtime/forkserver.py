@@ -45,6 +45,8 @@ def preload(with_torch: bool) -> None:
             try:
                 importlib.import_module(name)
             except Exception as error:
+                if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+                    continue  # the server says so, once
                 print(f"forkserver: {name} isn't preloaded: {type(error).__name__}: {error}", file=sys.stderr)
     gc.collect()
     gc.freeze()  # the collector's marks would copy every shared page in the children

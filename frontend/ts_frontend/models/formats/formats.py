@@ -14,7 +14,7 @@ from ts_frontend.models.archive import Archive, root_of, unpack
 from ts_frontend.models.extraction import ExtractLimits
 from ts_frontend.models.formats.format import ModelFiles, ModelFormat, StoredModel
 from ts_frontend.models.formats.mlserver import MLServerFormat
-from ts_frontend.models.formats.program import ProgramFormat, starts_a_server
+from ts_frontend.models.formats.program import ProgramFormat
 from ts_frontend.models.formats.torchserve import TorchServeFormat, bare
 from ts_frontend.models.formats.triton import TritonFormat
 from ts_frontend.models.store.http import Stop
@@ -58,6 +58,10 @@ class Formats:
             if not one.versioned and (one.matches(path) or (one.assumed and not unpacked and path.is_dir())):
                 return one
         return self._torchserve
+
+    def is_handler(self, path: Path) -> bool:
+        """Whether a path is a Python file that no format claims."""
+        return path.suffix == ".py" and path.is_file() and not any(one.claims(path) for one in self._all)
 
     def running(self, adapter: str) -> ModelFormat:
         """The format whose handlers that adapter runs, even where another format's archive names it; TorchServe's for
@@ -109,8 +113,7 @@ class Formats:
         InvalidArchive."""
         if not path.exists():
             raise ArchiveNotFound(f"Model not found at: {path}")
-        found = self.shown(path.resolve())
-        if found is None or (path.is_file() and not starts_a_server(path)):
+        if self.shown(path.resolve()) is None or self.is_handler(path):
             return bare(path.resolve())
         return self.open_in_place(path.resolve(), (), Path.cwd())
 

@@ -35,6 +35,15 @@ _CODE = (
 )
 
 
+def _starts_a_server(path: Path) -> bool:
+    """Whether a Python file imports one of the servers whose programs are run."""
+    try:
+        with path.open("rb") as file:
+            return _STARTS_A_SERVER.search(file.read(_TEXT_BYTES_MAX)) is not None
+    except OSError:
+        return False
+
+
 class ProgramFormat(ModelFormat):
     """A Python file, or a folder with a main.py that imports one of their servers. `env`: a worker's environment;
     `work_dir`: for the model lists that programs write when they are run."""
@@ -48,7 +57,11 @@ class ProgramFormat(ModelFormat):
     def matches(self, path: Path) -> bool:
         if path.suffix == SUFFIX and path.is_file():
             return True
-        return starts_a_server(path / FILE)
+        return _starts_a_server(path / FILE)
+
+    def claims(self, path: Path) -> bool:
+        """Any Python file may be run as a program; one that imports neither server may be a handler as well."""
+        return _starts_a_server(path) if path.is_file() else self.matches(path)
 
     def open(self, files: ModelFiles) -> list[Archive]:
         """The archive has no name: the program defines its models' names."""
@@ -99,15 +112,6 @@ class ProgramFormat(ModelFormat):
                 return _checked(json.loads(found), settings["program"])
         text = "\n".join(last)[-SHOWN_CHARS_MAX:]
         raise InvalidArchive(f"{settings['program']} didn't come to its server's start: {text or f'status {status}'}")
-
-
-def starts_a_server(file: Path) -> bool:
-    """Whether a file imports one of their servers. A missing file is no error."""
-    try:
-        with file.open("rb") as source:
-            return _STARTS_A_SERVER.search(source.read(_TEXT_BYTES_MAX)) is not None
-    except OSError:
-        return False
 
 
 def _read(file: Path) -> str:
