@@ -38,12 +38,13 @@ from ts_frontend.http.routing import HTTP_INFERENCE
 from ts_frontend.listeners.application import Application, application
 from ts_frontend.listeners.listeners import INFERENCE
 from ts_frontend.models.startup import load_at_startup
-from ts_frontend.server import Parts, worker_env
+from ts_frontend.server import Parts
 from ts_frontend.telemetry.logging.logs import setup_logs
 from ts_frontend.telemetry.metrics.registry import open_metrics
 from ts_frontend.workers import in_flight
 from ts_frontend.workers.devices import Inventory
 from ts_frontend.workers.process import Channels, ExitStatus, LineSink, ProcessSpec, WorkerProcess
+from ts_frontend.workers.spawning import worker_env
 from ts_frontend.workers.supervisor import Supervisor
 
 CLIENTS = 8

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import faulthandler
 import fcntl
+import gc
 import json
 import logging
 import os
@@ -29,6 +30,7 @@ from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
 from ts_frontend.tasks import owned
 from ts_frontend.telemetry.logging.logs import Logs, setup_logs
+from ts_frontend.workers.spawning import StartedForkserver, first_forkserver
 
 if TYPE_CHECKING:
     from ts_frontend.server import Server
@@ -66,7 +68,7 @@ def main(config: ServerConfig, report_ready_fd: int | None = None) -> int:
         report.failed(f"Logs can't be opened: {error}.")
         return 1
     try:
-        status = _run_loop(_run(config, logs, report))
+        status = _run_loop(_run(config, logs, report, first_forkserver(config)))
     except (OSError, ServeError, RuntimeError, ValueError) as error:
         log.error("%s", error, exc_info=not isinstance(error, (OSError, ServeError)))
         report.failed(str(error))
@@ -105,11 +107,14 @@ async def _end_tasks() -> bool:
     return not stuck
 
 
-async def _run(config: ServerConfig, logs: Logs, report: StartReport) -> int:
+async def _run(config: ServerConfig, logs: Logs, report: StartReport, forkserver: StartedForkserver | None) -> int:
     """Runs the server; returns the exit status: 0, or that of a process ended by the second signal."""
+    gc.disable()  # modules stay: looking for others among them would only take time
     from ts_frontend.server import Server  # commands that only look for a server needn't import all of it
 
-    server = Server(config, logs)
+    gc.freeze()
+    gc.enable()
+    server = Server(config, logs, forkserver=forkserver)
     signals = StopSignals(server, config.drain_grace_s + config.drain_timeout_s + STOP_MARGIN_S)
 
     def on_ready(listening: dict[str, str], failures: list[str]) -> None:

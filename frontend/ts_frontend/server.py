@@ -8,7 +8,6 @@ import contextlib
 import gc
 import importlib.util
 import logging
-import os
 import platform
 import shutil
 import sys
@@ -19,12 +18,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-import ts.version
 from ts_frontend.authorization.authorization import Authorization, open_authorization
 from ts_frontend.config import checks as config_checks
 from ts_frontend.config.display import snapshot_settings
 from ts_frontend.config.kinds import s3_of
-from ts_frontend.config.load import worker_environment
 from ts_frontend.config.snapshot import Snapshot, SnapshotFiles, SnapshotKind
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
@@ -59,6 +56,7 @@ from ts_frontend.telemetry.metrics.registry import MetricsRegistry, open_metrics
 from ts_frontend.telemetry.tracing.tracing import open_tracing
 from ts_frontend.workers.launchers import Launcher
 from ts_frontend.workers.pool import Clock
+from ts_frontend.workers.spawning import StartedForkserver, worker_env
 from ts_frontend.workers.supervisor import Supervisor, find_accelerators
 from ts_frontend.workflows.manager import WorkflowManager, restore_workflows, states_of
 
@@ -197,15 +195,22 @@ class Parts:
 
 class Server:
     """One server, made from its configuration. `run` is its whole life: startup, serve, drain. `launcher` starts its
-    workers (None: the one that the configuration asks for); `clock` is that of its pauses."""
+    workers (None: the one that the configuration asks for); `clock` is that of its pauses; `forkserver`
+    is the first one, if it was started already."""
 
     def __init__(
-        self, config: ServerConfig, logs: Logs, launcher: Launcher | None = None, clock: Clock | None = None
+        self,
+        config: ServerConfig,
+        logs: Logs,
+        launcher: Launcher | None = None,
+        clock: Clock | None = None,
+        forkserver: StartedForkserver | None = None,
     ) -> None:
         self.config = config
         self._logs = logs
         self._launcher = launcher
         self._clock = clock or Clock()
+        self._forkserver = forkserver
         self._metrics = open_metrics(config, logs)
         self._stop = asyncio.Event()
         #: From now on a stop drains; before, there is nobody whose requests could be lost.
@@ -295,6 +300,7 @@ class Server:
             first_distribution_id=config.initial_distribution_port,
             fork=config.worker_start == "fork",
             preload_torch=config.preload_torch,
+            forkserver=self._forkserver,
             in_process=config.bypass_serve,
             inventory=inventory,
             on_line=ModelLog(self._logs, self._metrics).line,
@@ -425,14 +431,6 @@ def _settings_of(
 
 def repositories_in_s3(config: ServerConfig) -> list[str]:
     return [url for path in config.model_repository if (url := s3_of(path))]
-
-
-def worker_env(config: ServerConfig) -> dict[str, str]:
-    """The environment of workers: they import `ts` from the same place as the server, before others of that name."""
-    env = worker_environment(config)
-    package_root = str(Path(ts.version.__file__).parents[1])
-    env["PYTHONPATH"] = os.pathsep.join(part for part in (package_root, env.get("PYTHONPATH", "")) if part)
-    return env
 
 
 def _tune_garbage_collection() -> None:

@@ -187,18 +187,46 @@ def start_worker(tmp_path: Path) -> Iterator[Callable[..., ExecWorker]]:
         worker.close()
 
 
-class DrivenForking:
-    """The control socket of a real process that forks. `env` is what its children get."""
+class DrivenForkserver:
+    """The control socket of a real forkserver."""
 
     LENGTH = struct.Struct("<I")
-    env: dict[str, str] | None = None
 
-    def __init__(self, folder: Path, control: socket.socket) -> None:
-        self.folder, self.control = folder, control
+    def __init__(self, folder: Path, control: socket.socket, process: subprocess.Popen[bytes] | None) -> None:
+        self.folder = folder
+        self.control = control
         self.control.settimeout(GUARD_S)
+        self.process = process
+        self.pid = 0 if process is None else process.pid
         self.data = b""
         self.workers: list[DrivenWorker] = []
+        self.holders: list[DrivenHolder] = []
+        self.env: dict[str, str] | None = dict(os.environ)
         self.ids = itertools.count(1)
+
+    @staticmethod
+    def started(folder: Path, *options: str) -> DrivenForkserver:
+        """A new one."""
+        control, theirs = socket.socketpair()
+        argv = [sys.executable, "-m", "ts.runtime.forkserver", "--fd", str(theirs.fileno()), *options]
+        process = subprocess.Popen(argv, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL)
+        theirs.close()
+        return DrivenForkserver(folder, control, process)
+
+    def with_torch(self) -> DrivenForkserver:
+        """A fork of it that imports torch, before it is ready."""
+        control, theirs = socket.socketpair()
+        self.ask({"op": "preload", "id": next(self.ids)}, [theirs.fileno()])
+        theirs.close()
+        folder = self.folder / "with_torch"
+        folder.mkdir()
+        second = DrivenForkserver(folder, control, None)
+        second.pid = self.reply()["pid"]
+        return second
+
+    def wait_until_ready(self) -> DrivenForkserver:
+        assert self.reply() == {"op": "ready", "pid": self.pid}
+        return self
 
     def reply(self) -> dict[str, Any]:
         while len(self.data) < 4 or len(self.data) < 4 + self.LENGTH.unpack_from(self.data)[0]:
@@ -213,6 +241,14 @@ class DrivenForking:
     def ask(self, request: dict[str, Any], fds: list[int]) -> None:
         body = json.dumps(request).encode()
         socket.send_fds(self.control, [self.LENGTH.pack(len(body)) + body], fds)
+
+    def hold(self) -> DrivenHolder:
+        """A forked holder of a model, which has loaded none yet."""
+        channels, pid = self.fork(more={"holds": True})
+        holder = DrivenHolder(self.folder / f"holder{pid}", channels.sock, pid)
+        holder.wait_until_ready()
+        self.holders.append(holder)
+        return holder
 
     def fork(self, env: dict[str, str] | None = None, more: dict[str, Any] | None = None) -> tuple[DrivenWorker, int]:
         """A forked worker and its pid."""
@@ -231,17 +267,21 @@ class DrivenForking:
 
     def close(self) -> None:
         self.control.close()
+        for holder in self.holders:
+            holder.close()
         for worker in self.workers:
             worker.close()
+        if self.process is not None:
+            self.process.wait(GUARD_S)
 
 
-class DrivenHolder(DrivenForking):
+class DrivenHolder(DrivenForkserver):
     """A real process that holds a model for the workers it forks."""
 
     def __init__(self, folder: Path, control: socket.socket, pid: int) -> None:
         folder.mkdir()
-        super().__init__(folder, control)
-        self.pid = pid
+        super().__init__(folder, control, None)
+        self.pid, self.env = pid, None
 
     def load(self, model_dir: Path, handler: str = "handler.py", **settings: Any) -> dict[str, Any]:
         """Has it load a model; its reply."""
@@ -253,44 +293,14 @@ class DrivenHolder(DrivenForking):
         return reply
 
 
-class DrivenForkserver(DrivenForking):
-    """A real forkserver."""
-
-    def __init__(self, folder: Path, *options: str) -> None:
-        control, theirs = socket.socketpair()
-        super().__init__(folder, control)
-        self.env = dict(os.environ)
-        self.holders: list[DrivenHolder] = []
-        argv = [sys.executable, "-m", "ts.runtime.forkserver", "--fd", str(theirs.fileno()), *options]
-        self.process = subprocess.Popen(argv, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL)
-        theirs.close()
-
-    def hold(self) -> DrivenHolder:
-        """A forked holder of a model, which has loaded none yet."""
-        channels, pid = self.fork(more={"holds": True})
-        holder = DrivenHolder(self.folder / f"holder{pid}", channels.sock, pid)
-        ready = holder.reply()
-        assert ready == {"op": "ready", "pid": pid}
-        self.holders.append(holder)
-        return holder
-
-    def close(self) -> None:
-        for holder in self.holders:
-            holder.close()
-        super().close()
-        self.process.wait(GUARD_S)
-
-
 @pytest.fixture
 def start_forkserver(tmp_path: Path) -> Iterator[Callable[..., DrivenForkserver]]:
     """Starts a forkserver and waits until it is ready."""
     servers: list[DrivenForkserver] = []
 
     def start(*options: str) -> DrivenForkserver:
-        servers.append(DrivenForkserver(tmp_path, *options))
-        ready = servers[-1].reply()
-        assert ready == {"op": "ready", "pid": servers[-1].process.pid}
-        return servers[-1]
+        servers.append(DrivenForkserver.started(tmp_path, *options))
+        return servers[-1].wait_until_ready()
 
     yield start
     for server in servers:
@@ -298,15 +308,17 @@ def start_forkserver(tmp_path: Path) -> Iterator[Callable[..., DrivenForkserver]
 
 
 @pytest.fixture(scope="module")
-def shared_forkserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., DrivenForkserver]]:
-    """The module's forkserver with these options, for tests that ask it for nothing but holders."""
-    servers: dict[tuple[str, ...], DrivenForkserver] = {}
+def shared_forkservers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[bool], DrivenForkserver]]:
+    """The module's forkserver without or with torch, for tests that ask it for nothing but holders."""
+    servers: dict[bool, DrivenForkserver] = {}
 
-    def start(*options: str) -> DrivenForkserver:
-        if options not in servers:
-            servers[options] = DrivenForkserver(tmp_path_factory.mktemp("forkserver"), *options)
-            assert servers[options].reply()["op"] == "ready"
-        return servers[options]
+    def start(with_torch: bool) -> DrivenForkserver:
+        if False not in servers:
+            plain = DrivenForkserver.started(tmp_path_factory.mktemp("forkserver"), "--plain")
+            servers[False] = plain.wait_until_ready()
+        if with_torch and True not in servers:
+            servers[True] = servers[False].with_torch().wait_until_ready()
+        return servers[with_torch]
 
     yield start
     for server in servers.values():

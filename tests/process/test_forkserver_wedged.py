@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
@@ -14,6 +17,7 @@ from support import GUARD_S, until
 from ts_frontend.workers.forkserver import ForkLauncher
 from ts_frontend.workers.launchers import ExecLauncher
 from ts_frontend.workers.process import ProcessSpec, WorkerProcess
+from ts_frontend.workers.spawning import start_forkserver
 
 SPEC = ProcessSpec("m", dict(os.environ))
 
@@ -138,3 +142,85 @@ def test_a_forkserver_that_dies_takes_no_start_of_the_next_one_with_it():
         await started.worker()
 
     run(scenario)
+
+
+# --- with torch: a stand-in for it, which is imported in no time
+
+TORCH = "def manual_seed(seed): pass\ndef set_num_threads(count): pass\n"
+
+
+def run_with_torch(folder: Path, scenario: Callable[[Started], Coroutine[None, None, None]]) -> None:
+    """Runs a scenario with both forkservers, which were started before the event loop, as a server's are."""
+    (folder / "torch.py").write_text(TORCH)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(folder), *sys.path))}
+    first = start_forkserver(env, preload_torch=True)
+
+    async def whole(started: Started) -> None:
+        started.launcher = ForkLauncher(env, started.fallback, started=first, fork_s_max=5.0)
+        await started.launcher.start()
+        await scenario(started)
+
+    run(whole)
+
+
+def parent(process: WorkerProcess) -> psutil.Process:
+    found = psutil.Process(process.pid).parent()
+    assert found is not None
+    return found
+
+
+PLAIN = replace(SPEC, with_torch=False)
+
+
+def test_workers_without_torch_have_another_parent(tmp_path):
+    async def scenario(started: Started) -> None:
+        (plain,) = forkservers()
+        assert parent(await started.worker(PLAIN)) == plain
+        second = parent(await started.worker())
+        assert second.parent() == plain and parent(await started.worker()) == second
+
+    run_with_torch(tmp_path, scenario)
+
+
+def test_a_forkserver_with_torch_that_dies_is_forked_again(tmp_path):
+    """Its workers end with it, those of the plain one live."""
+
+    async def scenario(started: Started) -> None:
+        other, first = await started.worker(PLAIN), await started.worker()
+        second = parent(first)
+        second.send_signal(signal.SIGKILL)
+        await first.exited
+        again = parent(await started.worker())
+        assert again != second and again.parent() == parent(other)
+        assert not other.exited.done()
+
+    run_with_torch(tmp_path, scenario)
+
+
+def test_both_forkservers_are_replaced_when_the_plain_one_dies(tmp_path):
+    async def scenario(started: Started) -> None:
+        other, first = await started.worker(PLAIN), await started.worker()
+        (plain,) = forkservers()
+        plain.send_signal(signal.SIGKILL)
+        await asyncio.gather(first.exited, other.exited)
+        await asyncio.to_thread(until, lambda: not forkservers())
+        again = parent(await started.worker())
+        assert again.parent() == parent(await started.worker(PLAIN)) != plain
+
+    run_with_torch(tmp_path, scenario)
+
+
+def test_a_wedged_forkserver_with_torch_is_set_aside_alone(tmp_path):
+    async def scenario(started: Started) -> None:
+        first = await started.worker()
+        wedged = parent(first)
+        wedged.suspend()
+        exec_d = await started.worker()
+        await asyncio.to_thread(wait_until_execed, exec_d.pid)
+        next_one = await started.worker()
+        assert parent(next_one) != wedged and parent(next_one).parent() == wedged.parent()
+        assert not first.exited.done()
+        await started.end(first)
+        await asyncio.to_thread(until, lambda: not wedged.is_running() or wedged.status() == psutil.STATUS_ZOMBIE)
+
+    run_with_torch(tmp_path, scenario)

@@ -65,13 +65,13 @@ def model(tmp_path: Path) -> Iterator[Model]:
 
 
 @pytest.fixture
-def holder(shared_forkserver: Callable[..., Any]) -> Any:
-    return shared_forkserver("--no-torch").hold()
+def holder(shared_forkservers: Callable[..., Any]) -> Any:
+    return shared_forkservers(False).hold()
 
 
 @pytest.fixture
-def torch_holder(shared_forkserver: Callable[..., Any]) -> Any:
-    return shared_forkserver().hold()
+def torch_holder(shared_forkservers: Callable[..., Any]) -> Any:
+    return shared_forkservers(True).hold()
 
 
 def forked(holder: Any, count: int, model_dir: Path) -> list[Any]:
@@ -220,7 +220,7 @@ def test_workers_inherit_no_descriptor_of_the_holder(holder: Any, model: Model) 
 def test_workers_die_with_the_holder_and_the_holder_with_the_forkserver(
     start_forkserver: Callable[..., Any], model: Model
 ) -> None:
-    server = start_forkserver("--no-torch")
+    server = start_forkserver("--plain")
     folder = model.write(handle="import time\ntime.sleep(1000)")
     for killed in ("holder", "forkserver"):
         holder = server.hold()
@@ -248,7 +248,7 @@ def alive(pid: int) -> bool:
 
 
 def test_the_end_of_its_socket_ends_a_holder(start_forkserver: Callable[..., Any], model: Model) -> None:
-    server = start_forkserver("--no-torch")
+    server = start_forkserver("--plain")
     holder = server.hold()
     holder.load(model.write())
     holder.control.close()

@@ -19,7 +19,7 @@ def collect(server, count):
 
 
 def test_a_forked_worker_serves_and_its_end_is_reported(start_forkserver):
-    server = start_forkserver("--no-torch")
+    server = start_forkserver("--plain")
     worker, pid = server.fork()
     answer = worker.load("probe.py")
     assert isinstance(answer, Ready)
@@ -31,7 +31,7 @@ def test_a_forked_worker_serves_and_its_end_is_reported(start_forkserver):
 
 
 def test_how_a_child_ended_is_reported(start_forkserver):
-    server = start_forkserver("--no-torch")
+    server = start_forkserver("--plain")
     worker, pid = server.fork()
     worker.load("probe.py")
     worker.predict({"op": "die"})
@@ -45,7 +45,7 @@ def test_how_a_child_ended_is_reported(start_forkserver):
 
 
 def test_a_child_inherits_nothing_it_should_not(start_forkserver):
-    server = start_forkserver("--no-torch")
+    server = start_forkserver("--plain")
     others = [server.fork()[0] for _ in range(2)]
     worker, pid = server.fork({"PATH": os.environ["PATH"], "ONLY": "this"})
     worker.load("probe.py", threads=None)
@@ -60,7 +60,7 @@ def test_a_child_inherits_nothing_it_should_not(start_forkserver):
 
 
 def test_output_goes_to_the_pipes(start_forkserver):
-    server = start_forkserver("--no-torch")
+    server = start_forkserver("--plain")
     worker, _ = server.fork()
     worker.load("probe.py")
     worker.ask({"op": "print"})
@@ -73,7 +73,7 @@ def test_output_goes_to_the_pipes(start_forkserver):
 
 
 def test_a_bad_request_is_refused_and_the_next_one_served(start_forkserver):
-    server = start_forkserver("--no-torch")
+    server = start_forkserver("--plain")
     server.ask({"op": "dance", "id": 1}, [])
     assert server.reply() == {"op": "failed", "id": 1, "error": "no such op: dance"}
     server.ask({"op": "fork", "id": 2, "env": {}}, [])
@@ -85,7 +85,7 @@ def test_a_bad_request_is_refused_and_the_next_one_served(start_forkserver):
 
 
 def test_requests_that_arrive_in_pieces_or_together(start_forkserver):
-    server = start_forkserver("--no-torch")
+    server = start_forkserver("--plain")
     body = json.dumps({"op": "none", "id": 1}).encode()
     data = server.LENGTH.pack(len(body)) + body
     for at in range(len(data)):
@@ -96,7 +96,7 @@ def test_requests_that_arrive_in_pieces_or_together(start_forkserver):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_what_ends_the_server_reaches_neither_forkserver_nor_workers(start_forkserver, number):
-    server = start_forkserver("--no-torch")
+    server = start_forkserver("--plain")
     worker, pid = server.fork()
     worker.load("probe.py")
     os.kill(server.process.pid, number)
@@ -107,14 +107,14 @@ def test_what_ends_the_server_reaches_neither_forkserver_nor_workers(start_forks
 
 @pytest.mark.parametrize("how", ["spawned", "forked"])
 def test_what_a_handler_starts_ends_by_sigterm(start_forkserver, how):
-    server = start_forkserver("--no-torch")
+    server = start_forkserver("--plain")
     worker, _ = server.fork()
     worker.load("probe.py")
     assert json.loads(worker.ask({"op": "terminate", "how": how})) == -signal.SIGTERM
 
 
 def test_the_end_of_the_control_socket_ends_everything(start_forkserver):
-    server = start_forkserver("--no-torch")
+    server = start_forkserver("--plain")
     worker, _ = server.fork()
     worker.load("probe.py")
     server.control.close()
@@ -125,7 +125,7 @@ def test_the_end_of_the_control_socket_ends_everything(start_forkserver):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
 def test_workers_die_with_the_forkserver_even_inside_a_handler(start_forkserver):
-    server = start_forkserver("--no-torch")
+    server = start_forkserver("--plain")
     worker, _ = server.fork()
     worker.load("probe.py")
     worker.predict({"op": "until_cancelled"}, batch_id=1)
@@ -135,7 +135,7 @@ def test_workers_die_with_the_forkserver_even_inside_a_handler(start_forkserver)
 
 
 def test_a_worker_dies_with_its_socket_while_the_forkserver_lives(start_forkserver):
-    server = start_forkserver("--no-torch")
+    server = start_forkserver("--plain")
     worker, pid = server.fork()
     worker.load("probe.py")
     worker.predict({"op": "stream_forever"})
@@ -148,16 +148,46 @@ def test_a_worker_dies_with_its_socket_while_the_forkserver_lives(start_forkserv
 
 @pytest.fixture
 def torch_server(start_forkserver):
+    """A forkserver with torch; `plain` is the one it was forked from."""
     pytest.importorskip("torch")
-    return start_forkserver()
+    plain = start_forkserver()
+    server = plain.with_torch()
+    server.plain = plain
+    yield server
+    server.close()
 
 
-def test_the_forkserver_has_one_thread(torch_server):
+def test_workers_without_torch_serve_while_it_is_being_imported(torch_server):
+    worker, _ = torch_server.plain.fork()
+    assert isinstance(worker.load("probe.py"), Ready)
+    assert worker.json({"op": "process"})["torch"] is False
+    torch_server.wait_until_ready()
+    worker, _ = torch_server.fork()
+    worker.load("probe.py")
+    assert worker.json({"op": "process"})["torch"] is True
+
+
+def test_the_forkservers_have_one_thread(torch_server):
+    torch_server.wait_until_ready()
     if sys.platform == "linux":
-        assert len(os.listdir(f"/proc/{torch_server.process.pid}/task")) == 1
+        for server in (torch_server, torch_server.plain):
+            assert len(os.listdir(f"/proc/{server.pid}/task")) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
+def test_the_forkserver_with_torch_dies_with_the_plain_one(torch_server):
+    torch_server.plain.process.kill()
+    assert torch_server.control.recv(1) == b""
+
+
+def test_the_end_of_the_forkserver_with_torch_is_reported_by_the_plain_one(torch_server):
+    torch_server.wait_until_ready().control.close()
+    assert torch_server.plain.reply() == {"op": "exit", "pid": torch_server.pid, "status": 0}
+    assert isinstance(torch_server.plain.fork()[0].load("probe.py"), Ready)
 
 
 def test_forked_workers_draw_different_numbers(torch_server):
+    torch_server.wait_until_ready()
     draws = []
     for _ in range(2):
         worker, _ = torch_server.fork()
@@ -179,6 +209,7 @@ def test_parallel_operations_work_while_loading_and_serving(torch_server, tmp_pa
         "        again = float((self.weights @ self.weights).sum())\n"
         "        return [{'equal': again == self.check, 'threads': torch.get_num_threads()}] * len(data)\n"
     )
+    torch_server.wait_until_ready()
     workers = [torch_server.fork()[0] for _ in range(3)]
     for worker in workers:
         worker.begin_load("parallel.py", model_dir=str(tmp_path), threads=2)
@@ -189,7 +220,7 @@ def test_parallel_operations_work_while_loading_and_serving(torch_server, tmp_pa
 
 def test_thread_counts_without_a_setting_follow_environment_and_cores(torch_server):
     env = {**os.environ, "OMP_NUM_THREADS": "3"}
-    worker, _ = torch_server.fork(env)
+    worker, _ = torch_server.wait_until_ready().fork(env)
     worker.load("probe.py", threads=None)
     found = worker.json({"op": "process"})
     assert found["torch"]
@@ -197,7 +228,7 @@ def test_thread_counts_without_a_setting_follow_environment_and_cores(torch_serv
 
 
 def test_cancelling_works_in_a_forked_worker(torch_server):
-    worker, _ = torch_server.fork()
+    worker, _ = torch_server.wait_until_ready().fork()
     worker.load("probe.py")
     job = worker.predict({"op": "until_cancelled"})[0]
     worker.send(Cancel(job))

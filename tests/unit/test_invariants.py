@@ -256,6 +256,7 @@ def test_processes_are_started_in_few_places() -> None:
         "frontend/ts_frontend/cli/launch.py",
         "frontend/ts_frontend/workers/launchers.py",
         "worker/ts/runtime/forking.py",
+        "frontend/ts_frontend/workers/spawning.py",
     )
     assert not callers({**frontend(), **worker()}, STARTERS, allowed)
 
@@ -377,7 +378,7 @@ MAY_IMPORT = {
     "config": "",
     "authorization": "config",
     "scheduling": "config job",
-    "workers": "job scheduling",
+    "workers": "config job scheduling",
     "telemetry": "config job",
     "models": "config job scheduling telemetry workers",
     "open_inference": "job models scheduling telemetry workers",
@@ -386,7 +387,7 @@ MAY_IMPORT = {
     "grpc": "authorization config http job models open_inference protos scheduling telemetry",
     "listeners": "authorization config grpc http models open_inference scheduling telemetry workflows",
     "server": "authorization config listeners models open_inference scheduling telemetry workers workflows",
-    "process": "config server telemetry",
+    "process": "config server telemetry workers",
     "diagnosis": "config job listeners models process server telemetry workers",
     "cli": "authorization config diagnosis process protos",
 }

@@ -8,6 +8,7 @@ import gc
 import json
 import logging
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -136,7 +137,7 @@ class Life:
         status = HealthCheckResponse.FromString(
             await self.asked(CHECK, HealthCheckRequest().SerializeToString())
         ).status
-        return HealthCheckResponse.ServingStatus.Name(status)
+        return str(HealthCheckResponse.ServingStatus.Name(status))
 
     async def waiting(self) -> int:
         """The number of requests in the queue of `m`."""
@@ -271,7 +272,12 @@ def test_a_second_stop_changes_nothing(tmp_path: Path) -> None:
 def no_watchdog(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     """The limits of the last resort, which would end this process."""
     limits: list[float] = []
-    monkeypatch.setattr(process, "end_within", limits.append)
+
+    def never(limit_s: float) -> threading.Timer:
+        limits.append(limit_s)
+        return threading.Timer(limit_s, lambda: None)
+
+    monkeypatch.setattr(process, "end_within", never)
     monkeypatch.setattr(process, "AGAIN_S_MIN", 0.0)
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     yield limits

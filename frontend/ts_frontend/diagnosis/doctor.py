@@ -24,10 +24,11 @@ from ts_frontend.errors import ServeError
 from ts_frontend.models.formats.formats import known_formats
 from ts_frontend.models.store.store import NAMES_SHOWN_MAX, ModelStore
 from ts_frontend.process import PidFileError, pid_path, prepare, running_server
-from ts_frontend.server import missing_torch, worker_env
+from ts_frontend.server import missing_torch
 from ts_frontend.workers.devices import Inventory
 from ts_frontend.workers.launchers import run_tool
 from ts_frontend.workers.limits import available_bytes
+from ts_frontend.workers.spawning import worker_env
 from ts_frontend.workers.supervisor import find_accelerators
 
 #: The import of torch, with the start of its CUDA.

@@ -13,6 +13,7 @@ from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArchive
 from ts_frontend.job import Job
 from ts_frontend.models.archive import Archive
+from ts_frontend.models.handler_imports import may_need_torch
 from ts_frontend.models.model import NO_WORKER, Model
 from ts_frontend.models.settings import ModelSettings, Requested
 from ts_frontend.models.signature import Signature, signature_of
@@ -73,11 +74,12 @@ class ModelFactory:
         *,
         python: str,
         loaded_at_startup: bool,
+        with_torch: bool = True,
     ) -> Model:
         """A model without workers yet; InvalidArchive when it has no handler. `python`: its interpreter, "" for the
-        server's."""
+        server's; `with_torch`: its workers may need torch."""
         config = self._config
-        handler = settings.handler or archive.handler or config.default_service_handler
+        handler = self._handler(archive, settings)
         if not handler:
             raise InvalidArchive(f"Archive of model {name} names no handler, and default_service_handler is not set")
         self._check_devices(name, settings)
@@ -92,7 +94,7 @@ class ModelFactory:
         counted = CountedBatches(metrics.batches)
         pool = self._supervisor.pool(
             f"{name}_{version}",
-            self._plan(name, version, handler, archive, settings, signature, python, counted),
+            self._plan(name, version, handler, archive, settings, signature, python, with_torch, counted),
             queue,
             device_type=settings.device_type,
             device_ids=tuple(settings.device_ids),
@@ -124,6 +126,15 @@ class ModelFactory:
             new_job=new_job if tracing is None else tracing.jobs(new_job),
             ledger=None if tracing is None else tracing.ledger(name, version),
         )
+
+    def _handler(self, archive: Archive, settings: ModelSettings) -> str:
+        return settings.handler or archive.handler or self._config.default_service_handler or ""
+
+    def may_need_torch(self, archive: Archive, settings: ModelSettings) -> bool:
+        """Whether the handler may import torch. Blocking."""
+        if archive.adapter or settings.envelope:
+            return True
+        return may_need_torch(archive.dir, self._handler(archive, settings))
 
     def _queue(self, name: str, settings: ModelSettings, priorities: Priorities | None) -> WorkQueue:
         """The queue between the model's requests and its workers."""
@@ -179,11 +190,12 @@ class ModelFactory:
         settings: ModelSettings,
         signature: Signature,
         python: str,
+        with_torch: bool,
         recorder: CountedBatches,
     ) -> WorkerPlan:
         config = self._config
         return WorkerPlan(
-            spec=self._spec(f"{name}_{version}", settings, archive, python),
+            spec=self._spec(f"{name}_{version}", settings, archive, python, with_torch),
             load=self._load(name, version, handler, archive, settings, signature),
             startup_timeout_s=DEBUG_TIMEOUT_S if config.debugging else settings.startup_timeout_s,
             response_timeout_s=DEBUG_TIMEOUT_S if config.debugging else settings.response_timeout_s,
@@ -236,10 +248,10 @@ class ModelFactory:
                 f"nproc-per-node), and it may use {usable}: look at deviceIds and number_of_gpu, or set deviceType: cpu"
             )
 
-    def _spec(self, name: str, settings: ModelSettings, archive: Archive, python: str) -> ProcessSpec:
+    def _spec(self, name: str, settings: ModelSettings, archive: Archive, python: str, with_torch: bool) -> ProcessSpec:
         torchrun = settings.torchrun
         if torchrun is None:
-            return ProcessSpec(name, self._worker_env, python, str(archive.dir))
+            return ProcessSpec(name, self._worker_env, python, str(archive.dir), with_torch=with_torch)
         words = torchrun.words(self._config.log_location.absolute() / "torchelastic_ts")
         group = TorchrunGroup(torchrun.processes, words, lockstep=settings.parallel_type != "pp")
         return ProcessSpec(name, {**self._worker_env, **torchrun.env}, python, str(archive.dir), group)

@@ -111,6 +111,7 @@ class ModelLoader:
         name = model_name_for(requested, archive, fetched.path)
         archive = self.formats.running(archive.adapter).prepared(archive)
         settings = self._resolve(requested, archive, name, archive.version)
+        with_torch = await asyncio.to_thread(self._factory.may_need_torch, archive, settings)
         environment = await self._environments.of(name, archive, settings.use_venv)
         try:
             model = self._factory.model(
@@ -121,6 +122,7 @@ class ModelLoader:
                 settings,
                 requested,
                 python=environment.python,
+                with_torch=with_torch,
                 loaded_at_startup=loaded_at_startup,
             )
         except BaseException:

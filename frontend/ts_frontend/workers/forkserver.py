@@ -1,5 +1,7 @@
-"""The frontend's side of processes that fork workers on request: a forkserver, which has imported torch once, and the
-control socket that it shares with holders of models (`workers/holder.py`)."""
+"""The frontend's side of forkservers: processes that have imported what workers need and fork them on request.
+
+There are two. The plain one is ready soon; it forks workers of models without torch, and the one that imports torch.
+"""
 
 from __future__ import annotations
 
@@ -8,46 +10,99 @@ import itertools
 import json
 import logging
 import socket
-import struct
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import subprocess
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from ts_frontend.tasks import watched
-from ts_frontend.workers.launchers import ExecLauncher, LaunchFailed, resolve, start_forkserver
-from ts_frontend.workers.process import Channels, ExitStatus, LineSink, ProcessSpec, WorkerProcess, attach
+from ts_frontend.workers.launchers import ExecLauncher, LaunchFailed, resolve
+from ts_frontend.workers.process import (
+    Channels,
+    ExitStatus,
+    ForkedProcess,
+    LineSink,
+    ProcessSpec,
+    WorkerProcess,
+    attach,
+)
+from ts_frontend.workers.spawning import (
+    FIRST_REQUEST_ID,
+    LENGTH,
+    StartedForkserver,
+    request_bytes,
+    start_forkserver,
+)
 
 log = logging.getLogger(__name__)
 
-_LENGTH = struct.Struct("<I")
+T = TypeVar("T")
+
 REPLY_BYTES_MAX = 1 << 20
 EXIT_STATUS_S_MAX = 2.0
 CLOSE_S_MAX = 2.0
 
 
 class ForkserverLost(Exception):
-    """The process that forks has ended, or was ended; the message says how."""
+    """The forkserver has ended, or was ended; the message says how."""
+
+
+class ForkserverProcess(Protocol):
+    """The process at the other end of a control socket. `what`: its name in messages."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def what(self) -> str: ...
+
+    def kill(self) -> None: ...
+
+    async def end(self) -> ExitStatus:
+        """Returns how it ended, once it has closed its control socket."""
 
 
 @dataclass(frozen=True, slots=True)
-class ForkingProcess:
-    """The process at the other end of a control socket. `what`: its name in messages; `wait`: until it has ended."""
+class _Started:
+    """One that this process started."""
 
-    what: str
-    pid: int
-    kill: Callable[[], None]
-    wait: Callable[[], Awaitable[ExitStatus]]
+    child: subprocess.Popen[bytes]
+    what: str = "the forkserver"
+
+    @property
+    def pid(self) -> int:
+        return self.child.pid
+
+    def kill(self) -> None:
+        self.child.kill()
+
+    async def end(self) -> ExitStatus:
+        return ExitStatus(await asyncio.to_thread(self.child.wait))
+
+
+class _Forked(ForkedProcess):
+    """One that another forkserver forked."""
+
+    what = "the forkserver"
+
+    async def end(self) -> ExitStatus:
+        await asyncio.wait({self.exited}, timeout=EXIT_STATUS_S_MAX)
+        return self.exited.result() if self.exited.done() else ExitStatus(None)
 
 
 class Forkserver:
-    """A process that forks, from its start to its end. Each process has an object of its own."""
+    """One forkserver from its start to its end. Each forkserver has an object of its own. `torch_control`: the control
+    socket of the one with torch that it was asked for already."""
 
-    def __init__(self, control: socket.socket, child: ForkingProcess) -> None:
+    def __init__(
+        self, control: socket.socket, child: ForkserverProcess, torch_control: socket.socket | None = None
+    ) -> None:
         self._control = control
         self._child = child
-        self._ids = itertools.count(1)
+        self._torch_control = torch_control
+        self._ids = itertools.count(FIRST_REQUEST_ID + 1)
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._processes: dict[int, WorkerProcess] = {}
+        self._processes: dict[int, ForkedProcess] = {}
         self._early: dict[int, ExitStatus] = {}
         self._sending = asyncio.Lock()
         self._room: asyncio.Future[None] | None = None
@@ -56,66 +111,105 @@ class Forkserver:
         self.usable = True
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.ready.add_done_callback(lambda done: None if done.cancelled() else done.exception())
-        self.reader = watched(self._read(), f"The reader of {child.what}")
+        if torch_control is not None:
+            self._expect(FIRST_REQUEST_ID)
+        self.reader = watched(self._read(), "The forkserver's reader")
 
     @staticmethod
-    async def start(env: Mapping[str, str], preload_torch: bool = True) -> Forkserver:
-        """Starts a forkserver, which is `ready` when it has imported its preloaded modules."""
-        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        control.setblocking(False)
-        try:
-            child = await asyncio.to_thread(start_forkserver, theirs.fileno(), env, preload_torch)
-        except BaseException:
-            control.close()
-            raise
-        finally:
-            theirs.close()
-
-        async def wait() -> ExitStatus:
-            return ExitStatus(await asyncio.to_thread(child.wait))
-
-        return Forkserver(control, ForkingProcess("the forkserver", child.pid, child.kill, wait))
+    def of(started: StartedForkserver) -> Forkserver:
+        """The forkserver that was started, which is `ready` when it has imported its preloaded modules."""
+        return Forkserver(started.control, _Started(started.child), started.torch_control)
 
     @property
     def pid(self) -> int:
         return self._child.pid
 
-    async def ask(self, request: Mapping[str, Any], fds: Sequence[int] = ()) -> dict[str, Any]:
-        """Returns the reply to a request. Raises ForkserverLost; LaunchFailed when it can't be done."""
+    async def fork(self, spec: ProcessSpec, channels: Channels, *, env: Mapping[str, str] | None) -> int:
+        """Forks a worker, or a holder, and returns its pid. `env`: its whole environment, None for that of the process
+        that forks. Raises ForkserverLost; LaunchFailed when it couldn't fork."""
+        more = {"env": None if env is None else dict(env), "holds": spec.holds}
+        return int((await self.ask("fork", channels.worker_fds(), **more))["pid"])
+
+    async def ask(self, op: str, fds: Sequence[int] = (), **more: Any) -> dict[str, Any]:
+        """Returns the reply to a request. Raises as `fork` does."""
         number = next(self._ids)
-        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._answers[number] = answer
-        body = json.dumps({**request, "id": number}).encode()
+        return await self._asked(number, request_bytes(op, number, **more), list(fds))
+
+    async def with_torch(self) -> Forkserver:
+        """Forks a forkserver that imports torch: the one that was asked for already, if there is one. Raises as `fork`
+        does."""
+        control, self._torch_control = self._torch_control, None
+        theirs: socket.socket | None = None
         try:
-            await self._send(_LENGTH.pack(len(body)) + body, list(fds))
-            return await answer
+            if control is not None:
+                pid = int((await self._answer(FIRST_REQUEST_ID))["pid"])
+            else:
+                control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+                control.setblocking(False)
+                pid = int((await self.ask("preload", [theirs.fileno()]))["pid"])
+        except BaseException:
+            if control is not None:
+                control.close()  # with which the process ends, should it be forked yet
+            raise
+        finally:
+            if theirs is not None:
+                theirs.close()
+        child = _Forked(pid, "forkserver")
+        child.open_pidfd()
+        self._adopt(child)
+        return Forkserver(control, child)
+
+    def _expect(self, number: int) -> None:
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        answer.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+        self._answers[number] = answer
+
+    async def _asked(self, number: int, request: bytes, fds: list[int]) -> dict[str, Any]:
+        """Sends a request; returns its reply."""
+        self._expect(number)
+        try:
+            await self._send(request, fds)
+        except BaseException:
+            del self._answers[number]
+            raise
+        return await self._answer(number)
+
+    async def _answer(self, number: int) -> dict[str, Any]:
+        try:
+            return await self._answers[number]
         finally:
             del self._answers[number]
 
     async def worker(
         self, spec: ProcessSpec, sink: LineSink, env: Mapping[str, str] | None, limit_s: float
     ) -> WorkerProcess:
-        """Forks a worker, or a holder, in at most `limit_s` seconds. `env`: its whole environment, None for that of the
-        process that forks. Raises ForkserverLost, LaunchFailed, TimeoutError."""
+        """Forks a worker, or a holder, in at most `limit_s` seconds; who gives no answer is set aside. Raises as `fork`
+        does."""
         channels = Channels()
-        request = {"op": "fork", "env": None if env is None else dict(env), "holds": spec.holds}
         try:
-            reply = await asyncio.wait_for(self.ask(request, channels.worker_fds()), limit_s)
+            pid = await asyncio.wait_for(self.fork(spec, channels, env=env), limit_s)
+        except asyncio.TimeoutError:
+            channels.close()
+            self.set_aside()
+            raise ForkserverLost(f"{self._child.what} (pid {self.pid}) doesn't answer") from None
         except BaseException:
             channels.close()
             raise
         channels.close_worker_side()
-        return self.attach(reply["pid"], spec, channels, sink)
+        return self.attach(pid, spec, channels, sink)
 
     def attach(self, pid: int, spec: ProcessSpec, channels: Channels, sink: LineSink) -> WorkerProcess:
-        """Returns the worker process that was forked as `pid`."""
+        """Returns the worker process that the forkserver forked as `pid`."""
         process = attach(pid, spec, channels, sink)
-        self._processes[pid] = process
-        if pid in self._early:
-            self._ended(pid, self._early.pop(pid))
+        self._adopt(process)
+        return process
+
+    def _adopt(self, process: ForkedProcess) -> None:
+        self._processes[process.pid] = process
+        if process.pid in self._early:
+            self._ended(process.pid, self._early.pop(process.pid))
         elif process.pidfd is not None:
             self._watch(process)
-        return process
 
     async def _send(self, data: bytes, fds: list[int]) -> None:
         """Sends a whole request. After a partial one, which would garble the next, the forkserver is set aside."""
@@ -167,19 +261,19 @@ class Forkserver:
         self._stop_sending()
         async with self._sending:
             self._control.close()
-        how = await self._child.wait()
+        how = await self._child.end()
         self._lost(f"{self._child.what} has ended ({how.describe()}): {reason}")
 
     def _take(self, data: bytes) -> bytes:
         """Handles the whole replies in `data` and returns the rest."""
-        while len(data) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(data)
+        while len(data) >= LENGTH.size:
+            (length,) = LENGTH.unpack_from(data)
             if length > REPLY_BYTES_MAX:
                 raise ValueError(f"reply of {length} bytes")
-            if len(data) < _LENGTH.size + length:
+            if len(data) < LENGTH.size + length:
                 break
-            self._handle(json.loads(data[_LENGTH.size : _LENGTH.size + length]))
-            data = data[_LENGTH.size + length :]
+            self._handle(json.loads(data[LENGTH.size : LENGTH.size + length]))
+            data = data[LENGTH.size + length :]
         return data
 
     def _handle(self, reply: dict[str, Any]) -> None:
@@ -217,20 +311,20 @@ class Forkserver:
 
     # --- a pidfd tells that a process ended even when the forkserver can't
 
-    def _watch(self, process: WorkerProcess) -> None:
+    def _watch(self, process: ForkedProcess) -> None:
         assert process.pidfd is not None
         asyncio.get_running_loop().add_reader(process.pidfd, self._pidfd_ready, process)
 
-    def _unwatch(self, process: WorkerProcess) -> None:
+    def _unwatch(self, process: ForkedProcess) -> None:
         if process.pidfd is not None:
             asyncio.get_running_loop().remove_reader(process.pidfd)
 
-    def _pidfd_ready(self, process: WorkerProcess) -> None:
+    def _pidfd_ready(self, process: ForkedProcess) -> None:
         self._unwatch(process)
         wait_s = EXIT_STATUS_S_MAX if self.usable else 0.0
         asyncio.get_running_loop().call_later(wait_s, self._unknown, process)
 
-    def _unknown(self, process: WorkerProcess) -> None:
+    def _unknown(self, process: ForkedProcess) -> None:
         if self._processes.get(process.pid) is process:
             del self._processes[process.pid]
             process.ended(ExitStatus(None))
@@ -278,11 +372,12 @@ FORK_S_MAX = 15.0
 
 
 class ForkLauncher:
-    """One forkserver at a time. One that dies takes the workers it had forked with it (on Linux the kernel ends them);
-    the next launch starts a new one, and requests that those workers had not started run on their successors.
+    """The plain forkserver and the one with torch, one of each at a time. One that dies takes the processes it had
+    forked with it (on Linux the kernel ends them); the next launch starts a new one, and requests that those workers
+    had not started run on their successors.
 
     One that lives and doesn't answer is set aside: its workers go on, it ends with the last of them, and the start that
-    found out is exec'd by `fallback`.
+    found out is exec'd by `fallback`. `started`: the first one, if it was started already.
     """
 
     def __init__(
@@ -291,50 +386,85 @@ class ForkLauncher:
         fallback: ExecLauncher,
         *,
         preload_torch: bool = True,
+        started: StartedForkserver | None = None,
         ready_s_max: float = READY_S_MAX,
         fork_s_max: float = FORK_S_MAX,
     ) -> None:
         self._env, self._preload_torch = env, preload_torch
         self._fallback = fallback
         self._ready_s_max, self._fork_s_max = ready_s_max, fork_s_max
-        self._current: Forkserver | None = None
+        self._started = started
+        self._plain: Forkserver | None = None
+        self._with_torch: Forkserver | None = None
         self._all: set[Forkserver] = set()
-        self._lock = asyncio.Lock()
+        self._plain_lock, self._torch_lock = asyncio.Lock(), asyncio.Lock()
+        self._preloading: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Starts the forkserver; returns at once, `launch` waits until it is ready."""
-        await self._server()
+        """Starts the forkservers; returns at once, `launch` waits until the one it needs is ready."""
+        await self._plain_server()
+        if self._preload_torch:
+            self._preloading = watched(self._preload(), "The start of the forkserver with torch")
 
-    async def _server(self) -> Forkserver:
-        async with self._lock:
-            if self._current is None or not self._current.usable:
-                self._current = await Forkserver.start(self._env, self._preload_torch)
-                self._all.add(self._current)
-                self._current.reader.add_done_callback(self._forget)
-            return self._current
+    async def _preload(self) -> None:
+        try:
+            await self._torch_server()
+        except (ForkserverLost, LaunchFailed, OSError) as error:
+            log.error("The forkserver with torch can't be started: %s; the next worker tries again", error)
+
+    async def _plain_server(self) -> Forkserver:
+        async with self._plain_lock:
+            if self._plain is None or not self._plain.usable:
+                started, self._started = self._started, None
+                if started is None:
+                    started = await asyncio.to_thread(start_forkserver, self._env, self._preload_torch)
+                if self._with_torch is not None:  # the old one's child: both end with their workers
+                    self._with_torch.set_aside()
+                self._plain = self._keep(Forkserver.of(started))
+            return self._plain
+
+    async def _torch_server(self) -> Forkserver:
+        async with self._torch_lock:
+            plain = await self._plain_server()
+            if self._with_torch is None or not self._with_torch.usable:
+                await self._answered(plain, asyncio.shield(plain.ready), self._ready_s_max)
+                self._with_torch = self._keep(await self._answered(plain, plain.with_torch(), self._fork_s_max))
+            return self._with_torch
+
+    def _keep(self, server: Forkserver) -> Forkserver:
+        self._all.add(server)
+        server.reader.add_done_callback(self._forget)
+        return server
 
     def _forget(self, _: object) -> None:
         self._all = {server for server in self._all if not server.reader.done()}
 
-    async def launch(self, spec: ProcessSpec, sink: LineSink) -> WorkerProcess:
-        server = await self._server()
+    async def _answered(self, server: Forkserver, asked: Awaitable[T], limit_s: float) -> T:
+        """The answer of a forkserver; one that gives none within the limit is set aside. Raises ForkserverLost."""
         try:
-            return await self._fork(server, spec, sink)
+            return await asyncio.wait_for(asked, limit_s)
         except asyncio.TimeoutError:
             server.set_aside()
-            log.error(
-                "The forkserver (pid %s) doesn't answer: worker of %s is exec'd, the next start makes a new forkserver",
-                server.pid,
-                spec.name,
-            )
+            raise ForkserverLost(f"The forkserver (pid {server.pid}) doesn't answer") from None
+
+    async def launch(self, spec: ProcessSpec, sink: LineSink) -> WorkerProcess:
+        try:
+            with_torch = spec.with_torch and self._preload_torch
+            server = await (self._torch_server() if with_torch else self._plain_server())
+            return await self._fork(server, spec, sink)
         except ForkserverLost as error:
             log.error("%s: worker of %s is exec'd, the next start makes a new forkserver", error, spec.name)
         return await self._fallback.launch(spec, sink)
 
     async def _fork(self, server: Forkserver, spec: ProcessSpec, sink: LineSink) -> WorkerProcess:
-        await asyncio.wait_for(asyncio.shield(server.ready), self._ready_s_max)
+        await self._answered(server, asyncio.shield(server.ready), self._ready_s_max)
         return await server.worker(spec, sink, spec.env, self._fork_s_max)
 
     async def close(self) -> None:
         """Ends the forkservers; workers they forked are the supervisor's to end first."""
+        if self._started is not None:
+            self._started.close()
+        if self._preloading is not None:
+            self._preloading.cancel()
+            await asyncio.wait({self._preloading})
         await asyncio.gather(*(server.close() for server in self._all))

@@ -5,17 +5,37 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ts_frontend.tasks import owned
-from ts_frontend.workers.forkserver import FORK_S_MAX, ForkingProcess, Forkserver, ForkserverLost
+from ts_frontend.workers.forkserver import FORK_S_MAX, Forkserver, ForkserverLost
 from ts_frontend.workers.launchers import Launcher, LaunchFailed
 from ts_frontend.workers.process import ExitStatus, LineSink, ProcessSpec, WorkerPlan, WorkerProcess
 
 log = logging.getLogger(__name__)
 
 WHAT = "the process that holds the weights of {name}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A holder's process, which was launched as workers are."""
+
+    what: str
+    process: WorkerProcess
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    async def end(self) -> ExitStatus:
+        how = await asyncio.shield(self.process.exited)
+        self.process.release()
+        return how
 
 
 class HolderLauncher:
@@ -60,9 +80,6 @@ class HolderLauncher:
             return await holder.worker(spec, sink, None, FORK_S_MAX)
         except ForkserverLost as error:
             raise LaunchFailed(str(error)) from error
-        except asyncio.TimeoutError:
-            holder.set_aside()
-            raise LaunchFailed(f"{self._what} doesn't answer") from None
 
     async def _holder(self, spec: ProcessSpec, sink: LineSink) -> Forkserver | None:
         """Returns the holder when it has loaded the model, None when it refuses to fork."""
@@ -81,12 +98,12 @@ class HolderLauncher:
     async def _loaded(self, spec: ProcessSpec, sink: LineSink) -> Forkserver | None:
         process = await self._below.launch(replace(spec, holds=True), sink)
         process.sock.setblocking(False)
-        holder = Forkserver(process.sock, ForkingProcess(self._what, process.pid, process.kill, lambda: _end(process)))
+        holder = Forkserver(process.sock, _Held(self._what, process))
         self._holders.add(holder)
         holder.reader.add_done_callback(lambda _: self._holders.discard(holder))
         limit_s = self._plan.startup_timeout_s
         try:
-            reply = await asyncio.wait_for(holder.ask({"op": "load", "settings": self._settings()}), limit_s)
+            reply = await asyncio.wait_for(holder.ask("load", settings=self._settings()), limit_s)
         except asyncio.TimeoutError:
             holder.set_aside()
             raise LaunchFailed(f"{self._what} didn't load it within {limit_s:g} s (startupTimeout)") from None
@@ -124,7 +141,7 @@ class HolderLauncher:
         if holder is None or self._failed:
             return "it wasn't loaded"
         try:
-            reply = await asyncio.wait_for(holder.ask({"op": "renewal"}), FORK_S_MAX)
+            reply = await asyncio.wait_for(holder.ask("renewal"), FORK_S_MAX)
         except (ForkserverLost, LaunchFailed, asyncio.TimeoutError) as error:
             return f"{self._what} gave no answer: {error}"
         return str(reply["refusal"])
@@ -152,12 +169,6 @@ class HolderLauncher:
         if task is not None:
             await asyncio.wait({task})
         await asyncio.gather(*(holder.close() for holder in list(self._holders)))
-
-
-async def _end(process: WorkerProcess) -> ExitStatus:
-    how = await asyncio.shield(process.exited)
-    process.release()
-    return how
 
 
 def _first_upper(text: str) -> str:

@@ -1,6 +1,6 @@
 """Launchers of worker processes: exec, torchrun, and a thread of the server; and programs that are run to their end.
 
-The only module of the frontend that starts processes.
+With `spawning`, the only module of the frontend that starts processes.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from typing import Any, Protocol
 from ts_frontend.tasks import owned, watched
 from ts_frontend.workers.process import Channels, ExitStatus, LineSink, ProcessSpec, WorkerProcess, attach
 from ts_frontend.workers.ranks import Rendezvous
+from ts_frontend.workers.spawning import spawn
 
 log = logging.getLogger(__name__)
 
 TOOL_READ_BYTES = 64 * 1024
-#: The signals that ask a server to stop, as in ts.runtime.process.
-STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Launcher(Protocol):
@@ -74,7 +73,7 @@ class ExecLauncher:
         _, _, stdout, stderr = channels.worker_fds()
         starting = owned(
             asyncio.to_thread(
-                _start,
+                spawn,
                 [spec.python or sys.executable, "-m", *words],
                 env=dict(spec.env),
                 cwd=spec.cwd,
@@ -145,23 +144,6 @@ async def _readable(fd: int) -> None:
         await ready
     finally:
         loop.remove_reader(fd)
-
-
-def start_forkserver(control_fd: int, env: Mapping[str, str], preload_torch: bool) -> subprocess.Popen[bytes]:
-    """Starts the process that workers are forked from; its end of the control socket is `control_fd`."""
-    argv = [sys.executable, "-m", "ts.runtime.forkserver", "--fd", str(control_fd)]
-    argv += [] if preload_torch else ["--no-torch"]
-    return _start(argv, env=dict(env), stdin=subprocess.DEVNULL, pass_fds=(control_fd,))
-
-
-def _start(argv: Sequence[str], **how: Any) -> subprocess.Popen[bytes]:
-    """Starts one of our own processes, in a session of its own and with the signals blocked that ask a server to stop,
-    until it handles them itself (`ts.runtime.process`): they must not end it on its way there. Blocking."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
-    try:
-        return subprocess.Popen(argv, start_new_session=True, **how)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 async def run_tool(

@@ -149,8 +149,9 @@ class TorchrunGroup:
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
     """A worker process to start: `env` is the whole environment; `python` another interpreter than the server's, or "";
-    `torchrun` for a worker of several processes; `worker_id` names it there. `holds`: the process is no worker, but
-    loads the model and forks its workers."""
+    `torchrun` for a worker of several processes; `worker_id` names it there; `with_torch`: it is forked from a process
+    that has imported torch, where there is one. Without, its handler's import takes a second or more. `holds`: the
+    process is no worker, but loads the model and forks its workers."""
 
     name: str
     env: Mapping[str, str]
@@ -158,6 +159,7 @@ class ProcessSpec:
     cwd: str | None = None
     torchrun: TorchrunGroup | None = None
     worker_id: int = 0
+    with_torch: bool = True
     holds: bool = False
 
     def placed(self, worker_id: int, device: Device) -> ProcessSpec:
@@ -245,19 +247,23 @@ class Channels:
 
 
 @dataclass(slots=True, eq=False)
-class WorkerProcess:
-    """A running worker process. `sock` is the frontend's end of its socket; `rendezvous`: where the processes of a
-    torchrun worker connect instead."""
+class ForkedProcess:
+    """A process that another one started for us, and whose end that one, or the pidfd, reports."""
 
     pid: int
     name: str
-    sock: socket.socket
-    progress: IO[bytes]
-    tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES_MAX))
-    exited: asyncio.Future[ExitStatus] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    readers: list[LineReader] = field(default_factory=list)
-    pidfd: int | None = None
-    rendezvous: Rendezvous | None = None
+    exited: asyncio.Future[ExitStatus] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future(), kw_only=True
+    )
+    pidfd: int | None = field(default=None, kw_only=True)
+
+    def open_pidfd(self) -> None:
+        """Opens the pidfd, where there are such."""
+        if hasattr(os, "pidfd_open"):
+            try:
+                self.pidfd = os.pidfd_open(self.pid)
+            except OSError as error:  # already gone, or a kernel without pidfds
+                log.debug("no pidfd for %s: %s", self.pid, error)
 
     def kill(self) -> None:
         """Sends SIGKILL, unless the process has ended already."""
@@ -271,6 +277,25 @@ class WorkerProcess:
         except ProcessLookupError:
             pass
 
+    def ended(self, how: ExitStatus) -> None:
+        if not self.exited.done():
+            self.exited.set_result(how)
+        if self.pidfd is not None:
+            os.close(self.pidfd)
+            self.pidfd = None
+
+
+@dataclass(slots=True, eq=False)
+class WorkerProcess(ForkedProcess):
+    """A running worker process. `sock` is the frontend's end of its socket; `rendezvous`: where the processes of a
+    torchrun worker connect instead."""
+
+    sock: socket.socket
+    progress: IO[bytes]
+    tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES_MAX))
+    readers: list[LineReader] = field(default_factory=list)
+    rendezvous: Rendezvous | None = None
+
     def resident_bytes(self) -> int:
         """Returns the resident memory of all known processes of the worker."""
         pids = (self.pid, *(self.rendezvous.pids if self.rendezvous is not None else ()))
@@ -280,13 +305,6 @@ class WorkerProcess:
         """Returns those of the batches for which the handler hasn't been called."""
         table = os.pread(self.progress.fileno(), PROGRESS_BYTES, 0)
         return {batch_id for batch_id in batch_ids if not has_begun(table, batch_id)}
-
-    def ended(self, how: ExitStatus) -> None:
-        if not self.exited.done():
-            self.exited.set_result(how)
-        if self.pidfd is not None:
-            os.close(self.pidfd)
-            self.pidfd = None
 
     def release(self) -> None:
         """Cleans up after the process has ended: ends the processes it started, which nobody else would, reads its last
@@ -308,11 +326,7 @@ def attach(pid: int, spec: ProcessSpec, channels: Channels, sink: LineSink) -> W
         sink(stream, line)
 
     process.readers = [LineReader(channels.stdout, "stdout", take), LineReader(channels.stderr, "stderr", take)]
-    if hasattr(os, "pidfd_open"):
-        try:
-            process.pidfd = os.pidfd_open(pid)
-        except OSError as error:  # already gone, or a kernel without pidfds
-            log.debug("no pidfd for %s: %s", pid, error)
+    process.open_pidfd()
     return process
 
 

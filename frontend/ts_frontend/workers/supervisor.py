@@ -20,6 +20,7 @@ from ts_frontend.workers.holder import HolderLauncher
 from ts_frontend.workers.launchers import ExecLauncher, InProcessLauncher, Launcher, TorchrunLauncher, tool_output
 from ts_frontend.workers.pool import Clock, Pool, PoolResources
 from ts_frontend.workers.process import LineSink, ProcessSpec, WorkerPlan, reap_orphans
+from ts_frontend.workers.spawning import StartedForkserver
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ class Supervisor:
         first_distribution_id: int,
         fork: bool,
         preload_torch: bool = True,
+        forkserver: StartedForkserver | None = None,
         in_process: bool = False,
         inventory: Inventory,
         on_line: OnLine,
@@ -52,8 +54,9 @@ class Supervisor:
         self.placement = Placement(inventory)
         self._exec = ExecLauncher()
         self._torchrun = TorchrunLauncher(work_dir, self._exec)
-        forks = fork and not in_process and launcher is None
-        self._fork = ForkLauncher(env, self._exec, preload_torch=preload_torch) if forks else None
+        self._fork: ForkLauncher | None = None
+        if fork and not in_process and launcher is None:
+            self._fork = ForkLauncher(env, self._exec, preload_torch=preload_torch, started=forkserver)
         self._launcher: Launcher = launcher or (InProcessLauncher() if in_process else self._fork or self._exec)
         self._clock = clock
         self._ids = itertools.count(first_worker_id)
@@ -63,7 +66,7 @@ class Supervisor:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Starts the forkserver (before any listener exists) and the clock."""
+        """Starts the forkservers (before any listener exists) and the clock."""
         if self._fork is not None:
             await self._fork.start()
         self._tasks.append(kept(self._tick, "The clock of the workers"))

@@ -16,14 +16,13 @@ import socket
 import struct
 import sys
 import traceback
-from collections.abc import Iterable
-from typing import Any, NoReturn
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, NoReturn
 
 from ts.runtime import process
 
 LENGTH = struct.Struct("<I")
 REQUEST_BYTES_MAX = 4 * 1024 * 1024
-FDS_PER_FORK = 4
 READ_BYTES = 64 * 1024
 CRASHED_STATUS = 1
 
@@ -31,6 +30,9 @@ CRASHED_STATUS = 1
 class Forking:
     """The control socket, and the children that have not been reported yet. It has one thread: only that is left in a
     forked child, and what the others had locked would stay so."""
+
+    #: The requests that fork, each with the number of descriptors that come with it.
+    forks: ClassVar[Mapping[str, int]] = {"fork": 4}
 
     """The control socket, and the children that have not been reported yet."""
 
@@ -105,7 +107,7 @@ class Forking:
             yield json.loads(body)
 
     def _handle(self, request: dict[str, Any]) -> None:
-        if request.get("op") == "fork":
+        if request.get("op") in self.forks:
             self._answer(self._forked(request))
             return
         try:
@@ -120,10 +122,11 @@ class Forking:
         return {"op": "failed", "error": f"no such op: {request.get('op')}"}
 
     def _forked(self, request: dict[str, Any]) -> dict[str, Any]:
-        fds, self._fds = self._fds[:FDS_PER_FORK], self._fds[FDS_PER_FORK:]
+        count = self.forks[request["op"]]
+        fds, self._fds = self._fds[:count], self._fds[count:]
         try:
-            if len(fds) != FDS_PER_FORK:
-                raise ValueError(f"{FDS_PER_FORK} descriptors expected, got {len(fds)}")
+            if len(fds) != count:
+                raise ValueError(f"{count} descriptors expected, got {len(fds)}")
             return {"op": "forked", "id": request["id"], "pid": self._fork(fds, request)}
         except (OSError, ValueError) as error:
             return {"op": "failed", "id": request["id"], "error": f"{type(error).__name__}: {error}"}
@@ -148,7 +151,6 @@ class Forking:
         """The child's side of the fork; never returns into its parent's code."""
         try:
             process.die_with(parent_pid)
-            os.setsid()
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             env = request.get("env")

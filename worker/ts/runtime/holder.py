@@ -136,6 +136,7 @@ class Holder(Forking):
 
     def become(self, fds: list[int], request: dict[str, Any]) -> None:
         socket_fd, progress_fd, stdout_fd, stderr_fd = fds
+        os.setsid()
         self.forget()
         process.replace_streams(stdout_fd, stderr_fd)
         owned_files({socket_fd, progress_fd})

@@ -39,13 +39,18 @@ def keep_only(socket_fd: int, progress_fd: int, stdout_fd: int, stderr_fd: int) 
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (stdout_fd, 1), (stderr_fd, 2)):
         os.dup2(source, target)
-    kept = sorted({socket_fd, progress_fd})
-    low = 3
-    for fd in kept:
-        os.closerange(low, fd)
+    keep_open({0, 1, 2, socket_fd, progress_fd})
+    return socket_fd, progress_fd
+
+
+def keep_open(fds: set[int]) -> None:
+    """Closes all descriptors but these."""
+    low = 0
+    for fd in sorted(fds):
+        if low < fd:  # an empty range before 0 closes everything (seen in 3.11)
+            os.closerange(low, fd)
         low = fd + 1
     os.closerange(low, max(_open_fds(), default=low) + 1)
-    return socket_fd, progress_fd
 
 
 def _open_fds() -> list[int]:

@@ -1,0 +1,85 @@
+"""What a handler imports, read off its source: whether its workers have to wait for torch.
+
+The answer is a guess that costs nothing but time when it is wrong: a worker forked without torch imports it by itself
+when its handler does. So torch counts as needed unless all that the handler imports is known to do without.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+FILES_MAX = 16
+FILE_BYTES_MAX = 128 * 1024
+
+_IMPORT = re.compile(
+    r"(?:^|[;:])[ \t]*(?:import[ \t]+(?P<names>[^#;\n]*)|from[ \t]+(?P<module>[\w.]+)[ \t]*(?:import\b|\\))",
+    re.MULTILINE,
+)
+_NAME = re.compile(r"\s*(\w+(?:\.\w+)*)(?:\s+as\s+\w+)?\s*")
+#: Ways to import what the source doesn't name.
+_HIDDEN = re.compile(r"\b(?:__import__|import_module|exec|eval)\b")
+_HIDDEN_IN = frozenset({"importlib", "pickle", "pkgutil", "runpy", "shelve", "zipimport"})
+#: Modules of others that import no torch, and of ours.
+WITHOUT_TORCH = frozenset(
+    {
+        *("PIL", "cv2", "google", "grpc", "lightgbm", "msgspec", "numpy", "onnxruntime", "orjson", "pandas", "psutil"),
+        *("requests", "scipy", "sklearn", "xgboost", "yaml"),
+        *("ts.context", "ts.metrics"),
+    }
+)
+
+
+def may_need_torch(directory: Path, handler: str) -> bool:
+    """Whether the handler `[dir/]name[.py][:function]` of the model in `directory` may import torch. Blocking."""
+    path = Path(handler.partition(":")[0])
+    if ".." in path.parts:
+        return True
+    folders = list(dict.fromkeys((directory, directory / path.parent)))
+    pending, seen = [path.name.removesuffix(".py")], set[str]()
+    while pending:
+        name = pending.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        file = next((found for folder in folders if (found := folder / f"{name}.py").is_file()), None)
+        text = _source(file) if file is not None and len(seen) <= FILES_MAX else None
+        if text is None or _HIDDEN.search(text):
+            return True
+        for module in _imported(text):
+            first = module.partition(".")[0]
+            if any((folder / f"{first}.py").is_file() for folder in folders):
+                pending.append(first)
+            elif not _without_torch(module) or any((folder / first).is_dir() for folder in folders):
+                return True
+    return False
+
+
+def _source(file: Path) -> str | None:
+    """The text of a source file; None when it's too large, or no text."""
+    try:
+        with file.open("rb") as opened:
+            data = opened.read(FILE_BYTES_MAX + 1)
+        return data.decode() if len(data) <= FILE_BYTES_MAX else None
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _imported(text: str) -> Iterator[str]:
+    """The modules that are imported anywhere in a source; "" for one that can't be told."""
+    for found in _IMPORT.finditer(text):
+        if found["module"] is not None:
+            yield found["module"]
+        else:
+            for part in found["names"].split(","):
+                name = _NAME.fullmatch(part)
+                yield name[1] if name is not None else ""
+
+
+def _without_torch(module: str) -> bool:
+    first, *rest = module.split(".")
+    if first in _HIDDEN_IN:
+        return False
+    return first in sys.stdlib_module_names or bool({first, f"{first}.{rest[0]}" if rest else ""} & WITHOUT_TORCH)

@@ -1,0 +1,103 @@
+"""Starts processes of this server, blocking: a forkserver is started before the rest of the server is imported, so that
+it imports torch meanwhile. Imports little."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ts.version
+from ts_frontend.config.load import worker_environment
+from ts_frontend.config.table import ServerConfig
+
+#: The signals that ask a server to stop, as in ts.runtime.process.
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+#: Before each request to a forkserver, and each of its replies.
+LENGTH = struct.Struct("<I")
+#: The id of the request that comes with the start of a forkserver.
+FIRST_REQUEST_ID = 0
+
+
+def spawn(argv: Sequence[str], **how: Any) -> subprocess.Popen[bytes]:
+    """Starts one of our own processes, in a session of its own and with the signals blocked that ask a server to stop,
+    until it handles them itself (`ts.runtime.process`): they must not end it on its way there."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    try:
+        return subprocess.Popen(argv, start_new_session=True, **how)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def worker_env(config: ServerConfig) -> dict[str, str]:
+    """The environment of workers: they import `ts` from the same place as the server, before others of that name."""
+    env = worker_environment(config)
+    package_root = str(Path(ts.version.__file__).parents[1])
+    env["PYTHONPATH"] = os.pathsep.join(part for part in (package_root, env.get("PYTHONPATH", "")) if part)
+    return env
+
+
+def request_bytes(op: str, number: int, **more: Any) -> bytes:
+    """A request to a forkserver (`ts.runtime.forkserver`)."""
+    body = json.dumps({"op": op, "id": number, **more}).encode()
+    return LENGTH.pack(len(body)) + body
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StartedForkserver:
+    """A forkserver that was started, and our ends of the control sockets: its own, and that of the fork that imports
+    torch, which it was asked for with the request FIRST_REQUEST_ID. None: it wasn't."""
+
+    child: subprocess.Popen[bytes]
+    control: socket.socket
+    torch_control: socket.socket | None
+
+    def close(self) -> None:
+        """The forkserver ends with its sockets."""
+        self.control.close()
+        if self.torch_control is not None:
+            self.torch_control.close()
+
+
+def start_forkserver(env: Mapping[str, str], preload_torch: bool) -> StartedForkserver:
+    """Starts a forkserver. Raises OSError."""
+    opened: list[socket.socket] = []
+    control, theirs = _pair(opened)
+    torch_control: socket.socket | None = None
+    try:
+        argv = [sys.executable, "-m", "ts.runtime.forkserver", "--fd", str(theirs.fileno())]
+        argv += [] if preload_torch else ["--plain"]
+        if preload_torch:
+            torch_control, torch_theirs = _pair(opened)
+            socket.send_fds(control, [request_bytes("preload", FIRST_REQUEST_ID)], [torch_theirs.fileno()])
+            torch_theirs.close()
+        child = spawn(argv, env=dict(env), stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),))
+    except BaseException:
+        for one in opened:
+            one.close()
+        raise
+    theirs.close()
+    return StartedForkserver(child, control, torch_control)
+
+
+def _pair(opened: list[socket.socket]) -> tuple[socket.socket, socket.socket]:
+    """Our end, which never blocks, and the other one; both are added to `opened`."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    opened += (ours, theirs)
+    ours.setblocking(False)
+    return ours, theirs
+
+
+def first_forkserver(config: ServerConfig) -> StartedForkserver | None:
+    """The forkserver of a server with this configuration; None when its workers aren't forked."""
+    if config.worker_start != "fork" or config.bypass_serve:
+        return None
+    return start_forkserver(worker_env(config), config.preload_torch)
