@@ -42,7 +42,12 @@ def methods(pieces: int) -> tuple[Method, ...]:
 
 
 async def http_echo(scope: Scope, receive: Receive, send: Send) -> None:
-    body = (await receive()).get("body", b"")
+    parts, more = [], True
+    while more:
+        event = await receive()
+        parts.append(event.get("body", b""))
+        more = event.get("more_body", False)
+    body = parts[0] if len(parts) == 1 else b"".join(parts)
     headers = [(b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})

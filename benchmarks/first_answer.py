@@ -48,7 +48,7 @@ def start(target: str, place: Place, other: Path | None) -> Served:
 def measure(target: str, workload: Workload, other: Path | None) -> Start:
     """One start, and the end of that server. Raises ServerFailed, WrongAnswer."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder, processes() as started:
-        place = Place(Path(folder), workload, started)
+        place = Place(Path(folder), started, workload)
         place.prepare()
         begun_s = time.monotonic()
         served = start(target, place, other)

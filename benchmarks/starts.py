@@ -33,7 +33,7 @@ TARGETS = ("fork", "exec", "torchserve")
 
 def start(target: str, folder: Path, started: Processes) -> Served:
     """The server with one worker that answers."""
-    place = Place(folder / target, WITH_TORCH, started)
+    place = Place(folder / target, started, WITH_TORCH)
     place.prepare()
     served = start_torchserve(place) if target == "torchserve" else start_ours(place, more=_start_by(target))
     servers.wait_until_ready(served, WITH_TORCH, started)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-PLACE = Path(__file__).resolve().parent.parent / ".envs"
+PLACE = (Path(__file__).resolve().parent.parent / ".envs").resolve()
 
 
 class NotInstalled(Exception):

@@ -1,7 +1,9 @@
 """The load generator: h2load (nghttp2), which is compiled and speaks HTTP/2 and HTTP/1.1; gRPC calls are made for it.
 
 It counts answers with HTTP status 200 as successes, and gRPC failures are 200 too: `Load.check` compares the bytes
-of the answers, of which a failed call has none.
+of the answers, of which a failed call has none. Over HTTP/1.1 it learns the status only from a status line with a
+reason phrase, and counts every answer without one (TorchServe's) as failed, with status 0 in its log: such answers
+count as answers here, and their bytes tell those with an error, too.
 """
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ PREFIX_BYTES = 5
 MISSING = "h2load is missing. Install it: apt-get install nghttp2-client, or brew install nghttp2."
 GRPC_WORDS = ("-H", "content-type: application/grpc", "-H", "te: trailers")
 HTTP_WORDS = ("--h1", "-H")
+#: What h2load's log says of an answer without a reason phrase; requests without an answer have -1.
+NO_REASON = "0"
+ANSWERED = ("200", NO_REASON)
 #: A server that stops answering holds h2load for so long after its time; then it is ended.
 STUCK_S_MAX = 60.0
 
@@ -48,12 +53,14 @@ class Load:
 
         Each client may have read one more answer whose end came too late to count.
         """
-        if self.failed or not self.requests:
+        if not self.requests and not self.failed:
+            raise LoadFailed(f"no request was answered within {self.duration_s:g} s")
+        if self.failed:
             raise LoadFailed(f"{self.failed} of {self.failed + self.requests} requests failed")
         least, most = self.requests * answer_bytes, (self.requests + clients) * answer_bytes
         if not least <= self.data_bytes <= most:
             raise LoadFailed(
-                f"{self.requests} answers have {self.data_bytes} bytes instead of {least}: some are gRPC errors"
+                f"{self.requests} answers have {self.data_bytes} bytes instead of {least}: some are errors"
             )
 
 
@@ -124,8 +131,9 @@ def _number(pattern: str, output: str) -> int:
 
 def parse(output: str, log: str, seconds: float, generator_cpu_s: float) -> Load:
     """From what h2load printed and the lines of its log: start, status, microseconds."""
-    latencies_s = sorted(int(line.split("\t")[2]) / 1e6 for line in log.splitlines() if "\t200\t" in line)
-    succeeded = _number(r"(\d+) succeeded", output)
+    ended = [line.split("\t") for line in log.splitlines()]
+    latencies_s = sorted(int(microseconds) / 1e6 for _, status, microseconds in ended if status in ANSWERED)
+    succeeded = _number(r"(\d+) succeeded", output) + sum(status == NO_REASON for _, status, _ in ended)
     return Load(
         requests=succeeded,
         failed=_number(r"(\d+) done", output) - succeeded,

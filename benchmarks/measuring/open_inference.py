@@ -11,13 +11,15 @@ import os
 import shutil
 import struct
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from measuring import environments
+from measuring.environments import NotInstalled
 from measuring.processes import free_ports
-from measuring.servers import Place, Served, start_ours
+from measuring.servers import Folder, Place, Running, Served, start_ours
+from measuring.torchserve_environment import torch_spec
 from measuring.workloads import GRPC, HTTP, Client, Workload
 from ts.protocol import open_inference_pb2 as pb
 
@@ -27,6 +29,11 @@ VALUES = [float(number) for number in range(16)]
 VERSIONS = {"triton": "nvidia-pytriton==0.7.0", "mlserver": "mlserver==1.7.1"}
 #: MLServer 1.7.1 doesn't start with newer uvloops.
 PACKAGES = {"triton": [VERSIONS["triton"], "numpy<2"], "mlserver": [VERSIONS["mlserver"], "uvloop<0.22"]}
+
+
+def packages(name: str) -> list[list[str]]:
+    """What pip installs: torch first, for the models that need it."""
+    return [torch_spec(), [*PACKAGES[name], "pillow"]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,45 +100,58 @@ def start_ours_with(place: Place, kind: str, http: bool = False) -> Served:
 
 
 def start_triton(place: Place, http: bool = False) -> Served:
-    """The Triton inside nvidia-pytriton, with its Python backend, started as its own command is."""
-    environment = environments.ensure("triton", [PACKAGES["triton"]], print)
-    (packages,) = (environment / "lib").glob("python3*/site-packages")
-    triton = packages / "pytriton" / "tritonserver"
+    return _served("triton", place, run_triton(place, place.store / "triton"), http)
+
+
+def run_triton(folder: Folder, repository: Path) -> Running:
+    """The Triton inside nvidia-pytriton, with its Python backend, started as its own command is. `repository`: its
+    models; modules beside them can be imported. Raises NotInstalled."""
+    environment = environments.ensure("triton", packages("triton"), print)
+    (site,) = (environment / "lib").glob("python3*/site-packages")
+    triton = site / "pytriton" / "tritonserver"
     python = triton / "backends" / "python"
-    backend = place.folder / "backends" / "python"
+    backend = folder.folder / "backends" / "python"
     backend.mkdir(parents=True)
     stub = triton / "python_backend_stubs" / sysconfig.get_python_version() / "triton_python_backend_stub"
+    if not stub.exists():
+        raise NotInstalled(f"its Python backend has no program for Python {sysconfig.get_python_version()}")
     for file in (python / "libtriton_python.so", python / "triton_python_backend_utils.py", stub):
         (backend / file.name).symlink_to(file)
     http_port, grpc_port = free_ports(2)
-    words = [str(triton / "bin" / "tritonserver"), f"--model-repository={place.store / 'triton'}"]
+    words = [str(triton / "bin" / "tritonserver"), f"--model-repository={repository}"]
     words += [f"--backend-directory={backend.parent}", "--allow-metrics=false", "--log-info=false"]
     words += ["--http-address=127.0.0.1", f"--http-port={http_port}"]
     words += ["--grpc-address=127.0.0.1", f"--grpc-port={grpc_port}"]
-    libraries = [str(packages / "nvidia_pytriton.libs"), str(sysconfig.get_config_var("LIBDIR"))]
-    env = {"LD_LIBRARY_PATH": os.pathsep.join(libraries), "PYTHONPATH": str(packages), "PATH": _path(environment)}
-    return _served("triton", place, words, env, (http_port, grpc_port), http)
+    libraries = [str(site / "nvidia_pytriton.libs"), str(sysconfig.get_config_var("LIBDIR"))]
+    env = {"LD_LIBRARY_PATH": os.pathsep.join(libraries), "PATH": path_of(environment)}
+    env |= {"PYTHONPATH": os.pathsep.join([str(site), str(folder.store)])}
+    return Running(folder.run(words, env), http_port, grpc_port)
 
 
 def start_mlserver(place: Place, http: bool = False) -> Served:
-    """MLServer with a worker process, as by default, without its debug mode."""
-    environment = environments.ensure("mlserver", [PACKAGES["mlserver"]], print)
+    return _served("mlserver", place, run_mlserver(place, place.store / "mlserver"), http)
+
+
+def run_mlserver(folder: Folder, models: Path, workers: int = 1) -> Running:
+    """MLServer with its worker processes, one by default, without its debug mode. Modules in the store can be
+    imported. Raises NotInstalled."""
+    environment = environments.ensure("mlserver", packages("mlserver"), print)
     http_port, grpc_port, metrics_port = free_ports(3)
     env = {"MLSERVER_HOST": "127.0.0.1", "MLSERVER_HTTP_PORT": str(http_port), "MLSERVER_GRPC_PORT": str(grpc_port)}
     env |= {"MLSERVER_METRICS_PORT": str(metrics_port), "MLSERVER_DEBUG": "false"}
-    env |= {"PATH": _path(environment)}
-    words = [str(environment / "bin" / "mlserver"), "start", str(place.store / "mlserver")]
-    return _served("mlserver", place, words, env, (http_port, grpc_port), http)
+    env |= {"MLSERVER_PARALLEL_WORKERS": str(workers), "MLSERVER_GRPC_MAX_MESSAGE_LENGTH": str(16 << 20)}
+    env |= {"PATH": path_of(environment), "PYTHONPATH": str(folder.store)}
+    # By its Python, so that an environment that was moved or linked works, too.
+    words = [str(environment / "bin" / name) for name in ("python", "mlserver")] + ["start", str(models)]
+    return Running(folder.run(words, env), http_port, grpc_port)
 
 
-def _served(
-    name: str, place: Place, words: Sequence[str], env: Mapping[str, str], ports: tuple[int, int], http: bool
-) -> Served:
+def _served(name: str, place: Place, running: Running, http: bool) -> Served:
     client: Client = HTTP if http else GRPC
-    port = ports[0] if http else ports[1]
-    return Served(f"{name}-http" if http else name, port, 0, place.run(words, env), (), warm_up_s=5, client=client)
+    port = running.http_port if http else running.grpc_port
+    return Served(f"{name}-http" if http else name, port, 0, running.process, (), warm_up_s=5, client=client)
 
 
-def _path(environment: Path) -> str:
+def path_of(environment: Path) -> str:
     """With its commands first: an embedded Python looks for itself there."""
     return f"{environment / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"

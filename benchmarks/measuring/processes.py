@@ -43,12 +43,16 @@ class Processes:
         self._started.append((process, log))
         return process
 
-    def check(self) -> None:
-        """Raises ServerFailed when one has ended by itself."""
+    def check(self, only: psutil.Process | None = None) -> None:
+        """Raises ServerFailed when one, or this one, has ended by itself."""
         for process, log in self._started:
-            if process.poll() is not None:
+            if only in (None, process) and process.poll() is not None:
                 lines = log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
                 raise ServerFailed("\n".join([f"A server ended with status {process.returncode}:", *lines]))
+
+    def end_one(self, ended: psutil.Process) -> None:
+        self._started = [one for one in self._started if one[0] != ended]
+        end_tree(ended)
 
     def end(self) -> None:
         while self._started:
@@ -59,6 +63,8 @@ class Processes:
 def end_tree(root: psutil.Process) -> None:
     """Asks the root to end, then whoever is left of its tree, then ends what still runs."""
     members = tree(root)
+    for member in members:
+        _quietly(member.resume)
     _terminate([root])
     left = [member for member in members if member.is_running()]
     _terminate([member for member in left if member != root])

@@ -52,21 +52,29 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a server keeps its files, and what it is to serve there."""
+class Running:
+    """A process and the ports it listens on; 0 where there is none."""
+
+    process: psutil.Process
+    http_port: int = 0
+    grpc_port: int = 0
+    management_port: int = 0
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Where a server keeps its files."""
 
     folder: Path
-    workload: Workload
     processes: Processes
 
     @property
     def store(self) -> Path:
         return self.folder / "store"
 
-    def prepare(self) -> None:
+    def make(self) -> None:
         for name in ("store", "tmp", "logs"):
             (self.folder / name).mkdir(parents=True)
-        self.workload.prepare(self.store)
 
     def env(self) -> dict[str, str]:
         """Ours without what would change a server's settings, and with temporary and log folders of its own."""
@@ -79,6 +87,17 @@ class Place:
         return self.processes.start(words, {**self.env(), **(more or {})}, self.folder, self.folder / "console.log")
 
 
+@dataclass(frozen=True)
+class Place(Folder):
+    """With what the server is to serve there."""
+
+    workload: Workload
+
+    def prepare(self) -> None:
+        self.make()
+        self.workload.prepare(self.store)
+
+
 def start_ours(
     place: Place,
     engine: str = "auto",
@@ -89,35 +108,57 @@ def start_ours(
     title: str = "",
     command: Path | None = None,
 ) -> Served:
-    """The real command with its default settings, but for free ports, one worker and no snapshots.
+    """The server with one worker, asked over gRPC or (`http`) HTTP.
 
-    `quiet`: without access and metric logs, as TorchServe is in this comparison. `http`: it is asked over HTTP.
     `models`: the words that say what it serves, without them the workload's archive. `command`: another installation's.
     """
-    inference, management, *addresses = free_ports(5)
-    settings: dict[str, object] = {
-        f"{name}_address": f"http://127.0.0.1:{port}" for name, port in zip(_HTTP, addresses, strict=True)
-    }
-    settings |= {
-        "grpc_inference_port": inference,
-        "grpc_management_port": management,
-        "default_workers_per_model": 1,
-        "grpc_engine": engine,
-        "access_log": str(not quiet).lower(),
-        "metrics_mode": "prometheus" if quiet else "log",
-    }
-    name = place.workload.name
-    words = [str(command or Path(sys.executable).parent / "torchserve"), "--start", "--foreground", "--ncs"]
-    words += models or ["--model-store", str(place.store), "--models", f"{name}={name}.mar"]
-    for key, value in settings.items():
-        words += ["--set", f"{key}={value}"]
-    process = place.run([*words, *more])
+    models = models or _archive_words(place)
+    running = run_ours(place, [*models, *more], {"grpc_engine": engine}, quiet, command=command)
     title = title or ("ours" if engine == "auto" else f"ours-{engine}")
     title += ("-http" if http else "") + ("" if quiet else "-logging")
     if http:
         answer = HTTP_ANSWER if place.workload.answer else ()
-        return Served(title, addresses[0], management, process, answer, warm_up_s=3, client=HTTP)
-    return Served(title, inference, management, process, place.workload.answer, warm_up_s=3)
+        return Served(title, running.http_port, running.management_port, running.process, answer, 3, HTTP)
+    return Served(title, running.grpc_port, running.management_port, running.process, place.workload.answer, 3)
+
+
+def run_ours(
+    folder: Folder,
+    words: Sequence[str],
+    settings: Mapping[str, object],
+    quiet: bool = True,
+    workers: int = 1,
+    more_env: Mapping[str, str] | None = None,
+    command: Path | None = None,
+) -> Running:
+    """The real command with its default settings, but for free ports, the number of workers and no snapshots.
+
+    `words` say what it serves. `quiet`: without access and metric logs, as TorchServe is in this comparison. `command`:
+    another installation's.
+    """
+    inference, management, *addresses = free_ports(5)
+    all_settings: dict[str, object] = {**_addresses(addresses), **settings}
+    all_settings |= {
+        "grpc_inference_port": inference,
+        "grpc_management_port": management,
+        "default_workers_per_model": workers,
+        "access_log": str(not quiet).lower(),
+        "metrics_mode": "prometheus" if quiet else "log",
+    }
+    line = [str(command or Path(sys.executable).parent / "torchserve"), "--start", "--foreground", "--ncs", *words]
+    for key, value in all_settings.items():
+        line += ["--set", f"{key}={value}"]
+    return Running(folder.run(line, more_env), addresses[0], inference, management)
+
+
+def _addresses(ports: Sequence[int]) -> dict[str, str]:
+    names = ("inference", "management", "metrics")
+    return {f"{name}_address": f"http://127.0.0.1:{port}" for name, port in zip(names, ports, strict=True)}
+
+
+def _archive_words(place: Place) -> list[str]:
+    name = place.workload.name
+    return ["--model-store", str(place.store), "--models", f"{name}={name}.mar"]
 
 
 def start_bare(place: Place, engine: str = "h2corn", http: bool = False) -> Served:
@@ -134,29 +175,33 @@ def start_bare(place: Place, engine: str = "h2corn", http: bool = False) -> Serv
 
 
 def start_torchserve(place: Place, quiet: bool = True, http: bool = False) -> Served:
-    """TorchServe with one worker, without tokens, with its model API. `quiet`: no access and metric logs."""
-    bin_folder = torchserve_environment.ensure(print)
-    inference, management, *addresses = free_ports(5)
-    settings = {f"{name}_address": f"http://127.0.0.1:{port}" for name, port in zip(_HTTP, addresses, strict=True)}
-    settings |= {"grpc_inference_port": str(inference), "grpc_management_port": str(management)}
-    settings |= {"default_workers_per_model": "1"}
-    words = [str(bin_folder / "torchserve"), "--start", "--foreground", "--ncs", "--disable-token-auth"]
-    words += ["--enable-model-api", "--model-store", str(place.store), "--ts-config", "config.properties"]
-    name = place.workload.name
-    words += ["--models", f"{name}={name}.mar"]
-    if quiet:
-        (place.folder / "log4j2.xml").write_text(TORCHSERVE_QUIET)
-        words += ["--log-config", "log4j2.xml"]
-        settings["disable_system_metrics"] = "true"
-    (place.folder / "config.properties").write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
-    process = place.run(words, torchserve_environment.command_environment(bin_folder))
+    """TorchServe with one worker, asked over gRPC or (`http`) HTTP."""
+    running = run_torchserve(place, _archive_words(place), {}, quiet)
     title = "torchserve" + ("-http" if http else "") + ("" if quiet else "-logging")
     if http:
-        return Served(title, addresses[0], management, process, HTTP_ANSWER, warm_up_s=35, client=HTTP)
-    return Served(title, inference, management, process, place.workload.answer, warm_up_s=35)
+        return Served(title, running.http_port, running.management_port, running.process, HTTP_ANSWER, 35, HTTP)
+    return Served(title, running.grpc_port, running.management_port, running.process, place.workload.answer, 35)
 
 
-_HTTP = ("inference", "management", "metrics")
+def run_torchserve(
+    folder: Folder, words: Sequence[str], settings: Mapping[str, object], quiet: bool = True, workers: int = 1
+) -> Running:
+    """TorchServe without tokens, with its model API. `quiet`: no access and metric logs. Raises NotInstalled."""
+    bin_folder = torchserve_environment.ensure(print)
+    inference, management, *addresses = free_ports(5)
+    all_settings: dict[str, object] = {**_addresses(addresses), **settings}
+    all_settings |= {"grpc_inference_port": inference, "grpc_management_port": management}
+    all_settings |= {"default_workers_per_model": workers}
+    command = [str(bin_folder / "torchserve"), "--start", "--foreground", "--ncs", "--disable-token-auth"]
+    command += ["--enable-model-api", "--ts-config", "config.properties", *words]
+    if quiet:
+        (folder.folder / "log4j2.xml").write_text(TORCHSERVE_QUIET)
+        command += ["--log-config", "log4j2.xml"]
+        all_settings["disable_system_metrics"] = "true"
+    lines = [f"{key}={value}\n" for key, value in all_settings.items()]
+    (folder.folder / "config.properties").write_text("".join(lines))
+    process = folder.run(command, torchserve_environment.command_environment(bin_folder))
+    return Running(process, addresses[0], inference, management)
 
 
 def wait_until_ready(served: Served, workload: Workload, processes: Processes) -> None:

@@ -62,7 +62,7 @@ NOTES: Mapping[str, str] = {
 
 def start(target: str, folder: Path, workload: Workload, processes: Processes) -> Served:
     """The server, answering as it should. Raises ServerFailed, NotInstalled, WrongAnswer."""
-    place = Place(folder / target, workload, processes)
+    place = Place(folder / target, processes, workload)
     place.prepare()
     served = {**STARTS, **INFER_STARTS}[target](place)
     wait_until_ready(served, workload, processes)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import urllib.request
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -69,6 +70,13 @@ NOOP = Workload("noop", "no-op Predictions (gRPC; `…-http`: HTTP/1.1)", Names.
 PIECES_STREAM = Workload(
     "pieces",
     f"StreamPredictions of {PIECES} small pieces over gRPC; a request is a whole stream",
+    Names.StreamPredictions_PATH,
+    [_ANSWER] * PIECES,
+    (1, 16),
+)
+YIELDS = Workload(
+    "yields",
+    f"StreamPredictions of {PIECES} small pieces from a generator",
     Names.StreamPredictions_PATH,
     [_ANSWER] * PIECES,
     (1, 16),
@@ -150,14 +158,25 @@ def check(name: str, client: Client, port: int, workload: Workload, answer: Sequ
         raise WrongAnswer(f"{name} answers {got[:3]} ({len(got)} messages) instead of {list(answer)[:3]}")
 
 
-def build_archive(name: str, handler: Path, store: Path) -> Path:
-    """A model archive of one handler file and nothing else, in the form both servers read."""
-    manifest = (
-        '{"createdOn": "", "runtime": "python", "archiverVersion": "0", "model": '
-        f'{{"modelName": "{name}", "modelVersion": "1.0", "handler": "{handler.name}"}}}}'
-    )
+def build_archive(
+    name: str,
+    handler: Path,
+    store: Path,
+    settings: Mapping[str, object] | None = None,
+    more: Mapping[str, str] | None = None,
+) -> Path:
+    """A model archive of one handler file, with `settings` as its model-config.yaml and the files `more` (name to
+    text), in the form both servers read."""
+    model = {"modelName": name, "modelVersion": "1.0", "handler": handler.name}
+    files = {**(more or {})}
+    if settings:
+        model["configFile"] = "model-config.yaml"
+        files["model-config.yaml"] = "".join(f"{key}: {value}\n" for key, value in settings.items())
+    manifest = {"createdOn": "", "runtime": "python", "archiverVersion": "0", "model": model}
     path = store / f"{name}.mar"
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("MAR-INF/MANIFEST.json", manifest)
+        archive.writestr("MAR-INF/MANIFEST.json", json.dumps(manifest))
         archive.write(handler, handler.name)
+        for file, text in files.items():
+            archive.writestr(file, text)
     return path

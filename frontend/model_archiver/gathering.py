@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import filecmp
 import glob
 import logging
@@ -98,7 +99,12 @@ def handler_file(config: ModelArchiverConfig) -> Path | None:
         return None
     if config.runtime == "LSP":
         return Path(file) if Path(file).is_file() else None
-    return existing(Path(file if file.endswith(".py") else f"{file}.py"), "--handler")
+    path = Path(file if file.endswith(".py") else f"{file}.py")
+    if not path.exists() and (meant := difflib.get_close_matches(file, BUILT_IN_HANDLERS, n=1)):
+        raise MissingFile(
+            f"--handler: {path} is not there, and {file} is no built-in handler; did you mean {meant[0]}?"
+        )
+    return existing(path, "--handler")
 
 
 def extra_paths(extra_files: str | Sequence[str] | None) -> Iterator[Path]:

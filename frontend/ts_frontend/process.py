@@ -114,7 +114,7 @@ async def _run(config: ServerConfig, logs: Logs, report: StartReport, forkserver
 
     gc.freeze()
     gc.enable()
-    server = Server(config, logs, forkserver)
+    server = Server(config, logs, forkserver=forkserver)
     signals = StopSignals(server, config.drain_grace_s + config.drain_timeout_s + STOP_MARGIN_S)
 
     def on_ready(listening: dict[str, str], failures: list[str]) -> None:

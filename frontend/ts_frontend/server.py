@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import importlib.util
 import logging
 import platform
 import shutil
@@ -52,6 +53,8 @@ from ts_frontend.telemetry.logging.logs import Logs
 from ts_frontend.telemetry.logging.model_log import ModelLog
 from ts_frontend.telemetry.metrics.registry import MetricsRegistry, open_metrics
 from ts_frontend.telemetry.tracing.tracing import open_tracing
+from ts_frontend.workers.launchers import Launcher
+from ts_frontend.workers.pool import Clock
 from ts_frontend.workers.spawning import StartedForkserver, worker_env
 from ts_frontend.workers.supervisor import Supervisor, find_accelerators
 from ts_frontend.workflows.manager import WorkflowManager, restore_workflows, states_of
@@ -76,6 +79,16 @@ SERVICES = frozenset(
 
 #: Gets the listening addresses by name, and warnings.
 OnReady: TypeAlias = Callable[[dict[str, str], list[str]], None]
+
+
+def missing_torch(config: ServerConfig) -> list[str]:
+    """A warning for a server whose models may need torch, and whose Python hasn't got it."""
+    if not config.preload_torch or importlib.util.find_spec("torch") is not None:
+        return []
+    return [
+        f"torch isn't installed in this Python: models that import it can't be loaded. Install it ({sys.executable} -m "
+        "pip install torch), or set preload_torch=false if no model needs it"
+    ]
 
 
 class StartRefused(ServeError):
@@ -177,12 +190,22 @@ class Parts:
 
 
 class Server:
-    """One server, made from its configuration. `run` is its whole life: startup, serve, drain."""
+    """One server, made from its configuration. `run` is its whole life: startup, serve, drain. `launcher` starts its
+    workers (None: the one that the configuration asks for); `clock` is that of its pauses; `forkserver`
+    is the first one, if it was started already."""
 
-    def __init__(self, config: ServerConfig, logs: Logs, forkserver: StartedForkserver | None = None) -> None:
-        """`forkserver`: the first one, if it was started already."""
+    def __init__(
+        self,
+        config: ServerConfig,
+        logs: Logs,
+        launcher: Launcher | None = None,
+        clock: Clock | None = None,
+        forkserver: StartedForkserver | None = None,
+    ) -> None:
         self.config = config
         self._logs = logs
+        self._launcher = launcher
+        self._clock = clock or Clock()
         self._forkserver = forkserver
         self._metrics = open_metrics(config, logs)
         self._stop = asyncio.Event()
@@ -216,23 +239,29 @@ class Server:
             life.result()
 
     async def _live(self, on_ready: OnReady, progress: Callable[[str], None]) -> None:
-        async with self._parts() as parts:
+        async with self.parts() as parts:
             warnings = await self._startup(parts, progress)
-            await self._serve(parts, lambda: on_ready(parts.listeners.addresses(), warnings))
-            await self._drain(parts)
+            try:
+                await self._serve(parts, lambda: on_ready(parts.listeners.addresses(), warnings))
+                await self._drain(parts)
+            except asyncio.CancelledError:
+                await parts.listeners.engine.drain(0.0)  # what runs is answered UNAVAILABLE, nothing listens any more
+                raise
 
     @contextlib.asynccontextmanager
-    async def _parts(self) -> AsyncIterator[Parts]:
-        """All parts, with the forkserver started, as long as the block runs."""
+    async def parts(self, *, serving: bool = True) -> AsyncIterator[Parts]:
+        """All parts, with the forkserver started, as long as the block runs. Without `serving` they are for models that
+        are only tried: no keys are made, and nothing is traced."""
         config = self.config
         if config.bypass_serve:
             log.warning("%s", BYPASSED)
-        with work_dir(config.temp_dir) as directory, self._authorized() as authorization:
+        keys = self._authorized() if serving else contextlib.nullcontext()
+        with work_dir(config.temp_dir) as directory, keys as authorization:
             supervisor, tracing = await self._supervisor(directory), None
             try:
                 await supervisor.start()
                 watched(asyncio.to_thread(remove_abandoned, config.temp_dir), "The removal of what killed servers left")
-                tracing = open_tracing(config)  # its threads are later than the forkserver
+                tracing = open_tracing(config) if serving else None  # its threads are later than the forkserver
                 yield Parts(config, self._logs, self._metrics, tracing, authorization, supervisor, directory)
             finally:
                 await supervisor.close()
@@ -271,6 +300,8 @@ class Server:
             in_process=config.bypass_serve,
             inventory=inventory,
             on_line=ModelLog(self._logs, self._metrics).line,
+            launcher=self._launcher,
+            clock=self._clock,
         )
 
     # --- its life
@@ -279,6 +310,9 @@ class Server:
         """Loads the models and workflows of the start, then listens. Returns warnings, also of models that failed."""
         config, manager = self.config, parts.manager
         parts.listeners.check_addresses()
+        missing = missing_torch(config)
+        for warning in missing:
+            log.warning("%s", warning)
 
         async def restore(snapshot: Snapshot) -> list[str]:
             return await restore_workflows(snapshot.workflows, parts.workflows, config.loads_at_once_max)
@@ -296,7 +330,7 @@ class Server:
         await parts.listeners.engine.start()
         parts.recorder.attach(manager, lambda: states_of(parts.workflows), config.snapshot)
         await parts.recorder.write(SnapshotKind.STARTUP)
-        return [*restored(config.snapshot, manager), *failures, *parts.listeners.warnings]
+        return [*restored(config.snapshot, manager), *failures, *missing, *parts.listeners.warnings]
 
     async def _serve(self, parts: Parts, on_ready: Callable[[], None]) -> None:
         """Runs the loops until `stop` was called; raises when the engine ended by itself."""
@@ -319,7 +353,7 @@ class Server:
         parts.health.drain()
         if config.drain_grace_s:
             log.info("Not ready any more; serving for %g s, until nobody routes here.", config.drain_grace_s)
-            await asyncio.sleep(config.drain_grace_s)
+            await self._clock.pause(config.drain_grace_s, asyncio.Event())
         log.info("Draining: what was accepted is answered within %g s.", config.drain_timeout_s)
         latest_s = time.monotonic() + config.drain_timeout_s
         for model in parts.registry:

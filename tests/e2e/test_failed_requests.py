@@ -33,7 +33,8 @@ SETTLE_S_MAX = 5.0
 WITHOUT_COLLECTOR = """
 import gc, json, os, socket, sys, threading
 gc.disable()
-KINDS = ("Job", "FedJob", "PriorityJob", "SequenceJob", "HttpRequest", "Exchange", "Multiplexer", "_Entry", "traceback")
+KINDS = ("Job", "FedJob", "PriorityJob", "SequenceJob", "HttpRequest", "Exchange", "Multiplexer", "_Entry", "RPCState",
+    "traceback")
 
 def serve():
     listener = socket.socket(socket.AF_UNIX)
@@ -277,17 +278,13 @@ def fail(call: Callable[[str, str, float], None], model: str, ask: str, wait_s: 
     raise AssertionError(f"{model} answered {ask!r}")
 
 
-#: grpcio's state of a call and the exception that ended it hold each other; what is large isn't among it.
-OF_GRPCIO = {"AbortError", "traceback"}
-
-
 def settled(alive: Alive, before: dict[str, int], more_max: int) -> dict[str, int]:
     """What has grown by more than that, once nothing goes away any more."""
     end_s = time.monotonic() + SETTLE_S_MAX
     while True:
         now = alive.count()
         grown = {name: count - before.get(name, 0) for name, count in now.items()}
-        grown = {name: more for name, more in grown.items() if more > more_max and name not in OF_GRPCIO}
+        grown = {name: more for name, more in grown.items() if more > more_max}
         if not grown or time.monotonic() > end_s:
             return grown
         time.sleep(0.05)

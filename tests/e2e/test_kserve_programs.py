@@ -255,7 +255,9 @@ def test_the_page_about_the_api_loads_nothing_from_elsewhere(scaling: Program, p
             status, page, headers = program.ask(path)
             assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
             assert "/v2/models/{model_name}/infer" in page
-            assert "//" not in page and "<script" not in page
+            assert "//" not in page and "default-src 'self'" in headers["content-security-policy"]
+            for file in re.findall(r'(?:src|href)="(/console/[^"]+)"', page):
+                assert program.ask(file)[0] == 200, file
     assert scaling.ask("/openapi.json")[1] == scaling.ask("/v2/docs/dataplane.json")[1]
     paths = scaling.ask("/openapi.json")[1]["paths"]
     assert {"/v2/models/{model_name}/infer", "/v2/health/live", "/v1/models/{model_name}:predict"} <= set(paths)

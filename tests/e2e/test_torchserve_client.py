@@ -292,7 +292,9 @@ def test_subcommands(start: Callable[..., Any], write: Callable[..., str], probe
     broken = run("register", "broken")
     assert (broken.exit_code, "bad weights" in broken.stderr) == (1, True), broken.output
     assert run("unregister", "probe").output == 'Model "probe" unregistered\n'
-    assert run("predict", "probe", "-", input=b"{}").stderr == "Error: NOT_FOUND: Model not found: probe\n"
+    assert run("predict", "probe", "-", input=b"{}").stderr == (
+        "Error: NOT_FOUND: Model not found: probe. The server has broken, eager\n"
+    )
 
 
 def test_interrupting_a_stream_cancels_it(start: Callable[..., Any], tmp_path: Path) -> None:

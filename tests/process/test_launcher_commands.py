@@ -91,6 +91,12 @@ def test_the_ready_line_is_there_once_also_without_console(shell: Shell) -> None
     assert shell.start("ready", "--set", "console_log=false").stdout.count("Model server started.") == 1
 
 
+def test_a_misspelt_setting_of_the_file_is_told_where_the_server_is_started(shell: Shell) -> None:
+    (shell.place / "config.properties").write_text("job_queue_sise=3\nconsole_log=false\n")
+    said = shell.start("ready").stdout
+    assert "job_queue_sise (config.properties:1): there is no such setting; did you mean job_queue_size?\n" in said
+
+
 def test_stop_without_a_server(shell: Shell) -> None:
     stopped = shell.run("--stop")
     assert (stopped.returncode, stopped.stdout) == (0, "TorchServe is not currently running.\n")

@@ -73,14 +73,24 @@ def test_answers_of_the_right_size_pass(h2load: ModuleType, data: int) -> None:
 
 @pytest.mark.parametrize("data", [180, 207])
 def test_answers_without_data_or_with_too_much_are_noticed(h2load: ModuleType, data: int) -> None:
-    with pytest.raises(h2load.LoadFailed, match="gRPC errors"):
+    with pytest.raises(h2load.LoadFailed, match="some are errors"):
         load(h2load, data=data).check(9, clients=1)
+
+
+def test_answers_without_a_reason_phrase_count_and_their_bytes_are_checked(h2load: ModuleType) -> None:
+    """TorchServe's status line is `HTTP/1.1 200 `, of which h2load makes status 0 and a failed request."""
+    log = "1795229217774043\t0\t3000\n1795229217774016\t0\t1000\n1795229217774016\t-1\t9\n"
+    found = h2load.parse(OUTPUT.format(done=2, succeeded=0, data=4), log, 2.0, 0.5)
+    assert (found.requests, found.failed, found.latencies_s) == (2, 0, [0.001, 0.003])
+    found.check(2, clients=0)
+    with pytest.raises(h2load.LoadFailed, match="some are errors"):
+        h2load.parse(OUTPUT.format(done=2, succeeded=0, data=150), log, 2.0, 0.5).check(2, clients=0)
 
 
 def test_failed_and_missing_requests_are_noticed(h2load: ModuleType) -> None:
     with pytest.raises(h2load.LoadFailed, match="1 of 21"):
         load(h2load, succeeded=20).check(9, clients=1)
-    with pytest.raises(h2load.LoadFailed):
+    with pytest.raises(h2load.LoadFailed, match="no request was answered within 2 s"):
         load(h2load, done=0, succeeded=0, data=0).check(9, clients=1)
 
 

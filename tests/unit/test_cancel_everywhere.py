@@ -345,8 +345,8 @@ class Managed:
             fork=False,
             inventory=Inventory(),
             on_line=lambda *line: None,
+            launcher=stage,
         )
-        self.supervisor.launcher = stage
         self.registry = Registry()
         metrics = MetricsRegistry(read_definitions(DEFAULT_FILE), "log", "host")
 

@@ -25,6 +25,7 @@ from ts.protocol.frames import (
     Item,
     Load,
     LoadFailed,
+    Pieces,
     Predict,
     Ready,
     Stop,
@@ -38,6 +39,8 @@ def plain(message):
     """The message with views as bytes and sequences as lists, for comparing."""
     if isinstance(message, Chunk):
         return message._replace(data=bytes(message.data), headers=list(message.headers))
+    if isinstance(message, Pieces):
+        return message._replace(data=[bytes(one) for one in message.data])
     if isinstance(message, Call):
         return message._replace(data=bytes(message.data))
     if isinstance(message, Predict):
@@ -77,6 +80,7 @@ messages = st.one_of(
         st.booleans(),
     ),
     st.builds(Call, u64, objects, payload),
+    st.builds(Pieces, u64, st.lists(payload, min_size=1, max_size=frames.PIECES_MAX), st.booleans()),
 )
 
 SAMPLES: list[frames.Message] = [
@@ -90,6 +94,7 @@ SAMPLES: list[frames.Message] = [
     LoadFailed({"code": 500}),
     Chunk(7, b"data", False, 201, "Made", [("k", "v")]),
     Chunk(7, b"", True),
+    Pieces(7, [b"one", b"", b"two"], True),
     Failed(8, 503, "Prediction failed é"),
     Failed(8, 413, "", True, "a trace", True),
 ]

@@ -229,18 +229,21 @@ class Client:
         request = management_pb2.SetDefaultRequest(model_name=name, model_version=version)
         return self._manage(self._management.SetDefault, request)
 
-    def describe(self, name: str, version: str = "", customized: bool = False) -> list[dict[str, Any]]:
+    def describe(
+        self, name: str, version: str = "", customized: bool = False, timeout_s: float | None = None
+    ) -> list[dict[str, Any]]:
         """One description, or all for version "all"."""
         request = management_pb2.DescribeModelRequest(model_name=name, model_version=version, customized=customized)
-        descriptions: list[dict[str, Any]] = json.loads(self._manage(self._management.DescribeModel, request))
+        answer = self._ask(self._management.DescribeModel, request, KeyKind.MANAGEMENT, timeout_s)
+        descriptions: list[dict[str, Any]] = json.loads(answer.msg)
         return descriptions
 
-    def models(self) -> Iterator[dict[str, str]]:
+    def models(self, timeout_s: float | None = None) -> Iterator[dict[str, str]]:
         """All models, page by page: {"modelName", "modelUrl"} of each one's default version."""
         token = 0
         while True:
             request = management_pb2.ListModelsRequest(limit=LIST_LIMIT, next_page_token=token)
-            page = json.loads(self._manage(self._management.ListModels, request))
+            page = json.loads(self._ask(self._management.ListModels, request, KeyKind.MANAGEMENT, timeout_s).msg)
             yield from page["models"]
             if "nextPageToken" not in page or not page["models"]:
                 return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import logging
 import os
 import shlex
 import sys
@@ -33,6 +34,8 @@ _OWN_COMMANDS = {
     "start": "the same as torchserve --start",
     "stop": "the same as torchserve --stop",
     "config": "show every setting, its value and where that comes from, without starting",
+    "doctor": "look at Python, torch, ports, directories and limits before a start",
+    "check": "try models without serving them: their files, settings, handler, requests",
 }
 
 
@@ -176,6 +179,9 @@ def _background(arguments: argparse.Namespace, words: Sequence[str], program: Pr
     if sys.stdout.isatty() and "console_log" not in config.sources:
         more += ["--set", "console_log=false"]
         config = settings(arguments, Option("console_log", "false", "terminal"))
+    if not config.console_log:  # else the log shows them here
+        warnings = [note.text for note in config.notes if note.level >= logging.WARNING]
+        print("".join(f"{text}\n" for text in warnings), end="", file=sys.stderr, flush=True)
     listening = launch.start(config, [*words, *more], arguments.timeout, program.command)
     if not config.console_log:  # else the server has printed it there itself
         print(STARTED)
@@ -206,6 +212,9 @@ def _subcommand(words: Sequence[str], program: Program) -> int:
     name, rest = words[0].replace("_", "-"), list(words[1:])
     if name == "config":
         return _show_config(rest)
+    if name in ("check", "doctor"):
+        look: Callable[[Sequence[str]], int] = getattr(import_module("ts_frontend.cli.diagnose"), name)
+        return look(rest)
     if name in ("start", "stop"):
         rest.append(f"--{name}")
         return _launcher(_parser().parse_args(rest), rest, program)

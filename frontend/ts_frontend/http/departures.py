@@ -23,8 +23,9 @@ from ts_frontend.tasks import kept
 
 DESCRIPTORS = Path("/proc/self/fd")
 LOOK_EVERY_S = 0.01
-#: An answer that takes no longer isn't watched: it costs something to find out whether its client is still there.
-WATCH_AFTER_S = 0.01
+#: An answer that takes no longer isn't watched: it costs something to find out whether its client is still there. The
+#: watch begins after twice as long at the latest.
+WATCH_AFTER_S = 0.0075
 #: After a look come so many times its own length without one, however many new connections there are.
 REST_FACTOR = 10
 #: A connection that so many looks didn't find is elsewhere: behind a proxy that tells its clients' addresses.

@@ -270,8 +270,9 @@ class BytesHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has 
 
 def _unimplemented(path: str) -> Callable[[bytes, Context], Awaitable[bytes]]:
     async def run(_: bytes, context: Context) -> bytes:
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"Method {path} is unimplemented")
-        return b""  # abort raises
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details(f"Method {path} is unimplemented")
+        return b""
 
     return run
 
@@ -291,7 +292,7 @@ class Running:
         return len(self._tasks)
 
     async def run(self, call: Call, context: Context, work: Awaitable[bytes]) -> bytes:
-        """Awaits a call's work in the call's own task, and aborts the call if the work fails."""
+        """Awaits a call's work in the call's own task, and ends the call with a status if the work fails."""
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
@@ -306,7 +307,7 @@ class Running:
             failure = _failure(call, Draining("The server is shutting down"))
         finally:
             self._tasks.discard(task)
-        return await _abort(call, context, *failure)
+        return await _end(call, context, *failure)
 
 
 def _wrap(method: Method, limits: ListenerLimits, running: Running) -> grpc.RpcMethodHandler[bytes, bytes]:
@@ -453,15 +454,18 @@ def _failure(call: Call, error: Exception) -> Failure:
     if isinstance(error, ServeError):
         call.trailing += status_details(error)
         return error.code, error.message
-    if isinstance(error, grpc.aio.AbortError | grpc.aio.UsageError | grpc.aio.InternalError):
-        raise error  # the last: an answer that can't be sent any more
+    if isinstance(error, grpc.aio.UsageError | grpc.aio.InternalError):
+        raise error  # the latter: an answer that can't be sent any more
     logger.error("%s failed", call.path, exc_info=error)
     return Code.INTERNAL, UNEXPECTED
 
 
-async def _abort(call: Call, context: Context, code: Code, message: str) -> bytes:
-    """Ends the call with that status. grpcio raises an exception for it that its own state keeps, until the garbage
-    collector comes: no frame on the way may hold the request or the method's exception."""
+async def _end(call: Call, context: Context, code: Code, message: str) -> bytes:
+    """Ends the call with that status, once its method returns; the empty answer isn't sent. grpcio's `abort` would
+    raise an exception that grpcio's own state keeps in a cycle, with every frame on its way and the call: memory, and a
+    pause of the whole server when the garbage collector frees hundreds of refused calls."""
     await _send_initial(call, context)
-    await context.abort(_CODES[code], bounded(message), tuple(call.trailing))
-    return b""  # abort raises
+    context.set_code(_CODES[code])
+    context.set_details(bounded(message))
+    context.set_trailing_metadata(tuple(call.trailing))
+    return b""

@@ -6,10 +6,11 @@ Which source wins is TorchServe's rule, a different one for each group of settin
 
 from __future__ import annotations
 
+import difflib
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -18,16 +19,20 @@ from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArgument
 
 INT_MAX = 2**31 - 1
+#: Of a key to a setting's, for it to count as a misspelt one (difflib's ratio).
+LIKENESS_MIN = 0.88
 _Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Settings by TorchServe's keys. A value of the wrong kind is ignored, with a line in `warnings`."""
+    """Settings by TorchServe's keys. A value of the wrong kind is ignored, with a line in `warnings`. `asked`: the keys
+    that were looked up."""
 
     values: Mapping[str, Any]
     name: str
     warnings: list[str]
+    asked: set[str] = field(default_factory=set)
 
     def whole(self, key: str, least: int = 1) -> int | None:
         """A whole number from `least` on."""
@@ -69,12 +74,28 @@ class Source:
     def warn(self, key: str, problem: str) -> None:
         self.warnings.append(f"{self.name}: {key} is {reprlib.repr(self.values.get(key))}: {problem}")
 
+    def warn_misspelt(self) -> None:
+        """A line for each key that was not looked up and is written almost like one that was: `batch_size`. Handlers
+        have keys of their own, so that others are no mistake."""
+        plain = {_plainly(key): key for key in sorted(self.asked)}
+        for key in self.values:
+            if isinstance(key, str) and key not in self.asked:
+                close = difflib.get_close_matches(_plainly(key), plain, n=1, cutoff=LIKENESS_MIN)
+                if close:
+                    self.warnings.append(f"{self.name}: {key} is no setting; did you mean {plain[close[0]]}?")
+
     def _checked(self, key: str, good: Callable[[Any], bool], expected: str) -> Any:
+        self.asked.add(key)
         value = self.values.get(key)
         if value is None or good(value):
             return value
         self.warn(key, f"ignored, it must be {expected}")
         return None
+
+
+def _plainly(key: str) -> str:
+    """A key without what people write differently: batch_size, batchsize, batchSize."""
+    return re.sub(r"[^a-z0-9]", "", key.lower())
 
 
 def _is_whole(value: object, least: int) -> bool:
@@ -283,7 +304,8 @@ def resolve(
         requested.max_batch_delay_ms, yaml.whole("maxBatchDelay", 0), lambda: server.whole("maxBatchDelay", 0)
     )
     min_workers, max_workers = _workers(requested, yaml, server, defaults)
-    return ModelSettings(
+    plain = _plain(yaml, server, defaults)
+    settings = ModelSettings(
         min_workers=min_workers,
         max_workers=max_workers,
         batch_size=first(requested.batch_size, yaml.whole("batchSize"), lambda: server.whole("batchSize")) or 1,
@@ -296,9 +318,10 @@ def resolve(
         runtime=requested.runtime or server.choice("runtimeType", _RUNTIMES) or runtime,
         handler=requested.handler or handler,
         envelope=defaults.service_envelope,
-        **_plain(yaml, server, defaults),
-        warnings=tuple(warnings),
+        **plain,
     )
+    yaml.warn_misspelt()
+    return replace(settings, warnings=tuple(warnings))
 
 
 def model_name_for(requested: Requested, archive: Named, path: Path) -> str:

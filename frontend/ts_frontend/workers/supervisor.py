@@ -17,7 +17,7 @@ from ts_frontend.workers.devices import Device, Inventory, Placement
 from ts_frontend.workers.failures import Backoff
 from ts_frontend.workers.forkserver import ForkLauncher
 from ts_frontend.workers.launchers import ExecLauncher, InProcessLauncher, Launcher, TorchrunLauncher, tool_output
-from ts_frontend.workers.pool import Pool, PoolResources
+from ts_frontend.workers.pool import Clock, Pool, PoolResources
 from ts_frontend.workers.process import LineSink, ProcessSpec, WorkerPlan, reap_orphans
 from ts_frontend.workers.spawning import StartedForkserver
 
@@ -31,7 +31,8 @@ OnLine = Callable[[int, str, str, str], None]
 
 
 class Supervisor:
-    """Makes pools and keeps time for them."""
+    """Makes pools and keeps time for them. `launcher` starts the workers instead of the launcher that `fork` and
+    `in_process` stand for; `clock` is that of their restarts."""
 
     def __init__(
         self,
@@ -46,14 +47,17 @@ class Supervisor:
         in_process: bool = False,
         inventory: Inventory,
         on_line: OnLine,
+        launcher: Launcher | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.placement = Placement(inventory)
         self._exec = ExecLauncher()
         self._torchrun = TorchrunLauncher(work_dir, self._exec)
         self._fork: ForkLauncher | None = None
-        if fork and not in_process:
+        if fork and not in_process and launcher is None:
             self._fork = ForkLauncher(env, self._exec, preload_torch=preload_torch, started=forkserver)
-        self.launcher: Launcher = InProcessLauncher() if in_process else self._fork or self._exec
+        self._launcher: Launcher = launcher or (InProcessLauncher() if in_process else self._fork or self._exec)
+        self._clock = clock
         self._ids = itertools.count(first_worker_id)
         self._distribution_id = first_distribution_id
         self._on_line = on_line
@@ -99,7 +103,8 @@ class Supervisor:
 
         next_id = partial(self.next_distribution_id, level) if level else self.next_worker_id
         resources = PoolResources(self._launcher_of(plan.spec), next_id, next_device, line_sink)
-        pool = Pool(name, plan, queue, resources, partial(Backoff, give_up_s, restart_delay_s_max), on_change)
+        backoff = partial(Backoff, give_up_s, restart_delay_s_max)
+        pool = Pool(name, plan, queue, resources, backoff, on_change, self._clock)
         self._pools.add(pool)
         return pool
 
@@ -108,7 +113,7 @@ class Supervisor:
         else the usual one."""
         if spec.torchrun is not None:
             return self._torchrun
-        return self._exec if spec.python else self.launcher
+        return self._exec if spec.python else self._launcher
 
     async def dismiss(self, pool: Pool, drain_s: float | None) -> None:
         """Ends a pool and forgets it."""

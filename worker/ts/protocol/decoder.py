@@ -30,6 +30,10 @@ from ts.protocol.frames import (
     MORE,
     NOT_BEGUN,
     PAIR_HEAD,
+    PIECE_SIZES,
+    PIECES,
+    PIECES_HEAD,
+    PIECES_MAX,
     PREDICT,
     READY,
     SINGLE,
@@ -49,6 +53,7 @@ from ts.protocol.frames import (
     LoadFailed,
     Message,
     Pairs,
+    Pieces,
     Predict,
     Ready,
     Stop,
@@ -218,6 +223,26 @@ def _decode_chunk(key: int, body: Body) -> Message:
     return Chunk(key, body[reader.at :], bool(last), status, phrase, headers)
 
 
+def _decode_pieces(key: int, body: Body) -> Message:
+    try:
+        last, count = PIECES_HEAD.unpack_from(body)
+        if not 0 < count <= PIECES_MAX:
+            raise FrameError(f"a frame of {count} pieces")
+        layout = PIECE_SIZES[count]
+        sizes = layout.unpack_from(body, PIECES_HEAD.size)
+    except struct.error as error:
+        raise FrameError(f"pieces in {len(body)} bytes") from error
+    at = PIECES_HEAD.size + layout.size
+    found = []
+    for size in sizes:
+        end = at + size
+        found.append(body[at:end])
+        at = end
+    if at != len(body):
+        raise FrameError(f"pieces that end at {at} of {len(body)} bytes")
+    return Pieces(key, found, bool(last))
+
+
 def _decode_failed(key: int, body: Body) -> Message:
     reader = _Reader(body)
     code, flags, size = reader.unpack(FAILED_HEAD)
@@ -268,6 +293,7 @@ _DECODERS: dict[int, Callable[[int, Body], Message]] = {
     FAILED: _decode_failed,
     FEED: _decode_feed,
     CALL: _decode_call,
+    PIECES: _decode_pieces,
 }
 
 

@@ -47,6 +47,11 @@ FAILED_HEAD = struct.Struct("<HBI")
 BY_HANDLER, WHOLE, NOT_BEGUN = 1, 2, 4
 COUNT = struct.Struct("<I")
 FEED_HEAD = struct.Struct("<BH")
+PIECES_HEAD = struct.Struct("<BH")
+#: Pieces in one frame, at most.
+PIECES_MAX = 64
+#: The sizes of that many pieces, by their number.
+PIECE_SIZES = tuple(struct.Struct(f"<{count}H") for count in range(PIECES_MAX + 1))
 
 
 class FrameError(ValueError):
@@ -134,6 +139,22 @@ class Chunk(NamedTuple):
     headers: Pairs = ()
 
 
+class Pieces(NamedTuple):
+    """Pieces of one answer that were ready together, the same as `chunks_of` gives one by one. `last`: the last of them
+    ends the answer."""
+
+    job_id: int
+    data: Sequence[Buffer]
+    last: bool = False
+
+
+def chunks_of(pieces: Pieces) -> Iterator[Chunk]:
+    """The same pieces one by one."""
+    end = len(pieces.data) - 1
+    for index, data in enumerate(pieces.data):
+        yield Chunk(pieces.job_id, data, pieces.last and index == end)
+
+
 class Failed(NamedTuple):
     """The end of a request that has no answer. `code`: HTTP status, as TorchServe's handlers name it. `by_handler`: the
     handler itself is at fault, not its request; `traceback`: of its exception, where callers may know it; `whole`: the
@@ -158,9 +179,11 @@ class Call(NamedTuple):
     data: Buffer = b""
 
 
-Message: TypeAlias = "Load | Predict | Cancel | Credit | Stop | Ready | LoadFailed | Chunk | Failed | Feed | Call"
+Message: TypeAlias = (
+    "Load | Predict | Cancel | Credit | Stop | Ready | LoadFailed | Chunk | Failed | Feed | Call | Pieces"
+)
 
-LOAD, PREDICT, CANCEL, CREDIT, STOP, READY, LOAD_FAILED, CHUNK, FAILED, FEED, CALL = range(1, 12)
+LOAD, PREDICT, CANCEL, CREDIT, STOP, READY, LOAD_FAILED, CHUNK, FAILED, FEED, CALL, PIECES = range(1, 13)
 CONTROL_KINDS = frozenset({LOAD, CANCEL, CREDIT, STOP, READY, LOAD_FAILED, FAILED})
 
 
@@ -239,6 +262,14 @@ def _encode_chunk(message: Chunk) -> tuple[int, int, list[Buffer]]:
     return CHUNK, job_id, out
 
 
+def _encode_pieces(message: Pieces) -> tuple[int, int, list[Buffer]]:
+    job_id, data, last = message
+    count = len(data)
+    if not 0 < count <= PIECES_MAX:
+        raise ValueError(f"{count} pieces don't fit a frame of 1 to {PIECES_MAX}")
+    return PIECES, job_id, [PIECES_HEAD.pack(last, count), PIECE_SIZES[count].pack(*map(len, data)), *data]
+
+
 def _encode_failed(message: Failed) -> tuple[int, int, list[Buffer]]:
     text, more = message.message.encode("utf-8", "replace"), message.traceback.encode("utf-8", "replace")
     flags = BY_HANDLER * message.by_handler | WHOLE * message.whole | NOT_BEGUN * (not message.begun)
@@ -265,6 +296,7 @@ def _encode_object(kind: int, value: dict[str, Any]) -> tuple[int, int, list[Buf
 
 _ENCODERS: dict[type, Callable[[Any], tuple[int, int, list[Buffer]]]] = {
     Chunk: _encode_chunk,
+    Pieces: _encode_pieces,
     Predict: _encode_predict,
     Cancel: lambda message: (CANCEL, message.job_id, []),
     Credit: lambda message: (CREDIT, message.job_id, [U64.pack(message.size_bytes)]),

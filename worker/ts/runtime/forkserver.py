@@ -189,6 +189,8 @@ def preload(names: Iterable[str]) -> None:
         try:
             importlib.import_module(name)
         except Exception as error:
+            if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+                continue  # the server says so, once
             print(f"forkserver: {name} isn't preloaded: {type(error).__name__}: {error}", file=sys.stderr)
     gc.freeze()  # the collector's marks would copy every shared page in the children
     gc.enable()

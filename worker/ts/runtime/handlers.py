@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import importlib
 import importlib.util
 import inspect
@@ -222,8 +223,16 @@ def _import(handler: str, model_dir: str) -> ModuleType:
         return importlib.import_module(builtin)
     raise HandlerNotUsable(
         f"handler {handler!r} not found: there is no {name}.py in {model_dir} or on the Python path, "
-        f"and no built-in handler of that name"
+        f"and no built-in handler of that name{_meant(name, model_dir)}"
     )
+
+
+def _meant(name: str, model_dir: str) -> str:
+    """`; did you mean X?` for the file of the model or the built-in handler whose name is most like this one."""
+    folders = (Path(model_dir), Path(_RUNTIME).parent / "torch_handler")
+    known = {file.stem for folder in folders for file in folder.glob("*.py") if not file.stem.startswith("_")}
+    close = difflib.get_close_matches(name, sorted(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _exists(module_name: str) -> bool:
@@ -347,10 +356,36 @@ def enveloped(entry: Entry, name: str) -> Entry:
 
 # --- when it fails
 
+#: Packages that are installed under another name than they are imported by.
+_INSTALLED_AS = {"PIL": "pillow", "cv2": "opencv-python", "sklearn": "scikit-learn", "skimage": "scikit-image"}
+
+
+def _missing_package(error: ModuleNotFoundError) -> str:
+    """How to get the package whose import failed; "" for a module of a package that is there."""
+    name = (error.name or "").partition(".")[0]
+    if not name or _exists(name):
+        return ""
+    package = _INSTALLED_AS.get(name, name)
+    return (
+        f"Install it where the workers run ({sys.executable} -m pip install {package}), or list it in the archive's "
+        "requirements file (docs/environments.md)"
+    )
+
+
+def _of_missing(error: ModuleNotFoundError, traceback: str) -> str:
+    """Without torch no handler of a server can be loaded, and the server has said so at its start: no traceback."""
+    return "" if error.name == "torch" else traceback[-TRACEBACK_CHARS_MAX:]
+
 
 def describe_failure(error: BaseException) -> dict[str, Any]:
     """The fields of LoadFailed: `code`, `message` and the end of the traceback."""
     text = user_traceback(error)
+    if isinstance(error, ModuleNotFoundError) and (missing := _missing_package(error)):
+        return {
+            "code": 500,
+            "message": f"ModuleNotFoundError: {error}. {missing}",
+            "traceback": _of_missing(error, text),
+        }
     if isinstance(error, MemoryError) or "CUDA" in str(error):
         code, message = 507, f"System out of memory: {type(error).__name__}: {error}"
     elif isinstance(error, SystemExit):

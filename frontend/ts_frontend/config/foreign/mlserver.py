@@ -54,6 +54,9 @@ _KNOWN = frozenset({*_SAME, *_ADDRESSES, "cors_settings", "load_models_at_startu
 _MODEL_TEXTS, _MODEL_VALUES = ("name", "platform", "implementation"), ("versions", "inputs", "outputs", "parameters")
 _MODEL_NUMBERS = ("max_batch_size", "max_batch_time", "parallel_workers")
 _PARAMETER_TEXTS = ("version", "environment_path", "environment_tarball", "format", "content_type")
+#: All members of a model-settings.json, and of its `parameters`, in MLServer 1.7.
+MEMBERS = (*_MODEL_TEXTS, *_MODEL_VALUES, *_MODEL_NUMBERS, "warm_workers", "cache_enabled")
+PARAMETERS = (*_PARAMETER_TEXTS, "uri", "extra", "inference_pool_gid", "autogenerate_inference_pool_gid")
 
 
 class MLServerSettings(NamedTuple):

@@ -61,6 +61,10 @@ class ModelFormat(ABC):
     def matches(self, path: Path) -> bool:
         """Whether the file or directory shows the format's sign. A missing path is no error."""
 
+    def claims(self, path: Path) -> bool:
+        """Whether a file or directory that shows the sign can be nothing else."""
+        return self.matches(path)
+
     @abstractmethod
     def open(self, files: ModelFiles) -> list[Archive]:
         """The versions in the files, in ascending order; only one, unless the format is `versioned`. Raises

@@ -59,6 +59,10 @@ class Formats:
                 return one
         return self._torchserve
 
+    def is_handler(self, path: Path) -> bool:
+        """Whether a path is a Python file that no format claims."""
+        return path.suffix == ".py" and path.is_file() and not any(one.claims(path) for one in self._all)
+
     def running(self, adapter: str) -> ModelFormat:
         """The format whose handlers that adapter runs, even where another format's archive names it; TorchServe's for
         others."""

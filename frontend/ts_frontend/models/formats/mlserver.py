@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ts_frontend.config.foreign.mlserver import MLServerDefaults
+from ts_frontend.config.foreign.mlserver import MEMBERS, PARAMETERS, MLServerDefaults
+from ts_frontend.config.kinds import nearest
 from ts_frontend.errors import InvalidArgument
 from ts_frontend.models.archive import Archive, read_text
 from ts_frontend.models.extraction import refusal
 from ts_frontend.models.formats.format import ModelFiles, ModelFormat, StoredModel
 from ts_frontend.models.signature import Signature, specs_of
 
+log = logging.getLogger(__name__)
+
 FILE = "model-settings.json"
+#: Of a key to a known one, for it to count as misspelt (difflib's ratio).
+LIKENESS_MIN = 0.85
 #: The version of a model that declares none.
 NO_VERSION = "1.0"
 #: Python's JSON parser accepts infinity and NaN.
@@ -52,6 +58,8 @@ class MLServerFormat(ModelFormat):
         own = self.matches(directory)
         settings = with_defaults(_settings(path, directory) if own else {}, self._defaults.model)
         parameters = _mapping(path, settings, "parameters")
+        for key, meant in (*_misspelt(settings, MEMBERS), *_misspelt(parameters, PARAMETERS)):
+            log.warning("%s of %s: there is no %s%s", FILE, path.name, key, meant)
         for key in ("environment_tarball", "environment_path"):
             if parameters.get(key):
                 reason = f"{key} is not supported: list the packages in a requirements.txt and useVenv"
@@ -131,6 +139,13 @@ def with_defaults(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> d
     if theirs and isinstance(ours, dict):
         found["parameters"] = {**theirs, **ours}
     return found
+
+
+def _misspelt(settings: Mapping[str, Any], known: Iterable[str]) -> list[tuple[str, str]]:
+    """The unknown keys that are written almost like a known one, each with what was meant; others are the runtime's."""
+    names = frozenset(known)
+    found = [(key, nearest(key, names, LIKENESS_MIN)) for key in settings if key not in names]
+    return [(key, meant) for key, meant in found if meant]
 
 
 def _settings(path: Path, directory: Path) -> dict[str, Any]:

@@ -35,6 +35,15 @@ _CODE = (
 )
 
 
+def _starts_a_server(path: Path) -> bool:
+    """Whether a Python file imports one of the servers whose programs are run."""
+    try:
+        with path.open("rb") as file:
+            return _STARTS_A_SERVER.search(file.read(_TEXT_BYTES_MAX)) is not None
+    except OSError:
+        return False
+
+
 class ProgramFormat(ModelFormat):
     """A Python file, or a folder with a main.py that imports one of their servers. `env`: a worker's environment;
     `work_dir`: for the model lists that programs write when they are run."""
@@ -48,11 +57,11 @@ class ProgramFormat(ModelFormat):
     def matches(self, path: Path) -> bool:
         if path.suffix == SUFFIX and path.is_file():
             return True
-        try:
-            with (path / FILE).open("rb") as file:
-                return _STARTS_A_SERVER.search(file.read(_TEXT_BYTES_MAX)) is not None
-        except OSError:
-            return False
+        return _starts_a_server(path / FILE)
+
+    def claims(self, path: Path) -> bool:
+        """Any Python file may be run as a program; one that imports neither server may be a handler as well."""
+        return _starts_a_server(path) if path.is_file() else self.matches(path)
 
     def open(self, files: ModelFiles) -> list[Archive]:
         """The archive has no name: the program defines its models' names."""

@@ -30,6 +30,7 @@ from ts_frontend.telemetry.metrics.families import (
     Sample,
     read_definitions,
 )
+from ts_frontend.telemetry.metrics.observed import LatencyCounts, ObservedRequests
 from ts_frontend.telemetry.metrics.requests import (
     BATCH,
     EVENTS_MAX,
@@ -320,22 +321,32 @@ class ModelMetrics:
 
     def __init__(self, registry: MetricsRegistry, name: str, version: str) -> None:
         self._registry, self._name, self._version = registry, name, version
-        self._unnamed: RequestMetrics | None = None
-        self._named: RequestMetrics | None = None
+        self._unnamed: RequestMetrics | ObservedRequests | None = None
+        self._named: RequestMetrics | ObservedRequests | None = None
+        self._latencies: LatencyCounts | None = None
+        self._closed = False
         self.batches = registry.batches(name, version)
 
     def close(self) -> None:
         """The model is gone: nothing more is recorded for it, and its series are removed."""
+        self._closed = True
         self._unnamed = self._named = UNSEEN
         self._registry.forget(self._name, self._version)
 
-    def requests(self, version_named: bool) -> RequestMetrics:
+    def observe(self, latencies: LatencyCounts | None) -> None:
+        """The latencies of requests that come from now on count there, too; None: no longer."""
+        if not self._closed:
+            self._latencies = latencies
+            self._unnamed = self._named = None
+
+    def requests(self, version_named: bool) -> RequestMetrics | ObservedRequests:
         """The recorder for a call that named the model's version, or didn't."""
         return (self._named if version_named else self._unnamed) or self._first(version_named)
 
-    def _first(self, version_named: bool) -> RequestMetrics:
+    def _first(self, version_named: bool) -> RequestMetrics | ObservedRequests:
         label = self._version if version_named else DEFAULT_VERSION
-        recorder = self._registry.requests(self._name, self._version, label)
+        counted = self._registry.requests(self._name, self._version, label)
+        recorder = counted if self._latencies is None else ObservedRequests(counted, self._latencies)
         if version_named:
             self._named = recorder
         else:

@@ -1,0 +1,1 @@
+"""The comparison with other model servers: models, servers, loads, scenarios, and the page made of them."""

@@ -1,0 +1,137 @@
+"""Measurements that start servers of their own: starts, workers, memory, many models."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+import grpc
+import psutil
+from measuring.accounts import tree
+from measuring.processes import ServerFailed
+from measuring.servers import Running
+
+from peers.loads import Target, closed
+from peers.rows import Row
+from peers.scenarios import CPU, Load, Scenario
+from peers.shared_servers import Servers
+from peers.systems import SYSTEMS
+from ts_frontend.protos.management_pb2 import RegisterModelRequest, ScaleWorkerRequest
+from ts_frontend.protos.management_pb2_grpc import ManagementAPIsServiceStub
+
+SCALE_S_MAX = 300.0
+MEMORY_LOAD_S, MEMORY_CLIENTS = 1.0, 16
+SETTLED_S, SETTLE_S_MAX = 1.0, 60.0
+SETTLED_SHARE = 0.02
+MIB = 1 << 20
+
+
+def start(servers: Servers, scenario: Scenario, load: Load, name: str, number: int) -> list[Row]:
+    """Seconds from the start of a server with one model to its first right answer."""
+    servers_begun_s = time.monotonic()
+    with servers.own(name, [load.call.model]) as running:
+        took_s = servers.wait(name, running, load.call) - servers_begun_s
+    return [Row(scenario.name, load.title, name, number, {"s": took_s})]
+
+
+def scaling(servers: Servers, scenario: Scenario, load: Load, name: str, number: int) -> list[Row]:
+    """Seconds until all workers are ready."""
+    with servers.own(name, [load.call.model]) as running:
+        servers.wait(name, running, load.call)
+        took_s = scale(running, load.call.model, int(load.number))
+    return [Row(scenario.name, load.title, name, number, {"s": took_s})]
+
+
+def scale(running: Running, model: str, workers: int) -> float:
+    """Seconds until `model` has so many workers, all ready. Raises ServerFailed."""
+    request = ScaleWorkerRequest(
+        model_name=model, min_worker=workers, max_worker=workers, synchronous=True, timeout=int(SCALE_S_MAX)
+    )
+    with grpc.insecure_channel(f"127.0.0.1:{running.management_port}") as channel:
+        begun_s = time.monotonic()
+        try:
+            ManagementAPIsServiceStub(channel).ScaleWorker(request, timeout=SCALE_S_MAX, wait_for_ready=True)
+        except grpc.RpcError as error:
+            raise ServerFailed(f"scaling {model} to {workers} workers failed: {error}") from error
+        return time.monotonic() - begun_s
+
+
+def memory(servers: Servers, scenario: Scenario, loads: Sequence[Load], name: str, number: int) -> list[Row]:
+    """The proportional set size after some load, for each number of workers; the last one's divided by the first's."""
+    rows = []
+    for load in loads:
+        with servers.own(name, [load.call.model], int(load.number)) as running:
+            servers.wait(name, running, load.call)
+            Target.of(name, running, load, scenario.http).loaded(MEMORY_CLIENTS, MEMORY_LOAD_S)
+            found = settled(lambda process=running.process: memory_mib(process))  # type: ignore[misc]
+        rows.append(Row(scenario.name, load.title, name, number, {"MiB": found}))
+    if len(rows) > 1:
+        times = rows[-1].figures["MiB"] / rows[0].figures["MiB"]
+        title = f"{loads[-1].title} / {loads[0].title}"
+        rows.append(Row(scenario.name, title, name, number, {"times": times}))
+    return rows
+
+
+def memory_mib(root: psutil.Process) -> float:
+    """Of the tree; what processes share counts once. Without Linux's proportional sizes: what each has alone."""
+    total = 0
+    for process in tree(root):
+        try:
+            full = process.memory_full_info()
+        except psutil.Error:
+            continue
+        total += getattr(full, "pss", full.uss)
+    return total / MIB
+
+
+def settled(
+    value: Callable[[], float],
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> float:
+    """The value once it has changed by less than SETTLED_SHARE within SETTLED_S, at the latest after SETTLE_S_MAX."""
+    give_up_s, before = clock() + SETTLE_S_MAX, value()
+    while clock() < give_up_s:
+        sleep(SETTLED_S)
+        now = value()
+        if abs(now - before) <= SETTLED_SHARE * before:
+            return now
+        before = now
+    return before
+
+
+def models(
+    servers: Servers, scenario: Scenario, loads: Sequence[Load], name: str, rounds: int, seconds: float
+) -> list[Row]:
+    """No-op requests to servers with few and with many models, which run side by side and are loaded in turns."""
+    rows: list[Row] = []
+    with ExitStack() as stack:
+        targets = []
+        for load in loads:
+            running = stack.enter_context(servers.own(name, [load.call.model]))
+            servers.wait(name, running, load.call)
+            register(running, load.call.model, int(load.number) - 1)
+            targets.append(Target.of(name, running, load, scenario.http))
+            targets[-1].load(load.clients, SYSTEMS[name].warm_up_s)
+        for number in range(rounds):
+            found = [closed(target, load.clients, seconds) for target, load in zip(targets, loads, strict=True)]
+            for load, figures in zip(loads, found, strict=True):
+                rows.append(Row(scenario.name, load.title, name, number, figures))
+            for load, figures in list(zip(loads, found, strict=True))[1:]:
+                times = {f"{CPU}, times": figures[CPU] / found[0][CPU]}
+                rows.append(Row(scenario.name, f"{load.title} / {loads[0].title}", name, number, times))
+            servers.say(f"{scenario.name}: {name}, round {number + 1}/{rounds}")
+    return rows
+
+
+def register(running: Running, archive: str, count: int) -> None:
+    """So many models more of an archive of the store, without workers. Raises ServerFailed."""
+    with grpc.insecure_channel(f"127.0.0.1:{running.management_port}") as channel:
+        stub = ManagementAPIsServiceStub(channel)
+        for number in range(count):
+            request = RegisterModelRequest(url=f"{archive}.mar", model_name=f"{archive}_{number}", initial_workers=0)
+            try:
+                stub.RegisterModel(request, timeout=SCALE_S_MAX)
+            except grpc.RpcError as error:
+                raise ServerFailed(f"registering model {number} of {count} failed: {error}") from error

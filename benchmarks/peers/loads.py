@@ -1,0 +1,144 @@
+"""Measurements of servers that run already: one server, one load, one round."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from measuring import h2load
+from measuring.accounts import cpu_s
+from measuring.h2load import LoadFailed
+from measuring.servers import Running
+
+from peers import open_loop
+from peers.questions import Question
+from peers.rows import Row
+from peers.scenarios import CPU, IN_PROCESS, P50, P99, RATE, Kind, Load, Scenario
+from peers.systems import BATCH, FILES, SYSTEMS
+
+CAPACITY_S_MIN = 0.5
+OVERLOAD_SHARE_OF_S = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A running server and what it's asked."""
+
+    name: str
+    running: Running
+    question: Question
+    port: int
+
+    @classmethod
+    def of(cls, name: str, running: Running, load: Load, http: bool) -> Target:
+        system = SYSTEMS[name]
+        return cls(name, running, system.question(load.call, http), system.port(running, http))
+
+    def load(self, clients: int, seconds: float) -> h2load.Load:
+        """A closed loop, not checked. Raises LoadFailed when the load generator fails."""
+        url = f"http://127.0.0.1:{self.port}{self.question.path}"
+        http1_type = self.question.content_type
+        return h2load.run(url, self.question.load_body, clients, seconds, http1_type=http1_type)
+
+    def loaded(self, clients: int, seconds: float) -> h2load.Load:
+        """A closed loop, with its answers checked. Raises LoadFailed, NoAnswer, WrongAnswer."""
+        answer = self.question.checked(self.port, self.name)
+        found = self.load(clients, seconds)
+        found.check(self.question.answer_bytes(answer), clients)
+        return found
+
+
+def measure(scenario: Scenario, load: Load, name: str, running: Running, number: int, seconds: float) -> list[Row]:
+    """The rows of one round. Raises LoadFailed, NoAnswer, WrongAnswer."""
+
+    def row(title: str, figures: dict[str, float]) -> Row:
+        return Row(scenario.name, title, name, number, figures)
+
+    if scenario.kind is Kind.MIXED:
+        return [row(title, figures) for title, figures in mixed(scenario, name, running, seconds).items()]
+    target = Target.of(name, running, load, scenario.http)
+    if scenario.kind is Kind.OPEN:
+        return [row(load.title, at_a_share(target, load, seconds, number))]
+    if scenario.kind is Kind.OVERLOAD:
+        return [row(load.title, overloaded(target, load, seconds, number))]
+    return [row(load.title, closed(target, load.clients, seconds))]
+
+
+def closed(target: Target, clients: int, seconds: float) -> dict[str, float]:
+    before_s = cpu_s(target.running.process)
+    found = target.loaded(clients, seconds)
+    used_s = cpu_s(target.running.process) - before_s
+    return {**_rates(found), CPU: used_s / found.requests * 1e6}
+
+
+def _rates(found: h2load.Load) -> dict[str, float]:
+    p50_s, p99_s = (h2load.percentile(found.latencies_s, share) for share in (0.5, 0.99))
+    return {RATE: found.rate, P50: p50_s * 1e3, P99: p99_s * 1e3}
+
+
+def mixed(scenario: Scenario, name: str, running: Running, seconds: float) -> dict[str, dict[str, float]]:
+    """The figures of each load, all at the same time."""
+    before_s = cpu_s(running.process)
+    targets = [Target.of(name, running, load, scenario.http) for load in scenario.loads]
+    with ThreadPoolExecutor(len(targets)) as pool:
+        jobs = [
+            pool.submit(target.loaded, load.clients, seconds)
+            for target, load in zip(targets, scenario.loads, strict=True)
+        ]
+        found = [job.result() for job in jobs]
+    used_s = cpu_s(running.process) - before_s
+    cpu_us = used_s / sum(one.requests for one in found) * 1e6
+    return {load.title: {**_rates(one), CPU: cpu_us} for load, one in zip(scenario.loads, found, strict=True)}
+
+
+def at_a_share(target: Target, load: Load, seconds: float, seed: int) -> dict[str, float]:
+    """An open loop at a share of the capacity, which is measured first."""
+    target.question.checked(target.port, target.name)
+    most = open_loop.capacity(target.port, target.question, load.clients, max(CAPACITY_S_MIN, seconds / 2))
+    before_s = cpu_s(target.running.process)
+    found = open_loop.offer(target.port, target.question, most * load.number, seconds, seed)
+    used_s = cpu_s(target.running.process) - before_s
+    if found.refused or found.unanswered:
+        raise LoadFailed(f"{found.refused} of {found.offered} requests were refused, {found.unanswered} not answered")
+    return {
+        RATE: found.offered / seconds,
+        P50: found.percentile_ms(0.5),
+        P99: found.percentile_ms(0.99),
+        CPU: used_s / found.offered * 1e6,
+    }
+
+
+def overloaded(target: Target, load: Load, seconds: float, seed: int) -> dict[str, float]:
+    """An open loop beyond the capacity, long enough that queues fill."""
+    target.question.checked(target.port, target.name)
+    most = open_loop.capacity(target.port, target.question, load.clients, max(CAPACITY_S_MIN, seconds / 2))
+    found = open_loop.offer(target.port, target.question, most * load.number, OVERLOAD_SHARE_OF_S * seconds, seed)
+    if not found.latencies_s:
+        raise LoadFailed(f"none of {found.offered} requests was answered")
+    return {
+        "offered/s": found.offered / found.seconds,
+        RATE: found.rate,
+        P50: found.percentile_ms(0.5),
+        P99: found.percentile_ms(0.99),
+        "refused %": found.part(found.refused),
+        "no answer %": found.part(found.unanswered),
+    }
+
+
+def in_process(scenario: Scenario, load: Load, number: int, seconds: float) -> list[Row]:
+    """The perceptron without a server, in a process of its own. Raises LoadFailed."""
+    words = [sys.executable, str(FILES / "bare_mlp.py"), str(BATCH), str(seconds)]
+    ended = subprocess.run(words, capture_output=True, text=True)
+    if ended.returncode:
+        raise LoadFailed(f"the perceptron fails: {ended.stderr.strip()[-300:]}")
+    count, took_s, used_s = (float(word) for word in ended.stdout.split())
+    return [Row(scenario.name, load.title, IN_PROCESS, number, {RATE: count / took_s, CPU: used_s / count * 1e6})]
+
+
+def turned(names: Sequence[str], number: int) -> list[str]:
+    """The servers in the order of a round: each comes first in turn."""
+    at = number % len(names) if names else 0
+    return [*names[at:], *names[:at]]

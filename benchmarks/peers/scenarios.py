@@ -1,0 +1,365 @@
+"""What is compared: the scenarios, which servers take part in each, and which figures come of it."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from peers.questions import Call, bytes_text
+from peers.systems import SYSTEMS
+
+IN_PROCESS = "in-process"
+"""Not a server: the perceptron in a loop."""
+RATE, P50, P99, CPU = "requests/s", "p50 ms", "p99 ms", "CPU µs/request"
+
+
+class Kind(enum.Enum):
+    """How a scenario is measured. Those after MIXED start servers of their own."""
+
+    CLOSED = "clients that ask again when they are answered"
+    OPEN = "requests at random, at a share of the capacity"
+    OVERLOAD = "requests at random, at twice the capacity"
+    LONE = "one client, without and with batching"
+    MIXED = "several models at a time"
+    START = "from the start of the process to its first answer"
+    SCALING = "from 1 to 4 workers"
+    MEMORY = "memory of the process tree"
+    MODELS = "many models registered, one of them asked"
+
+    @property
+    def starts_servers(self) -> bool:
+        return self in (Kind.START, Kind.SCALING, Kind.MEMORY, Kind.MODELS)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One measurement: `call` by `clients` at a time. `number` is what the kind needs: a share of the capacity,
+    workers, models. `long`: only in long runs."""
+
+    title: str
+    call: Call
+    clients: int = 1
+    number: float = 0.0
+    long: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """`missing`: servers that can't take part, with the reason. `ratios`: the figures that are divided by those of the
+    others. `long_systems` take part in long runs only, as the whole scenario does with `long`. `note` is printed below
+    the table."""
+
+    name: str
+    title: str
+    kind: Kind
+    http: bool
+    loads: Sequence[Load]
+    systems: Sequence[str]
+    ratios: Sequence[str] = (RATE, CPU)
+    missing: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
+    long_systems: Sequence[str] = ()
+    long: bool = False
+
+    @property
+    def models(self) -> list[str]:
+        return list(dict.fromkeys(load.call.model for load in self.loads))
+
+
+BYTES_SYSTEMS = ("ours", "torchserve", "mosec", "litserve")
+TENSOR_SYSTEMS = ("ours-triton", "triton", "ours-mlserver", "mlserver", "ours-kserve", "kserve")
+ALL_SYSTEMS = (*BYTES_SYSTEMS, "triton", "mlserver", "kserve")
+_ECHO_BYTES = (1 << 10, 100 << 10, 1 << 20, 10 << 20)
+_HTTP_ONLY = {"mosec": "HTTP only", "litserve": "HTTP only"}
+_NO_STREAM = {"kserve": "no streams of tensors", "mlserver": "streams only of text, in the server's own process"}
+_NO_BATCHES = {"kserve": "its batches are made by a proxy written in Go, which isn't in its package"}
+_NO_SCALING = dict.fromkeys(("mosec", "litserve", "triton", "mlserver", "kserve"), "the number is fixed at its start")
+
+
+def _clients(call: Call, *counts: int, long: Sequence[int] = ()) -> list[Load]:
+    return [Load(f"{count} clients" if count > 1 else "1 client", call, count, long=count in long) for count in counts]
+
+
+def _sizes(clients: int) -> list[Load]:
+    return [
+        Load(bytes_text(size), Call("echo", size), clients if size < 10 << 20 else 4, long=size != 1 << 20)
+        for size in _ECHO_BYTES
+    ]
+
+
+_NOOP = Call("noop")
+SCENARIOS: Mapping[str, Scenario] = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario(
+            "noop-http",
+            "A handler that returns at once, over HTTP/1.1",
+            Kind.CLOSED,
+            True,
+            _clients(_NOOP, 1, 16, 64, long=(16,)),
+            ("ours", "bare-http", *BYTES_SYSTEMS[1:]),
+        ),
+        Scenario(
+            "noop-grpc",
+            "A handler that returns at once, over gRPC",
+            Kind.CLOSED,
+            False,
+            _clients(_NOOP, 1, 16, 64, long=(16,)),
+            ("ours", "bare", "torchserve"),
+            missing=_HTTP_ONLY,
+        ),
+        Scenario(
+            "infer-grpc",
+            "ModelInfer of 16 numbers over gRPC",
+            Kind.CLOSED,
+            False,
+            _clients(_NOOP, 1, 64, long=(1,)),
+            TENSOR_SYSTEMS,
+        ),
+        Scenario(
+            "infer-http",
+            "ModelInfer of 16 numbers over HTTP/1.1, as JSON",
+            Kind.CLOSED,
+            True,
+            _clients(_NOOP, 1, 64, long=(1,)),
+            TENSOR_SYSTEMS,
+        ),
+        Scenario(
+            "echo-http",
+            "Echo over HTTP/1.1, 16 clients (10 MB: 4)",
+            Kind.CLOSED,
+            True,
+            _sizes(16),
+            ("ours", "bare-http", *BYTES_SYSTEMS[1:]),
+        ),
+        Scenario(
+            "echo-grpc",
+            "Echo over gRPC, 16 clients (10 MB: 4)",
+            Kind.CLOSED,
+            False,
+            _sizes(16),
+            ("ours", "bare", "torchserve", "ours-triton", "triton"),
+            missing=_HTTP_ONLY,
+            long_systems=TENSOR_SYSTEMS[2:],
+        ),
+        Scenario(
+            "mlp-http",
+            "A perceptron of three layers of 1024, batches of 16 that wait for 5 ms at most, over HTTP/1.1",
+            Kind.CLOSED,
+            True,
+            _clients(Call("mlp"), 16, 64, long=(16,)),
+            (*BYTES_SYSTEMS, IN_PROCESS),
+            note="`in-process` is the network alone, called with batches of 16 without a server.",
+        ),
+        Scenario(
+            "mlp-grpc",
+            "The same perceptron and batches over gRPC",
+            Kind.CLOSED,
+            False,
+            _clients(Call("mlp"), 16, 64, long=(16,)),
+            ("ours", "torchserve", "ours-triton", "triton"),
+            missing={**_HTTP_ONLY, **_NO_BATCHES},
+            long_systems=("ours-mlserver", "mlserver"),
+        ),
+        Scenario(
+            "image-http",
+            "An image classifier: a PNG of 256 × 256, five convolutions, over HTTP/1.1",
+            Kind.CLOSED,
+            True,
+            _clients(Call("image"), 8),
+            BYTES_SYSTEMS,
+        ),
+        Scenario(
+            "image-grpc",
+            "The same image classifier over gRPC",
+            Kind.CLOSED,
+            False,
+            _clients(Call("image"), 8),
+            ("ours", "torchserve", *TENSOR_SYSTEMS),
+            missing=_HTTP_ONLY,
+            long=True,
+        ),
+        Scenario(
+            "streams-grpc",
+            "Streams of 200 small pieces over gRPC; a request is a whole stream",
+            Kind.CLOSED,
+            False,
+            _clients(Call("pieces"), 1, 16),
+            ("ours", "bare", "torchserve", "ours-triton", "triton"),
+            missing={**_HTTP_ONLY, **_NO_STREAM},
+        ),
+        Scenario(
+            "streams-http",
+            "Streams of 200 small pieces over HTTP/1.1; a request is a whole stream",
+            Kind.CLOSED,
+            True,
+            _clients(Call("pieces"), 1, 16),
+            BYTES_SYSTEMS,
+            missing=_NO_STREAM,
+            note="mosec sends events (SSE), the others bytes.",
+        ),
+        Scenario(
+            "mixed",
+            "Three models at a time over HTTP/1.1: no-op (16 clients), echo of 100 KB (4), perceptron (8)",
+            Kind.MIXED,
+            True,
+            [
+                Load("no-op", _NOOP, 16),
+                Load("echo", Call("echo", 100 << 10), 4),
+                Load("perceptron", Call("mlp"), 8),
+            ],
+            BYTES_SYSTEMS,
+            ratios=(RATE, P99),
+            note="The CPU time is that of the process tree for all three, divided by all requests.",
+        ),
+        Scenario(
+            "open",
+            "No-op over HTTP/1.1 at random times, at shares of each server's own capacity",
+            Kind.OPEN,
+            True,
+            [Load("50 %", _NOOP, 64, 0.5), Load("80 %", _NOOP, 64, 0.8)],
+            BYTES_SYSTEMS,
+            ratios=(RATE, P99, CPU),
+            note="The capacity is what 64 clients of the same load generator (written in Python) reached just before. "
+            "Latencies count from the time at which a request should have been sent.",
+        ),
+        Scenario(
+            "overload",
+            "A model that takes 5 ms (one worker: at most 200/s), asked at random at twice its capacity over HTTP/1.1",
+            Kind.OVERLOAD,
+            True,
+            [Load("200 %", Call("slow"), 16, 2.0)],
+            BYTES_SYSTEMS,
+            ratios=(RATE, P99),
+            note="Rates and latencies are those of answers with status 200, up to 512 requests at a time; queues have "
+            "their default sizes. Refused requests got another status at once.",
+        ),
+        Scenario(
+            "lone",
+            "One client over HTTP/1.1: no-op models without batches, and with batches of 16 that wait 5 ms at most",
+            Kind.LONE,
+            True,
+            [Load("without batches", _NOOP), Load("with batches", Call("lone"))],
+            BYTES_SYSTEMS,
+            ratios=(P50,),
+            missing=_NO_BATCHES,
+        ),
+        Scenario(
+            "start",
+            "Start to first answer",
+            Kind.START,
+            True,
+            [Load("no-op", _NOOP, long=True), Load("torch model", Call("mlp"))],
+            ALL_SYSTEMS,
+            ratios=("s",),
+        ),
+        Scenario(
+            "scaling",
+            "A model that imports torch, from 1 to 4 workers that are all ready",
+            Kind.SCALING,
+            True,
+            [Load("1 to 4", Call("mlp"), number=4)],
+            ("ours", "torchserve"),
+            ratios=("s",),
+            missing=_NO_SCALING,
+        ),
+        Scenario(
+            "memory",
+            "Memory of the process tree (proportional set size) with a torch model that has answered",
+            Kind.MEMORY,
+            True,
+            [Load("1 worker", Call("mlp"), number=1), Load("4 workers", Call("mlp"), number=4)],
+            ALL_SYSTEMS,
+            ratios=("MiB",),
+        ),
+        Scenario(
+            "models",
+            "No-op over HTTP/1.1, 64 clients, with many models registered of which one is asked",
+            Kind.MODELS,
+            True,
+            [
+                Load("1 model", _NOOP, 64, 1),
+                Load("100 models", _NOOP, 64, 100, long=True),
+                Load("1000 models", _NOOP, 64, 1000),
+            ],
+            ("ours",),
+            ratios=(),
+            missing={
+                **dict.fromkeys(("mosec", "litserve"), "a process for each model"),
+                "triton": "a process for each Python model",
+                **dict.fromkeys(("mlserver", "kserve"), "a model is loaded when it is registered"),
+            },
+            long_systems=("torchserve",),
+            note="All but the first are registered without workers. A ratio is that of CPU times of one round.",
+        ),
+    )
+}
+
+
+class NotKnown(Exception):
+    """A scenario or server that there isn't; the message has those that there are."""
+
+
+def selected(only: Sequence[str] = (), systems: Sequence[str] = (), *, long: bool = False) -> list[Scenario]:
+    """Those of a run in their order: the named ones, else the usual ones; with `systems`, of those alone. Loads of long
+    runs are left out of others, but for scenarios that have nothing else. Raises NotKnown."""
+    _known(only, SCENARIOS, "scenario")
+    _known(systems, (*SYSTEMS, IN_PROCESS), "server")
+    found = []
+    for scenario in SCENARIOS.values():
+        if scenario.name in only or (not only and (long or not scenario.long)):
+            loads = [load for load in scenario.loads if long or not load.long]
+            parts = (*scenario.systems, *(scenario.long_systems if long else ()))
+            names = [name for name in parts if not systems or name in systems]
+            if names:
+                found.append(replace(scenario, loads=loads, systems=names))
+    return found
+
+
+def _known(names: Iterable[str], known: Iterable[str], kind: str) -> None:
+    unknown = sorted(set(names) - set(known))
+    if unknown:
+        raise NotKnown(f"no {kind} {', '.join(unknown)}; there are {', '.join(known)}")
+
+
+def taking_part(scenarios: Sequence[Scenario]) -> list[str]:
+    """The servers of these scenarios, in the order of the table."""
+    names = {name for scenario in scenarios for name in scenario.systems}
+    return [name for name in SYSTEMS if name in names]
+
+
+#: About what one measurement of one server takes, beyond the seconds of load, and how often the load runs.
+_SECONDS = {
+    Kind.CLOSED: (0.3, 1),
+    Kind.LONE: (0.3, 1),
+    Kind.MIXED: (0.1, 1 / 3),
+    Kind.OPEN: (0.5, 1.5),
+    Kind.OVERLOAD: (1.0, 3),
+    Kind.START: (5.0, 0),
+    Kind.SCALING: (8.0, 0),
+    Kind.MEMORY: (9.0, 0),
+    Kind.MODELS: (0.6, 1),
+}
+
+
+def rounds_of(kind: Kind, rounds: int) -> int:
+    """Starts take long and scatter little: they are repeated less."""
+    if kind is Kind.MEMORY:
+        return max(1, rounds // 3)
+    return (rounds + 1) // 2 if kind in (Kind.START, Kind.SCALING) else rounds
+
+
+def seconds_of(scenarios: Sequence[Scenario], rounds: int, seconds: float) -> float:
+    """About how long a run takes, warm-ups and starts included; environments not."""
+    total = 0.0
+    for scenario in scenarios:
+        count = len(scenario.systems) * len(scenario.loads)
+        beyond_s, share = _SECONDS[scenario.kind]
+        total += (beyond_s + share * seconds) * count * rounds_of(scenario.kind, rounds)
+        total += 10.0 * count if scenario.kind is Kind.MODELS else 0.0 if scenario.kind.starts_servers else 0.5 * count
+    shared = [one for one in scenarios if not one.kind.starts_servers]
+    for name in taking_part(shared):
+        protocols = {scenario.http for scenario in shared if name in scenario.systems}
+        total += 6.0 + SYSTEMS[name].warm_up_s * len(protocols)
+    return total

@@ -1,0 +1,325 @@
+"""The servers that are compared: what each serves, how it is installed, started and asked."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from measuring import environments, open_inference, torchserve_environment
+from measuring.open_inference import packages, path_of, run_mlserver, run_triton
+from measuring.processes import free_ports
+from measuring.servers import BARE_INGRESS, Folder, Running, run_ours, run_torchserve
+from measuring.torchserve_environment import torch_spec
+from measuring.workloads import HANDLERS, PIECES, build_archive
+
+from peers.questions import Call, Question, by_open_inference, by_path, by_torchserve_grpc, echoed
+
+FILES = Path(__file__).resolve().parent.parent / "models" / "peers"
+BATCH, DELAY_MS = 16, 5
+BATCHED = ("lone", "mlp")
+WITH_NETS = ("mlp", "image")
+BYTES_MODELS = ("noop", "lone", "echo", "slow", "mlp", "image", "pieces")
+TENSOR_MODELS = ("noop", "echo", "mlp", "image")
+MESSAGE_BYTES_MAX = 16 << 20
+START_S_MAX = 240.0
+"""Until a server answers for all its models."""
+VERSIONS = {"mosec": "mosec==0.9.8", "litserve": "litserve==0.2.19", "kserve": "kserve==0.21.0"}
+Start = Callable[[Folder, Sequence[str], int], Running]
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """A server. `models`: of those in peers/questions.py. `start` is told its folder, models and workers of each, and
+    may raise NotInstalled; so may `install`. `question` is told whether it's asked over HTTP. `warm_up_s`: seconds of
+    load before it is at its best. `alone`: it serves the models of one scenario at a time, since its processes of all
+    others would use CPU time although nobody asks them."""
+
+    name: str
+    title: str
+    version: str
+    models: Sequence[str]
+    protocols: Sequence[str]
+    start: Start
+    question: Callable[[Call, bool], Question]
+    install: Callable[[], object] = lambda: None
+    warm_up_s: float = 2.0
+    alone: bool = False
+
+    def port(self, running: Running, http: bool) -> int:
+        return running.http_port if http else running.grpc_port
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _predictions(call: Call, http: bool) -> Question:
+    return by_path(call, f"/predictions/{call.model}") if http else by_torchserve_grpc(call)
+
+
+def _archives(folder: Folder, models: Sequence[str]) -> list[str]:
+    """The words that serve the models' archives, which are made."""
+    for name in models:
+        settings = {"batchSize": BATCH, "maxBatchDelay": DELAY_MS} if name in BATCHED else {}
+        more = {"nets.py": (FILES / "nets.py").read_text()} if name in WITH_NETS else {}
+        handler = HANDLERS / f"{'noop' if name == 'lone' else name}.py"
+        build_archive(name, handler, folder.store, settings, more)
+    return ["--model-store", str(folder.store), "--models", *(f"{name}={name}.mar" for name in models)]
+
+
+_SIZES = {"max_request_size": MESSAGE_BYTES_MAX, "max_response_size": MESSAGE_BYTES_MAX}
+
+
+def _start_ours(folder: Folder, models: Sequence[str], workers: int) -> Running:
+    return run_ours(folder, _archives(folder, models), _SIZES, workers=workers)
+
+
+def _start_torchserve(folder: Folder, models: Sequence[str], workers: int) -> Running:
+    settings = {**_SIZES, "default_startup_timeout": int(START_S_MAX)}
+    return run_torchserve(folder, _archives(folder, models), settings, workers=workers)
+
+
+def _start_bare(folder: Folder, models: Sequence[str], workers: int, http: bool) -> Running:
+    (port,) = free_ports(1)
+    words = [sys.executable, str(BARE_INGRESS), str(port), "--pieces", str(PIECES), *(["--http"] if http else [])]
+    process = folder.run(words)
+    return Running(process, port, 0) if http else Running(process, 0, port)
+
+
+def _bare_question(call: Call, http: bool) -> Question:
+    return echoed(_predictions(call, http))
+
+
+def _by_name(call: Call, http: bool) -> Question:
+    return by_path(call, f"/{call.model}")
+
+
+def environment(name: str) -> Path:
+    """Of mosec, LitServe or KServe; made where it's missing. Raises NotInstalled."""
+    return environments.ensure(name, [torch_spec(), [VERSIONS[name], "numpy", "pillow"]], _say)
+
+
+def _run_script(folder: Folder, name: str, file: str, words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The command that runs FILES/name/file in its environment, and the variables for it."""
+    place = environment(name)
+    shutil.copy(FILES / "nets.py", folder.store)
+    shutil.copy(FILES / name / file, folder.store)
+    command = [str(place / "bin" / "python"), str(folder.store / file), *words]
+    return command, {"PATH": path_of(place), "VIRTUAL_ENV": str(place)}
+
+
+def _start_mosec(folder: Folder, models: Sequence[str], workers: int) -> Running:
+    (port,) = free_ports(1)
+    words = ["--address", "127.0.0.1", "--port", str(port), "--log-level", "warning", "--timeout", "60000"]
+    words += ["--max-body-size", str(MESSAGE_BYTES_MAX), "--path", str(folder.folder / "mosec")]
+    command, env = _run_script(folder, "mosec", "serve.py", words)
+    return Running(folder.run(command, {**env, "NAMES": ",".join(models), "WORKERS": str(workers)}), port)
+
+
+def _start_litserve(folder: Folder, models: Sequence[str], workers: int) -> Running:
+    (port,) = free_ports(1)
+    words = [",".join(models), str(workers), str(port)]
+    return Running(folder.run(*_run_script(folder, "litserve", "serve.py", words)), port)
+
+
+def _kserve_words(folder: Folder, models: Sequence[str], workers: int, ports: Sequence[int]) -> list[str]:
+    names = ",".join(_tensor_names(models))
+    sizes = [f"--grpc_max_{way}_message_length={MESSAGE_BYTES_MAX}" for way in ("send", "receive")]
+    words = ["--serve", names, f"--http_port={ports[0]}", f"--grpc_port={ports[1]}", f"--workers={workers}", *sizes]
+    return [*words, "--enable_latency_logging=false"]
+
+
+def _start_kserve(folder: Folder, models: Sequence[str], workers: int) -> Running:
+    ports = free_ports(2)
+    command, env = _run_script(folder, "kserve", "main.py", _kserve_words(folder, models, workers, ports))
+    return Running(folder.run(command, env), *ports)
+
+
+def _start_ours_kserve(folder: Folder, models: Sequence[str], workers: int) -> Running:
+    """The same program, run by ours."""
+    http_port, grpc_port, management, metrics, management_grpc = free_ports(5)
+    for file in (FILES / "nets.py", FILES / "kserve" / "main.py"):
+        shutil.copy(file, folder.store)
+    words = _kserve_words(folder, models, workers, (http_port, grpc_port))
+    command = [sys.executable, "-m", "ts.compat.run", str(folder.store / "main.py"), *words]
+    env = {"TS_ACCESS_LOG": "false", "TS_METRICS_MODE": "prometheus", "PYTHONPATH": str(folder.store)}
+    env |= {"TS_MANAGEMENT_ADDRESS": f"http://127.0.0.1:{management}"}
+    env |= {"TS_METRICS_ADDRESS": f"http://127.0.0.1:{metrics}", "TS_GRPC_MANAGEMENT_PORT": str(management_grpc)}
+    return Running(folder.run(command, env), http_port, grpc_port, management_grpc)
+
+
+def _tensor_names(models: Sequence[str]) -> list[str]:
+    return ["identity" if name == "noop" else name for name in models]
+
+
+def _triton_repository(folder: Folder, models: Sequence[str], workers: int) -> Path:
+    repository = folder.store / "triton"
+    for name in _tensor_names(models):
+        shutil.copytree(FILES / "triton" / name, repository / name)
+        config = repository / name / "config.pbtxt"
+        config.write_text(config.read_text().replace("count: 1", f"count: {workers}"))
+    shutil.copy(FILES / "nets.py", folder.store)
+    return repository
+
+
+def _start_triton(folder: Folder, models: Sequence[str], workers: int) -> Running:
+    return run_triton(folder, _triton_repository(folder, models, workers))
+
+
+def _start_ours_triton(folder: Folder, models: Sequence[str], workers: int) -> Running:
+    words = ["--model-repository", str(_triton_repository(folder, models, workers))]
+    return run_ours(folder, words, _SIZES, workers=workers, more_env={"PYTHONPATH": str(folder.store)})
+
+
+def mlserver_folder(folder: Folder, models: Sequence[str]) -> Path:
+    """MLServer's models, whose modules are in the store."""
+    place = folder.store / "mlserver"
+    kinds = {"mlp": "Mlp", "image": "Image"}
+    for name in _tensor_names(models):
+        (place / name).mkdir(parents=True)
+        settings: dict[str, object] = {"name": name, "implementation": f"runtimes.{kinds.get(name, 'Echo')}"}
+        if name in BATCHED:
+            settings |= {"max_batch_size": BATCH, "max_batch_time": DELAY_MS / 1000}
+        (place / name / "model-settings.json").write_text(json.dumps(settings))
+    for file in (FILES / "nets.py", FILES / "mlserver" / "runtimes.py"):
+        shutil.copy(file, folder.store)
+    return place
+
+
+def _start_mlserver(folder: Folder, models: Sequence[str], workers: int) -> Running:
+    return run_mlserver(folder, mlserver_folder(folder, models), workers)
+
+
+def _start_ours_mlserver(folder: Folder, models: Sequence[str], workers: int) -> Running:
+    words = ["--model-store", str(mlserver_folder(folder, models)), "--models", "all"]
+    return run_ours(folder, words, _SIZES, workers=workers, more_env={"PYTHONPATH": str(folder.store)})
+
+
+def _install(name: str) -> Callable[[], object]:
+    return lambda: environments.ensure(name, packages(name), _say)
+
+
+_BOTH = ("http", "grpc")
+_QUIET = "access and metric logs off"
+SYSTEMS: Mapping[str, System] = {
+    system.name: system
+    for system in (
+        System("ours", f"this server, archives, {_QUIET}", "", BYTES_MODELS, _BOTH, _start_ours, _predictions),
+        System(
+            "bare",
+            "our network layer alone over gRPC: it echoes, without queue and worker",
+            "",
+            ("noop", "echo", "pieces"),
+            ("grpc",),
+            lambda folder, models, workers: _start_bare(folder, models, workers, http=False),
+            _bare_question,
+        ),
+        System(
+            "bare-http",
+            "the same over HTTP/1.1",
+            "",
+            ("noop", "echo"),
+            ("http",),
+            lambda folder, models, workers: _start_bare(folder, models, workers, http=True),
+            _bare_question,
+        ),
+        System(
+            "torchserve",
+            f"TorchServe, the same archives, {_QUIET}",
+            f"torchserve=={torchserve_environment.VERSION}",
+            BYTES_MODELS,
+            _BOTH,
+            _start_torchserve,
+            _predictions,
+            lambda: torchserve_environment.ensure(_say),
+            warm_up_s=20.0,
+        ),
+        System(
+            "mosec",
+            "mosec, a route for each model",
+            VERSIONS["mosec"],
+            BYTES_MODELS,
+            ("http",),
+            _start_mosec,
+            _by_name,
+            lambda: environment("mosec"),
+        ),
+        System(
+            "litserve",
+            "LitServe, an API for each model",
+            VERSIONS["litserve"],
+            BYTES_MODELS,
+            ("http",),
+            _start_litserve,
+            _by_name,
+            lambda: environment("litserve"),
+            alone=True,
+        ),
+        System(
+            "ours-triton",
+            f"this server, a Triton repository, {_QUIET}",
+            "",
+            (*TENSOR_MODELS, "pieces"),
+            _BOTH,
+            _start_ours_triton,
+            by_open_inference,
+        ),
+        System(
+            "triton",
+            "the Triton (2.51) inside nvidia-pytriton, the same repository, Python backend, metrics and info log off",
+            open_inference.VERSIONS["triton"],
+            (*TENSOR_MODELS, "pieces"),
+            _BOTH,
+            _start_triton,
+            by_open_inference,
+            _install("triton"),
+        ),
+        System(
+            "ours-mlserver",
+            f"this server, MLServer's runtimes, {_QUIET}",
+            "",
+            TENSOR_MODELS,
+            _BOTH,
+            _start_ours_mlserver,
+            by_open_inference,
+        ),
+        System(
+            "mlserver",
+            "MLServer, the same runtimes, one worker process, debug off",
+            open_inference.VERSIONS["mlserver"],
+            TENSOR_MODELS,
+            _BOTH,
+            _start_mlserver,
+            by_open_inference,
+            _install("mlserver"),
+        ),
+        System(
+            "ours-kserve",
+            f"this server, a KServe program, {_QUIET}",
+            "",
+            TENSOR_MODELS,
+            _BOTH,
+            _start_ours_kserve,
+            by_open_inference,
+        ),
+        System(
+            "kserve",
+            "KServe, the same program, which runs the models in the server's process",
+            VERSIONS["kserve"],
+            TENSOR_MODELS,
+            _BOTH,
+            _start_kserve,
+            by_open_inference,
+            lambda: environment("kserve"),
+        ),
+    )
+}
+
+
+def reference(name: str, among: Sequence[str]) -> str:
+    """Which of ours `name` is compared with: the one with the same model files where it takes part."""
+    return f"ours-{name}" if f"ours-{name}" in among else "ours"

@@ -1,0 +1,268 @@
+"""What `torchserve doctor` says about a machine that isn't in order, and about one that is."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.metadata
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ts_frontend.cli import main as cli
+from ts_frontend.config.addresses import Address
+from ts_frontend.config.table import ServerConfig
+from ts_frontend.diagnosis import doctor, machine
+from ts_frontend.diagnosis.machine import Brought
+from ts_frontend.diagnosis.report import Report, Section, Severity, size
+from ts_frontend.listeners.listener import Listener
+from ts_frontend.workers.devices import Inventory
+
+GB = 10**9
+HERE = Path(sys.executable).parent / "torchserve"
+
+
+def said(section: Section) -> list[tuple[str, str, str]]:
+    return [(one.severity.value, one.about, one.text) for one in section.findings]
+
+
+def only(section: Section) -> tuple[str, str]:
+    """The severity and text of its one finding."""
+    ((severity, _, text),) = said(section)
+    return severity, text
+
+
+# --- Python and its packages
+
+
+def test_a_python_without_optimisation_is_told() -> None:
+    section = Section("")
+    machine.python(section, "'--enable-optimizations' '--with-lto'", without_gil=False, version=(3, 12))
+    machine.python(section, "'--enable-shared'", without_gil=True, version=(3, 10))
+    assert [one[0] for one in said(section)] == ["ok", "warning", "warning", "warning"]
+    texts = "\n".join(text for _, _, text in said(section))
+    assert "built without PGO and LTO" in texts and "there is gRPC, and no HTTP" in texts and "the GIL" in texts
+
+
+@pytest.mark.parametrize(
+    ("brought", "words"),
+    [
+        (
+            Brought("torchserve", ("torchserve",), ("ts",), "/site"),
+            "torchserve (in /site) brings torchserve, ts as this",
+        ),
+        (
+            Brought("torch-model-archiver", ("torch-model-archiver",), ("model_archiver",)),
+            "pip uninstall torch-model-a",
+        ),
+    ],
+)
+def test_another_distribution_with_our_names_is_in_the_way(brought: Brought, words: str) -> None:
+    section = Section("")
+    own = Brought("torchrelay", machine.COMMANDS, machine.PACKAGES)
+    machine.packages_in_the_way(section, [own, brought], str(HERE), str(HERE))
+    assert only(section)[0] == "warning" and words in only(section)[1]
+
+
+def test_nothing_is_in_the_way_of_our_own() -> None:
+    section = Section("")
+    machine.packages_in_the_way(section, [Brought("torchrelay", ("torchserve",), ("ts",))], str(HERE), str(HERE))
+    assert only(section)[0] == "ok"
+
+
+def test_another_ts_and_another_command_on_the_path_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ts").mkdir()
+    (tmp_path / "ts" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    command = tmp_path / "torchserve"
+    command.touch()
+    section = Section("")
+    machine.packages_in_the_way(section, [], "/usr/bin/other-torchserve", str(command))
+    machine.packages_in_the_way(section, [], None, str(command))
+    texts = "\n".join(text for _, _, text in said(section))
+    assert f"{tmp_path}/ts is another package ts" in texts
+    assert f"torchserve on the PATH is /usr/bin/other-torchserve, and this Python's is {command}" in texts
+    assert f"no torchserve is on the PATH: add {tmp_path}" in texts
+
+
+def test_installed_distributions_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, file, text in (
+        ("a_server", "entry_points.txt", "[console_scripts]\ntorchserve = other.main:main\n"),
+        ("a_package", "top_level.txt", "ts\nother\n"),
+        ("a_stranger", "top_level.txt", "tsx\n"),
+    ):
+        folder = tmp_path / f"{name}-1.0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (folder / file).write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = [one for one in machine.installed() if Path(one.place) == tmp_path]
+    assert sorted((one.name, one.commands, one.packages) for one in found) == [
+        ("a_package", (), ("ts", "other")),
+        ("a_server", ("torchserve",), ()),
+    ]
+
+
+# --- torch and devices
+
+
+@pytest.mark.parametrize(
+    ("cuda", "devices", "inventory", "severity", "words"),
+    [
+        (None, 0, Inventory(), "ok", "no GPU: workers run on the CPU"),
+        ("12.6", 2, Inventory("cuda", 2), "ok", "2 of kind cuda"),
+        (None, 0, Inventory("cuda", 1), "error", "this build of torch has no CUDA"),
+        ("12.6", 0, Inventory("cuda", 1), "error", "its CUDA doesn't start"),
+        ("12.6", 1, Inventory(), "warning", "nvidia-smi is missing"),
+    ],
+)
+def test_what_torch_sees_is_compared_with_what_the_server_places_on(
+    cuda: str | None, devices: int, inventory: Inventory, severity: str, words: str
+) -> None:
+    section = Section("")
+    doctor.torch(section, {"version": "2.9", "cuda": cuda, "devices": devices, "threads": 4}, inventory)
+    (_, _, version), (found, _, text) = said(section)
+    assert version.startswith("2.9, built ") and "4 threads" in version
+    assert found == severity and words in text
+
+
+# --- the server's places
+
+
+def test_a_port_in_use_is_told_with_its_holder_unless_that_is_the_server() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listener = Listener("http_inference", "127.0.0.1", taken.getsockname()[1], {})
+        stranger, server, free = Section(""), Section(""), Section("")
+        machine.ports(stranger, [listener], None)
+        machine.ports(server, [listener], os.getpid())
+    machine.ports(free, [Listener("grpc_inference", "127.0.0.1", 0, {})], None)
+    severity, text = only(stranger)
+    assert severity == "error" and f"(process {os.getpid()})" in text and "--http-port" in text
+    assert only(server) == ("ok", f"http_inference 127.0.0.1:{listener.port}: the running server has it")
+    assert only(free) == ("ok", "grpc_inference takes a free one")
+
+
+def test_the_folder_of_a_unix_socket_is_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "file.sock").touch()
+    found = Section("")
+    for path in (tmp_path / "new.sock", tmp_path / "absent" / "new.sock", tmp_path / "file.sock"):
+        machine.ports(found, [Listener("http_inference", "", 0, {}, path=str(path))], None)
+    assert [one[0] for one in said(found)] == ["ok", "error", "error"]
+
+
+def test_addresses_that_apis_share_are_looked_at_once() -> None:
+    shared = Address("http", "127.0.0.1", 8080)
+    config = ServerConfig(inference_address=shared, metrics_address=shared)
+    names = [one.name for one in machine.listeners(config)]
+    assert names == ["grpc_inference", "grpc_management", "http_inference", "http_management"]
+
+
+def test_a_stale_pid_file_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / ".model_server.pid"
+    config = ServerConfig(work_dir=tmp_path)
+    for content, words in ((None, "no server runs here"), ("4000000", "is left over: no server has it any more")):
+        if content is not None:
+            path.write_text(content)
+        section = Section("")
+        assert doctor._running(section, config) is None
+        assert words in only(section)[1]
+    path.write_text(str(os.getpid()))
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        section = Section("")
+        assert doctor._running(section, config) == os.getpid()
+    assert only(section) == ("ok", f"a server runs as process {os.getpid()} ({path})")
+
+
+def test_a_directory_that_cannot_be_written_to_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    bad, good = Section(""), Section("")
+    machine.directory(bad, "temp_dir", tmp_path / "file" / "tmp")
+    machine.directory(good, "log_location", tmp_path / "made" / "later")
+    assert only(bad)[0] == "error" and only(bad)[1].endswith("Set TMPDIR, or --work-dir for all files")
+    assert only(good)[0] in ("ok", "warning") and not (tmp_path / "made").exists()
+
+
+def test_limits_have_advice() -> None:
+    low, high = Section(""), Section("")
+    machine.limits(low, 256, GB // 2, 8 * GB)
+    machine.limits(high, 65536, 6 * GB, 8 * GB)
+    texts = [text for _, _, text in said(low)]
+    assert "ulimit -n 65536" in texts[0] and "500 MB of 8.0 GB are free" in texts[1]
+    assert [one[0] for one in said(low) + said(high)] == ["warning", "warning", "ok", "ok"]
+
+
+# --- the report
+
+
+def test_a_report_as_text_and_its_exit_status() -> None:
+    report = Report("model")
+    section = report.section("a.mar")
+    section.ok("files", "fine")
+    assert (report.text(), report.status(strict=True)) == ("a.mar\n  ok       files: fine\n1 model: no faults", 0)
+    section.warn("server", "odd")
+    section.warn("server", "odd")
+    assert (report.status(), report.status(strict=True)) == (0, 1)
+    section.error("handler", "first\nsecond", ["File x"])
+    lines = report.text(quiet=True).splitlines()
+    assert lines[1:4] == ["  warning  server: odd", "  error    handler: first", "             second"]
+    assert (lines[-2:], report.status()) == (["             File x", "1 model: 1 error, 1 warning"], 1)
+    assert report.as_json()["sections"][0]["findings"][2]["detail"] == ["File x"]
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (999, "999 B"), (46_100, "46.1 kB"), (5e8, "500 MB"), (2e12, "2000 GB")]
+)
+def test_sizes_are_for_people(count: float, text: str) -> None:
+    assert size(count) == text
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "m.mar").touch()
+    lines = [f"{api}_address=http://127.0.0.1:0" for api in ("inference", "management", "metrics")]
+    lines += ["grpc_inference_port=0", "grpc_management_port=0", "number_of_gpu=0", "preload_torch=false"]
+    (tmp_path / "config.properties").write_text("\n".join(lines))
+    return tmp_path
+
+
+def examined(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
+    status = cli.main(["doctor", "--json", *words])
+    return status, json.loads(capsys.readouterr().out)
+
+
+def test_the_command_reports_settings_and_makes_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(folder.rglob("*"))
+    status, report = examined(capsys, "--model-store", "store", "--work-dir", "new")
+    titles = [section["title"] for section in report["sections"]]
+    expected = ["Settings", "Python", "Torch and devices", "Server", "Directories", "Models", "Limits"]
+    assert (status, report["errors"], titles) == (0, 0, expected), report
+    assert "store has m.mar." in report["sections"][5]["findings"][0]["text"]
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_settings_that_cannot_be_used_are_errors_and_the_rest_is_looked_at(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = Address("http", "127.0.0.1", 0)
+    addresses = {f"{api}_address": free for api in ("inference", "management", "metrics")}
+    ports = {"grpc_inference_port": 0, "grpc_management_port": 0}
+    defaults: Any = {"number_of_gpu": 0, "preload_torch": False, **addresses, **ports}
+    monkeypatch.setattr(doctor, "ServerConfig", lambda: ServerConfig(**defaults))
+    status, report = examined(capsys, "--set", "job_queue_sise=1")
+    errors = [one for one in report["sections"][0]["findings"] if one["severity"] == Severity.ERROR.value]
+    assert status == 1 and "did you mean job_queue_size?" in errors[0]["text"]
+    assert len(report["sections"]) == 7
+
+
+@pytest.mark.slow
+def test_torch_is_imported_by_a_workers_python(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, report = examined(capsys, "--model-store", "store", "--set", "preload_torch=true")
+    (section,) = [one for one in report["sections"] if one["title"] == "Torch and devices"]
+    assert section["facts"]["version"] == importlib.metadata.version("torch"), (status, report)
