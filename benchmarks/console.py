@@ -26,8 +26,10 @@ from pathlib import Path
 
 import psutil
 
+from ts_frontend.console.collector import LINGER_S
+
 HANDLER = Path(__file__).resolve().parent / "handlers" / "noop.py"
-START_S_MAX = 300.0
+IDLE_S = 5.0
 SERVE = "import sys; from ts_frontend.cli.main import main; sys.exit(main())"
 
 
@@ -139,7 +141,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     asked = parser.parse_args()
     found: dict[bool, list[float]] = {False: [], True: []}
-    idle: list[float] = []
+    idle: dict[bool, list[float]] = {False: [], True: []}
     ages_s: list[float] = []
     pauses_s: list[float] = []
     with tempfile.TemporaryDirectory() as folder, serving(Path(folder), asked.models) as (process, ports):
@@ -153,22 +155,21 @@ def main() -> None:
             begun_s, before_s = time.monotonic(), cpu_s(process)
             called(port, asked.calls)
             spent_s, seconds = cpu_s(process) - before_s, time.monotonic() - begun_s
-            if watched:
-                before_s, begun_s = cpu_s(process), time.monotonic()
-                time.sleep(5)
-                idle.append((cpu_s(process) - before_s) / (time.monotonic() - begun_s))
-                spent_s -= idle[-1] * seconds
-            found[watched].append(spent_s / asked.calls * 1e6)
+            before_s, begun_s = cpu_s(process), time.monotonic()
+            time.sleep(IDLE_S)
+            idle[watched].append((cpu_s(process) - before_s) / (time.monotonic() - begun_s))
+            found[watched].append((spent_s - idle[watched][-1] * seconds) / asked.calls * 1e6)
             for reader in readers:
                 reader.end()
                 ages_s += reader.ages_s
                 pauses_s += reader.pauses_s
             if watched:
-                time.sleep(11)  # until the collector has ended
+                time.sleep(LINGER_S + 1)  # until the collector has ended
     plain, open_ = (statistics.median(found[key]) for key in (False, True))
+    quiet, sampling = (statistics.median(idle[key]) * 1e3 for key in (False, True))
     print(f"{asked.models} models, {asked.readers} readers, {asked.rounds} rounds of {asked.calls} calls each")
     print(f"CPU of the server's process for a call: {plain:.1f} µs, with the console open {open_:.1f} µs")
-    print(f"sampling itself: {statistics.median(idle) * 1e3:.2f} ms of CPU a second")
+    print(f"CPU without calls: {quiet:.1f} ms a second, with the console open {sampling:.1f} ms")
     print(f"samples: p95 of the age {p95(ages_s) * 1e3:.0f} ms, of the pause between two {p95(pauses_s) * 1e3:.0f} ms")
 
 

@@ -131,7 +131,7 @@ def test_latencies_beyond_the_bounds_count() -> None:
 
 
 def reading(at_s: float, **more: Any) -> Reading:
-    nothing = {"answered": 0, "failed": 0, "cancelled": 0, "measured": 0, "queue_s": 0.0, "handler_s": 0.0}
+    nothing = {"ended": 0, "answered": 0, "failed": 0, "cancelled": 0, "measured": 0, "queue_s": 0.0, "handler_s": 0.0}
     return Reading(at_s, **{**nothing, "latencies": [0] * (len(BOUNDS_S) + 1), "batches": {}, **more})
 
 
@@ -141,6 +141,7 @@ def test_what_happened_between_two_readings() -> None:
         latencies.add(0.020)
     now = reading(
         *(4.0,),
+        ended=12,
         answered=10,
         failed=2,
         measured=10,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from ts_frontend.job import Job, JobState
+from ts_frontend.job import FINAL, Job, JobState
 from ts_frontend.models.model import Model
 from ts_frontend.telemetry.metrics.observed import LatencyCounts, quantiles_s
 
@@ -43,6 +43,7 @@ class Reading(NamedTuple):
     """The sums of a model since it was loaded. `latencies`: counts as of `LatencyCounts`; `batches`: calls by size."""
 
     at_s: float
+    ended: int
     answered: int
     failed: int
     cancelled: int
@@ -65,7 +66,7 @@ class ModelWatch:
     def row(self, now_s: float) -> tuple[list[float | int | None], dict[int, float]]:
         """Returns the model's numbers in the order of COLUMNS, None for what nothing was measured of, and its calls of
         the handler a second by batch size. `now_s`: `time.monotonic()` seconds."""
-        readings, reading = self._readings, read(self.model, self.latencies.counts, now_s)
+        readings, reading = self._readings, self._read(now_s)
         while len(readings) > 1 and readings[1].at_s <= now_s - WINDOW_S:
             readings.popleft()
         before = readings[0] if readings else reading
@@ -76,6 +77,14 @@ class ModelWatch:
         streams, streamed = self._streams(ledger.live.values())
         stream_bytes_per_s = round(streamed / since_last_s) if since_last_s > 0 else 0
         return [*numbers, ledger.queued, ledger.sent, streams, stream_bytes_per_s], batches
+
+    def _read(self, now_s: float) -> Reading:
+        """Returns the sums of now; those of the last time where nothing has happened since, as with most of many
+        models."""
+        last, counts = self._readings[-1] if self._readings else None, self.model.ledger.counts
+        if last is not None and last.ended == sum(counts[state] for state in FINAL):
+            return last._replace(at_s=now_s)
+        return read(self.model, self.latencies.counts, now_s)
 
     def _streams(self, jobs: Iterable[Job]) -> tuple[int, int]:
         """Returns the number of answers that have begun and not ended, and the bytes that they have grown by."""
@@ -93,6 +102,7 @@ def read(model: Model, latencies: list[int], now_s: float) -> Reading:
     counts, statistics = model.ledger.counts, model.statistics
     return Reading(
         now_s,
+        sum(counts[state] for state in FINAL),
         counts[JobState.ANSWERED],
         counts[JobState.FAILED] + counts[JobState.EXPIRED],
         counts[JobState.CANCELLED],
@@ -107,7 +117,7 @@ def read(model: Model, latencies: list[int], now_s: float) -> Reading:
 def between(before: Reading, now: Reading) -> tuple[list[float | int | None], dict[int, float]]:
     """Returns the first numbers of COLUMNS, up to the batch size, and the calls a second by batch size."""
     seconds = now.at_s - before.at_s
-    if seconds <= 0:
+    if seconds <= 0 or before.ended == now.ended:
         return [0, 0, 0, *[None] * 6], {}
     rates = (getattr(now, name) - getattr(before, name) for name in ("answered", "failed", "cancelled"))
     found = quantiles_s([new - old for new, old in zip(now.latencies, before.latencies, strict=True)], PARTS)

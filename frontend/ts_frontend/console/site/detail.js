@@ -103,7 +103,7 @@ export class Detail {
       const old = model.status === "ready" && !model.workers.some((worker) => worker.failuresInARow);
       const repeated = failure.failuresInARow > 1 ? `, ${failure.failuresInARow} times in a row` : "";
       found.push(h("section", { class: `death${old ? " old" : ""}`, "aria-label": "Last death of a worker" },
-        h("p", {}, h("strong", {}, `Worker ${failure.workerId} ended: `), failure.reason, h("span", { class: "muted" }, ` (${clock(failure.at)}, ${ago(failure.at)}${repeated})`)),
+        h("p", {}, h("strong", {}, `Worker ${failure.workerId} ended: `), failure.reason, h("span", { class: "muted" }, ` (${clock(failure.at)}${repeated})`)),
         failure.lastLines.length ? h("details", { open: !old }, h("summary", {}, `Its last ${failure.lastLines.length} lines`), h("pre", { tabindex: 0 }, failure.lastLines.join("\n"))) : h("p", { class: "muted" }, "It had printed nothing.")));
     }
     if (model.lastReplacement) {

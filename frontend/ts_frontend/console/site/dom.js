@@ -79,7 +79,7 @@ export function count(value) {
 
 export function millis(value) {
   if (value === null || value === undefined) return NONE;
-  if (value >= 10_000) return `${(value / 1000).toFixed(1)} s`;
+  if (value >= 1000) return `${(value / 1000).toFixed(value >= 10_000 ? 1 : 2)} s`;
   if (value >= 100) return `${Math.round(value)} ms`;
   return value >= 1 ? `${value.toFixed(1)} ms` : `${Math.round(value * 1000)} µs`;
 }

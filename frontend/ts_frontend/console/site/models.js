@@ -44,10 +44,13 @@ export function makeTotals(parent) {
 // --- the list
 
 const ORDERS = {
-  name: () => 0,
+  name: () => 0, // as they were sorted before
   busy: (one, other) => (latest(other.key, "answered_per_s") || 0) - (latest(one.key, "answered_per_s") || 0),
   trouble: (one, other) => trouble(other) - trouble(one),
 };
+
+/** model2 comes before model10. */
+const natural = new Intl.Collator("en", { numeric: true });
 
 const trouble = (model) =>
   ({ failing: 4, loading: 2 })[model.status] ?? (model.lastFailure ? 1 : 0) + ((latest(model.key, "failed_per_s") || 0) > 0 ? 1 : 0);
@@ -93,6 +96,7 @@ function update(row, model) {
 export function showModels(chosen) {
   const filter = byId("filter").value.trim().toLowerCase();
   const shown = store.models.filter((one) => !filter || one.key.toLowerCase().includes(filter));
+  shown.sort((one, other) => natural.compare(one.name, other.name));
   shown.sort(ORDERS[byId("order").value] || ORDERS.name);
   keyed(byId("models"), shown, (one) => one.key, make, (row, model) => {
     update(row, model);

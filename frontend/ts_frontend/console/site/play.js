@@ -41,7 +41,7 @@ export class Playground {
     this.codes = ["curl", "Python"].map((name) => {
       const text = h("pre", { tabindex: 0, "aria-label": `The same call with ${name}` });
       const copy = h("button", { type: "button", class: "small", "aria-label": `Copy the ${name} call`, onclick: () => copied(text.textContent) }, "Copy");
-      return { text, element: h("div", {}, h("h3", {}, name), h("div", { class: "code" }, text, copy)) };
+      return { text, element: h("div", { class: "code" }, h("div", { class: "row" }, h("h3", { class: "grow" }, name), copy), text) };
     });
     this.element = h("div", { class: "play" },
       h("section", { class: "panel", "aria-label": "Request" },

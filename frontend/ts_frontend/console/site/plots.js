@@ -36,7 +36,7 @@ function options(width, lines, format) {
     height: 150,
     legend: { show: false },
     cursor: { y: false, points: { size: 6 } },
-    scales: { x: { time: true }, y: { range: (_, low, high) => [0, Math.max(high || 0, 1e-3) * 1.12] } },
+    scales: { x: { time: true }, y: { range: (_, low, high) => [0, Math.max(high || 0, 1) * 1.12] } },
     axes: [
       { ...axis, space: 70, size: 26, values: (_, all) => all.map((t) => new Date(t * 1000).toLocaleTimeString([], { minute: "2-digit", second: "2-digit" })) },
       { ...axis, space: 22, size: 58, values: (_, all) => all.map((value) => (value ? format(value) : "0")) },
