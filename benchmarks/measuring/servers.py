@@ -110,10 +110,10 @@ def start_ours(
 ) -> Served:
     """The server with one worker, asked over gRPC or (`http`) HTTP.
 
-    `models`: the words that say what it serves, without them the workload's archive.
+    `models`: the words that say what it serves, without them the workload's archive. `command`: another installation's.
     """
     models = models or _archive_words(place)
-    running = run_ours(place, [*models, *more], {"grpc_engine": engine}, quiet)
+    running = run_ours(place, [*models, *more], {"grpc_engine": engine}, quiet, command=command)
     title = title or ("ours" if engine == "auto" else f"ours-{engine}")
     title += ("-http" if http else "") + ("" if quiet else "-logging")
     if http:
@@ -129,10 +129,12 @@ def run_ours(
     quiet: bool = True,
     workers: int = 1,
     more_env: Mapping[str, str] | None = None,
+    command: Path | None = None,
 ) -> Running:
     """The real command with its default settings, but for free ports, the number of workers and no snapshots.
 
-    `words` say what it serves. `quiet`: without access and metric logs, as TorchServe is in this comparison.
+    `words` say what it serves. `quiet`: without access and metric logs, as TorchServe is in this comparison. `command`:
+    another installation's.
     """
     inference, management, *addresses = free_ports(5)
     all_settings: dict[str, object] = {**_addresses(addresses), **settings}
@@ -143,10 +145,10 @@ def run_ours(
         "access_log": str(not quiet).lower(),
         "metrics_mode": "prometheus" if quiet else "log",
     }
-    command = [str(Path(sys.executable).parent / "torchserve"), "--start", "--foreground", "--ncs", *words]
+    line = [str(command or Path(sys.executable).parent / "torchserve"), "--start", "--foreground", "--ncs", *words]
     for key, value in all_settings.items():
-        command += ["--set", f"{key}={value}"]
-    return Running(folder.run(command, more_env), addresses[0], inference, management)
+        line += ["--set", f"{key}={value}"]
+    return Running(folder.run(line, more_env), addresses[0], inference, management)
 
 
 def _addresses(ports: Sequence[int]) -> dict[str, str]:

@@ -162,7 +162,7 @@ def _triton_repository(folder: Folder, models: Sequence[str], workers: int) -> P
         shutil.copytree(FILES / "triton" / name, repository / name)
         config = repository / name / "config.pbtxt"
         config.write_text(config.read_text().replace("count: 1", f"count: {workers}"))
-    shutil.copy(FILES / "nets.py", folder.store)
+        shutil.copy(FILES / "nets.py", repository / name / "1")
     return repository
 
 
@@ -172,7 +172,7 @@ def _start_triton(folder: Folder, models: Sequence[str], workers: int) -> Runnin
 
 def _start_ours_triton(folder: Folder, models: Sequence[str], workers: int) -> Running:
     words = ["--model-repository", str(_triton_repository(folder, models, workers))]
-    return run_ours(folder, words, _SIZES, workers=workers, more_env={"PYTHONPATH": str(folder.store)})
+    return run_ours(folder, words, _SIZES, workers=workers)
 
 
 def mlserver_folder(folder: Folder, models: Sequence[str]) -> Path:

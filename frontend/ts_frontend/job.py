@@ -10,14 +10,29 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import struct
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from enum import Enum
 from typing import Any, Protocol
 
-from ts.protocol.frames import FEED_BYTES, FEED_COST_BYTES, Buffer, Chunk, Failed, Feed, Input, Item, Pairs, Pieces
-from ts_frontend.errors import Cancelled, Ending, HandlerFailed, MessageTooLarge, ServeError
+from ts.protocol.frames import (
+    FEED_BYTES,
+    FEED_COST_BYTES,
+    Buffer,
+    Chunk,
+    Failed,
+    Feed,
+    Input,
+    Item,
+    PackedPairs,
+    Pairs,
+    Pieces,
+    packed,
+    packed_headers,
+)
+from ts_frontend.errors import Cancelled, Ending, HandlerFailed, InvalidArgument, MessageTooLarge, ServeError
 
 #: The cost of a chunk in a stream's credit, in addition to its bytes; the worker counts the same.
 CHUNK_COST_BYTES = 64
@@ -150,6 +165,15 @@ class Ledger:
             calls, self._emptied = self._emptied, []
             for call in calls:
                 call()
+
+
+def handlers_headers(headers: Sequence[tuple[bytes, bytes]], more: Pairs = ()) -> Pairs:
+    """The headers of an HTTP request for its handler, and `more` after them: they stay bytes until somebody looks.
+    Raises InvalidArgument for texts that can't be passed on."""
+    try:
+        return PackedPairs(packed_headers(headers) + packed(more))
+    except (ValueError, struct.error) as error:
+        raise InvalidArgument(f"The request can't be passed to a worker: {error}") from None
 
 
 _ids = itertools.count(1).__next__

@@ -379,7 +379,8 @@ def prepare(config: ServerConfig) -> None:
     """
     if config.work_dir is not None:
         _make_places(config, config.work_dir)
-    if config.model_store is None and not config.model_repository and not config.program.lines:
+    served = (config.model_store, *config.model_repository, *config.program.lines, config.dev_model)
+    if not any(one is not None for one in served):
         raise ConfigError("Missing mandatory parameter --model-store (or --model-repository)")
     for directory in config.model_repository:
         if s3_of(directory) is None:

@@ -41,6 +41,7 @@ from ts_frontend.models.metrics import (
     system_metrics,
 )
 from ts_frontend.models.registry import Registry
+from ts_frontend.models.reloading import Reloading
 from ts_frontend.models.repository import Repository
 from ts_frontend.models.settings import ModelSettings, Requested, resolve
 from ts_frontend.models.startup import SnapshotRecorder, load_at_startup, restored
@@ -175,6 +176,9 @@ class Parts:
         self.loops: list[tuple[Callable[[], Awaitable[None]], str]] = [
             (self.repository.watch, "The watch over the model repositories")
         ]
+        if config.dev_model is not None:
+            reloading = Reloading(self.manager, config.dev_model)
+            self.loops.append((reloading.watch, "The watch over the model that is being written"))
         inventory = supervisor.placement.inventory
         cuda_count = inventory.count if inventory.kind == "cuda" else 0
         sampling = system_metrics(config, metrics, cuda_count, worker_env(config), self._worker_pids)

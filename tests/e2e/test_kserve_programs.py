@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,7 +20,7 @@ import grpc
 import psutil
 import pytest
 
-from support import GUARD_S
+from support import GUARD_S, free_port
 from ts.compat import start as start_module
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
@@ -163,12 +162,6 @@ def installed() -> dict[str, str]:
     editable installation doesn't put on the path."""
     own = {str(Path(str(find_spec(name).origin)).parents[1]) for name in ("ts", "ts_frontend")}  # type: ignore[union-attr]
     return os.environ | {"PYTHONPATH": os.pathsep.join([*own, *(one for one in sys.path if one)])}
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 def test_the_readmes_program_runs_as_it_is(start: Start, environment: str) -> None:

@@ -18,7 +18,21 @@ import pytest
 
 from support import GUARD_S
 from ts.protocol.decoder import Decoder
-from ts.protocol.frames import Chunk, Failed, Input, Item, Load, LoadFailed, Message, Predict, Ready, Stop, encode_bytes
+from ts.protocol.frames import (
+    Chunk,
+    Failed,
+    Input,
+    Item,
+    Load,
+    LoadFailed,
+    Message,
+    Pieces,
+    Predict,
+    Ready,
+    Stop,
+    chunks_of,
+    encode_bytes,
+)
 from ts.protocol.progress import PROGRESS_BYTES, has_begun
 
 HANDLERS = Path(__file__).parent.parent / "handlers"
@@ -86,7 +100,10 @@ class DrivenWorker:
         return bool(data)
 
     def _take(self, message: Message) -> None:
-        if isinstance(message, Chunk):
+        if isinstance(message, Pieces):
+            for piece in chunks_of(message):
+                self._take(piece)
+        elif isinstance(message, Chunk):
             self.first.setdefault(message.job_id, message)
             pieces = self.pending.setdefault(message.job_id, [])
             pieces.append(message)
@@ -200,6 +217,8 @@ class DrivenForkserver:
         self.pid = 0 if process is None else process.pid
         self.data = b""
         self.workers: list[DrivenWorker] = []
+        self.holders: list[DrivenHolder] = []
+        self.env: dict[str, str] | None = dict(os.environ)
         self.ids = itertools.count(1)
 
     @staticmethod
@@ -240,7 +259,15 @@ class DrivenForkserver:
         body = json.dumps(request).encode()
         socket.send_fds(self.control, [self.LENGTH.pack(len(body)) + body], fds)
 
-    def fork(self, env: dict[str, str] | None = None) -> tuple[DrivenWorker, int]:
+    def hold(self) -> DrivenHolder:
+        """A forked holder of a model, which has loaded none yet."""
+        channels, pid = self.fork(more={"holds": True})
+        holder = DrivenHolder(self.folder / f"holder{pid}", channels.sock, pid)
+        holder.wait_until_ready()
+        self.holders.append(holder)
+        return holder
+
+    def fork(self, env: dict[str, str] | None = None, more: dict[str, Any] | None = None) -> tuple[DrivenWorker, int]:
         """A forked worker and its pid."""
         number = next(self.ids)
         folder = self.folder / f"forked{number}"
@@ -249,7 +276,7 @@ class DrivenForkserver:
         self.workers.append(worker)
         with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
             fds = [worker.theirs.fileno(), worker.progress.fileno(), out.fileno(), err.fileno()]
-            self.ask({"op": "fork", "id": number, "env": dict(os.environ) if env is None else env}, fds)
+            self.ask({"op": "fork", "id": number, "env": self.env if env is None else env, **(more or {})}, fds)
             worker.theirs.close()
             reply = self.reply()
         assert (reply["op"], reply["id"]) == ("forked", number), reply
@@ -257,10 +284,30 @@ class DrivenForkserver:
 
     def close(self) -> None:
         self.control.close()
+        for holder in self.holders:
+            holder.close()
         for worker in self.workers:
             worker.close()
         if self.process is not None:
             self.process.wait(GUARD_S)
+
+
+class DrivenHolder(DrivenForkserver):
+    """A real process that holds a model for the workers it forks."""
+
+    def __init__(self, folder: Path, control: socket.socket, pid: int) -> None:
+        folder.mkdir()
+        super().__init__(folder, control, None)
+        self.pid, self.env = pid, None
+
+    def load(self, model_dir: Path, handler: str = "handler.py", **settings: Any) -> dict[str, Any]:
+        """Has it load a model; its reply."""
+        base = {"model_name": "m", "model_version": "1.0", "model_dir": str(model_dir), "handler": handler}
+        number = next(self.ids)
+        self.ask({"op": "load", "id": number, "settings": {**base, "batch_size": 1, **settings}}, [])
+        reply = self.reply()
+        assert reply["id"] == number, reply
+        return reply
 
 
 @pytest.fixture
@@ -274,4 +321,22 @@ def start_forkserver(tmp_path: Path) -> Iterator[Callable[..., DrivenForkserver]
 
     yield start
     for server in servers:
+        server.close()
+
+
+@pytest.fixture(scope="module")
+def shared_forkservers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[bool], DrivenForkserver]]:
+    """The module's forkserver without or with torch, for tests that ask it for nothing but holders."""
+    servers: dict[bool, DrivenForkserver] = {}
+
+    def start(with_torch: bool) -> DrivenForkserver:
+        if False not in servers:
+            plain = DrivenForkserver.started(tmp_path_factory.mktemp("forkserver"), "--plain")
+            servers[False] = plain.wait_until_ready()
+        if with_torch and True not in servers:
+            servers[True] = servers[False].with_torch().wait_until_ready()
+        return servers[with_torch]
+
+    yield start
+    for server in servers.values():
         server.close()

@@ -31,6 +31,8 @@ from ts.protocol.frames import (
     Stop,
     encode_bytes,
 )
+from ts_frontend.errors import InvalidArgument
+from ts_frontend.job import handlers_headers
 
 LIMIT = 1 << 24
 
@@ -163,17 +165,31 @@ def test_a_whole_answers_frame_is_that_of_its_chunk(job_id, data):
 
 @given(pairs)
 def test_packed_pairs_are_read_when_somebody_looks(given_pairs):
-    found = decoder.PackedPairs(frames.packed(given_pairs))
+    found = frames.PackedPairs(frames.packed(given_pairs))
     assert bool(found) == bool(given_pairs)
     assert (list(found), len(found), dict(found)) == (given_pairs, len(given_pairs), dict(given_pairs))
     assert given_pairs == [] or (found[0], found[:1]) == (given_pairs[0], given_pairs[:1])
-    assert frames.packed(found) == frames.packed(given_pairs)
+    assert frames.packed(found) == frames.packed(list(found)) == frames.packed(given_pairs)
+
+
+@given(st.lists(st.tuples(st.binary(max_size=20), st.binary(max_size=300)), max_size=4), pairs)
+def test_headers_of_http_are_packed_as_their_texts(headers, more):
+    texts = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
+    assert frames.packed_headers(headers) == frames.packed(texts)
+    assert list(handlers_headers(headers, more)) == texts + more
+
+
+def test_texts_that_no_frame_takes_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="can't be passed to a worker"):
+        handlers_headers([], [("url_path", "\ud800")])
+    with pytest.raises(InvalidArgument, match="can't be passed to a worker"):
+        handlers_headers([(bytes(70_000), b"")])
 
 
 @given(st.binary(min_size=1, max_size=40))
 def test_a_block_that_holds_no_pairs_is_a_frame_error(block):
     try:
-        assert frames.packed(list(decoder.PackedPairs(block))) == block
+        assert frames.packed(list(frames.PackedPairs(block))) == block
     except FrameError:
         pass
 

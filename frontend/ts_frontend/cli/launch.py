@@ -73,26 +73,32 @@ def listening_lines(listening: Mapping[str, str]) -> list[str]:
 # --- in the server's process
 
 
-def serve(config: ServerConfig, run: Callable[[ServerConfig, int | None], int], ready_fd: int | None) -> int:
+def serve(
+    config: ServerConfig,
+    run: Callable[[ServerConfig, int | None], int],
+    ready_fd: int | None,
+    told: Callable[[Mapping[str, str]], None] = lambda listening: None,
+) -> int:
     """Run the server until it ends; returns its exit code. `run` prints STARTED, and reports to a descriptor that it
-    closes; without a launcher's `ready_fd` the report is shown here.
+    closes; without a launcher's `ready_fd` the report is shown here, and `told` of the addresses.
     """
     if ready_fd is not None:
         return run(config, ready_fd)
     read, write = os.pipe()
-    announcer = threading.Thread(target=_announce, args=(read,), name="announce", daemon=True)
+    announcer = threading.Thread(target=_announce, args=(read, told), name="announce", daemon=True)
     announcer.start()
     code = run(config, write)
     announcer.join(timeout=1)
     return code
 
 
-def _announce(read: int) -> None:
+def _announce(read: int, told: Callable[[Mapping[str, str]], None]) -> None:
     """Print the server's reports, until it has reported the outcome of its start."""
     with os.fdopen(read) as lines:
         for message in map(json.loads, lines):
             if message.get("ready"):
                 print("\n".join(listening_lines(message["listening"])), flush=True)
+                told(message["listening"])
                 _warn(message)
                 break
             if "error" in message:

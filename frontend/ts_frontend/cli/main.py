@@ -33,6 +33,7 @@ COMPATIBLE_VERSION = "0.12.0"
 _OWN_COMMANDS = {
     "start": "the same as torchserve --start",
     "stop": "the same as torchserve --stop",
+    "dev": "serve a model that is being written: reload on save, errors and breakpoints in the terminal",
     "config": "show every setting, its value and where that comes from, without starting",
     "doctor": "look at Python, torch, ports, directories and limits before a start",
     "check": "try models without serving them: their files, settings, handler, requests",
@@ -212,6 +213,8 @@ def _subcommand(words: Sequence[str], program: Program) -> int:
     name, rest = words[0].replace("_", "-"), list(words[1:])
     if name == "config":
         return _show_config(rest)
+    if name == "dev":
+        return int(import_module("ts_frontend.cli.dev").main(rest, program.run))
     if name in ("check", "doctor"):
         look: Callable[[Sequence[str]], int] = getattr(import_module("ts_frontend.cli.diagnose"), name)
         return look(rest)

@@ -275,6 +275,16 @@ class ServerConfig:
     )
 
     # Our own
+    dev_model: Path | None = _own(
+        PATH,
+        None,
+        "handler, model folder or archive to serve from where it lies, and anew when its files are saved; as "
+        "`torchserve dev` sets it",
+        restored=False,
+    )
+    debugpy_port: int = _own(
+        whole(), 0, "port of this machine where debuggers connect to the worker of `dev_model`; 0: none", restored=False
+    )
     debug_errors: bool | None = _own(
         BOOLEAN,
         None,
@@ -654,7 +664,7 @@ class ServerConfig:
     @property
     def debugging(self) -> bool:
         """Whether a developer debugs handlers: each model has one worker, without time limits."""
-        return self.debug or self.bypass_serve
+        return self.debug or self.bypass_serve or self.dev_model is not None
 
     @property
     def snapshot_dir(self) -> Path:
@@ -680,6 +690,7 @@ NO_EFFECT: Mapping[str, str] = MappingProxyType(
     | {
         "vmargs": "is for the Java virtual machine, which this server doesn't have",
         "plugins_path": "names Java plugins, which this server can't load",
+        "metrics_format": "isn't needed: the metrics API always answers in Prometheus' format",
         "async_logging": "isn't needed: a separate thread always writes the logs",
     }
     | dict.fromkeys(

@@ -9,8 +9,8 @@ from typing import Any
 from ts_frontend.models.model import Model
 from ts_frontend.models.registry import Registry
 from ts_frontend.models.signature import TensorSpec
-from ts_frontend.workers.failures import Failure
-from ts_frontend.workers.pool import Replacement, Slot
+from ts_frontend.workers.failures import Failure, Replacement
+from ts_frontend.workers.pool import Slot
 from ts_frontend.workers.worker import Worker
 
 #: Of the last lines of a worker that ended.

@@ -24,6 +24,9 @@ from ts_frontend.models.store.http import Stop
 from ts_frontend.scheduling.batcher import Priorities
 
 _log = logging.getLogger(__name__)
+#: The configuration's name, and the suffixes of files of weights, where no manifest names them.
+CONFIG_FILE = "model-config.yaml"
+WEIGHTS = frozenset({".pt", ".pth", ".bin", ".safetensors", ".ckpt", ".onnx", ".pt2", ".npz"})
 _TEXT_BYTES_MAX = 1 << 20
 _YAML_NODES_MAX = 100_000
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from ts_frontend.models.model import Model
-from ts_frontend.workers.failures import Failure
-from ts_frontend.workers.pool import Replacement, Slot
+from ts_frontend.workers.failures import Failure, Replacement
+from ts_frontend.workers.pool import Slot
 
 GPU_USAGE_UNKNOWN = "N/A"
 
@@ -42,6 +42,7 @@ def describe(model: Model) -> dict[str, Any]:
         "useVenv": settings.use_venv,
         "stateful": settings.stateful,
         **({"idempotent": True} if settings.idempotent else {}),
+        **({"shareWeights": _sharing(model)} if model.pool.plan.sharing.wanted else {}),
         "sequenceMaxIdleMSec": settings.sequence_max_idle_ms,
         "sequenceTimeoutMSec": settings.sequence_timeout_ms,
         "maxNumSequence": settings.max_num_sequence,
@@ -60,6 +61,16 @@ def describe(model: Model) -> dict[str, Any]:
     if model.pool.last_replacement is not None:
         out["lastWorkerReplacement"] = _replacement(model.pool.last_replacement)
     return out
+
+
+def _sharing(model: Model) -> dict[str, Any]:
+    """Whether the workers are forked from a process that holds the weights, and how often it has loaded the model; or
+    the reason why they aren't."""
+    holder = model.pool.resources.holder
+    refusal = holder.refusal if holder is not None else model.pool.plan.sharing.refusal
+    if refusal or holder is None:
+        return {"shared": False, "reason": refusal}
+    return {"shared": True, "pid": holder.pid, "loads": holder.loads, "loadSeconds": round(holder.load_s, 3)}
 
 
 def _on_gpu(model: Model) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import os
+import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +28,13 @@ from ts_frontend.telemetry.metrics.registry import MetricsRegistry
 from ts_frontend.workers.calls import Answer
 from ts_frontend.workers.limits import WorkerLimits
 from ts_frontend.workers.pool import NO_LIMITS
-from ts_frontend.workers.process import ProcessSpec, TorchrunGroup, WorkerPlan
+from ts_frontend.workers.process import ProcessSpec, Sharing, TorchrunGroup, WorkerPlan
 from ts_frontend.workers.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from ts_frontend.telemetry.tracing.spans import Traces
+
+log = logging.getLogger(__name__)
 
 #: Beside the payload, a message to a worker holds names, headers and ids.
 MESSAGE_OVERHEAD_BYTES = 1 << 20
@@ -206,7 +211,27 @@ class ModelFactory:
             decoupled=signature.decoupled,
             limits=NO_LIMITS if config.bypass_serve else self._limits_of_workers(settings),
             repeats=Repeats() if settings.idempotent else None,
+            sharing=self._sharing(f"{name}_{version}", archive, settings),
         )
+
+    def _sharing(self, name: str, archive: Archive, settings: ModelSettings) -> Sharing:
+        """How the model's workers come by its weights; a wish that can't be met is logged."""
+        if not settings.share_weights and self._config.dev_model is None:
+            return Sharing()
+        refusal = ""
+        if sys.platform != "linux":
+            refusal = "it needs Linux"
+        elif self._config.bypass_serve:
+            refusal = "bypass_serve runs the handler inside the server's process"
+        elif settings.torchrun is not None:
+            refusal = "torchrun starts the processes of its workers"
+        elif archive.adapter:
+            refusal = "it is for handlers of TorchServe's kind"
+        elif self._supervisor.placement.usable(settings.device_type, settings.device_ids):
+            refusal = "its workers are on GPUs, whose memory processes can't share by forking (deviceType: cpu)"
+        if refusal and settings.share_weights:
+            log.warning("%s: shareWeights has no effect, each worker loads the model: %s", name, refusal)
+        return Sharing(True, refusal)
 
     def _limits_of_workers(self, settings: ModelSettings) -> WorkerLimits:
         return WorkerLimits(
@@ -271,5 +296,12 @@ class ModelFactory:
             "adapter": archive.adapter,
             "adapter_settings": archive.adapter_settings,
             "threads": None,
+            **({} if config.dev_model is None else _debugging(config)),
             "mark_lines": config.log_format == "json" and not config.bypass_serve,
         }
+
+
+def _debugging(config: ServerConfig) -> dict[str, Any]:
+    """The settings of a worker whose handler is being written."""
+    terminal = os.ttyname(0) if os.isatty(0) else ""
+    return {"renewable": True, "terminal": terminal, "debugpy_port": config.debugpy_port}

@@ -271,6 +271,7 @@ class ModelSettings:
     async_communication: bool = False
     stateful: bool = False
     idempotent: bool = False
+    share_weights: bool = False
     recycle_after_requests: int = 0
     recycle_above_bytes: int = 0
     worker_memory_bytes_max: int = 0
@@ -434,6 +435,7 @@ def _plain(yaml: Source, server: Source, defaults: ServerConfig) -> dict[str, An
         "continuous_batching": flag("continuousBatching"),
         "use_job_ticket": flag("useJobTicket"),
         "use_venv": flag("useVenv"),
+        "share_weights": flag("shareWeights"),
         "async_communication": flag("asyncCommunication"),
         "stateful": stateful,
         "recycle_after_requests": _stateless(

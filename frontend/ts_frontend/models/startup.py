@@ -18,6 +18,8 @@ from ts_frontend.config.kinds import ProgramLine
 from ts_frontend.config.snapshot import Snapshot, SnapshotFiles, SnapshotKind, VersionState, WorkflowState
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
+from ts_frontend.models.archive import Archive
+from ts_frontend.models.loader import ModelLoader
 from ts_frontend.models.manager import ModelManager
 from ts_frontend.models.model import Model
 from ts_frontend.models.registry import Registry
@@ -318,7 +320,9 @@ class _StartupLoader:
 
     async def load(self) -> list[str]:
         """Registers them; returns a sentence for each failure."""
-        lines: list[ProgramLine | str] = [*self._config.program.lines, *self._entries()]
+        lines: list[ProgramLine | str | Path] = [*self._config.program.lines, *self._entries()]
+        if self._config.dev_model is not None:
+            lines.append(self._config.dev_model)
         failures: list[str] = []
         try:
             made = await side_by_side([self._line(line) for line in lines], self._config.loads_at_once_max)
@@ -340,12 +344,14 @@ class _StartupLoader:
             entries += self._store.names() if word.lower() == "all" else [word]
         return entries
 
-    async def _line(self, line: ProgramLine | str) -> tuple[list[Model], str]:
+    async def _line(self, line: ProgramLine | str | Path) -> tuple[list[Model], str]:
         """The models made of a line, and the failure that left some out, or ""."""
         self._progress(f"loading {line}")
         models: list[Model] = []
         try:
-            if isinstance(line, ProgramLine):
+            if isinstance(line, Path):
+                await self._written(line, models)
+            elif isinstance(line, ProgramLine):
                 await self._program(line, models)
             else:
                 await self._entry(line, models)
@@ -353,7 +359,7 @@ class _StartupLoader:
             return models, said(f"Failed to load model: {line}", error)
         return models, ""
 
-    async def _enter(self, line: ProgramLine | str, model: Model) -> str:
+    async def _enter(self, line: ProgramLine | str | Path, model: Model) -> str:
         self._made.remove(model)
         try:
             await self._manager.add(model)
@@ -383,12 +389,31 @@ class _StartupLoader:
             made = self._manager.load_archive(fetched, found, self._requested(given), loaded_at_startup=True)
             models.append(self._kept(await made))
 
+    async def _written(self, path: Path, models: list[Model]) -> None:
+        """Loads the model that is being written: packed, or from where it lies."""
+        found = await open_written(path, self._manager.loader)
+        fetched = Fetched(path if found.owned else found.dir, str(path), downloaded=False)
+        made = self._manager.load_archive(fetched, found, self._requested(""), loaded_at_startup=True)
+        models.append(self._kept(await made))
+
     def _requested(self, name: str) -> Requested:
         return Requested(model_name=name or None, initial_workers=self._workers)
 
     def _kept(self, model: Model) -> Model:
         self._made.append(model)
         return model
+
+
+def packed(path: Path) -> bool:
+    """Whether the model that is being written is an archive's file."""
+    return path.is_file() and path.suffix != ".py"
+
+
+async def open_written(path: Path, loader: ModelLoader) -> Archive:
+    """Opens the model that is being written. Raises ServeError."""
+    if packed(path):
+        return await loader.open(Fetched(path, str(path), downloaded=False), Requested())
+    return await asyncio.to_thread(loader.formats.open_unpacked, path)
 
 
 def said(what: str, error: Exception) -> str:

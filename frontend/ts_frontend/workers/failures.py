@@ -92,6 +92,15 @@ class Backoff:
         return self.failures > 0 and now_s - self.first_failure_s > self.give_up_s
 
 
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """The reason why a worker was replaced that had not failed."""
+
+    at: float
+    worker_id: int
+    reason: str
+
+
 class Recovery:
     """Logs how a worker ends and comes back, in TorchServe's words, which alerts look for; the thread in its lines is
     the worker's."""

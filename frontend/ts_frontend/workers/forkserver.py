@@ -11,7 +11,7 @@ import json
 import logging
 import socket
 import subprocess
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -48,10 +48,13 @@ class ForkserverLost(Exception):
 
 
 class ForkserverProcess(Protocol):
-    """The process of a forkserver."""
+    """The process at the other end of a control socket. `what`: its name in messages."""
 
     @property
     def pid(self) -> int: ...
+
+    @property
+    def what(self) -> str: ...
 
     def kill(self) -> None: ...
 
@@ -64,6 +67,7 @@ class _Started:
     """One that this process started."""
 
     child: subprocess.Popen[bytes]
+    what: str = "the forkserver"
 
     @property
     def pid(self) -> int:
@@ -78,6 +82,8 @@ class _Started:
 
 class _Forked(ForkedProcess):
     """One that another forkserver forked."""
+
+    what = "the forkserver"
 
     async def end(self) -> ExitStatus:
         await asyncio.wait({self.exited}, timeout=EXIT_STATUS_S_MAX)
@@ -95,7 +101,7 @@ class Forkserver:
         self._child = child
         self._torch_control = torch_control
         self._ids = itertools.count(FIRST_REQUEST_ID + 1)
-        self._answers: dict[int, asyncio.Future[int]] = {}
+        self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._processes: dict[int, ForkedProcess] = {}
         self._early: dict[int, ExitStatus] = {}
         self._sending = asyncio.Lock()
@@ -118,11 +124,16 @@ class Forkserver:
     def pid(self) -> int:
         return self._child.pid
 
-    async def fork(self, spec: ProcessSpec, channels: Channels) -> int:
-        """Forks a worker and returns its pid. Raises ForkserverLost; LaunchFailed when it couldn't fork."""
+    async def fork(self, spec: ProcessSpec, channels: Channels, *, env: Mapping[str, str] | None) -> int:
+        """Forks a worker, or a holder, and returns its pid. `env`: its whole environment, None for that of the process
+        that forks. Raises ForkserverLost; LaunchFailed when it couldn't fork."""
+        more = {"env": None if env is None else dict(env), "holds": spec.holds}
+        return int((await self.ask("fork", channels.worker_fds(), **more))["pid"])
+
+    async def ask(self, op: str, fds: Sequence[int] = (), **more: Any) -> dict[str, Any]:
+        """Returns the reply to a request. Raises as `fork` does."""
         number = next(self._ids)
-        request = request_bytes("fork", number, env=dict(spec.env))
-        return await self._asked(number, request, channels.worker_fds())
+        return await self._asked(number, request_bytes(op, number, **more), list(fds))
 
     async def with_torch(self) -> Forkserver:
         """Forks a forkserver that imports torch: the one that was asked for already, if there is one. Raises as `fork`
@@ -131,12 +142,11 @@ class Forkserver:
         theirs: socket.socket | None = None
         try:
             if control is not None:
-                pid = await self._answer(FIRST_REQUEST_ID)
+                pid = int((await self._answer(FIRST_REQUEST_ID))["pid"])
             else:
                 control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
                 control.setblocking(False)
-                number = next(self._ids)
-                pid = await self._asked(number, request_bytes("preload", number), [theirs.fileno()])
+                pid = int((await self.ask("preload", [theirs.fileno()]))["pid"])
         except BaseException:
             if control is not None:
                 control.close()  # with which the process ends, should it be forked yet
@@ -150,12 +160,12 @@ class Forkserver:
         return Forkserver(control, child)
 
     def _expect(self, number: int) -> None:
-        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         answer.add_done_callback(lambda done: None if done.cancelled() else done.exception())
         self._answers[number] = answer
 
-    async def _asked(self, number: int, request: bytes, fds: list[int]) -> int:
-        """Sends a request; returns the pid that answers it."""
+    async def _asked(self, number: int, request: bytes, fds: list[int]) -> dict[str, Any]:
+        """Sends a request; returns its reply."""
         self._expect(number)
         try:
             await self._send(request, fds)
@@ -164,11 +174,29 @@ class Forkserver:
             raise
         return await self._answer(number)
 
-    async def _answer(self, number: int) -> int:
+    async def _answer(self, number: int) -> dict[str, Any]:
         try:
             return await self._answers[number]
         finally:
             del self._answers[number]
+
+    async def worker(
+        self, spec: ProcessSpec, sink: LineSink, env: Mapping[str, str] | None, limit_s: float
+    ) -> WorkerProcess:
+        """Forks a worker, or a holder, in at most `limit_s` seconds; who gives no answer is set aside. Raises as `fork`
+        does."""
+        channels = Channels()
+        try:
+            pid = await asyncio.wait_for(self.fork(spec, channels, env=env), limit_s)
+        except asyncio.TimeoutError:
+            channels.close()
+            self.set_aside()
+            raise ForkserverLost(f"{self._child.what} (pid {self.pid}) doesn't answer") from None
+        except BaseException:
+            channels.close()
+            raise
+        channels.close_worker_side()
+        return self.attach(pid, spec, channels, sink)
 
     def attach(self, pid: int, spec: ProcessSpec, channels: Channels, sink: LineSink) -> WorkerProcess:
         """Returns the worker process that the forkserver forked as `pid`."""
@@ -203,8 +231,8 @@ class Forkserver:
             except BlockingIOError:
                 await self._writable()
             except OSError as error:
-                raise ForkserverLost(f"the forkserver has ended: {error}") from error
-        raise ForkserverLost("the forkserver was set aside")
+                raise ForkserverLost(f"{self._child.what} has ended: {error}") from error
+        raise ForkserverLost(f"{self._child.what} was set aside")
 
     async def _writable(self) -> None:
         """Waits until the forkserver takes more, or is set aside."""
@@ -228,13 +256,13 @@ class Forkserver:
         except (OSError, ValueError, KeyError) as error:
             reason = str(error)
         except Exception as error:  # of any kind: callers that wait must hear that no answer will come
-            log.exception("A reply of the forkserver can't be handled")
+            log.exception("A reply of %s can't be handled", self._child.what)
             reason = f"{type(error).__name__}: {error}"
         self._stop_sending()
         async with self._sending:
             self._control.close()
         how = await self._child.end()
-        self._lost(f"the forkserver has ended ({how.describe()}): {reason}")
+        self._lost(f"{self._child.what} has ended ({how.describe()}): {reason}")
 
     def _take(self, data: bytes) -> bytes:
         """Handles the whole replies in `data` and returns the rest."""
@@ -257,9 +285,10 @@ class Forkserver:
         elif (answer := self._answers.get(reply["id"])) is not None and not answer.done():
             if op == "forked":
                 self._early.pop(reply["pid"], None)  # of an earlier process with that number
-                answer.set_result(reply["pid"])
-            else:
+            if op == "failed":
                 answer.set_exception(LaunchFailed(f"fork failed: {reply.get('error')}"))
+            else:
+                answer.set_result(reply)
 
     def _ended(self, pid: int, how: ExitStatus) -> None:
         process = self._processes.pop(pid, None)
@@ -429,14 +458,7 @@ class ForkLauncher:
 
     async def _fork(self, server: Forkserver, spec: ProcessSpec, sink: LineSink) -> WorkerProcess:
         await self._answered(server, asyncio.shield(server.ready), self._ready_s_max)
-        channels = Channels()
-        try:
-            pid = await self._answered(server, server.fork(spec, channels), self._fork_s_max)
-        except BaseException:
-            channels.close()
-            raise
-        channels.close_worker_side()
-        return server.attach(pid, spec, channels, sink)
+        return await server.worker(spec, sink, spec.env, self._fork_s_max)
 
     async def close(self) -> None:
         """Ends the forkservers; workers they forked are the supervisor's to end first."""

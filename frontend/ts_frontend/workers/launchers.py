@@ -52,7 +52,13 @@ class ExecLauncher:
     async def launch(self, spec: ProcessSpec, sink: LineSink) -> WorkerProcess:
         channels = Channels()
         sock_fd, progress_fd, _, _ = channels.worker_fds()
-        words = ["ts.runtime.main", "--fd", str(sock_fd), "--progress-fd", str(progress_fd)]
+        words = [
+            "ts.runtime.holder" if spec.holds else "ts.runtime.main",
+            "--fd",
+            str(sock_fd),
+            "--progress-fd",
+            str(progress_fd),
+        ]
         return await self.start(words, spec, channels, sink, (sock_fd, progress_fd))
 
     async def start(

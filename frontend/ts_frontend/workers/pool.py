@@ -16,7 +16,8 @@ from ts_frontend.errors import ModelNotLoaded, NoWorker
 from ts_frontend.scheduling.queues import WorkQueue
 from ts_frontend.tasks import owned, watched
 from ts_frontend.workers.devices import Device
-from ts_frontend.workers.failures import Backoff, Failure, Recovery, StartFailed, unattended_future
+from ts_frontend.workers.failures import Backoff, Failure, Recovery, Replacement, StartFailed, unattended_future
+from ts_frontend.workers.holder import HolderLauncher
 from ts_frontend.workers.launchers import Launcher
 from ts_frontend.workers.limits import MEMORY_MAX, Excess, WorkerLimits, available_bytes
 from ts_frontend.workers.process import LineSink, WorkerPlan
@@ -48,12 +49,13 @@ TRACEBACKS_MAX = 16
 @dataclass(frozen=True, slots=True)
 class PoolResources:
     """The server's resources for a pool's workers: their launcher, their ids and devices, and the sinks of their
-    lines."""
+    lines. `holder`: the launcher, if it holds the model's weights for them."""
 
     launcher: Launcher
     next_worker_id: Callable[[], int]
     next_device: Callable[[], Device]
     line_sink: Callable[[int], LineSink]
+    holder: HolderLauncher | None = None
 
 
 class Clock:
@@ -67,15 +69,6 @@ class Clock:
         """Waits for `seconds`, or until `hurry` is set."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(hurry.wait(), seconds)
-
-
-@dataclass(frozen=True, slots=True)
-class Replacement:
-    """The reason why a worker was replaced that had not failed."""
-
-    at: float
-    worker_id: int
-    reason: str
 
 
 class Slot:
@@ -353,20 +346,48 @@ class Pool:
         starting = [slot.attempt for slot in kept if not slot.ready]
         for slot in kept:
             slot.try_now()
-        retiring = [watched(self._retire(slot, drain_s), f"Retiring worker {slot.id}") for slot in surplus]
-        self._retiring.update(retiring)
-        for task in retiring:
-            task.add_done_callback(self._retiring.discard)
+        retiring = [self._retired(slot, drain_s) for slot in surplus]
         self._changed()
         self._fail_what_waits()
         if retiring:
             await asyncio.wait(retiring)
             self._fail_what_waits()  # those that they gave back
+        if not self.slots and self.resources.holder is not None:
+            self.resources.holder.rest()
         if starting:
             await asyncio.wait(starting)
             for attempt in starting:
                 attempt.result()
         await asyncio.gather(*(slot.stays(STAYS_S) for slot in kept))
+
+    async def reload(self, anew: str = "") -> str:
+        """Replaces all workers at once by ones with the model's present files; requests that haven't begun wait for
+        them. `anew`: why the model is to be loaded again, where that is known. Returns the reason why it was, "" when
+        the weights were kept. Raises StartFailed, as `scale`."""
+        holder = self.resources.holder
+        if holder is None:
+            anew = anew or "each worker loads it"
+        else:
+            anew = anew or await holder.renewal()
+            if anew:
+                holder.forget()
+        old, self.slots = self.slots, [self._new_slot(slot.device) for slot in self.slots]
+        for slot in old:
+            self._retired(slot, None)
+        attempts = [slot.attempt for slot in self.slots]
+        self._changed()
+        if attempts:
+            await asyncio.wait(attempts)
+            for attempt in attempts:
+                attempt.result()
+        return anew
+
+    def _retired(self, slot: Slot, drain_s: float | None) -> asyncio.Task[None]:
+        """Begins to retire a slot; `close` waits for its end."""
+        retiring = watched(self._retire(slot, drain_s), f"Retiring worker {slot.id}")
+        self._retiring.add(retiring)
+        retiring.add_done_callback(self._retiring.discard)
+        return retiring
 
     async def _retire(self, slot: Slot, drain_s: float | None) -> None:
         self._leaving.add(slot)
@@ -397,6 +418,8 @@ class Pool:
                 slot.worker.kill("stopped")
         if self._retiring:
             await asyncio.wait(self._retiring)
+        if self.resources.holder is not None:
+            await self.resources.holder.close()
         self._forget_due()
 
     def _changed(self) -> None:
@@ -560,9 +583,7 @@ class Pool:
         """Gives the slot's place to the heir, or to a worker that starts when this one has ended."""
         ended = asyncio.get_running_loop().create_future()
         self.slots[self.slots.index(slot)] = heir or self._new_slot(slot.device, ended)
-        retiring = watched(self._retire(slot, None), f"Retiring worker {slot.id}")
-        self._retiring.add(retiring)
-        retiring.add_done_callback(self._retiring.discard)
+        retiring = self._retired(slot, None)
         retiring.add_done_callback(lambda _: ended.set_result(None))
         self._changed()
         await asyncio.wait({retiring})

@@ -150,7 +150,8 @@ class TorchrunGroup:
 class ProcessSpec:
     """A worker process to start: `env` is the whole environment; `python` another interpreter than the server's, or "";
     `torchrun` for a worker of several processes; `worker_id` names it there; `with_torch`: it is forked from a process
-    that has imported torch, where there is one. Without, its handler's import takes a second or more."""
+    that has imported torch, where there is one. Without, its handler's import takes a second or more. `holds`: the
+    process is no worker, but loads the model and forks its workers."""
 
     name: str
     env: Mapping[str, str]
@@ -159,6 +160,7 @@ class ProcessSpec:
     torchrun: TorchrunGroup | None = None
     worker_id: int = 0
     with_torch: bool = True
+    holds: bool = False
 
     def placed(self, worker_id: int, device: Device) -> ProcessSpec:
         """Returns the specification for one worker, which sees only the devices of its group."""
@@ -168,6 +170,15 @@ class ProcessSpec:
         return replace(self, env={**self.env, **seen}, worker_id=worker_id)
 
 
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """Whether a model's workers are forked from a process that has loaded it once. `refusal`: why they can't be,
+    although it is `wanted`."""
+
+    wanted: bool = False
+    refusal: str = ""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkerPlan:
     """How the workers of a model version are started and treated, the same for each.
@@ -175,7 +186,8 @@ class WorkerPlan:
     `max_concurrency`: requests at a time on a worker whose handler is async or a generator, or in one continuous batch;
     `answer`: answers the calls of its handler; `on_response`: counts the responses of a `decoupled` model, which its
     files or its handler say it is; `repeats`: its handler may be called again for a
-    request; `in_process`: its worker is a thread of the server, and isn't counted as a worker.
+    request; `in_process`: its worker is a thread of the server, and isn't counted as a worker; `sharing`: how its
+    workers come by the model's weights.
     """
 
     spec: ProcessSpec
@@ -193,6 +205,7 @@ class WorkerPlan:
     limits: WorkerLimits = WorkerLimits()
     decoupled: bool = False
     in_process: bool = False
+    sharing: Sharing = Sharing()
 
 
 def _shared_file() -> IO[bytes]:

@@ -16,6 +16,7 @@ from ts_frontend.tasks import kept
 from ts_frontend.workers.devices import Device, Inventory, Placement
 from ts_frontend.workers.failures import Backoff
 from ts_frontend.workers.forkserver import ForkLauncher
+from ts_frontend.workers.holder import HolderLauncher
 from ts_frontend.workers.launchers import ExecLauncher, InProcessLauncher, Launcher, TorchrunLauncher, tool_output
 from ts_frontend.workers.pool import Clock, Pool, PoolResources
 from ts_frontend.workers.process import LineSink, ProcessSpec, WorkerPlan, reap_orphans
@@ -102,7 +103,10 @@ class Supervisor:
             return lambda stream, line: self._on_line(worker_id, plan.spec.name, stream, line)
 
         next_id = partial(self.next_distribution_id, level) if level else self.next_worker_id
-        resources = PoolResources(self._launcher_of(plan.spec), next_id, next_device, line_sink)
+        launcher = self._launcher_of(plan.spec)
+        sharing = plan.sharing
+        holder = HolderLauncher(launcher, plan) if sharing.wanted and not sharing.refusal else None
+        resources = PoolResources(holder or launcher, next_id, next_device, line_sink, holder)
         backoff = partial(Backoff, give_up_s, restart_delay_s_max)
         pool = Pool(name, plan, queue, resources, backoff, on_change, self._clock)
         self._pools.add(pool)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias, overload
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from ts.protocol.frames import (
     BY_HANDLER,
@@ -52,6 +52,7 @@ from ts.protocol.frames import (
     Load,
     LoadFailed,
     Message,
+    PackedPairs,
     Pairs,
     Pieces,
     Predict,
@@ -100,47 +101,6 @@ class _Reader:
     def pair(self) -> tuple[str, str]:
         name_size, value_size = self.unpack(PAIR_HEAD)
         return self.text(name_size), self.text(value_size)
-
-
-class PackedPairs(Sequence["tuple[str, str]"]):
-    """Pairs of texts in the block of bytes that `ts.protocol.frames.packed` makes, read on first access: most handlers
-    never ask for a request's headers. Access raises FrameError for an invalid block."""
-
-    __slots__ = ("_block", "_found")
-
-    def __init__(self, block: Body) -> None:
-        self._block = bytes(block)
-        self._found: list[tuple[str, str]] | None = None
-
-    def _pairs(self) -> list[tuple[str, str]]:
-        if self._found is None:
-            reader = _Reader(self._block)
-            found = []
-            while reader.at < len(self._block):
-                found.append(reader.pair())
-            self._found = found
-        return self._found
-
-    def __bool__(self) -> bool:
-        return bool(self._block)
-
-    def __len__(self) -> int:
-        return len(self._pairs())
-
-    def __iter__(self) -> Iterator[tuple[str, str]]:
-        return iter(self._pairs())
-
-    @overload
-    def __getitem__(self, index: int) -> tuple[str, str]: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[tuple[str, str]]: ...
-
-    def __getitem__(self, index: int | slice) -> tuple[str, str] | list[tuple[str, str]]:
-        return self._pairs()[index]
-
-    def __repr__(self) -> str:
-        return f"PackedPairs({self._block!r})"
 
 
 def _decode_item(body: Body, at: int) -> tuple[Item, int]:

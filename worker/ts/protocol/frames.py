@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, overload
 
 FRAME_BYTES_MAX = 256 * 1024
 JOINED_BYTES_MAX = 16 * 1024
@@ -198,12 +198,78 @@ def _pairs(out: list[Buffer], pairs: Pairs) -> None:
         out.append(raw_value)
 
 
+class PackedPairs(Sequence["tuple[str, str]"]):
+    """Pairs of texts in the block of bytes that `packed` makes, read on first access: most handlers never ask for a
+    request's headers. Access raises FrameError for an invalid block."""
+
+    __slots__ = ("_found", "block")
+
+    def __init__(self, block: Buffer) -> None:
+        self.block = bytes(block)
+        self._found: list[tuple[str, str]] | None = None
+
+    def _pairs(self) -> list[tuple[str, str]]:
+        if self._found is None:
+            self._found = _unpacked(self.block)
+        return self._found
+
+    def __bool__(self) -> bool:
+        return bool(self.block)
+
+    def __len__(self) -> int:
+        return len(self._pairs())
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return iter(self._pairs())
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[str, str]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[tuple[str, str]]: ...
+
+    def __getitem__(self, index: int | slice) -> tuple[str, str] | list[tuple[str, str]]:
+        return self._pairs()[index]
+
+    def __repr__(self) -> str:
+        return f"PackedPairs({self.block!r})"
+
+
+def _unpacked(block: bytes) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    at = 0
+    while at < len(block):
+        try:
+            name_size, value_size = PAIR_HEAD.unpack_from(block, at)
+            value = at + PAIR_HEAD.size + name_size
+            end = value + value_size
+            found.append((str(block[at + PAIR_HEAD.size : value], "utf-8"), str(block[value:end], "utf-8")))
+        except (struct.error, UnicodeDecodeError) as error:
+            raise FrameError(f"a pair at {at} of {len(block)} bytes: {error}") from error
+        at = end
+    if at > len(block):
+        raise FrameError(f"pairs end at {at} of {len(block)} bytes")
+    return found
+
+
 def packed(pairs: Pairs) -> bytes:
-    """Pairs as one block of bytes (`ts.protocol.decoder.PackedPairs` reads it)."""
+    """Pairs as one block of bytes. Raises struct.error, or UnicodeEncodeError for halves of surrogate pairs."""
     if not pairs:
         return b""
+    if type(pairs) is PackedPairs:
+        return pairs.block
     out: list[Buffer] = []
     _pairs(out, pairs)
+    return b"".join(out)
+
+
+def packed_headers(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """`packed` of the headers of an HTTP request, which are Latin-1."""
+    out: list[bytes] = []
+    for name, value in headers:
+        if not name.isascii() or not value.isascii():
+            name, value = name.decode("latin-1").encode(), value.decode("latin-1").encode()
+        out += (PAIR_HEAD.pack(len(name), len(value)), name, value)
     return b"".join(out)
 
 

@@ -173,11 +173,15 @@ _HERE: ContextVar[Calls | None] = ContextVar("here", default=None)
 _PLACE: ContextVar[_Place] = ContextVar("place", default=_Place(None, None))  # noqa: B039 (immutable)
 
 
+class NoServer(RuntimeError):
+    """There is no server to ask."""
+
+
 def here() -> Calls:
-    """The calls of this worker. Raises RuntimeError outside of a worker."""
+    """The calls of this worker. Raises NoServer outside of a worker."""
     found = _HERE.get() or Calls.latest
     if found is None:
-        raise RuntimeError("there is no server to ask: this is no worker of one")
+        raise NoServer("there is no server to ask: this is no worker of one")
     return found
 
 

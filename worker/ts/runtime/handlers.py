@@ -85,7 +85,7 @@ def load(settings: Settings) -> Loaded:
     _prepare_paths(settings)
     entry, initialize = entry_point_of(str(settings.get("handler") or ""), settings["model_dir"])
     kind = _kind(entry, settings)
-    loop = _new_loop() if kind == "async" else None
+    loop = new_loop() if kind == "async" else None
     _finish(initialize(context), loop)
     openai = openai_of(entry.target if isinstance(entry, _Handle) else sys.modules.get(entry.__module__))
     if settings.get("envelope"):
@@ -125,7 +125,7 @@ def _continuous(kind: str) -> str:
     return "continuous"
 
 
-def _new_loop() -> asyncio.AbstractEventLoop:
+def new_loop() -> asyncio.AbstractEventLoop:
     """The loop of an async handler, which `initialize` finds as the current one."""
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
@@ -259,6 +259,24 @@ def _import_file(name: str, path: Path) -> ModuleType:
 
 # --- the entry point
 
+#: What to write, for files that somebody has who comes from elsewhere.
+PREDICT_HINT = """{file} has a function predict, and no handler that calls it. Add:
+
+    def handle(data, context):
+        if data is None:  # the call when the model is loaded
+            return None
+        return [predict(row.get("data") or row.get("body")) for row in data]"""
+NETWORK_HINT = """{file} has a torch.nn.Module, {name}, and no handler that loads and calls it. Add:
+
+    class Handler:
+        def initialize(self, context):  # called once, when the model is loaded
+            self.model = {name}().eval()  # and its weights: load_state_dict
+
+        def handle(self, data, context):  # a batch of requests; returns one answer for each
+            inputs = torch.tensor([row.get("data") or row.get("body") for row in data])
+            with torch.inference_mode():
+                return self.model(inputs).tolist()"""
+
 
 def _entry_point(module: ModuleType, name: str) -> tuple[Entry, Callable[[Context], Any]]:
     """The callable for batches, and the call that initialises it."""
@@ -268,6 +286,8 @@ def _entry_point(module: ModuleType, name: str) -> tuple[Entry, Callable[[Contex
     if not inspect.isclass(found):
         function: Entry = found
         return function, _initialiser(function)
+    if _is_network(found):
+        raise HandlerNotUsable(NETWORK_HINT.format(name=found.__name__, file=_file_of(module)))
     handler = found()
     if not callable(getattr(handler, "handle", None)):
         raise HandlerNotUsable(f"class {found.__name__} of {module.__name__} has no method handle(data, context)")
@@ -295,6 +315,16 @@ def _initialiser(function: Entry) -> Callable[[Context], Any]:
     return call
 
 
+def renewed(loaded: Loaded, settings: Settings) -> Loaded:
+    """A loaded handler whose modules have new code: a function is looked up again, and it may be of another kind."""
+    entry = loaded.entry
+    if settings.get("envelope") or settings.get("continuous"):
+        return loaded
+    if not isinstance(entry, _Handle):
+        entry = getattr(sys.modules.get(entry.__module__), getattr(entry, "__name__", ""), entry)
+    return loaded._replace(entry=entry, kind=_kind(entry, settings))
+
+
 class _Handle:
     """A handler object's `handle`, as it is at the time of the call: initialize may replace it."""
 
@@ -313,10 +343,25 @@ def _only_class(module: ModuleType, function_name: str) -> type:
         own = [one for one in own if callable(getattr(one, "handle", None))] or own
     if len(own) == 1:
         return own[0]
+    if inspect.isfunction(getattr(module, "predict", None)) and not own:
+        raise HandlerNotUsable(PREDICT_HINT.format(file=_file_of(module)))
+    networks = [one for one in own if _is_network(one)]
+    if networks and len(networks) == len(own):
+        raise HandlerNotUsable(NETWORK_HINT.format(name=networks[-1].__name__, file=_file_of(module)))
     names = ", ".join(one.__name__ for one in own) or "none"
     raise HandlerNotUsable(
         f"{module.__name__} has no function {function_name}(data, context), and instead of exactly one class: {names}"
     )
+
+
+def _is_network(found: type) -> bool:
+    """Whether a class is a torch.nn.Module, and no handler."""
+    torch = sys.modules.get("torch")
+    return torch is not None and issubclass(found, torch.nn.Module) and not callable(getattr(found, "handle", None))
+
+
+def _file_of(module: ModuleType) -> str:
+    return os.path.basename(getattr(module, "__file__", None) or module.__name__)
 
 
 def kind_of(entry: Entry) -> str:

@@ -79,6 +79,11 @@ class Job:
         self.over = False  # the handler has given the last piece
         self.done = False  # the last piece is in the outbox
 
+    @property
+    def stalled(self) -> bool:
+        """True when its reader has no credit left."""
+        return self.credit_bytes <= 0 and not self.cancelled and not self.over
+
 
 class Batch:
     """Requests that go to the handler together. `on_change` is called when credit comes or nobody waits any more;
@@ -94,12 +99,14 @@ class Batch:
 
     @property
     def cancelled(self) -> bool:
-        return all(job.cancelled for job in self.jobs)
+        jobs = self.jobs
+        return jobs[0].cancelled if len(jobs) == 1 else all(job.cancelled for job in jobs)
 
     @property
     def stalled(self) -> bool:
         """True when a reader has no credit left: the batch is one computation, so all of it waits."""
-        return any(job.credit_bytes <= 0 and not job.cancelled and not job.over for job in self.jobs)
+        jobs = self.jobs
+        return jobs[0].stalled if len(jobs) == 1 else any(job.stalled for job in jobs)
 
     def request_ids(self) -> dict[int, str]:
         if len(self.jobs) == 1:

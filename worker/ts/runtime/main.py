@@ -39,11 +39,17 @@ _RUNNERS: dict[str, type[BlockingRunner | AsyncRunner | ContinuousRunner]] = {
 }
 
 
-def run(socket_fd: int, progress_fd: int, silent: bool = False) -> int:
+#: Returns the handler for the settings of a Load; exceptions are the handler's.
+Loading = Callable[[dict[str, Any]], Loaded]
+
+
+def run(socket_fd: int, progress_fd: int, silent: bool = False, loading: Loading = load) -> int:
     """Runs a worker: loads the handler and answers until Stop or the socket's end; returns the exit status. `silent`:
     one of several processes that compute together, whose answers aren't used."""
-    _prepare_process()
-    return answer(Link(socket_fd), _progress(progress_fd), SilentLedger if silent else Ledger, _prepare_logging)
+    prepare_process()
+    return answer(
+        Link(socket_fd), _progress(progress_fd), SilentLedger if silent else Ledger, prepare_logging, loading=loading
+    )
 
 
 def _progress(fd: int) -> Progress:
@@ -58,6 +64,7 @@ def answer(
     ledger_type: type[Ledger],
     before_load: Callable[[dict[str, Any]], None] | None = None,
     at_end: Callable[[Loaded], None] | None = None,
+    loading: Loading = load,
 ) -> int:
     """Waits for Load, loads the model and answers requests. Returns the exit status. `at_end` is called with the
     handler when its last answer is sent, also if the frontend has gone."""
@@ -65,6 +72,10 @@ def answer(
     if before_load is not None:
         before_load(settings)
     set_threads(settings.get("threads"))
+    if settings.get("terminal") or settings.get("debugpy_port"):
+        from ts.runtime.debugging import prepare
+
+        prepare(settings)
     ledger = ledger_type(
         settings.get("credit_bytes") or CREDIT_BYTES, _response_bytes_max(settings), bool(settings.get("debug_errors"))
     )
@@ -73,7 +84,7 @@ def answer(
     if settings.get("mark_lines"):
         mark_lines()
         link.on_turn = turn_to
-    loaded = _load(link, settings)
+    loaded = _load(link, settings, loading)
     if loaded is None:
         return LOAD_FAILED_STATUS
     runner_type = _RUNNERS.get(loaded.kind, BlockingRunner)
@@ -104,24 +115,24 @@ def _response_bytes_max(settings: dict[str, Any]) -> int:
     return int(settings.get("response_bytes_max") or RESPONSE_BYTES_MAX)
 
 
-def _prepare_process() -> None:
+def prepare_process() -> None:
     faulthandler.enable(file=2)
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(line_buffering=True)
 
 
-def _prepare_logging(settings: dict[str, Any]) -> None:
+def prepare_logging(settings: dict[str, Any]) -> None:
     """For handlers of TorchServe's kind; other servers' models and programs set up logging as they do there."""
     if not settings.get("adapter"):
         log_to_stdout()
 
 
-def _load(link: Link, settings: dict[str, Any]) -> Loaded | None:
+def _load(link: Link, settings: dict[str, Any], loading: Loading) -> Loaded | None:
     begun_s = time.monotonic()
     link.enter()
     try:
-        loaded = load(settings)
+        loaded = loading(settings)
     except BaseException as error:  # its traceback is logged by who gets it, once for all workers and tries
         link.announce(LoadFailed(describe_failure(error)))
         link.drain()
@@ -155,10 +166,10 @@ def _exit_status(error: SystemExit) -> int:
     return 1
 
 
-def live(socket_fd: int, progress_fd: int, silent: bool = False) -> None:
+def live(socket_fd: int, progress_fd: int, silent: bool = False, loading: Loading = load) -> None:
     """`run`, and the end of the process: threads that the handler left running don't hold it up."""
     outlive_stops()
-    status = run(socket_fd, progress_fd, silent)
+    status = run(socket_fd, progress_fd, silent, loading)
     with contextlib.suppress(Exception):
         atexit._run_exitfuncs()
     leave(status)

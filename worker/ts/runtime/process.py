@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
 import random
 import signal
 import sys
+from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TextIO
@@ -55,9 +57,17 @@ def _open_fds() -> list[int]:
     return [int(name) for name in os.listdir("/dev/fd")]
 
 
+def replace_streams(stdout_fd: int, stderr_fd: int) -> None:
+    """Puts the pipes to stdout and stderr, and nothing to stdin."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (stdout_fd, 1), (stderr_fd, 2)):
+        os.dup2(source, target)
+    for fd in {null, stdout_fd, stderr_fd} - {0, 1, 2}:
+        os.close(fd)
+
+
 def reset_signals() -> None:
-    signal.set_wakeup_fd(-1)
-    for number in (signal.SIGCHLD, *STOPPING):
+    for number in STOPPING:
         signal.signal(number, signal.SIG_DFL)
 
 
@@ -71,13 +81,13 @@ def outlive_stops() -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _stays)
+        signal.signal(number, stays)
         signal.siginterrupt(number, False)
     os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_forked)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
 
 
-def _stays(number: int, frame: object) -> None:
+def stays(number: int, frame: object) -> None:
     pass
 
 
@@ -92,7 +102,7 @@ def _unblock() -> None:
 
 def _forked() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is _stays:
+        if signal.getsignal(number) is stays:
             signal.signal(number, signal.SIG_DFL)
     _unblock()
 
@@ -107,6 +117,20 @@ def reseed() -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.manual_seed(seed)
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Libraries that are imported in the block start no pools of threads, as far as these variables tell them."""
+    given = {name: os.environ.get(name) for name in THREAD_VARIABLES}
+    os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
+    try:
+        yield
+    finally:
+        for variable, value in given.items():
+            os.environ.pop(variable, None)
+            if value is not None:
+                os.environ[variable] = value
 
 
 def set_threads(threads: int | None) -> None:

@@ -434,7 +434,8 @@ class Running:
         for index, piece in enumerate(pieces):
             if value[index] is not None:
                 self._piece(index, frozen(piece), last=type(value[index]) is Ended)
-        return not all(job.over for job in self.jobs)
+        jobs = self.jobs
+        return not (jobs[0].over if len(jobs) == 1 else all(job.over for job in jobs))
 
     def finish(self, result: Any) -> None:
         """The handler has returned `result`."""

@@ -15,7 +15,7 @@ from ts_frontend.models.extraction import ExtractLimits
 from ts_frontend.models.formats.format import ModelFiles, ModelFormat, StoredModel
 from ts_frontend.models.formats.mlserver import MLServerFormat
 from ts_frontend.models.formats.program import ProgramFormat
-from ts_frontend.models.formats.torchserve import TorchServeFormat
+from ts_frontend.models.formats.torchserve import TorchServeFormat, bare
 from ts_frontend.models.formats.triton import TritonFormat
 from ts_frontend.models.store.http import Stop
 
@@ -107,6 +107,15 @@ class Formats:
         else:
             raise ArchiveNotFound(f"Program not found at: {path}")
         return replace(archive, remembered=False)
+
+    def open_unpacked(self, path: Path) -> Archive:
+        """Opens a handler's file or a model's folder, which need no manifest, where it lies. Raises ArchiveNotFound,
+        InvalidArchive."""
+        if not path.exists():
+            raise ArchiveNotFound(f"Model not found at: {path}")
+        if self.shown(path.resolve()) is None or self.is_handler(path):
+            return bare(path.resolve())
+        return self.open_in_place(path.resolve(), (), Path.cwd())
 
     def _open(self, files: ModelFiles, found: ModelFormat | None = None) -> Archive:
         found = found or self.of(files.directory, unpacked=files.owned)

@@ -7,13 +7,26 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ts_frontend.models.archive import Archive, file_name, member, read_config, read_manifest, text
+from ts_frontend.models.archive import (
+    CONFIG_FILE,
+    WEIGHTS,
+    Archive,
+    file_name,
+    member,
+    read_config,
+    read_manifest,
+    read_text,
+    text,
+)
 from ts_frontend.models.extraction import refusal
 from ts_frontend.models.formats.format import ModelFiles, ModelFormat
 
 _log = logging.getLogger(__name__)
 _MANIFEST = Path("MAR-INF", "MANIFEST.json")
 _ADAPTER = re.compile(r"[a-z_]*")
+#: What a folder without a manifest has.
+HANDLER_FILE, MODEL_FILE = "handler.py", "model.py"
+_HANDLE = re.compile(r"^\s*(async\s+)?def handle\(", re.MULTILINE)
 _RUNTIMES = ("python", "python3")
 
 
@@ -47,6 +60,50 @@ class TorchServeFormat(ModelFormat):
             runtime=_runtime(path, manifest),
         )
         return [archive]
+
+
+def bare(path: Path) -> Archive:
+    """The model of a handler's file, or of a folder with one, that no archiver has seen. The archiver's options are
+    guessed: model-config.yaml, model.py, and the only file of weights. Raises InvalidArchive."""
+    folder = path if path.is_dir() else path.parent
+    handler = path.name if path.is_file() else _handler_in(folder)
+    stem = handler.removesuffix(".py")
+    weights = [one.name for one in sorted(folder.iterdir()) if one.suffix in WEIGHTS]
+    model = {
+        "modelName": re.sub(r"\W", "_", folder.name if stem == "handler" else stem, flags=re.ASCII) or "model",
+        "modelVersion": "1.0",
+        "handler": handler,
+    }
+    if len(weights) == 1:
+        model["serializedFile"] = weights[0]
+    if handler != MODEL_FILE and (folder / MODEL_FILE).is_file():
+        model["modelFile"] = MODEL_FILE
+    if (folder / CONFIG_FILE).is_file():
+        model["configFile"] = CONFIG_FILE
+    return Archive(
+        dir=folder,
+        owned=False,
+        name=model["modelName"],
+        manifest={"runtime": "python", "model": model},
+        handler=handler,
+        model_file=model.get("modelFile"),
+        serialized_file=model.get("serializedFile"),
+        config_file=model.get("configFile"),
+        config=read_config(path, folder / CONFIG_FILE) if "configFile" in model else {},
+        remembered=False,
+    )
+
+
+def _handler_in(folder: Path) -> str:
+    """The file of a folder that has the handler: handler.py, or the only one that defines `handle`."""
+    if (folder / HANDLER_FILE).is_file():
+        return HANDLER_FILE
+    files = sorted(folder.glob("*.py"))
+    found = [one.name for one in files if _HANDLE.search(read_text(folder, one) or "")] or [one.name for one in files]
+    if len(found) == 1:
+        return found[0]
+    what = f"{len(found)} may be it ({', '.join(found)}): name one" if found else "there is no Python file"
+    raise refusal(folder, f"no handler is found: no {HANDLER_FILE}, no MAR-INF, and {what}")
 
 
 def _adapter(path: Path, model: dict[str, Any]) -> str:

@@ -50,6 +50,25 @@ class TextFormatter(logging.Formatter):
         return "" if self._bare else f" [{level_name(record):<5}] {thread_name(record)} {record.name}"
 
 
+class TerminalFormatter(logging.Formatter):
+    """Lines for the author of a handler: what it prints, as it is; a request with its status and its time; and the
+    server's messages, without time and thread."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entries: Sequence[LogEntry] = getattr(record, "entries", ())
+        if entries:
+            return "\n".join([self._line(one) for one in entries])
+        level = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
+        text = f"{level}{record.getMessage()}"
+        return f"{text}\n{folded(record.exc_text)}" if record.exc_text else text
+
+    def _line(self, entry: LogEntry) -> str:
+        if isinstance(entry, Access):
+            words = entry.request.rpartition(" HTTP/")[0] or entry.request
+            return printable(f"{words}  {entry.status}  {entry.duration_ms:.1f} ms")
+        return entry.text()
+
+
 class JsonFormatter(logging.Formatter):
     """One JSON object per line: time, level, thread, logger, message or a request's parts, request_id where known."""
 

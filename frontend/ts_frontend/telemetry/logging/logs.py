@@ -17,10 +17,12 @@ from pathlib import Path
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.telemetry.logging import log_config as log_settings
 from ts_frontend.telemetry.logging.files import Complaints, Console, RotatedFile, daily
-from ts_frontend.telemetry.logging.formats import AccessFormatter, JsonFormatter, TextFormatter
+from ts_frontend.telemetry.logging.formats import AccessFormatter, JsonFormatter, TerminalFormatter, TextFormatter
 from ts_frontend.telemetry.logging.log_config import read_plan
 from ts_frontend.telemetry.logging.writer import ACCESS, MODEL, SERVER, Deferred, ModelLine, Source, Writer
 
+#: The logger of messages for the author of a handler.
+AUTHORS = f"{SERVER}.models.reloading"
 METRICS = ("TS_METRICS", "MODEL_METRICS")
 
 
@@ -117,12 +119,24 @@ def _open_files(config: ServerConfig) -> None:
     complaints = Complaints()
     bare, full = (JsonFormatter(),) * 2 if config.log_format == "json" else (TextFormatter(bare=True), TextFormatter())
     console = [_with(Console(sys.stdout), full)] if config.console_log else []
-    _attach("", [_file(config.log_location, "ts_log.log", full, complaints), *console], logging.INFO)
+    if config.dev_model is not None:
+        console = [_with(Console(sys.stdout), TerminalFormatter())]
+    ours = [_with(_Worth(sys.stdout), TerminalFormatter())] if config.dev_model is not None else console
+    _attach("", [_file(config.log_location, "ts_log.log", full, complaints), *ours], logging.INFO)
     logging.getLogger(SERVER).setLevel(config.log_level.upper())
     _attach(ACCESS, _access_handlers(config, bare, console, complaints), logging.INFO)
     _attach(MODEL, [_file(config.log_location, "model_log.log", full, complaints), *console], logging.INFO)
+    told = console if config.dev_model is None else []
     for name in METRICS:
-        _attach(name, [_file(metrics_location, f"{name.lower()}.log", bare, complaints), *console], logging.INFO)
+        _attach(name, [_file(metrics_location, f"{name.lower()}.log", bare, complaints), *told], logging.INFO)
+
+
+class _Worth(Console):
+    """Of the server's own messages, what the author of a handler looks for."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.WARNING or record.name == AUTHORS:
+            super().emit(record)
 
 
 def _access_handlers(

@@ -42,6 +42,7 @@ from ts_frontend.telemetry.metrics.requests import (
     LoggedRequests,
     RequestMetrics,
     Tally,
+    Unsummed,
 )
 from ts_frontend.telemetry.metrics.text import Record, exposition, log_text, prometheus_name
 
@@ -100,6 +101,7 @@ class MetricsRegistry:
         self._always: list[Callable[[], Iterable[Family]]] = []
         self._gathered_names: frozenset[str] | None = None
         self._http: dict[int, Sample] = {}
+        self._unsummed = Unsummed()
         self._http_tallies: dict[int, Tally] = {}
         self.event_log = EventLog(definitions, listed.keys() - self._exposed, host)
 
@@ -118,6 +120,7 @@ class MetricsRegistry:
     def text(self, names: Collection[str] = ()) -> str:
         """The metrics API's answer; in `log` mode only the families that are always shown. `names`: only those families
         or series."""
+        self._unsummed.sum_up()
         asked = (*self._gathered, *self._always) if self.everything else self._always
         more = itertools.chain.from_iterable(one() for one in asked)
         return exposition((*self._families.values(), *self._own.values(), *more), names)
@@ -125,6 +128,7 @@ class MetricsRegistry:
     def sums_s(self, name: str, version: str) -> tuple[float, float]:
         """Seconds of all answered requests of a model version: from queueing to the answer, and in the queue; 0 where
         they aren't counted."""
+        self._unsummed.sum_up()
         whole, queue = (self._own_sample(one, name, version) for one in (OWN_LATENCY, OWN_QUEUE))
         return (
             whole.sum if isinstance(whole, Histogram) else 0.0,
@@ -147,6 +151,7 @@ class MetricsRegistry:
         if gone.users:
             return
         del self._holdings[owner]
+        self._unsummed.sum_up()
         left = self._holdings.values()
         for family, labels in gone.series:
             if not any((family, labels) in one.series for one in left):
@@ -190,6 +195,7 @@ class MetricsRegistry:
             return UNSEEN
         families = self._families
         counted = CountedRequests(
+            self._unsummed,
             self._held(holdings, families.get(events.REQUESTS), name, label),
             self._held(holdings, families.get(events.LATENCY), name, label),
             self._held(holdings, families.get(events.QUEUE_LATENCY), name, label),
