@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help env run test test-external test-slow fuzz soak soak-measures bench bench-instructions format clean FORCE
+.PHONY: help env run test test-external test-slow fuzz soak soak-measures bench bench-peers bench-instructions format clean FORCE
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /\1 = /p' $(MAKEFILE_LIST) | awk -F' = ' '{ printf "  make %-18s %s\n", $$1, $$2 }'
@@ -63,6 +63,9 @@ soak-measures: $(STAMP) ## how soon handlers are told, overload, memory: minutes
 
 bench: $(STAMP) ## the benchmark; ARGS="..." are its options
 	@$(BIN)/python benchmarks/run.py $(ARGS)
+
+bench-peers: $(STAMP) ## beside six other model servers: a quarter of an hour, with LONG=1 an hour; ARGS="--help"
+	@$(BIN)/python benchmarks/compare.py $(if $(filter-out 0,$(LONG)),--long) $(ARGS)
 
 bench-instructions: $(STAMP) ## instructions of each request, compared with before (needs valgrind and gcc); ARGS="..."
 	@$(BIN)/python benchmarks/instructions.py $(ARGS)

@@ -29,7 +29,7 @@ from peers.shared_servers import Failure, Servers
 from peers.systems import SYSTEMS
 
 RESULTS = Path(__file__).resolve().parent / "results" / "compare.json"
-AGAIN_S_MAX = 1.0
+AGAIN_S_MAX = 0.5
 """Of load before a scenario, on a server that has its warm-up behind it."""
 
 
@@ -47,8 +47,8 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="print scenarios and servers, measure nothing")
     parser.add_argument("--only", type=_names, default=(), metavar="SCENARIO,...", help="these scenarios alone")
     parser.add_argument("--systems", type=_names, default=(), metavar="NAME,...", help="these servers alone")
-    parser.add_argument("--rounds", type=int, help="how often everything is measured (default: 3; --long: 7)")
-    parser.add_argument("--seconds", type=float, help="of load in each measurement (default: 1; --long: 4)")
+    parser.add_argument("--rounds", type=int, help="how often everything is measured (default: 3; --long: 5)")
+    parser.add_argument("--seconds", type=float, help="of load in each measurement (default: 1; --long: 3)")
     parser.add_argument("--warm-up", type=float, default=20.0, metavar="S", help="most seconds before (default: 20)")
     parser.add_argument("--long", action="store_true", help="all scenarios with all sizes and numbers of clients")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the page, for docs/benchmarks.md")
@@ -57,8 +57,8 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
         "--render", type=Path, metavar="FILE", help="make the page of an earlier --json, measure nothing"
     )
     options = parser.parse_args(words)
-    options.rounds = options.rounds or (7 if options.long else 3)
-    options.seconds = options.seconds or (4.0 if options.long else 1.0)
+    options.rounds = options.rounds or (5 if options.long else 3)
+    options.seconds = options.seconds or (3.0 if options.long else 1.0)
     if options.rounds < 1 or options.seconds <= 0:
         parser.error("at least one round, and more than 0 seconds")
     try:
@@ -144,20 +144,27 @@ class Comparison:
         """Starts the server where it isn't running, and warms it up."""
         if name == IN_PROCESS:
             return ()
-        running = self._servers.get(name)
+        running = self._servers.get(name, [load.call for load in scenario.loads])
         known = (name, scenario.http) in self._warm
         most_s = min(self._options.warm_up, AGAIN_S_MAX if known else SYSTEMS[name].warm_up_s)
-        for load in scenario.loads:
+        # First by many clients, which warm a server up sooner.
+        many = max(scenario.loads, key=lambda load: load.clients)
+        for load in scenario.loads if known else [many]:
             if most_s > 0:
-                target = loads.Target.of(name, running, load, scenario.http)
-                target.loaded(load.clients, most_s / len(scenario.loads))
+                seconds = most_s / len(scenario.loads) if known else most_s
+                with self._servers.only(name):
+                    loads.Target.of(name, running, load, scenario.http).load(load.clients, seconds)
         self._warm.add((name, scenario.http))
         return ()
 
     def _measure(self, scenario: Scenario, load: Load, name: str, number: int) -> list[Row]:
+        seconds = self._options.seconds
         if name == IN_PROCESS:
-            return loads.in_process(scenario, load, number, self._options.seconds)
-        return loads.measure(scenario, load, name, self._servers.get(name), number, self._options.seconds)
+            with self._servers.only(name):
+                return loads.in_process(scenario, load, number, seconds)
+        running = self._servers.get(name, [one.call for one in scenario.loads])
+        with self._servers.only(name):
+            return loads.measure(scenario, load, name, running, number, seconds)
 
     def _run_lifecycles(self, scenario: Scenario) -> None:
         rounds, seconds = scenarios.rounds_of(scenario.kind, self._options.rounds), self._options.seconds

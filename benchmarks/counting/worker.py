@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from counting.counter import Counter, CountFailed
 from counting.frontend import ASKED
 from ts.protocol.decoder import decode_bytes
-from ts.protocol.frames import Chunk, Failed, Item, Load, Message, Predict, Stop, encode_bytes
+from ts.protocol.frames import Chunk, Failed, Item, Load, Message, Pieces, Predict, Stop, encode_bytes
 from ts.protocol.progress import PROGRESS_BYTES, Progress
 from ts.runtime import blocking, worker
 from ts.runtime.jobs import Ledger
@@ -63,6 +63,7 @@ class Life:
         messages = decode_bytes(data)
         failed = [message for message in messages if isinstance(message, Failed)]
         pieces = sum(isinstance(message, Chunk) for message in messages)
+        pieces += sum(len(message.data) for message in messages if isinstance(message, Pieces))
         if failed or pieces != requests * self._pieces:
             raise CountFailed(f"{pieces} pieces for {requests} requests; failures: {failed[:1]}")
 

@@ -53,7 +53,9 @@ class Load:
 
         Each client may have read one more answer whose end came too late to count.
         """
-        if self.failed or not self.requests:
+        if not self.requests and not self.failed:
+            raise LoadFailed(f"no request was answered within {self.duration_s:g} s")
+        if self.failed:
             raise LoadFailed(f"{self.failed} of {self.failed + self.requests} requests failed")
         least, most = self.requests * answer_bytes, (self.requests + clients) * answer_bytes
         if not least <= self.data_bytes <= most:

@@ -105,7 +105,7 @@ def start_triton(place: Place, http: bool = False) -> Served:
 
 def run_triton(folder: Folder, repository: Path) -> Running:
     """The Triton inside nvidia-pytriton, with its Python backend, started as its own command is. `repository`: its
-    models; modules beside them can be imported. Raises NotInstalled."""
+    models. Raises NotInstalled."""
     environment = environments.ensure("triton", packages("triton"), print)
     (site,) = (environment / "lib").glob("python3*/site-packages")
     triton = site / "pytriton" / "tritonserver"
@@ -124,7 +124,7 @@ def run_triton(folder: Folder, repository: Path) -> Running:
     words += ["--grpc-address=127.0.0.1", f"--grpc-port={grpc_port}"]
     libraries = [str(site / "nvidia_pytriton.libs"), str(sysconfig.get_config_var("LIBDIR"))]
     env = {"LD_LIBRARY_PATH": os.pathsep.join(libraries), "PATH": path_of(environment)}
-    env |= {"PYTHONPATH": os.pathsep.join([str(site), str(folder.store)])}
+    env |= {"PYTHONPATH": str(site)}
     return Running(folder.run(words, env), http_port, grpc_port)
 
 

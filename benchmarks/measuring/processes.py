@@ -63,6 +63,8 @@ class Processes:
 def end_tree(root: psutil.Process) -> None:
     """Asks the root to end, then whoever is left of its tree, then ends what still runs."""
     members = tree(root)
+    for member in members:
+        _quietly(member.resume)
     _terminate([root])
     left = [member for member in members if member.is_running()]
     _terminate([member for member in left if member != root])

@@ -74,6 +74,13 @@ PIECES_STREAM = Workload(
     [_ANSWER] * PIECES,
     (1, 16),
 )
+YIELDS = Workload(
+    "yields",
+    f"StreamPredictions of {PIECES} small pieces from a generator",
+    Names.StreamPredictions_PATH,
+    [_ANSWER] * PIECES,
+    (1, 16),
+)
 WITH_TORCH = Workload("with_torch", "a model that imports torch", Names.Predictions_PATH, [_TORCH_ANSWER], (1,))
 
 

@@ -16,6 +16,7 @@ from peers.loads import Target, closed
 from peers.rows import Row
 from peers.scenarios import CPU, Load, Scenario
 from peers.shared_servers import Servers
+from peers.systems import SYSTEMS
 from ts_frontend.protos.management_pb2 import RegisterModelRequest, ScaleWorkerRequest
 from ts_frontend.protos.management_pb2_grpc import ManagementAPIsServiceStub
 
@@ -112,7 +113,7 @@ def models(
             servers.wait(name, running, load.call)
             register(running, load.call.model, int(load.number) - 1)
             targets.append(Target.of(name, running, load, scenario.http))
-            targets[-1].loaded(load.clients, SECONDS_OF_WARM_UP.get(name, 2.0))
+            targets[-1].load(load.clients, SYSTEMS[name].warm_up_s)
         for number in range(rounds):
             found = [closed(target, load.clients, seconds) for target, load in zip(targets, loads, strict=True)]
             for load, figures in zip(loads, found, strict=True):
@@ -122,9 +123,6 @@ def models(
                 rows.append(Row(scenario.name, f"{load.title} / {loads[0].title}", name, number, times))
             servers.say(f"{scenario.name}: {name}, round {number + 1}/{rounds}")
     return rows
-
-
-SECONDS_OF_WARM_UP = {"torchserve": 20.0}
 
 
 def register(running: Running, archive: str, count: int) -> None:

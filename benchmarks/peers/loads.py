@@ -37,12 +37,16 @@ class Target:
         system = SYSTEMS[name]
         return cls(name, running, system.question(load.call, http), system.port(running, http))
 
+    def load(self, clients: int, seconds: float) -> h2load.Load:
+        """A closed loop, not checked. Raises LoadFailed when the load generator fails."""
+        url = f"http://127.0.0.1:{self.port}{self.question.path}"
+        http1_type = self.question.content_type
+        return h2load.run(url, self.question.load_body, clients, seconds, http1_type=http1_type)
+
     def loaded(self, clients: int, seconds: float) -> h2load.Load:
         """A closed loop, with its answers checked. Raises LoadFailed, NoAnswer, WrongAnswer."""
         answer = self.question.checked(self.port, self.name)
-        url = f"http://127.0.0.1:{self.port}{self.question.path}"
-        http1_type = self.question.content_type
-        found = h2load.run(url, self.question.load_body, clients, seconds, http1_type=http1_type)
+        found = self.load(clients, seconds)
         found.check(self.question.answer_bytes(answer), clients)
         return found
 

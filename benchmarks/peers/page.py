@@ -23,8 +23,8 @@ This page is written by the benchmark that compares this server with others on o
 Each figure is the median of the rounds, with the least and the most of them in brackets. A ratio is *ours / the other*,
 taken within each round, in which the servers are loaded in turns; where the same model files are served (`ours-triton`
 and `triton`), these are compared. Of rates, more is better; of times, CPU time and memory, less. CPU time is that of
-the server's whole process tree. All servers run at the same time, each with one worker for each model, and the load
-generator on the same cores: read ratios, not absolute figures.
+the server's whole process tree. Each server has one worker for each model, and all others stand still while it is
+loaded; the load generator runs on the same cores: read ratios, not absolute figures.
 """
 
 

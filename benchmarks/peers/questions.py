@@ -111,7 +111,9 @@ def is_answer(call: Call, answer: bytes) -> bool:
         return answer == body(call)
     if call.model in ("mlp", "image"):
         return answer.isdigit() and int(answer) < WIDTH
-    return answer.count(b"ok") == PIECES if call.model == "pieces" else answer == b"ok"
+    if call.model == "pieces":
+        return answer.count(b"ok") == PIECES and b"error" not in answer
+    return answer == b"ok"
 
 
 def by_path(call: Call, path: str) -> Question:

@@ -158,8 +158,9 @@ SCENARIOS: Mapping[str, Scenario] = {
             Kind.CLOSED,
             False,
             _clients(Call("mlp"), 16, 64, long=(16,)),
-            ("ours", "torchserve", "ours-triton", "triton", "ours-mlserver", "mlserver"),
+            ("ours", "torchserve", "ours-triton", "triton"),
             missing={**_HTTP_ONLY, **_NO_BATCHES},
+            long_systems=("ours-mlserver", "mlserver"),
         ),
         Scenario(
             "image-http",
@@ -249,7 +250,7 @@ SCENARIOS: Mapping[str, Scenario] = {
             "Start to first answer",
             Kind.START,
             True,
-            [Load("no-op", _NOOP), Load("torch model", Call("mlp"))],
+            [Load("no-op", _NOOP, long=True), Load("torch model", Call("mlp"))],
             ALL_SYSTEMS,
             ratios=("s",),
         ),
@@ -330,11 +331,11 @@ def taking_part(scenarios: Sequence[Scenario]) -> list[str]:
 
 #: About what one measurement of one server takes, beyond the seconds of load, and how often the load runs.
 _SECONDS = {
-    Kind.CLOSED: (0.6, 1),
-    Kind.LONE: (0.6, 1),
-    Kind.MIXED: (0.3, 1 / 3),
-    Kind.OPEN: (1.0, 1.5),
-    Kind.OVERLOAD: (2.0, 3),
+    Kind.CLOSED: (0.3, 1),
+    Kind.LONE: (0.3, 1),
+    Kind.MIXED: (0.1, 1 / 3),
+    Kind.OPEN: (0.5, 1.5),
+    Kind.OVERLOAD: (1.0, 3),
     Kind.START: (5.0, 0),
     Kind.SCALING: (8.0, 0),
     Kind.MEMORY: (9.0, 0),
@@ -346,7 +347,7 @@ def rounds_of(kind: Kind, rounds: int) -> int:
     """Starts take long and scatter little: they are repeated less."""
     if kind is Kind.MEMORY:
         return max(1, rounds // 3)
-    return min(rounds, 3) if kind in (Kind.START, Kind.SCALING) else rounds
+    return (rounds + 1) // 2 if kind in (Kind.START, Kind.SCALING) else rounds
 
 
 def seconds_of(scenarios: Sequence[Scenario], rounds: int, seconds: float) -> float:
@@ -356,7 +357,7 @@ def seconds_of(scenarios: Sequence[Scenario], rounds: int, seconds: float) -> fl
         count = len(scenario.systems) * len(scenario.loads)
         beyond_s, share = _SECONDS[scenario.kind]
         total += (beyond_s + share * seconds) * count * rounds_of(scenario.kind, rounds)
-        total += 10.0 * count if scenario.kind is Kind.MODELS else 0.0 if scenario.kind.starts_servers else 1.0 * count
+        total += 10.0 * count if scenario.kind is Kind.MODELS else 0.0 if scenario.kind.starts_servers else 0.5 * count
     shared = [one for one in scenarios if not one.kind.starts_servers]
     for name in taking_part(shared):
         protocols = {scenario.http for scenario in shared if name in scenario.systems}

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+from measuring.accounts import tree
 from measuring.environments import NotInstalled
 from measuring.h2load import LoadFailed
 from measuring.processes import Processes, ServerFailed
-from measuring.servers import READY_S_MAX, Folder, Running
+from measuring.servers import Folder, Running
 from measuring.workloads import NoAnswer, WrongAnswer
 
 from peers.questions import Call, Question
 from peers.scenarios import Scenario
-from peers.systems import SYSTEMS, System
+from peers.systems import START_S_MAX, SYSTEMS, System
 
 Say = Callable[[str], None]
 TRY_AGAIN_S = 0.02
@@ -34,6 +36,9 @@ class Servers:
     say: Say
     running: dict[str, Running] = field(default_factory=dict)
     models: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    failed: dict[str, Exception] = field(default_factory=dict)
+    serving: dict[str, Sequence[str]] = field(default_factory=dict)
+    answered: set[tuple[str, str]] = field(default_factory=set)
     _count: int = 0
 
     def plan(self, scenarios: Sequence[Scenario]) -> None:
@@ -48,27 +53,51 @@ class Servers:
         folder.make()
         return SYSTEMS[name].start(folder, models, workers)
 
-    def get(self, name: str) -> Running:
-        """The shared one, which has answered for all its models. Raises one of Failure."""
-        if name not in self.running:
-            begun_s = time.monotonic()
-            started = self.start(name, self.models[name])
-            try:
-                for model in self.models[name]:
-                    self.wait(name, started, Call(model, 1024 if model == "echo" else 0))
-            except Failure:
-                self.processes.end_one(started.process)
-                raise
-            self.running[name] = started
-            self.say(f"{name} serves {', '.join(self.models[name])} after {time.monotonic() - begun_s:.1f} s")
-        return self.running[name]
+    def get(self, name: str, calls: Sequence[Call]) -> Running:
+        """The shared one, which has answered these calls. Raises one of Failure, the same again where it has failed
+        before."""
+        if name in self.failed:
+            raise self.failed[name]
+        begun_s = time.monotonic()
+        models = list(dict.fromkeys(call.model for call in calls)) if SYSTEMS[name].alone else self.models[name]
+        try:
+            if name in self.running and not set(models) <= set(self.serving[name]):
+                self.processes.end_one(self.running.pop(name).process)
+                self.answered -= {(name, model) for model in self.serving[name]}
+            if name not in self.running:
+                self.running[name], self.serving[name] = self.start(name, models), models
+            running = self.running[name]
+            self.processes.check(running.process)
+        except Failure as error:
+            self.failed[name] = error
+            raise
+        for call in calls:
+            if (name, call.model) not in self.answered:
+                self.wait(name, running, call)
+                self.answered.add((name, call.model))
+                self.say(f"{name} answers {call.text}, {time.monotonic() - begun_s:.1f} s later")
+        return running
 
     def wait(self, name: str, running: Running, call: Call) -> float:
         """Asks until there is a right answer; the time then. Raises ServerFailed, WrongAnswer."""
         system = SYSTEMS[name]
         http = "http" in system.protocols and not (call.model == "pieces" and "grpc" in system.protocols)
-        question, give_up_s = system.question(call, http), time.monotonic() + READY_S_MAX
+        question, give_up_s = system.question(call, http), time.monotonic() + START_S_MAX
         return until_right(question, system.port(running, http), name, running, self.processes, give_up_s)
+
+    @contextmanager
+    def only(self, name: str) -> Iterator[None]:
+        """All other shared servers stand still (SIGSTOP): some use CPU time although nobody asks them."""
+        others = [
+            member for other, running in self.running.items() if other != name for member in tree(running.process)
+        ]
+        for member in others:
+            _unless_ended(member.suspend)
+        try:
+            yield
+        finally:
+            for member in others:
+                _unless_ended(member.resume)
 
     @contextmanager
     def own(self, name: str, models: Sequence[str], workers: int = 1) -> Iterator[Running]:
@@ -83,6 +112,12 @@ class Servers:
         for running in self.running.values():
             self.processes.end_one(running.process)
         self.running.clear()
+        self.answered.clear()
+
+
+def _unless_ended(action: Callable[[], None]) -> None:
+    with suppress(psutil.NoSuchProcess):
+        action()
 
 
 def models_of(system: System, scenarios: Sequence[Scenario]) -> list[str]:

@@ -25,6 +25,8 @@ WITH_NETS = ("mlp", "image")
 BYTES_MODELS = ("noop", "lone", "echo", "slow", "mlp", "image", "pieces")
 TENSOR_MODELS = ("noop", "echo", "mlp", "image")
 MESSAGE_BYTES_MAX = 16 << 20
+START_S_MAX = 240.0
+"""Until a server answers for all its models."""
 VERSIONS = {"mosec": "mosec==0.9.8", "litserve": "litserve==0.2.19", "kserve": "kserve==0.21.0"}
 Start = Callable[[Folder, Sequence[str], int], Running]
 
@@ -33,7 +35,8 @@ Start = Callable[[Folder, Sequence[str], int], Running]
 class System:
     """A server. `models`: of those in peers/questions.py. `start` is told its folder, models and workers of each, and
     may raise NotInstalled; so may `install`. `question` is told whether it's asked over HTTP. `warm_up_s`: seconds of
-    load before it is at its best."""
+    load before it is at its best. `alone`: it serves the models of one scenario at a time, since its processes of all
+    others would use CPU time although nobody asks them."""
 
     name: str
     title: str
@@ -44,6 +47,7 @@ class System:
     question: Callable[[Call, bool], Question]
     install: Callable[[], object] = lambda: None
     warm_up_s: float = 2.0
+    alone: bool = False
 
     def port(self, running: Running, http: bool) -> int:
         return running.http_port if http else running.grpc_port
@@ -75,7 +79,8 @@ def _start_ours(folder: Folder, models: Sequence[str], workers: int) -> Running:
 
 
 def _start_torchserve(folder: Folder, models: Sequence[str], workers: int) -> Running:
-    return run_torchserve(folder, _archives(folder, models), _SIZES, workers=workers)
+    settings = {**_SIZES, "default_startup_timeout": int(START_S_MAX)}
+    return run_torchserve(folder, _archives(folder, models), settings, workers=workers)
 
 
 def _start_bare(folder: Folder, models: Sequence[str], workers: int, http: bool) -> Running:
@@ -109,9 +114,10 @@ def _run_script(folder: Folder, name: str, file: str, words: Sequence[str]) -> t
 
 def _start_mosec(folder: Folder, models: Sequence[str], workers: int) -> Running:
     (port,) = free_ports(1)
-    words = [",".join(models), str(workers), "--address", "127.0.0.1", "--port", str(port), "--log-level", "warning"]
-    words += ["--timeout", "60000", "--max-body-size", str(MESSAGE_BYTES_MAX), "--path", str(folder.folder / "mosec")]
-    return Running(folder.run(*_run_script(folder, "mosec", "serve.py", words)), port)
+    words = ["--address", "127.0.0.1", "--port", str(port), "--log-level", "warning", "--timeout", "60000"]
+    words += ["--max-body-size", str(MESSAGE_BYTES_MAX), "--path", str(folder.folder / "mosec")]
+    command, env = _run_script(folder, "mosec", "serve.py", words)
+    return Running(folder.run(command, {**env, "NAMES": ",".join(models), "WORKERS": str(workers)}), port)
 
 
 def _start_litserve(folder: Folder, models: Sequence[str], workers: int) -> Running:
@@ -156,7 +162,7 @@ def _triton_repository(folder: Folder, models: Sequence[str], workers: int) -> P
         shutil.copytree(FILES / "triton" / name, repository / name)
         config = repository / name / "config.pbtxt"
         config.write_text(config.read_text().replace("count: 1", f"count: {workers}"))
-    shutil.copy(FILES / "nets.py", folder.store)
+        shutil.copy(FILES / "nets.py", repository / name / "1")
     return repository
 
 
@@ -166,7 +172,7 @@ def _start_triton(folder: Folder, models: Sequence[str], workers: int) -> Runnin
 
 def _start_ours_triton(folder: Folder, models: Sequence[str], workers: int) -> Running:
     words = ["--model-repository", str(_triton_repository(folder, models, workers))]
-    return run_ours(folder, words, _SIZES, workers=workers, more_env={"PYTHONPATH": str(folder.store)})
+    return run_ours(folder, words, _SIZES, workers=workers)
 
 
 def mlserver_folder(folder: Folder, models: Sequence[str]) -> Path:
@@ -251,6 +257,7 @@ SYSTEMS: Mapping[str, System] = {
             _start_litserve,
             _by_name,
             lambda: environment("litserve"),
+            alone=True,
         ),
         System(
             "ours-triton",

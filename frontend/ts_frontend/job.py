@@ -10,14 +10,29 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import struct
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from enum import Enum
 from typing import Any, Protocol
 
-from ts.protocol.frames import FEED_BYTES, FEED_COST_BYTES, Buffer, Chunk, Failed, Feed, Input, Item, Pairs
-from ts_frontend.errors import Cancelled, Ending, HandlerFailed, MessageTooLarge, ServeError
+from ts.protocol.frames import (
+    FEED_BYTES,
+    FEED_COST_BYTES,
+    Buffer,
+    Chunk,
+    Failed,
+    Feed,
+    Input,
+    Item,
+    PackedPairs,
+    Pairs,
+    Pieces,
+    packed,
+    packed_headers,
+)
+from ts_frontend.errors import Cancelled, Ending, HandlerFailed, InvalidArgument, MessageTooLarge, ServeError
 
 #: The cost of a chunk in a stream's credit, in addition to its bytes; the worker counts the same.
 CHUNK_COST_BYTES = 64
@@ -150,6 +165,15 @@ class Ledger:
             calls, self._emptied = self._emptied, []
             for call in calls:
                 call()
+
+
+def handlers_headers(headers: Sequence[tuple[bytes, bytes]], more: Pairs = ()) -> Pairs:
+    """The headers of an HTTP request for its handler, and `more` after them: they stay bytes until somebody looks.
+    Raises InvalidArgument for texts that can't be passed on."""
+    try:
+        return PackedPairs(packed_headers(headers) + packed(more))
+    except (ValueError, struct.error) as error:
+        raise InvalidArgument(f"The request can't be passed to a worker: {error}") from None
 
 
 _ids = itertools.count(1).__next__
@@ -300,12 +324,37 @@ class Job:
             self._chunks.append(data)
         if last:
             self.answer(now_s)
-        elif self.stream:
+        else:
+            self._more_came(size + CHUNK_COST_BYTES, now_s)
+
+    def deliver_pieces(self, pieces: Pieces, now_s: float) -> None:
+        """`deliver` of each of these pieces, at once."""
+        if self.state is not _SENT:
+            return
+        _, data, last = pieces
+        if not self.received_bytes and not self._chunks:
+            self.status, self.phrase, self.headers = 200, "", ()
+        size = sum(map(len, data))
+        self.received_bytes += size
+        if not self.stream and self.received_bytes > self.response_bytes_max:
+            self._refuse_response()
+            return
+        self._chunks += data
+        if not last:
+            self._more_came(size + CHUNK_COST_BYTES * len(data), now_s)
+            return
+        if not len(self._chunks[-1]):
+            self._chunks.pop()
+        self.answer(now_s)
+
+    def _more_came(self, cost_bytes: int, now_s: float) -> None:
+        """Pieces have come, and the answer goes on."""
+        if self.stream:
             if self._waiter is None and self._unread_s == math.inf:
                 self._unread_s = now_s
             self._wake()
         elif self.owner is not None:
-            self.owner.grant(self, size + CHUNK_COST_BYTES)
+            self.owner.grant(self, cost_bytes)
 
     def _refuse_response(self) -> None:
         owner = self.owner

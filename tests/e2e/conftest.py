@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx._transports.default
 import psutil
 import pytest
 
@@ -44,7 +45,11 @@ def server_template() -> Template:
         "ts_frontend.server",
         "grpc.aio",
         "uvloop",
-        *(["h2corn"] if sys.version_info >= (3, 11) else []),
+        "encodings.idna",
+        "encodings.utf_8_sig",
+        "ts_frontend.grpc.exchange",
+        "ts_frontend.listeners.application",
+        *(["ts_frontend.listeners.h2corn"] if sys.version_info >= (3, 11) else []),
     )
 
 
@@ -53,6 +58,15 @@ def end_of_template() -> Iterator[None]:
     yield
     if server_template.cache_info().currsize:
         server_template().close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def authorities_are_read_once() -> Iterator[None]:
+    """httpx reads all certificate authorities for each client, and each call without one makes a client: 40 ms of
+    computing for a request that takes two."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(httpx._transports.default, "create_ssl_context", functools.cache(httpx.create_ssl_context))
+        yield
 
 
 class Serving:

@@ -147,14 +147,15 @@ def opened(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[O
             add(store, "giving3", GIVING, f"batchSize: 3\nmaxBatchDelay: {GUARD_S * 1000}\n")
             add(store, "doubler", BAG)
             add(store, "doubler2", BAG, f"batchSize: 2\nmaxBatchDelay: {GUARD_S * 1000}\n")
+            wanted = ("doubler", "doubler2") if "service_envelope" in settings else ("telling",)
+            needs_torch = wanted != ("telling",) or not settings
             servers[key] = serving(
                 tmp_path_factory.mktemp("server"),
                 store,
-                {"preload_torch": "true", "lone_requests_wait": "true"} | settings,
+                {"preload_torch": str(needs_torch).lower(), "lone_requests_wait": "true"} | settings,
                 ["--ncs"],
             )
             servers[key].wait_started()
-            wanted = ("doubler", "doubler2") if "service_envelope" in settings else ("telling",)
             for model in wanted if settings else (*wanted, "giving", "giving3"):
                 servers[key].register(model)
         return servers[key]

@@ -21,7 +21,9 @@ def ask(server: Any, api: str, method: str, target: str) -> tuple[int, Any]:
     connection = http.client.HTTPConnection("127.0.0.1", server.port(api), timeout=GUARD_S)
     connection.request(method, target)
     response = connection.getresponse()
-    raw = response.read()
+    endless = (response.headers["content-type"] or "").startswith("text/event-stream")
+    raw = response.readline() if endless else response.read()
+    response.close()
     connection.close()
     return response.status, json.loads(raw) if raw.startswith((b"{", b"[")) else raw
 

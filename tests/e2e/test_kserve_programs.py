@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,7 +20,7 @@ import grpc
 import psutil
 import pytest
 
-from support import GUARD_S
+from support import GUARD_S, free_port
 from ts.compat import start as start_module
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
@@ -165,12 +164,6 @@ def installed() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join([*own, *(one for one in sys.path if one)])}
 
 
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
-
-
 def test_the_readmes_program_runs_as_it_is(start: Start, environment: str) -> None:
     """`python main.py --http_port=…` in a virtual environment. Promises 003-01, 003-05, 003-06, 003-07, 003-09,
     003-10."""
@@ -255,7 +248,9 @@ def test_the_page_about_the_api_loads_nothing_from_elsewhere(scaling: Program, p
             status, page, headers = program.ask(path)
             assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
             assert "/v2/models/{model_name}/infer" in page
-            assert "//" not in page and "<script" not in page
+            assert "//" not in page and "default-src 'self'" in headers["content-security-policy"]
+            for file in re.findall(r'(?:src|href)="(/console/[^"]+)"', page):
+                assert program.ask(file)[0] == 200, file
     assert scaling.ask("/openapi.json")[1] == scaling.ask("/v2/docs/dataplane.json")[1]
     paths = scaling.ask("/openapi.json")[1]["paths"]
     assert {"/v2/models/{model_name}/infer", "/v2/health/live", "/v1/models/{model_name}:predict"} <= set(paths)

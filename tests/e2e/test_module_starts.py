@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -21,7 +20,7 @@ import httpx
 import pytest
 import yaml
 
-from support import GUARD_S, until
+from support import GUARD_S, free_port, until
 from torchrelay_client import TLS, CallFailed, Client, Retry
 
 BLOCKS = Path(__file__).parents[1] / "data" / "documents"
@@ -78,12 +77,6 @@ def run(tmp_path: Path, python: str) -> Iterator[Callable[..., subprocess.Popen[
     for process in running:
         process.send_signal(signal.SIGTERM)
         assert process.wait(GUARD_S) == 0, (tmp_path / "output").read_text()
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def command(text: str, port: int) -> list[str]:

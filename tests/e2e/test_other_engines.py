@@ -48,7 +48,7 @@ def served(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[A
     add(store, "onnx", "base_handler", serializedFile="net.onnx")
     (store / "onnx" / "net.onnx").touch()
     (store / "onnx" / "onnxruntime.py").write_text("raise ImportError('not here')\n")
-    server = serving(tmp_path_factory.mktemp("server"), store, {}, ["--ncs"])
+    server = serving(tmp_path_factory.mktemp("server"), store, {"preload_torch": "true"}, ["--ncs"])
     try:
         server.wait_started().register("llm")
         yield server

@@ -4,7 +4,6 @@ of theirs; and what further options of Triton do to a running server."""
 from __future__ import annotations
 
 import shutil
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import grpc
 import httpx
 import pytest
 
-from support import GUARD_S
+from support import GUARD_S, free_port
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 
@@ -55,12 +54,6 @@ def begin(tmp_path: Path, serving: Callable[..., Any]) -> Iterator[Callable[...,
     yield start
     for server in servers:
         server.terminate()
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def ready(port: int, model: str) -> int:

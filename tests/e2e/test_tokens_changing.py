@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -18,7 +17,7 @@ from typing import Any
 import grpc
 import pytest
 
-from support import GUARD_S, until
+from support import GUARD_S, free_port, until
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 
@@ -69,12 +68,6 @@ def fill(directory: Path) -> Path:
     manifest = {"runtime": "python", "model": {"modelName": "probe", "handler": "handler.py", "modelVersion": "1.0"}}
     (store / "probe" / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
     return store
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 @pytest.fixture(scope="module", params=["h2corn", "grpcio"])

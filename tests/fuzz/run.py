@@ -51,6 +51,7 @@ TIME_S, TIME_S_PER_BYTE = 2.0, 200e-6
 #: Memory that a process may get beside what it has after its imports.
 MEMORY_BYTES_MAX = 1 << 30
 FINDINGS_MAX = 5
+SMALL_BYTES = 1024
 _TOKENS = re.compile(rb"\w+|\s+|.", re.DOTALL)
 _ODD = (
     b"\0",
@@ -71,17 +72,19 @@ class Slow(BaseException):
 
 
 class Mutator:
-    """Inputs made of a corpus; `words` are put into them."""
+    """Inputs made of a corpus; `words` are put into them. Files over SMALL_BYTES get the fewer inputs the larger they
+    are, since what is made of one takes as long as it."""
 
     def __init__(self, corpus: Sequence[bytes], words: Sequence[bytes], seed: int) -> None:
         self._corpus, self._chance = list(corpus) or [b""], random.Random(seed)
+        self._shares = [1 / (SMALL_BYTES + len(one)) for one in self._corpus]
         own = {word for one in corpus for word in re.findall(rb"[\w./:-]{2,40}", one)}
         self._words = [*words, *_ODD, *sorted(own)[:500]]
         self._ways = (self._bits, self._cut, self._repeated, self._word, self._word, self._tokens, self._spliced)
 
     def inputs(self) -> Iterator[bytes]:
         while True:
-            data = self._chance.choice(self._corpus)
+            (data,) = self._chance.choices(self._corpus, self._shares)
             for _ in range(self._chance.choice((1, 1, 2, 3, 5, 8))):
                 data = self._chance.choice(self._ways)(data)
             yield data[:INPUT_BYTES_MAX]

@@ -18,7 +18,21 @@ import pytest
 
 from support import GUARD_S
 from ts.protocol.decoder import Decoder
-from ts.protocol.frames import Chunk, Failed, Input, Item, Load, LoadFailed, Message, Predict, Ready, Stop, encode_bytes
+from ts.protocol.frames import (
+    Chunk,
+    Failed,
+    Input,
+    Item,
+    Load,
+    LoadFailed,
+    Message,
+    Pieces,
+    Predict,
+    Ready,
+    Stop,
+    chunks_of,
+    encode_bytes,
+)
 from ts.protocol.progress import PROGRESS_BYTES, has_begun
 
 HANDLERS = Path(__file__).parent.parent / "handlers"
@@ -86,7 +100,10 @@ class DrivenWorker:
         return bool(data)
 
     def _take(self, message: Message) -> None:
-        if isinstance(message, Chunk):
+        if isinstance(message, Pieces):
+            for piece in chunks_of(message):
+                self._take(piece)
+        elif isinstance(message, Chunk):
             self.first.setdefault(message.job_id, message)
             pieces = self.pending.setdefault(message.job_id, [])
             pieces.append(message)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from support import until
+from support import GUARD_S, until
 from ts.protocol.frames import Cancel, Ready, Stop
 
 
@@ -233,3 +234,9 @@ def test_cancelling_works_in_a_forked_worker(torch_server):
     job = worker.predict({"op": "until_cancelled"})[0]
     worker.send(Cancel(job))
     assert worker.answer(job).code == 499
+
+
+def test_a_missing_torch_is_left_to_the_server_to_tell() -> None:
+    code = "import sys; sys.modules['torch'] = None; from ts.runtime.forkserver import preload; preload(True)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=GUARD_S)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

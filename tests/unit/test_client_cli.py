@@ -68,6 +68,9 @@ class SmallServer:
     def find(self, request: Any, context: Any) -> dict[str, Any]:
         if request.model_name not in self.models:
             context.abort(grpc.StatusCode.NOT_FOUND, f"Model not found: {request.model_name}")
+        if request.model_version == "404":
+            text = f"Model version: {request.model_version} does not exist for model: {request.model_name}"
+            context.abort(grpc.StatusCode.NOT_FOUND, text)
         return self.models[request.model_name]
 
     def RegisterModel(self, request: Any, context: Any) -> Any:
@@ -216,6 +219,13 @@ def test_an_unknown_model_is_told_with_those_that_there_are(
     small.models["long_name"] = described("long_name")
     result = run(*command, name)
     assert (result.exit_code, result.stderr) == (1, f"Error: NOT_FOUND: Model not found: {name}{end}\n")
+
+
+@pytest.mark.parametrize("command", [("describe", "m"), ("predict", "m", "--input", "data=1")])
+def test_an_unknown_version_is_told_with_those_that_there_are(run: Run, command: tuple[str, ...]) -> None:
+    result = run(*command, "--version", "404")
+    expected = "Error: NOT_FOUND: Model version: 404 does not exist for model: m. It has 1.0\n"
+    assert (result.exit_code, result.stderr) == (1, expected)
 
 
 def test_who_may_not_list_models_learns_no_names(run: Run, small: SmallServer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import importlib.metadata
 import json
 import os
 import socket
@@ -258,3 +259,10 @@ def test_settings_that_cannot_be_used_are_errors_and_the_rest_is_looked_at(
     errors = [one for one in report["sections"][0]["findings"] if one["severity"] == Severity.ERROR.value]
     assert status == 1 and "did you mean job_queue_size?" in errors[0]["text"]
     assert len(report["sections"]) == 7
+
+
+@pytest.mark.slow
+def test_torch_is_imported_by_a_workers_python(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, report = examined(capsys, "--model-store", "store", "--set", "preload_torch=true")
+    (section,) = [one for one in report["sections"] if one["title"] == "Torch and devices"]
+    assert section["facts"]["version"] == importlib.metadata.version("torch"), (status, report)

@@ -15,6 +15,7 @@ import pytest
 
 from model_archiver import ModelArchiver, ModelArchiverConfig, ModelArchiverError
 from ts.runtime.handlers import HandlerNotUsable, describe_failure, entry_point_of
+from ts.testing import NotLoaded, RequestFailed, ServedModel
 from ts_frontend import server
 from ts_frontend.cli import main as cli
 from ts_frontend.config.table import ServerConfig
@@ -283,6 +284,66 @@ def _(desk: Desk) -> str:
     return "\n".join(server.missing_torch(ServerConfig()))
 
 
+def loaded(desk: Desk, source: str) -> str:
+    (desk.folder / "mine.py").write_text(source)
+    with pytest.raises(NotLoaded) as failure, ServedModel(desk.folder / "mine.py"):
+        pass
+    return failure.value.message
+
+
+def answered(desk: Desk, body: str, bodies: int = 1) -> str:
+    """What clients see of the failure of a handler with this body."""
+    (desk.folder / "mine.py").write_text(f"def handle(data, context):\n    if data is None: return\n    {body}\n")
+    with ServedModel(desk.folder / "mine.py") as model:
+        first = model.batch(["x"] * bodies)[0]
+    assert isinstance(first, RequestFailed)
+    return first.message
+
+
+@mistake(
+    "a handler without handle", "mine has no function handle(data, context), and instead of exactly one class: none"
+)
+def _(desk: Desk) -> str:
+    return loaded(desk, "def predict(data):\n    return data\n")
+
+
+@mistake("a function that doesn't expect to be called at the load", "begin it with `if data is None: return`")
+def _(desk: Desk) -> str:
+    return loaded(desk, "def handle(data, context):\n    return [len(row) for row in data]\n")
+
+
+@mistake("a syntax error", "SyntaxError: ", "mine.py, line 1")
+def _(desk: Desk) -> str:
+    return loaded(desk, "def handle(data, context)\n    return data\n")
+
+
+@mistake("a bug in the handler", "Prediction failed: KeyError: 'nme' (mine.py, line 3, in ")
+def _(desk: Desk) -> str:
+    return answered(desk, "return [row['nme'] for row in data]")
+
+
+@mistake(
+    "an answer that is no list", "should be a list of 1 element, one for each request of the batch; it is of type dict"
+)
+def _(desk: Desk) -> str:
+    return answered(desk, "return {'label': 3}")
+
+
+@mistake("one answer for a whole batch", "the handler's result has 1 element for 3 requests of the batch: ['cat']")
+def _(desk: Desk) -> str:
+    return answered(desk, "return ['cat']", bodies=3)
+
+
+@mistake("an answer that is no JSON", "Unsupported model output data type.", "a result of type set can't be sent")
+def _(desk: Desk) -> str:
+    return answered(desk, "return [{1, 2}]")
+
+
+@mistake("a coroutine that nobody awaits", "declare it (not only what it calls) with async def")
+def _(desk: Desk) -> str:
+    return answered(desk, "return later()\n\nasync def later():\n    return ['x']")
+
+
 @pytest.mark.parametrize("row", MISTAKES, ids=lambda row: row.title)
 def test_the_message_says_what_to_do(
     row: Mistake, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -293,3 +354,7 @@ def test_the_message_says_what_to_do(
     said = row.make(Desk(tmp_path, capsys, monkeypatch))
     assert not [part for part in row.parts if part not in said], said
     assert "Traceback" not in said
+
+
+def test_there_are_at_least_thirty() -> None:
+    assert len({row.title for row in MISTAKES}) == len(MISTAKES) >= 30

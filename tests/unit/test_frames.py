@@ -25,11 +25,14 @@ from ts.protocol.frames import (
     Item,
     Load,
     LoadFailed,
+    Pieces,
     Predict,
     Ready,
     Stop,
     encode_bytes,
 )
+from ts_frontend.errors import InvalidArgument
+from ts_frontend.job import handlers_headers
 
 LIMIT = 1 << 24
 
@@ -38,6 +41,8 @@ def plain(message):
     """The message with views as bytes and sequences as lists, for comparing."""
     if isinstance(message, Chunk):
         return message._replace(data=bytes(message.data), headers=list(message.headers))
+    if isinstance(message, Pieces):
+        return message._replace(data=[bytes(one) for one in message.data])
     if isinstance(message, Call):
         return message._replace(data=bytes(message.data))
     if isinstance(message, Predict):
@@ -77,6 +82,7 @@ messages = st.one_of(
         st.booleans(),
     ),
     st.builds(Call, u64, objects, payload),
+    st.builds(Pieces, u64, st.lists(payload, min_size=1, max_size=frames.PIECES_MAX), st.booleans()),
 )
 
 SAMPLES: list[frames.Message] = [
@@ -90,6 +96,7 @@ SAMPLES: list[frames.Message] = [
     LoadFailed({"code": 500}),
     Chunk(7, b"data", False, 201, "Made", [("k", "v")]),
     Chunk(7, b"", True),
+    Pieces(7, [b"one", b"", b"two"], True),
     Failed(8, 503, "Prediction failed é"),
     Failed(8, 413, "", True, "a trace", True),
 ]
@@ -158,17 +165,31 @@ def test_a_whole_answers_frame_is_that_of_its_chunk(job_id, data):
 
 @given(pairs)
 def test_packed_pairs_are_read_when_somebody_looks(given_pairs):
-    found = decoder.PackedPairs(frames.packed(given_pairs))
+    found = frames.PackedPairs(frames.packed(given_pairs))
     assert bool(found) == bool(given_pairs)
     assert (list(found), len(found), dict(found)) == (given_pairs, len(given_pairs), dict(given_pairs))
     assert given_pairs == [] or (found[0], found[:1]) == (given_pairs[0], given_pairs[:1])
-    assert frames.packed(found) == frames.packed(given_pairs)
+    assert frames.packed(found) == frames.packed(list(found)) == frames.packed(given_pairs)
+
+
+@given(st.lists(st.tuples(st.binary(max_size=20), st.binary(max_size=300)), max_size=4), pairs)
+def test_headers_of_http_are_packed_as_their_texts(headers, more):
+    texts = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
+    assert frames.packed_headers(headers) == frames.packed(texts)
+    assert list(handlers_headers(headers, more)) == texts + more
+
+
+def test_texts_that_no_frame_takes_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="can't be passed to a worker"):
+        handlers_headers([], [("url_path", "\ud800")])
+    with pytest.raises(InvalidArgument, match="can't be passed to a worker"):
+        handlers_headers([(bytes(70_000), b"")])
 
 
 @given(st.binary(min_size=1, max_size=40))
 def test_a_block_that_holds_no_pairs_is_a_frame_error(block):
     try:
-        assert frames.packed(list(decoder.PackedPairs(block))) == block
+        assert frames.packed(list(frames.PackedPairs(block))) == block
     except FrameError:
         pass
 

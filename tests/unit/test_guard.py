@@ -12,6 +12,7 @@ import pytest
 
 import ts_frontend.http
 from ts_frontend.config.addresses import parse_name
+from ts_frontend.config.keys import KeyKind
 from ts_frontend.errors import ServeError
 from ts_frontend.http.departures import Departures
 from ts_frontend.http.errors import ErrorDialect
@@ -219,7 +220,31 @@ def test_every_described_operation_is_managed_where_it_says_so() -> None:
         if "with a management key" in row.summary:
             assert row.managing, row
         if HTTP_MANAGEMENT in row.on and row.methods in ("POST", "PUT", "DELETE"):
-            assert row.effect is Effect.CHANGES and row.managing, row
+            playground = row.when is Switch.CONSOLE and row.effect is Effect.RUNS
+            assert (row.effect is Effect.CHANGES or playground) and row.managing, row
+
+
+def test_the_consoles_playground_is_the_managers() -> None:
+    """At the console's address it runs models for pages of that address, and for nobody else's."""
+    own = ((b"origin", b"http://localhost:8080"), (b"sec-fetch-site", b"same-origin"))
+    rows = [row for row in ROUTES if row.effect is Effect.RUNS and row.when is Switch.CONSOLE]
+    assert len(rows) == 5
+    for row in rows:
+        path = re.sub(r"\{\w+\}", "x", row.path)
+        assert decision("POST", path).managing and decision("POST", path).keys == (KeyKind.MANAGEMENT,)
+        assert status(LOCAL, "POST", path, JSON_TYPE, *own) == 200
+        for foreign in (EVIL, CROSS):
+            assert status(LOCAL, "POST", path, JSON_TYPE, foreign) == 403
+
+
+def test_the_consoles_page_is_everyones_and_its_events_are_the_managers() -> None:
+    own = RouteTable(ROUTES, (HTTP_MANAGEMENT,), Switch).find
+    for path in ("/", "/console", "/console/main.js"):
+        assert own("GET", path).keys == (), path
+        assert status(LOCAL, "GET", path, CROSS) == 200  # a link from another page opens it
+    for path in ("/console/events", "/console/store", "/models/m/1.0/workers/9000/log"):
+        assert decision("GET", path).keys == (KeyKind.MANAGEMENT,), path
+        assert status(LOCAL, "GET", path, EVIL) == 403
 
 
 def test_nothing_but_the_table_routes() -> None:

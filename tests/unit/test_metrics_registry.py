@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ts.protocol.frames import Chunk
 from ts_frontend.config.kinds import ConfigError
@@ -14,7 +16,15 @@ from ts_frontend.grpc.telemetry import CallMetrics
 from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.models.metrics import compatible_families, served_families
 from ts_frontend.models.registry import Registry
-from ts_frontend.telemetry.metrics.families import Definition, Definitions, MetricKind, read_definitions
+from ts_frontend.telemetry.metrics.families import (
+    BUCKETS,
+    NEW,
+    TIMES_MAX,
+    Definition,
+    Definitions,
+    MetricKind,
+    read_definitions,
+)
 from ts_frontend.telemetry.metrics.registry import DEFAULT_FILE, MetricsRegistry
 from ts_frontend.telemetry.metrics.requests import EVENTS_MAX, MetricLine
 from ts_frontend.telemetry.metrics.text import parse_record
@@ -107,6 +117,33 @@ def test_prometheus_mode_shows_requests() -> None:
     own = shown(metrics, "ts_inference_latency_seconds_count", "ts_queue_latency_seconds_sum")
     assert [line.rpartition(" ")[2] for line in own] == ["2.0", "2.0"]
     assert not logged(metrics)
+
+
+@given(st.lists(st.integers(0, 50_000), max_size=30), st.integers(0, 30))
+def test_values_may_be_added_together(milliseconds: list[int], first: int) -> None:
+    values = [number / 1024 for number in milliseconds]  # whose sums are exact
+    values += list(BUCKETS) if first > 15 else []
+    for new in NEW.values():
+        together, one_by_one = new(), new()
+        together.add_all(values[:first])
+        together.add_all(values[first:])
+        for value in values:
+            one_by_one.add(value)
+        found, wanted = together.read(), one_by_one.read()
+        assert [one[:2] for one in found] == [one[:2] for one in wanted]
+        assert [one[2] for one in found] == pytest.approx([one[2] for one in wanted])
+
+
+@pytest.mark.parametrize("count", [1, TIMES_MAX - 1, TIMES_MAX, 2 * TIMES_MAX + 3])
+def test_requests_that_nobody_has_read_are_counted(count: int) -> None:
+    metrics = registry()
+    recorder = metrics.model("m", "1.0").requests(False)
+    for _ in range(count):
+        recorder.answered(10.0, 10.5, 12.0)
+    assert metrics.sums_s("m", "1.0") == (count * 2.0, count * 0.5)
+    recorder.answered(10.0, 10.5, 12.0)
+    own = shown(metrics, "ts_inference_latency_seconds_count", "ts_queue_latency_seconds_sum")
+    assert [float(line.rpartition(" ")[2]) for line in own] == [count + 1, (count + 1) * 0.5]
 
 
 def test_http_statuses_are_counted_by_class() -> None:

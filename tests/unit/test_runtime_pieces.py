@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from support import until
 from ts.context import Context, RequestCancelled
-from ts.protocol.decoder import PackedPairs
-from ts.protocol.frames import Cancel, Chunk, Credit, Failed, Input, Item, Predict, Stop, packed
+from ts.protocol.frames import Cancel, Chunk, Credit, Failed, Input, Item, PackedPairs, Predict, Stop, packed
 from ts.protocol.otf_message_handler import create_predict_response
 from ts.protocol.otf_message_handler import send_intermediate_predict_response as old_send
 from ts.runtime import handlers, running

@@ -45,7 +45,7 @@ class TsModelLoader(ModelLoader):
     ) -> Service:
         """`handler` None: the manifest's. Raises ts.runtime.handlers.HandlerNotUsable (a ValueError); exceptions of the
         handler pass through."""
-        manifest = _manifest(Path(model_dir))
+        manifest = read_manifest(Path(model_dir))
         if model_dir not in sys.path:
             sys.path.insert(0, model_dir)
         name = handler or str((manifest or {}).get("model", {}).get("handler") or "")
@@ -67,7 +67,8 @@ class ModelLoaderFactory:
         return TsModelLoader()
 
 
-def _manifest(model_dir: Path) -> dict[str, Any] | None:
+def read_manifest(model_dir: Path) -> dict[str, Any] | None:
+    """The manifest in a model's folder, None where there is none. Raises ValueError for one that isn't JSON."""
     path = model_dir / "MAR-INF" / "MANIFEST.json"
     if not path.is_file():
         return None

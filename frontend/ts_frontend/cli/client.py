@@ -229,10 +229,13 @@ class Client:
         request = management_pb2.SetDefaultRequest(model_name=name, model_version=version)
         return self._manage(self._management.SetDefault, request)
 
-    def describe(self, name: str, version: str = "", customized: bool = False) -> list[dict[str, Any]]:
+    def describe(
+        self, name: str, version: str = "", customized: bool = False, timeout_s: float | None = None
+    ) -> list[dict[str, Any]]:
         """One description, or all for version "all"."""
         request = management_pb2.DescribeModelRequest(model_name=name, model_version=version, customized=customized)
-        descriptions: list[dict[str, Any]] = json.loads(self._manage(self._management.DescribeModel, request))
+        answer = self._ask(self._management.DescribeModel, request, KeyKind.MANAGEMENT, timeout_s)
+        descriptions: list[dict[str, Any]] = json.loads(answer.msg)
         return descriptions
 
     def models(self, timeout_s: float | None = None) -> Iterator[dict[str, str]]:

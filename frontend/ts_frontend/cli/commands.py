@@ -131,15 +131,30 @@ def known_models(client: Client, name: str) -> str:
     return f"{nearest(name, names) or '.'} The server has {', '.join(shown) or 'no models'}"
 
 
+def known_versions(client: Client, name: str) -> str:
+    """The same for an unknown version of a model."""
+    try:
+        found = client.describe(name, "all", timeout_s=LIST_TIMEOUT_S)
+    except CallFailed:
+        return ""
+    versions = [str(description["modelVersion"]) for description in found]
+    shown = versions[:NAMES_SHOWN_MAX] + ["…"] * (len(versions) > NAMES_SHOWN_MAX)
+    return f". It has {', '.join(shown)}"
+
+
 def _run_known(body: Callable[..., None], client: Client, **kwargs: Any) -> None:
     """Runs a command's body. An error about the model that `name` names says which ones there are."""
     try:
         body(client, **kwargs)
     except CallFailed as error:
         name = kwargs.get("name")
-        if error.code != "NOT_FOUND" or not name or not error.message.endswith(f"Model not found: {name}"):
+        if error.code != "NOT_FOUND" or not name:
             raise
-        raise CallFailed(error.code, error.message + known_models(client, name)) from None
+        of_version = kwargs.get("version") and "does not exist for model" in error.message
+        if not of_version and not error.message.endswith(f"Model not found: {name}"):
+            raise
+        there = known_versions(client, name) if of_version else known_models(client, name)
+        raise CallFailed(error.code, error.message + there) from None
 
 
 def _run(body: Callable[..., None], target: Target, **kwargs: Any) -> None:

@@ -453,8 +453,16 @@ class ServerConfig:
         "model. It is the `model_store` if that is not set",
         restored=False,
     )
-    enable_docs_url: bool = _own(
-        BOOLEAN, False, "true: a page about the HTTP APIs at `/docs` and `/v2/docs`, and OpenAPI at `/openapi.json`"
+    enable_docs_url: bool | None = _own(
+        BOOLEAN,
+        None,
+        "true: a page about the HTTP APIs at `/docs` and `/v2/docs`, to try them out, and OpenAPI at `/openapi.json`; "
+        "not set: true if every address is loopback",
+    )
+    enable_console: bool = _own(
+        BOOLEAN,
+        True,
+        "false: no console at `/` of the management address, no events for it, and nothing at `/` of the others",
     )
     stream_dialect: str = _own(
         choice("auto", "triton", "mlserver"),
@@ -624,6 +632,11 @@ class ServerConfig:
         return self.loopback_only if self.enable_model_api is None else self.enable_model_api
 
     @property
+    def docs_enabled(self) -> bool:
+        """Whether there is a page about the HTTP APIs."""
+        return self.loopback_only if self.enable_docs_url is None else self.enable_docs_url
+
+    @property
     def counts_grpc_calls(self) -> bool:
         return self.metrics_mode == "prometheus" if self.grpc_metrics is None else self.grpc_metrics
 
@@ -677,6 +690,7 @@ NO_EFFECT: Mapping[str, str] = MappingProxyType(
     | {
         "vmargs": "is for the Java virtual machine, which this server doesn't have",
         "plugins_path": "names Java plugins, which this server can't load",
+        "metrics_format": "isn't needed: the metrics API always answers in Prometheus' format",
         "async_logging": "isn't needed: a separate thread always writes the logs",
     }
     | dict.fromkeys(

@@ -8,7 +8,6 @@ import contextlib
 import logging
 import mimetypes
 import os
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +29,7 @@ from ts_frontend.models.model import Model
 from ts_frontend.models.repository import names_in
 from ts_frontend.models.settings import Requested
 from ts_frontend.models.store.store import Fetched
+from ts_frontend.models.work_dir import work_dir
 from ts_frontend.process import prepare
 from ts_frontend.server import Parts, Server, missing_torch
 from ts_frontend.tasks import owned
@@ -80,8 +80,8 @@ class Candidate:
 def check(path: Path, config: ServerConfig, samples: Sequence[SampleRequest] = (), *, load: bool = True) -> Report:
     """What a server with these settings says about the models at `path`: an archive, a model's folder, a handler's
     file, or a directory of such. Without `load` their handlers don't run. Raises ServeError, OSError."""
-    with tempfile.TemporaryDirectory(prefix="torchserve-check-") as directory:
-        config = _apart(path, config, Path(directory))
+    with work_dir(config.temp_dir) as directory:  # which the next server removes, should this process be killed
+        config = _apart(path, config, directory)
         if not load:
             config = replace(config, worker_start="exec")  # nothing is imported in advance
         logs = setup_logs(config)

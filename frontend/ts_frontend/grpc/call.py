@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeAlias
 from ts.protocol.frames import Pairs
 from ts_frontend.errors import ClientGone, Code, ServeError
 from ts_frontend.grpc.protocol import METADATA_KEY, METADATA_VALUE, ReceivedMetadata
-from ts_frontend.telemetry.metrics.families import Histogram
+from ts_frontend.telemetry.metrics.families import TIMES_MAX, Histogram
 
 Metadata: TypeAlias = "Sequence[tuple[str, str | bytes]]"
 Entries: TypeAlias = "list[tuple[str, str | bytes]]"
@@ -138,16 +138,25 @@ LABELS = ("grpc_type", "grpc_service", "grpc_method")
 
 
 class MethodCounts:
-    """The counters of one method's calls. `handled`: ended calls by status."""
+    """The counters of one method's calls. `handled`: ended calls by status. Times of calls are kept until somebody
+    reads them, TIMES_MAX at most."""
 
-    __slots__ = ("handled", "labels", "received", "seconds", "sent", "started")
+    __slots__ = ("_seconds", "_took", "handled", "labels", "received", "sent", "started")
 
     def __init__(self, method: Method) -> None:
         service, _, name = method.path[1:].rpartition("/")
         self.labels = (TYPES[method.shape], service, name)
         self.started = self.received = self.sent = 0
         self.handled = [0] * len(Code)
-        self.seconds = Histogram()
+        self._seconds = Histogram()
+        self._took: list[float] = []
+
+    @property
+    def seconds(self) -> Histogram:
+        """The times of calls."""
+        took, self._took = self._took, []
+        self._seconds.add_all(took)
+        return self._seconds
 
     # --- of a unary method
 
@@ -159,7 +168,10 @@ class MethodCounts:
     def answered(self, begun_s: float) -> None:
         self.sent += 1
         self.handled[Code.OK] += 1
-        self.seconds.add(time.perf_counter() - begun_s)
+        self._took.append(time.perf_counter() - begun_s)
+        if len(self._took) >= TIMES_MAX:
+            self._seconds.add_all(self._took)
+            self._took.clear()
 
     def failed(self, call: Call, error: BaseException, begun_s: float) -> None:
         self.ended(code_of(call, error), time.perf_counter() - begun_s)
@@ -168,7 +180,7 @@ class MethodCounts:
 
     def ended(self, code: int, seconds: float) -> None:
         self.handled[code] += 1
-        self.seconds.add(seconds)
+        self._seconds.add(seconds)
 
 
 class Counted(NamedTuple):

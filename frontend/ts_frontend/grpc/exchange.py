@@ -268,11 +268,11 @@ class Exchange:
     async def _write(self, messages: Sequence[bytes], *, more: bool) -> None:
         """Waits while the client doesn't read: that is the stream's back-pressure."""
         limit = self._limits.response_bytes_max
-        for index, message in enumerate(messages):
-            if len(message) > limit:
-                if index:  # those before it are sent, as they would be one by one
-                    await self._write(messages[:index], more=True)
-                raise protocol.too_large(len(message), limit, key="max_response_size", what="Answer")
+        if max(map(len, messages)) > limit:
+            index = next(index for index, message in enumerate(messages) if len(message) > limit)
+            if index:  # those before it are sent, as they would be one by one
+                await self._write(messages[:index], more=True)
+            raise protocol.too_large(len(messages[index]), limit, key="max_response_size", what="Answer")
         if not self._started:
             await self._start()
         if len(messages) == 1 and len(messages[0]) > JOIN_BYTES_MAX and self._answer_encoding is None:

@@ -141,6 +141,12 @@ def response(prediction: Buffer) -> bytes:
     return b"".join((_PREFIXES[size] if size < 128 else _prefix(size), prediction))
 
 
+def responses(predictions: Sequence[Buffer]) -> list[bytes]:
+    """`response` of each."""
+    prefixes = _PREFIXES
+    return [prefixes[len(one)] + one if len(one) < 128 else response(one) for one in predictions]
+
+
 def sequence_response(prediction: Buffer, sequence_id: str | None) -> bytes:
     """Returns the same for StreamPredictions2: fields of one message may follow each other as separate encodings."""
     if sequence_id is None:
@@ -248,7 +254,7 @@ class InferenceService:
         answer = self._submit(call, parse(call.path, data), True)
         try:
             async for pieces in answer.chunks():
-                yield [response(piece) for piece in pieces]
+                yield responses(pieces)
         finally:
             answer.cancel()
         if answer.headers or answer.status != 200:

@@ -112,13 +112,15 @@ class Decoder:
 
 def encode(messages: Sequence[bytes], encoding: str | None = None) -> bytes:
     """The messages as one piece of a body; with `encoding`, those worth it are compressed."""
+    pack = PREFIX.pack
+    if encoding is None:
+        return b"".join([part for data in messages for part in (pack(0, len(data)), data)])
     parts: list[bytes] = []
     for data in messages:
         flag = 0
-        if encoding is not None and len(data) >= COMPRESS_BYTES_MIN:
+        if len(data) >= COMPRESS_BYTES_MIN:
             flag, data = 1, compress(encoding, data)
-        parts.append(PREFIX.pack(flag, len(data)))
-        parts.append(data)
+        parts += (pack(flag, len(data)), data)
     return b"".join(parts)
 
 

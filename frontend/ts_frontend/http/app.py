@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ts_frontend.errors import ClientGone, ServeError
@@ -41,6 +41,8 @@ NO_CACHE: tuple[Header, ...] = (
 )
 STREAMED: Header = (b"ts_stream_next", b"true")
 CLIENT_LEFT = 499
+#: Of pieces that are sent as one.
+JOINED_BYTES_MAX = 64 * 1024
 VERSIONS = {"2": "2.0"}
 UNEXPECTED = "The server failed unexpectedly; its log says why"
 
@@ -157,7 +159,7 @@ class HttpApp:
         else:
             headers.append(STREAMED)
             await send({"type": "http.response.start", "status": status, "headers": headers})
-            await _send_pieces(body, send)
+            await _send_pieces(body, send, apart=http_version[0] == "1" and not _has_events(own))
 
 
 def _unanswered(request: HttpRequest, match: Match) -> ServeError:
@@ -168,11 +170,12 @@ def _unanswered(request: HttpRequest, match: Match) -> ServeError:
     return ResourceNotFound()
 
 
-async def _send_pieces(pieces: AsyncIterator[Sequence[Body]], send: Send) -> None:
-    """Sends each piece as a chunk of its own, as soon as it's ready; waits while the client doesn't read."""
+async def _send_pieces(pieces: AsyncIterator[Sequence[Body]], send: Send, *, apart: bool) -> None:
+    """Sends the pieces as soon as they are ready; waits while the client doesn't read. `apart`: each is a chunk of its
+    own, which clients of HTTP/1.1 can tell from the next; else those that are ready together are sent together."""
     try:
         async for ready in pieces:
-            for piece in ready:
+            for piece in ready if apart or len(ready) == 1 else joined(ready):
                 if len(piece):
                     await send({"type": "http.response.body", "body": _bytes(piece), "more_body": True})
     except ServeError as error:
@@ -184,6 +187,24 @@ async def _send_pieces(pieces: AsyncIterator[Sequence[Body]], send: Send) -> Non
         if close is not None:
             await close()
     await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _has_events(headers: Sequence[Header]) -> bool:
+    """Whether an answer is a stream of server-sent events, which show themselves where each of them ends."""
+    return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
+
+
+def joined(pieces: Sequence[Body]) -> Iterator[bytes]:
+    """The pieces in parts of about JOINED_BYTES_MAX; a larger one isn't cut."""
+    part: list[Body] = []
+    size = 0
+    for piece in pieces:
+        if part and size + len(piece) > JOINED_BYTES_MAX:
+            yield b"".join(part)
+            part, size = [], 0
+        part.append(piece)
+        size += len(piece)
+    yield b"".join(part)
 
 
 def _bytes(body: Body) -> bytes | bytearray:

@@ -53,7 +53,7 @@ class HttpKServe:
         try:
             job = model.submit(
                 [Input("", f"\0{form}", await request.body())],
-                headers=[(key.decode("latin-1"), value.decode("latin-1")) for key, value in request.headers],
+                headers=request.for_handler(),
                 request_id=request.request_id,
                 stream=False,
             )

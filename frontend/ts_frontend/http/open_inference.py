@@ -11,7 +11,7 @@ import zlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from ts.protocol.frames import Buffer, Input, Pairs
+from ts.protocol.frames import Buffer, Input
 from ts_frontend.errors import InvalidArgument, MessageTooLarge, ModelNotFound, ServeError
 from ts_frontend.http.errors import ErrorDialect, MethodNotAllowed, UnknownEncoding, refusal
 from ts_frontend.http.request import Header, HttpAnswer, HttpRequest, compact_json, json_object
@@ -191,8 +191,7 @@ class HttpOpenInference:
         body = await body_of(request)
         given = await tensor_requests.of_json(body, request.header(tensor_requests.LENGTH_HEADER))
         model = self._model(request)  # it may have been replaced meanwhile
-        headers: Pairs = [(key.decode("latin-1"), value.decode("latin-1")) for key, value in request.headers]
-        deadline_s = math.inf
+        headers, deadline_s = request.for_handler(), math.inf
         if given:
             headers, deadline_s = tensor_requests.scheduled(model, given, headers, deadline_s, self._keys)
         answer = model.submit(

@@ -146,8 +146,8 @@ class _Calls:
         return model.openai or OpenAIHandler()
 
     def _submit(self, model: Model, given: Input, stream: bool, more: Pairs = ()) -> Job:
-        headers = [(key.decode("latin-1"), value.decode("latin-1")) for key, value in self._request.headers]
-        job = model.submit([given], headers=[*headers, *more], request_id=self._request.request_id, stream=stream)
+        headers = self._request.for_handler(*more)
+        job = model.submit([given], headers=headers, request_id=self._request.request_id, stream=stream)
         self._running.append(job.cancel)
         return job
 

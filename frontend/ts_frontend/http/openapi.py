@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ts_frontend.config.parameters import REGISTER, SCALE
+from ts_frontend.console.site import HEADERS
 from ts_frontend.errors import ModelNotFound
 from ts_frontend.http.request import Header, HttpAnswer, HttpRequest, json_answer
 from ts_frontend.http.routing import Row
@@ -108,34 +109,36 @@ def _query_parameters(names: Sequence[str]) -> list[dict[str, Any]]:
 
 HTML: Header = (b"content-type", b"text/html; charset=utf-8")
 TITLE = "torchrelay's HTTP APIs"
-_STYLE = (
-    "body{font:16px/1.5 sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem}"
-    "table{border-collapse:collapse;width:100%}td,th{border-bottom:1px solid #ccc;padding:.4rem;text-align:left}"
-    "code{font:14px monospace}"
+_HEAD = (
+    f'<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><title>{TITLE}</title>'
+    '<link rel="icon" href="/console/icon.svg"><link rel="stylesheet" href="/console/base.css">'
+    '<link rel="stylesheet" href="/console/docs.css"><script src="/console/docs.js" type="module"></script>'
 )
 
 
 class HttpDocs:
-    """A page for people, and the document for programs; `rows`: the listener's routes."""
+    """A page for people, who can try the calls out there, and the document for programs; `rows`: the listener's
+    routes."""
 
     def __init__(self, rows: Sequence[Row], version: str) -> None:
         self._document = document(TITLE, version, rows)
         self._page = _page(rows, version).encode()
 
     async def page(self, request: HttpRequest) -> HttpAnswer:
-        return HttpAnswer(200, (HTML,), self._page)
+        return HttpAnswer(200, (HTML, *HEADERS), self._page)
 
     async def openapi(self, request: HttpRequest) -> HttpAnswer:
         return json_answer(200, self._document)
 
 
 def _page(rows: Sequence[Row], version: str) -> str:
+    """Returns the page: what it says without a script, and the script that adds forms."""
     lines = "".join(
         f"<tr><td><code>{row.described_method.upper()}</code></td><td><code>{html.escape(row.template)}</code></td>"
         f"<td>{html.escape(row.summary)}</td></tr>"
         for row in _operations(rows)
     )
-    head = f'<meta charset="utf-8"><title>{TITLE}</title><style>{_STYLE}</style>'
-    about = f'<h1>{TITLE}</h1><p>Version {html.escape(version)}. <a href="/openapi.json">OpenAPI</a></p>'
-    table = f"<table><tr><th>Method</th><th>Path</th><th>What it does</th></tr>{lines}</table>"
-    return f'<!doctype html><html lang="en"><head>{head}</head><body>{about}{table}</body></html>\n'
+    about = f'<p>Version {html.escape(version)}. <a href="/openapi.json">OpenAPI</a></p>'
+    table = f"<table><thead><tr><th>Method<th>Path<th>What it does</thead><tbody>{lines}</tbody></table>"
+    main = f'<main class="docs"><h1>{TITLE}</h1>{about}<div id="operations">{table}</div></main>'
+    return f'<!doctype html><html lang="en"><head>{_HEAD}</head><body>{main}</body></html>\n'

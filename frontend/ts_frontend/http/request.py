@@ -10,8 +10,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Mutable
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl
 
+from ts.protocol.frames import Pairs
 from ts_frontend.errors import ClientGone, Code, InvalidArgument, MessageTooLarge, ServeError
 from ts_frontend.http.departures import Departures, Watched
+from ts_frontend.job import handlers_headers
 from ts_frontend.open_inference.heads import WHOLE_BYTES_MAX, small_members
 from ts_frontend.tasks import watched
 
@@ -102,6 +104,10 @@ class HttpRequest:
             if key == name:
                 found = value
         return found.decode("latin-1")
+
+    def for_handler(self, *more: tuple[str, str]) -> Pairs:
+        """Returns the headers as a handler gets them, and `more` after them. Raises InvalidArgument."""
+        return handlers_headers(self.headers, more)
 
     async def body(self) -> bytes:
         """Returns the whole body. Raises ClientGone, MessageTooLarge, SlowSender."""

@@ -12,6 +12,7 @@ from functools import partial
 from ts_frontend.config.keys import KeyKind
 from ts_frontend.config.parameters import REGISTER, REGISTER_WORKFLOW, SCALE
 from ts_frontend.http.auth import HttpKeys
+from ts_frontend.http.console import CONSOLE_PATH, HttpConsole, HttpPages
 from ts_frontend.http.errors import ErrorDialect
 from ts_frontend.http.kserve_v1 import HttpKServe
 from ts_frontend.http.management import HttpManagement
@@ -56,6 +57,7 @@ _openai = partial(_inference, dialect=_OPENAI)
 _tensors = partial(_inference, dialect=_OIP)
 _managing = partial(_tensors, keys=(KeyKind.MANAGEMENT,))
 _management = partial(Row, on=(HTTP_MANAGEMENT,), keys=(KeyKind.MANAGEMENT,))
+_console = partial(_management, when=Switch.CONSOLE)
 
 
 def _of_models() -> Iterator[Row]:
@@ -101,6 +103,22 @@ def _shared_memory(kind: str, status: Function, register: Function, unregister: 
     yield change("POST", f"{region}/register", CHANGES, register, "Let tensors lie there", body=_JSON)
     yield change("POST", f"{region}/unregister", CHANGES, unregister, "No longer")
     yield change("POST", f"{path}/unregister", CHANGES, unregister, "None of them any longer")
+
+
+def _playground() -> Iterator[Row]:
+    """The playground's calls: those of inference listeners, which are other origins than the console, at its own
+    address and with the management key. Whoever has that could register a model that does the same."""
+    predict, tensors = f"{CONSOLE_PATH}/predictions/{{model_name}}/{{model_version}}", HttpOpenInference
+    yield _console("POST", predict, RUNS, HttpInference.predictions, "Predict, from the console", body=_INPUT)
+    run = partial(_console, dialect=_OIP, json=True)
+    for word, function, body in (
+        ("infer", tensors.infer, _TENSORS),
+        ("infer_stream", tensors.infer_stream, _TENSORS),
+        ("generate", tensors.generate, _JSON),
+        ("generate_stream", tensors.generate_stream, _JSON),
+    ):
+        path, summary = f"{CONSOLE_PATH}{_V2_VERSION}/{word}", f"The same as /v2/…/{word}, from the console"
+        yield run("POST", path, RUNS, function, summary, body=body)
 
 
 ROUTES: tuple[Row, ...] = (
@@ -266,6 +284,22 @@ ROUTES: tuple[Row, ...] = (
         *("Unregister a workflow", "unregisterWorkflow"),
     ),
     _management("*", "/token", CHANGES, HttpKeys.token, keys=(KeyKind.API,), when=Switch.KEYS, yields=True),
+    # The console; `/` of inference with `kserve_mode` is KServe's
+    _everywhere("GET", "/", READS, HttpPages.root, when=Switch.CONSOLE),
+    _everywhere("GET", CONSOLE_PATH, READS, HttpPages.page, on=(HTTP_MANAGEMENT,), when=Switch.CONSOLE),
+    _everywhere("GET", f"{CONSOLE_PATH}/{{file}}", READS, HttpPages.file, when=Switch.PAGES),
+    _console(
+        *("GET", f"{CONSOLE_PATH}/events", READS, HttpConsole.events),
+        *("Models, workers and their numbers as server-sent events", "consoleEvents"),
+    ),
+    _console(
+        "GET", f"{CONSOLE_PATH}/store", READS, HttpConsole.stored, "The models of the model store", "storedModels"
+    ),
+    _console(
+        *("GET", f"{_VERSION}/workers/{{worker_id}}/log", READS, HttpConsole.worker_log),
+        *("The last lines that a worker printed", "workerLog"),
+    ),
+    *_playground(),
     # Metrics
     Row(
         *("*", "/metrics", READS, HttpMetrics.read, "Metrics, as Prometheus reads them", "metrics", ("name[]",)),

@@ -41,6 +41,9 @@ class Switch(Enum):
     KEYS = "keys"
     KSERVE = "kserve_mode"
     DOCS = "enable_docs_url"
+    CONSOLE = "enable_console"
+    #: The files of pages: with either of the two before.
+    PAGES = "pages"
 
 
 #: A method of the service that answers, not bound to one yet.

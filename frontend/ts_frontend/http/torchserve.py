@@ -116,19 +116,12 @@ class HttpInference:
     ) -> HttpAnswer:
         """Submits a request to a model. `more`: headers for the handler beside the client's."""
         model = self._models.find(name, version)
-        content_type = ""
-        headers = []
-        for key, value in request.headers:
-            text = value.decode("latin-1")
-            if key == b"content-type":
-                content_type = text
-            headers.append((key.decode("latin-1"), text))
-        headers += more
+        content_type = request.header(b"content-type")
         if content_type and forms.is_form(content_type):
             check_form(content_type, body)
         job = model.submit(
             [*inputs, Input("body", content_type, body)],
-            headers=headers,
+            headers=request.for_handler(*more),
             request_id=request.request_id,
             stream=True,
             version_named=bool(version),

@@ -68,9 +68,8 @@ class HttpWorkflows:
         content_type = request.header(b"content-type")
         if content_type and forms.is_form(content_type):
             check_form(content_type, body)
-        headers = [(key.decode("latin-1"), value.decode("latin-1")) for key, value in request.headers]
         inputs = [Input("body", content_type, body)]
-        run = owned(workflow.predict(inputs, headers=headers, request_id=request.request_id))
+        run = owned(workflow.predict(inputs, headers=request.for_handler(), request_id=request.request_id))
         request.when_gone(partial(_cancel, run))
         try:
             await asyncio.wait({run})

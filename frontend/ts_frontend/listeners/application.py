@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable
 
 from ts_frontend.errors import ClientGone, Draining
 from ts_frontend.grpc.exchange import Exchange, current_task, uncancel
@@ -65,10 +66,10 @@ class Application:
         if scope["type"] != "http" or scope["http_version"][0] != "1":
             return send
 
-        async def closing(message: Event) -> None:
+        def closing(message: Event) -> Awaitable[None]:
             if self._draining and message["type"] == "http.response.start" and CLOSE not in message["headers"]:
                 message["headers"] = [*message["headers"], CLOSE]
-            await send(message)
+            return send(message)
 
         return closing
 

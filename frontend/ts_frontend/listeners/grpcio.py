@@ -9,9 +9,8 @@ import contextlib
 import logging
 import math
 import os
-import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -25,8 +24,12 @@ from ts_frontend.grpc.protocol import bounded, status_details, too_large
 from ts_frontend.listeners.certificates import CertificateFiles, Pem
 from ts_frontend.listeners.listener import Listener, Tls
 from ts_frontend.listeners.sockets import (
+    CONNECTIONS_LOOK_EVERY_S,
+    QUIET_S,
     ListenFailed,
     cut,
+    deafen,
+    finish,
     hold,
     limit_writes,
     listening,
@@ -36,7 +39,7 @@ from ts_frontend.listeners.sockets import (
     release,
     say_goaway,
 )
-from ts_frontend.tasks import kept
+from ts_frontend.tasks import ENDING, kept, owned
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +50,8 @@ STALL_LOOKS = 4
 LINGER_S_MAX = 2.0
 #: After calls were cancelled: how long until their statuses are on their way.
 SETTLE_S = 1.0
+#: After a look at all connections come so many times its own length without one.
+REST_FACTOR = 10
 #: How long a drain takes to send clients away and to serve the calls they had begun, before it is grpcio's.
 QUIET_S_MAX = 1.0
 
@@ -60,89 +65,152 @@ class GrpcioEngine:
     """One grpc.aio server for each listener (each has limits of its own), all in one loop."""
 
     def __init__(self, listeners: Sequence[Listener]) -> None:
-        self._listeners = tuple(listeners)
-        self._servers: list[grpc.aio.Server] = []
-        self._ports: dict[str, int] = {}
-        self._following: list[asyncio.Task[None]] = []
-        self._running = Running()
+        self._servers = {listener.name: GrpcioServer(listener) for listener in listeners}
         logging.getLogger("grpc._cython.cygrpc").addFilter(is_news)
 
     async def start(self) -> None:
+        started: list[GrpcioServer] = []
         try:
-            for listener in self._listeners:
-                await self._start_listener(listener)
+            for server in self._servers.values():
+                started.append(server)
+                await server.start()
         except BaseException:
-            await self.drain(0)
+            await asyncio.gather(*(server.drain(0) for server in started))
             raise
 
-    async def _start_listener(self, listener: Listener) -> None:
+    def port(self, name: str) -> int:
+        return self._servers[name].port
+
+    async def drain(self, grace_s: float) -> None:
+        await asyncio.gather(*(server.drain(grace_s) for server in self._servers.values()))
+
+    async def wait(self) -> None:
+        # Cancelling grpcio's own wait cancels its shutdown, and with it the drain and every call.
+        ended = asyncio.gather(*(server.ended() for server in self._servers.values()))
+        ended.add_done_callback(_retrieved)
+        await asyncio.shield(ended)
+
+
+class GrpcioServer:
+    """One listener: its grpc.aio server, and the calls that run on it. `port`: 0 for a Unix socket."""
+
+    def __init__(self, listener: Listener) -> None:
+        self.port = 0
+        self._name = listener.name
+        self._listener = listener
+        self._running = Running()
+        self._server: grpc.aio.Server | None = None
+        self._following: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        listener = self._listener
         if listener.http_app is not None:
             logger.warning(
                 "%s: grpcio answers gRPC only; what h2corn answers by HTTP there isn't served", listener.name
             )
-        server = grpc.aio.server(options=server_options(listener.limits))
-        server.add_generic_rpc_handlers((BytesHandler(listener.routes, listener.limits, self._running),))
-        self._servers.append(server)
+        self._server = grpc.aio.server(options=server_options(listener.limits))
+        self._server.add_generic_rpc_handlers((BytesHandler(listener.routes, listener.limits, self._running),))
         certificate = Certificate(listener.name, listener.tls) if listener.tls else None
-        self._ports[listener.name] = _bind(server, listener, certificate)
-        await server.start()
-        for one in _listening_at(self._ports[listener.name]):
+        self.port = _bind(self._server, listener, certificate)
+        await self._server.start()
+        for one in listening(self._ports):
             with one:
                 limit_writes(one, listener.limits.write_s_max)
         if certificate is not None and certificate.tls.check_s:
-            self._following.append(
-                kept(partial(certificate.files.follow, certificate.renew), f"{listener.name}: the watch over TLS files")
+            self._following = kept(
+                partial(certificate.files.follow, certificate.renew), f"{listener.name}: the watch over TLS files"
             )
 
-    def port(self, name: str) -> int:
-        return self._ports[name]
+    async def ended(self) -> None:
+        if self._server is not None:
+            await self._server.wait_for_termination()
 
     async def drain(self, grace_s: float) -> None:
         latest_s = time.monotonic() + grace_s
-        for task in self._following:
-            task.cancel()
-        await asyncio.gather(*self._following, return_exceptions=True)
-        ports, paths = {port for port in self._ports.values() if port}, self._paths
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
+        limit_s = min(QUIET_S_MAX, grace_s / 2)
         if grace_s:
-            await _refuse(ports)
-            await self._send_away(min(QUIET_S_MAX, grace_s / 2))
-        held = hold(ports, paths)
+            await _refuse(self._ports)
+            if self._takes_goaway:
+                await self._send_away(limit_s)
+        await self._turn_away(latest_s, grace_s, limit_s)
+        if self._server is not None:
+            await self._stop(self._server, latest_s, grace_s)
+
+    async def _stop(self, server: grpc.aio.Server, latest_s: float, grace_s: float) -> None:
+        """grpcio's own drain, with an end to it."""
+        held = hold(self._ports, self._paths)
         linger_s = 0.0
         try:
             # At the end of its grace grpcio would answer CANCELLED: ours comes first.
-            stops = (server.stop(grace_s + 2 * SETTLE_S) for server in self._servers)
-            stopping = asyncio.gather(*stops)
+            stopping = owned(server.stop(grace_s + 2 * SETTLE_S))
             stopping.add_done_callback(_retrieved)
             await asyncio.wait([stopping], timeout=latest_s - time.monotonic())
             if stopping.done():
                 linger_s = min(LINGER_S_MAX, grace_s)
                 return
-            count = self._running.abort()
-            logger.warning("%d calls did not end in %g s and were cancelled", count, grace_s)
+            self._abort(grace_s)
             await asyncio.wait([stopping], timeout=SETTLE_S)
             if not stopping.done():
-                cut(ports, paths)
-                logger.warning("Connections whose clients don't read were shut down")
+                cut(self._ports, self._paths)
+                logger.warning("%s: connections whose clients don't read were shut down", self._name)
                 await asyncio.wait([stopping], timeout=SETTLE_S)
         finally:
             await release(held, linger_s)
 
+    def _abort(self, grace_s: float) -> None:
+        count = self._running.abort()
+        if count:
+            logger.warning("%s: %d calls did not end in %g s and were cancelled", self._name, count, grace_s)
+
     async def _send_away(self, limit_s: float) -> None:
         """Sends the first GOAWAY before grpcio drains: grpcio cancels the calls that come between its first GOAWAY and
         its last, and can't send the first alone."""
-        plain = {self._ports[listener.name] for listener in self._listeners if not (listener.tls or listener.path)}
-        await say_goaway(plain, limit_s / 2)
-        await quiet(plain, (), 0.0, limit_s / 2)
+        await say_goaway(self._ports, limit_s / 2)
+        await quiet(self._ports, (), 0.0, limit_s / 2)
+
+    async def _turn_away(self, latest_s: float, grace_s: float, quiet_s_max: float) -> None:
+        """Refuses new calls until those that run have ended, and ends the connections before grpcio drains, so that it
+        has nothing to cancel. A client that couldn't be sent a GOAWAY learns from the end of its connection, as soon as
+        none of its calls runs, that it is to leave."""
+        self._running.refuse()
+        if not await self._all_ended(latest_s):
+            self._abort(grace_s)
+            await self._all_ended(time.monotonic() + SETTLE_S)
+        if self._takes_goaway:
+            await quiet(self._ports, (), 0.0, quiet_s_max)
+        deafen(self._paths)
+        await self._all_ended(time.monotonic() + quiet_s_max, refused=True)
+        finish(self._ports, self._paths, ())
+
+    async def _all_ended(self, latest_s: float, *, refused: bool = False) -> bool:
+        """Returns whether all calls have ended, and their answers been sent, by `latest_s` (`time.monotonic()`).
+        `refused`: also those that were refused, and none has come for QUIET_S: grpcio hands them over one by one."""
+        running = self._running
+        while running.peers(refused=refused) or (refused and time.monotonic() - running.refused_at_s < QUIET_S):
+            begun_s = time.monotonic()
+            if begun_s >= latest_s:
+                return False
+            if not self._takes_goaway:
+                finish(self._ports, self._paths, running.peers(refused=True))
+            await asyncio.sleep(max(CONNECTIONS_LOOK_EVERY_S, REST_FACTOR * (time.monotonic() - begun_s)))
+        return True
+
+    @property
+    def _takes_goaway(self) -> bool:
+        """Whether clients can be sent a GOAWAY that isn't grpcio's: there is no TLS, and the system tells what has
+        arrived."""
+        return not (self._listener.tls or self._listener.path)
+
+    @property
+    def _ports(self) -> set[int]:
+        return {self.port} if self.port else set()
 
     @property
     def _paths(self) -> set[str]:
-        return {listener.path for listener in self._listeners if listener.path}
-
-    async def wait(self) -> None:
-        # Cancelling grpcio's own wait cancels its shutdown, and with it the drain and every call.
-        ended = asyncio.gather(*(server.wait_for_termination() for server in self._servers))
-        ended.add_done_callback(_retrieved)
-        await asyncio.shield(ended)
+        return {self._listener.path} if self._listener.path else set()
 
 
 def _retrieved(done: asyncio.Future[Any]) -> None:
@@ -175,10 +243,6 @@ def _add_port(server: grpc.aio.Server, listener: Listener, address: str, certifi
         return int(server.add_secure_port(address, certificate.credentials()))
     except RuntimeError as error:
         raise ListenFailed(listener, str(error)) from error
-
-
-def _listening_at(port: int) -> list[socket.socket]:
-    return listening({port}) if port else []
 
 
 async def _refuse(ports: Collection[int]) -> None:
@@ -278,11 +342,20 @@ def _unimplemented(path: str) -> Callable[[bytes, Context], Awaitable[bytes]]:
 
 
 class Running:
-    """The tasks of the calls that run."""
+    """The tasks of the calls that run on one listener."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._aborted = False
+        #: The clients' addresses by the tasks of calls, until their answers have been sent.
+        self._peers: dict[asyncio.Task[Any], str] = {}
+        self._refused: dict[asyncio.Task[Any], str] = {}
+        #: When a call was last refused (`time.monotonic()` seconds).
+        self.refused_at_s = 0.0
+        self._aborted = self._refusing = False
+
+    def refuse(self) -> None:
+        """Answers new calls UNAVAILABLE from now on."""
+        self._refusing = True
 
     def abort(self) -> int:
         """Cancels the calls, which then answer UNAVAILABLE; returns how many."""
@@ -291,11 +364,24 @@ class Running:
             task.cancel()
         return len(self._tasks)
 
-    async def run(self, call: Call, context: Context, work: Awaitable[bytes]) -> bytes:
+    def peers(self, *, refused: bool) -> set[str]:
+        """The addresses of the clients with calls that run, or whose answers are being sent; also of the calls that
+        were refused?"""
+        return {*self._peers.values(), *(self._refused.values() if refused else ())}
+
+    async def run(self, call: Call, context: Context, work: Coroutine[Any, Any, bytes]) -> bytes:
         """Awaits a call's work in the call's own task, and ends the call with a status if the work fails."""
         task = asyncio.current_task()
         assert task is not None
+        if self._refusing:
+            work.close()
+            self._refused[task] = call.peer
+            self.refused_at_s = time.monotonic()
+            task.add_done_callback(self._refused.__delitem__)
+            return await _end(call, context, *_failure(call, Draining(ENDING)))
         self._tasks.add(task)
+        self._peers[task] = call.peer
+        task.add_done_callback(self._peers.__delitem__)
         try:
             return await work
         except Exception as error:
@@ -304,7 +390,7 @@ class Running:
             if not self._aborted:
                 raise
             uncancel()
-            failure = _failure(call, Draining("The server is shutting down"))
+            failure = _failure(call, Draining(ENDING))
         finally:
             self._tasks.discard(task)
         return await _end(call, context, *failure)

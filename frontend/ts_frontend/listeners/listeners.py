@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 import logging
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
@@ -17,6 +18,8 @@ from ts_frontend.config.addresses import Address, bracketed, unix_path
 from ts_frontend.config.keys import KeyKind
 from ts_frontend.config.kinds import ExtraPort
 from ts_frontend.config.table import ServerConfig
+from ts_frontend.console.collector import Collector
+from ts_frontend.console.site import Site
 from ts_frontend.errors import InvalidArgument
 from ts_frontend.grpc import health as health_service
 from ts_frontend.grpc import reflection
@@ -30,6 +33,7 @@ from ts_frontend.grpc.telemetry import CallMetrics, logged
 from ts_frontend.grpc.triton import SettingsService, SharedMemoryService, StatisticsService
 from ts_frontend.http.app import Cors, HttpApp, request_line
 from ts_frontend.http.auth import HttpKeys
+from ts_frontend.http.console import CONSOLE_PATH, HttpConsole, HttpPages
 from ts_frontend.http.custom import HttpCustomHandlers
 from ts_frontend.http.guard import Guard, Hosts
 from ts_frontend.http.kserve_v1 import HttpKServe
@@ -213,6 +217,8 @@ class Listeners:
         self._tls = certificate_files(config)
         if config.certificate_file and self._tls is None:
             log.warning("certificate_file is set, but no address uses TLS: write https:// or enable_grpc_ssl=true")
+        self._site = Site()
+        self._started_s = time.time()
         self._http = self._http_addresses() if serves_http() else {}
         self._services = self._http_services()
         self.warnings = [] if self._http else [NO_HTTP]
@@ -383,6 +389,7 @@ class Listeners:
             HttpManagement(self._manager, registry, model_api=config.model_api_enabled),
             HttpWorkflows(self._workflows, model_api=config.model_api_enabled),
             HttpMetrics(self._metrics),
+            HttpConsole(Collector(registry, self._health, self._about), registry, self._manager.loader.store.names),
             *([] if self._keys is None else [self._keys]),
         ]
 
@@ -392,12 +399,38 @@ class Listeners:
         wanted = {
             Switch.KEYS: self._keys is not None,
             Switch.KSERVE: config.kserve_mode,
-            Switch.DOCS: config.enable_docs_url,
+            Switch.DOCS: config.docs_enabled,
+            Switch.CONSOLE: config.enable_console,
+            Switch.PAGES: config.enable_console or config.docs_enabled,
         }
         switches = [switch for switch, is_on in wanted.items() if is_on]
         rows = served_rows(ROUTES, apis, switches)
         described = HttpDescription(rows, self._manager.registry, version), HttpDocs(rows, version)
-        return RouteTable(ROUTES, apis, switches, [*self._services, *described])
+        about = {"name": "torchrelay", "version": version}
+        pages = HttpPages(self._site, apis, about, self._console_address, docs=config.docs_enabled)
+        return RouteTable(ROUTES, apis, switches, [*self._services, *described, pages])
+
+    def _about(self) -> dict[str, object]:
+        """What the console is told of the server."""
+        config = self._config
+        return {
+            "name": "torchrelay",
+            "version": ts.version.__version__,
+            "id": config.server_id,
+            "startedAt": round(self._started_s, 3),
+            "addresses": self.addresses(),
+            "modelApi": config.model_api_enabled,
+            "docs": config.docs_enabled,
+            "keys": self._keys is not None,
+        }
+
+    def _console_address(self) -> str:
+        """The console's address, for the pages of other listeners: told where only this machine reaches all of them."""
+        config = self._config
+        if not (config.enable_console and config.loopback_only):
+            return ""
+        address = self.addresses().get(HTTP_MANAGEMENT, "")
+        return f"{address}{CONSOLE_PATH}" if address.startswith("http") else ""
 
     def _http_listeners(self) -> list[Listener]:
         return [self._http_listener(names, address) for names, address in self._http.items()]

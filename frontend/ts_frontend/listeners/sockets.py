@@ -325,6 +325,31 @@ def cut(ports: Collection[int], paths: Collection[str] = ()) -> None:
             one.shutdown(socket.SHUT_RDWR)
 
 
+def finish(ports: Collection[int], paths: Collection[str], busy: Collection[str]) -> None:
+    """Ends our half of the connections, but for those of the clients at the `busy` addresses (a Unix socket's clients
+    all have the address "unix"). What has been sent still goes out, and what comes is still read."""
+    remote = {address.rpartition(":")[2] for address in busy}
+    for one in hold(ports, paths):
+        with one, contextlib.suppress(OSError):
+            if (one.family == socket.AF_UNIX and busy) or str(_remote_port(one)) in remote:
+                continue
+            one.shutdown(socket.SHUT_WR)
+
+
+def _remote_port(one: socket.socket) -> int:
+    """0 for a Unix socket. The port alone tells connections apart well enough: an address can be written in many
+    ways."""
+    return 0 if one.family == socket.AF_UNIX else int(one.getpeername()[1])
+
+
+def deafen(paths: Collection[str]) -> None:
+    """Lets nobody connect any more to Unix sockets on which this process listens."""
+    for one in _ours((), paths):
+        with one, contextlib.suppress(OSError):
+            if _listens(one):
+                one.shutdown(socket.SHUT_RD)
+
+
 async def say_goaway(ports: Collection[int], limit_s: float) -> None:
     """Tells the HTTP/2 clients on `ports` to begin nothing new, where their engine has no call for it; calls that they
     begin until they have read that are served. Without TLS only; returns when all have been told, or after `limit_s`.

@@ -20,6 +20,11 @@ class Health:
         self._draining = False
 
     @property
+    def draining(self) -> bool:
+        """True once the server shuts down."""
+        return self._draining
+
+    @property
     def healthy(self) -> bool:
         """False while the server drains or, if `strict`, a model's default version has lost its workers; one that still
         loads is healthy."""

@@ -20,6 +20,7 @@ from ts_frontend.models.settings import ModelSettings, Requested
 from ts_frontend.models.signature import Signature, made_config, signature_from
 from ts_frontend.models.statistics import CountedBatches, Statistics
 from ts_frontend.scheduling.queues import WorkQueue
+from ts_frontend.telemetry.metrics.observed import LatencyCounts
 from ts_frontend.telemetry.metrics.registry import ModelMetrics
 from ts_frontend.workers.pool import Pool
 
@@ -108,6 +109,10 @@ class Model:
     def forget_metrics(self) -> None:
         """Removes the model's metrics."""
         self._metrics.close()
+
+    def observe(self, latencies: LatencyCounts | None) -> None:
+        """The latencies of its requests count there, too, from now on; None: no longer."""
+        self._metrics.observe(latencies)
 
     def __str__(self) -> str:
         return f"{self.name} {self.version}"

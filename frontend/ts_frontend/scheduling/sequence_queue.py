@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
-from ts.protocol.frames import Chunk, Input, Pairs
+from ts.protocol.frames import Chunk, Input, Pairs, Pieces, chunks_of
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArgument, QueueFull, SequenceOver
 from ts_frontend.job import Job, JobState, Ledger
@@ -61,6 +61,13 @@ class SequenceJob(SequencedJob):
             if self.made:
                 chunk = chunk._replace(headers=_with(chunk.headers, self.queue.keys.id, self.sequence_id))
         super().deliver(chunk, now_s)
+
+    def deliver_pieces(self, pieces: Pieces, now_s: float) -> None:
+        if self.begun:  # and they have no headers
+            super().deliver_pieces(pieces, now_s)
+        else:
+            for chunk in chunks_of(pieces):
+                self.deliver(chunk, now_s)
 
 
 class SequenceJobFactory:

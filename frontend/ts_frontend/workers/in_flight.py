@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from ts.protocol.frames import Chunk, Failed, Message
+from ts.protocol.frames import Chunk, Failed, Message, Pieces, chunks_of
 from ts_frontend.job import Job, Owner
 
 #: Read-ahead: batches that take longer are never waited behind; quicker ones are sent until they fill this time.
@@ -256,13 +256,16 @@ class ResponseCounter:
         """`messages` have come from the worker; `jobs` are those that it has."""
         now_s = time.monotonic()
         for message in messages:
-            if not isinstance(message, (Chunk, Failed)) or message.job_id not in jobs:
-                continue
-            job_id = message.job_id
-            index, before_s = self._open.pop(job_id, (0, jobs[job_id][0].sent_at_s))
-            self._on_response(index, _kind(message), now_s - before_s)
-            if isinstance(message, Chunk) and not message.last:
-                self._open[job_id] = index + 1, now_s
+            if isinstance(message, (Chunk, Failed, Pieces)) and message.job_id in jobs:
+                for response in chunks_of(message) if isinstance(message, Pieces) else (message,):
+                    self._note(response, jobs[message.job_id][0].sent_at_s, now_s)
+
+    def _note(self, response: Chunk | Failed, sent_at_s: float, now_s: float) -> None:
+        job_id = response.job_id
+        index, before_s = self._open.pop(job_id, (0, sent_at_s))
+        self._on_response(index, _kind(response), now_s - before_s)
+        if isinstance(response, Chunk) and not response.last:
+            self._open[job_id] = index + 1, now_s
 
 
 def _kind(message: Chunk | Failed) -> str:

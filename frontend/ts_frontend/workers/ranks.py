@@ -23,7 +23,20 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from ts.protocol.frames import Cancel, Chunk, Credit, Failed, Load, LoadFailed, Message, Predict, Ready, Stop, check
+from ts.protocol.frames import (
+    Cancel,
+    Chunk,
+    Credit,
+    Failed,
+    Load,
+    LoadFailed,
+    Message,
+    Pieces,
+    Predict,
+    Ready,
+    Stop,
+    check,
+)
 from ts_frontend.workers.connection import Connection
 
 log = logging.getLogger(__name__)
@@ -232,7 +245,7 @@ class RankConnections:
             return False
         if isinstance(message, LoadFailed):
             return True
-        if isinstance(message, Failed) or (isinstance(message, Chunk) and message.last):
+        if isinstance(message, Failed) or (isinstance(message, (Chunk, Pieces)) and message.last):
             self._open.get(rank, set()).discard(message.job_id)
         return rank == 0
 

@@ -21,6 +21,7 @@ from ts.protocol.frames import (
     Load,
     LoadFailed,
     Message,
+    Pieces,
     Predict,
     Ready,
     Stop,
@@ -344,6 +345,14 @@ class Worker:
                         finished |= self._finish(job_id, batch, now_s)
                     else:
                         running.active(batch, now_s)
+            elif isinstance(message, Pieces):
+                entry = jobs.get(message.job_id)
+                if entry is not None:
+                    entry[0].deliver_pieces(message, now_s)
+                    if message.last:
+                        finished |= self._finish(message.job_id, entry[1], now_s)
+                    else:
+                        running.active(entry[1], now_s)
             elif isinstance(message, Failed):
                 entry = jobs.get(message.job_id)
                 if entry is not None:

@@ -9,10 +9,7 @@ import base64
 import http.client
 import json
 import re
-import shutil
-import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from browser import Browser
 from support import GUARD_S, until
 from ts_frontend.http.routes import ROUTES
 from ts_frontend.http.routing import Effect, RouteTable, Row, Switch
@@ -28,12 +26,6 @@ decision = RouteTable(ROUTES, ("http_inference", "http_management", "http_metric
 
 pytestmark = pytest.mark.external
 
-FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"),
-    # Names that were made to mean this machine, and its own.
-    "--host-resolver-rules=MAP rebound.example 127.0.0.1, MAP told.example 127.0.0.1",
-)
 HANDLER = """
 from pathlib import Path
 
@@ -54,87 +46,6 @@ def handle(data, context):
         send_intermediate_predict_response([f"{number} "], context.request_ids, "more", 200, context)
     return ["end"]
 """
-#: Runs in the page: what the answer was, or which error the browser gave the page instead.
-FETCH = """
-const [url, options, done] = [arguments[0], arguments[1], arguments[arguments.length - 1]];
-fetch(url, options).then(
-  async (answer) => done({status: answer.status, type: answer.type, text: await answer.text()}),
-  (error) => done({error: error.name}),
-);
-"""
-
-
-SUBMIT = """
-const [url, method, encoding] = arguments;
-const form = Object.assign(document.createElement("form"), {action: url, method, enctype: encoding});
-form.append(Object.assign(document.createElement("input"), {name: '{"parameters": {"x": "', value: '"}}'}));
-document.body.append(form);
-form.submit();
-"""
-
-
-class Browser:
-    """A session of ChromeDriver."""
-
-    def __init__(self, port: int, chromium: str, profile: Path) -> None:
-        self._port = port
-        options = {"binary": chromium, "args": [*FLAGS, f"--user-data-dir={profile}"]}
-        asked = {"capabilities": {"alwaysMatch": {"goog:chromeOptions": options}}}
-        self._session = f"/session/{self._ask('POST', '/session', asked)['sessionId']}"
-        self._ask("POST", f"{self._session}/timeouts", {"script": GUARD_S * 1000})
-
-    def _ask(self, method: str, path: str, value: object = None) -> Any:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=GUARD_S)
-        connection.request(method, path, None if value is None else json.dumps(value))
-        response = connection.getresponse()
-        answer = json.loads(response.read())["value"]
-        connection.close()
-        assert response.status == 200, answer
-        return answer
-
-    def open(self, url: str) -> None:
-        self._ask("POST", f"{self._session}/url", {"url": url})
-
-    def fetch(self, url: str, **options: Any) -> dict[str, Any]:
-        """`fetch` in the open page."""
-        return dict(self._ask("POST", f"{self._session}/execute/async", {"script": FETCH, "args": [url, options]}))
-
-    def text(self) -> str:
-        """What the open page says."""
-        script = {"script": "return document.documentElement.innerText", "args": []}
-        return str(self._ask("POST", f"{self._session}/execute/sync", script))
-
-    def submit(self, url: str, method: str, encoding: str) -> str:
-        """Sends a form of the open page to `url`, a text of JSON in it, and says what comes of it."""
-        self._ask("POST", f"{self._session}/execute/sync", {"script": SUBMIT, "args": [url, method, encoding]})
-        until_s = time.monotonic() + GUARD_S
-        while not self._ask("GET", f"{self._session}/url").startswith(url):  # until the answer is there
-            assert time.monotonic() < until_s
-        return self.text()
-
-    def close(self) -> None:
-        self._ask("DELETE", self._session)
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    driver, chromium = shutil.which("chromedriver"), shutil.which("chromium") or shutil.which("google-chrome")
-    if driver is None or chromium is None:
-        pytest.skip("Chromium and ChromeDriver are not installed (Debian's packages: chromium, chromium-driver)")
-    process = subprocess.Popen([driver, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    with process:
-        assert process.stdout is not None
-        try:
-            said = ""
-            while not (match := re.search(r"started successfully on port (\d+)", said)):
-                line = process.stdout.readline()
-                assert line, said
-                said += line
-            browser = Browser(int(match[1]), chromium, tmp_path_factory.mktemp("profile"))
-            yield browser
-            browser.close()
-        finally:
-            process.terminate()
 
 
 class Page(BaseHTTPRequestHandler):

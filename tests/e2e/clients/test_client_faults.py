@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import threading
 from collections.abc import Callable
@@ -12,20 +11,14 @@ from typing import Any
 
 import pytest
 
-from support import GUARD_S
+from support import GUARD_S, free_port
 from torchrelay_client import TLS, CallFailed, Client, Refused, Retry, Unavailable
 
 PATIENT = Retry(attempts_max=1000, first_s=0.05, most_s=0.2)
 
 
-def unused_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 def test_a_server_that_restarts(tmp_path: Path, serving: Callable[..., Any], stocked: Callable[[Path], Path]) -> None:
-    store, port = stocked(tmp_path), unused_port()
+    store, port = stocked(tmp_path), free_port()
 
     def begin() -> Any:
         more = {"grpc_inference_port": port, "default_workers_per_model": 1}
@@ -70,7 +63,7 @@ def test_a_server_that_restarts(tmp_path: Path, serving: Callable[..., Any], sto
 
 def test_nobody_there() -> None:
     few = Retry(attempts_max=3, first_s=0.01, most_s=0.02)
-    with Client(f"127.0.0.1:{unused_port()}", retry=few, timeout_s=GUARD_S) as client:
+    with Client(f"127.0.0.1:{free_port()}", retry=few, timeout_s=GUARD_S) as client:
         with pytest.raises(Unavailable, match="tried 3 times") as caught:
             client.live()
         assert caught.value.attempts == 3

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,7 +21,7 @@ import yaml
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 from grpc_tools import protoc
 
-from support import GUARD_S
+from support import GUARD_S, free_port
 from torchrelay_client import TLS, Client, Retry
 from torchrelay_client import grpc_predict_v2_pb2 as pb
 from torchrelay_client.grpc_predict_v2_pb2_grpc import GRPCInferenceServiceStub
@@ -414,18 +413,12 @@ def words_of(command: str, port: int) -> list[str]:
     return shlex.split(words.partition("dynamo.frontend")[2].replace("8001", str(port)))
 
 
-def unused_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 @pytest.mark.parametrize("number", [2, 5, 15])
 def test_dynamo_start(
     number: int, tmp_path: Path, serving: Callable[..., Any], model_writer: Callable[..., str]
 ) -> None:
     """Promises 001-11, 001-15, 001-16, 001-36, 001-37, 001-38, 001-39: `torchserve` with the page's options."""
-    port = unused_port()
+    port = free_port()
     words = words_of(yaml_words(block("dynamo", 5)) if number == 5 else block("dynamo", number), port)
     (tmp_path / "store").mkdir()
     model_writer(tmp_path / "store", "llm-model", UPPER)

@@ -12,12 +12,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import random
 import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -26,13 +28,16 @@ import h2.config
 import h2.connection
 import h2.errors
 import hpack
+import pytest
 from hyperframe.frame import Frame, GoAwayFrame, HeadersFrame, PingFrame, RstStreamFrame, SettingsFrame
 
-from support import GUARD_S
+from support import GUARD_S, until_async
 from ts_frontend.listeners.sockets import QUIET_S
 
 DRAINS = int(os.environ.get("TORCHRELAY_DRAINS", "5"))
 LOAD_S, WORK_S = 0.4, 0.004
+#: So many calls are answered before a drain of the second test begins.
+CALLS_BEFORE = 200
 CALL = "/test.Echo/Slow"
 GRPC_HEADERS = [
     (":method", "POST"),
@@ -44,6 +49,7 @@ GRPC_HEADERS = [
 ]
 REQUEST = f"GET /work?{WORK_S} HTTP/1.1\r\nHost: test\r\n\r\n".encode()
 MESSAGE = str(WORK_S).encode()
+OK, UNAVAILABLE = "0", "14"
 #: What connecting ends with once nobody listens; a SYN that was dropped is sent again after a second.
 REFUSED = (ConnectionRefusedError, ConnectionResetError)
 
@@ -129,34 +135,50 @@ class Load:
     async def _http2(self, streams: int) -> None:
         with contextlib.suppress(*REFUSED):
             while True:
+                begun_s = time.monotonic()
                 async with connected(self._grpc_port) as (reader, writer):
-                    await Http2(self.seen, reader, writer).run(streams)
+                    await Http2(self.seen, reader, writer, begun_s).run(streams)
 
     async def _grpcio(self, calls: int) -> None:
-        async with grpc.aio.insecure_channel(
-            f"127.0.0.1:{self._grpc_port}", options=[("grpc.use_local_subchannel_pool", 1)]
-        ) as channel:
-            call = channel.unary_unary(CALL)
-            await asyncio.gather(*(self._calls(call) for _ in range(calls)))
+        await call_on(f"127.0.0.1:{self._grpc_port}", None, calls, self.seen)
 
-    async def _calls(self, call: Any) -> None:
-        while True:
-            try:
-                await call(MESSAGE, timeout=GUARD_S)
-                self.seen["gRPC answered"] += 1
-            except grpc.aio.AioRpcError as error:
-                if error.code() is grpc.StatusCode.UNAVAILABLE:
-                    self.seen["gRPC refused"] += 1
-                else:
-                    self.seen[f"gRPC lost: {error.code().name} {error.details()}"] += 1
-                return
+
+async def call_on(address: str, credentials: grpc.ChannelCredentials | None, calls: int, seen: Counter[str]) -> None:
+    """So many calls at a time over a channel of grpcio's, one after another until one is refused."""
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    async with (
+        grpc.aio.insecure_channel(address, options)
+        if credentials is None
+        else grpc.aio.secure_channel(address, credentials, options)
+    ) as channel:
+        call = channel.unary_unary(CALL)
+        await asyncio.gather(*(_calls(call, seen) for _ in range(calls)))
+
+
+async def _calls(call: Any, seen: Counter[str]) -> None:
+    while True:
+        try:
+            await call(MESSAGE, timeout=GUARD_S)
+            seen["gRPC answered"] += 1
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                seen["gRPC refused"] += 1
+            else:
+                seen[f"gRPC lost: {error.code().name} {error.details()}"] += 1
+            return
 
 
 class Http2:
-    """gRPC calls on one connection until the server says GOAWAY. Frames are read here: h2 reads none after GOAWAY."""
+    """gRPC calls on one connection, begun at `spoke_s`, until the server says GOAWAY. Frames are read here: h2 reads
+    none after GOAWAY."""
 
-    def __init__(self, seen: Counter[str], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, seen: Counter[str], reader: asyncio.StreamReader, writer: asyncio.StreamWriter, spoke_s: float
+    ) -> None:
         self._seen, self._reader, self._writer = seen, reader, writer
+        self._spoke_s = spoke_s
+        #: The first stream of the next frames, and the first one after a silence, until such a one is answered.
+        self._unsent = self._late = math.inf
         self._sender = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
         self._decoder = hpack.Decoder()
         self._open: set[int] = set()
@@ -169,20 +191,33 @@ class Http2:
         ended = "end"
         try:
             while self._open:
-                self._writer.write(self._sender.data_to_send())
+                self._send()
                 frame, length = Frame.parse_frame_header(memoryview(await self._reader.readexactly(9)))
                 frame.parse_body(memoryview(await self._reader.readexactly(length)))
                 self._take(frame)
         except (OSError, asyncio.IncompleteReadError) as error:
             ended = type(error).__name__
-        for _ in self._open:
-            self._seen[f"HTTP/2 lost: {ended}{' after GOAWAY' if self._leaving else ''}"] += 1
+        lost = f"lost: {ended}{' after GOAWAY' if self._leaving else ''}"
+        for number in self._open:
+            late = self._leaving and number >= self._late
+            self._seen[f"HTTP/2 {'closed after a silence' if late else lost}"] += 1
+
+    def _send(self) -> None:
+        """A client that has been silent for QUIET_S, on a busy machine also one that has just connected, counts as
+        idle: the server, whose GOAWAY it hasn't read yet, may close its connection at this moment."""
+        if data := self._sender.data_to_send():
+            now_s = time.monotonic()
+            if now_s - self._spoke_s >= QUIET_S:
+                self._late = min(self._late, self._unsent)
+            self._spoke_s, self._unsent = now_s, math.inf
+            self._writer.write(data)
 
     def _call(self) -> None:
         number = self._sender.get_next_available_stream_id()
         self._sender.send_headers(number, GRPC_HEADERS)
         self._sender.send_data(number, b"\0" + len(MESSAGE).to_bytes(4, "big") + MESSAGE, end_stream=True)
         self._open.add(number)
+        self._unsent = min(self._unsent, number)
 
     def _take(self, frame: Frame) -> None:
         if isinstance(frame, HeadersFrame):
@@ -204,8 +239,11 @@ class Http2:
             self._writer.write(answer.serialize())
 
     def _ended(self, number: int, status: str) -> None:
+        if number >= self._late:
+            self._late = math.inf
         self._open.discard(number)
-        self._seen["HTTP/2 answered" if status == "0" else f"HTTP/2 lost: grpc-status {status}"] += 1
+        what = {OK: "answered", UNAVAILABLE: "refused"}.get(status, f"lost: grpc-status {status}")
+        self._seen[f"HTTP/2 {what}"] += 1
         if not self._leaving:
             self._call()
 
@@ -224,3 +262,37 @@ def test_drains_under_load_lose_nothing(kind: str, run_server: Any) -> None:
     print(f"\n{kind}, {DRAINS} drains: {dict(total)}")
     assert total["HTTP/1.1 answered"] and total["HTTP/2 answered"] and total["gRPC answered"]
     assert not {what: count for what, count in total.items() if "lost" in what or "not answered" in what}
+
+
+@pytest.mark.parametrize("place", ["TLS", "Unix"])
+def test_drains_end_no_call_cancelled(
+    place: str, run_server: Any, certificates: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Where nobody but grpcio can send the clients a GOAWAY: grpcio cancels the calls that come after its first."""
+    listener: dict[str, Any] = {"name": "grpc"}
+    credentials = None
+    if place == "TLS":
+        files = {"certificate_file": "server.crt", "key_file": "server.key"}
+        listener["tls"] = {key: str(certificates / name) for key, name in files.items()}
+        credentials = grpc.ssl_channel_credentials((certificates / "ca.crt").read_bytes())
+    else:
+        listener["path"] = str(tmp_path_factory.mktemp("u") / "s")
+    total: Counter[str] = Counter()
+
+    async def load(server: Any) -> None:
+        address = f"unix:{listener['path']}" if place == "Unix" else f"127.0.0.1:{server.port}"
+        tasks = [asyncio.create_task(call_on(address, credentials, 8, total)) for _ in range(4)]
+        enough = total["gRPC answered"] + CALLS_BEFORE
+        await until_async(lambda: total["gRPC answered"] > enough)
+        server.drain(30)
+        await asyncio.wait_for(asyncio.gather(*tasks), GUARD_S)
+
+    for _ in range(DRAINS):
+        with run_server(listener) as server:
+            asyncio.run(load(server))
+            printed, status = server.end()
+        assert status == 0
+        total["begun"] += json.loads(printed)["begun"]
+    print(f"\n{place}, {DRAINS} drains: {dict(total)}")
+    assert total["gRPC answered"] == total["begun"] and total["gRPC refused"]
+    assert not [what for what in total if "lost" in what], total

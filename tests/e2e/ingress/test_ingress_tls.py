@@ -22,25 +22,6 @@ def openssl(folder: Path, *arguments: str) -> None:
     subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
 
 
-def issue(folder: Path, name: str) -> None:
-    """A key and a certificate for 127.0.0.1, signed by the test's authority."""
-    openssl(folder, "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-            "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")  # fmt: skip
-    (folder / "extensions").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
-    openssl(folder, "x509", "-req", "-in", f"{name}.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial",
-            "-extfile", "extensions", "-days", "2", "-out", f"{name}.crt")  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("certificates")
-    openssl(folder, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-            "-subj", "/CN=test authority", "-days", "2", "-keyout", "ca.key", "-out", "ca.crt")  # fmt: skip
-    for name in ("server", "client"):
-        issue(folder, name)
-    return folder
-
-
 def server_files(certificates: Path, **more: str) -> dict[str, str]:
     files = {"certificate_file": "server.crt", "key_file": "server.key", **more}
     return {key: str(certificates / name) for key, name in files.items()}

@@ -76,13 +76,13 @@ def handle(data, context):
     return [f"{os.getpid()} {begun_s} {time.monotonic()}"] * len(data)
 """
 WORKERS = 4
-#: PIECES pieces of 8 KiB, numbered.
+#: PIECES pieces of 64 KiB, numbered.
 LONG = """
 async def handle(data, context):
     for number in range(0 if data is None else PIECES):
-        yield [f"{number} ".ljust(8192, ".")]
+        yield [f"{number} ".ljust(65536, ".")]
 """
-PIECES = 1000
+PIECES = 125
 SLOW_READERS = 64
 #: What so many streams of 8 MB each may have on their way in the server; h2corn itself takes 2 MB of each.
 WAITING_BYTES_MAX = SLOW_READERS * (4 << 20)

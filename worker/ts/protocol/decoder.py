@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias, overload
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from ts.protocol.frames import (
     BY_HANDLER,
@@ -30,6 +30,10 @@ from ts.protocol.frames import (
     MORE,
     NOT_BEGUN,
     PAIR_HEAD,
+    PIECE_SIZES,
+    PIECES,
+    PIECES_HEAD,
+    PIECES_MAX,
     PREDICT,
     READY,
     SINGLE,
@@ -48,7 +52,9 @@ from ts.protocol.frames import (
     Load,
     LoadFailed,
     Message,
+    PackedPairs,
     Pairs,
+    Pieces,
     Predict,
     Ready,
     Stop,
@@ -95,47 +101,6 @@ class _Reader:
     def pair(self) -> tuple[str, str]:
         name_size, value_size = self.unpack(PAIR_HEAD)
         return self.text(name_size), self.text(value_size)
-
-
-class PackedPairs(Sequence["tuple[str, str]"]):
-    """Pairs of texts in the block of bytes that `ts.protocol.frames.packed` makes, read on first access: most handlers
-    never ask for a request's headers. Access raises FrameError for an invalid block."""
-
-    __slots__ = ("_block", "_found")
-
-    def __init__(self, block: Body) -> None:
-        self._block = bytes(block)
-        self._found: list[tuple[str, str]] | None = None
-
-    def _pairs(self) -> list[tuple[str, str]]:
-        if self._found is None:
-            reader = _Reader(self._block)
-            found = []
-            while reader.at < len(self._block):
-                found.append(reader.pair())
-            self._found = found
-        return self._found
-
-    def __bool__(self) -> bool:
-        return bool(self._block)
-
-    def __len__(self) -> int:
-        return len(self._pairs())
-
-    def __iter__(self) -> Iterator[tuple[str, str]]:
-        return iter(self._pairs())
-
-    @overload
-    def __getitem__(self, index: int) -> tuple[str, str]: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[tuple[str, str]]: ...
-
-    def __getitem__(self, index: int | slice) -> tuple[str, str] | list[tuple[str, str]]:
-        return self._pairs()[index]
-
-    def __repr__(self) -> str:
-        return f"PackedPairs({self._block!r})"
 
 
 def _decode_item(body: Body, at: int) -> tuple[Item, int]:
@@ -217,6 +182,26 @@ def _decode_chunk(key: int, body: Body) -> Message:
     return Chunk(key, body[reader.at :], bool(last), status, phrase, headers)
 
 
+def _decode_pieces(key: int, body: Body) -> Message:
+    try:
+        last, count = PIECES_HEAD.unpack_from(body)
+        if not 0 < count <= PIECES_MAX:
+            raise FrameError(f"a frame of {count} pieces")
+        layout = PIECE_SIZES[count]
+        sizes = layout.unpack_from(body, PIECES_HEAD.size)
+    except struct.error as error:
+        raise FrameError(f"pieces in {len(body)} bytes") from error
+    at = PIECES_HEAD.size + layout.size
+    found = []
+    for size in sizes:
+        end = at + size
+        found.append(body[at:end])
+        at = end
+    if at != len(body):
+        raise FrameError(f"pieces that end at {at} of {len(body)} bytes")
+    return Pieces(key, found, bool(last))
+
+
 def _decode_failed(key: int, body: Body) -> Message:
     reader = _Reader(body)
     code, flags, size = reader.unpack(FAILED_HEAD)
@@ -267,6 +252,7 @@ _DECODERS: dict[int, Callable[[int, Body], Message]] = {
     FAILED: _decode_failed,
     FEED: _decode_feed,
     CALL: _decode_call,
+    PIECES: _decode_pieces,
 }
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, overload
 
 FRAME_BYTES_MAX = 256 * 1024
 JOINED_BYTES_MAX = 16 * 1024
@@ -47,6 +47,11 @@ FAILED_HEAD = struct.Struct("<HBI")
 BY_HANDLER, WHOLE, NOT_BEGUN = 1, 2, 4
 COUNT = struct.Struct("<I")
 FEED_HEAD = struct.Struct("<BH")
+PIECES_HEAD = struct.Struct("<BH")
+#: Pieces in one frame, at most.
+PIECES_MAX = 64
+#: The sizes of that many pieces, by their number.
+PIECE_SIZES = tuple(struct.Struct(f"<{count}H") for count in range(PIECES_MAX + 1))
 
 
 class FrameError(ValueError):
@@ -134,6 +139,22 @@ class Chunk(NamedTuple):
     headers: Pairs = ()
 
 
+class Pieces(NamedTuple):
+    """Pieces of one answer that were ready together, the same as `chunks_of` gives one by one. `last`: the last of them
+    ends the answer."""
+
+    job_id: int
+    data: Sequence[Buffer]
+    last: bool = False
+
+
+def chunks_of(pieces: Pieces) -> Iterator[Chunk]:
+    """The same pieces one by one."""
+    end = len(pieces.data) - 1
+    for index, data in enumerate(pieces.data):
+        yield Chunk(pieces.job_id, data, pieces.last and index == end)
+
+
 class Failed(NamedTuple):
     """The end of a request that has no answer. `code`: HTTP status, as TorchServe's handlers name it. `by_handler`: the
     handler itself is at fault, not its request; `traceback`: of its exception, where callers may know it; `whole`: the
@@ -158,9 +179,11 @@ class Call(NamedTuple):
     data: Buffer = b""
 
 
-Message: TypeAlias = "Load | Predict | Cancel | Credit | Stop | Ready | LoadFailed | Chunk | Failed | Feed | Call"
+Message: TypeAlias = (
+    "Load | Predict | Cancel | Credit | Stop | Ready | LoadFailed | Chunk | Failed | Feed | Call | Pieces"
+)
 
-LOAD, PREDICT, CANCEL, CREDIT, STOP, READY, LOAD_FAILED, CHUNK, FAILED, FEED, CALL = range(1, 12)
+LOAD, PREDICT, CANCEL, CREDIT, STOP, READY, LOAD_FAILED, CHUNK, FAILED, FEED, CALL, PIECES = range(1, 13)
 CONTROL_KINDS = frozenset({LOAD, CANCEL, CREDIT, STOP, READY, LOAD_FAILED, FAILED})
 
 
@@ -175,12 +198,78 @@ def _pairs(out: list[Buffer], pairs: Pairs) -> None:
         out.append(raw_value)
 
 
+class PackedPairs(Sequence["tuple[str, str]"]):
+    """Pairs of texts in the block of bytes that `packed` makes, read on first access: most handlers never ask for a
+    request's headers. Access raises FrameError for an invalid block."""
+
+    __slots__ = ("_found", "block")
+
+    def __init__(self, block: Buffer) -> None:
+        self.block = bytes(block)
+        self._found: list[tuple[str, str]] | None = None
+
+    def _pairs(self) -> list[tuple[str, str]]:
+        if self._found is None:
+            self._found = _unpacked(self.block)
+        return self._found
+
+    def __bool__(self) -> bool:
+        return bool(self.block)
+
+    def __len__(self) -> int:
+        return len(self._pairs())
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return iter(self._pairs())
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[str, str]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[tuple[str, str]]: ...
+
+    def __getitem__(self, index: int | slice) -> tuple[str, str] | list[tuple[str, str]]:
+        return self._pairs()[index]
+
+    def __repr__(self) -> str:
+        return f"PackedPairs({self.block!r})"
+
+
+def _unpacked(block: bytes) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    at = 0
+    while at < len(block):
+        try:
+            name_size, value_size = PAIR_HEAD.unpack_from(block, at)
+            value = at + PAIR_HEAD.size + name_size
+            end = value + value_size
+            found.append((str(block[at + PAIR_HEAD.size : value], "utf-8"), str(block[value:end], "utf-8")))
+        except (struct.error, UnicodeDecodeError) as error:
+            raise FrameError(f"a pair at {at} of {len(block)} bytes: {error}") from error
+        at = end
+    if at > len(block):
+        raise FrameError(f"pairs end at {at} of {len(block)} bytes")
+    return found
+
+
 def packed(pairs: Pairs) -> bytes:
-    """Pairs as one block of bytes (`ts.protocol.decoder.PackedPairs` reads it)."""
+    """Pairs as one block of bytes. Raises struct.error, or UnicodeEncodeError for halves of surrogate pairs."""
     if not pairs:
         return b""
+    if type(pairs) is PackedPairs:
+        return pairs.block
     out: list[Buffer] = []
     _pairs(out, pairs)
+    return b"".join(out)
+
+
+def packed_headers(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """`packed` of the headers of an HTTP request, which are Latin-1."""
+    out: list[bytes] = []
+    for name, value in headers:
+        if not name.isascii() or not value.isascii():
+            name, value = name.decode("latin-1").encode(), value.decode("latin-1").encode()
+        out += (PAIR_HEAD.pack(len(name), len(value)), name, value)
     return b"".join(out)
 
 
@@ -239,6 +328,14 @@ def _encode_chunk(message: Chunk) -> tuple[int, int, list[Buffer]]:
     return CHUNK, job_id, out
 
 
+def _encode_pieces(message: Pieces) -> tuple[int, int, list[Buffer]]:
+    job_id, data, last = message
+    count = len(data)
+    if not 0 < count <= PIECES_MAX:
+        raise ValueError(f"{count} pieces don't fit a frame of 1 to {PIECES_MAX}")
+    return PIECES, job_id, [PIECES_HEAD.pack(last, count), PIECE_SIZES[count].pack(*map(len, data)), *data]
+
+
 def _encode_failed(message: Failed) -> tuple[int, int, list[Buffer]]:
     text, more = message.message.encode("utf-8", "replace"), message.traceback.encode("utf-8", "replace")
     flags = BY_HANDLER * message.by_handler | WHOLE * message.whole | NOT_BEGUN * (not message.begun)
@@ -265,6 +362,7 @@ def _encode_object(kind: int, value: dict[str, Any]) -> tuple[int, int, list[Buf
 
 _ENCODERS: dict[type, Callable[[Any], tuple[int, int, list[Buffer]]]] = {
     Chunk: _encode_chunk,
+    Pieces: _encode_pieces,
     Predict: _encode_predict,
     Cancel: lambda message: (CANCEL, message.job_id, []),
     Credit: lambda message: (CREDIT, message.job_id, [U64.pack(message.size_bytes)]),

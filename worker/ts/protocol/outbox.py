@@ -6,15 +6,35 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from ts.protocol.frames import CHUNK, CONTROL_KINDS, FAILED, Buffer, Message, encode, frames, small_frame
+from ts.protocol.frames import (
+    CHUNK,
+    CONTROL_KINDS,
+    FAILED,
+    JOINED_BYTES_MAX,
+    PIECES,
+    PIECES_MAX,
+    Buffer,
+    Chunk,
+    Message,
+    Pieces,
+    encode,
+    frames,
+    small_frame,
+)
 
 IOV_MAX = 256
 WRITE_BYTES_MAX = 512 * 1024
 JOINED_FRAMES_MAX = 64
+#: Larger pieces have frames of their own.
+PIECE_BYTES_MAX = 4096
+#: Of the pieces in one frame, so that it stays a small one.
+GROUP_BYTES_MAX = JOINED_BYTES_MAX - 256
 
 _Key: TypeAlias = "tuple[int, int]"
 
 _OVERTAKING = CONTROL_KINDS - {FAILED}
+#: The kinds of an answer's messages, which share a key and keep their order.
+_ANSWERS = frozenset({CHUNK, FAILED, PIECES})
 
 
 class Outbox:
@@ -22,13 +42,16 @@ class Outbox:
 
     Messages of one (kind, key) keep their order, and Failed keeps its place behind the Chunks of its key. Small
     messages keep their order among each other; a message of several frames gives way to others after each frame.
+    Small pieces of one answer that wait together leave in one frame, at the place of the first.
     """
 
     def __init__(self) -> None:
         self._flight: deque[memoryview] = deque()
         self._control: deque[bytes] = deque()
-        self._queue: deque[bytes | _Large] = deque()
+        self._queue: deque[bytes | _Group | _Large] = deque()
         self._large: dict[_Key, _Large] = {}
+        #: The answers' last groups, which more pieces may join.
+        self._groups: dict[int, _Group] = {}
 
     def __bool__(self) -> bool:
         return bool(self._queue or self._control or self._flight)
@@ -36,6 +59,8 @@ class Outbox:
     def push(self, message: Message) -> None:
         """Queues `message`. Raises ValueError for a message that doesn't fit a frame."""
         kind, key, body = encode(message)
+        if self._groups and kind in _ANSWERS:
+            self._groups.pop(key, None)
         if self._large and self._follows_large(kind, key, body):
             return
         frame = small_frame(kind, key, body)
@@ -51,13 +76,34 @@ class Outbox:
         that keeps its place."""
         self._queue.append(frame)
 
+    def push_piece(self, key: int, data: bytes) -> None:
+        """The same as `push(Chunk(key, data, last=False))`, in a frame with other pieces that wait."""
+        size = len(data)
+        if size > PIECE_BYTES_MAX or (self._large and (CHUNK, key) in self._large):
+            self.push(Chunk(key, data, False))
+            return
+        group = self._groups.get(key)
+        if group is None or not group.has_room(size):
+            group = self._groups[key] = _Group(key)
+            self._queue.append(group)
+        group.add(data)
+
+    def push_last(self, key: int, data: bytes) -> None:
+        """The same as `push(Chunk(key, data))`: an answer's last piece."""
+        group = self._groups.pop(key, None)
+        if group is None or not group.has_room(len(data)):
+            self.push(Chunk(key, data))
+        else:
+            group.add(data)
+            group.ends = True
+
     def _begin(self, kind: int, key: int, body: list[Buffer]) -> _Large:
         large = self._large[kind, key] = _Large((kind, key), frames(kind, key, body))
         return large
 
     def _follows_large(self, kind: int, key: int, body: list[Buffer]) -> bool:
         """Puts a message behind the large one of its key, if that is still on its way."""
-        before = self._large.get((CHUNK if kind == FAILED else kind, key))
+        before = self._large.get((CHUNK if kind in _ANSWERS else kind, key))
         if before is None:
             return False
         before.followers.append((kind, key, body))
@@ -72,18 +118,24 @@ class Outbox:
                 size += self._fly(self._join_small(self._control))
             elif self._queue:
                 head = self._queue[0]
-                size += self._fly(self._join_small(self._queue)) if isinstance(head, bytes) else self._fly_large(head)
+                size += self._fly_large(head) if type(head) is _Large else self._fly(self._join_small(self._queue))
             else:
                 break
         return list(flight)[:IOV_MAX]
 
-    def _join_small(self, queue: deque[bytes] | deque[bytes | _Large]) -> bytes:
+    def _join_small(self, queue: deque[bytes] | deque[bytes | _Group | _Large]) -> bytes:
         """The small frames at the head of `queue`, as one buffer."""
         pieces: list[bytes] = []
-        while queue and len(pieces) < JOINED_FRAMES_MAX and isinstance(head := queue[0], bytes):
-            pieces.append(head)
+        while queue and len(pieces) < JOINED_FRAMES_MAX and not isinstance(head := queue[0], _Large):
+            pieces.append(self._closed(head) if isinstance(head, _Group) else head)
             queue.popleft()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _closed(self, group: _Group) -> bytes:
+        """The frame of a group, which nothing joins any more."""
+        if self._groups.get(group.key) is group:
+            del self._groups[group.key]
+        return group.frame()
 
     def _fly(self, buffer: Buffer) -> int:
         self._flight.append(memoryview(buffer))
@@ -123,6 +175,32 @@ class Outbox:
                 return
             size -= len(head)
             flight.popleft()
+
+
+class _Group:
+    """Pieces of one answer that leave together. `ends`: the last of them ends it."""
+
+    __slots__ = ("ends", "key", "pieces", "size_bytes")
+
+    def __init__(self, key: int) -> None:
+        self.key = key
+        self.pieces: list[bytes] = []
+        self.size_bytes = 0
+        self.ends = False
+
+    def has_room(self, size_bytes: int) -> bool:
+        return len(self.pieces) < PIECES_MAX and self.size_bytes + size_bytes <= GROUP_BYTES_MAX
+
+    def add(self, data: bytes) -> None:
+        self.pieces.append(data)
+        self.size_bytes += len(data)
+
+    def frame(self) -> bytes:
+        key, pieces = self.key, self.pieces
+        message = Chunk(key, pieces[0], self.ends) if len(pieces) == 1 else Pieces(key, pieces, self.ends)
+        frame = small_frame(*encode(message))
+        assert frame is not None, f"{self.size_bytes} bytes of pieces are no small frame"
+        return frame
 
 
 class _Large:

@@ -79,6 +79,8 @@ class BlockingRunner:
         elif inspect.isgenerator(result):
             self._active.append((running, cast(_Generator, result)))
         elif inspect.iscoroutine(result) or inspect.isasyncgen(result):
+            if inspect.iscoroutine(result):
+                result.close()  # else Python warns later that nobody awaited it
             raise TypeError("handle returned a coroutine: declare it (not only what it calls) with async def")
         else:
             running.finish(result)
@@ -97,9 +99,11 @@ class BlockingRunner:
     def _before_call(self) -> None:
         """Sends finished answers now, unless calls are so quick that a few can go together; looks for cancels."""
         now_s = perf_counter()
-        if self._ledger.unsent and (
+        ledger = self._ledger
+        if ledger.unsent and (
             self._mean_s > QUICK_CALL_S
-            or self._ledger.unsent >= HOLD_BACK_REPLIES_MAX
+            or ledger.unsent >= HOLD_BACK_REPLIES_MAX
+            or ledger.first_waits
             or now_s - self._flushed_s > HOLD_BACK_S_MAX
         ):
             self._link.flush()

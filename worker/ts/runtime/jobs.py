@@ -79,6 +79,11 @@ class Job:
         self.over = False  # the handler has given the last piece
         self.done = False  # the last piece is in the outbox
 
+    @property
+    def stalled(self) -> bool:
+        """True when its reader has no credit left."""
+        return self.credit_bytes <= 0 and not self.cancelled and not self.over
+
 
 class Batch:
     """Requests that go to the handler together. `on_change` is called when credit comes or nobody waits any more;
@@ -94,12 +99,14 @@ class Batch:
 
     @property
     def cancelled(self) -> bool:
-        return all(job.cancelled for job in self.jobs)
+        jobs = self.jobs
+        return jobs[0].cancelled if len(jobs) == 1 else all(job.cancelled for job in jobs)
 
     @property
     def stalled(self) -> bool:
         """True when a reader has no credit left: the batch is one computation, so all of it waits."""
-        return any(job.credit_bytes <= 0 and not job.cancelled and not job.over for job in self.jobs)
+        jobs = self.jobs
+        return jobs[0].stalled if len(jobs) == 1 else any(job.stalled for job in jobs)
 
     def request_ids(self) -> dict[int, str]:
         if len(self.jobs) == 1:
@@ -118,6 +125,8 @@ class Ledger:
         self.changed = threading.Condition(self.lock)
         self.outbox = Outbox()
         self.unsent = 0
+        #: The first piece of an answer is among them.
+        self.first_waits = False
         self.queue: deque[Batch] = deque()
         self.jobs: dict[int, Job] = {}
         self.stopping = False
@@ -247,6 +256,18 @@ class Ledger:
             job.answered = True
             job.over = last
 
+    def add_piece(self, job: Job, data: bytes) -> bool:
+        """The usual case of `give`: a piece between the first and the last, whose reader has credit. False for any
+        other, which is left to `give`."""
+        with self.lock:
+            size = len(data)
+            if job.over or job.cancelled or job.held or job.credit_bytes <= 0 or size > self.response_bytes_max:
+                return False
+            self.outbox.push_piece(job.job_id, data)
+            job.credit_bytes -= size + CHUNK_COST_BYTES
+            self.unsent += 1
+            return True
+
     def _is_simple(self, job: Job, value: bytes, phrase: str, headers: Pairs) -> bool:
         """Whether this is a whole answer that can go as it is: most requests have one."""
         return (
@@ -292,20 +313,33 @@ class Ledger:
             self._push(job, job.held.popleft())
 
     def _push(self, job: Job, piece: Chunk | Failed) -> None:
-        if type(piece) is Chunk and not piece.last:
-            self.outbox.push(piece)
-            job.credit_bytes -= len(piece.data) + CHUNK_COST_BYTES
-            self.unsent += 1
-        else:
+        if type(piece) is not Chunk or piece.last:
             self._end(job, piece)
+            return
+        if _is_bare(piece):
+            self.outbox.push_piece(piece.job_id, piece.data)  # type: ignore[arg-type]  # a bare piece's data is bytes
+        else:
+            self.outbox.push(piece)
+        job.credit_bytes -= len(piece.data) + CHUNK_COST_BYTES
+        self.unsent += 1
+        self.first_waits |= not job.answered
 
     def _end(self, job: Job, piece: Chunk | Failed) -> None:
         if job.done:
             return
-        self.outbox.push(piece)
+        if type(piece) is Chunk and _is_bare(piece):
+            self.outbox.push_last(piece.job_id, piece.data)  # type: ignore[arg-type]
+        else:
+            self.outbox.push(piece)
         job.done = job.over = True
         self.jobs.pop(job.job_id, None)
         self.unsent += 1
+
+
+def _is_bare(piece: Chunk) -> bool:
+    """Whether a piece is nothing but its data, so that it can share a frame."""
+    _, data, _, status, phrase, headers = piece
+    return type(data) is bytes and status == 200 and not phrase and not headers
 
 
 class SilentLedger(Ledger):
@@ -324,3 +358,6 @@ class SilentLedger(Ledger):
     ) -> None:
         if last or type(value) is Failure:
             super().give(job, value if type(value) is Failure else b"", last)
+
+    def add_piece(self, job: Job, data: bytes) -> bool:
+        return False

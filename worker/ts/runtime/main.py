@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import atexit
 import contextlib
 import faulthandler
@@ -46,7 +47,9 @@ def run(socket_fd: int, progress_fd: int, silent: bool = False, loading: Loading
     """Runs a worker: loads the handler and answers until Stop or the socket's end; returns the exit status. `silent`:
     one of several processes that compute together, whose answers aren't used."""
     prepare_process()
-    return answer(Link(socket_fd), _progress(progress_fd), SilentLedger if silent else Ledger, prepare_logging, loading)
+    return answer(
+        Link(socket_fd), _progress(progress_fd), SilentLedger if silent else Ledger, prepare_logging, loading=loading
+    )
 
 
 def _progress(fd: int) -> Progress:
@@ -60,9 +63,11 @@ def answer(
     progress: Progress,
     ledger_type: type[Ledger],
     before_load: Callable[[dict[str, Any]], None] | None = None,
+    at_end: Callable[[Loaded], None] | None = None,
     loading: Loading = load,
 ) -> int:
-    """Waits for Load, loads the model and answers requests. Returns the exit status."""
+    """Waits for Load, loads the model and answers requests. Returns the exit status. `at_end` is called with the
+    handler when its last answer is sent, also if the frontend has gone."""
     settings = link.wait_for_load().settings
     if before_load is not None:
         before_load(settings)
@@ -85,11 +90,15 @@ def answer(
     runner_type = _RUNNERS.get(loaded.kind, BlockingRunner)
     status = 0
     try:
-        opening = Opening(link, loaded.takes == "rows", lambda: _with_tensors(link, loaded))
-        runner_type(link, loaded, opening.opened, progress, bool(settings.get("decode_input_request", True))).run()
-    except SystemExit as error:
-        status = _exit_status(error)
-    link.drain()
+        try:
+            opening = Opening(link, loaded.takes == "rows", lambda: _with_tensors(link, loaded))
+            runner_type(link, loaded, opening.opened, progress, bool(settings.get("decode_input_request", True))).run()
+        except SystemExit as error:
+            status = _exit_status(error)
+        link.drain()
+    finally:
+        if at_end is not None:
+            at_end(loaded)
     return status
 
 
@@ -184,11 +193,24 @@ def live_in_process(socket_fd: int, progress_fd: int) -> int:
     progress = _progress(progress_fd)
     link = Link(socket_fd, leave=sys.exit)
     try:
-        return answer(link, progress, Ledger, before_load=_forget_modules)
+        return answer(link, progress, Ledger, before_load=_forget_modules, at_end=_close_loop)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
     finally:
         link.close()
+
+
+def _close_loop(loaded: Loaded) -> None:
+    """Ends what an async handler still runs, and its loop."""
+    loop = loaded.loop
+    if loop is None:
+        return
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        task.cancel()
+    loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+    asyncio.set_event_loop(None)
+    loop.close()
 
 
 def _forget_modules(settings: dict[str, Any]) -> None:

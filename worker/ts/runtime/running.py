@@ -347,12 +347,20 @@ class Running:
 
     def send(self, ret: Sequence[Any], indices: Sequence[int], message: str, code: int) -> None:
         """One piece per request, now. Raises RequestCancelled; waits for credit (async handlers: `drain`)."""
-        self._give(
-            [
-                (index, self._outcome(index, ret[index], False) if code == 200 else failure_with(code, message))
-                for index in indices
-            ]
-        )
+        if code != 200:
+            self._give([(index, failure_with(code, message)) for index in indices])
+            return
+        pieces = [(index, self._outcome(index, ret[index], False)) for index in indices]
+        if len(pieces) != 1 or not self._add_piece(*pieces[0]):
+            self._give(pieces)
+        elif not self.link.may_hold_back():
+            self.link.flush()
+
+    def _add_piece(self, index: int, value: Outcome) -> bool:
+        """Gives a piece in the usual case; False for any other, which is left to `_give`."""
+        job = self.jobs[index]
+        usual = type(value) is bytes and job.answered and self.context.is_plain
+        return usual and self.ledger.add_piece(job, value)  # type: ignore[arg-type]  # it is bytes
 
     def send_frames(self, data: bytes) -> None:
         """Sends the frames that `create_predict_response` made."""
@@ -407,6 +415,8 @@ class Running:
 
     def _put(self, index: int, value: Outcome, last: bool) -> None:
         job = self.jobs[index]
+        if job.answered and not last and type(value) is bytes and self.ledger.add_piece(job, value):
+            return
         head = PLAIN_HEAD if job.answered else self._head(index)
         if head is PLAIN_HEAD:
             self.ledger.give(job, value, last)
@@ -424,7 +434,8 @@ class Running:
         for index, piece in enumerate(pieces):
             if value[index] is not None:
                 self._piece(index, frozen(piece), last=type(value[index]) is Ended)
-        return not all(job.over for job in self.jobs)
+        jobs = self.jobs
+        return not (jobs[0].over if len(jobs) == 1 else all(job.over for job in jobs))
 
     def finish(self, result: Any) -> None:
         """The handler has returned `result`."""

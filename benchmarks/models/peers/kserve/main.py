@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import uuid
 
 import numpy
 from kserve import InferOutput, InferRequest, InferResponse, Model, ModelServer, model_server
@@ -19,7 +20,7 @@ class Answering(Model):
         values = self.answer(payload.inputs[0].as_numpy())
         output = InferOutput(name="y", shape=list(values.shape), datatype=self.datatype(payload))
         output.set_data_from_numpy(values, binary_data=payload.from_grpc)
-        return InferResponse(response_id=payload.id, model_name=self.name, infer_outputs=[output])
+        return InferResponse(response_id=payload.id or uuid.uuid4().hex, model_name=self.name, infer_outputs=[output])
 
     def answer(self, values: numpy.ndarray) -> numpy.ndarray:
         return values

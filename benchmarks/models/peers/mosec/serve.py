@@ -1,15 +1,15 @@
-"""mosec's workers. Usage: python serve.py NAMES WORKERS [mosec's options]"""
+"""mosec's workers: the models NAMES (a comma list), with WORKERS processes each. Options are mosec's.
+
+Usage: NAMES=noop,echo WORKERS=1 python serve.py [mosec's options]
+"""
 
 from __future__ import annotations
 
-import sys
+import os
 import time
 from collections.abc import Iterator
 
-NAMES, WORKERS = sys.argv[1].split(","), int(sys.argv[2])
-sys.argv[1:3] = []
-
-from mosec import Runtime, Server, SSEWorker, Worker  # noqa: E402  (it reads sys.argv)
+from mosec import Runtime, Server, SSEWorker, Worker
 
 PIECES = 200
 BATCH, DELAY_MS = 16, 5
@@ -72,11 +72,10 @@ class Pieces(SSEWorker):
     def deserialize(self, data: bytes) -> bytes:
         return data
 
-    def forward(self, data: list[bytes]) -> list[bytes]:
+    def forward(self, data: bytes) -> str:
         for _ in range(PIECES):
-            for index in range(len(data)):
-                self.send_stream_event("ok", index=index)
-        return data
+            self.send_stream_event("ok")
+        return ""
 
 
 WORKER = {"noop": Noop, "lone": Lone, "echo": Echo, "slow": Slow, "mlp": Mlp, "image": Image, "pieces": Pieces}
@@ -84,9 +83,9 @@ BATCHED = ("lone", "mlp")
 
 
 def runtimes() -> Iterator[tuple[str, Runtime]]:
-    for name in NAMES:
+    for name in os.environ["NAMES"].split(","):
         more = {"max_batch_size": BATCH, "max_wait_time": DELAY_MS} if name in BATCHED else {}
-        yield f"/{name}", Runtime(WORKER[name], num=WORKERS, **more)
+        yield f"/{name}", Runtime(WORKER[name], num=int(os.environ["WORKERS"]), **more)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ pays one `add` for each value.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -84,6 +84,8 @@ def _definition(kind: MetricKind, entry: Any, more: tuple[str, ...]) -> Definiti
 
 #: A handler that puts a request's id into a label would else fill the memory.
 SERIES_MAX = 10_000
+#: Values of a series that may be kept until they are added up together.
+TIMES_MAX = 512
 #: The usual ones of Prometheus's Java client; the last bucket, +Inf, is implied.
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 
@@ -93,6 +95,9 @@ class Sample(Protocol):
 
     def add(self, value: float) -> None:
         """A counter's increment, a gauge's new value, a histogram's observation."""
+
+    def add_all(self, values: Sequence[float]) -> None:
+        """`add` of each."""
 
     def read(self) -> list[tuple[str, str, float]]:
         """Its samples: (suffix of the name, value of the label `le` or "", value)."""
@@ -109,6 +114,9 @@ class Counter:
     def add(self, value: float) -> None:
         self.value += value
 
+    def add_all(self, values: Sequence[float]) -> None:
+        self.value += sum(values)
+
     def read(self) -> list[tuple[str, str, float]]:
         return [("", "", self.value)]
 
@@ -123,6 +131,10 @@ class Gauge:
 
     def add(self, value: float) -> None:
         self.value = value
+
+    def add_all(self, values: Sequence[float]) -> None:
+        if values:
+            self.value = values[-1]
 
     def read(self) -> list[tuple[str, str, float]]:
         return [("", "", self.value)]
@@ -142,6 +154,15 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
+    def add_all(self, values: Sequence[float]) -> None:
+        ordered, counts, below = sorted(values), self.counts, 0
+        for index, bound in enumerate(self.bounds):
+            upto = bisect_right(ordered, bound, below)
+            counts[index] += upto - below
+            below = upto
+        counts[-1] += len(ordered) - below
+        self.sum += sum(values)
+
     def read(self) -> list[tuple[str, str, float]]:
         shown, below = [], 0
         for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
@@ -156,6 +177,9 @@ class NullSample:
     __slots__ = ()
 
     def add(self, value: float) -> None:
+        pass
+
+    def add_all(self, values: Sequence[float]) -> None:
         pass
 
     def read(self) -> list[tuple[str, str, float]]:

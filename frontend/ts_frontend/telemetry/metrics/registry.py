@@ -30,6 +30,7 @@ from ts_frontend.telemetry.metrics.families import (
     Sample,
     read_definitions,
 )
+from ts_frontend.telemetry.metrics.observed import LatencyCounts, ObservedRequests
 from ts_frontend.telemetry.metrics.requests import (
     BATCH,
     EVENTS_MAX,
@@ -41,6 +42,7 @@ from ts_frontend.telemetry.metrics.requests import (
     LoggedRequests,
     RequestMetrics,
     Tally,
+    Unsummed,
 )
 from ts_frontend.telemetry.metrics.text import Record, exposition, log_text, prometheus_name
 
@@ -99,6 +101,7 @@ class MetricsRegistry:
         self._always: list[Callable[[], Iterable[Family]]] = []
         self._gathered_names: frozenset[str] | None = None
         self._http: dict[int, Sample] = {}
+        self._unsummed = Unsummed()
         self._http_tallies: dict[int, Tally] = {}
         self.event_log = EventLog(definitions, listed.keys() - self._exposed, host)
 
@@ -117,6 +120,7 @@ class MetricsRegistry:
     def text(self, names: Collection[str] = ()) -> str:
         """The metrics API's answer; in `log` mode only the families that are always shown. `names`: only those families
         or series."""
+        self._unsummed.sum_up()
         asked = (*self._gathered, *self._always) if self.everything else self._always
         more = itertools.chain.from_iterable(one() for one in asked)
         return exposition((*self._families.values(), *self._own.values(), *more), names)
@@ -124,6 +128,7 @@ class MetricsRegistry:
     def sums_s(self, name: str, version: str) -> tuple[float, float]:
         """Seconds of all answered requests of a model version: from queueing to the answer, and in the queue; 0 where
         they aren't counted."""
+        self._unsummed.sum_up()
         whole, queue = (self._own_sample(one, name, version) for one in (OWN_LATENCY, OWN_QUEUE))
         return (
             whole.sum if isinstance(whole, Histogram) else 0.0,
@@ -146,6 +151,7 @@ class MetricsRegistry:
         if gone.users:
             return
         del self._holdings[owner]
+        self._unsummed.sum_up()
         left = self._holdings.values()
         for family, labels in gone.series:
             if not any((family, labels) in one.series for one in left):
@@ -189,6 +195,7 @@ class MetricsRegistry:
             return UNSEEN
         families = self._families
         counted = CountedRequests(
+            self._unsummed,
             self._held(holdings, families.get(events.REQUESTS), name, label),
             self._held(holdings, families.get(events.LATENCY), name, label),
             self._held(holdings, families.get(events.QUEUE_LATENCY), name, label),
@@ -320,22 +327,32 @@ class ModelMetrics:
 
     def __init__(self, registry: MetricsRegistry, name: str, version: str) -> None:
         self._registry, self._name, self._version = registry, name, version
-        self._unnamed: RequestMetrics | None = None
-        self._named: RequestMetrics | None = None
+        self._unnamed: RequestMetrics | ObservedRequests | None = None
+        self._named: RequestMetrics | ObservedRequests | None = None
+        self._latencies: LatencyCounts | None = None
+        self._closed = False
         self.batches = registry.batches(name, version)
 
     def close(self) -> None:
         """The model is gone: nothing more is recorded for it, and its series are removed."""
+        self._closed = True
         self._unnamed = self._named = UNSEEN
         self._registry.forget(self._name, self._version)
 
-    def requests(self, version_named: bool) -> RequestMetrics:
+    def observe(self, latencies: LatencyCounts | None) -> None:
+        """The latencies of requests that come from now on count there, too; None: no longer."""
+        if not self._closed:
+            self._latencies = latencies
+            self._unnamed = self._named = None
+
+    def requests(self, version_named: bool) -> RequestMetrics | ObservedRequests:
         """The recorder for a call that named the model's version, or didn't."""
         return (self._named if version_named else self._unnamed) or self._first(version_named)
 
-    def _first(self, version_named: bool) -> RequestMetrics:
+    def _first(self, version_named: bool) -> RequestMetrics | ObservedRequests:
         label = self._version if version_named else DEFAULT_VERSION
-        recorder = self._registry.requests(self._name, self._version, label)
+        counted = self._registry.requests(self._name, self._version, label)
+        recorder = counted if self._latencies is None else ObservedRequests(counted, self._latencies)
         if version_named:
             self._named = recorder
         else:

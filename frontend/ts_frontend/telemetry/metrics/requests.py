@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import NamedTuple, TypeAlias
 
 from ts_frontend.telemetry.logging.writer import MAIN, Source, printable
-from ts_frontend.telemetry.metrics.families import NOTHING, Definition, Definitions, Sample
+from ts_frontend.telemetry.metrics.families import NOTHING, TIMES_MAX, Definition, Definitions, Sample
 from ts_frontend.telemetry.metrics.text import Record, log_text
 
 EVENTS_MAX = 64
@@ -224,14 +224,41 @@ def microseconds(seconds: float) -> float:
     return round(seconds * 1e6, 3)
 
 
+class Unsummed:
+    """The recorders that have values to be added up, which is done when somebody reads their series."""
+
+    def __init__(self) -> None:
+        self._recorders: dict[CountedRequests, None] = {}
+
+    def add(self, recorder: CountedRequests) -> None:
+        self._recorders[recorder] = None
+
+    def sum_up(self) -> None:
+        for recorder in self._recorders:
+            recorder.sum_up()
+        self._recorders.clear()
+
+
 class CountedRequests:
     """Requests to one model, under one version label ("default" for calls that name none), as series for Prometheus;
-    `latency_s` and `queue_s` are ours, in seconds."""
+    `latency_s` and `queue_s` are ours, in seconds. Times are kept and added up together, at the latest when there are
+    TIMES_MAX."""
 
-    __slots__ = ("_latency", "_latency_s", "_queue", "_queue_s", "_queue_time", "_requests")
+    __slots__ = (
+        "_latency",
+        "_latency_s",
+        "_queue",
+        "_queue_s",
+        "_queue_time",
+        "_queued",
+        "_requests",
+        "_took",
+        "_unsummed",
+    )
 
     def __init__(
         self,
+        unsummed: Unsummed,
         requests: Sample,
         latency: Sample,
         queue: Sample,
@@ -241,6 +268,9 @@ class CountedRequests:
     ) -> None:
         self._requests, self._latency, self._queue = requests, latency, queue
         self._queue_time, self._latency_s, self._queue_s = queue_time, latency_s, queue_s
+        self._unsummed = unsummed
+        self._took: list[float] = []
+        self._queued: list[float] = []
 
     def accepted(self) -> None:
         """A request for the model has come, and may still be refused."""
@@ -248,17 +278,27 @@ class CountedRequests:
 
     def answered(self, queued_at_s: float, sent_at_s: float, now_s: float) -> None:
         """It was queued, sent to a worker, and answered; `time.monotonic()` seconds."""
-        latency_s = now_s - queued_at_s
         queue_s = sent_at_s - queued_at_s
-        self._latency.add(latency_s * 1e6)
-        self._queue.add(queue_s * 1e6)
         self._queue_time.add(int(queue_s * 1e3))
-        self._latency_s.add(latency_s)
-        self._queue_s.add(queue_s)
+        took = self._took
+        if not took:
+            self._unsummed.add(self)
+        took.append(now_s - queued_at_s)
+        self._queued.append(queue_s)
+        if len(took) >= TIMES_MAX:
+            self.sum_up()
+
+    def sum_up(self) -> None:
+        """Adds the kept times to the series."""
+        took, queued, self._took, self._queued = self._took, self._queued, [], []
+        self._latency.add_all([seconds * 1e6 for seconds in took])
+        self._queue.add_all([seconds * 1e6 for seconds in queued])
+        self._latency_s.add_all(took)
+        self._queue_s.add_all(queued)
 
 
 #: Of a model that is gone.
-UNSEEN = CountedRequests(*[NOTHING] * 6)
+UNSEEN = CountedRequests(Unsummed(), *[NOTHING] * 6)
 
 
 class LoggedRequests:

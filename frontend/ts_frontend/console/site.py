@@ -1,0 +1,60 @@
+"""The console's files: pages, scripts and styles as they are in the folder `site`, read once. Nothing is fetched from
+elsewhere, and nothing else than these files is served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+FOLDER = Path(__file__).with_name("site")
+PAGE, DOCS = "index.html", "docs.html"
+KINDS = {
+    ".html": b"text/html; charset=utf-8",
+    ".js": b"text/javascript; charset=utf-8",
+    ".css": b"text/css; charset=utf-8",
+    ".svg": b"image/svg+xml",
+    ".txt": b"text/plain; charset=utf-8",
+}
+#: Scripts, styles and calls only from the page's own origin, and none in the page itself; pictures also from data that
+#: the page has (an answer's); no page shows it in a frame.
+POLICY = (
+    b"default-src 'self'; img-src 'self' data: blob:; object-src 'none'; base-uri 'none'; form-action 'none'; "
+    b"frame-ancestors 'none'"
+)
+#: The headers of every file.
+HEADERS = (
+    (b"content-security-policy", POLICY),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+
+
+class SiteFile(NamedTuple):
+    """A file: its content type, and its bytes."""
+
+    kind: bytes
+    data: bytes
+
+    @property
+    def headers(self) -> tuple[tuple[bytes, bytes], ...]:
+        return ((b"content-type", self.kind), *HEADERS)
+
+
+class Site:
+    """All files by name. A name that isn't among them, with or without `..`, is no file."""
+
+    def __init__(self, folder: Path = FOLDER) -> None:
+        self._files = {
+            path.name: SiteFile(KINDS[path.suffix], path.read_bytes())
+            for path in sorted(folder.iterdir())
+            if path.suffix in KINDS
+        }
+
+    def file(self, name: str) -> SiteFile | None:
+        return self._files.get(name)
+
+    def page(self, name: str) -> SiteFile:
+        """Returns one of the pages, which are always there."""
+        return self._files[name]

@@ -1,0 +1,150 @@
+"""The served models and their workers as the console's readers are told of them: everything but what changes with each
+request (`samples`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from ts_frontend.models.model import Model
+from ts_frontend.models.registry import Registry
+from ts_frontend.models.signature import TensorSpec
+from ts_frontend.workers.failures import Failure, Replacement
+from ts_frontend.workers.pool import Slot
+from ts_frontend.workers.worker import Worker
+
+#: Of the last lines of a worker that ended.
+DEATH_LINES = 20
+#: Workers whose memory is read in one look: each costs some system calls between requests.
+MEMORY_READS_MAX = 16
+
+
+def key_of(model: Model) -> str:
+    """Returns the name by which samples and states call a model version."""
+    return f"{model.name}/{model.version}"
+
+
+class WorkerMemory:
+    """Resident bytes of the workers, read for a few of them at a time: new ones first, then by turns."""
+
+    def __init__(self, reads_max: int = MEMORY_READS_MAX) -> None:
+        self._reads_max = reads_max
+        self._bytes: dict[Worker, int] = {}
+
+    def look(self, workers: Iterable[Worker]) -> None:
+        """Reads the memory of at most `reads_max` of the workers, and forgets those that are gone."""
+        here = list(workers)
+        known = {worker: size for worker, size in self._bytes.items() if worker in set(here)}
+        turn = [*(worker for worker in here if worker not in known), *known]
+        for worker in turn[: self._reads_max]:
+            known.pop(worker, None)  # to the end, until all others have had their turn
+            known[worker] = worker.memory_bytes
+        self._bytes = known
+
+    def of(self, worker: Worker) -> int:
+        return self._bytes.get(worker, 0)
+
+
+def models_state(registry: Registry, memory: WorkerMemory) -> list[dict[str, Any]]:
+    """Returns all model versions, by name and in the order of their registration."""
+    models = sorted(registry, key=lambda model: model.name)
+    return [model_state(model, registry.is_default(model), memory.of) for model in models]
+
+
+def model_state(model: Model, is_default: bool, memory: Callable[[Worker], int]) -> dict[str, Any]:
+    """Returns one model version. Times are seconds since 1970, memory in bytes."""
+    settings, pool = model.settings, model.pool
+    return {
+        "key": key_of(model),
+        "name": model.name,
+        "version": model.version,
+        "default": is_default,
+        "status": status_of(model),
+        "url": model.url,
+        "registeredAt": round(model.created_s, 3),
+        "workflow": model.workflow,
+        "runs": model.adapter or "torchserve",
+        "minWorkers": model.minimum,
+        "maxWorkers": model.maximum,
+        "batchSize": settings.batch_size,
+        "maxBatchDelayMs": settings.max_batch_delay_ms,
+        "queueSize": settings.job_queue_size,
+        "responseTimeoutS": settings.response_timeout_s,
+        "continuousBatching": settings.continuous_batching,
+        "stateful": settings.stateful,
+        "tensors": model.takes_tensors,
+        "streams": model.streams,
+        "inputs": [_tensor(spec) for spec in model.signature.inputs],
+        "outputs": [_tensor(spec) for spec in model.signature.outputs],
+        "loadFailure": pool.load_failure.cause if pool.load_failure is not None else None,
+        "lastFailure": _failure(pool.last_failure),
+        "lastReplacement": _replacement(pool.last_replacement),
+        "workers": [_worker(slot, memory) for slot in pool.slots],
+    }
+
+
+def status_of(model: Model) -> str:
+    """Returns one word: ready, loading, failing, or stopped for a model without workers."""
+    if model.ready:
+        return "ready"
+    if model.failing:
+        return "failing"
+    return "loading" if model.loading else "stopped"
+
+
+def _worker(slot: Slot, memory: Callable[[Worker], int]) -> dict[str, Any]:
+    worker, device = slot.worker, slot.device
+    found: dict[str, Any] = {
+        "id": str(slot.id),
+        "state": "given up" if slot.gave_up else "waiting" if worker is None else worker.state.value,
+        "device": device.kind if device.gpu_id is None else f"{device.kind}:{device.gpu_id}",
+        "failuresInARow": slot.failures,
+    }
+    if worker is not None:
+        found |= {
+            "pid": worker.pid,
+            "memoryBytes": memory(worker),
+            "startedAt": round(worker.started_at, 3),
+        }
+    return found
+
+
+def _tensor(spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape), "optional": spec.optional}
+
+
+def _failure(failure: Failure | None) -> dict[str, Any] | None:
+    if failure is None:
+        return None
+    return {
+        "workerId": str(failure.worker_id),
+        "at": round(failure.at, 3),
+        "reason": failure.reason,
+        "failuresInARow": failure.failures,
+        "lastLines": failure.tail[-DEATH_LINES:],
+    }
+
+
+def _replacement(replacement: Replacement | None) -> dict[str, Any] | None:
+    if replacement is None:
+        return None
+    return {
+        "workerId": str(replacement.worker_id),
+        "at": round(replacement.at, 3),
+        "reason": replacement.reason,
+    }
+
+
+def worker_log(model: Model, worker_id: str) -> dict[str, Any] | None:
+    """Returns the last lines that a worker printed, up to a hundred; None when the model has no such worker."""
+    for slot in model.pool.slots:
+        if str(slot.id) == worker_id:
+            worker = slot.worker
+            lines = worker.tail() if worker is not None else []
+            return {"workerId": worker_id, "pid": worker.pid if worker is not None else 0, "lines": lines}
+    return None
+
+
+def server_state(about: Mapping[str, Any], *, ready: bool, draining: bool) -> dict[str, Any]:
+    """Returns what is true of the whole server: `about`, which doesn't change, and its health now."""
+    return {**about, "ready": ready, "draining": draining}

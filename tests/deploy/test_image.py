@@ -1,0 +1,116 @@
+"""The image of deploy/Dockerfile, built by its own steps in Debian's files; it runs read-only, as any user, in
+namespaces of its own."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from deploy.dockerfile import Builder, Container, Image, run
+from support import until
+
+ROOT = Path(__file__).resolve().parents[2]
+NEEDED = ("debootstrap", "unshare", "nsenter", "setpriv", "ip", "chroot")
+MISSING = [tool for tool in NEEDED if shutil.which(tool) is None]
+pytestmark = [
+    pytest.mark.external,
+    pytest.mark.skipif(
+        bool(MISSING) or os.geteuid() != 0, reason=f"needs root, and of Debian's packages {MISSING or NEEDED}"
+    ),
+]
+ANY_USER = "12345:0"
+
+
+def debian_mirror() -> str:
+    """Where this machine gets its packages from."""
+    texts = [path.read_text() for path in Path("/etc/apt").rglob("*.sources")] + [
+        path.read_text() for path in Path("/etc/apt").glob("sources.list*") if path.is_file()
+    ]
+    found = re.search(r"^(?:URIs:|deb)\s+(?:\[.*?\]\s+)?(\S+/debian/?)\s*", "\n".join(texts), re.MULTILINE)
+    return found[1] if found else ""
+
+
+def pip_settings() -> dict[str, str]:
+    """pip's configuration on this machine, as variables."""
+    lines = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
+    ).stdout
+    values = dict(re.findall(r"^(?:global|install|:env:)\.([\w-]+)='(.*)'$", lines, re.MULTILINE))
+    return {
+        f"PIP_{name.upper().replace('-', '_')}": value.replace(r"\n", " ").strip() for name, value in values.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
+    faulthandler.cancel_dump_traceback_later()  # downloads of Debian and torch belong to this, and take their time
+    place = tmp_path_factory.mktemp("image")
+    base, log = place / "base", place / "build.log"
+    with log.open("wb") as output:
+        command = ["debootstrap", "--variant=minbase", "--include=ca-certificates", "bookworm", str(base)]
+        mirror = debian_mirror()
+        subprocess.run([*command, *([mirror] if mirror else [])], stdout=output, stderr=output, check=True)
+    for name in ("apt/apt.conf.d", "apt/sources.list.d", "resolv.conf"):
+        subprocess.run(["cp", "-a", "-L", "--no-target-directory", f"/etc/{name}", base / "etc" / name], check=True)
+    pip = pip_settings()
+    named = {
+        Path(*Path(found).parts[:3]) for value in pip.values() for found in re.findall(r"(?:file://)?(/\S+)", value)
+    }
+    mounts = sorted(folder for folder in named if folder.is_dir() and folder.parts[1] != "etc")
+    if cert := pip.get("PIP_CERT"):  # a path that the image's own certificates would overwrite
+        shutil.copy(cert, base / "pip-certificates.pem")
+        pip["PIP_CERT"] = "/pip-certificates.pem"
+    builder = Builder(ROOT, base, place, mounts, pip, log)
+    version = torch.__version__.partition("+")[0]
+    try:
+        return builder.build(ROOT / "deploy" / "Dockerfile", {"TORCH_SPEC": f"torch=={version}", "EXTRAS": ""})
+    except subprocess.CalledProcessError as error:
+        raise AssertionError(f"{error}\n{log.read_text()[-5000:]}") from error
+
+
+def started(image: Image, command: list[str], output: Path, mounts: dict[Path, str] | None = None) -> Container:
+    return run(image, command, user=ANY_USER, mounts=mounts or {}, writable=["/home/model-server/tmp"], output=output)
+
+
+@pytest.fixture
+def containers() -> Iterator[list[Container]]:
+    all_of_them: list[Container] = []
+    yield all_of_them
+    for one in all_of_them:
+        one.outer.kill()
+        one.outer.wait()
+
+
+def fetched(container: Container, url: str, *options: str) -> str:
+    command = container.beside("curl", "--silent", "--show-error", "--max-time", "10", *options, url)
+    return subprocess.run(command, capture_output=True, text=True).stdout
+
+
+def test_the_image_serves_read_only_as_any_user(image: Image, containers: list[Container], tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    store = {ROOT / "model_store": "/home/model-server/model-store"}
+    flags = ["--models", "digits=digits.mar", "--disable-token-auth"]
+    container = started(image, [*image.command, *flags], output, store)
+    containers.append(container)
+    ready = "http://127.0.0.1:8080/v2/health/ready"
+    until(lambda: fetched(container, ready, "--write-out", "%{http_code}").endswith("200"), output.read_text)
+    sample = ROOT / "examples" / "digits" / "samples" / "3.png"
+    answer = json.loads(fetched(container, "http://127.0.0.1:8080/predictions/digits", "--data-binary", f"@{sample}"))
+    assert max(answer, key=answer.get) == "3"
+    health = subprocess.run(container.inside(*image.health_command), capture_output=True, text=True)
+    assert health.returncode == 0, health.stdout + health.stderr
+    touched = subprocess.run(container.inside("touch", "/opt/torchrelay/x"), capture_output=True, text=True)
+    assert "Read-only" in touched.stderr
+    os.kill(container.pid, getattr(signal, image.stop_signal))
+    assert container.outer.wait(60) == 0, output.read_text()

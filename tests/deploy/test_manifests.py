@@ -1,0 +1,255 @@
+"""The manifests of deploy/ are true: a running server has their command lines, mounts, ports, probes and metrics."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+
+from deploy.manifests import COMPONENTS, DEPLOY, ROOT, Document, command_line, documents, environment, kustomized, pods
+from e2e.conftest import Serving, write_model
+from support import GUARD_S, free_port, until
+from ts.protocol import open_inference_pb2 as oip
+from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from ts_frontend.cli.flags import settings
+from ts_frontend.cli.main import _parser
+from ts_frontend.config.table import ServerConfig
+from ts_frontend.protos.inference_pb2 import PredictionsRequest
+from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
+
+PODS = pods()
+DIGITS = ROOT / "model_store" / "digits.mar"
+SAMPLE = ROOT / "examples" / "digits" / "samples" / "3.png"
+#: What KServe's examples for TorchServe have in /mnt/models/config/config.properties.
+KSERVE_CONFIG = """\
+inference_address=http://0.0.0.0:8085
+management_address=http://0.0.0.0:8085
+metrics_address=http://0.0.0.0:8082
+grpc_inference_port=7070
+grpc_management_port=7071
+enable_metrics_api=true
+metrics_format=prometheus
+number_of_netty_threads=4
+job_queue_size=10
+enable_envvars_config=true
+install_py_dep_per_model=true
+model_store=/mnt/models/model-store
+model_snapshot={"name":"startup.cfg","modelCount":1,"models":{"doubling":{"1.0":{"defaultVersion":true,\
+"marName":"doubling","minWorkers":1,"maxWorkers":5,"batchSize":1,"maxBatchDelay":5000,"responseTimeout":120}}}}
+"""
+#: Doubles numbers: an instance (of the envelope `kserve`), or the elements of a tensor (`kservev2`).
+DOUBLING = """
+import numpy
+
+def handle(data, context):
+    rows = data or ()  # None at load
+    return [(2 * numpy.array(row["data"] if isinstance(row, dict) else row)).tolist() for row in rows]
+"""
+
+
+class Pod:
+    """A pod's server on this machine: folders below `place` instead of the mounts, free ports instead of its own."""
+
+    def __init__(self, name: str, place: Path) -> None:
+        self.spec = PODS[name]
+        (self.container,) = self.spec["containers"]
+        self.place, self.kserve = place, name.startswith("kserve/")
+        self.ports: dict[int, int] = {}
+        self._mounts = {mount["mountPath"]: place / mount["mountPath"].strip("/") for mount in self._mounted()}
+        for folder in self._mounts.values():
+            folder.mkdir(parents=True, exist_ok=True)
+        models = self._mounts["/mnt/models"]
+        if name == "kserve/torchserve":
+            (models / "config").mkdir()
+            (models / "model-store").mkdir()
+            (models / "config" / "config.properties").write_text(self.here(KSERVE_CONFIG))
+            write_model(models / "model-store", "doubling", DOUBLING)
+        elif not self.kserve:
+            shutil.copy(DIGITS, models)
+            (config,) = [one for one in kustomized() if one["kind"] == "ConfigMap"]
+            for file, text in config["data"].items():
+                (self._mounts["/etc/torchrelay"] / file).write_text(self.here(text))
+        self.words = [self.here(word) for word in command_line(self.container)]
+        self.environment = {key: self.here(value) for key, value in environment(self.container).items()}
+
+    def _mounted(self) -> list[Document]:
+        storage_initializer = [{"mountPath": "/mnt/models"}] if self.kserve else []
+        mounts: list[Document] = [*self.container["volumeMounts"], *storage_initializer]
+        volumes = {one["name"] for one in self.spec["volumes"]}
+        assert all(one["name"] in volumes for one in self.container["volumeMounts"])
+        return mounts
+
+    def here(self, text: str) -> str:
+        """The text with this machine's folders and ports."""
+        any_mount = "|".join(sorted(self._mounts, key=len, reverse=True))
+        text = re.sub(rf"(?<![\w/.-])({any_mount})(?=[/\s]|$)", lambda found: str(self._mounts[found[1]]), text)
+        return re.sub(r"(?<=[=:])([789]\d{3})\b", lambda found: str(self.port(int(found[1]))), text)
+
+    def port(self, inside: int) -> int:
+        return self.ports.setdefault(inside, free_port())
+
+    def named_port(self, port: int | str) -> int:
+        """A port's number, of a probe or a service, inside."""
+        return next((one["containerPort"] for one in self.container.get("ports", []) if one["name"] == port), 0) or int(
+            port
+        )
+
+    def probes(self) -> Iterator[tuple[str, int]]:
+        for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+            if probe := self.container.get(name):
+                yield probe["httpGet"]["path"], self.named_port(probe["httpGet"]["port"])
+
+    def scraped(self) -> tuple[str, int]:
+        found: dict[str, str] = self.spec.get("annotations") or {}
+        return (
+            (found["prometheus.kserve.io/path"], int(found["prometheus.kserve.io/port"]))
+            if found
+            else ("/metrics", 8082)
+        )
+
+
+def config_of(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> ServerConfig:
+    for key, value in pod.environment.items():
+        monkeypatch.setenv(key, value)
+    words = pod.words[1:] if pod.words[0] == "torchserve" else pod.words
+    return settings(_parser().parse_args(words))
+
+
+@pytest.mark.parametrize("name", PODS)
+def test_command_lines_are_taken_and_ports_are_listened_on(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod = Pod(name, tmp_path)
+    config = config_of(pod, monkeypatch)
+    assert not [note for note in config.notes if "no such" in note.text]
+    addresses = [config.inference_address, config.metrics_address]
+    outside = {one.port for one in addresses if not one.loopback}
+    outside |= {config.grpc_inference_port, *(one.port for one in config.grpc_extra_ports)}
+    back = {ours: inside for inside, ours in pod.ports.items()}
+    listening = {back.get(port, port) for port in outside}
+    wanted = {port for _, port in pod.probes()} | {pod.scraped()[1]}
+    wanted |= {one["containerPort"] for one in pod.container.get("ports", [])}
+    assert wanted <= listening, f"{wanted - listening} of {listening}"
+    grace_s = pod.spec.get("terminationGracePeriodSeconds", 60)
+    assert config.drain_grace_s + min(config.drain_timeout_s, 30) + 5 <= grace_s
+    assert Path(str(config.work_dir)).is_relative_to(tmp_path), "the root is read-only"
+
+
+# --- running servers
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[[Pod], Serving]]:
+    """Starts the server of a pod by its own argv; what has no flag there gets a free port."""
+    running: list[Serving] = []
+
+    def begin(pod: Pod) -> Serving:
+        words = pod.words[1:] if pod.words[0] == "torchserve" else pod.words
+        spare = ["--set", f"grpc_management_port={pod.port(7071)}", "--set", "drain_grace_s=0"]
+        if pod.kserve and pod.scraped()[1] == 8002:
+            spare += [f"--metrics-port={pod.port(8002)}"]
+        command = [
+            sys.executable,
+            "-c",
+            "from ts_frontend.cli.main import main; main()",
+            "--foreground",
+            *words,
+            *spare,
+        ]
+        (tmp_path / "server").mkdir()
+        server = Serving(tmp_path / "server", None, {"env": pod.environment, "command": command}, [])
+        running.append(server)
+        return server.wait_started()
+
+    yield begin
+    for server in running:
+        assert server.terminate() == 0, server.log
+
+
+def code_of(port: int, path: str) -> int:
+    return httpx.get(f"http://127.0.0.1:{port}{path}").status_code
+
+
+def is_ready(pod: Pod) -> None:
+    for path, port in pod.probes():
+        until(lambda path=path, port=port: code_of(pod.port(port), path) == 200)  # type: ignore[misc]
+
+
+def test_the_deployment_answers_its_probes_and_has_the_metrics_that_scaling_asks_for(
+    tmp_path: Path, serve: Callable[[Pod], Serving]
+) -> None:
+    pod = Pod("kubernetes", tmp_path)
+    serve(pod)
+    is_ready(pod)
+    path, port = pod.scraped()
+    inference = f"http://127.0.0.1:{pod.port(8080)}"
+    answer = httpx.post(f"{inference}/predictions/digits", content=SAMPLE.read_bytes()).json()
+    assert answer["class"] == "3"
+    scraped = httpx.get(f"http://127.0.0.1:{pod.port(port)}{path}").text
+    there = set(re.findall(r"^(\w+)\{", scraped, re.MULTILINE))
+    wanted = {name for folder in COMPONENTS for name in re.findall(r"\bts_\w+", "".join(texts(folder)))}
+    assert wanted and wanted <= there, wanted - there
+
+
+def texts(folder: Path) -> Iterator[str]:
+    for file in folder.glob("*.yaml"):
+        yield file.read_text()
+
+
+def test_the_runtime_for_torchserve_takes_a_models_folder_as_it_is(
+    tmp_path: Path, serve: Callable[[Pod], Serving]
+) -> None:
+    """KServe's v1, and TorchServe's own gRPC, on the ports of InferenceServices with `pytorch`."""
+    pod = Pod("kserve/torchserve", tmp_path)
+    serve(pod)
+    is_ready(pod)
+    url = f"http://127.0.0.1:{pod.port(8080)}"
+    assert httpx.get(f"{url}/v1/models/doubling").json()["ready"]
+    answer = httpx.post(f"{url}/v1/models/doubling:predict", json={"instances": [1, 2]})
+    assert answer.json() == {"predictions": [2, 4]}, answer.text
+    request = PredictionsRequest(model_name="doubling", input={"data": b'{"instances": [3]}'})
+    with grpc.insecure_channel(f"127.0.0.1:{pod.port(7070)}") as channel:
+        said = InferenceAPIsServiceStub(channel).Predictions(request, timeout=GUARD_S)
+    assert json.loads(said.prediction) == {"predictions": [6]}
+    path, port = pod.scraped()
+    assert code_of(pod.port(port), path) == 200
+
+
+def test_the_runtime_for_torchserve_speaks_v2(tmp_path: Path, serve: Callable[[Pod], Serving]) -> None:
+    """`protocolVersion: v2` and `grpc-v2` give the runtime the envelope `kservev2`."""
+    pod = Pod("kserve/torchserve", tmp_path)
+    pod.environment["TS_SERVICE_ENVELOPE"] = "kservev2"
+    serve(pod)
+    is_ready(pod)
+    url = f"http://127.0.0.1:{pod.port(8080)}"
+    tensor = {"name": "x", "shape": [1, 2], "datatype": "INT64", "data": [1, 2]}
+    answer = httpx.post(f"{url}/v2/models/doubling/infer", json={"inputs": [tensor]})
+    assert answer.json()["outputs"][0]["data"] in ([2, 4], [[2, 4]]), answer.text
+    with grpc.insecure_channel(f"127.0.0.1:{pod.port(8081)}") as channel:
+        stub = GRPCInferenceServiceStub(channel)
+        assert stub.ModelReady(oip.ModelReadyRequest(name="doubling"), timeout=GUARD_S).ready
+
+
+# --- schemas
+
+
+@pytest.mark.external
+def test_every_manifest_fits_the_published_types(tmp_path: Path) -> None:
+    """The types of Kubernetes' and KServe's own client packages read every document, and know every key in it."""
+    python = Path(sys.prefix) / "clients" / "kserve" / "bin" / "python"
+    every = [one for path in sorted((DEPLOY / "kserve").glob("*.yaml")) for one in documents(path)]
+    every += [one for components in [(), *((one,) for one in COMPONENTS)] for one in kustomized(*components)]
+    (tmp_path / "all.json").write_text(json.dumps(every))
+    checker = Path(__file__).with_name("schemas.py")
+    done = subprocess.run([python, checker, tmp_path / "all.json"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    unchecked = set(re.findall(r"^no types for (\S+)$", done.stdout, re.MULTILINE))
+    assert unchecked <= {"keda.sh/v1alpha1/ScaledObject", "monitoring.coreos.com/v1/ServiceMonitor"}

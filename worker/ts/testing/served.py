@@ -1,0 +1,326 @@
+"""A model in a test: a worker of the server that runs in a thread of the test's process, and the test as its frontend.
+Requests, batches, streams, cancels and failures take the way that they take in a server."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import math
+import os
+import socket
+import sys
+import tempfile
+import threading
+import time
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ts.model_loader import read_manifest
+from ts.protocol.decoder import Decoder
+from ts.protocol.frames import (
+    Call,
+    Cancel,
+    Chunk,
+    Failed,
+    Item,
+    Load,
+    LoadFailed,
+    Message,
+    Predict,
+    Ready,
+    Stop,
+    encode_bytes,
+)
+from ts.protocol.progress import PROGRESS_BYTES
+from ts.runtime.main import live_in_process
+from ts.testing.requests import Answer, Request, RequestFailed, Streamed
+
+#: Whatever takes longer ends the wait of a test for it.
+LIMIT_S = 60.0
+READ_BYTES = 1 << 20
+MESSAGE_BYTES_MAX = 1 << 32
+#: The statuses of a worker that ended, and of calls to other models, which a test has none of.
+DIED_STATUS, NO_SERVER_STATUS = 500, 501
+
+
+class NotLoaded(Exception):
+    """The handler couldn't be loaded. `message` is what the register call answers, `traceback` what the log has."""
+
+    def __init__(self, message: str, traceback: str = "") -> None:
+        super().__init__(message + (f"\n{traceback}" if traceback else ""))
+        self.message, self.traceback = message, traceback
+
+
+class ServedModel:
+    """A model that is loaded by `source`: a handler's file, a model's folder, or an archive (.mar).
+
+    `handler`: another one than the archive's, for instance `file.py:function`. `config`: what model-config.yaml would
+    have; replaces that of the archive. `files`: the manifest's members for a handler's file, such as `modelFile` and
+    `serializedFile`. `envelope`: as `service_envelope`. `settings`: more of what the server tells a worker. `explain`:
+    callers see a handler's exception, as with `debug_errors=true`. `limit_s`: what takes longer is a TimeoutError.
+
+    Use it as a context manager, or `close` it: the current directory, `sys.path` and PYTHONPATH are the model's until
+    then. Raises NotLoaded.
+    """
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str],
+        *,
+        handler: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        files: Mapping[str, str] | None = None,
+        name: str | None = None,
+        envelope: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+        explain: bool = True,
+        limit_s: float = LIMIT_S,
+    ) -> None:
+        self.limit_s = limit_s
+        self._before = os.getcwd(), list(sys.path), os.environ.get("PYTHONPATH")
+        self._modules = set(sys.modules)
+        self._ids = itertools.count(1)
+        self._open: dict[int, Streamed] = {}
+        self._loaded = threading.Event()
+        self._outcome: Ready | LoadFailed | None = None
+        self._sending = threading.Lock()
+        self._unpacked: tempfile.TemporaryDirectory[str] | None = None
+        told = self._settings(Path(source).absolute(), handler, config, files, name)
+        told |= {"envelope": envelope, "debug_errors": explain, **(settings or {})}
+        self.name: str = told["model_name"]
+        self._folder_of_model = os.path.join(os.path.realpath(told["model_dir"]), "")
+        self._handler = Path(str(told["handler"]).partition(":")[0]).name.removesuffix(".py")
+        self._sock, theirs = socket.socketpair()
+        with tempfile.TemporaryFile() as progress:
+            progress.truncate(PROGRESS_BYTES)
+            fds = theirs.detach(), os.dup(progress.fileno())
+        self._worker = threading.Thread(target=live_in_process, args=fds, name=f"handler-{self.name}", daemon=True)
+        self._reader = threading.Thread(target=self._read, name=f"answers-{self.name}", daemon=True)
+        self._worker.start()
+        self._reader.start()
+        self._send(Load(told))
+        self._wait_loaded()
+
+    # --- loading
+
+    def _settings(
+        self,
+        source: Path,
+        handler: str | None,
+        config: Mapping[str, Any] | None,
+        files: Mapping[str, str] | None,
+        name: str | None,
+    ) -> dict[str, Any]:
+        """What the server tells its worker about the model."""
+        if source.suffix == ".py":
+            folder, manifest = source.parent, {"model": {"handler": source.name, **(files or {})}}
+        else:
+            folder = self._folder(source)
+            manifest = read_manifest(folder) or {"model": {}}
+        model = manifest.get("model", {})
+        own = handler or str(model.get("handler") or "")
+        model_name = name or str(model.get("modelName") or source.stem)
+        read = None if config is not None else model.get("configFile")
+        settings = _config_of(folder, read) if config is None else dict(config)
+        return {
+            "model_name": model_name,
+            "model_version": str(model.get("modelVersion") or "1.0"),
+            "model_dir": str(folder),
+            "handler": own,
+            "manifest": {**manifest, "model": {**model, "modelName": model_name, "handler": own}},
+            "config_file": read,
+            "model_config": settings,
+            "batch_size": settings.get("batchSize", 1),
+            "continuous": settings.get("continuousBatching", False),
+            "asynchronous": settings.get("asyncCommunication", False),
+            "adapter": model.get("adapter"),
+            "adapter_settings": model.get("adapterSettings") or {},
+            "gpu_id": None,
+        }
+
+    def _folder(self, source: Path) -> Path:
+        if source.is_dir():
+            return source
+        if not zipfile.is_zipfile(source):
+            raise NotLoaded(f"{source} is neither a handler's file (.py), nor a model's folder, nor an archive (.mar)")
+        self._unpacked = tempfile.TemporaryDirectory(prefix="ts-testing-")
+        with zipfile.ZipFile(source) as archive:
+            archive.extractall(self._unpacked.name)
+        return Path(self._unpacked.name)
+
+    def _wait_loaded(self) -> None:
+        there = self._loaded.wait(self.limit_s)
+        outcome = self._outcome
+        if isinstance(outcome, Ready):
+            return
+        self.close()
+        if not there:
+            raise TimeoutError(f"the handler wasn't loaded within {self.limit_s:g} s")
+        info = outcome.info if outcome is not None else {"message": "the worker ended while it loaded the handler"}
+        raise NotLoaded(str(info["message"]), str(info.get("traceback") or ""))
+
+    @property
+    def kind(self) -> str:
+        """How its handler runs: blocking, generator, async or continuous."""
+        assert isinstance(self._outcome, Ready)
+        return str(self._outcome.info["handler_kind"])
+
+    @property
+    def module(self) -> ModuleType:
+        """The handler's module, for what a test looks at or replaces in it. LookupError for a built-in handler."""
+        for module in self._own_modules().values():
+            if Path(str(module.__file__)).stem == self._handler:
+                return module
+        raise LookupError(f"{self._handler} is no module of {self._folder_of_model}")
+
+    def _own_modules(self) -> dict[str, ModuleType]:
+        """The imported modules of the model's folder, by their names."""
+        found = {name: module for name, module in list(sys.modules.items()) if getattr(module, "__file__", None)}
+        return {
+            name: module
+            for name, module in found.items()
+            if os.path.realpath(str(module.__file__)).startswith(self._folder_of_model)
+        }
+
+    # --- requests
+
+    def predict(self, body: Any = None, **request: Any) -> Answer:
+        """One request and its answer, of one or several pieces. The arguments are those of `Request`. Raises
+        RequestFailed."""
+        return self.stream(body, **request).answer()
+
+    def stream(self, body: Any = None, **request: Any) -> Streamed:
+        """One request whose pieces are read one by one, and which can be cancelled."""
+        made = body if isinstance(body, Request) else _request(body, request)
+        (streamed,) = self._begin([made])
+        return streamed
+
+    def batch(self, bodies: Sequence[Any]) -> list[Answer | RequestFailed]:
+        """Requests that the handler gets together, bodies or `Request`s: what each of their callers sees."""
+        return [_ended(streamed) for streamed in self._begin([Request.of(body) for body in bodies])]
+
+    def begin_batch(self, bodies: Sequence[Any]) -> list[Streamed]:
+        """The same, with answers that are read one by one, and requests that can be cancelled."""
+        return self._begin([Request.of(body) for body in bodies])
+
+    def describe(self) -> Answer:
+        """The handler's answer to a describe call with `customized=true`."""
+        (streamed,) = self._begin([Request(headers={"describe": "True"})])
+        return streamed.answer()
+
+    def _begin(self, requests: Sequence[Request]) -> list[Streamed]:
+        now_s = time.monotonic()
+        items, made = [], []
+        for request in requests:
+            streamed = Streamed(next(self._ids), self._send, self.limit_s)
+            self._open[streamed.job_id] = streamed
+            made.append(streamed)
+            deadline_s = math.inf if request.timeout_s is None else now_s + request.timeout_s
+            request_id = request.request_id or f"test-{streamed.job_id}"
+            items.append(Item(streamed.job_id, request_id, deadline_s, list(request.headers.items()), request.parts()))
+        self._send(Predict(items[0].job_id, items))
+        if not self._reader.is_alive():
+            self._end_all()
+        return made
+
+    # --- the worker's socket
+
+    def _send(self, message: Message) -> None:
+        with self._sending:
+            try:
+                self._sock.sendall(encode_bytes(message))
+            except OSError:  # the worker has ended: what is open is failed by the reader
+                pass
+
+    def _read(self) -> None:
+        """Gives the worker's messages to those who wait for them, until the worker ends."""
+        decoder = Decoder(MESSAGE_BYTES_MAX)
+        while data := self._receive():
+            for message in decoder.feed(data):
+                self._take(message)
+        self._loaded.set()
+        self._end_all()
+
+    def _receive(self) -> bytes:
+        try:
+            return self._sock.recv(READ_BYTES)
+        except OSError:
+            return b""
+
+    def _take(self, message: Message) -> None:
+        if isinstance(message, (Ready, LoadFailed)):
+            self._outcome = message
+            self._loaded.set()
+        elif isinstance(message, Call):
+            self._send(Failed(message.call_id, NO_SERVER_STATUS, "a model in a test has no server to call"))
+        elif isinstance(message, (Chunk, Failed)):
+            ended = isinstance(message, Failed) or message.last
+            streamed = self._open.pop(message.job_id, None) if ended else self._open.get(message.job_id)
+            if streamed is not None:
+                streamed.put(message)
+
+    def _end_all(self) -> None:
+        while self._open:
+            _, streamed = self._open.popitem()
+            streamed.put(Failed(streamed.job_id, DIED_STATUS, "The worker ended before it had answered"))
+
+    # --- the end
+
+    def __enter__(self) -> ServedModel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Lets the worker finish, and puts back what it changed in this process. Raises TimeoutError for a handler that
+        doesn't return."""
+        if self._sock.fileno() == -1:
+            return
+        for job_id in list(self._open):
+            self._send(Cancel(job_id))  # nobody reads it any more
+        self._send(Stop())
+        self._worker.join(self.limit_s)
+        with contextlib.suppress(OSError):  # the worker has closed its end
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._reader.join(self.limit_s)
+        self._sock.close()
+        for name in self._own_modules().keys() - self._modules:
+            del sys.modules[name]
+        directory, path, python_path = self._before
+        os.chdir(directory)
+        sys.path[:] = path
+        if python_path is None:
+            os.environ.pop("PYTHONPATH", None)
+        else:
+            os.environ["PYTHONPATH"] = python_path
+        gc.unfreeze()  # what the worker froze: in a server it lives as long as the process
+        if self._unpacked is not None:
+            self._unpacked.cleanup()
+        if self._worker.is_alive():
+            raise TimeoutError(f"the handler did not return within {self.limit_s:g} s")
+
+
+def _request(body: Any, given: Mapping[str, Any]) -> Request:
+    """A request with a body, unless it has inputs by name and no body."""
+    return Request(**given) if body is None and "inputs" in given else Request(body, **given)
+
+
+def _ended(streamed: Streamed) -> Answer | RequestFailed:
+    try:
+        return streamed.answer()
+    except RequestFailed as failure:
+        return failure
+
+
+def _config_of(folder: Path, file: str | None) -> dict[str, Any]:
+    if not file:
+        return {}
+    import yaml
+
+    found = yaml.safe_load((folder / file).read_text(encoding="utf-8"))
+    return found if isinstance(found, dict) else {}
