@@ -1,4 +1,5 @@
-"""`torchserve check` and `torchserve doctor`: a look at models, or at machine and settings, without serving."""
+"""`torchserve check`, `torchserve doctor` and `torchserve migrate`: a look at models, at machine and settings, or at a
+TorchServe deployment, without serving."""
 
 from __future__ import annotations
 
@@ -7,12 +8,13 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from ts_frontend.cli.flags import SettingsParser, add_setting_groups, settings
+from ts_frontend.cli.flags import SettingsParser, add_actions, add_setting_groups, options, settings
 from ts_frontend.config.kinds import ConfigError
 
 if TYPE_CHECKING:
+    from ts_frontend.diagnosis.migrate import Flags
     from ts_frontend.diagnosis.report import Report
 
 NOT_UNDERSTOOD_STATUS = 2
@@ -84,3 +86,44 @@ def doctor(words: Sequence[str]) -> int:
     except ConfigError as error:
         report = examine(None, error.message)
     return _show(report, arguments)
+
+
+def migrate(words: Sequence[str]) -> int:
+    """Runs `torchserve migrate`; returns the exit status. Raises ServeError."""
+    parser = _parser(
+        "migrate",
+        "List what of a TorchServe deployment stays as it is, what changes, and what to do: its config.properties, "
+        "archives, metrics.yaml, log4j2.xml, key_file.json, snapshots, Dockerfile and scripts. Nothing is run or "
+        "changed. Exit status: 0 without errors, 1 with some, 2 if the directory can't be read.",
+    )
+    parser.add_argument(
+        "--check", action="store_true", required=True, help="report only; there is nothing that changes the files"
+    )
+    parser.add_argument("deployment", type=Path, metavar="DEPLOYMENT_DIR", help="the directory with the deployment")
+    arguments = parser.parse_args(words)
+    if not arguments.deployment.is_dir():
+        print(f"torchserve migrate: {arguments.deployment} is no directory", file=sys.stderr)
+        return NOT_UNDERSTOOD_STATUS
+    from ts_frontend.diagnosis import migrate as migration  # brings the whole server
+
+    return _show(migration.migrate(arguments.deployment, _flags), arguments)
+
+
+class _CommandParser(SettingsParser):
+    """Reads the flags of another program's `torchserve` command."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
+def _flags(words: Sequence[str]) -> Flags:
+    from ts_frontend.diagnosis.migrate import Flags
+
+    parser = _CommandParser(prog="torchserve", allow_abbrev=False, add_help=False)
+    add_actions(parser)
+    add_setting_groups(parser, "")
+    try:
+        arguments = parser.parse_args([word for word in words if word != "start"])
+        return Flags(options(arguments), arguments.ts_config or "")
+    except ConfigError as error:
+        return Flags(problem=error.message)
