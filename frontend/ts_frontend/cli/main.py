@@ -37,6 +37,7 @@ _OWN_COMMANDS = {
     "config": "show every setting, its value and where that comes from, without starting",
     "doctor": "look at Python, torch, ports, directories and limits before a start",
     "check": "try models without serving them: their files, settings, handler, requests",
+    "conform": "ask a running server, of whatever kind, which dialects it speaks",
 }
 
 
@@ -215,7 +216,7 @@ def _subcommand(words: Sequence[str], program: Program) -> int:
         return _show_config(rest)
     if name == "dev":
         return int(import_module("ts_frontend.cli.dev").main(rest, program.run))
-    if name in ("check", "doctor"):
+    if name in ("check", "conform", "doctor"):
         look: Callable[[Sequence[str]], int] = getattr(import_module("ts_frontend.cli.diagnose"), name)
         return look(rest)
     if name in ("start", "stop"):
