@@ -95,6 +95,8 @@ def missing_torch(config: ServerConfig) -> list[str]:
 class StartRefused(ServeError):
     """A model can't be loaded, and the server is not to run without it."""
 
+    remedy = "Mend the models that the message names, or start without `exit_on_error`."
+
 
 class Parts:
     """The parts of a server, built from its configuration and joined. None of them runs yet.
