@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
+from functools import cache
 from typing import Any, NoReturn
 
 from ts.compat.kserve_api.model import Model
+from ts.compat.kserve_api.predictor import PredictorConfig
 from ts.compat.start import serve
 
 
@@ -33,7 +35,13 @@ def _parser() -> argparse.ArgumentParser:
         ("access_log_format", str, None),
         ("model_name", str, "model"),
         ("predictor_host", str, None),
+        ("predictor_protocol", str, "v1"),
+        ("predictor_use_ssl", _truth, False),
+        ("predictor_request_timeout_seconds", int, 600),
+        ("predictor_request_retries", int, 0),
+        ("enable_predictor_health_check", str, None),
         ("protocol", str, "v1"),
+        ("configure_logging", _truth, True),
         ("log_config_file", str, None),
     ):
         made.add_argument(f"--{name}", type=kind, default=default)
@@ -48,6 +56,21 @@ def __getattr__(name: str) -> Any:
     if name == "args":
         return parser.parse_known_args()[0]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+@cache
+def predictor_config() -> PredictorConfig | None:
+    """The predictor that the command line names."""
+    given = parser.parse_known_args()[0]
+    if not given.predictor_host:
+        return None
+    return PredictorConfig(
+        given.predictor_host,
+        given.predictor_protocol,
+        given.predictor_use_ssl,
+        given.predictor_request_timeout_seconds,
+        given.predictor_request_retries,
+    )
 
 
 class ModelServer:
