@@ -6,6 +6,7 @@ import logging
 from enum import Enum
 from typing import Any
 
+from ts.compat.kserve_api.arguments import predictor_config
 from ts.compat.kserve_api.predictor import V1, Predictor, PredictorConfig
 
 
@@ -57,8 +58,6 @@ class Model:
     @property
     def predictor_config(self) -> PredictorConfig | None:
         """The predictor of the command line, or of the attributes that older programs set; None without one."""
-        from ts.compat.kserve_api.model_server import predictor_config
-
         host, given = getattr(self, "predictor_host", None), predictor_config()
         if host and (given is None or host != given.predictor_host):
             return PredictorConfig(host, getattr(self, "protocol", None) or V1)
