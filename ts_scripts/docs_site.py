@@ -25,7 +25,7 @@ OUTSIDE = {
     "CHANGELOG.md": "changelog.md",
     "examples/README.md": "examples.md",
 }
-#: How much pages count in the search, in place of 1: short answers before pages that match a question in its small words.
+#: How much pages count in the search, in place of 1: short answers before pages that match small words of a question.
 WEIGHTS = {"questions.md": 20, "architecture.md": 0.5, "project.md": 0.5, "changelog.md": 0.1, "contributing.md": 0.2}
 _ROW = re.compile(r"^\| (?:\[[^\]]*\]\(([^)]+)\)|\*\*([^*]+)\*\*) \|", re.MULTILINE)
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
