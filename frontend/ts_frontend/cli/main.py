@@ -38,6 +38,7 @@ _OWN_COMMANDS = {
     "doctor": "look at Python, torch, ports, directories and limits before a start",
     "migrate": "list what of a TorchServe deployment stays, changes and needs work",
     "check": "try models without serving them: their files, settings, handler, requests",
+    "conform": "ask a running server, of whatever kind, which dialects it speaks",
 }
 
 
@@ -203,7 +204,7 @@ def _subcommand(words: Sequence[str], program: Program) -> int:
         return _show_config(rest)
     if name == "dev":
         return int(import_module("ts_frontend.cli.dev").main(rest, program.run))
-    if name in ("check", "doctor", "migrate"):
+    if name in ("check", "conform", "doctor", "migrate"):
         look: Callable[[Sequence[str]], int] = getattr(import_module("ts_frontend.cli.diagnose"), name)
         return look(rest)
     if name in ("start", "stop"):

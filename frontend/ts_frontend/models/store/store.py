@@ -245,6 +245,11 @@ class ModelStore:
         """The store's models whose names are known without opening them. Blocking."""
         return [] if self._root is None else self._formats.stored(self._root, self.names())
 
+    @property
+    def alone(self) -> bool:
+        """Whether the store is itself a model without anybody's saying so: weights. Blocking."""
+        return self._root is not None and self._root.is_dir() and self._formats.is_alone(self._root)
+
     def only(self) -> str:
         """The path of the store itself where it is a model, else of its only model. ArchiveNotFound without one, or
         with several."""
