@@ -164,6 +164,8 @@ def _launcher(arguments: argparse.Namespace, words: Sequence[str], program: Prog
     if arguments.stop:
         print(launch.stop(120 if arguments.timeout is None else arguments.timeout, _work_dir(arguments)))
         return 0
+    if arguments.ready_fd is None and (told := launch.rivals_told(launch.rivals())):
+        print(told, file=sys.stderr, flush=True)
     if not arguments.foreground and os.getpid() == 1:
         print("This is process 1, with which its container ends: serving in the foreground.", file=sys.stderr)
         arguments.foreground = True
