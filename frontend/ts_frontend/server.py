@@ -137,6 +137,7 @@ class Parts:
             model_api=config.model_api_enabled,
             unregister_timeout_s=config.unregister_model_timeout,
             on_change=self.recorder.changed,
+            memory_bytes_max=config.model_memory_max,
         )
         self.workflows = WorkflowManager(
             self.manager,
@@ -174,7 +175,8 @@ class Parts:
         )
         #: Loops that run while the server serves, with the subjects of their messages.
         self.loops: list[tuple[Callable[[], Awaitable[None]], str]] = [
-            (self.repository.watch, "The watch over the model repositories")
+            (self.repository.watch, "The watch over the model repositories"),
+            (self.manager.demand.watch, "The watch over models on demand"),
         ]
         if config.dev_model is not None:
             reloading = Reloading(self.manager, config.dev_model)
@@ -423,7 +425,9 @@ def _settings_of(
     for warning in settings.warnings:
         log.warning("Model %s %s: %s", name, version, warning)
     if config.bypass_serve:
-        settings = replace(settings, batch_size=1, max_batch_delay_set=False)
+        settings = replace(settings, batch_size=1, max_batch_delay_set=False, demand=None)
+    if config.dev_model is not None:
+        settings = replace(settings, demand=None)
     if config.debugging:
         settings = replace(settings, min_workers=min(1, settings.min_workers), max_workers=min(1, settings.max_workers))
     return settings
