@@ -22,6 +22,7 @@ from ts_frontend.models.statistics import CountedBatches, Statistics
 from ts_frontend.scheduling.queues import WorkQueue
 from ts_frontend.telemetry.metrics.observed import LatencyCounts
 from ts_frontend.telemetry.metrics.registry import ModelMetrics
+from ts_frontend.telemetry.timing import asking
 from ts_frontend.workers.demand import Resident, ResidentState
 from ts_frontend.workers.pool import Pool
 from ts_frontend.workers.scaling import PoolScaler
@@ -172,6 +173,7 @@ class Model:
             alone=alone,
             response_bytes_max=self._response_bytes_max,
             recorder=recorder,
+            timing=asking.job(str(self), self._fills_batches) if asking.ever else None,
         )
         self.queue.put(job)
         if deadline_s != math.inf:
@@ -186,6 +188,12 @@ class Model:
                 yield slot.worker.info
         if self.resident is not None and self.resident.info:
             yield self.resident.info
+
+    @property
+    def _fills_batches(self) -> bool:
+        """Whether its requests wait for others to share a batch."""
+        settings = self.settings
+        return settings.batch_size > 1 and settings.max_batch_delay_set and settings.max_batch_delay_ms > 0
 
     @property
     def signature(self) -> Signature:
