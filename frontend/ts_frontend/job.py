@@ -203,6 +203,10 @@ def handlers_headers(headers: Sequence[tuple[bytes, bytes]], more: Pairs = ()) -
 _ids = itertools.count(1).__next__
 
 
+#: The header of an answer whose request waited for the model's load: for so many ms.
+COLD_HEADER = "x-cold-start-ms"
+
+
 class Job:
     """One request. Its caller awaits `result()` or `pieces()`, or iterates `chunks()`; its worker calls `deliver` and
     `fail`. It expires when it isn't begun by `deadline_s` or not answered by `ends_s` (`time.monotonic()` seconds)."""
@@ -217,6 +221,7 @@ class Job:
         "_unread_s",
         "_waiter",
         "alone",
+        "cold_s",
         "deadline_s",
         "ends_s",
         "headers",
@@ -269,7 +274,8 @@ class Job:
         self.size_bytes = len(inputs[0].data) if len(inputs) == 1 else sum([len(part.data) for part in inputs])
         self.state = JobState.NEW
         self.owner: Owner | None = None
-        self.queued_at_s = self.sent_at_s = 0.0
+        #: Its wait for its model's load on demand, in seconds.
+        self.queued_at_s = self.sent_at_s = self.cold_s = 0.0
         self.status = 200
         self.phrase = ""
         self.headers: Pairs = ()
@@ -343,7 +349,11 @@ class Job:
         now_s = time.monotonic() if now_s is None else now_s
         _, data, last, status, phrase, headers = chunk
         if not self.received_bytes and not self._chunks:
-            self.status, self.phrase, self.headers = status, phrase, headers
+            self.status, self.phrase, self.headers = (
+                status,
+                phrase,
+                self._with_cold(headers) if self.cold_s else headers,
+            )
         size = len(data)
         self.received_bytes += size
         if not self.stream and self.received_bytes > self.response_bytes_max:
@@ -362,7 +372,7 @@ class Job:
             return
         _, data, last = pieces
         if not self.received_bytes and not self._chunks:
-            self.status, self.phrase, self.headers = 200, "", ()
+            self.status, self.phrase, self.headers = 200, "", self._with_cold(()) if self.cold_s else ()
         size = sum(map(len, data))
         self.received_bytes += size
         if not self.stream and self.received_bytes > self.response_bytes_max:
@@ -375,6 +385,9 @@ class Job:
         if not len(self._chunks[-1]):
             self._chunks.pop()
         self.answer(now_s)
+
+    def _with_cold(self, headers: Pairs) -> Pairs:
+        return [*headers, (COLD_HEADER, str(math.ceil(self.cold_s * 1000)))]
 
     def _more_came(self, cost_bytes: int, now_s: float) -> None:
         """Pieces have come, and the answer goes on."""

@@ -139,6 +139,7 @@ class Parts:
             model_api=config.model_api_enabled,
             unregister_timeout_s=config.unregister_model_timeout,
             on_change=self.recorder.changed,
+            memory_bytes_max=config.model_memory_max,
         )
         self.workflows = WorkflowManager(
             self.manager,
@@ -176,7 +177,8 @@ class Parts:
         )
         #: Loops that run while the server serves, with the subjects of their messages.
         self.loops: list[tuple[Callable[[], Awaitable[None]], str]] = [
-            (self.repository.watch, "The watch over the model repositories")
+            (self.repository.watch, "The watch over the model repositories"),
+            (self.manager.demand.watch, "The watch over models on demand"),
         ]
         if config.dev_model is not None:
             reloading = Reloading(self.manager, config.dev_model)
@@ -423,7 +425,9 @@ def settings_of(config: ServerConfig, requested: Requested, archive: Archive, na
     for warning in settings.warnings:
         log.warning("Model %s %s: %s", name, version, warning)
     if config.bypass_serve:
-        settings = replace(settings, batch_size=1, max_batch_delay_set=False)
+        settings = replace(settings, batch_size=1, max_batch_delay_set=False, demand=None)
+    if config.dev_model is not None:
+        settings = replace(settings, demand=None)
     if config.debugging:
         settings = replace(settings, min_workers=min(1, settings.min_workers), max_workers=min(1, settings.max_workers))
     return settings

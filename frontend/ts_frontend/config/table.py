@@ -441,6 +441,18 @@ class ServerConfig:
         "models that are loaded at the same time, at the start or after a check of the repositories. The default "
         "is Triton's",
     )
+    load_on_demand: bool = _own(
+        BOOLEAN,
+        False,
+        "true: a model gets its workers with its first request, and loses them after `model_keep_alive_s` "
+        "([scaling.md](scaling.md#models-on-demand))",
+    )
+    model_keep_alive_s: float = _own(
+        number(), 300.0, "seconds without requests after which a model on demand is unloaded; 0: never"
+    )
+    model_memory_max: int = _own(
+        whole(), 0, "bytes of memory that all models on demand may use together; 0: any number"
+    )
     exit_on_error: bool = _own(
         BOOLEAN,
         False,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from ts_frontend.models.model import Model
+from ts_frontend.workers.demand import Resident
 from ts_frontend.workers.failures import Failure, Replacement
 from ts_frontend.workers.pool import Slot
 from ts_frontend.workers.scaling import PoolScaler
@@ -44,6 +45,7 @@ def describe(model: Model) -> dict[str, Any]:
         "stateful": settings.stateful,
         **({"idempotent": True} if settings.idempotent else {}),
         **({"autoscale": _scaling(model.scaler)} if model.scaler is not None else {}),
+        **({"loadOnDemand": _residence(model.resident)} if model.resident is not None else {}),
         **({"shareWeights": _sharing(model)} if model.pool.plan.sharing.wanted else {}),
         "sequenceMaxIdleMSec": settings.sequence_max_idle_ms,
         "sequenceTimeoutMSec": settings.sequence_timeout_ms,
@@ -94,6 +96,22 @@ def _scaling(scaler: PoolScaler) -> dict[str, Any]:
             "reason": last.reason,
         }
     return found
+
+
+def _residence(resident: Resident) -> dict[str, Any]:
+    """Whether a model on demand is loaded, and what it has needed."""
+    rule = resident.rule
+    return {
+        "state": resident.status,
+        "pinned": rule.pinned,
+        "keepAlive": rule.keep_alive_s,
+        "memory": resident.held_bytes,
+        "knownMemory": resident.known_bytes,
+        "loads": resident.loads,
+        "loadSeconds": round(resident.load_s, 3),
+        "unloads": resident.unloads,
+        **({"lastUnload": resident.unloaded_because} if resident.unloaded_because else {}),
+    }
 
 
 def _on_gpu(model: Model) -> bool:

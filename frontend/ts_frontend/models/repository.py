@@ -22,6 +22,7 @@ from ts_frontend.models.model import Model
 from ts_frontend.models.settings import Requested
 from ts_frontend.models.store.store import Fetched
 from ts_frontend.tasks import side_by_side
+from ts_frontend.workers.demand import ResidentState
 
 log = logging.getLogger(__name__)
 
@@ -355,7 +356,9 @@ class Repository:
         for model in registry:
             if model.workflow:
                 continue
-            reason = "" if model.ready else self._known.get(model.name, _Known()).reason or _unready(model)
+            reason = (
+                _residence(model) if model.ready else self._known.get(model.name, _Known()).reason or _unready(model)
+            )
             found.append(IndexEntry(model.name, model.version, "READY" if model.ready else "UNAVAILABLE", reason))
         served = {model.name for model in registry}
         found += [
@@ -430,6 +433,12 @@ class Repository:
                 self._manager.tasks.background(self._manager.retire(model))
             if remembered:
                 self._known[name] = _Known(reason=UNLOADED, versions=tuple(model.version for model in models))
+
+
+def _residence(model: Model) -> str:
+    """Of a model on demand that is ready for a request: known, loading, ...; "" for one that is loaded."""
+    resident = model.resident
+    return "" if resident is None or resident.state is ResidentState.WARM else resident.status
 
 
 def _unready(model: Model) -> str:

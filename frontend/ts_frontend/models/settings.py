@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 from ts_frontend.config.parameters import SETTINGS, WORKERS_MAX
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArgument
+from ts_frontend.workers.demand import DemandRule
 from ts_frontend.workers.scaling import ScalingRule
 
 INT_MAX = 2**31 - 1
@@ -285,6 +286,7 @@ class ModelSettings:
     idempotent: bool = False
     share_weights: bool = False
     autoscale: ScalingRule | None = None
+    demand: DemandRule | None = None
     recycle_after_requests: int = 0
     recycle_above_bytes: int = 0
     worker_memory_bytes_max: int = 0
@@ -459,6 +461,7 @@ def _plain(yaml: Source, server: Source, defaults: ServerConfig) -> dict[str, An
         "idempotent": bool(_stateless(yaml, "idempotent", flag("idempotent"), stateful)),
         "sequence_max_idle_ms": whole("sequenceMaxIdleMSec", 0, 0),
         "sequence_timeout_ms": whole("sequenceTimeoutMSec", 0, 0),
+        "demand": _demand(yaml, server, defaults, stateful),
         "autoscale": None if stateful else _autoscale(yaml) or _autoscale(server),
         "max_num_sequence": whole("maxNumSequence", 1),
         "max_sequences_per_worker": whole("maxSequencesPerWorker", 0, 0),
@@ -497,6 +500,22 @@ def _autoscale(source: Source) -> ScalingRule | None:
     )
     section.warn_misspelt()
     return rule
+
+
+def _demand(yaml: Source, server: Source, defaults: ServerConfig, stateful: bool) -> DemandRule | None:
+    """The rule of a model that is loaded on demand, None for one whose workers are started with it."""
+    keep_s = first(yaml.whole("keepAlive", 0), lambda: server.whole("keepAlive", 0))
+    rule = DemandRule(
+        keep_alive_s=defaults.model_keep_alive_s if keep_s is None else keep_s,
+        pinned=bool(first(yaml.flag("pinned"), lambda: server.flag("pinned"))),
+        memory_bytes=first(yaml.size_bytes("modelMemory"), lambda: server.size_bytes("modelMemory")) or 0,
+    )
+    own = first(yaml.flag("loadOnDemand"), lambda: server.flag("loadOnDemand"))
+    ticket = bool(first(yaml.flag("useJobTicket"), lambda: server.flag("useJobTicket")))
+    if own and (stateful or ticket):
+        yaml.warn("loadOnDemand", "ignored with " + ("sequenceBatching" if stateful else "useJobTicket"))
+    wanted = defaults.load_on_demand if own is None else own
+    return rule if wanted and not stateful and not ticket else None
 
 
 def _parallel_level(kind: str, yaml: Source, server: Source) -> int:
