@@ -160,10 +160,10 @@ class Parts:
             loads_at_once_max=config.loads_at_once_max,
         )
         self.health = Health(self.registry, SERVICES, strict=config.strict_readiness)
-        metrics.gather(lambda: served_families(self.registry, metrics.host))
+        metrics.gather(lambda: served_families(self.registry, metrics.host), always=True)
         metrics.gather(lambda: compatible_families(self.registry, metrics))
         if tracing is not None:
-            metrics.gather(tracing.families)
+            metrics.gather(tracing.families, always=True)
         self.listeners = Listeners(
             config,
             self.manager,
@@ -191,7 +191,7 @@ class Parts:
         if authorization is not None:
             watch = partial(authorization.watch, config.token_reload_interval_s)
             self.loops.append((watch, "The watch over the keys"))
-            metrics.gather(lambda: [refused_calls(authorization.refusals.counts, metrics.host)])
+            metrics.gather(lambda: [refused_calls(authorization.refusals.counts, metrics.host)], always=True)
 
     def _worker_pids(self) -> list[int]:
         return [slot.worker.pid for model in self.registry for slot in model.pool.slots if slot.worker is not None]

@@ -6,6 +6,8 @@ import contextlib
 import http.client
 import re
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 import grpc
 import pytest
 
-from support import GUARD_S
+from support import GUARD_S, until
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 
@@ -31,6 +33,7 @@ def handle(data, context):
     for number in range(3):
         yield [f"{number} "] * len(data)
 """
+COMMAND = (sys.executable, "-c", "import sys; from ts_frontend.cli.main import main; sys.exit(main())")
 ASK = {"x-torchrelay-timing": "1"}
 
 
@@ -132,3 +135,27 @@ def test_the_access_log_tells_of_all(operated: Any) -> None:
     log = Path(operated.directory) / "logs" / "access_log.log"
     line = next(line for line in log.read_text().splitlines() if '"POST /predictions/quick HTTP/1.1" 200' in line)
     check(entries(line.split(" 200 ")[1].partition(" ")[2]))
+
+
+def torchserve(server: Any, *words: str) -> str:
+    """What a command prints into a pipe; it must succeed."""
+    url = f"http://127.0.0.1:{server.port('http_management')}"
+    done = subprocess.run([*COMMAND, *words, "--url", url], capture_output=True, text=True, timeout=GUARD_S, check=True)
+    assert "\x1b" not in done.stdout, "no colours in a pipe"
+    return done.stdout
+
+
+def test_top_prints_a_table_into_a_pipe(operated: Any) -> None:
+    lines = torchserve(operated, "top").splitlines()
+    assert lines[0].startswith("torchrelay ") and " ready " in lines[0]
+    rows = [line.split()[:5] for line in lines if line.startswith(("quick", "stream"))]
+    assert rows == [[name, "1.0", "*", "ready", "1/1"] for name in ("quick", "stream")]
+
+
+def test_logs_print_what_workers_said(operated: Any) -> None:
+    posted(operated, "/predictions/quick", {})
+    found = until(lambda: torchserve(operated, "logs", "quick"))
+    assert re.search(r"^quick 1\.0 9\d+ \| asked for 1$", found, re.MULTILINE) and "stream" not in found
+    url = f"http://127.0.0.1:{operated.port('http_management')}"
+    done = subprocess.run([*COMMAND, "logs", "quik", "--url", url], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "quick" in done.stderr

@@ -210,7 +210,7 @@ class Listeners:
         if self._calls is not None:
             metrics.gather(self._calls.families, always=bool(config.grpc_metrics))
         self._floods: dict[str, int] = {}
-        metrics.gather(lambda: [flooded_connections(self._floods, metrics.host)])
+        metrics.gather(lambda: [flooded_connections(self._floods, metrics.host)], always=True)
         self._regions = Regions(config.shared_memory_keys)
         self._log_settings = LogSettings(logs, manager.check_model_api)
         sampling = sampling_of(config, on=False) if tracing is None else tracing.sampling

@@ -311,6 +311,13 @@ class Ended(NamedTuple):
     value: Any
 
 
+class Together(NamedTuple):
+    """What an async generator may yield: pieces of answers that are ready together, each with the place of its request
+    in the batch (None as a piece: nothing)."""
+
+    pieces: Sequence[tuple[int, Any]]
+
+
 class Running:
     """Implements `ts.context.RunningBatch`."""
 
@@ -437,8 +444,17 @@ class Running:
         for index, piece in enumerate(pieces):
             if value[index] is not None:
                 self._piece(index, frozen(piece), last=type(value[index]) is Ended)
+        return not self._is_over()
+
+    def step_of(self, index: int, value: Any) -> bool:
+        """`step` with a value for one request of the batch."""
+        if value is not None:
+            self._piece(index, frozen(self._outcome(index, value, False)), last=type(value) is Ended)
+        return not self._is_over()
+
+    def _is_over(self) -> bool:
         jobs = self.jobs
-        return not (jobs[0].over if len(jobs) == 1 else all(job.over for job in jobs))
+        return jobs[0].over if len(jobs) == 1 else all(job.over for job in jobs)
 
     def finish(self, result: Any) -> None:
         """The handler has returned `result`."""
