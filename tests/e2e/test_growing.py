@@ -135,3 +135,15 @@ def test_the_answer_of_a_cold_request_says_how_long_the_load_took(on_demand: Any
         request = PredictionsRequest(model_name=cold, input={"data": b"x"})
         _, call = InferenceAPIsServiceStub(channel).Predictions.with_call(request, timeout=GUARD_S)
         assert int(dict(call.trailing_metadata())["x-cold-start-ms"]) > 0
+
+
+def test_a_model_on_demand_is_unregistered_whether_it_is_loaded_or_not(on_demand: Any) -> None:
+    server = on_demand
+    server.predict(NAMES[0], b"x")
+    known = next(one for one in NAMES if server.describe(one)["loadOnDemand"]["state"] == "known")
+    pids = server.worker_pids(NAMES[0])
+    for name in (NAMES[0], known):
+        assert "unregistered" in server.unregister(name)
+    assert pids and not any(map(psutil.pid_exists, pids))
+    for name in (NAMES[0], known):
+        assert httpx.post(f"{server.http}/predictions/{name}", content=b"x", timeout=GUARD_S).status_code == 404
