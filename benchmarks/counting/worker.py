@@ -31,7 +31,13 @@ from ts.runtime.main import answer
 SOCKET_BYTES = 8 * 1024 * 1024
 #: So much that no stream waits for its reader.
 CREDIT_BYTES = 1 << 40
-TICK_S = 3600.0
+
+
+class _Unwatched(worker.Link):
+    """A link whose second thread never stands in, however long a call takes."""
+
+    def _watch(self) -> None:
+        """Ends at once."""
 
 
 class Life:
@@ -51,7 +57,7 @@ class Life:
         sent: list[Message] = [Load(self._settings), *messages, Stop()]
         ours.setblocking(False)
         ours.sendall(b"".join(encode_bytes(one) for one in sent))
-        link = worker.Link(os.dup(its.fileno()), leave=_ended)
+        link = _Unwatched(os.dup(its.fileno()), leave=_ended)
         answer(link, Progress(mmap.mmap(-1, PROGRESS_BYTES)), Ledger)
         link.close()
         its.shutdown(socket.SHUT_RDWR)  # its second thread may be waiting for it, and keep it open
@@ -83,7 +89,6 @@ async def main(library: Path, folder: Path) -> None:
 if __name__ == "__main__":
     # No limit of time counts: under callgrind, on a busy machine, each would be passed now and then.
     blocking.QUICK_CALL_S = blocking.HOLD_BACK_S_MAX = blocking.UNREAD_S_MAX = worker.HELD_S_MAX = math.inf
-    worker.TICK_S = TICK_S
     asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2])))
     sys.stdout.flush()
     os._exit(0)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ts.protocol.frames import Cancel, Failed, Input, LoadFailed
+from ts.protocol.frames import Cancel, Credit, Failed, Input, LoadFailed, Pieces
 from ts.protocol.open_inference_pb2 import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 
 TENSORS = {
@@ -163,6 +163,55 @@ def test_a_decoupled_model_answers_as_often_as_it_likes(start_model: Any) -> Non
     worker.answer(job)
     found = [ModelStreamInferResponse.FromString(bytes(piece.data)) for piece in worker.pending[job] if piece.data]
     assert [one.infer_response.raw_output_contents[0][4:] for one in found] == [b"a", b"b"]
+
+
+MANY = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    async def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            for number in range(150):
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("y", np.array([number], "f4"))]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+
+def test_responses_that_a_decoupled_model_sends_together_share_frames(
+    start_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In their order, and each as it would be alone."""
+    config = TENSORS | {"model_transaction_policy": {"decoupled": True}}
+    worker = start_model(MANY, config, credit_bytes=1 << 30)[0]
+    frames: list[Any] = []
+    take = worker._take
+
+    def noted(message: Any) -> Any:
+        frames.append(message)
+        return take(message)
+
+    monkeypatch.setattr(worker, "_take", noted)
+    (job,) = worker.predict(numbers(1, options=";stream;triton"))
+    worker.answer(job)
+    found = [ModelStreamInferResponse.FromString(bytes(piece.data)) for piece in worker.pending[job] if piece.data]
+    raw = b"".join(one.infer_response.raw_output_contents[0] for one in found)
+    assert np.frombuffer(raw, "<f4").tolist() == list(range(150))
+    assert not any(one.infer_response.parameters["triton_final_response"].bool_param for one in found)
+    assert sum(isinstance(one, Pieces) for one in frames) in range(1, 15)
+    assert sum(len(one.data) for one in frames if isinstance(one, Pieces)) >= 140
+
+
+def test_a_slow_reader_gets_everything_that_a_decoupled_model_sent(start_model: Any) -> None:
+    worker = start_model(MANY, TENSORS | {"model_transaction_policy": {"decoupled": True}}, credit_bytes=500)[0]
+    (job,) = worker.predict(numbers(1, options=";stream;triton"))
+    for count in range(1, 151):
+        worker.pieces(job, count)
+        worker.send(Credit(job, 200))
+    worker.answer(job)
+    found = [ModelStreamInferResponse.FromString(bytes(piece.data)) for piece in worker.pending[job] if piece.data]
+    assert len(found) == 150
 
 
 def test_decoupled_requests_run_beside_each_other(start_model: Any) -> None:

@@ -18,7 +18,7 @@ from ts.tensors import grpc_form, json_text
 from ts.tensors.forms import ModelSpec
 from ts.tensors.json_form import data_text, to_json
 from ts.tensors.json_text import dumped, list_text, loaded
-from ts.tensors.types import BadTensor, InferenceResponse, Tensor
+from ts.tensors.types import BadTensor, InferenceResponse, RequestedOutput, Tensor
 
 MODEL = ModelSpec("m", "1", {}, {})
 
@@ -155,11 +155,11 @@ def requests(draw: st.DrawFn) -> ModelInferRequest:
     return message
 
 
-def read(data: bytes, short: bool) -> grpc_form.GrpcForm:
+def read(data: bytes, short: bool, options: frozenset[str] = frozenset()) -> grpc_form.GrpcForm:
     with pytest.MonkeyPatch.context() as patch:
         if not short:
             patch.setattr(grpc_form, "plain_inputs", lambda message: None)
-        return grpc_form.opened(data, {}, frozenset(), MODEL)
+        return grpc_form.opened(data, {}, options, MODEL)
 
 
 def described(data: bytes, short: bool) -> Any:
@@ -198,19 +198,27 @@ def responses(draw: st.DrawFn) -> InferenceResponse:
     return InferenceResponse(tensors, draw(names), draw(names), draw(names), parameters)
 
 
-@given(requests().map(lambda message: message.SerializeToString()), responses())
-def test_a_usual_answer_is_written_as_any_other(data: bytes, response: InferenceResponse) -> None:
+asked_for = requests().map(lambda message: message.SerializeToString())
+dialects = st.sampled_from([frozenset[str](), frozenset({"stream", "triton"})])
+
+
+@given(asked_for, st.data(), responses(), dialects, st.booleans())
+def test_a_usual_answer_is_written_as_any_other(
+    data: bytes, chosen: st.DataObject, response: InferenceResponse, options: frozenset[str], last: bool
+) -> None:
     try:
-        form = read(data, short=True)
+        form = read(data, True, options)
     except BadTensor:
-        form = read(ModelInferRequest(id="1").SerializeToString(), short=True)
+        form = read(ModelInferRequest(id="1").SerializeToString(), True, options)
+    if chosen.draw(st.booleans()):  # the client names what it gets
+        form.request.outputs = [RequestedOutput(tensor.name) for tensor in response.outputs]
 
     def written(short: bool) -> bytes | str:
         with pytest.MonkeyPatch.context() as patch:
             if not short:
                 patch.setattr(grpc_form, "plain_response", lambda *_: None)
             try:
-                return form.answer(response, True)
+                return form.answer(response, last)
             except BadTensor as error:
                 return str(error)
 

@@ -7,7 +7,8 @@ import importlib.util
 import inspect
 import json
 import sys
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from ts.compat.triton_backend.model_config import ModelConfig, checked, is_decou
 from ts.context import Context, RequestCancelled
 from ts.runtime import calls
 from ts.runtime.handlers import HandlerNotUsable, Loaded, Settings, context_of, declared, openai_of
-from ts.runtime.running import Ended, Refused
+from ts.runtime.running import Ended, Refused, Together
 from ts.tensors import types
 from ts.tensors.types import BadTensor
 from ts.utils.util import PredictionException
@@ -31,6 +32,8 @@ from ts.utils.util import PredictionException
 CLASS = "TritonPythonModel"
 PYTHON = "python"
 BAD_REQUEST = 400
+#: So many responses of a decoupled model are answered in one turn of the loop.
+TOGETHER_MAX = 64
 
 
 def load(settings: Settings) -> Loaded:
@@ -73,7 +76,7 @@ async def _all(answering: Any) -> list[Any]:
     """Everything that a coroutine or an async generator answers."""
     if inspect.isawaitable(answering):
         return list(await answering)
-    found = [value for values in [one async for one in answering] for value in values]
+    found = [value async for together in answering for _, value in together.pieces]
     return [value.value if isinstance(value, Ended) else value for value in found]
 
 
@@ -205,32 +208,33 @@ class TritonAdapter:
 
     # --- any number of responses
 
-    async def decoupled(self, data: Sequence[types.InferenceRequest], context: Context) -> AsyncIterator[list[Any]]:
-        """The responses that the model gives to the senders, in their order."""
+    async def decoupled(self, data: Sequence[types.InferenceRequest], context: Context) -> AsyncIterator[Together]:
+        """The responses that the model gives to the senders, in their order, those that have come together in one."""
         calls.belong_to(calls.batch_of(context))
         (requests, refused), loop = self._requests(data, context), asyncio.get_running_loop()
         if refused:
-            yield [Ended(refused[index]) if index in refused else None for index in range(len(data))]
-        sent: asyncio.Queue[tuple[int, InferenceResponse | None, bool]] = asyncio.Queue()
+            yield Together([(index, Ended(error)) for index, error in refused.items()])
+        sent = _Sent(loop)
         open_requests = set(requests)
         for index, request in requests.items():
-            request._sender = InferenceResponseSender(_sending(loop, sent, index), request.is_cancelled)
+            request._sender = InferenceResponseSender(partial(sent.put, index), request.is_cancelled)
         running = asyncio.ensure_future(self._execute(list(requests.values())))
+        running.add_done_callback(sent.wake)
         while open_requests:
-            index, response, final = await _next(sent, running)
-            if index not in open_requests:
-                continue
-            if final:
-                open_requests.discard(index)
-            yield self._piece(index, response, final, len(data))
+            pieces: list[tuple[int, Any]] = []
+            for index, response, final in await sent.taken(running):
+                if index in open_requests:
+                    pieces.append((index, self._piece(response, final)))
+                    if final:
+                        open_requests.discard(index)
+            if pieces:
+                yield Together(pieces)
         await running
 
-    def _piece(self, index: int, response: InferenceResponse | None, final: bool, count: int) -> list[Any]:
-        """One response among those of a batch. An error without the final flag doesn't end its request."""
+    def _piece(self, response: InferenceResponse | None, final: bool) -> Any:
+        """One response to a request. An error without the final flag doesn't end it."""
         piece = None if response is None else self._answer(response)
-        values: list[Any] = [None] * count
-        values[index] = Ended(piece) if final else Refused(piece) if isinstance(piece, Exception) else piece
-        return values
+        return Ended(piece) if final else Refused(piece) if isinstance(piece, Exception) else piece
 
     async def _execute(self, requests: list[InferenceRequest]) -> None:
         try:
@@ -261,23 +265,35 @@ def _raised(error: Exception, context: Context) -> BaseException:
     return RequestCancelled() if context.cancelled else as_failure(error)
 
 
-def _sending(loop: asyncio.AbstractEventLoop, sent: asyncio.Queue[Any], index: int) -> Callable[..., None]:
-    def send(response: InferenceResponse | None, final: bool) -> None:
-        loop.call_soon_threadsafe(sent.put_nowait, (index, response, final))
+class _Sent:
+    """The responses that a decoupled model has sent, from any thread. The loop is woken once for all that come before
+    it takes them."""
 
-    return send
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: deque[tuple[int, InferenceResponse | None, bool]] = deque()
+        self._news = asyncio.Event()
+        self._is_waking = False
 
+    def put(self, index: int, response: InferenceResponse | None, final: bool) -> None:
+        """Takes a response to the request at that place of the batch; `final`: its last."""
+        self._waiting.append((index, response, final))
+        if not self._is_waking:  # it's reset before the loop looks, so that nothing is overlooked
+            self._is_waking = True
+            self._loop.call_soon_threadsafe(self._news.set)
 
-async def _next(sent: asyncio.Queue[Any], running: asyncio.Future[None]) -> tuple[int, InferenceResponse | None, bool]:
-    """The next response; exceptions of `execute` pass through. A model may go on sending after it returned."""
-    getting = asyncio.ensure_future(sent.get())
-    try:
-        while not getting.done():
-            waiting = {getting} if running.done() else {getting, running}
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            if running.done() and not getting.done() and running.exception() is not None:
+    def wake(self, _: object) -> None:
+        self._news.set()
+
+    async def taken(self, running: asyncio.Future[None]) -> list[tuple[int, InferenceResponse | None, bool]]:
+        """The next responses, at least one, as soon as there is any; exceptions of `execute`, which is `running`, pass
+        through once there is none. A model may go on sending after it returned."""
+        while True:
+            self._news.clear()
+            self._is_waking = False
+            waiting = self._waiting
+            if waiting:
+                return [waiting.popleft() for _ in range(min(len(waiting), TOGETHER_MAX))]
+            if running.done():
                 running.result()
-        found: tuple[int, InferenceResponse | None, bool] = getting.result()
-        return found
-    finally:
-        getting.cancel()
+            await self._news.wait()

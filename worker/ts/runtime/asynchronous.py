@@ -11,7 +11,7 @@ from ts.protocol.frames import Feed
 from ts.protocol.progress import Progress
 from ts.runtime.handlers import Loaded
 from ts.runtime.jobs import Batch
-from ts.runtime.running import PREDICTION_FAILED, Opened, Running
+from ts.runtime.running import PREDICTION_FAILED, Opened, Running, Together
 from ts.runtime.worker import Link
 
 
@@ -21,7 +21,7 @@ class AsyncRunner:
     def __init__(self, link: Link, loaded: Loaded, opened: Opened, progress: Progress, decode: bool) -> None:
         assert loaded.loop is not None
         self._link, self._ledger, self._loop = link, link.ledger, loaded.loop
-        self._entry, self._context = loaded.entry, loaded.context
+        self.entry, self._context = loaded.entry, loaded.context
         self._opened = opened
         self._progress, self._decode = progress, decode
         self._tasks: set[asyncio.Task[None]] = set()
@@ -122,7 +122,7 @@ class AsyncRunner:
         if not rows:
             return
         self._progress.begin(running.batch.batch_id)
-        result = self._entry(rows, running.context)
+        result = self.entry(rows, running.context)
         if inspect.isawaitable(result):
             result = await result
         if inspect.isasyncgen(result):
@@ -135,7 +135,7 @@ class AsyncRunner:
     async def _iterate(self, running: Running, generator: Any) -> None:
         try:
             async for value in generator:
-                if not running.step(value):
+                if not (await self._together(running, value) if type(value) is Together else running.step(value)):
                     return
                 self._flush_soon()
                 await asyncio.sleep(0)  # a generator that never waits lets the others have their turn too
@@ -143,6 +143,15 @@ class AsyncRunner:
             running.finish_stream(None)
         finally:
             await generator.aclose()
+
+    async def _together(self, running: Running, value: Together) -> bool:
+        """`step` with each of the pieces, which share a write unless their reader is slow."""
+        for index, piece in value.pieces:
+            if not running.step_of(index, piece):
+                return False
+            if running.batch.stalled:
+                await running.drain()
+        return True
 
 
 def _end_feeds(batch: Batch) -> None:

@@ -120,16 +120,19 @@ def _decoded(content_type: str, data: Buffer) -> Any:
             return str(data, "utf-8")
     except (ValueError, RecursionError) as error:
         _log(f"input declared as {content_type} isn't: {error}; the handler gets its bytes")
-    return bytearray(data)
+    return _own(data)
+
+
+def _own(data: Buffer) -> bytearray:
+    """The bytearray that a handler gets, which it may change. Large data came in one of its own."""
+    return data if type(data) is bytearray else bytearray(data)
 
 
 def row_of(inputs: Sequence[Input], decode: bool) -> dict[str, Any]:
     """The inputs of a request by name. The last one wins where names are equal."""
     if not decode:
-        return {name: bytearray(data) for name, _, data in inputs}
-    return {
-        name: _decoded(content_type, data) if content_type else bytearray(data) for name, content_type, data in inputs
-    }
+        return {name: _own(data) for name, _, data in inputs}
+    return {name: _decoded(content_type, data) if content_type else _own(data) for name, content_type, data in inputs}
 
 
 def headers_of(pairs: Pairs, inputs: Sequence[tuple[str, ...]]) -> Headers:
@@ -308,6 +311,13 @@ class Ended(NamedTuple):
     value: Any
 
 
+class Together(NamedTuple):
+    """What an async generator may yield: pieces of answers that are ready together, each with the place of its request
+    in the batch (None as a piece: nothing)."""
+
+    pieces: Sequence[tuple[int, Any]]
+
+
 class Running:
     """Implements `ts.context.RunningBatch`."""
 
@@ -434,8 +444,17 @@ class Running:
         for index, piece in enumerate(pieces):
             if value[index] is not None:
                 self._piece(index, frozen(piece), last=type(value[index]) is Ended)
+        return not self._is_over()
+
+    def step_of(self, index: int, value: Any) -> bool:
+        """`step` with a value for one request of the batch."""
+        if value is not None:
+            self._piece(index, frozen(self._outcome(index, value, False)), last=type(value) is Ended)
+        return not self._is_over()
+
+    def _is_over(self) -> bool:
         jobs = self.jobs
-        return not (jobs[0].over if len(jobs) == 1 else all(job.over for job in jobs))
+        return jobs[0].over if len(jobs) == 1 else all(job.over for job in jobs)
 
     def finish(self, result: Any) -> None:
         """The handler has returned `result`."""

@@ -36,6 +36,7 @@ from ts.tensors.types import (
     decode_raw,
     elements,
     encode_raw,
+    join_bytes,
 )
 
 #: An option of the form: answers as Triton's streams have them, with errors among them and a flag on the last one.
@@ -186,10 +187,10 @@ class GrpcForm:
 
     def answer(self, response: InferenceResponse, last: bool) -> bytes:
         """A serialised ModelInferResponse. Raises BadTensor for a requested output that doesn't exist."""
-        if not (self._triton or self._typed or self.request.outputs):
-            plain = plain_response(response, self.request, self._model)
+        if not (self._typed or self._bare):
+            plain = plain_response(response, self.request, self._model, _FLAGS[last] if self._triton else b"")
             if plain:
-                return plain
+                return _wrapped(plain) if self._triton else plain
         response = completed(response, self.request, self._model)
         message = ModelInferResponse(
             model_name=response.model_name, model_version=response.model_version, id=response.id
@@ -261,7 +262,7 @@ def _prefix(field: int, size: int) -> bytes:
     return bytes(prefix)
 
 
-# --- the usual request and its answer, in a few steps: numbers in raw contents, and no parameters
+# --- the usual request and its answer, in a few steps: raw contents, and no parameters
 
 
 def plain_inputs(message: ModelInferRequest) -> list[Tensor] | None:
@@ -286,9 +287,15 @@ def plain_inputs(message: ModelInferRequest) -> list[Tensor] | None:
     return found
 
 
-def plain_response(response: InferenceResponse, request: InferenceRequest, model: ModelSpec) -> bytes | None:
-    """The serialised ModelInferResponse of the usual answer; None for any other, which GrpcForm writes."""
+def plain_response(
+    response: InferenceResponse, request: InferenceRequest, model: ModelSpec, flags: bytes
+) -> bytes | None:
+    """The serialised ModelInferResponse of the usual answer, with `flags` as its parameters, which are written already;
+    None for any other, which GrpcForm writes, or refuses with the reason."""
     if response.parameters:
+        return None
+    outputs = response.outputs
+    if request.outputs and not _are_asked_for(outputs, request.outputs):
         return None
     heads = [_head(response.model_name or model.name, response.model_version or model.version)]
     contents: list[bytes] = []
@@ -297,14 +304,42 @@ def plain_response(response: InferenceResponse, request: InferenceRequest, model
         if not answer_id.isascii():
             return None
         heads += (_prefix(3, len(answer_id)), answer_id.encode())
-    for tensor in response.outputs:
-        kind = NUMBERS.get(tensor.datatype)
-        if kind is None or tensor.parameters or not tensor.array.size:
+    if flags:
+        heads.append(flags)
+    for tensor in outputs:
+        array = tensor.array
+        if tensor.parameters or not array.size:
             return None
-        data = np.ascontiguousarray(tensor.array, kind.dtype).tobytes()
-        heads.append(_output(tensor.name, kind.name, tensor.array.shape))
+        kind = NUMBERS.get(tensor.datatype)
+        if kind is None:
+            if tensor.datatype != "BYTES":
+                return None
+            data = join_bytes([as_bytes(value) for value in array.ravel()])
+        else:
+            data = np.ascontiguousarray(array, kind.dtype).tobytes()
+        heads.append(_output(tensor.name, tensor.datatype, array.shape))
         contents += (_prefix(6, len(data)), data)
     return b"".join((*heads, *contents))
+
+
+def _are_asked_for(outputs: Sequence[Tensor], asked: Sequence[RequestedOutput]) -> bool:
+    """Whether the outputs are those that the client asked for, in its order, and nothing else was asked."""
+    if len(outputs) != len(asked):
+        return False
+    for tensor, output in zip(outputs, asked, strict=True):
+        if tensor.name != output.name or output.parameters:
+            return False
+    return len(asked) == 1 or len({output.name for output in asked}) == len(asked)
+
+
+def _flag(final: bool) -> bytes:
+    """The parameter that says whether an answer is its request's last."""
+    message = ModelInferResponse()
+    message.parameters[FINAL].bool_param = final
+    return message.SerializeToString()
+
+
+_FLAGS = {final: _flag(final) for final in (False, True)}
 
 
 @lru_cache(maxsize=HEADS_MAX)
