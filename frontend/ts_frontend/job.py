@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ts.protocol.frames import (
     FEED_BYTES,
@@ -29,6 +29,7 @@ from ts.protocol.frames import (
     PackedPairs,
     Pairs,
     Pieces,
+    Times,
     packed,
     packed_headers,
 )
@@ -83,6 +84,29 @@ class Owner(Protocol):
 
     def feed(self, job: Job, feed: Feed) -> None:
         """Sends a further input of a job that runs."""
+
+    def measure(self, job: Job) -> Whereabouts:
+        """Has a job timed that is about to be sent; returns where it goes."""
+
+
+class Whereabouts(NamedTuple):
+    """The batch and worker of a job. `ready_at_s`: when the worker had its model, `free_since_s`: since when it had
+    nothing to do, None when it had (`time.monotonic()` seconds)."""
+
+    worker_id: int
+    batch_size: int
+    ready_at_s: float
+    free_since_s: float | None
+
+
+class Timing(Protocol):
+    """Times one job (`ts_frontend.telemetry.timing`)."""
+
+    def sent(self, job: Job, place: Whereabouts) -> None:
+        """The job goes to a worker."""
+
+    def measured(self, times: Times, now_s: float) -> None:
+        """The worker has told its times, which arrived now."""
 
 
 class JobRecorder(Protocol):
@@ -212,6 +236,7 @@ class Job:
         "state",
         "status",
         "stream",
+        "timing",
     )
 
     def __init__(
@@ -227,6 +252,7 @@ class Job:
         alone: bool = False,
         response_bytes_max: int = 1 << 62,
         recorder: JobRecorder | None = None,
+        timing: Timing | None = None,
     ) -> None:
         self.id = _ids()
         self.ledger = ledger
@@ -239,6 +265,7 @@ class Job:
         self.alone = alone
         self.response_bytes_max = response_bytes_max
         self.recorder = recorder
+        self.timing = timing
         self.size_bytes = len(inputs[0].data) if len(inputs) == 1 else sum([len(part.data) for part in inputs])
         self.state = JobState.NEW
         self.owner: Owner | None = None
@@ -290,6 +317,8 @@ class Job:
             raise IllegalTransition(f"job {self.id}: {self.state.value} -> sent")
         self.state = _SENT
         self.owner, self.sent_at_s = owner, now_s
+        if self.timing is not None and owner is not None:
+            self.timing.sent(self, owner.measure(self))
         counts = self.ledger.counts
         counts[_QUEUED] -= 1
         counts[_SENT] += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -236,6 +237,19 @@ def test_the_runtime_for_torchserve_speaks_v2(tmp_path: Path, serve: Callable[[P
     with grpc.insecure_channel(f"127.0.0.1:{pod.port(8081)}") as channel:
         stub = GRPCInferenceServiceStub(channel)
         assert stub.ModelReady(oip.ModelReadyRequest(name="doubling"), timeout=GUARD_S).ready
+        message = oip.ModelInferRequest(model_name="doubling", id="7")
+        message.inputs.add(name="x", datatype="INT64", shape=[1, 2]).contents.int64_contents.extend([3, 4])
+        said = stub.ModelInfer(message, timeout=GUARD_S)
+    assert (said.id, said.outputs[0].name, said.outputs[0].datatype) == ("7", "x", "INT64")
+    assert list(said.outputs[0].contents.int64_contents) == [6, 8]
+    binary = {"name": "x", "shape": [1, 2], "datatype": "INT64", "parameters": {"binary_data_size": 16}}
+    head = json.dumps({"inputs": [binary]}).encode()
+    answer = httpx.post(
+        f"{url}/v2/models/doubling/infer",
+        content=head + struct.pack("<2q", 5, 6),
+        headers={"inference-header-content-length": str(len(head))},
+    )
+    assert answer.json()["outputs"][0]["data"] == [10, 12], answer.text
 
 
 # --- schemas

@@ -579,6 +579,9 @@ class ServerConfig:
     log_level: str = _own(choice("debug", "info", "warning", "error"), "info", "level of the server's own messages")
     log_format: str = _own(choice("text", "json"), "text", "text: TorchServe's patterns; json: one object per line")
     access_log: bool = _own(BOOLEAN, True, "one line per request")
+    access_log_timing: bool = _own(
+        BOOLEAN, False, "true: the line of a request tells where its time went, as `x-torchrelay-timing` does"
+    )
     access_log_format: str | None = _own(
         TEXT,
         None,
@@ -635,6 +638,10 @@ class ServerConfig:
     def docs_enabled(self) -> bool:
         """Whether there is a page about the HTTP APIs."""
         return self.loopback_only if self.enable_docs_url is None else self.enable_docs_url
+
+    @property
+    def times_requests(self) -> bool:
+        return self.access_log and self.access_log_timing
 
     @property
     def counts_grpc_calls(self) -> bool:

@@ -78,7 +78,15 @@ class Decoder:
         self._held_bytes += len(data)
         if self._held_bytes < self._needed:
             return []
+        if self._held_bytes == self._needed > PREFIX_BYTES and len(self._held[0]) >= PREFIX_BYTES:
+            return [self._whole()]
         return self._cut(b"".join(self._held))
+
+    def _whole(self) -> Message:
+        """The message that all pieces together are, joined without its prefix."""
+        first, *rest = self._held
+        self._held, self._held_bytes, self._needed = [], 0, PREFIX_BYTES
+        return Message(first[0] == 1, b"".join((memoryview(first)[PREFIX_BYTES:], *rest)))
 
     def finish(self) -> None:
         """Raises BrokenMessages when the stream ended inside a message."""

@@ -193,6 +193,7 @@ async def _closed() -> Event:
 Serve: TypeAlias = Callable[[HttpRequest], Awaitable[HttpAnswer]]
 
 CLOSE = (b"connection", b"close")
+STREAMED: Header = (b"ts_stream_next", b"true")
 NOT_FOUND = "Requested resource is not found, please refer to API document."
 
 

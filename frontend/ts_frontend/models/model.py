@@ -22,7 +22,9 @@ from ts_frontend.models.statistics import CountedBatches, Statistics
 from ts_frontend.scheduling.queues import WorkQueue
 from ts_frontend.telemetry.metrics.observed import LatencyCounts
 from ts_frontend.telemetry.metrics.registry import ModelMetrics
+from ts_frontend.telemetry.timing import asking
 from ts_frontend.workers.pool import Pool
+from ts_frontend.workers.scaling import PoolScaler
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +76,7 @@ class Model:
         loaded_at_startup: bool,
         new_job: Callable[..., Job] = Job,
         ledger: Ledger | None = None,
+        scaler: PoolScaler | None = None,
     ) -> None:
         self.name = name
         self.version = version
@@ -87,8 +90,9 @@ class Model:
         self._metrics = metrics
         self._counted = counted
         self.ledger = ledger or Ledger()
-        self.minimum = settings.min_workers
-        self.maximum = settings.max_workers
+        self.scaler = scaler
+        self.minimum = self.maximum = 0
+        self.scale_between(settings.min_workers, settings.max_workers)
         self.workflow = ""
         self.loaded_at_startup = loaded_at_startup
         self._response_bytes_max = response_bytes_max
@@ -99,6 +103,12 @@ class Model:
         self._openai: OpenAIHandler | None = None
         #: When it was registered, in seconds since the epoch.
         self.created_s = time.time()
+
+    def scale_between(self, minimum: int, maximum: int) -> int:
+        """Sets the worker counts; returns how many to have now: the least, or a present number that autoscaling may
+        keep."""
+        self.minimum, self.maximum = minimum, maximum
+        return minimum if self.scaler is None else self.scaler.between(minimum, maximum)
 
     def adopt(self, archive: Archive, settings: ModelSettings) -> None:
         """Takes over the archive and settings as its handler has completed them."""
@@ -159,11 +169,18 @@ class Model:
             alone=alone,
             response_bytes_max=self._response_bytes_max,
             recorder=recorder,
+            timing=asking.job(str(self), self._fills_batches) if asking.ever else None,
         )
         self.queue.put(job)
         if deadline_s != math.inf:
             self.pool.end_by(deadline_s)
         return job
+
+    @property
+    def _fills_batches(self) -> bool:
+        """Whether its requests wait for others to share a batch."""
+        settings = self.settings
+        return settings.batch_size > 1 and settings.max_batch_delay_set and settings.max_batch_delay_ms > 0
 
     @property
     def signature(self) -> Signature:

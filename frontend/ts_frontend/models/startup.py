@@ -222,7 +222,7 @@ async def _enter(state: VersionState, made: Model | str, manager: ModelManager) 
         await manager.add(made)
     except Exception as error:
         return aside(f"Model {made}", state.archive, "model store", error)
-    made.minimum, made.maximum = state.min_workers, state.max_workers
+    made.scale_between(state.min_workers, state.max_workers)
     return ""
 
 

@@ -353,6 +353,14 @@ class ModelStore:
         headers = s3.signed(url, stop) if signed and not url.lower().startswith("file:") else {}
         download(url, target, self._allow_hop, self._limits, stop, sha256, headers)
 
+    def allows(self, url: str) -> bool:
+        """Whether archives may come from a URL with a scheme; files inside the store always may, by their names."""
+        try:
+            self._allow(url)
+        except ArchiveNotFound:
+            return False
+        return True
+
     def _allow_hop(self, url: str) -> bool:
         """`_allow` for the target of a redirect, which is checked like a caller's URL."""
         check_text(url, url)
