@@ -13,7 +13,7 @@ import pytest
 
 from support import free_port
 from ts_frontend.cli import main as cli
-from ts_frontend.cli.diagnose import addresses
+from ts_frontend.cli.conform import addresses
 from ts_frontend.diagnosis.asking import shown
 from ts_frontend.diagnosis.conformance import (
     PLACES,

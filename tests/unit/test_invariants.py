@@ -395,7 +395,8 @@ MAY_IMPORT = {
     "server": "authorization config listeners models open_inference scheduling telemetry workers workflows",
     "process": "config server telemetry workers",
     "diagnosis": "config job listeners models process protos server telemetry workers",
-    "cli": "authorization config diagnosis process protos",
+    "tuning": "",
+    "cli": "authorization config diagnosis process protos tuning",
 }
 #: The modules at the root of the frontend. Another one needs a reason: what is it that belongs to no part?
 AT_THE_ROOT = {"errors", "job", "process", "server", "tasks"}

@@ -124,6 +124,14 @@ class Target:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{port}"
 
+    def channel(self, address: str, kind: Any) -> Any:
+        """A channel to the address; `kind`: grpc or grpc.aio."""
+        if self.ca_file is None:
+            return kind.insecure_channel(address, options=_OPTIONS)
+        files = (self.ca_file, self.certificate_key_file, self.certificate_file)
+        pem = [file.read_bytes() if file else None for file in files]
+        return kind.secure_channel(address, grpc.ssl_channel_credentials(*pem), options=_OPTIONS)
+
 
 def _failure(error: Any, address: str) -> CallFailed:
     code, details = error.code().name, error.details() or ""
@@ -142,11 +150,11 @@ class Client:
     """One server's two services. Every call raises CallFailed for anything but an answer."""
 
     def __init__(self, target: Target) -> None:
-        self._target = target
+        self.target = target
         self._inference_address = target.address(target.inference_port)
         self._management_address = target.address(target.management_port)
-        self._inference_channel = self._channel(self._inference_address)
-        self._management_channel = self._channel(self._management_address)
+        self._inference_channel = target.channel(self._inference_address, grpc)
+        self._management_channel = target.channel(self._management_address, grpc)
         self._inference = inference_pb2_grpc.InferenceAPIsServiceStub(self._inference_channel)
         self._management = management_pb2_grpc.ManagementAPIsServiceStub(self._management_channel)
         self._metadata = {kind: target.keys.metadata(kind) for kind in (KeyKind.INFERENCE, KeyKind.MANAGEMENT)}
@@ -160,24 +168,16 @@ class Client:
         self._inference_channel.close()
         self._management_channel.close()
 
-    def _channel(self, address: str) -> Any:
-        target = self._target
-        if target.ca_file is None:
-            return grpc.insecure_channel(address, options=_OPTIONS)
-        files = (target.ca_file, target.certificate_key_file, target.certificate_file)
-        pem = [file.read_bytes() if file else None for file in files]
-        return grpc.secure_channel(address, grpc.ssl_channel_credentials(*pem), options=_OPTIONS)
-
     def _ask(self, method: Callable[..., Any], request: Any, kind: KeyKind, timeout_s: float | None = None) -> Any:
         try:
-            return method(request, timeout=timeout_s or self._target.timeout_s, metadata=self._metadata[kind])
+            return method(request, timeout=timeout_s or self.target.timeout_s, metadata=self._metadata[kind])
         except grpc.RpcError as error:
             raise self._failed(error, kind) from None
 
     def _failed(self, error: Any, kind: KeyKind) -> CallFailed:
         failure = _failure(error, self._inference_address if kind is KeyKind.INFERENCE else self._management_address)
         if failure.code == "PERMISSION_DENIED" and _TOKEN_REFUSED in failure.message:
-            return CallFailed(failure.code, f"{failure.message}\n{self._target.keys.advice(kind)}")
+            return CallFailed(failure.code, f"{failure.message}\n{self.target.keys.advice(kind)}")
         return failure
 
     def _manage(self, method: Callable[..., Any], request: Any) -> str:
@@ -187,7 +187,7 @@ class Client:
 
     def ping(self) -> dict[str, Any]:
         """{"status": "Healthy"} or another status."""
-        timeout_s = self._target.timeout_s or PING_TIMEOUT_S
+        timeout_s = self.target.timeout_s or PING_TIMEOUT_S
         answer = self._ask(self._inference.Ping, empty_pb2.Empty(), KeyKind.INFERENCE, timeout_s)
         health: dict[str, Any] = json.loads(answer.health)
         return health

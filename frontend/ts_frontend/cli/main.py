@@ -242,7 +242,9 @@ def _subcommand(words: Sequence[str], program: Program) -> int:
         return _show_config(rest)
     if name == "dev":
         return int(import_module("ts_frontend.cli.dev").main(rest, program.run))
-    if name in ("check", "conform", "doctor", "migrate"):
+    if name == "conform":
+        return int(import_module("ts_frontend.cli.conform").main(rest))
+    if name in ("check", "doctor", "migrate"):
         look: Callable[[Sequence[str]], int] = getattr(import_module("ts_frontend.cli.diagnose"), name)
         return look(rest)
     if name in ("start", "stop"):
@@ -259,6 +261,7 @@ def _subcommand(words: Sequence[str], program: Program) -> int:
 
 def _client() -> Any:
     """The commands that talk to a running server; imported only when needed: they bring a gRPC client."""
+    import_module("ts_frontend.cli.tune")  # adds its own to the others
     return import_module("ts_frontend.cli.operating").commands
 
 

@@ -1,0 +1,224 @@
+"""`torchserve tune`: which batch size, delay, workers and load give a model the most answers a second.
+
+A copy of the model is measured, registered under another name on the same server: the served one keeps its settings and
+answers all the while, and whatever happens to this process, it is untouched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import grpc
+
+from ts_frontend.cli.client import CallFailed, Client, WorkersFailed, wait_for_workers
+from ts_frontend.cli.commands import DEFAULT_INPUT, command, commands
+from ts_frontend.config.keys import KeyKind
+from ts_frontend.protos import inference_pb2, inference_pb2_grpc
+from ts_frontend.tuning import show
+from ts_frontend.tuning.load import Length, measure
+from ts_frontend.tuning.search import Bounds, Found, Measurement, Space, Trial, search
+
+#: What the copy's name has behind the model's.
+SUFFIX = "-tuning"
+DELAYS_MS = (0, 1, 2, 5, 10, 20, 50, 100)
+WORKERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+REQUEST_S_MAX = 60.0
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B|)", re.IGNORECASE)
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+def space(batch_max: int, workers_max: int, in_flight_max: int) -> Space:
+    """What is tried up to these values."""
+    return Space(
+        _doubled(batch_max),
+        DELAYS_MS if batch_max > 1 else DELAYS_MS[:1],
+        tuple(count for count in WORKERS if count < workers_max) + (workers_max,),
+        _doubled(in_flight_max),
+    )
+
+
+def _doubled(most: int) -> tuple[int, ...]:
+    """1, 2, 4, … and the most."""
+    return (*(1 << power for power in range(most.bit_length()) if 1 << power < most), most)
+
+
+class Copy:
+    """The copy of a model that is measured. Its settings are those of the last trial."""
+
+    def __init__(self, client: Client, name: str, url: str, bodies: Sequence[bytes], length: Length) -> None:
+        self.name = name
+        self._client = client
+        self._url = url
+        self._bodies = bodies
+        self._length = length
+        self._batching: tuple[int, int] | None = None
+
+    def try_out(self, trial: Trial) -> Measurement:
+        try:
+            self._set(trial)
+            found = asyncio.run(self._load(trial.concurrency))
+            memory_bytes = sum(worker["memoryUsage"] for worker in self._describe()["workers"])
+        except (CallFailed, WorkersFailed) as error:
+            return Measurement(0.0, failed=1, error=str(error))
+        return Measurement(found.answers_per_s, found.p50_ms, found.p99_ms, memory_bytes, found.failed, found.error)
+
+    def _describe(self) -> dict[str, Any]:
+        return self._client.describe(self.name)[0]
+
+    def _set(self, trial: Trial) -> None:
+        batching = trial.batch_size, trial.delay_ms
+        if self._batching != batching:
+            self.remove()
+            self._batching = batching  # from now on there may be one, also if the call is interrupted
+            settings = {"batch_size": trial.batch_size, "max_batch_delay": trial.delay_ms, "initial_workers": 0}
+            self._client.register(self._url, model_name=self.name, synchronous=True, **settings)
+        if self._describe()["minWorkers"] != trial.workers:
+            self._client.scale(self.name, "", trial.workers, trial.workers, None)
+        wait_for_workers(self._describe, trial.workers, None, lambda _: None, time.sleep)
+
+    async def _load(self, concurrency: int) -> Measurement:
+        target = self._client.target
+        metadata = target.keys.metadata(KeyKind.INFERENCE)
+        requests = [
+            inference_pb2.PredictionsRequest(model_name=self.name, input={DEFAULT_INPUT: body}) for body in self._bodies
+        ]
+        async with target.channel(target.address(target.inference_port), grpc.aio) as channel:
+            stub = inference_pb2_grpc.InferenceAPIsServiceStub(channel)
+
+            async def send(number: int) -> None:
+                request = requests[number % len(requests)]
+                try:
+                    await stub.Predictions(request, metadata=metadata, timeout=REQUEST_S_MAX)
+                except grpc.RpcError as error:
+                    failed: Any = error
+                    raise CallFailed(failed.code().name, f"{failed.code().name}: {failed.details()}") from None
+
+            return await measure(send, concurrency, self._length)
+
+    def remove(self) -> None:
+        """Unregisters it, where it is."""
+        if self._batching is None:
+            return
+        self._batching = None
+        try:
+            self._client.unregister(self.name)
+        except CallFailed as error:
+            if error.code != "NOT_FOUND":  # it could not be registered
+                raise
+
+    def is_there(self) -> bool:
+        try:
+            self._describe()
+        except CallFailed as error:
+            if error.code == "NOT_FOUND":
+                return False
+            raise
+        return True
+
+
+def _climb(
+    copy: Copy, over: Space, bounds: Bounds, start: Trial, say: Callable[[str], None]
+) -> tuple[Found, list[tuple[Trial, Measurement]]]:
+    """Measures what the search asks for, and says each."""
+    climb = search(over, bounds, start)
+    trials: list[tuple[Trial, Measurement]] = []
+    trial = next(climb)
+    while True:
+        measured = copy.try_out(trial)
+        if measured.error and not trials:
+            raise CallFailed("UNKNOWN", f"The first configuration already failed: {measured.error}")
+        trials.append((trial, measured))
+        best_per_s = max(it.answers_per_s for _, it in trials)
+        say(show.row(trial, measured, bounds, best_per_s))
+        try:
+            trial = climb.send(measured)
+        except StopIteration as end:
+            return end.value, trials
+
+
+def _memory(_: Any, __: Any, text: str | None) -> int | None:
+    """Bytes of 1500000, 512MiB or 1.5 GB."""
+    if text is None:
+        return None
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise click.BadParameter(f"{text!r} is no size such as 2GiB")
+    unit = found[2].lower()
+    return int(float(found[1]) * (1024 if "i" in unit else 1000) ** " kmgt".index(unit[:1] or " "))
+
+
+@commands.command()
+@click.argument("name")
+@click.option("--input", "inputs", multiple=True, required=True, type=_FILE, help="A request to send; repeatable.")
+@click.option("--version", default="", help="[default: the default version]")
+@click.option("--p99", type=click.FloatRange(0, min_open=True), metavar="MS", help="The longest p99.")
+@click.option("--memory", callback=_memory, metavar="SIZE", help="The most memory of all workers: bytes, or 4GiB.")
+@click.option("--batch-max", type=click.IntRange(1), default=64, show_default=True)
+@click.option(
+    "--workers-max", type=click.IntRange(1, 64), default=lambda: min(64, os.cpu_count() or 1), help="[default: CPUs]"
+)
+@click.option("--in-flight-max", type=click.IntRange(1, 4096), default=256, show_default=True)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0, min_open=True),
+    default=3.0,
+    show_default=True,
+    help="How long each configuration is measured, at least.",
+)
+@click.option("--write", type=click.Path(dir_okay=False, path_type=Path), help="Put the settings into this file.")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw the measurements, as SVG.")
+@command
+def tune(
+    client: Client,
+    name: str,
+    inputs: tuple[Path, ...],
+    version: str,
+    p99: float | None,
+    memory: int | None,
+    batch_max: int,
+    workers_max: int,
+    in_flight_max: int,
+    seconds: float,
+    write: Path | None,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Find the batch size, delay, workers and requests in flight that give the most answers a second.
+
+    A copy of the model, registered beside it for this time, is measured; the model itself stays as it is.
+    """
+    before = client.describe(name, version)[0]
+    bounds = Bounds(p99, memory)
+    batch_size = before["batchSize"]
+    start = Trial(batch_size, before["maxBatchDelay"] if batch_size > 1 else 0, before["minWorkers"], 1)
+    bodies = [path.read_bytes() for path in inputs]
+    copy = Copy(client, f"{name}{SUFFIX}", before["modelUrl"], bodies, Length(seconds))
+    if copy.is_there():
+        raise CallFailed("ALREADY_EXISTS", f"There is a {copy.name} already: torchserve unregister {copy.name}")
+    click.echo(show.HEAD, err=as_json)
+    try:
+        over = space(batch_max, workers_max, in_flight_max)
+        found, trials = _climb(copy, over, bounds, start, lambda line: click.echo(line, err=as_json))
+    finally:
+        copy.remove()
+    if as_json:
+        click.echo(json.dumps(show.as_json(found, trials), indent=2))
+    else:
+        click.echo(show.conclusion(found, trials, bounds))
+    if plot is not None:
+        plot.write_text(show.svg(f"{name} {before['modelVersion']}", trials, found, bounds))
+    if found.best is not None and found.within and write is not None:
+        there = write.read_text() if write.exists() else ""
+        write.write_text(show.with_settings(there, show.settings_of(found.best)))
+    if not found.within:
+        sys.exit(1)

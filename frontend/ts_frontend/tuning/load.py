@@ -1,0 +1,80 @@
+"""A closed loop of requests from this process: so many in flight, each answer followed by the next request."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from ts_frontend.tuning.search import Measurement
+
+#: Sends one request and returns when it is answered. Anything but an answer raises.
+Send = Callable[[int], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """How long one measurement takes: at least `seconds` and `answers` of them, but no more than `seconds_max`. Before
+    that as many requests as are in flight, and a tenth of the seconds, aren't measured."""
+
+    seconds: float = 3.0
+    answers: int = 100
+    seconds_max: float = 30.0
+
+
+@dataclass(slots=True)
+class _Taken:
+    latencies_ms: list[float] = field(default_factory=list)
+    failed: int = 0
+    error: str = ""
+    started_s: float = 0.0
+
+
+async def measure(send: Send, concurrency: int, length: Length) -> Measurement:
+    """Keeps `concurrency` requests in flight. A request that fails ends the measurement. The memory isn't measured."""
+    taken, numbers = _Taken(), itertools.count()
+    begun_s = time.perf_counter()
+    done = 0
+
+    def enough(now_s: float) -> bool:
+        if not taken.started_s:
+            return now_s - begun_s > length.seconds_max
+        spent_s = now_s - taken.started_s
+        ready = spent_s >= length.seconds and len(taken.latencies_ms) >= length.answers
+        return ready or spent_s >= length.seconds_max
+
+    async def client() -> None:
+        nonlocal done
+        while not taken.error and not enough(time.perf_counter()):
+            sent_s = time.perf_counter()
+            try:
+                await send(next(numbers))
+            except Exception as error:  # every way in which a request can fail makes the configuration unusable
+                taken.failed += 1
+                taken.error = taken.error or str(error)
+                return
+            now_s = time.perf_counter()
+            done += 1
+            if taken.started_s:
+                taken.latencies_ms.append((now_s - sent_s) * 1000)
+            elif done >= concurrency and now_s - begun_s >= length.seconds / 10:
+                taken.started_s = now_s
+
+    await asyncio.gather(*(client() for _ in range(concurrency)))
+    spent_s = time.perf_counter() - (taken.started_s or begun_s)
+    return summary(taken.latencies_ms, spent_s, taken.failed, taken.error)
+
+
+def summary(latencies_ms: Sequence[float], spent_s: float, failed: int = 0, error: str = "") -> Measurement:
+    """The measurement of these latencies, which `spent_s` saw."""
+    if not latencies_ms:
+        return Measurement(0.0, failed=failed, error=error or "no request was answered in time")
+    ordered = sorted(latencies_ms)
+    return Measurement(len(ordered) / spent_s, _share(ordered, 0.5), _share(ordered, 0.99), 0, failed, error)
+
+
+def _share(ordered: Sequence[float], share: float) -> float:
+    """The value that this share of them doesn't exceed."""
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

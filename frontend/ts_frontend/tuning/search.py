@@ -1,0 +1,263 @@
+"""Which configuration of a model is measured next, and which one is the best: a climb over a grid. Pure.
+
+The requests in flight cost nothing to change, a worker takes a scale call, batch size and delay a fresh load of the
+model. So each setting of the last three is measured at several loads, from a likely one up and down, while that brings
+more; and the settings are changed one at a time, or batch size and workers together, from the best so far.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+#: A gain that is less than this share is none: measurements of one configuration differ by as much.
+GAIN_MIN = 0.02
+#: A search ends after a tenth of the grid, but not before so many measurements.
+EVALUATIONS_MIN = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A configuration to measure. `concurrency`: requests in flight, of all clients together."""
+
+    batch_size: int
+    delay_ms: int
+    workers: int
+    concurrency: int
+
+    @property
+    def settings(self) -> tuple[int, int, int]:
+        """Without the load."""
+        return self.batch_size, self.delay_ms, self.workers
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What a candidate gave. `failed`: requests without an answer; `error`: why the first of them, or all, failed."""
+
+    answers_per_s: float
+    p50_ms: float = 0.0
+    p99_ms: float = 0.0
+    memory_bytes: int = 0
+    failed: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a configuration may take; None for no bound. `memory_bytes`: of all workers of the model together."""
+
+    p99_ms: float | None = None
+    memory_bytes: int | None = None
+
+    def excess(self, found: Measurement) -> float:
+        """By what factor the measurement is over a bound, less 1; 0 within all bounds, infinity with failures."""
+        if found.failed or found.error:
+            return math.inf
+        ratios = [0.0]
+        if self.p99_ms is not None:
+            ratios.append(found.p99_ms / self.p99_ms - 1)
+        if self.memory_bytes is not None:
+            ratios.append(found.memory_bytes / self.memory_bytes - 1)
+        return max(ratios)
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The values that are tried, in rising order."""
+
+    batch_sizes: Sequence[int]
+    delays_ms: Sequence[int]
+    workers: Sequence[int]
+    concurrencies: Sequence[int]
+
+    @property
+    def size(self) -> int:
+        return len(self.batch_sizes) * len(self.delays_ms) * len(self.workers) * len(self.concurrencies)
+
+    def trials(self) -> Iterator[Trial]:
+        for batch_size in self.batch_sizes:
+            for delay_ms in self.delays_ms:
+                for workers in self.workers:
+                    for concurrency in self.concurrencies:
+                        yield Trial(batch_size, delay_ms, workers, concurrency)
+
+
+def rank(found: Measurement, bounds: Bounds) -> tuple[float, float, float]:
+    """Higher is better: first what is within the bounds, then more answers, then a lower p99."""
+    excess = bounds.excess(found)
+    return (-excess, found.answers_per_s if excess == 0 else -found.p99_ms, -found.p99_ms)
+
+
+def better(one: Measurement, other: Measurement | None, bounds: Bounds) -> bool:
+    """Whether `one` is better by more than measurements differ."""
+    if other is None:
+        return True
+    mine, theirs = bounds.excess(one), bounds.excess(other)
+    if mine != theirs:
+        return mine < theirs
+    if mine == 0:
+        return one.answers_per_s > other.answers_per_s * (1 + GAIN_MIN)
+    return one.p99_ms < other.p99_ms * (1 - GAIN_MIN)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The end of a search: `best` is None where each candidate failed. `within`: it keeps the bounds."""
+
+    best: Trial | None
+    measured: Measurement | None
+    within: bool
+    evaluations: int
+
+
+Search = Generator[Trial, Measurement, Found]
+
+
+def search(space: Space, bounds: Bounds, start: Trial | None = None) -> Search:
+    """Yields the candidates to measure, each once, is sent their measurements, and returns the best. `start`: the
+    configuration that is there, whose settings are measured first."""
+    return _Climb(space, bounds).run(start)
+
+
+class _Climb:
+    """The state of one search: what was measured, and the best load of each setting."""
+
+    def __init__(self, space: Space, bounds: Bounds) -> None:
+        self._space = space
+        self._bounds = bounds
+        self._seen: dict[Trial, Measurement] = {}
+        # A load ladder may go over it by its length.
+        self._most = max(EVALUATIONS_MIN, space.size // 10 - len(space.concurrencies))
+
+    def run(self, start: Trial | None) -> Search:
+        first = self._nearest(start) if start else self._least()
+        current = yield from self._load(first)
+        corner = yield from self._load(self._likely(first))
+        if better(self._seen[corner], self._seen[current], self._bounds):
+            current = corner
+        before = None
+        while current != before and not self._spent:
+            before = current
+            current = yield from self._climb(current)
+            current = yield from self._shrink(current)
+        return self._found()
+
+    def _climb(self, current: Trial) -> Generator[Trial, Measurement, Trial]:
+        """The candidate that none of its neighbours is better than."""
+        moved = True
+        while moved and not self._spent:
+            moved = False
+            for neighbour in self._neighbours(current):
+                found = yield from self._load(neighbour, current.concurrency)
+                if better(self._seen[found], self._seen[current], self._bounds):
+                    current, moved = found, True
+                if moved or self._spent:
+                    break
+        return current
+
+    def _shrink(self, current: Trial) -> Generator[Trial, Measurement, Trial]:
+        """The candidate with fewer workers, while that is as good."""
+        workers = self._space.workers
+        while (index := workers.index(current.workers)) > 0 and not self._spent:
+            found = yield from self._load(replace(current, workers=workers[index - 1]))
+            if better(self._seen[current], self._seen[found], self._bounds):
+                break
+            current = found
+        return self._found().best or current
+
+    @property
+    def _spent(self) -> bool:
+        return len(self._seen) >= self._most
+
+    def _measure(self, candidate: Trial) -> Generator[Trial, Measurement, Measurement]:
+        if candidate not in self._seen:
+            self._seen[candidate] = yield candidate
+        return self._seen[candidate]
+
+    def _load(self, candidate: Trial, hint: int = 0) -> Generator[Trial, Measurement, Trial]:
+        """The candidate at the best load for its settings: up from a likely one while that brings more, else down."""
+        loads = self._space.concurrencies
+        likely = max(hint, candidate.batch_size * candidate.workers)
+        index = _index(loads, likely)
+        best = replace(candidate, concurrency=loads[index])
+        first = yield from self._measure(best)
+        if self._bounds.excess(Measurement(0, memory_bytes=first.memory_bytes)) > 0:
+            return best  # another load takes no less memory
+        for step in (1, -1):
+            at, moved = index + step, False
+            while 0 <= at < len(loads):
+                found = replace(candidate, concurrency=loads[at])
+                measured = yield from self._measure(found)
+                if not better(measured, self._seen[best], self._bounds):
+                    break
+                best, moved, at = found, True, at + step
+            if moved:
+                break
+        return best
+
+    def _neighbours(self, current: Trial) -> Iterator[Trial]:
+        """One step in one setting, then in two; the batch size, which gains the most, first."""
+        batches, delays, workers = self._space.batch_sizes, self._space.delays_ms, self._space.workers
+        at = (batches.index(current.batch_size), delays.index(current.delay_ms), workers.index(current.workers))
+        for steps in _STEPS:
+            to = tuple(place + step for place, step in zip(at, steps, strict=True))
+            if all(0 <= place < len(axis) for place, axis in zip(to, (batches, delays, workers), strict=True)):
+                yield Trial(batches[to[0]], delays[to[1]], workers[to[2]], current.concurrency)
+
+    def _least(self) -> Trial:
+        space = self._space
+        return Trial(space.batch_sizes[0], space.delays_ms[0], space.workers[0], space.concurrencies[0])
+
+    def _likely(self, first: Trial) -> Trial:
+        """Where the climb would be after some steps, if more were better: the middle of the batch sizes and workers."""
+        space = self._space
+        batch_size, workers = space.batch_sizes[len(space.batch_sizes) // 2], space.workers[len(space.workers) // 2]
+        return Trial(batch_size, first.delay_ms, workers, first.concurrency)
+
+    def _nearest(self, start: Trial) -> Trial:
+        space = self._space
+        return Trial(
+            space.batch_sizes[_index(space.batch_sizes, start.batch_size)],
+            space.delays_ms[_index(space.delays_ms, start.delay_ms)],
+            space.workers[_index(space.workers, start.workers)],
+            space.concurrencies[_index(space.concurrencies, start.concurrency)],
+        )
+
+    def _found(self) -> Found:
+        """The best of all; of those that are as good, the one that takes the least of the machine."""
+        usable = {one: it for one, it in self._seen.items() if not math.isinf(self._bounds.excess(it))}
+        if not usable:
+            return Found(None, None, False, len(self._seen))
+        top = max(usable, key=lambda one: rank(usable[one], self._bounds))
+        as_good = [one for one in usable if not better(usable[top], usable[one], self._bounds)]
+        best = min(as_good, key=lambda one: (one.workers, one.concurrency, one.batch_size, one.delay_ms))
+        return Found(best, usable[best], self._bounds.excess(usable[best]) == 0, len(self._seen))
+
+
+#: Of batch size, delay and workers.
+_STEPS = (
+    (1, 0, 0),
+    (0, 0, 1),
+    (-1, 0, 0),
+    (0, 0, -1),
+    (0, 1, 0),
+    (0, -1, 0),
+    (1, 0, -1),
+    (-1, 0, 1),
+    (1, 0, 1),
+    (1, 1, 0),
+    (-1, -1, 0),
+    (-1, 1, 0),
+    (1, -1, 0),
+    (2, 0, 0),
+    (0, 0, 2),
+    (-1, 0, 2),
+    (-2, 0, 1),
+)
+
+
+def _index(values: Sequence[int], wanted: int) -> int:
+    """Of the least value that isn't smaller, or the last."""
+    return next((index for index, value in enumerate(values) if value >= wanted), len(values) - 1)

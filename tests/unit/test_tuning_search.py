@@ -1,0 +1,145 @@
+"""The search for a model's configuration, against surfaces whose best point an exhaustive grid tells."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ts_frontend.tuning.search import Bounds, Found, Measurement, Space, Trial, rank, search
+
+SPACE = Space(
+    (1, 2, 4, 8, 16, 32, 64), (0, 1, 2, 5, 10, 20, 50), (1, 2, 3, 4, 6, 8), (1, 2, 4, 8, 16, 32, 64, 128, 256)
+)
+Surface = Callable[[Trial], Measurement]
+
+
+def server(
+    fixed_ms: float, each_ms: float, cores: int, transfer_ms: float, memory: int, worth_waiting: float = 1.0
+) -> Surface:
+    """A server with clients that ask again as soon as they are answered. A call of the handler with n requests takes
+    `fixed_ms` + n · `each_ms`, longer when there are more workers than cores; a request is under way for `transfer_ms`
+    beside that. `worth_waiting`: the share of a full batch that is there without a delay."""
+
+    def measure(at: Trial) -> Measurement:
+        share = at.concurrency / at.workers
+        fill = worth_waiting if at.delay_ms == 0 else 1.0
+        rows = max(1.0, min(at.batch_size * fill, share))
+        waits = at.delay_ms if at.delay_ms and share < at.batch_size else 0.0
+        slower = max(1.0, at.workers / cores)
+        cycle_ms = (fixed_ms + rows * each_ms) * slower + waits
+        busy = min(at.workers, at.concurrency)
+        most = busy * rows / cycle_ms
+        alone = at.concurrency / (cycle_ms + transfer_ms)
+        per_ms = min(most, alone)
+        latency_ms = at.concurrency / per_ms
+        return Measurement(per_ms * 1000, latency_ms, latency_ms * 1.3, at.workers * memory)
+
+    return measure
+
+
+def run(surface: Surface, bounds: Bounds, space: Space = SPACE, start: Trial | None = None) -> tuple[Found, int]:
+    """What is found, and how many times was measured."""
+    climb, measured = search(space, bounds, start), 0
+    try:
+        candidate = next(climb)
+        while True:
+            measured += 1
+            candidate = climb.send(surface(candidate))
+    except StopIteration as end:
+        return end.value, measured
+
+
+def best_of_grid(surface: Surface, bounds: Bounds, space: Space = SPACE) -> Measurement:
+    return max((surface(one) for one in space.trials()), key=lambda found: rank(found, bounds))
+
+
+def good_enough(surface: Surface, bounds: Bounds, space: Space = SPACE, start: Trial | None = None) -> None:
+    found, measured = run(surface, bounds, space, start)
+    best = best_of_grid(surface, bounds, space)
+    assert measured == found.evaluations and measured <= space.size / 10, measured
+    assert found.best is not None and found.measured == surface(found.best)
+    if bounds.excess(best) == 0:
+        assert found.within and found.measured.answers_per_s >= 0.9 * best.answers_per_s, (found, best)
+    else:
+        assert not found.within
+
+
+@settings(max_examples=30)
+@given(
+    fixed_ms=st.floats(0.1, 100),
+    each_ms=st.floats(0.01, 20),
+    cores=st.integers(1, 16),
+    transfer_ms=st.floats(0.05, 5),
+    worth_waiting=st.floats(0.3, 1),
+)
+def test_within_a_tenth_of_the_best_in_a_tenth_of_the_evaluations(
+    fixed_ms: float, each_ms: float, cores: int, transfer_ms: float, worth_waiting: float
+) -> None:
+    good_enough(server(fixed_ms, each_ms, cores, transfer_ms, 100, worth_waiting), Bounds())
+
+
+@settings(max_examples=30)
+@given(
+    fixed_ms=st.floats(0.1, 100),
+    each_ms=st.floats(0.01, 20),
+    cores=st.integers(1, 16),
+    allowed=st.floats(1.5, 30),
+    workers=st.floats(1.1, 10),
+    start=st.sampled_from(list(SPACE.trials())),
+)
+def test_also_under_bounds_and_from_any_start(
+    fixed_ms: float, each_ms: float, cores: int, allowed: float, workers: float, start: Trial
+) -> None:
+    surface = server(fixed_ms, each_ms, cores, 0.1, 100)
+    bounds = Bounds(p99_ms=allowed * (fixed_ms + each_ms), memory_bytes=int(workers * 110))
+    good_enough(surface, bounds, SPACE, start)
+
+
+@settings(max_examples=30)
+@given(seed=st.integers(0, 10**6), fixed_ms=st.floats(1, 50), each_ms=st.floats(0.1, 5), cores=st.integers(1, 8))
+def test_measurements_that_differ_a_little_each_time(seed: int, fixed_ms: float, each_ms: float, cores: int) -> None:
+    """The best is then told by the surface without noise."""
+    exact, noise = server(fixed_ms, each_ms, cores, 0.1, 100), random.Random(seed)
+
+    def measure(at: Trial) -> Measurement:
+        found = exact(at)
+        return Measurement(found.answers_per_s * noise.uniform(0.99, 1.01), found.p50_ms, found.p99_ms, 0)
+
+    found, measured = run(measure, Bounds())
+    assert found.best is not None and measured <= SPACE.size / 10
+    best = best_of_grid(exact, Bounds())
+    assert exact(found.best).answers_per_s >= 0.88 * best.answers_per_s
+
+
+def test_bounds_that_nothing_keeps_are_told_with_what_comes_nearest() -> None:
+    found, _ = run(server(50, 1, 2, 0.1, 100), Bounds(p99_ms=1))
+    assert not found.within and found.best is not None
+    assert (found.best.concurrency, found.best.batch_size) == (1, 1)
+
+
+def test_candidates_that_fail_are_none() -> None:
+    surface = server(10, 0.1, 4, 0.1, 100)
+
+    def measure(at: Trial) -> Measurement:
+        return Measurement(0, failed=1, error="out of memory") if at.batch_size > 8 else surface(at)
+
+    found, _ = run(measure, Bounds())
+    assert found.best is not None and found.best.batch_size == 8
+    nothing, _ = run(lambda at: Measurement(0, failed=1, error="no"), Bounds())
+    assert (nothing.best, nothing.measured, nothing.within) == (None, None, False)
+
+
+@pytest.mark.parametrize("cost_ms", [5, 80])
+def test_a_cost_per_batch_wants_large_batches(cost_ms: float) -> None:
+    found, _ = run(server(cost_ms, 0, 1, 0.1, 100), Bounds())
+    assert found.best is not None and found.best.batch_size == 64 and found.best.workers == 1
+
+
+def test_of_what_is_as_good_the_least_is_taken() -> None:
+    found, _ = run(lambda at: Measurement(100, 1, 1, 1), Bounds(), start=Trial(16, 5, 4, 64))
+    assert found.best is not None
+    assert found.best.workers <= 4 and found.best.concurrency <= 64
