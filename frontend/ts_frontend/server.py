@@ -95,6 +95,8 @@ def missing_torch(config: ServerConfig) -> list[str]:
 class StartRefused(ServeError):
     """A model can't be loaded, and the server is not to run without it."""
 
+    remedy = "Mend the models that the message names, or start without `exit_on_error`."
+
 
 class Parts:
     """The parts of a server, built from its configuration and joined. None of them runs yet.
@@ -126,7 +128,7 @@ class Parts:
             formats,
             factory,
             supervisor,
-            partial(_settings_of, config),
+            partial(settings_of, config),
             _environments(config),
             work_dir=directory,
             extract_limits=_extract_limits(config),
@@ -414,9 +416,7 @@ def _extract_limits(config: ServerConfig) -> ExtractLimits:
     )
 
 
-def _settings_of(
-    config: ServerConfig, requested: Requested, archive: Archive, name: str, version: str
-) -> ModelSettings:
+def settings_of(config: ServerConfig, requested: Requested, archive: Archive, name: str, version: str) -> ModelSettings:
     """A model's settings from its register call, its archive and the server's configuration."""
     entry = config.models.get(name, {}).get(version, {})
     settings = resolve(requested, archive.config or {}, entry, config, handler=archive.handler, runtime=archive.runtime)

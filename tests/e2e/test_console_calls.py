@@ -112,9 +112,11 @@ def test_events_tell_of_calls_and_of_deaths(console: Any) -> None:
     assert ask(port, "GET", "/models/m/1.0/workers/1/log")[0] == 404
 
     os.kill(worker["pid"], signal.SIGKILL)
-    died = model_of(watching.until("state", lambda value: model_of(value)["lastFailure"]))["lastFailure"]
+    back = watching.until(
+        "state", lambda value: model_of(value)["lastFailure"] and model_of(value)["status"] == "ready"
+    )
+    died = model_of(back)["lastFailure"]
     assert "killed by SIGKILL" in died["reason"] and died["lastLines"] == ["asked for 1"]
-    watching.until("state", lambda value: model_of(value)["status"] == "ready")
     watching.close()
 
 

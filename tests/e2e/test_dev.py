@@ -143,6 +143,7 @@ def saved(dev: Dev, save: Callable[..., None], *parts: str) -> str:
 
 def test_a_saved_file_is_served_with_the_weights_that_are_loaded(dev: Dev, folder: Path, save: Any) -> None:
     assert dev.ask() == 6
+    dev.shows("console and playground: http://127.0.0.1:")
     dev.shows("POST /predictions/written  200  ")
     before = loads(folder)
     assert "with the weights that were loaded" in saved(dev, save, "return [max(self.weights)] * len(data)")

@@ -39,6 +39,10 @@ there = "torch" in sys.modules
 def handle(data, context):
     return [str(there).lower()] * len(data or [])
 """
+NEEDS_TORCH = """
+def explain(data):
+    import torch
+"""
 SEED = """
 from ts.protocol.otf_message_handler import send_intermediate_predict_response
 
@@ -266,10 +270,13 @@ def test_scaling_through_the_forkserver_takes_a_tenth_of_what_exec_takes(start, 
 
 @pytest.mark.parametrize("preloaded", ["true", "false"])
 def test_torch_is_imported_before_the_fork_or_by_who_needs_it(start, write, preloaded):
-    write("torch_there", TORCH_THERE)
+    write("torch_there", TORCH_THERE + NEEDS_TORCH)
+    write("not_needed", TORCH_THERE)
     server = start(preload_torch=preloaded)
     server.register("torch_there")
+    server.register("not_needed")
     assert server.predict("torch_there", {}) == preloaded.encode()
+    assert server.predict("not_needed", {}) == b"false"
     server.register("probe")
     assert len(json.loads(server.predict("probe", {"op": "random"}))) == 3
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 import time
 from pathlib import Path
 
@@ -634,3 +635,31 @@ def test_a_request_over_the_message_limit_ends_the_worker(start_worker):
     worker.to_end()
     assert worker.process.wait(60) == 70
     assert "over the limit of 1000000" in worker.err_file.read_text()
+
+
+# --- large bodies
+
+
+def test_large_bodies_come_back_as_they_went(start_worker, tmp_path):
+    """Around the sizes at which messages travel in another way, all on their way at the same time."""
+    (tmp_path / "back.py").write_text(
+        "def handle(data, context):\n"
+        "    for row in data or ():\n"
+        "        assert all(type(value) is bytearray for value in row.values())\n"
+        "        row['last'] += b'!'\n"
+        "    return data and [b''.join(row.values()) for row in data]\n"
+    )
+    worker = start_worker("back.py", model_dir=str(tmp_path))
+    batches = []
+    for size in (16_384, 32_768, 65_536, 262_144, 1_048_576):
+        for more in (-100, 0, 100):
+            last = (bytes(range(256)) * (size // 256 + 2))[: size + more]
+            batches += [[[Input("last", "", last)]], [[Input("first", "", last[::-1]), Input("last", "", last)]]]
+    batches.append([inputs for (inputs,) in batches[:4]])
+    asked = [(worker.batch(*batch, headers=[("x", "y")]), batch) for batch in batches]
+    sending = threading.Thread(target=lambda: [worker.send(message) for message, _ in asked])
+    sending.start()
+    for message, batch in asked:
+        for item, inputs in zip(message.items, batch, strict=True):
+            assert worker.answer(item.job_id) == b"".join(part.data for part in inputs) + b"!"
+    sending.join()

@@ -237,6 +237,6 @@ def test_cancelling_works_in_a_forked_worker(torch_server):
 
 
 def test_a_missing_torch_is_left_to_the_server_to_tell() -> None:
-    code = "import sys; sys.modules['torch'] = None; from ts.runtime.forkserver import preload; preload(True)"
+    code = "import sys; sys.modules['torch'] = None; from ts.runtime.forkserver import preload; preload(['torch'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=GUARD_S)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

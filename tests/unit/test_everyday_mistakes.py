@@ -304,6 +304,11 @@ def answered(desk: Desk, body: str, bodies: int = 1) -> str:
     "a handler without handle", "mine has no function handle(data, context), and instead of exactly one class: none"
 )
 def _(desk: Desk) -> str:
+    return loaded(desk, "def answer(data):\n    return data\n")
+
+
+@mistake("a file that has only predict", "mine.py has a function predict, and no handler that calls it. Add:")
+def _(desk: Desk) -> str:
     return loaded(desk, "def predict(data):\n    return data\n")
 
 

@@ -147,6 +147,68 @@ def test_any_cuts_give_the_same_messages(sent, sizes):
     assert [plain(one) for one in found] == [plain(one) for one in sent]
 
 
+def put_or_fed(decoder, data, size):
+    """The messages of `data`, of which `size` bytes come at a time: into the decoder's room where it has some, and
+    beyond it, as from a socket."""
+    found: list[frames.Message] = []
+    for at in range(0, len(data), size):
+        piece = data[at : at + size]
+        if (room := decoder.room) is not None:
+            filled = min(len(room), len(piece))
+            room[:filled] = piece[:filled]
+            found += decoder.filled(filled)
+            piece = piece[filled:]
+        if piece:
+            found += decoder.feed(piece)
+    return found
+
+
+def some_bytes(size):
+    return (bytes(range(256)) * (size // 256 + 1))[:size]
+
+
+large = st.builds(
+    lambda key, size, last: Chunk(key, some_bytes(size), last), u64, st.integers(0, 700_000), st.booleans()
+) | st.builds(
+    lambda key, name, size, count: Predict(
+        key, [Item(1, name, 0.0, [("k", name)], [Input(name, "", some_bytes(size))])] * count
+    ),
+    u64,
+    short,
+    st.integers(0, 700_000),
+    st.integers(1, 2),
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(messages | large, max_size=4), st.integers(5_000, 300_000))
+def test_bytes_put_into_the_room_give_the_same_messages_as_bytes_fed(sent, size):
+    data = b"".join(map(encode_bytes, sent))
+    decoder = Decoder(LIMIT)
+    fed = [one for at in range(0, len(data), size) for one in decoder.feed(data[at : at + size])]
+    put = put_or_fed(Decoder(LIMIT), data, size)
+    assert [plain(one) for one in put] == [plain(one) for one in fed] == [plain(one) for one in sent]
+
+
+def test_a_large_payload_is_the_buffer_it_was_read_into():
+    for message in (Chunk(1, bytes(1_000_000)), Predict(1, [Item(1, "r", 0.0, [], [Input("d", "", bytes(100_000))])])):
+        (found,) = put_or_fed(Decoder(LIMIT), encode_bytes(message), 65_536)
+        data = found.data if isinstance(found, Chunk) else found.items[0].inputs[0].data
+        assert type(data) is bytearray and not any(data) and plain(found) == plain(message)
+        data += b"x"  # nothing else holds it
+
+
+@pytest.mark.parametrize("cut", [20, 60_000, FRAME_BYTES_MAX + 40_000])
+def test_an_open_frame_is_checked_as_a_whole_one(cut):
+    """Frames that say more than their message has, continue none, or end it early."""
+    body = bytes(400_000)
+    one, two = (b"".join(frame) for frame in frames.frames(*frames.encode(Chunk(1, body))))
+    longer = frames.HEADER.pack(FRAME_BYTES_MAX, frames.CHUNK, frames.CONTINUED, 0, 1) + bytes(FRAME_BYTES_MAX)
+    for broken in (two + one, one + one, one + longer, one[:5] + b"\0" + one[6:] + two, one + two + two):
+        with pytest.raises(FrameError):
+            put_or_fed(Decoder(LIMIT), broken, cut)
+
+
 one_input = st.tuples(st.builds(Input, short, short, payload))
 
 

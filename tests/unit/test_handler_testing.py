@@ -210,7 +210,7 @@ def test_archives_and_folders_have_their_manifest_and_configuration(
             "def handle(data, context):\n    return [row['x'] for row in data]\n",
             "begin it with `if data is None: return`",
         ),
-        ("def predict(data):\n    return data\n", "has no function handle(data, context)"),
+        ("def predict(data):\n    return data\n", "has a function predict, and no handler that calls it"),
     ],
 )
 def test_a_handler_that_cannot_be_loaded_says_what_the_server_says(

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import socket
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support import until
+from support import GUARD_S, until
 from ts.context import Context, RequestCancelled
 from ts.protocol.frames import Cancel, Chunk, Credit, Failed, Input, Item, PackedPairs, Predict, Stop, packed
 from ts.protocol.otf_message_handler import create_predict_response
@@ -567,3 +568,31 @@ def test_the_watch_over_a_handler_ends_with_its_call(monkeypatch: pytest.MonkeyP
             until(lambda: link._standing_in)
             link.leave()
             until(lambda: not link._standing_in)
+
+
+FORKS = """
+import os, signal
+from ts.runtime.process import STOPPING, outlive_stops
+
+def mask_of_a_child():
+    readable, writable = os.pipe()
+    if os.fork() == 0:
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        os.write(writable, b"blocked" if signal.SIGTERM in blocked else b"open")
+        os._exit(0)
+    os.wait()
+    return os.read(readable, 100).decode()
+
+outlive_stops()
+seen = [mask_of_a_child()]
+before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+seen.append(mask_of_a_child())
+signal.pthread_sigmask(signal.SIG_SETMASK, before)
+print(*seen, signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+"""
+
+
+def test_a_fork_leaves_blocked_signals_blocked() -> None:
+    """A worker's child gets signals as before the fork: the forkserver blocks those that a worker isn't ready for."""
+    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=GUARD_S)
+    assert done.stdout.split() == ["open", "blocked", "False"], done.stderr

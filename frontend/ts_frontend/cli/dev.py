@@ -9,6 +9,7 @@ import sys
 import tempfile
 import termios
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from ts_frontend.cli import launch
@@ -49,7 +50,7 @@ def main(words: Sequence[str], run: Callable[[ServerConfig, int | None], int]) -
             raise ConfigError(f"torchserve dev shows errors to every caller, and serves only this machine: {places}")
         prepare(config)
         with claimed(pid_path(config.work_dir)), _terminal_kept():
-            return launch.serve(config, run, None, _told)
+            return launch.serve(config, run, None, partial(_told, config.enable_console))
 
 
 def _parser() -> SettingsParser:
@@ -72,8 +73,10 @@ def _parser() -> SettingsParser:
     return parser
 
 
-def _told(listening: Mapping[str, str]) -> None:
+def _told(console: bool, listening: Mapping[str, str]) -> None:
     """What else the author gets to know once the server listens."""
+    if console and "http_management" in listening:
+        print(f"console and playground: {listening['http_management']}/", flush=True)
     if "http_inference" in listening:
         print(f"try it: curl -d @FILE {listening['http_inference']}/predictions/MODEL", flush=True)
 

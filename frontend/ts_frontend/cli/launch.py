@@ -42,6 +42,8 @@ _TICK_S = 0.2
 class ServerNotStarted(ServeError):
     """The server didn't start, or didn't stop; the message says why."""
 
+    remedy = "Read the reason and the last lines of the log in the message."
+
 
 @dataclass(slots=True)
 class StatusLine:

@@ -20,7 +20,7 @@ from typing import Any
 from ts.version import __version__
 from ts_frontend.authorization.key_files import NAME as KEY_FILE
 from ts_frontend.cli import launch
-from ts_frontend.cli.flags import SettingsParser, add_setting_groups, settings
+from ts_frontend.cli.flags import SettingsParser, add_actions, add_setting_groups, settings
 from ts_frontend.config.checks import who_may
 from ts_frontend.config.display import Explained, explain, settings_table
 from ts_frontend.config.kinds import ConfigError, nearest
@@ -40,7 +40,9 @@ _OWN_COMMANDS = {
     "dev": "serve a model that is being written: reload on save, errors and breakpoints in the terminal",
     "config": "show every setting, its value and where that comes from, without starting",
     "doctor": "look at Python, torch, ports, directories and limits before a start",
+    "migrate": "list what of a TorchServe deployment stays, changes and needs work",
     "check": "try models without serving them: their files, settings, handler, requests",
+    "conform": "ask a running server, of whatever kind, which dialects it speaks",
 }
 
 
@@ -124,24 +126,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("-h", nargs=0, action=_ShortHelp, help="show the commands and the usual options")
     parser.add_argument("--help", action="help", help="show all options")
-    _add_actions(parser)
+    add_actions(parser)
     add_setting_groups(parser, "what is served")
     return parser
-
-
-def _add_actions(parser: argparse.ArgumentParser) -> None:
-    action = parser.add_mutually_exclusive_group()
-    action.add_argument("-v", "--version", action="store_true", help="print the version")
-    action.add_argument("--start", action="store_true", help="start a server in the background (the default)")
-    action.add_argument("--stop", action="store_true", help="let the running server finish its requests, and end it")
-    parser.add_argument("--foreground", action="store_true", help="with --start: be the server, do not go away")
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        metavar="S",
-        help="seconds to wait: with --start until it is ready (no limit), with --stop until it has ended (120)",
-    )
-    parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
 
 
 _EPILOG = (
@@ -266,7 +253,7 @@ def _subcommand(words: Sequence[str], program: Program) -> int:
         return _show_config(rest)
     if name == "dev":
         return int(import_module("ts_frontend.cli.dev").main(rest, program.run))
-    if name in ("check", "doctor"):
+    if name in ("check", "conform", "doctor", "migrate"):
         look: Callable[[Sequence[str]], int] = getattr(import_module("ts_frontend.cli.diagnose"), name)
         return look(rest)
     if name in ("start", "stop"):

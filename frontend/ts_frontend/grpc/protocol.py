@@ -34,6 +34,7 @@ COMPRESS_BYTES_MIN = 1024
 class BrokenMessages(ServeError):
     """The bytes of a request aren't gRPC messages."""
 
+    remedy = "Mend the client: what it sends isn't gRPC."
     code, http_status, type_name = Code.INTERNAL, 400, "BadRequestException"
 
 
@@ -78,7 +79,15 @@ class Decoder:
         self._held_bytes += len(data)
         if self._held_bytes < self._needed:
             return []
+        if self._held_bytes == self._needed > PREFIX_BYTES and len(self._held[0]) >= PREFIX_BYTES:
+            return [self._whole()]
         return self._cut(b"".join(self._held))
+
+    def _whole(self) -> Message:
+        """The message that all pieces together are, joined without its prefix."""
+        first, *rest = self._held
+        self._held, self._held_bytes, self._needed = [], 0, PREFIX_BYTES
+        return Message(first[0] == 1, b"".join((memoryview(first)[PREFIX_BYTES:], *rest)))
 
     def finish(self) -> None:
         """Raises BrokenMessages when the stream ended inside a message."""
@@ -207,6 +216,7 @@ _RESERVED = frozenset(
 class MalformedHeader(ServeError):
     """A header of gRPC's own can't be read."""
 
+    remedy = "Mend the client: the message names the header."
     code, http_status, type_name = Code.INTERNAL, 400, "BadRequestException"
 
 

@@ -233,8 +233,7 @@ class ModelManager:
             raise InvalidArgument("max_worker cannot be less than min_worker.")
         check_range("max_worker" if max_worker is not None else "min_worker", maximum, 0, WORKERS_MAX)
         model = self.registry.find(name, version)
-        model.minimum, model.maximum = min_worker, maximum
-        work = self._scale(model, min_worker, None if timeout < 0 else float(timeout))
+        work = self._scale(model, model.scale_between(min_worker, maximum), None if timeout < 0 else float(timeout))
         if not synchronous:
             self.tasks.background(work)
             return Outcome(202, PROCESSING)

@@ -24,6 +24,7 @@ from ts_frontend.telemetry.metrics.observed import LatencyCounts
 from ts_frontend.telemetry.metrics.registry import ModelMetrics
 from ts_frontend.telemetry.timing import asking
 from ts_frontend.workers.pool import Pool
+from ts_frontend.workers.scaling import PoolScaler
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +76,7 @@ class Model:
         loaded_at_startup: bool,
         new_job: Callable[..., Job] = Job,
         ledger: Ledger | None = None,
+        scaler: PoolScaler | None = None,
     ) -> None:
         self.name = name
         self.version = version
@@ -88,8 +90,9 @@ class Model:
         self._metrics = metrics
         self._counted = counted
         self.ledger = ledger or Ledger()
-        self.minimum = settings.min_workers
-        self.maximum = settings.max_workers
+        self.scaler = scaler
+        self.minimum = self.maximum = 0
+        self.scale_between(settings.min_workers, settings.max_workers)
         self.workflow = ""
         self.loaded_at_startup = loaded_at_startup
         self._response_bytes_max = response_bytes_max
@@ -100,6 +103,12 @@ class Model:
         self._openai: OpenAIHandler | None = None
         #: When it was registered, in seconds since the epoch.
         self.created_s = time.time()
+
+    def scale_between(self, minimum: int, maximum: int) -> int:
+        """Sets the worker counts; returns how many to have now: the least, or a present number that autoscaling may
+        keep."""
+        self.minimum, self.maximum = minimum, maximum
+        return minimum if self.scaler is None else self.scaler.between(minimum, maximum)
 
     def adopt(self, archive: Archive, settings: ModelSettings) -> None:
         """Takes over the archive and settings as its handler has completed them."""

@@ -136,6 +136,7 @@ UNLOADED = "unloaded"
 class ControlRefused(ServeError):
     """The control mode doesn't let clients load and unload."""
 
+    remedy = "Start with `--model-control-mode explicit`, or change the files instead."
     code, http_status, type_name = Code.FAILED_PRECONDITION, 400, "BadRequestException"
 
     def __init__(self, verb: str) -> None:
@@ -147,6 +148,7 @@ class ControlRefused(ServeError):
 class FilesRefused(ServeError):
     """A client may choose among the operator's models, but not bring code of its own."""
 
+    remedy = "Correct the model's files that the message names."
     code, http_status, type_name = Code.FAILED_PRECONDITION, 400, "BadRequestException"
 
     def __init__(self) -> None:

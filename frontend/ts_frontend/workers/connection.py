@@ -16,8 +16,9 @@ from ts.protocol.outbox import Outbox
 from ts_frontend.job import Job
 
 READ_BYTES = 64 * 1024
-READ_BYTES_BULK = 512 * 1024
 READS_PER_TURN_MAX = 4
+#: Read together with the rest of a large frame.
+BEYOND_BYTES = 16 * 1024
 
 
 class Connection:
@@ -40,7 +41,7 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._writing = False
         self._flush_scheduled = False
-        self._read_bytes = READ_BYTES
+        self._beyond: bytearray | None = None
         self._fd = sock.fileno()
         self._loop.add_reader(self._fd, self._readable)
 
@@ -101,8 +102,11 @@ class Connection:
         sock = self._sock
         if sock is None:
             return False
+        room = self._decoder.room
+        if room is not None:
+            return self._read_into(sock, room)
         try:
-            data = sock.recv(self._read_bytes)
+            data = sock.recv(READ_BYTES)
         except (BlockingIOError, InterruptedError):
             return False
         except OSError as error:
@@ -111,14 +115,32 @@ class Connection:
         if not data:
             self._end("socket closed")
             return False
-        full = len(data) == self._read_bytes
-        if full:
-            self._read_bytes = READ_BYTES_BULK
-        return self._decode(data) and full
+        return self._decode(data) and len(data) == READ_BYTES
 
-    def _decode(self, data: bytes) -> bool:
+    def _read_into(self, sock: socket.socket, room: memoryview) -> bool:
+        """`_read_once` into the rest of a large frame, and what comes beyond it."""
+        beyond = self._beyond
+        if beyond is None:
+            beyond = self._beyond = bytearray(BEYOND_BYTES)
         try:
-            messages = self._decoder.feed(data)
+            size = sock.recvmsg_into([room, beyond])[0]
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError as error:
+            self._end(f"reading failed: {error}")
+            return False
+        if not size:
+            self._end("socket closed")
+            return False
+        more = size - len(room)
+        return self._decode(bytes(beyond[:more]) if more > 0 else b"", min(size, len(room))) and more >= 0
+
+    def _decode(self, data: bytes, filled: int = 0) -> bool:
+        """Decodes what was read: `filled` bytes in the decoder's room, and `data` after them."""
+        try:
+            messages = self._decoder.filled(filled) if filled else []
+            if data:
+                messages += self._decoder.feed(data)
         except FrameError as error:
             self._end(f"worker sent no valid frame: {error}")
             return False
@@ -133,7 +155,6 @@ class Connection:
 
     def finish(self, reason: str) -> None:
         """Reads the last messages of a peer that has ended, then ends, even if a child of the peer holds the socket."""
-        self._read_bytes = READ_BYTES_BULK
         while self._read_once():
             pass
         self._end(reason)

@@ -132,9 +132,16 @@ class HolderLauncher:
             log.info("%s holds them (pid %s), loaded in %.1f s.", _first_upper(self._what), holder.pid, self.load_s)
         return holder
 
-    async def renewal(self) -> str:
-        """Returns why the model is to be loaded again for its present source files, "" when what the holder has loaded
-        counts for them, too."""
+    async def renewed(self, anew: str) -> str:
+        """Has the next workers take the model's present source files, and load the model again when what the holder has
+        loaded doesn't count for them, or with a reason, `anew`. Returns the reason, "" when it counts."""
+        anew = anew or await self._refused()
+        if anew:
+            self.rest()
+            self.refusal = ""  # it is tried again whether it can be forked
+        return anew
+
+    async def _refused(self) -> str:
         if self.refusal:
             return f"each worker loads it: {self.refusal}"
         holder = self._current()
@@ -147,11 +154,6 @@ class HolderLauncher:
         return str(reply["refusal"])
 
     # --- its end
-
-    def forget(self) -> None:
-        """Has the next worker load the model again, and try again whether it can be forked."""
-        self.rest()
-        self.refusal = ""
 
     def rest(self) -> None:
         """Gives the model's memory back: the holder ends with the last of its workers. The next worker starts a new

@@ -365,12 +365,7 @@ class Pool:
         them. `anew`: why the model is to be loaded again, where that is known. Returns the reason why it was, "" when
         the weights were kept. Raises StartFailed, as `scale`."""
         holder = self.resources.holder
-        if holder is None:
-            anew = anew or "each worker loads it"
-        else:
-            anew = anew or await holder.renewal()
-            if anew:
-                holder.forget()
+        anew = await holder.renewed(anew) if holder is not None else anew or "each worker loads it"
         old, self.slots = self.slots, [self._new_slot(slot.device) for slot in self.slots]
         for slot in old:
             self._retired(slot, None)

@@ -188,6 +188,10 @@ class Worker:
         await asyncio.wait({self.ended})
         raise StartFailed(reason, 500, self.tail())
 
+    def jobs(self) -> list[Job]:
+        """Returns the requests that it has and hasn't answered yet."""
+        return list(self._running.open_jobs())
+
     def tail(self) -> list[str]:
         return list(self.process.tail) if self.process is not None else []
 

@@ -108,8 +108,9 @@ class _Reader:
         return self.text(name_size), self.text(value_size)
 
 
-def _decode_item(body: Body, at: int) -> tuple[Item, int]:
-    """The item at `at` and its end; slices beyond the body's end are short, which the caller's check catches."""
+def _decode_item(body: Body, at: int, end: int | None = None) -> tuple[Item, int]:
+    """The item at `at` and its end; slices beyond the body's end are short, which the check at the end catches. `end`:
+    the body's, when the end of its last input isn't in `body`."""
     job_id, deadline_s, id_size, headers_size, input_count = ITEM_HEAD.unpack_from(body, at)
     if deadline_s != deadline_s:
         raise FrameError("deadline is not a number")
@@ -127,7 +128,7 @@ def _decode_item(body: Body, at: int) -> tuple[Item, int]:
         content_type = str(body[name_end:start], "utf-8") if type_size else ""
         inputs.append(Input(str(body[at:name_end], "utf-8"), content_type, body[start : start + size]))
         at = start + size
-    if at > len(body):
+    if at > (len(body) if end is None else end):
         raise FrameError(f"an item ends at {at} of {len(body)} bytes")
     return Item(job_id, request_id, deadline_s, headers, inputs), at
 
@@ -263,12 +264,71 @@ _DECODERS: dict[int, Callable[[int, Body], Message]] = {
 }
 
 
+def _decode_owned(kind: int, key: int, whole: bytearray) -> Message:
+    """The message of a body in a buffer of its own. A payload at its end is that buffer without what stands before,
+    which moves nothing in memory."""
+    if kind == PREDICT:
+        return _decode_owned_single(key, whole) or _decode_predict(key, memoryview(whole))
+    if kind == CHUNK and len(whole) >= CHUNK_HEAD.size:
+        last, status, phrase_size, header_count = CHUNK_HEAD.unpack_from(whole)
+        if not phrase_size and not header_count:
+            del whole[: CHUNK_HEAD.size]
+            return Chunk(key, whole, bool(last), status)
+    return _DECODERS[kind](key, memoryview(whole))
+
+
+def _decode_owned_single(key: int, whole: bytearray) -> Message | None:
+    """Decodes a batch of one request with one input; None for any other batch, and for bytes that are none."""
+    if len(whole) < SINGLE.size:
+        return None
+    count, _, _, id_size, headers_size, input_count = SINGLE.unpack_from(whole)
+    at = SINGLE.size + id_size + headers_size
+    if count != 1 or input_count != 1 or at + INPUT_HEAD.size > len(whole):
+        return None
+    name_size, type_size, size = INPUT_HEAD.unpack_from(whole, at)
+    start = at + INPUT_HEAD.size + name_size + type_size
+    if start + size != len(whole):
+        return None
+    try:
+        item, _ = _decode_item(bytes(memoryview(whole)[:start]), COUNT.size, len(whole))
+    except UnicodeDecodeError:
+        return None
+    del whole[:start]
+    return Predict(key, [item._replace(inputs=[item.inputs[0]._replace(data=whole)])])
+
+
+#: Frames of this size are completed in a buffer of their own, which the socket can be read into.
+OPEN_BYTES_MIN = 32 * 1024
+
+
+class _Open:
+    """A large frame that has not come whole: the message it belongs to, and the room for the rest of it."""
+
+    __slots__ = ("flags", "key", "kind", "room", "whole")
+
+    def __init__(self, kind: int, key: int, flags: int, whole: bytearray, room: memoryview) -> None:
+        self.kind, self.key, self.flags, self.whole, self.room = kind, key, flags, whole, room
+
+    def take(self, data: Body) -> None:
+        """Puts bytes into the room."""
+        self.room[: len(data)] = data
+        self.advance(len(data))
+
+    def advance(self, size: int) -> None:
+        """`size` bytes of the room have been filled. Nobody may hold it any longer: the message becomes the buffer."""
+        room, self.room = self.room, self.room[size:]
+        room.release()
+
+
 class Decoder:
     """Bytes in, messages out; holds incomplete messages.
 
-    Payloads of large messages are views of the fed bytes (or of the buffer that joined their frames), those of small
+    Payloads of large messages are views of the fed bytes, or the buffer itself that joined their frames, those of small
     ones are copies: they stay valid for as long as they are referenced. `message_bytes_max` bounds a message that
     comes in several frames.
+
+    The bytes that follow may also be put into `room`, and `filled` says how many: the rest of a large frame isn't
+    copied then.
     """
 
     def __init__(self, message_bytes_max: int) -> None:
@@ -276,9 +336,33 @@ class Decoder:
         self._pieces: list[bytes] = []
         self._have = self._need = 0
         self._partial: dict[tuple[int, int], tuple[bytearray, int]] = {}
+        self._open: _Open | None = None
+
+    @property
+    def room(self) -> memoryview | None:
+        """Where the next bytes may be put; None where they are to be fed."""
+        return None if self._open is None else self._open.room
+
+    def filled(self, size: int) -> list[Message]:
+        """The message that `size` bytes in `room` complete, as from `feed`."""
+        frame = self._open
+        assert frame is not None
+        frame.advance(size)
+        return [] if len(frame.room) else self._closed(frame)
+
+    def _closed(self, frame: _Open) -> list[Message]:
+        """Ends the open frame; the message that it ends."""
+        self._open = None
+        frame.room.release()
+        if not frame.flags:
+            return [_decode_owned(frame.kind, frame.key, frame.whole)]
+        whole = self._added(frame.kind, frame.key, frame.flags)
+        return [] if whole is None else [_decode_owned(frame.kind, frame.key, whole)]
 
     def feed(self, data: bytes) -> list[Message]:
         """The messages that `data` completes, in order; FrameError leaves the decoder unusable."""
+        if self._open is not None:
+            return self._feed_open(self._open, data)
         if self._pieces:
             self._pieces.append(data)
             self._have += len(data)
@@ -298,34 +382,72 @@ class Decoder:
             stop = at + head_size + length
             if stop > end:
                 need = head_size + length
+                if length >= OPEN_BYTES_MIN and end - at >= head_size + U64.size:
+                    self._begin_open(kind, key, flags, length, view[at + head_size :])
+                    return messages
                 break
             start, at = at + head_size, stop
-            body = data[start:stop] if length < JOINED_BYTES_MAX else view[start:stop]
-            whole = self._join(kind, key, flags, body) if flags else body
-            if whole is not None:
-                messages.append(decode(key, whole))
+            if flags:
+                whole = self._join(kind, key, flags, view[start:stop])
+                if whole is not None:
+                    messages.append(_decode_owned(kind, key, whole))
+            else:
+                messages.append(decode(key, data[start:stop] if length < JOINED_BYTES_MAX else view[start:stop]))
         if at < end:
             self._pieces, self._have, self._need = [data[at:]], end - at, need
         return messages
 
-    def _join(self, kind: int, key: int, flags: int, body: Body) -> memoryview | None:
+    def _feed_open(self, frame: _Open, data: bytes) -> list[Message]:
+        size = len(frame.room)
+        if len(data) < size:
+            frame.take(data)
+            return []
+        frame.take(memoryview(data)[:size])
+        messages = self._closed(frame)
+        return messages + self.feed(data[size:]) if len(data) > size else messages
+
+    def _begin_open(self, kind: int, key: int, flags: int, length: int, part: memoryview) -> None:
+        """Opens a frame of `length` bytes, of which `part` has come, at least the size of a U64."""
+        if not flags:
+            whole = bytearray(length)
+            room = memoryview(whole)
+        else:
+            if not flags & CONTINUED:
+                self._begin(kind, key, part)
+                part, length = part[U64.size :], length - U64.size
+            whole, filled = self._known(kind, key, length)
+            self._partial[kind, key] = whole, filled + length
+            room = memoryview(whole)[filled : filled + length]
+        self._open = _Open(kind, key, flags, whole, room)
+        self._open.take(part)
+
+    def _join(self, kind: int, key: int, flags: int, body: memoryview) -> bytearray | None:
         """Adds a frame to its message; the whole body with the last one."""
         if not flags & CONTINUED:
             self._begin(kind, key, body)
             body = body[U64.size :]
+        whole, filled = self._known(kind, key, len(body))
+        whole[filled : filled + len(body)] = body
+        self._partial[kind, key] = whole, filled + len(body)
+        return self._added(kind, key, flags)
+
+    def _known(self, kind: int, key: int, size: int) -> tuple[bytearray, int]:
+        """The message that a frame with `size` bytes of it continues, and the bytes of it that have come."""
         if (kind, key) not in self._partial:
             raise FrameError(f"continuation of kind {kind}, key {key} without a beginning")
         whole, filled = self._partial[kind, key]
-        if filled + len(body) > len(whole):
+        if filled + size > len(whole):
             raise FrameError(f"message of kind {kind}, key {key} is longer than its {len(whole)} bytes")
-        whole[filled : filled + len(body)] = body
-        self._partial[kind, key] = whole, filled + len(body)
+        return whole, filled
+
+    def _added(self, kind: int, key: int, flags: int) -> bytearray | None:
+        """The whole body, when the frame that was added was its last."""
         if flags & MORE:
             return None
-        del self._partial[kind, key]
-        if filled + len(body) != len(whole):
-            raise FrameError(f"message of kind {kind}, key {key} ends at {filled + len(body)} of {len(whole)} bytes")
-        return memoryview(whole)
+        whole, filled = self._partial.pop((kind, key))
+        if filled != len(whole):
+            raise FrameError(f"message of kind {kind}, key {key} ends at {filled} of {len(whole)} bytes")
+        return whole
 
     def _begin(self, kind: int, key: int, body: Body) -> None:
         if (kind, key) in self._partial:

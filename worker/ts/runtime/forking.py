@@ -34,8 +34,6 @@ class Forking:
     #: The requests that fork, each with the number of descriptors that come with it.
     forks: ClassVar[Mapping[str, int]] = {"fork": 4}
 
-    """The control socket, and the children that have not been reported yet."""
-
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._data = b""

@@ -9,6 +9,7 @@ import os
 import random
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
@@ -83,7 +84,7 @@ def outlive_stops() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stays)
         signal.siginterrupt(number, False)
-    os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_forked)
+    os.register_at_fork(before=_block, after_in_parent=_restore, after_in_child=_forked)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
 
 
@@ -91,20 +92,31 @@ def stays(number: int, frame: object) -> None:
     pass
 
 
+class _Masks(threading.local):
+    """The signal masks from before the forks that a thread is about to make."""
+
+    def __init__(self) -> None:
+        self.before: list[set[int]] = []
+
+
+_masks = _Masks()
+
+
 def _block() -> None:
     """A signal that reaches a child before it has its own handlers must wait for them."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGHUP))
+    _masks.before.append(signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGHUP)))
 
 
-def _unblock() -> None:
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGHUP))
+def _restore() -> None:
+    """Not unblocked, since who forks a worker has blocked them until the worker handles them itself."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before.pop())
 
 
 def _forked() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is stays:
             signal.signal(number, signal.SIG_DFL)
-    _unblock()
+    _restore()
 
 
 def reseed() -> None:

@@ -120,16 +120,19 @@ def _decoded(content_type: str, data: Buffer) -> Any:
             return str(data, "utf-8")
     except (ValueError, RecursionError) as error:
         _log(f"input declared as {content_type} isn't: {error}; the handler gets its bytes")
-    return bytearray(data)
+    return _own(data)
+
+
+def _own(data: Buffer) -> bytearray:
+    """The bytearray that a handler gets, which it may change. Large data came in one of its own."""
+    return data if type(data) is bytearray else bytearray(data)
 
 
 def row_of(inputs: Sequence[Input], decode: bool) -> dict[str, Any]:
     """The inputs of a request by name. The last one wins where names are equal."""
     if not decode:
-        return {name: bytearray(data) for name, _, data in inputs}
-    return {
-        name: _decoded(content_type, data) if content_type else bytearray(data) for name, content_type, data in inputs
-    }
+        return {name: _own(data) for name, _, data in inputs}
+    return {name: _decoded(content_type, data) if content_type else _own(data) for name, content_type, data in inputs}
 
 
 def headers_of(pairs: Pairs, inputs: Sequence[tuple[str, ...]]) -> Headers:

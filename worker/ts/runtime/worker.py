@@ -21,8 +21,9 @@ from ts.protocol.decoder import Decoder
 from ts.protocol.frames import FrameError, Load, LoadFailed, Message, Ready
 from ts.runtime.jobs import Batch, Ledger
 
-READ_BYTES_MIN = 64 * 1024
-READ_BYTES_MAX = 1024 * 1024
+READ_BYTES = 64 * 1024
+#: Read together with the rest of a large frame.
+BEYOND_BYTES = 16 * 1024
 MESSAGE_BYTES_MAX = 1 << 32
 TICK_S = 0.005
 HELD_PIECES_MAX = 64
@@ -97,7 +98,7 @@ class Link:
         self._early: list[Message] = []
         self._reading = threading.Lock()
         self._news = False
-        self._read_bytes = READ_BYTES_MIN
+        self._beyond = bytearray(BEYOND_BYTES)
         self._alarm = _Alarm()
         self._standing_in = False
         self._poller, self._watch_poller = _Poller(sock_fd), _Poller(sock_fd, self._alarm.fileno())
@@ -186,32 +187,59 @@ class Link:
     def _recv(self) -> bytes | None:
         """Reads the socket; None when there is no data. The process ends with the socket."""
         try:
-            data = self._sock.recv(self._read_bytes)
+            data = self._sock.recv(READ_BYTES)
         except (BlockingIOError, InterruptedError):
             return None
         except ConnectionError:
             data = b""
         if not data:
             self._leave(0)
-        if len(data) == self._read_bytes:
-            self._read_bytes = min(self._read_bytes * 4, READ_BYTES_MAX)
-        elif len(data) < READ_BYTES_MIN:
-            self._read_bytes = READ_BYTES_MIN
         return data
+
+    def _recv_into(self, room: memoryview) -> int | None:
+        """`_recv` into the room, and what comes beyond it."""
+        try:
+            size = self._sock.recvmsg_into([room, self._beyond])[0]
+        except (BlockingIOError, InterruptedError):
+            return None
+        except ConnectionError:
+            size = 0
+        if not size:
+            self._leave(0)
+        return size
 
     def _decode(self, data: bytes) -> list[Message]:
         try:
             return self._decoder.feed(data)
         except FrameError as error:
-            print(f"the frontend sent no valid frame: {error}", file=sys.stderr)
-            self._leave(BROKEN_FRAME_STATUS)
+            self._broken(error)
+
+    def _filled(self, size: int, room: int) -> list[Message]:
+        """The messages after `size` bytes were read into a room of `room` bytes, and beyond it."""
+        try:
+            messages = self._decoder.filled(min(size, room))
+            return messages if size <= room else messages + self._decoder.feed(bytes(self._beyond[: size - room]))
+        except FrameError as error:
+            self._broken(error)
+
+    def _broken(self, error: FrameError) -> NoReturn:
+        print(f"the frontend sent no valid frame: {error}", file=sys.stderr)
+        self._leave(BROKEN_FRAME_STATUS)
 
     def _read(self) -> bool:
-        data = self._recv()
-        if data is None:
-            return False
+        room = self._decoder.room
+        if room is None:
+            data = self._recv()
+            if data is None:
+                return False
+            messages = self._decode(data)
+        else:
+            size = self._recv_into(room)
+            if size is None:
+                return False
+            messages = self._filled(size, len(room))
         receive = self.ledger.receive
-        for message in self._decode(data):
+        for message in messages:
             receive(message)
         return True
 

@@ -24,7 +24,7 @@ export class Detail {
       h("button", { type: "button", role: "tab", id: `tab-${word}`, "aria-controls": `panel-${word}`, onclick: () => go(word), onkeydown: (event) => this.arrow(event, go) }, label));
     this.panels = {
       live: this.plots.element,
-      workers: h("div", { class: "panel scroll" }, h("table", { class: "workers" },
+      workers: h("div", { class: "panel scroll", tabindex: 0, role: "region", "aria-label": "Workers" }, h("table", { class: "workers" },
         h("caption", { class: "unseen" }, "Workers of this version"),
         h("thead", {}, h("tr", {}, ...["Worker", "State", "Device", "Memory"].map((text) => h("th", { scope: "col" }, text)),
           ...["Process", "Started", "Failures in a row"].map((text) => h("th", { scope: "col", class: "wide" }, text)),

@@ -12,7 +12,7 @@ const python = (text) => JSON.stringify(text);
 export function inferenceAddress(server) {
   const told = server.addresses?.http_inference;
   if (!told) return "http://localhost:8080";
-  if (!told.startsWith("http")) return told;
+  if (!told.startsWith("http")) return "http://localhost"; // a Unix socket
   const address = new URL(told);
   if (["0.0.0.0", "[::]"].includes(address.hostname)) address.hostname = location.hostname;
   return address.origin;
@@ -24,6 +24,7 @@ export function snippets(request, server) {
   const short = request.file ? "" : request.body.slice(0, TEXT_CHARS_MAX);
   const curl = [
     `curl -N ${shell(url)}`,
+    server.addresses?.http_inference?.startsWith("unix:") && `--unix-socket ${shell(server.addresses.http_inference.slice(5))}`,
     server.keys && `-H "Authorization: Bearer $TOKEN"`,
     `-H ${shell(`Content-Type: ${request.type}`)}`,
     request.file ? `--data-binary ${shell(`@${request.file}`)}` : `--data-binary ${shell(short)}`,
