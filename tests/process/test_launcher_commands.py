@@ -259,6 +259,7 @@ def test_stop_with_foreground_waits_as_it_always_does(shell: Shell) -> None:
 def test_the_server_keeps_writing_to_the_output_of_its_start(shell: Shell) -> None:
     """Scripts read it until `Model server started.`, and go on reading what the server logs."""
     command = [sys.executable, str(STAND_IN), "--start", "--model-store", "store", "--models", "ready"]
+    command += ["--set", "console_log=true"]
     with subprocess.Popen(
         command, cwd=shell.place, env=shell.environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as start:
@@ -267,6 +268,22 @@ def test_the_server_keeps_writing_to_the_output_of_its_start(shell: Shell) -> No
         assert start.wait(GUARD_S) == 0
         shell.run("--stop")
         assert "drained\n" in start.stdout.readlines()
+
+
+def test_a_pipe_ends_with_the_command(shell: Shell) -> None:
+    """`torchserve --start | cat` doesn't wait for the server's end; a file gets the log as in TorchServe."""
+    command = [sys.executable, str(STAND_IN), "--start", "--model-store", "store", "--models", "ready"]
+    with subprocess.Popen(
+        command, cwd=shell.place, env=shell.environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as start:
+        assert start.stdout is not None
+        assert "Model server started.\n" in start.stdout.readlines(), "all of it, while the server runs"
+        assert start.wait(GUARD_S) == 0
+    assert "stopped" in shell.run("--stop").stdout
+    with (shell.place / "out.txt").open("w") as file:
+        subprocess.run(command, cwd=shell.place, env=shell.environ, stdout=file, stderr=file, check=True)
+    shell.run("--stop")
+    assert "drained\n" in (shell.place / "out.txt").read_text()
 
 
 @pytest.mark.parametrize("flag", ["--plugins-path", "--ppath"])

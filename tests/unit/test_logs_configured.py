@@ -45,7 +45,7 @@ def write_some(logs: Logs) -> None:
     logging.getLogger("ts_frontend.server").warning("one")
     logging.getLogger("somelibrary").info("another")
     logs.model_line("W-9000-m_1.0-stdout", "said", request_id="r1")
-    logs.access("127.0.0.1:5", "GET /ping HTTP/1.1", 200, 17.6, "r2")
+    logs.access("127.0.0.1:5", "GET /models HTTP/1.1", 200, 17.6, "r2")
     logs.close()
 
 
@@ -79,7 +79,7 @@ def test_files_patterns_levels_and_lookups(tmp_path: Path) -> None:
     mine = tmp_path / "logs" / "mine"
     assert sorted(path.name for path in mine.iterdir()) == ["access.log", "blue.json", "server.log"]
     (access,) = (mine / "access.log").read_text().splitlines()
-    assert re.fullmatch(r'[-\dT:,]{23} - /127.0.0.1:5 "GET /ping HTTP/1.1" 200 18', access)
+    assert re.fullmatch(r'[-\dT:,]{23} - /127.0.0.1:5 "GET /models HTTP/1.1" 200 18', access)
     model = json.loads((mine / "blue.json").read_text())
     assert (model["message"], model["thread"], model["request_id"]) == ("said", "W-9000-m_1.0-stdout", "r1")
     # Additivity: the model's line reaches the root's appenders too, and one that is named twice writes once.
@@ -91,7 +91,7 @@ def test_the_console_of_a_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     write_some(opened(tmp_path, USUAL, console_log=True))
     written = capfd.readouterr().out
     assert "[WARN ] main ts_frontend.server - one" in written
-    assert "GET /ping" not in written  # additivity="false"
+    assert "GET /models" not in written  # additivity="false"
 
 
 def test_what_is_not_understood_is_named(tmp_path: Path) -> None:

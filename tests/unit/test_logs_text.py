@@ -19,6 +19,7 @@ from ts_frontend.config.table import Note, ServerConfig
 from ts_frontend.telemetry.logging import writer as log_writer
 from ts_frontend.telemetry.logging.files import Console, RotatedFile, daily
 from ts_frontend.telemetry.logging.logs import Logs, setup_logs
+from ts_frontend.telemetry.logging.writer import Access, Writer, is_poll
 
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3}"
 FILES = ["access_log.log", "model_log.log", "model_metrics.log", "ts_log.log", "ts_metrics.log"]
@@ -50,7 +51,7 @@ def write_some(logs: Logs) -> None:
     logs.model_line("W-9000-m_1.0-stderr", "oh", logging.WARNING)
     logging.getLogger("TS_METRICS").info("CPU.Percent:1.0|#Level:Host")
     logging.getLogger("MODEL_METRICS").info("PredictionTime.ms:0.02")
-    logs.access("127.0.0.1:55006", "GET /ping HTTP/1.1", 200, 17.6)
+    logs.access("127.0.0.1:55006", "GET /models HTTP/1.1", 200, 17.6)
     logs.close()
 
 
@@ -67,7 +68,7 @@ def test_the_five_files_are_there_from_the_start(tmp_path: Path) -> None:
 def test_the_patterns_are_torchserves(tmp_path: Path) -> None:
     write_some(setup_logs(config(tmp_path)))
     expected = {
-        "access_log.log": [rf'{TIME} - /127\.0\.0\.1:55006 "GET /ping HTTP/1\.1" 200 18'],
+        "access_log.log": [rf'{TIME} - /127\.0\.0\.1:55006 "GET /models HTTP/1\.1" 200 18'],
         "model_log.log": [
             rf"{TIME} \[INFO \] W-9000-m_1\.0-stdout MODEL_LOG - 100 % of it",
             rf"{TIME} \[WARN \] W-9000-m_1\.0-stderr MODEL_LOG - oh",
@@ -208,7 +209,7 @@ root: {{level: INFO, handlers: [all]}}
     assert not (tmp_path / "logs").exists()
     written = lines(tmp_path / "all.txt")
     assert "ts_frontend.server one thing" in written
-    assert 'ACCESS_LOG /127.0.0.1:55006 "GET /ping HTTP/1.1" 200 18' in written
+    assert 'ACCESS_LOG /127.0.0.1:55006 "GET /models HTTP/1.1" 200 18' in written
 
 
 @pytest.mark.parametrize(
@@ -233,3 +234,35 @@ def test_levels_of_a_log4j2_file(tmp_path: Path) -> None:
     text = (tmp_path / "ts_log.log").read_text()
     assert "somelibrary" not in text
     assert "one thing" not in text
+
+
+@pytest.mark.parametrize(
+    ("request_line", "status", "polled"),
+    [
+        ("GET /ping HTTP/1.1", 200, True),
+        ("HEAD /ping/ HTTP/1.1", 200, True),
+        ("GET /metrics?name[]=x HTTP/2.0", 200, True),
+        ("GET /v2/health/ready HTTP/1.1", 200, True),
+        ("GET /v2/models/m/versions/1/ready HTTP/1.1", 200, True),
+        ("GET /console/events HTTP/1.1", 200, True),
+        ("gRPC inference.GRPCInferenceService/ServerLive HTTP/2.0", 0, True),
+        ("GET /ping HTTP/1.1", 500, False),
+        ("GET /console/events HTTP/1.1", 499, False),
+        ("gRPC inference.GRPCInferenceService/ServerReady HTTP/2.0", 14, False),
+        ("POST /predictions/ping HTTP/1.1", 200, False),
+        ("GET /models HTTP/1.1", 200, False),
+        ("GET /pinger HTTP/1.1", 200, False),
+        ("gRPC inference.GRPCInferenceService/ModelInfer HTTP/2.0", 0, False),
+    ],
+)
+def test_polls_that_succeed_are_known(request_line: str, status: int, polled: bool) -> None:
+    assert is_poll(Access(0.0, "p:1", request_line, status, 1.0)) == polled
+
+
+@pytest.mark.parametrize("polls", [False, True])
+def test_polls_are_left_out_unless_asked_for(polls: bool) -> None:
+    writer = Writer(polls=polls)
+    for path, status in (("/ping", 200), ("/ping", 500), ("/models", 200)):
+        writer.put_access((0.0, "p:1", f"GET {path} HTTP/1.1", status, 1.0, "", ""))
+    found = [f"{one.request.split()[1]} {one.status}" for _, entries in writer._access_portions() for one in entries]
+    assert found == ["/ping 200"] * polls + ["/ping 500", "/models 200"]

@@ -86,7 +86,11 @@ def start(
     }
     words += [flag for flag, given in switches.items() if given]
     process = subprocess.Popen(
-        [*COMMAND, "--start", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        # A pipe gets the server's log only where it is asked for.
+        [*COMMAND, "--start", *words, "--set", "console_log=true"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
     assert process.stdout is not None
     lines: Queue[str | None] = Queue(LINES_MAX)

@@ -9,6 +9,7 @@ import logging
 import os
 import shlex
 import signal
+import stat
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -204,9 +205,9 @@ def _background(arguments: argparse.Namespace, words: Sequence[str], program: Pr
     if remove_orphan(pid_path(config.work_dir)):
         print("Removing orphan pid file.", flush=True)
     more = ["--foreground"]
-    if sys.stdout.isatty() and "console_log" not in config.sources:
+    if "console_log" not in config.sources and (where := _passing()):
         more += ["--set", "console_log=false"]
-        config = settings(arguments, Option("console_log", "false", "terminal"))
+        config = settings(arguments, Option("console_log", "false", where))
     if not config.console_log:  # else the log shows them here
         warnings = [note.text for note in config.notes if note.level >= logging.WARNING]
         print("".join(f"{text}\n" for text in warnings), end="", file=sys.stderr, flush=True)
@@ -220,6 +221,18 @@ def _background(arguments: argparse.Namespace, words: Sequence[str], program: Pr
         print(f"  The server's keys are in {key_file.absolute()}")
     print(f"  logs in {config.log_location.absolute()}; stop it with: {_stop_command(config)}", flush=True)
     return 0
+
+
+def _passing() -> str:
+    """What standard output is, if it isn't for a log that goes on when the command has ended: a terminal, or a pipe,
+    whose reader would wait for the server's end. "" for a file."""
+    if sys.stdout.isatty():
+        return "terminal"
+    try:
+        mode = os.fstat(sys.stdout.fileno()).st_mode
+    except (OSError, ValueError):  # closed, or no file at all
+        return ""
+    return "pipe" if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) else ""
 
 
 def _stop_command(config: ServerConfig) -> str:

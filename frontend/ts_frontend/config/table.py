@@ -591,6 +591,9 @@ class ServerConfig:
     log_level: str = _own(choice("debug", "info", "warning", "error"), "info", "level of the server's own messages")
     log_format: str = _own(choice("text", "json"), "text", "text: TorchServe's patterns; json: one object per line")
     access_log: bool = _own(BOOLEAN, True, "one line per request")
+    access_log_polls: bool = _own(
+        BOOLEAN, False, "true: also lines for health probes, `/metrics` and the console's events that succeeded"
+    )
     access_log_timing: bool = _own(
         BOOLEAN, False, "true: the line of a request tells where its time went, as `x-torchrelay-timing` does"
     )

@@ -9,7 +9,8 @@ from typing import Any
 from ts_frontend.authorization.authorization import Authorization
 from ts_frontend.config.keys import KeyKind
 from ts_frontend.errors import ServeError
-from ts_frontend.grpc.call import HEALTH_METHODS, Call, Method, Shape
+from ts_frontend.grpc.call import Call, Method, Shape
+from ts_frontend.telemetry.logging.writer import HEALTH_METHODS
 
 AUTHORIZATION = "authorization"
 

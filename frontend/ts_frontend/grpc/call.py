@@ -109,10 +109,6 @@ class Call:
         return found
 
 
-#: Methods that probes call all the time, by their last name: open to everybody, and not traced.
-HEALTH_METHODS = frozenset({"Ping", "ServerLive", "ServerReady", "ModelReady"})
-
-
 class Shape(Enum):
     """The number of messages each way."""
 

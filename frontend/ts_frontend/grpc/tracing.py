@@ -11,7 +11,8 @@ from typing import Any
 from opentelemetry.trace import Tracer
 
 from ts_frontend.errors import Code
-from ts_frontend.grpc.call import HEALTH_METHODS, Call, Method, Shape, code_of
+from ts_frontend.grpc.call import Call, Method, Shape, code_of
+from ts_frontend.telemetry.logging.writer import HEALTH_METHODS
 from ts_frontend.telemetry.tracing.spans import REQUEST_ID, RequestSpan, current, leave
 
 #: Statuses that are the server's fault, as the conventions have it.

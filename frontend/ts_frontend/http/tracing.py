@@ -8,10 +8,9 @@ from opentelemetry.trace import Tracer
 
 from ts_frontend.http.request import AsgiApp, Event, Receive, Scope, Send
 from ts_frontend.http.routing import RouteTable
+from ts_frontend.telemetry.logging.writer import PROBED
 from ts_frontend.telemetry.tracing.spans import REQUEST_ID, RequestSpan, current, leave
 
-#: The paths that probes and scrapers ask for all the time.
-PROBED = frozenset({"/ping", "/metrics", "/v2/health/live", "/v2/health/ready"})
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "CONNECT"})
 
 

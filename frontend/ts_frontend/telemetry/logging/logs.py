@@ -92,7 +92,7 @@ def setup_logs(config: ServerConfig) -> Logs:
     A file that can't be written doesn't stop the start: it is reported on standard error once per directory.
     """
     warnings = _set_up_handlers(config)
-    writer = Writer()
+    writer = Writer(polls=config.access_log_polls)
     for logger in _loggers():
         if logger.handlers:
             logger.handlers[:] = [Deferred(logger.handlers, writer)]

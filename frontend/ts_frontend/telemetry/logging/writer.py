@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import re
 import threading
 import time
 from collections import deque
@@ -113,6 +114,24 @@ class Lines:
         return "\n".join([text for _, _, text in self.parts])
 
 
+#: What probes and scrapers ask for all the time: paths of HTTP, and gRPC's methods by
+#: their last name, which need no key and are not traced.
+PROBED = frozenset({"/ping", "/metrics", "/v2/health/live", "/v2/health/ready"})
+HEALTH_METHODS = frozenset({"Ping", "ServerLive", "ServerReady", "ModelReady"})
+#: The same, and the stream that pages and `torchserve top` read, in an access log's words.
+_POLL = re.compile(
+    rf"(?:GET|HEAD) (?:{'|'.join(sorted(PROBED))}|/v2/models/[^ ]+/ready|/console/events)/?(?:\?[^ ]*)? HTTP/.*"
+    rf"|gRPC [^ ]+/(?:{'|'.join(sorted(HEALTH_METHODS))}) HTTP/.*"
+)
+#: Of an HTTP answer and of a gRPC call that succeeded.
+_SUCCESSES = (200, 0)
+
+
+def is_poll(access: Access) -> bool:
+    """Whether a request is one of those that come all the time, and succeeded: one that fails is worth its line."""
+    return access.status in _SUCCESSES and _POLL.fullmatch(access.request) is not None
+
+
 def printable(text: str) -> str:
     """The text on one line, without characters that move a terminal's cursor."""
     return text if text.isprintable() else text.translate(_ESCAPES)
@@ -169,9 +188,10 @@ class Deferred(logging.Handler):
 
 class Writer:
     """Writes records at once, requests and metrics each PERIOD_S. Of each at most RECORDS_WAITING_MAX wait: further
-    ones are dropped, and counted in the log."""
+    ones are dropped, and counted in the log. `polls` False: requests that `is_poll` are left out."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, polls: bool = True) -> None:
+        self._polls = polls
         self._records: SimpleQueue[_Waiting | threading.Event | Source | None] = SimpleQueue()
         self._accesses: deque[AccessFields] = deque()
         self._lines: deque[ModelLine] = deque()
@@ -258,7 +278,11 @@ class Writer:
     def _access_portions(self) -> Iterator[tuple[str, list[Access]]]:
         waiting = self._accesses
         for left in range(len(waiting), 0, -ENTRIES_PER_WRITE):
-            yield ACCESS, [Access(*waiting.popleft()) for _ in range(min(left, ENTRIES_PER_WRITE))]
+            entries = [Access(*waiting.popleft()) for _ in range(min(left, ENTRIES_PER_WRITE))]
+            if not self._polls:
+                entries = [one for one in entries if not is_poll(one)]
+            if entries:
+                yield ACCESS, entries
 
     def _write_sources(self) -> bool:
         """True when there was something to write."""
