@@ -187,7 +187,12 @@ def test_responses_that_a_decoupled_model_sends_together_share_frames(
     worker = start_model(MANY, config, credit_bytes=1 << 30)[0]
     frames: list[Any] = []
     take = worker._take
-    monkeypatch.setattr(worker, "_take", lambda message: (frames.append(message), take(message)))
+
+    def noting(message: Any) -> None:
+        frames.append(message)
+        take(message)
+
+    monkeypatch.setattr(worker, "_take", noting)
     (job,) = worker.predict(numbers(1, options=";stream;triton"))
     worker.answer(job)
     found = [ModelStreamInferResponse.FromString(bytes(piece.data)) for piece in worker.pending[job] if piece.data]
