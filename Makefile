@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help env run test test-external test-slow fuzz soak soak-measures bench bench-peers bench-instructions format clean FORCE
+.PHONY: help env run test test-external test-slow fuzz soak soak-measures docs bench bench-peers bench-instructions format clean FORCE
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /\1 = /p' $(MAKEFILE_LIST) | awk -F' = ' '{ printf "  make %-18s %s\n", $$1, $$2 }'
@@ -28,7 +28,7 @@ $(VENV)/.torch_spec: FORCE
 	@mkdir -p $(VENV)
 	@echo '$(TORCH_SPEC)' | cmp -s - $@ || echo '$(TORCH_SPEC)' > $@
 
-$(STAMP): $(VENV)/.torch_spec setup.cfg pyproject.toml
+$(STAMP): $(VENV)/.torch_spec setup.cfg setup.py pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v >= (3, 10) or sys.exit("Python 3.10 or newer is needed, $(PYTHON) is %d.%d. Name another one: make PYTHON=python3.12" % v)'
 	@echo "== [1/3] virtual environment in $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -60,6 +60,10 @@ soak-measures: $(STAMP) ## how soon handlers are told, overload, memory: minutes
 	@status=0; for one in told overload; do $(BIN)/python tests/soak/$$one.py || status=1; done; \
 	$(BIN)/python tests/soak/memory.py $(if $(filter-out 0,$(LONG)),--requests 1000000 --streams 100000 --registrations 300) || status=1; \
 	exit $$status
+
+docs: $(STAMP) ## build the documentation site into build/site; broken links and pages that are left out fail
+	@$(BIN)/python -m mkdocs build --strict
+	@echo "build/site/index.html"
 
 bench: $(STAMP) ## the benchmark; ARGS="..." are its options
 	@$(BIN)/python benchmarks/run.py $(ARGS)

@@ -88,12 +88,13 @@ class AsyncClient:
         id: str = "",
         parameters: Mapping[str, Any] | None = None,
         outputs: Sequence[str] = (),
+        metadata: Sequence[tuple[str, str]] = (),
         timeout_s: float | None = None,
         idempotent: bool | None = None,
     ) -> Answer:
         """As `Client.infer`."""
         request = Request(model, inputs, version, id, parameters or {}, outputs)
-        return await self._run(calls.infer(request), timeout_s, idempotent)
+        return await self._run(calls.infer(request, metadata), timeout_s, idempotent)
 
     def stream(
         self,

@@ -108,10 +108,10 @@ def about_model(model: str, version: str) -> Call[ModelMetadata]:
     return Call(path, message, answer, model_metadata, safe=True)
 
 
-def infer(request: Request) -> Call[Answer]:
+def infer(request: Request, metadata: Sequence[tuple[str, str]] = ()) -> Call[Answer]:
     made = request.message()
     path, answer = Paths.ModelInfer_PATH, pb.ModelInferResponse.FromString
-    return Call(path, made, answer, answer_of, metadata=_identified(made.id))
+    return Call(path, made, answer, answer_of, metadata=(*_identified(made.id), *metadata))
 
 
 def stream(request: Request) -> Call[Answer]:

@@ -95,17 +95,18 @@ class Client:
         id: str = "",
         parameters: Mapping[str, Any] | None = None,
         outputs: Sequence[str] = (),
+        metadata: Sequence[tuple[str, str]] = (),
         timeout_s: float | None = None,
         idempotent: bool | None = None,
     ) -> Answer:
         """The model's answer to `inputs` (name -> array, list, text, bytes or Typed; see docs/client.md).
 
         `id` comes back with the answer and is in the server's logs ("": one is made). `parameters`: bools, ints, floats
-        and texts. `outputs`: those to send ((): all). Raises BadTensor for an input that is no tensor, InvalidArgument
-        for one the model doesn't take, NotFound, and the other kinds of CallFailed.
+        and texts. `outputs`: those to send ((): all). `metadata`: of this call alone. Raises BadTensor for an input
+        that is no tensor, InvalidArgument for one the model doesn't take, NotFound, and the other kinds of CallFailed.
         """
         request = Request(model, inputs, version, id, parameters or {}, outputs)
-        return self._run(calls.infer(request), timeout_s, idempotent)
+        return self._run(calls.infer(request, metadata), timeout_s, idempotent)
 
     def stream(
         self,

@@ -19,6 +19,8 @@ class ServeError(Exception):
     code = Code.INTERNAL
     http_status = 500
     type_name = "InternalServerException"
+    #: What callers, or the operator, can do about it: a sentence of docs/errors.md.
+    remedy = ""
     #: Seconds after which the same request may fare better, where that is known.
     retry_after_s: float | None = None
 
@@ -48,32 +50,38 @@ class Ending(NamedTuple):
 
 
 class InvalidArgument(ServeError):
+    remedy = "Correct the value that the message names; repeating it fails again."
     code, http_status, type_name = Code.INVALID_ARGUMENT, 400, "BadRequestException"
 
 
 class InvalidArchive(ServeError):
     """The archive can't be used: broken, unsafe, or made for something else."""
 
+    remedy = "Correct the archive; `torchserve check ARCHIVE` tells the same without a server."
     code, http_status, type_name = Code.INVALID_ARGUMENT, 400, "InvalidModelException"
 
 
 class DownloadFailed(ServeError):
+    remedy = "Look whether the URL answers from the server's machine, then register again."
     code, http_status, type_name = Code.INVALID_ARGUMENT, 400, "DownloadArchiveException"
 
 
 class ArchiveNotFound(ServeError):
     """No archive at that URL, or the URL isn't one that may be used."""
 
+    remedy = "Name a file of the model store, or open the URL with `allowed_urls`."
     code, http_status, type_name = Code.NOT_FOUND, 404, "ModelNotFoundException"
 
 
 class ArchiveExists(ServeError):
     """A download would overwrite a file of the model store."""
 
+    remedy = "Delete the file from the model store, or register it by its name there."
     code, http_status, type_name = Code.ALREADY_EXISTS, 500, "InternalServerException"
 
 
 class ModelNotFound(ServeError):
+    remedy = "Look at `torchserve list`; register the model, or correct its name."
     code, http_status, type_name = Code.NOT_FOUND, 404, "ModelNotFoundException"
 
     def __init__(self, name: str) -> None:
@@ -81,6 +89,7 @@ class ModelNotFound(ServeError):
 
 
 class ModelVersionNotFound(ServeError):
+    remedy = "Look at `torchserve describe MODEL`; leave the version out for the default one."
     code, http_status, type_name = Code.NOT_FOUND, 404, "ModelVersionNotFoundException"
 
     def __init__(self, name: str, version: str, message: str = "") -> None:
@@ -88,6 +97,7 @@ class ModelVersionNotFound(ServeError):
 
 
 class ModelExists(ServeError):
+    remedy = "Unregister that version first, or pack the archive with a new version."
     code, http_status, type_name = Code.ALREADY_EXISTS, 409, "ConflictStatusException"
 
     def __init__(self, name: str, version: str) -> None:
@@ -95,6 +105,7 @@ class ModelExists(ServeError):
 
 
 class DefaultVersionInUse(ServeError):
+    remedy = "Make another version the default, then unregister this one."
     code, http_status, type_name = Code.FAILED_PRECONDITION, 403, "InvalidModelVersionException"
 
     def __init__(self, name: str) -> None:
@@ -104,10 +115,12 @@ class DefaultVersionInUse(ServeError):
 class WorkflowNotFound(ServeError):
     """No workflow of that name, or no archive at that URL."""
 
+    remedy = "Look at `GET /workflows`; register the workflow, or correct its name."
     code, http_status, type_name = Code.NOT_FOUND, 404, "WorkflowNotFoundException"
 
 
 class WorkflowExists(ServeError):
+    remedy = "Unregister the workflow first."
     code, http_status, type_name = Code.ALREADY_EXISTS, 409, "ConflictStatusException"
 
     def __init__(self, name: str) -> None:
@@ -117,6 +130,7 @@ class WorkflowExists(ServeError):
 class InvalidWorkflow(ServeError):
     """The workflow's archive or specification can't be used."""
 
+    remedy = "Correct the archive or the specification at the node that the message names."
     code, http_status, type_name = Code.INVALID_ARGUMENT, 400, "InvalidWorkflowException"
 
 
@@ -127,17 +141,21 @@ class InvalidGraph(InvalidWorkflow):
 class WorkflowFailed(ServeError):
     """Nodes of the workflow couldn't be registered, or couldn't be removed in time."""
 
+    remedy = "Mend the node that the message names, and register again."
     type_name = "WorkflowException"
 
 
 class NoWorker(ServeError):
     """The model has no worker that could ever take the request."""
 
+    remedy = "Give the model a worker: `torchserve scale MODEL 1`."
     code, http_status, type_name = Code.UNAVAILABLE, 503, "ServiceUnavailableException"
 
 
 class ModelNotLoaded(NoWorker):
     """The last start of every worker ended before it had loaded the model; the message carries the cause."""
+
+    remedy = "Mend what the message names; the server goes on trying, and `Retry-After` says when."
 
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -145,38 +163,46 @@ class ModelNotLoaded(NoWorker):
 
 
 class QueueFull(ServeError):
+    remedy = "Repeat after a pause; more workers or a larger `job_queue_size` make room."
     code, http_status, type_name = Code.RESOURCE_EXHAUSTED, 503, "ServiceUnavailableException"
 
 
 class SequenceOver(ServeError):
     """The sequence has ended with the state that its requests need: start it again."""
 
+    remedy = "Begin the sequence again."
     code, http_status, type_name = Code.ABORTED, 503, "ServiceUnavailableException"
 
 
 class Draining(ServeError):
     """The server or the model is going away and takes nothing new."""
 
+    remedy = "Send the request to another server; this one is going away."
     code, http_status, type_name = Code.UNAVAILABLE, 503, "ServiceUnavailableException"
 
 
 class DeadlineExceeded(ServeError):
+    remedy = "Give the request more time, or the model more workers."
     code, http_status, type_name = Code.DEADLINE_EXCEEDED, 504, "RequestTimeoutException"
 
 
 class Cancelled(ServeError):
+    remedy = "Nothing: the client itself ended the call."
     code, http_status, type_name = Code.CANCELLED, 499, "RequestCancelledException"
 
 
 class MessageTooLarge(ServeError):
+    remedy = "Send less, or raise `max_request_size` or `max_response_size`."
     code, http_status, type_name = Code.RESOURCE_EXHAUSTED, 413, "TooLargeException"
 
 
 class PermissionDenied(ServeError):
+    remedy = "Send `Authorization: Bearer KEY` with a valid key of the right kind."
     code, http_status, type_name = Code.PERMISSION_DENIED, 400, "InvalidKeyException"
 
 
 class ModelApiDisabled(ServeError):
+    remedy = "Start the server with `--enable-model-api`."
     code, http_status, type_name = Code.PERMISSION_DENIED, 405, "MethodNotAllowedException"
 
     def __init__(self) -> None:
@@ -184,10 +210,12 @@ class ModelApiDisabled(ServeError):
 
 
 class Unimplemented(ServeError):
+    remedy = "Use another call: this server, or this model, doesn't have it."
     code, http_status, type_name = Code.UNIMPLEMENTED, 501, "NotImplementedException"
 
 
 class UnregisterTimeout(ServeError):
+    remedy = "Repeat the call; a larger `unregister_model_timeout` gives it more time."
     code, http_status, type_name = Code.DEADLINE_EXCEEDED, 408, "RequestTimeoutException"
 
     def __init__(self, name: str) -> None:
@@ -197,6 +225,7 @@ class UnregisterTimeout(ServeError):
 class WorkerStartFailed(ServeError):
     """No worker of the model could be started or could load it; the message carries the reason."""
 
+    remedy = "Mend what the message names; the model's log has the whole traceback."
     code, http_status = Code.INTERNAL, 500
 
 
@@ -204,6 +233,8 @@ class HandlerFailed(ServeError):
     """The user's handler raised, or answered with an error: `http_status` is TorchServe's status for it. `by_handler`:
     the handler is at fault, not the request. That is INTERNAL, as gRPC clients retry UNAVAILABLE calls. `traceback`: of
     the handler's exception, where callers may see it."""
+
+    remedy = "Mend the handler, or the request; the model's log has the traceback."
 
     def __init__(self, http_status: int, message: str, traceback: str = "", *, by_handler: bool = False) -> None:
         super().__init__(message)
@@ -220,6 +251,8 @@ class WorkerDied(ServeError):
     which gRPC clients retry. A request that hung its worker (`hung`) would also hang the next one: INTERNAL. Over HTTP
     it has TorchServe's status: 500, or 507 for a process killed as the system does when memory runs out."""
 
+    remedy = "Repeat the request; if it happens again, look for memory limits and at the log."
+
     def __init__(self, message: str, http_status: int = 500, *, hung: bool = False) -> None:
         super().__init__(message)
         self.http_status = http_status
@@ -230,6 +263,8 @@ class WorkerDied(ServeError):
 class Quarantined(ServeError):
     """A request that was alone on the second worker that died with it. INTERNAL, which no client of gRPC repeats by
     itself: it would kill a third one."""
+
+    remedy = "Don't repeat it: the same request has ended two workers. Look for it in the log by its ID."
 
 
 class ClientGone(Exception):

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ts.protocol.frames import (
     FEED_BYTES,
@@ -29,6 +29,7 @@ from ts.protocol.frames import (
     PackedPairs,
     Pairs,
     Pieces,
+    Times,
     packed,
     packed_headers,
 )
@@ -83,6 +84,29 @@ class Owner(Protocol):
 
     def feed(self, job: Job, feed: Feed) -> None:
         """Sends a further input of a job that runs."""
+
+    def measure(self, job: Job) -> Whereabouts:
+        """Has a job timed that is about to be sent; returns where it goes."""
+
+
+class Whereabouts(NamedTuple):
+    """The batch and worker of a job. `ready_at_s`: when the worker had its model, `free_since_s`: since when it had
+    nothing to do, None when it had (`time.monotonic()` seconds)."""
+
+    worker_id: int
+    batch_size: int
+    ready_at_s: float
+    free_since_s: float | None
+
+
+class Timing(Protocol):
+    """Times one job (`ts_frontend.telemetry.timing`)."""
+
+    def sent(self, job: Job, place: Whereabouts) -> None:
+        """The job goes to a worker."""
+
+    def measured(self, times: Times, now_s: float) -> None:
+        """The worker has told its times, which arrived now."""
 
 
 class JobRecorder(Protocol):
@@ -179,6 +203,10 @@ def handlers_headers(headers: Sequence[tuple[bytes, bytes]], more: Pairs = ()) -
 _ids = itertools.count(1).__next__
 
 
+#: The header of an answer whose request waited for the model's load: for so many ms.
+COLD_HEADER = "x-cold-start-ms"
+
+
 class Job:
     """One request. Its caller awaits `result()` or `pieces()`, or iterates `chunks()`; its worker calls `deliver` and
     `fail`. It expires when it isn't begun by `deadline_s` or not answered by `ends_s` (`time.monotonic()` seconds)."""
@@ -193,6 +221,7 @@ class Job:
         "_unread_s",
         "_waiter",
         "alone",
+        "cold_s",
         "deadline_s",
         "ends_s",
         "headers",
@@ -212,6 +241,7 @@ class Job:
         "state",
         "status",
         "stream",
+        "timing",
     )
 
     def __init__(
@@ -227,6 +257,7 @@ class Job:
         alone: bool = False,
         response_bytes_max: int = 1 << 62,
         recorder: JobRecorder | None = None,
+        timing: Timing | None = None,
     ) -> None:
         self.id = _ids()
         self.ledger = ledger
@@ -239,10 +270,12 @@ class Job:
         self.alone = alone
         self.response_bytes_max = response_bytes_max
         self.recorder = recorder
+        self.timing = timing
         self.size_bytes = len(inputs[0].data) if len(inputs) == 1 else sum([len(part.data) for part in inputs])
         self.state = JobState.NEW
         self.owner: Owner | None = None
-        self.queued_at_s = self.sent_at_s = 0.0
+        #: Its wait for its model's load on demand, in seconds.
+        self.queued_at_s = self.sent_at_s = self.cold_s = 0.0
         self.status = 200
         self.phrase = ""
         self.headers: Pairs = ()
@@ -290,6 +323,8 @@ class Job:
             raise IllegalTransition(f"job {self.id}: {self.state.value} -> sent")
         self.state = _SENT
         self.owner, self.sent_at_s = owner, now_s
+        if self.timing is not None and owner is not None:
+            self.timing.sent(self, owner.measure(self))
         counts = self.ledger.counts
         counts[_QUEUED] -= 1
         counts[_SENT] += 1
@@ -314,7 +349,11 @@ class Job:
         now_s = time.monotonic() if now_s is None else now_s
         _, data, last, status, phrase, headers = chunk
         if not self.received_bytes and not self._chunks:
-            self.status, self.phrase, self.headers = status, phrase, headers
+            self.status, self.phrase, self.headers = (
+                status,
+                phrase,
+                self._with_cold(headers) if self.cold_s else headers,
+            )
         size = len(data)
         self.received_bytes += size
         if not self.stream and self.received_bytes > self.response_bytes_max:
@@ -333,7 +372,7 @@ class Job:
             return
         _, data, last = pieces
         if not self.received_bytes and not self._chunks:
-            self.status, self.phrase, self.headers = 200, "", ()
+            self.status, self.phrase, self.headers = 200, "", self._with_cold(()) if self.cold_s else ()
         size = sum(map(len, data))
         self.received_bytes += size
         if not self.stream and self.received_bytes > self.response_bytes_max:
@@ -346,6 +385,9 @@ class Job:
         if not len(self._chunks[-1]):
             self._chunks.pop()
         self.answer(now_s)
+
+    def _with_cold(self, headers: Pairs) -> Pairs:
+        return [*headers, (COLD_HEADER, str(math.ceil(self.cold_s * 1000)))]
 
     def _more_came(self, cost_bytes: int, now_s: float) -> None:
         """Pieces have come, and the answer goes on."""

@@ -258,8 +258,12 @@ _PID_FLAGS = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC",
 class PidFileError(ServeError):
     """The pid file can't be used, or another server holds it; the message names the remedy."""
 
+    remedy = "Delete the file, or name another place with `--work-dir`."
+
 
 class AlreadyRunning(PidFileError):
+    remedy = "`torchserve --stop` ends the running server; `--work-dir` starts another one beside it."
+
     def __init__(self) -> None:
         super().__init__("TorchServe is already running, please use torchserve --stop to stop TorchServe.")
 

@@ -95,6 +95,8 @@ def missing_torch(config: ServerConfig) -> list[str]:
 class StartRefused(ServeError):
     """A model can't be loaded, and the server is not to run without it."""
 
+    remedy = "Mend the models that the message names, or start without `exit_on_error`."
+
 
 class Parts:
     """The parts of a server, built from its configuration and joined. None of them runs yet.
@@ -126,7 +128,7 @@ class Parts:
             formats,
             factory,
             supervisor,
-            partial(_settings_of, config),
+            partial(settings_of, config),
             _environments(config),
             work_dir=directory,
             extract_limits=_extract_limits(config),
@@ -137,6 +139,7 @@ class Parts:
             model_api=config.model_api_enabled,
             unregister_timeout_s=config.unregister_model_timeout,
             on_change=self.recorder.changed,
+            memory_bytes_max=config.model_memory_max,
         )
         self.workflows = WorkflowManager(
             self.manager,
@@ -157,10 +160,10 @@ class Parts:
             loads_at_once_max=config.loads_at_once_max,
         )
         self.health = Health(self.registry, SERVICES, strict=config.strict_readiness)
-        metrics.gather(lambda: served_families(self.registry, metrics.host))
+        metrics.gather(lambda: served_families(self.registry, metrics.host), always=True)
         metrics.gather(lambda: compatible_families(self.registry, metrics))
         if tracing is not None:
-            metrics.gather(tracing.families)
+            metrics.gather(tracing.families, always=True)
         self.listeners = Listeners(
             config,
             self.manager,
@@ -174,7 +177,8 @@ class Parts:
         )
         #: Loops that run while the server serves, with the subjects of their messages.
         self.loops: list[tuple[Callable[[], Awaitable[None]], str]] = [
-            (self.repository.watch, "The watch over the model repositories")
+            (self.repository.watch, "The watch over the model repositories"),
+            (self.manager.demand.watch, "The watch over models on demand"),
         ]
         if config.dev_model is not None:
             reloading = Reloading(self.manager, config.dev_model)
@@ -187,7 +191,7 @@ class Parts:
         if authorization is not None:
             watch = partial(authorization.watch, config.token_reload_interval_s)
             self.loops.append((watch, "The watch over the keys"))
-            metrics.gather(lambda: [refused_calls(authorization.refusals.counts, metrics.host)])
+            metrics.gather(lambda: [refused_calls(authorization.refusals.counts, metrics.host)], always=True)
 
     def _worker_pids(self) -> list[int]:
         return [slot.worker.pid for model in self.registry for slot in model.pool.slots if slot.worker is not None]
@@ -414,16 +418,16 @@ def _extract_limits(config: ServerConfig) -> ExtractLimits:
     )
 
 
-def _settings_of(
-    config: ServerConfig, requested: Requested, archive: Archive, name: str, version: str
-) -> ModelSettings:
+def settings_of(config: ServerConfig, requested: Requested, archive: Archive, name: str, version: str) -> ModelSettings:
     """A model's settings from its register call, its archive and the server's configuration."""
     entry = config.models.get(name, {}).get(version, {})
     settings = resolve(requested, archive.config or {}, entry, config, handler=archive.handler, runtime=archive.runtime)
     for warning in settings.warnings:
         log.warning("Model %s %s: %s", name, version, warning)
     if config.bypass_serve:
-        settings = replace(settings, batch_size=1, max_batch_delay_set=False)
+        settings = replace(settings, batch_size=1, max_batch_delay_set=False, demand=None)
+    if config.dev_model is not None:
+        settings = replace(settings, demand=None)
     if config.debugging:
         settings = replace(settings, min_workers=min(1, settings.min_workers), max_workers=min(1, settings.max_workers))
     return settings

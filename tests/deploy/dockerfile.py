@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -165,6 +166,12 @@ class Container:
     def beside(self, *command: str) -> list[str]:
         """A command line of this machine that sees the container's network."""
         return [*self._enter("--net"), *command]
+
+    def kill(self) -> None:
+        """Ends what still runs. The first process has another user than unshare, and outlives it."""
+        if self.outer.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+        self.outer.wait()
 
     def _enter(self, *namespaces: str) -> list[str]:
         return ["nsenter", "--target", str(self.pid), *namespaces]

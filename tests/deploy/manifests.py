@@ -14,6 +14,9 @@ DEPLOY = ROOT / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
 COMPONENTS = sorted((KUBERNETES / "components").iterdir())
 
+#: Of the InferenceService, which KServe writes into arguments.
+NAME = "mine"
+
 Document = dict[str, Any]
 
 
@@ -99,6 +102,6 @@ def environment(container: Document) -> dict[str, str]:
 
 def command_line(container: Document) -> list[str]:
     """The flags of `torchserve` that the container's arguments lead to by way of the image's entrypoint."""
-    first, *rest = container["args"]
+    first, *rest = (word.replace("{{.Name}}", NAME) for word in container["args"])
     assert first in ("serve", "torchserve"), first
     return [*(["--foreground"] if first == "serve" else []), *rest]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,8 +14,20 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
+import torch
 
-from deploy.manifests import COMPONENTS, DEPLOY, ROOT, Document, command_line, documents, environment, kustomized, pods
+from deploy.manifests import (
+    COMPONENTS,
+    DEPLOY,
+    NAME,
+    ROOT,
+    Document,
+    command_line,
+    documents,
+    environment,
+    kustomized,
+    pods,
+)
 from e2e.conftest import Serving, write_model
 from support import GUARD_S, free_port, until
 from ts.protocol import open_inference_pb2 as oip
@@ -25,6 +38,7 @@ from ts_frontend.config.table import ServerConfig
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 PODS = pods()
 DIGITS = ROOT / "model_store" / "digits.mar"
 SAMPLE = ROOT / "examples" / "digits" / "samples" / "3.png"
@@ -55,6 +69,15 @@ def handle(data, context):
 """
 
 
+class Halves(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = torch.nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.part
+
+
 class Pod:
     """A pod's server on this machine: folders below `place` instead of the mounts, free ports instead of its own."""
 
@@ -72,6 +95,8 @@ class Pod:
             (models / "model-store").mkdir()
             (models / "config" / "config.properties").write_text(self.here(KSERVE_CONFIG))
             write_model(models / "model-store", "doubling", DOUBLING)
+        elif name == "kserve/weights":
+            torch.jit.script(Halves()).save(str(models / "model.pt"))
         elif not self.kserve:
             shutil.copy(DIGITS, models)
             (config,) = [one for one in kustomized() if one["kind"] == "ConfigMap"]
@@ -156,6 +181,8 @@ def serve(tmp_path: Path) -> Iterator[Callable[[Pod], Serving]]:
         spare = ["--set", f"grpc_management_port={pod.port(7071)}", "--set", "drain_grace_s=0"]
         if pod.kserve and pod.scraped()[1] == 8002:
             spare += [f"--metrics-port={pod.port(8002)}"]
+        if "--profile=kserve" in words:
+            spare += ["--set", f"management_address=http://127.0.0.1:{pod.port(8083)}"]
         command = [
             sys.executable,
             "-c",
@@ -236,6 +263,38 @@ def test_the_runtime_for_torchserve_speaks_v2(tmp_path: Path, serve: Callable[[P
     with grpc.insecure_channel(f"127.0.0.1:{pod.port(8081)}") as channel:
         stub = GRPCInferenceServiceStub(channel)
         assert stub.ModelReady(oip.ModelReadyRequest(name="doubling"), timeout=GUARD_S).ready
+        message = oip.ModelInferRequest(model_name="doubling", id="7")
+        message.inputs.add(name="x", datatype="INT64", shape=[1, 2]).contents.int64_contents.extend([3, 4])
+        said = stub.ModelInfer(message, timeout=GUARD_S)
+    assert (said.id, said.outputs[0].name, said.outputs[0].datatype) == ("7", "x", "INT64")
+    assert list(said.outputs[0].contents.int64_contents) == [6, 8]
+    binary = {"name": "x", "shape": [1, 2], "datatype": "INT64", "parameters": {"binary_data_size": 16}}
+    head = json.dumps({"inputs": [binary]}).encode()
+    answer = httpx.post(
+        f"{url}/v2/models/doubling/infer",
+        content=head + struct.pack("<2q", 5, 6),
+        headers={"inference-header-content-length": str(len(head))},
+    )
+    assert answer.json()["outputs"][0]["data"] == [10, 12], answer.text
+
+
+def test_the_runtime_for_weights_serves_a_bare_file(tmp_path: Path, serve: Callable[[Pod], Serving]) -> None:
+    """`/mnt/models/model.pt`, and nothing else, by all three protocols."""
+    pod = Pod("kserve/weights", tmp_path)
+    serve(pod)
+    is_ready(pod)
+    url = f"http://127.0.0.1:{pod.port(8080)}"
+    assert httpx.get(f"{url}/v1/models/{NAME}").json()["ready"]
+    answer = httpx.post(f"{url}/v1/models/{NAME}:predict", json={"instances": [[1, 2]]})
+    assert answer.json() == {"predictions": [[0.5, 1.0]]}, answer.text
+    tensor = {"name": "x", "shape": [2], "datatype": "FP32", "data": [3, 4]}
+    answer = httpx.post(f"{url}/v2/models/{NAME}/infer", json={"inputs": [tensor]})
+    assert answer.json()["outputs"] == [{"name": "output__0", "shape": [2], "datatype": "FP32", "data": [1.5, 2.0]}]
+    message = oip.ModelInferRequest(model_name=NAME)
+    message.inputs.add(name="x", datatype="FP32", shape=[1]).contents.fp32_contents.append(5)
+    with grpc.insecure_channel(f"127.0.0.1:{pod.port(8081)}") as channel:
+        said = GRPCInferenceServiceStub(channel).ModelInfer(message, timeout=GUARD_S)
+    assert list(said.outputs[0].contents.fp32_contents) == [2.5]
 
 
 # --- schemas

@@ -1,4 +1,4 @@
-"""The walk of docs/workflows.md: its commands run, in their order, and print what it says."""
+"""The walks of docs/workflows.md and docs/first-model.md: their commands run in their order, and print what is said."""
 
 from __future__ import annotations
 
@@ -22,7 +22,14 @@ def walk(root: Path, tmp_path: Path, clean_env: dict[str, str]) -> Iterator[Call
     quickstart = module_of(root / "ts_scripts/quickstart.py")
     ports = quickstart.choose_ports(only_free=True)
     quickstart.write_config(ports, tmp_path / "ports.properties")
-    env = {**clean_env, "TMPDIR": str(tmp_path), "TS_CONFIG_FILE": str(tmp_path / "ports.properties")}
+    env = {
+        **clean_env,
+        "TMPDIR": str(tmp_path),
+        "TS_CONFIG_FILE": str(tmp_path / "ports.properties"),
+        "TS_PRELOAD_TORCH": "false",  # seconds of computing, and no model of the pages needs it at once
+        "TORCHSERVE_INFERENCE_PORT": str(ports["grpc_inference_port"]),
+        "TORCHSERVE_MANAGEMENT_PORT": str(ports["grpc_management_port"]),
+    }
     for name in ("model_store", "examples"):
         shutil.copytree(root / name, tmp_path / name)
 
@@ -45,10 +52,11 @@ def walk(root: Path, tmp_path: Path, clean_env: dict[str, str]) -> Iterator[Call
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the page's commands are curl's")
-def test_the_walk(root: Path, walk: Callable[[str], str]) -> None:
-    page = (root / "docs/workflows.md").read_text()
+@pytest.mark.parametrize("page", ["workflows.md", "first-model.md"])
+def test_the_walk(root: Path, walk: Callable[[str], str], page: str) -> None:
+    text_of_page = (root / "docs" / page).read_text()
     printed, checked = "", 0
-    for language, text in re.findall(r"^```(sh|text)\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
+    for language, text in re.findall(r"^```(sh|text)\n(.*?)^```", text_of_page, re.DOTALL | re.MULTILINE):
         if language == "sh":
             printed = walk(text)
             continue

@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,9 @@ class Watching:
 
     def until(self, name: str, look: Callable[[Any], Any]) -> Any:
         """The first event of that name that it is true of."""
+        end_s = time.monotonic() + GUARD_S
         for kind, value in self:
+            assert time.monotonic() < end_s, f"no such {name} within {GUARD_S} s; the last event: {kind} {value}"
             if kind == name and look(value):
                 return value
         raise AssertionError(f"the events ended without such a {name}")

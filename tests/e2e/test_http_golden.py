@@ -430,7 +430,15 @@ def one_number(ours: bytes, theirs: bytes) -> None:
     assert isinstance(value, float)
 
 
-COMPARED = {"092": same_description, "093": same_description, "123": same_tensor}
+def own_families(ours: bytes, theirs: bytes) -> None:
+    """Where TorchServe's metrics are logged, its page is empty and ours has families that it hasn't got."""
+    comment, *lines = ours.decode().splitlines()
+    assert theirs == b"" and comment.startswith("# metrics_mode=log: ")
+    assert {line.split("{")[0].split(" ")[0] for line in lines if not line.startswith("# ")}
+    assert not re.search(r"ts_inference_|ts_queue_latency|Requests\dXX|QueueTime|WorkerT|Utilization", "\n".join(lines))
+
+
+COMPARED = {"088": own_families, "092": same_description, "093": same_description, "123": same_tensor}
 COMPARED |= {"105": one_number, "113": same_classes, "114": same_classes}
 #: What the handler of 123 answers.
 TENSOR = (0, 1, 2)

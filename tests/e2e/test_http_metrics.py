@@ -17,6 +17,13 @@ if TYPE_CHECKING:
 
 SAMPLE = re.compile(r"(\w+)(?:\{((?:\w+=\"[^\"]*\",)+)\})? (\S+)")
 
+#: Families of this server's own, which every metrics_mode shows.
+OURS = (
+    *("ts_queued_requests", "ts_running_requests", "ts_ended_requests_total", "ts_ready_workers"),
+    *("ts_repeated_requests_total", "ts_quarantined_requests_total", "ts_replaced_workers_total"),
+    *("ts_refused_calls_total", "ts_flooded_connections_total"),
+)
+
 METRIC_HANDLER = """
 def handle(data, context):
     if data is None:
@@ -126,7 +133,15 @@ def test_log_mode_writes_what_torchserve_writes(start: Start, write: Callable[..
     server.register("measured")
     server.predict("measured", {})
     assert post(f"{server.http}/predictions/measured") == 200
-    assert read(server) == ""
+    shown = read(server)
+    assert shown.startswith("# metrics_mode=log: ") and "metrics_mode=prometheus" in shown.partition("\n")[0]
+    assert (
+        samples(shown)[
+            'ts_ended_requests_total{model_name="measured",model_version="1.0",hostname="vm",outcome="answered",}'
+        ]
+        == 2
+    )
+    assert all(name.startswith(OURS) for name in samples(shown))
     assert server.terminate() == 0
     found = [re.sub(r"#hostname:[^,]*,", "#hostname:vm,", line) for line in lines(server, "ts_metrics.log")]
     masked = [re.sub(r"\d+(\.\d+)?(E-?\d+)?(?=\||$)", "N", line) for line in found]
@@ -157,7 +172,8 @@ def test_legacy_mode_splits_them(start: Start) -> None:
     shown = samples(read(server))
     label = '{model_name="probe",model_version="default",hostname="vm",}'
     names = ("ts_inference_requests_total", "ts_inference_latency_microseconds", "ts_queue_latency_microseconds")
-    assert sorted(shown) == sorted(name + label for name in names)
+    assert sorted(name for name in shown if not name.startswith(OURS)) == sorted(name + label for name in names)
+    assert any(name.startswith("ts_ready_workers") for name in shown)
     assert shown[f"ts_inference_requests_total{label}"] == 1
     assert server.terminate() == 0
     logged = {line.partition(".")[0] for line in lines(server, "ts_metrics.log")}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -22,8 +25,19 @@ import pytest
 
 from support import GUARD_S, free_port
 from ts.compat import start as start_module
+from ts.compat.kserve_api.messages import InferInput, InferRequest
+from ts.compat.kserve_api.predictor import (
+    GRPC_V2,
+    V1,
+    V2,
+    WAITED_FOR_UNTIL_S,
+    Predictor,
+    PredictorConfig,
+    forwarded,
+)
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from ts.utils.util import PredictionException
 
 PROGRAMS = Path(__file__).parents[1] / "data" / "programs"
 RUN = [sys.executable, "-m", "ts.compat.run"]
@@ -540,3 +554,87 @@ def test_cloud_events(predictors: Program) -> None:
 def test_the_steps_of_a_predictor_are_logged(predictors: Program) -> None:
     predictors.ask("/v1/models/waiting:predict", {"instances": [1]})
     predictors.wait_for("W-9001-waiting_1.0-stdout MODEL_LOG - requestId: ")
+
+
+# --- transformers
+
+
+@pytest.fixture
+def predictor(predictors: Program) -> Callable[..., Predictor]:
+    """The predictor as a transformer asks it by a protocol."""
+
+    def made(protocol: str, **more: Any) -> Predictor:
+        api = "grpc_inference" if protocol == GRPC_V2 else "http_inference"
+        return Predictor(PredictorConfig(f"127.0.0.1:{predictors.port(api)}", protocol, **more))
+
+    return made
+
+
+def tensors(*values: float) -> InferRequest:
+    return InferRequest("plain", [InferInput("x", [len(values)], "FP32", list(values))], "7")
+
+
+@pytest.mark.parametrize("protocol", [V2, GRPC_V2])
+def test_a_predictor_is_asked_with_tensors(protocol: str, predictor: Callable[..., Predictor]) -> None:
+    async def scenario() -> None:
+        asked = predictor(protocol)
+        for _ in range(3):  # over one connection
+            answer = await asked.predict("plain", tensors(1, 2), None)
+            assert (answer.id, answer.outputs[0].name, answer.outputs[0].as_numpy().tolist()) == ("7", "sum", [30.0])
+        with pytest.raises(PredictionException) as failed:
+            await asked.predict("missing", tensors(1), None)
+        assert failed.value.error_code == 404 and "missing" in failed.value.message
+        await asked.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_predictor_is_asked_by_v1_with_the_headers_that_go_on(
+    predictor: Callable[..., Predictor], predictors: Program
+) -> None:
+    async def scenario() -> None:
+        asked = predictor(V1)
+        together = [asked.predict("plain", {"instances": [one]}, None) for one in range(1, 6)]
+        assert [one["predictions"] for one in await asyncio.gather(*together)] == [[2], [4], [6], [8], [10]]
+        assert await asked.explain("plain", {"instances": [1]}, None) == {"explanations": [2]}
+        with pytest.raises(PredictionException) as failed:
+            await asked.predict("plain", {"instances": [0]}, None)
+        assert (failed.value.error_code, failed.value.message) == (400, "no zeros")
+        await asked.predict("waiting", {"instances": [1]}, {"X-Request-Id": "one-of-many", "host": "elsewhere"})
+        predictors.wait_for("requestId: one-of-many")
+        await asked.close()
+
+    asyncio.run(scenario())
+    given = {"Traceparent": "00-a-b-01", "cookie": "no", "Authorization": "Bearer k", "body": {"content-type": "x"}}
+    assert forwarded(given) == {"authorization": "Bearer k", "traceparent": "00-a-b-01"}
+
+
+@pytest.mark.parametrize("protocol", [V1, V2, GRPC_V2])
+def test_a_predictor_that_is_not_there_is_503_and_one_too_slow_504(protocol: str) -> None:
+    """A port where nobody listens, and one where somebody does who never answers."""
+
+    async def status(port: int) -> int:
+        asked = Predictor(PredictorConfig(f"127.0.0.1:{port}", protocol))
+        WAITED_FOR_UNTIL_S.set(time.monotonic() + (0.3 if port == silent else GUARD_S))
+        payload = {"instances": [1]} if protocol == V1 else tensors(1)
+        with pytest.raises(PredictionException) as failed:
+            await asked.predict("plain", payload, None)
+        await asked.close()
+        return failed.value.error_code
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        silent = listener.getsockname()[1]
+        found = asyncio.run(status(silent))
+        assert found == 504 or (protocol == GRPC_V2 and found == 503), "for gRPC, who speaks no HTTP/2 isn't there"
+    assert asyncio.run(status(free_port())) == 503
+
+
+def test_a_transformer_in_front_of_a_predictor(start: Start, predictors: Program) -> None:
+    host = f"127.0.0.1:{predictors.port('grpc_inference')}"
+    transformer = start(
+        "transformer_program", "--model_name=plain", f"--predictor_host={host}", "--predictor_protocol=grpc-v2"
+    )
+    transformer.wait_for("of plain_1.0 is ready")
+    assert transformer.ask("/v1/models/plain:predict", {"instances": [10, 20]})[:2] == (200, {"predictions": [30.0]})
+    status, answer = transformer.infer("plain", "x", [1.0, 2.0])
+    assert (status, answer["outputs"][0]["data"]) == (200, [30.0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import sysconfig
@@ -40,7 +41,7 @@ def wheel(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def copy_of_tracked_files(root: Path, target: Path) -> Path:
     """The files that go into the wheel, copied, so that the build leaves nothing in the checkout."""
-    kept = ["frontend", "worker", "protos", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"]
+    kept = ["frontend", "worker", "protos", "setup.cfg", "setup.py", "pyproject.toml", "README.md", "LICENSE"]
     subprocess.run(["cp", "-r", *(str(root / name) for name in kept), str(target)], check=True)
     return target
 
@@ -71,6 +72,18 @@ def test_the_commands_and_the_licence_are_in(unpacked: Path) -> None:
     entries = (info / "entry_points.txt").read_text()
     assert "torchserve = " in entries and "torch-model-archiver = " in entries
     assert (info / "licenses" / "LICENSE").read_text().lstrip().startswith("Apache License")
+
+
+def test_what_a_package_index_shows(unpacked: Path) -> None:
+    """No link leads to a file that only a checkout has; the Pythons and the purpose are named."""
+    told = (next(unpacked.glob("*.dist-info")) / "METADATA").read_text()
+    assert (
+        "# torchrelay" in told and "docs/differences.md" in told and "Description-Content-Type: text/markdown" in told
+    )
+    assert not re.findall(r"\]\((?!https?://|#)[^)]*\)", told.partition("# torchrelay")[2])
+    for version in ("3.10", "3.11", "3.12", "3.13"):
+        assert f"Classifier: Programming Language :: Python :: {version}\n" in told
+    assert "Keywords: torchserve,pytorch" in told and "Classifier: Topic ::" in told
 
 
 def test_everything_imports_from_the_wheel_alone(unpacked: Path, tmp_path: Path) -> None:

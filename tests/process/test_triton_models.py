@@ -188,11 +188,11 @@ def test_responses_that_a_decoupled_model_sends_together_share_frames(
     frames: list[Any] = []
     take = worker._take
 
-    def noting(message: Any) -> None:
+    def noted(message: Any) -> Any:
         frames.append(message)
-        take(message)
+        return take(message)
 
-    monkeypatch.setattr(worker, "_take", noting)
+    monkeypatch.setattr(worker, "_take", noted)
     (job,) = worker.predict(numbers(1, options=";stream;triton"))
     worker.answer(job)
     found = [ModelStreamInferResponse.FromString(bytes(piece.data)) for piece in worker.pending[job] if piece.data]

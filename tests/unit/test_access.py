@@ -21,7 +21,9 @@ class Lines:
     def __init__(self) -> None:
         self.lines: list[tuple[str, str, int]] = []
 
-    def access(self, peer: str, request: str, status: int, duration_ms: float, request_id: str) -> None:
+    def access(
+        self, peer: str, request: str, status: int, duration_ms: float, request_id: str, times: object = None
+    ) -> None:
         assert duration_ms >= 0
         self.lines.append((peer, request, status))
 

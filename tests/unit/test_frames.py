@@ -25,10 +25,12 @@ from ts.protocol.frames import (
     Item,
     Load,
     LoadFailed,
+    Measure,
     Pieces,
     Predict,
     Ready,
     Stop,
+    Times,
     encode_bytes,
 )
 from ts_frontend.errors import InvalidArgument
@@ -91,6 +93,8 @@ SAMPLES: list[frames.Message] = [
     Predict(2**64 - 1, [Item(5, "id", math.inf, [("a", "é")], [Input("x", "text/plain", b"123"), Input("", "", b"")])]),
     Cancel(3),
     Credit(4, 2**40),
+    Measure(7),
+    Times(7, 1.5, 2.25, 3.0),
     Stop(),
     Ready({"pid": 1}),
     LoadFailed({"code": 500}),

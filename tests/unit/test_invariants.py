@@ -394,7 +394,7 @@ MAY_IMPORT = {
     "listeners": "authorization config console grpc http models open_inference scheduling telemetry workflows",
     "server": "authorization config listeners models open_inference scheduling telemetry workers workflows",
     "process": "config server telemetry workers",
-    "diagnosis": "config job listeners models process server telemetry workers",
+    "diagnosis": "config job listeners models process protos server telemetry workers",
     "cli": "authorization config diagnosis process protos",
 }
 #: The modules at the root of the frontend. Another one needs a reason: what is it that belongs to no part?

@@ -25,7 +25,18 @@ from ts_frontend.errors import (
     ServeError,
     WorkerDied,
 )
-from ts_frontend.job import CREDIT_GRANT_BYTES, FINAL, NEXT, FedJob, IllegalTransition, Job, JobState, Ledger, Owner
+from ts_frontend.job import (
+    CREDIT_GRANT_BYTES,
+    FINAL,
+    NEXT,
+    FedJob,
+    IllegalTransition,
+    Job,
+    JobState,
+    Ledger,
+    Owner,
+    Whereabouts,
+)
 
 
 class Recording:
@@ -43,6 +54,9 @@ class Recording:
 
     def feed(self, job: Job, feed: Feed) -> None:
         raise AssertionError("no job of these tests is fed by its owner")
+
+    def measure(self, job: Job) -> Whereabouts:
+        return Whereabouts(9000, 1, 0.0, None)
 
 
 def sent(ledger: Ledger | None = None, **more: object) -> tuple[Job, Recording]:

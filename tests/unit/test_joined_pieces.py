@@ -35,7 +35,7 @@ from ts.runtime.worker import HELD_PIECES_MAX, Link
 from ts_frontend.errors import ClientGone, ServeError
 from ts_frontend.grpc import inference
 from ts_frontend.http import app
-from ts_frontend.job import CHUNK_COST_BYTES, Job, JobState
+from ts_frontend.job import CHUNK_COST_BYTES, Job, JobState, Whereabouts
 from ts_frontend.job import Ledger as Jobs
 from ts_frontend.workers.in_flight import ResponseCounter
 
@@ -268,6 +268,9 @@ class Owner:
 
     def feed(self, job: Job, feed: Any) -> None:
         raise AssertionError("no job of these tests is fed")
+
+    def measure(self, job: Job) -> Whereabouts:
+        raise AssertionError("no job of these tests is timed")
 
 
 groups = st.lists(

@@ -101,10 +101,10 @@ def test_a_programs_own_arguments_are_left_to_it():
 
 def test_what_is_accepted_without_effect_is_said():
     environ = {"AUTH_ENABLED": "true", "KSERVE_MAX_THREADS": "9"}
-    argv = ["--predictor_host=h", "--model_name=m", "--log_config_file=l.yaml"]
+    argv = ["--event_loop=uvloop", "--model_name=m", "--log_config_file=l.yaml"]
     lines = options.notes(resolved(argv, environ), environ, {})
-    assert [line.split(" ")[0] for line in lines] == ["max_threads", "predictor_host", "AUTH_ENABLED"]
-    assert lines[1].startswith("predictor_host (--predictor_host) has no effect: ")
+    assert [line.split(" ")[0] for line in lines] == ["max_threads", "event_loop", "AUTH_ENABLED"]
+    assert lines[1].startswith("event_loop (--event_loop) has no effect: ")
 
 
 def test_oip_properties_are_krausenings(tmp_path: Path):

@@ -25,7 +25,7 @@ from ts_frontend.telemetry.metrics.families import (
     MetricKind,
     read_definitions,
 )
-from ts_frontend.telemetry.metrics.registry import DEFAULT_FILE, MetricsRegistry
+from ts_frontend.telemetry.metrics.registry import DEFAULT_FILE, ELSEWHERE, MetricsRegistry
 from ts_frontend.telemetry.metrics.requests import EVENTS_MAX, MetricLine
 from ts_frontend.telemetry.metrics.text import parse_record
 
@@ -155,11 +155,11 @@ def test_http_statuses_are_counted_by_class() -> None:
     ]
 
 
-def test_log_mode_shows_nothing_and_logs_each_request() -> None:
+def test_log_mode_shows_where_the_metrics_are_and_logs_each_request() -> None:
     metrics = registry("log")
     answered_job(metrics)
     metrics.http_answered(200)
-    assert metrics.text() == ""
+    assert metrics.text() == ELSEWHERE.format(mode="log")
     label = "|#model_name:m,model_version:default|#hostname:vm,timestamp"
     assert logged(metrics) == {
         "TS_METRICS": [

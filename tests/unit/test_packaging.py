@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import configparser
+import os
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
+
+from ts_frontend.cli import launch
+from ts_frontend.cli import main as cli
 
 
 @pytest.fixture
@@ -97,3 +103,53 @@ def test_every_requirement_is_explained(setup: configparser.ConfigParser, root: 
     names = {re.split(r"[ <>=;\[]", line)[0] for line in words(asked)}
     text = (root / "docs/dependencies.md").read_text().lower()
     assert sorted(name for name in names if f"`{name.lower()}`" not in text) == []
+
+
+def interpreter(version: str) -> str | None:
+    """One that runs: on the PATH, or among pyenv's, whose command there may be one that only refuses."""
+    kept = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    found = [shutil.which(f"python{version}"), *map(str, kept.glob(f"{version}.*/bin/python{version}"))]
+    for one in filter(None, found):
+        if subprocess.run([one, "-c", "pass"], capture_output=True).returncode == 0:
+            return one
+    return None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])
+def test_the_code_compiles_on_every_python(version: str, setup: configparser.ConfigParser, root: Path) -> None:
+    """With the interpreters that are there; warnings, such as of escapes that will be errors, are errors."""
+    assert f"Programming Language :: Python :: {version}" in words(setup["metadata"]["classifiers"])
+    python = interpreter(version)
+    if python is None:
+        pytest.skip(f"there is no python{version}")
+    compiled = (
+        "import pathlib, sys\n"
+        "for top in sys.argv[1:]:\n"
+        "    for file in pathlib.Path(top).rglob('*.py'):\n"
+        "        compile(file.read_bytes(), str(file), 'exec', dont_inherit=True)\n"
+    )
+    tops = [str(root / name) for name in ("frontend", "worker", "ts_scripts")]
+    done = subprocess.run([python, "-W", "error", "-I", "-c", compiled, *tops], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_torchserves_packages_are_named_in_one_line(tmp_path: Path) -> None:
+    for name, version in (("torchserve", "0.12.0"), ("torch_model_archiver", "0.12.0"), ("torchrelay", "1.0")):
+        info = tmp_path / f"{name}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    found = launch.rivals([str(tmp_path)])
+    assert found == ["torchserve 0.12.0", "torch-model-archiver 0.12.0"]
+    told = launch.rivals_told(found)
+    assert told.startswith("torchserve 0.12.0, torch-model-archiver 0.12.0 are installed") and "\n" not in told
+    assert launch.rivals_told(launch.rivals([str(tmp_path / "none")])) == ""
+
+
+def test_a_start_names_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launch, "rivals", lambda: ["torchserve 0.12.0"])
+    assert cli.main(["--start", "--ts-config", str(tmp_path / "none.properties")]) == 1
+    told = capsys.readouterr().err.splitlines()
+    assert told[0].startswith("torchserve 0.12.0 is installed beside this server") and "file not found" in told[1]

@@ -12,11 +12,14 @@ import pytest
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArgument
 from ts_frontend.models.settings import ModelSettings, Requested, model_name_for, resolve
+from ts_frontend.workers.demand import DemandRule
 
 
 @dataclass(frozen=True)
 class Server:
     default_response_timeout: int = 120
+    load_on_demand: bool = False
+    model_keep_alive_s: float = 300.0
     default_startup_timeout: int = 110
     default_workers_per_model: int = 0
     job_queue_size: int = 100
@@ -171,6 +174,17 @@ def test_every_key_of_the_yaml_arrives() -> None:
     assert (settings.sequence_max_idle_ms, settings.sequence_timeout_ms) == (10, 20)
     assert (settings.max_num_sequence, settings.max_sequence_job_queue_size, settings.max_concurrency) == (3, 4, 9)
     assert settings.warnings == ()
+
+
+def test_models_on_demand() -> None:
+    asked = {"loadOnDemand": True, "keepAlive": 5, "pinned": True, "modelMemory": "1 MiB"}
+    assert decide(yaml=asked).demand == DemandRule(5, True, 1 << 20)
+    assert decide(yaml={"keepAlive": 5}).demand is None, "only who asks for it"
+    assert decide(yaml={}, load_on_demand=True).demand == DemandRule(300)
+    assert decide(yaml={"loadOnDemand": False}, load_on_demand=True).demand is None
+    for other in ("sequenceBatching", "useJobTicket"):
+        refused = decide(yaml={"loadOnDemand": True, other: True})
+        assert refused.demand is None and other in refused.warnings[0]
 
 
 class Recording(dict[str, Any]):

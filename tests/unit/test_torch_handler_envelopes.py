@@ -7,9 +7,12 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ts.context import Context
+from ts.tensors.rows import row_of
+from ts.tensors.types import InferenceRequest, InferenceResponse, Tensor, bytes_array
 from ts.torch_handler.request_envelope.base import BaseEnvelope
 from ts.torch_handler.request_envelope.body import BodyEnvelope
 from ts.torch_handler.request_envelope.json import JSONEnvelope
@@ -224,3 +227,27 @@ class Array:
 )
 def test_output_types(result: Any, datatype: str, data: list[Any]) -> None:
     assert output("x", result) == {"name": "x", "datatype": datatype, "data": data, "shape": [len(data)]}
+
+
+def test_kservev2_takes_tensors_as_its_json_and_answers_with_tensors() -> None:
+    """A request over gRPC, or with binary data, beside one in JSON and one that can't be opened."""
+    handler = Handler(lambda rows: [rows[0]["data"], np.float32(0.5), rows[2]["data"], rows[3]["data"]])
+    tensors = [
+        Tensor("x", "INT64", np.array([[1, 2]])),
+        Tensor("raw", "BYTES", bytes_array([b"\xff\x00"], [1])),
+        Tensor("text", "BYTES", bytes_array(["größe".encode()], [1])),
+    ]
+    empty = InferenceRequest([Tensor("none", "BYTES", bytes_array([], [0]))])
+    body = {"inputs": [{"name": "y", "shape": [1], "datatype": "FP32", "data": [2.5]}]}
+    rows = [row_of(InferenceRequest(tensors, id="a")), {"body": body}, row_of(empty)]
+    answers = KServev2Envelope(handler.handle).handle(rows, context_of(3))
+    assert [row["data"] for row in handler.seen[0]] == [[[1, 2]], b"\xff\x00", "größe", [2.5]]
+    first = answers[0]
+    assert isinstance(first, InferenceResponse) and first.id == "a"
+    assert [(one.name, one.datatype, one.array.tolist()) for one in first.outputs] == [
+        ("x", "INT64", [1, 2]),
+        ("raw", "FP32", [0.5]),
+        ("text", "BYTES", ["größe".encode()]),
+    ]
+    assert answers[1]["outputs"] == [{"name": "y", "datatype": "FP64", "data": [2.5], "shape": [1]}]
+    assert isinstance(answers[2], PredictionException) and answers[2].error_code == 400

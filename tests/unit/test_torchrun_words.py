@@ -15,6 +15,8 @@ class Defaults:
     job_queue_size = 100
     max_concurrency = 64
     service_envelope = None
+    load_on_demand = False
+    model_keep_alive_s = 300.0
 
 
 def settings(**config: Any) -> ModelSettings:

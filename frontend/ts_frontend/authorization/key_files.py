@@ -24,6 +24,8 @@ _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
 class KeyFileError(ServeError):
     """The file can't be written; the message names the remedy."""
 
+    remedy = "Make the directory writable, or give keys with `token_path`."
+
 
 class KeyFile:
     """The file of one server in one directory."""

@@ -18,6 +18,7 @@ import click
 from ts_frontend.cli import text
 from ts_frontend.cli.client import CallFailed, Client, NoKeys, Target, WorkersFailed, find_keys, wait_for_workers
 from ts_frontend.config.kinds import nearest
+from ts_frontend.config.load import of_terminal
 from ts_frontend.config.parameters import REGISTER
 
 _REGISTERED = re.compile(r'Model "(?P<name>.+)" Version: (?P<version>.+) registered with')
@@ -210,11 +211,21 @@ def _print(value: object, readable: str, as_json: bool) -> None:
     click.echo(json.dumps(value, indent=2, ensure_ascii=False) if as_json else readable)
 
 
+def coloured() -> bool:
+    """Whether standard output shows colours: a terminal, without NO_COLOR and not a dumb one."""
+    return sys.stdout.isatty() and not of_terminal("NO_COLOR") and of_terminal("TERM") != "dumb"
+
+
 def _progress(message: str) -> None:
     click.echo(message, err=True)
 
 
-@click.group(context_settings={"token_normalize_func": lambda word: word.replace("_", "-")})
+@click.group(
+    context_settings={
+        "token_normalize_func": lambda word: word.replace("_", "-"),
+        "help_option_names": ["-h", "--help"],
+    }
+)
 def commands() -> None:
     """Commands for a running server."""
 
@@ -224,20 +235,27 @@ def commands() -> None:
 def ping(client: Client, as_json: bool) -> None:
     """Ask whether the server is healthy; the exit status is 0 only then."""
     health = client.ping()
-    _print(health, str(health.get("status")), as_json)
+    status = str(health.get("status"))
+    if coloured():
+        status = click.style(status, fg="green" if status == "Healthy" else "red")
+    _print(health, status, as_json)
     if health.get("status") != "Healthy":
         sys.exit(1)
 
 
 @commands.command("list")
+@click.option(
+    "--filter", "only", metavar="TEXT", default="", help="Only names with TEXT in them, or that fit `*` and `?`."
+)
 @command
-def list_command(client: Client, as_json: bool) -> None:
-    """List the registered models, all versions."""
-    found = list(versions(client))
+def list_command(client: Client, only: str, as_json: bool) -> None:
+    """List the registered models, all versions, by name."""
+    found = [row for row in versions(client) if text.fits(row[0]["modelName"], only)]
+    found.sort(key=lambda row: (text.natural(row[0]["modelName"]), text.natural(row[0]["modelVersion"])))
     listed = [
         {**description, "defaultVersion": default, "state": text.state(description)} for description, default in found
     ]
-    _print({"models": listed}, text.overview(found), as_json)
+    _print({"models": listed}, text.overview(found, coloured=coloured()), as_json)
 
 
 @commands.command()

@@ -87,6 +87,22 @@ class SettingsParser(argparse.ArgumentParser):
         return super().parse_args(words, namespace)
 
 
+def add_actions(parser: argparse.ArgumentParser) -> None:
+    """What `torchserve` without a command is told to do."""
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("-v", "--version", action="store_true", help="print the version")
+    action.add_argument("--start", action="store_true", help="start a server in the background (the default)")
+    action.add_argument("--stop", action="store_true", help="let the running server finish its requests, and end it")
+    parser.add_argument("--foreground", action="store_true", help="with --start: be the server, do not go away")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        metavar="S",
+        help="seconds to wait: with --start until it is ready (no limit), with --stop until it has ended (120)",
+    )
+    parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
+
+
 def add_setting_groups(parser: argparse.ArgumentParser, title: str) -> None:
     served = parser.add_argument_group(title)
     _add_models(served)

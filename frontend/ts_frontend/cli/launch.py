@@ -8,6 +8,7 @@ A server reports to its launcher through a pipe: JSON lines, `{"progress": TEXT}
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import json
 import os
 import select
@@ -39,8 +40,41 @@ _TAIL_LINES = 15
 _TICK_S = 0.2
 
 
+#: TorchServe's distributions, which bring the commands and packages that this one brings.
+RIVALS = tuple(
+    name + suffix
+    for name in ("torchserve", "torch-model-archiver", "torch-workflow-archiver")
+    for suffix in ("", "-nightly")
+)
+
+
+def rivals(path: Sequence[str] | None = None) -> list[str]:
+    """Those of RIVALS that are installed, each with its version. `path`: the directories to look in, by default this
+    Python's. A few names are looked up: reading all that is installed, as `torchserve doctor` does, takes longer."""
+    found = []
+    for name in RIVALS:
+        places = list(sys.path if path is None else path)
+        one = next(iter(importlib.metadata.distributions(name=name, path=places)), None)
+        if one is not None:
+            found.append(f"{name} {one.version}")
+    return found
+
+
+def rivals_told(found: Sequence[str]) -> str:
+    """One line for the start, "" if none is installed."""
+    if not found:
+        return ""
+    are = "is" if len(found) == 1 else "are"
+    return (
+        f"{', '.join(found)} {are} installed beside this server, with commands and packages of the same names: "
+        "torchserve doctor says what to do"
+    )
+
+
 class ServerNotStarted(ServeError):
     """The server didn't start, or didn't stop; the message says why."""
+
+    remedy = "Read the reason and the last lines of the log in the message."
 
 
 @dataclass(slots=True)

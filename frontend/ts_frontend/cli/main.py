@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -18,15 +19,17 @@ from typing import Any
 from ts.version import __version__
 from ts_frontend.authorization.key_files import NAME as KEY_FILE
 from ts_frontend.cli import launch
-from ts_frontend.cli.flags import SettingsParser, add_setting_groups, settings
+from ts_frontend.cli.flags import SettingsParser, add_actions, add_setting_groups, settings
 from ts_frontend.config.checks import who_may
 from ts_frontend.config.display import Explained, explain, settings_table
 from ts_frontend.config.kinds import ConfigError, nearest
-from ts_frontend.config.load import Option
+from ts_frontend.config.load import Option, of_terminal
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
 from ts_frontend.process import STARTED, AlreadyRunning, claimed, pid_path, prepare, remove_orphan, running_server
 
+#: The variable by which a shell's completion asks for words.
+COMPLETE_VARIABLE = "_TORCHSERVE_COMPLETE"
 #: The TorchServe whose commands, APIs and archives these are.
 COMPATIBLE_VERSION = "0.12.0"
 
@@ -36,7 +39,9 @@ _OWN_COMMANDS = {
     "dev": "serve a model that is being written: reload on save, errors and breakpoints in the terminal",
     "config": "show every setting, its value and where that comes from, without starting",
     "doctor": "look at Python, torch, ports, directories and limits before a start",
+    "migrate": "list what of a TorchServe deployment stays, changes and needs work",
     "check": "try models without serving them: their files, settings, handler, requests",
+    "conform": "ask a running server, of whatever kind, which dialects it speaks",
 }
 
 
@@ -56,6 +61,8 @@ def main(argv: Sequence[str] | None = None, program: Program = Program()) -> int
     """Runs one command line; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
+        if argv is None and (asked := of_terminal(COMPLETE_VARIABLE)):
+            return _complete(asked)
         if words and not words[0].startswith("-"):
             return _subcommand(words, program)
         return _launcher(_parser().parse_args(words), words, program)
@@ -64,8 +71,18 @@ def main(argv: Sequence[str] | None = None, program: Program = Program()) -> int
         return 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # `| head` has seen enough
+        return 128 + signal.SIGPIPE
     finally:
         _flush()
+
+
+def _complete(instruction: str) -> int:
+    """Answers a shell that completes a command line."""
+    actions = _parser()._actions
+    flags = [(word, action.help or "") for action in actions for word in action.option_strings if word[:2] == "--"]
+    shown = [(word, "" if said == argparse.SUPPRESS else said) for word, said in flags]
+    return int(import_module("ts_frontend.cli.operating").complete(instruction, _OWN_COMMANDS, shown))
 
 
 def _flush() -> None:
@@ -82,9 +99,19 @@ def _flush() -> None:
 
 class _Parser(SettingsParser):
     def format_help(self) -> str:
-        """With the commands, which are only looked up when somebody reads them."""
-        self.epilog = _epilog()
-        return super().format_help()
+        """With the commands before the options; they are only looked up when somebody reads them."""
+        self.epilog = _EPILOG
+        usage, _, rest = super().format_help().partition("\n\n")
+        said, _, options = rest.partition("\n\n")
+        return f"{usage}\n\n{said}\n\n{_commands_help()}\n\n{options}"
+
+
+class _ShortHelp(argparse.Action):
+    """`-h`: the commands and the flags that a start usually has. `--help` has all."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print(f"{parser.format_usage()}\n{parser.description}\n\n{_commands_help()}\n\n{_SHORT}", end="")
+        parser.exit()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -94,38 +121,36 @@ def _parser() -> argparse.ArgumentParser:
         description="Serve PyTorch models over gRPC and HTTP. Without --stop or --version, starts a server.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
+        add_help=False,
     )
-    _add_actions(parser)
+    parser.add_argument("-h", nargs=0, action=_ShortHelp, help="show the commands and the usual options")
+    parser.add_argument("--help", action="help", help="show all options")
+    add_actions(parser)
     add_setting_groups(parser, "what is served")
     return parser
 
 
-def _add_actions(parser: argparse.ArgumentParser) -> None:
-    action = parser.add_mutually_exclusive_group()
-    action.add_argument("-v", "--version", action="store_true", help="print the version")
-    action.add_argument("--start", action="store_true", help="start a server in the background (the default)")
-    action.add_argument("--stop", action="store_true", help="let the running server finish its requests, and end it")
-    parser.add_argument("--foreground", action="store_true", help="with --start: be the server, do not go away")
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        metavar="S",
-        help="seconds to wait: with --start until it is ready (no limit), with --stop until it has ended (120)",
-    )
-    parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
+_EPILOG = (
+    "example:\n  torchserve --start --model-store model_store --models digits=digits.mar\n\n"
+    "Settings come from the command line, the environment, the config file, the profile, the last snapshot and\n"
+    "the defaults; an earlier one of these wins. `torchserve config` shows each value and its source."
+)
+_SHORT = (
+    "a start usually has (torchserve --help: all options):\n"
+    "  --model-store DIR       the directory of the archives\n"
+    "  --models M …            what to load: NAME=ARCHIVE, ARCHIVE, or all\n"
+    "  --ts-config FILE        settings; --set KEY=VALUE: one of them\n"
+    "  --foreground            be the server, do not go away\n\n"
+    "example:\n  torchserve --start --model-store model_store --models digits=digits.mar\n"
+)
 
 
-def _epilog() -> str:
+def _commands_help() -> str:
     commands = dict(_OWN_COMMANDS)
     with contextlib.suppress(ImportError):
         commands |= {name: one.get_short_help_str(70) for name, one in _client().commands.items()}
     rows = "\n".join(f"  torchserve {name:<12} {text}" for name, text in commands.items())
-    return (
-        f"commands (torchserve COMMAND --help):\n{rows}\n\n"
-        "example:\n  torchserve --start --model-store model_store --models digits=digits.mar\n\n"
-        "Settings come from the command line, the environment, the config file, the profile, the last snapshot and\n"
-        "the defaults; an earlier one of these wins. `torchserve config` shows each value and its source."
-    )
+    return f"commands (torchserve COMMAND -h):\n{rows}"
 
 
 # --- actions of the command line
@@ -139,6 +164,8 @@ def _launcher(arguments: argparse.Namespace, words: Sequence[str], program: Prog
     if arguments.stop:
         print(launch.stop(120 if arguments.timeout is None else arguments.timeout, _work_dir(arguments)))
         return 0
+    if arguments.ready_fd is None and (told := launch.rivals_told(launch.rivals())):
+        print(told, file=sys.stderr, flush=True)
     if not arguments.foreground and os.getpid() == 1:
         print("This is process 1, with which its container ends: serving in the foreground.", file=sys.stderr)
         arguments.foreground = True
@@ -215,7 +242,7 @@ def _subcommand(words: Sequence[str], program: Program) -> int:
         return _show_config(rest)
     if name == "dev":
         return int(import_module("ts_frontend.cli.dev").main(rest, program.run))
-    if name in ("check", "doctor"):
+    if name in ("check", "conform", "doctor", "migrate"):
         look: Callable[[Sequence[str]], int] = getattr(import_module("ts_frontend.cli.diagnose"), name)
         return look(rest)
     if name in ("start", "stop"):
@@ -232,7 +259,7 @@ def _subcommand(words: Sequence[str], program: Program) -> int:
 
 def _client() -> Any:
     """The commands that talk to a running server; imported only when needed: they bring a gRPC client."""
-    return import_module("ts_frontend.cli.commands").commands
+    return import_module("ts_frontend.cli.operating").commands
 
 
 def _show_config(words: Sequence[str]) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 from ts_frontend.cli.client import count_ready
@@ -12,6 +14,15 @@ _QUIET = frozenset({None, "", 0})
 #: Of a state in a table: the whole of it is in `describe` and in JSON.
 STATE_CHARS_MAX = 80
 _LISTED = {"modelName", "modelVersion", "workers", "jobQueueStatus", "lastWorkerFailure", "customizedMetadata"}
+
+
+def natural(text: str) -> list[tuple[bool, int, str]]:
+    """A key for sorting names as people do: m2 before m10, 1.9 before 1.10."""
+    return [
+        (not part.isdecimal(), int(part) if part.isdecimal() else 0, part.lower())
+        for part in re.split(r"([0-9]+)", text)
+        if part
+    ]
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -39,8 +50,16 @@ def _short(line: str) -> str:
     return line if len(line) <= STATE_CHARS_MAX else f"{line[: STATE_CHARS_MAX - 3]}..."
 
 
-def overview(descriptions: Iterable[tuple[dict[str, Any], bool]]) -> str:
-    """One line for each version; the flag marks the default one."""
+def fits(name: str, pattern: str) -> bool:
+    """Whether a name has a text in it, in any case; with `*` or `?`: whether all of it fits the pattern."""
+    name, pattern = name.lower(), pattern.lower()
+    return fnmatchcase(name, pattern) if "*" in pattern or "?" in pattern else pattern in name
+
+
+def overview(descriptions: Iterable[tuple[dict[str, Any], bool]], *, coloured: bool = False) -> str:
+    """One line for each version; the flag marks the default one. `coloured`: those that failed are red, those that
+    lack workers yellow."""
+    descriptions = list(descriptions)
     head = ("MODEL", "VERSION", "DEFAULT", "WORKERS", "WAITING", "URL")
     rows = [
         (
@@ -53,7 +72,24 @@ def overview(descriptions: Iterable[tuple[dict[str, Any], bool]]) -> str:
         )
         for description, default in descriptions
     ]
-    return table(head, rows) if rows else "No model is registered."
+    if not rows:
+        return "No model is registered."
+    first, *lines = table(head, rows).split("\n")
+    if coloured:
+        first = f"{_BOLD}{first}{_PLAIN}"
+        styles = [_style(description) for description, _ in descriptions]
+        lines = [f"{style}{line}{_PLAIN}" if style else line for style, line in zip(styles, lines, strict=True)]
+    return "\n".join((first, *lines))
+
+
+_BOLD, _RED, _YELLOW, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[33m", "\x1b[0m"
+
+
+def _style(description: dict[str, Any]) -> str:
+    """Red for a model that can't be loaded, yellow for one that lacks workers."""
+    if description.get("loadFailure") is not None:
+        return _RED
+    return "" if count_ready(description) >= description["minWorkers"] else _YELLOW
 
 
 def details(description: dict[str, Any]) -> str:

@@ -33,6 +33,8 @@ def no_effect(what: str, where: str, why: str) -> str:
 class ConfigError(InvalidArgument):
     """The server can't start with these settings; one line for each of them."""
 
+    remedy = "Correct the settings, one a line; `torchserve config` shows each value and its source."
+
 
 @dataclass(frozen=True, slots=True)
 class SettingKind:

@@ -453,3 +453,8 @@ def worker_environment(config: ServerConfig) -> dict[str, str]:
         "TS_IPEX_GPU_ENABLE": "false",
         **({"TMPDIR": str(config.temp_dir)} if config.work_dir is not None else {}),
     }
+
+
+def of_terminal(name: str) -> str:
+    """A variable that is no setting, but says what the terminal or the shell of a command wants; "" without it."""
+    return os.environ.get(name, "")

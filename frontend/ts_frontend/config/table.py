@@ -441,6 +441,18 @@ class ServerConfig:
         "models that are loaded at the same time, at the start or after a check of the repositories. The default "
         "is Triton's",
     )
+    load_on_demand: bool = _own(
+        BOOLEAN,
+        False,
+        "true: a model gets its workers with its first request, and loses them after `model_keep_alive_s` "
+        "([scaling.md](scaling.md#models-on-demand))",
+    )
+    model_keep_alive_s: float = _own(
+        number(), 300.0, "seconds without requests after which a model on demand is unloaded; 0: never"
+    )
+    model_memory_max: int = _own(
+        whole(), 0, "bytes of memory that all models on demand may use together; 0: any number"
+    )
     exit_on_error: bool = _own(
         BOOLEAN,
         False,
@@ -579,6 +591,9 @@ class ServerConfig:
     log_level: str = _own(choice("debug", "info", "warning", "error"), "info", "level of the server's own messages")
     log_format: str = _own(choice("text", "json"), "text", "text: TorchServe's patterns; json: one object per line")
     access_log: bool = _own(BOOLEAN, True, "one line per request")
+    access_log_timing: bool = _own(
+        BOOLEAN, False, "true: the line of a request tells where its time went, as `x-torchrelay-timing` does"
+    )
     access_log_format: str | None = _own(
         TEXT,
         None,
@@ -635,6 +650,10 @@ class ServerConfig:
     def docs_enabled(self) -> bool:
         """Whether there is a page about the HTTP APIs."""
         return self.loopback_only if self.enable_docs_url is None else self.enable_docs_url
+
+    @property
+    def times_requests(self) -> bool:
+        return self.access_log and self.access_log_timing
 
     @property
     def counts_grpc_calls(self) -> bool:

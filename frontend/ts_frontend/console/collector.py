@@ -37,6 +37,7 @@ READ_S_MAX = 600.0
 class TooManyReaders(ServeError):
     """So many read the events that another one would have to wait."""
 
+    remedy = "Close other windows of the console."
     code, http_status, type_name = Code.RESOURCE_EXHAUSTED, 503, "ServiceUnavailableException"
     retry_after_s = LINGER_S
 

@@ -31,7 +31,7 @@ from ts_frontend.models.settings import Requested
 from ts_frontend.models.store.store import Fetched
 from ts_frontend.models.work_dir import work_dir
 from ts_frontend.process import prepare
-from ts_frontend.server import Parts, Server, missing_torch
+from ts_frontend.server import Parts, Server, missing_torch, settings_of
 from ts_frontend.tasks import owned
 from ts_frontend.telemetry.logging.logs import setup_logs
 from ts_frontend.workers.failures import StartFailed
@@ -235,8 +235,12 @@ class _Trial:
         if not candidate.handler:
             what = f"{archive.name or candidate.path.stem} {archive.version}"
             section.ok("files", f"{what}, {files} files, {size(unpacked_bytes)}")
-            await asyncio.to_thread(lint, section, archive, self._config)
-        if section.failed or not self._loads:
+            await asyncio.to_thread(lint, section, archive, self._config, loads=self._loads)
+        if section.failed:
+            return
+        if not self._loads:
+            with listened(section):
+                settings_of(self._config, Requested(), archive, archive.name or candidate.path.stem, archive.version)
             return
         with listened(section):
             try:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import ts.version
 from ts_frontend.config.table import ServerConfig
+from ts_frontend.diagnosis.imports import REFUSING, missing
 from ts_frontend.diagnosis.report import Section
 from ts_frontend.models.archive import Archive
 
@@ -18,15 +20,16 @@ BUILT_IN = Path(ts.version.__file__).parent / "torch_handler"
 _CONFIG_NAMES = ("model-config.yaml", "model_config.yaml", "model-config.yml", "model_config.yml")
 
 
-def lint(section: Section, archive: Archive, config: ServerConfig) -> None:
+def lint(section: Section, archive: Archive, config: ServerConfig, *, loads: bool) -> None:
     """Adds what is wrong with the files of one of TorchServe's archives. Models of other servers have files of their
-    own, which the server reads when it opens them."""
+    own, which the server reads when it opens them. `loads`: a worker will load it, and tell what it can't import."""
     if archive.adapter:
         return
     _files(section, archive)
     _config_file(section, archive)
     _requirements(section, archive, config)
     _handler(section, archive, config)
+    _imports(section, archive, config, loads)
 
 
 def _files(section: Section, archive: Archive) -> None:
@@ -95,6 +98,21 @@ def _source(section: Section, file: Path) -> None:
         text = error.msg if isinstance(error, SyntaxError) else str(error)
         detail = [str(error.text).rstrip()] if isinstance(error, SyntaxError) and error.text else []
         section.error("handler", f"{file.name}{line}: {type(error).__name__}: {text}", detail)
+
+
+def _imports(section: Section, archive: Archive, config: ServerConfig, loads: bool) -> None:
+    """What the archive's modules import, against what there is; but modules that a requirements file brings."""
+    lacking, others = missing(archive.dir)
+    for one in lacking:
+        section.error("imports", f"{one.file}, line {one.line}: this server has no {one.dotted} (docs/ts-package.md)")
+    brought = archive.requirements_file and (config.install_py_dep_per_model or archive.config.get("useVenv") is True)
+    for one in others if not (brought or loads) else ():
+        section.warn(
+            "imports", f"{one.file}, line {one.line}: {one.module} isn't installed in this Python, {sys.executable}"
+        )
+    handler = f"ts.torch_handler.{(archive.handler or '').partition(':')[0]}"
+    if handler in REFUSING:
+        section.error("imports", f"{archive.handler} needs a runtime that this server doesn't have")
 
 
 def _importable(name: str) -> bool:

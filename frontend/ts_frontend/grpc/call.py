@@ -22,6 +22,7 @@ from ts.protocol.frames import Pairs
 from ts_frontend.errors import ClientGone, Code, ServeError
 from ts_frontend.grpc.protocol import METADATA_KEY, METADATA_VALUE, ReceivedMetadata
 from ts_frontend.telemetry.metrics.families import TIMES_MAX, Histogram
+from ts_frontend.telemetry.timing import ANSWER, ASK, RequestTimes, asking
 
 Metadata: TypeAlias = "Sequence[tuple[str, str | bytes]]"
 Entries: TypeAlias = "list[tuple[str, str | bytes]]"
@@ -32,7 +33,7 @@ class Call:
     values of `-bin` keys are bytes. `request_id`: "" until the service has given it one. `peer` None: it is made of
     `client`, host and port (None: a Unix socket), when somebody asks, which usual calls do not."""
 
-    __slots__ = ("_client", "_initial", "_peer", "_trailing", "deadline_s", "metadata", "path", "request_id")
+    __slots__ = ("_client", "_initial", "_peer", "_trailing", "deadline_s", "metadata", "path", "request_id", "times")
 
     def __init__(
         self,
@@ -49,6 +50,8 @@ class Call:
         self._peer, self._client = peer, client
         self._initial: Entries | None = None
         self._trailing: Entries | None = None
+        #: Where its time goes; None when nobody asks.
+        self.times: RequestTimes | None = None
 
     @property
     def peer(self) -> str:
@@ -82,7 +85,20 @@ class Call:
     @property
     def adds_nothing(self) -> bool:
         """Returns whether the answer has no metadata, neither before nor after it."""
-        return not self._initial and not self._trailing
+        return not self._initial and not self._trailing and self.times is None
+
+    def last_metadata(self) -> Entries:
+        """Returns what goes after the answer: `trailing`, and where the time went for a client that asked."""
+        if self.times is None or not self.times.told:
+            return self.trailing
+        return [*self.trailing, (ANSWER, self.times.text())]
+
+    def time_jobs(self, *, told: bool) -> None:
+        """Times the jobs that this call submits from now on; `told`: for its client."""
+        if self.times is None:
+            self.times = RequestTimes(told=told)
+        self.times.told |= told
+        asking.begin(self.times)
 
     def value(self, key: str) -> str | bytes | None:
         """The last value of a metadata key, None when the client sent none."""
@@ -278,6 +294,8 @@ def identified(call: Call, ids: RequestIds) -> tuple[Pairs, str]:
     """Returns `request_headers` and the request's id: the client's, which the answer then repeats, or a new one. The
     first request's id becomes the call's."""
     headers, own = request_headers(call.metadata)
+    if headers and (ASK, "1") in headers:
+        call.time_jobs(told=True)
     request_id = own or ids.next()
     if not call.request_id:
         call.request_id = request_id

@@ -336,4 +336,4 @@ class Exchange:
             raise ClientGone from error
 
     def _trailers(self, code: Code, message: str) -> list[Header]:
-        return [*status_headers(code, message), *encode_metadata(self._call.trailing)]
+        return [*status_headers(code, message), *encode_metadata(self._call.last_metadata())]

@@ -19,6 +19,7 @@ SERVICE = "grpc.health.v1.Health"
 class UnknownService(ServeError):
     """The health service doesn't know the name."""
 
+    remedy = "Ask for the server (an empty name) or for a model that is there."
     code, http_status, type_name = Code.NOT_FOUND, 404, "ResourceNotFoundException"
 
 

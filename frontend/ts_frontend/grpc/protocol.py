@@ -34,6 +34,7 @@ COMPRESS_BYTES_MIN = 1024
 class BrokenMessages(ServeError):
     """The bytes of a request aren't gRPC messages."""
 
+    remedy = "Mend the client: what it sends isn't gRPC."
     code, http_status, type_name = Code.INTERNAL, 400, "BadRequestException"
 
 
@@ -215,6 +216,7 @@ _RESERVED = frozenset(
 class MalformedHeader(ServeError):
     """A header of gRPC's own can't be read."""
 
+    remedy = "Mend the client: the message names the header."
     code, http_status, type_name = Code.INTERNAL, 400, "BadRequestException"
 
 

@@ -15,21 +15,35 @@ from ts_frontend.telemetry.metrics.families import Counter, Definition, Family, 
 log = logging.getLogger(__name__)
 
 
-def logged(method: Method, logs: Logs) -> Method:
-    """Wraps a method so that its calls are written to the access log; returns it unchanged when that log is off."""
+def logged(method: Method, logs: Logs, *, times_all: bool = False) -> Method:
+    """Wraps a method so that its calls are written to the access log, with where the time went of those that are timed,
+    which are all with `times_all`; returns it unchanged when that log is off."""
     if not logs.access_enabled:
         return method
     words = f"gRPC {method.path[1:]} HTTP/2.0"
     run: Any = method.run
 
     def done(call: Call, begun_s: float, error: BaseException | None) -> None:
-        logs.access(call.peer, words, code_of(call, error), (time.perf_counter() - begun_s) * 1000, call.request_id)
+        took_ms = (time.perf_counter() - begun_s) * 1000
+        logs.access(call.peer, words, code_of(call, error), took_ms, call.request_id, call.times)
         if isinstance(error, ServeError):
             log.debug("%s ended %s: %s (request id %s)", method.path, error.code.name, error.message, call.request_id)
 
+    if times_all:
+        run = _timed(run)
     return Method(
         method.path, method.shape, (_logged_unary if method.shape is Shape.UNARY else _logged_streaming)(run, done)
     )
+
+
+def _timed(run: Any) -> Any:
+    """Wraps a method so that its jobs are timed."""
+
+    def timed(call: Call, data: Any) -> Any:
+        call.time_jobs(told=False)
+        return run(call, data)
+
+    return timed
 
 
 Done = Callable[[Call, float, "BaseException | None"], None]

@@ -16,6 +16,7 @@ from ts_frontend.http.guard import Guard
 from ts_frontend.http.request import (
     CLOSE,
     JSON,
+    STREAMED,
     Body,
     BodyLimits,
     Header,
@@ -28,9 +29,13 @@ from ts_frontend.http.request import (
     not_found,
 )
 from ts_frontend.http.routing import Find, Match, RouteTable
+from ts_frontend.http.timing import ASKS, telling
+from ts_frontend.telemetry.timing import RequestTimes, asking
 
 logger = logging.getLogger(__name__)
 REQUEST_ID = b"x-request-id"
+#: What the server's own headers begin with; those of usual requests come before it.
+_OWN = b"x-"
 REQUEST_ID_BYTES_MAX = 128
 _ID = re.compile(rb"[\x21-\x7e]{1,%d}" % REQUEST_ID_BYTES_MAX)
 #: Before the headers that every answer ends with; a handler can't set any of these.
@@ -39,15 +44,14 @@ NO_CACHE: tuple[Header, ...] = (
     (b"cache-control", b"no-cache; no-store, must-revalidate, private"),
     (b"expires", b"Thu, 01 Jan 1970 00:00:00 UTC"),
 )
-STREAMED: Header = (b"ts_stream_next", b"true")
 CLIENT_LEFT = 499
 #: Of pieces that are sent as one.
 JOINED_BYTES_MAX = 64 * 1024
 VERSIONS = {"2": "2.0"}
 UNEXPECTED = "The server failed unexpectedly; its log says why"
 
-#: the request's scope (`request_line`), status, milliseconds, request id
-Log = Callable[[Scope, int, float, str], None]
+#: the request's scope (`request_line`), status, milliseconds, request id, where the time went
+Log = Callable[[Scope, int, float, str, "RequestTimes | None"], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,8 @@ class Cors:
 class HttpApp:
     """The ASGI application of an HTTP listener: finds a request's route in `routes`, lets the `guard` and then the
     `keys` (None: there are none) check it, and answers it. `of_a_model` finds the paths that models declare. `log`
-    None: no access log. Raises ClientGone when the client has disconnected."""
+    None: no access log. `times_all`: all requests are timed, for the log. Raises ClientGone when the client has
+    disconnected."""
 
     def __init__(
         self,
@@ -90,8 +95,10 @@ class HttpApp:
         log: Log | None,
         cors: Cors,
         limits: BodyLimits,
+        times_all: bool = False,
     ) -> None:
         self._ids = ids
+        self._times_all = times_all
         self._log = log
         self._routes, self._of_a_model = routes, of_a_model
         self._guard, self._keys, self._cors = guard, keys, cors
@@ -104,8 +111,13 @@ class HttpApp:
             await not_found(scope, receive, send)
             return
         begun_s = time.perf_counter()
-        request = HttpRequest(scope, receive, self._request_id(scope["headers"]), self._limits, self._departures)
+        request_id, asks = self._asked(scope["headers"])
+        request = HttpRequest(scope, receive, request_id, self._limits, self._departures)
         status = CLIENT_LEFT
+        times = None
+        if asks:
+            times = asking.begin(RequestTimes(told=asks is ASKS))
+            send = telling(send, times, scope) if times.told else send
         try:
             answer = await self._answer(request)
             await self._send(request, answer, send, scope["http_version"])
@@ -114,15 +126,23 @@ class HttpApp:
             raise ClientGone from error
         finally:
             request.close()
+            if times is not None:
+                asking.end()
             if self._log is not None:
-                self._log(scope, status, (time.perf_counter() - begun_s) * 1000, request.request_id)
+                self._log(scope, status, (time.perf_counter() - begun_s) * 1000, request.request_id, times)
 
-    def _request_id(self, headers: Sequence[Header]) -> str:
-        """Returns the client's request id, if it sent a valid one, else a new one."""
+    def _asked(self, headers: Sequence[Header]) -> tuple[str, Header | bool]:
+        """Returns the request's id, the client's if it sent a valid one; and ASKS if the client asks where the time
+        goes, else whether the log does."""
+        own = ""
+        asks: Header | bool = self._times_all
         for name, value in headers:
-            if name == REQUEST_ID and _ID.fullmatch(value):
-                return value.decode()
-        return self._ids()
+            if name > _OWN:
+                if name == REQUEST_ID and not own and _ID.fullmatch(value):
+                    own = value.decode()
+                elif name == ASKS[0] and value == ASKS[1]:
+                    asks = ASKS
+        return own or self._ids(), asks
 
     async def _answer(self, request: HttpRequest) -> HttpAnswer:
         match = self._routes.find(request.method, request.path)

@@ -21,10 +21,12 @@ class ErrorDialect(Enum):
 class HttpError(ServeError):
     """An error whose answer has headers of its own."""
 
+    remedy = "Correct the path, the method or the header that the message names."
     headers: tuple[Header, ...] = ()
 
 
 class ResourceNotFound(HttpError):
+    remedy = "Correct the path; `/docs` and `/openapi.json` show them all."
     code, http_status, type_name = Code.NOT_FOUND, 404, "ResourceNotFoundException"
 
     def __init__(self, message: str = NOT_FOUND) -> None:
@@ -34,6 +36,7 @@ class ResourceNotFound(HttpError):
 class MethodNotAllowed(HttpError):
     """`allowed`: the methods that the path has, where they are known."""
 
+    remedy = "Use a method that the path has."
     code, http_status, type_name = Code.UNIMPLEMENTED, 405, "MethodNotAllowedException"
 
     def __init__(self, *allowed: str) -> None:
@@ -44,6 +47,7 @@ class MethodNotAllowed(HttpError):
 class Unauthorized(HttpError):
     """A missing or bad key in protocols that aren't TorchServe's."""
 
+    remedy = "Send a valid key, as `Authorization: Bearer KEY`."
     code, http_status, type_name = Code.UNAUTHENTICATED, 401, "InvalidKeyException"
     headers = ((b"www-authenticate", b"Bearer"),)
 
@@ -51,6 +55,7 @@ class Unauthorized(HttpError):
 class BadParameter(HttpError):
     """An invalid request in OpenAI's API: `parameter` is the member at fault, `reason` the error's code."""
 
+    remedy = "Correct the parameter that the message names."
     code, http_status, type_name = Code.INVALID_ARGUMENT, 400, "BadRequestException"
 
     def __init__(self, message: str, parameter: str, reason: str | None = None) -> None:
@@ -61,6 +66,7 @@ class BadParameter(HttpError):
 class UnknownEncoding(HttpError):
     """A body in an encoding that the server doesn't read."""
 
+    remedy = "Send the body as it is, or with the encoding that the message names."
     code, http_status, type_name = Code.UNIMPLEMENTED, 501, "NotImplementedException"
     headers = ((b"accept-encoding", b"gzip, deflate"),)
 

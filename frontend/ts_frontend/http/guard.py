@@ -34,16 +34,19 @@ _WHO_MAY = "cors_allowed_origin names the origin that may"
 class ForeignOrigin(ServeError):
     """A page of another origin asks the browser to manage the server."""
 
+    remedy = "Allow the page with `cors_allowed_origin`."
     code, http_status, type_name = Code.PERMISSION_DENIED, 403, "ForeignOriginException"
 
 
 class ForeignHost(ServeError):
     """The request's host name isn't the server's."""
 
+    remedy = "Allow the name with `allowed_hosts`."
     code, http_status, type_name = Code.PERMISSION_DENIED, 403, "ForeignHostException"
 
 
 class UnsupportedMediaType(ServeError):
+    remedy = "Send `Content-Type: application/json`."
     code, http_status, type_name = Code.INVALID_ARGUMENT, 415, "UnsupportedMediaTypeException"
 
 

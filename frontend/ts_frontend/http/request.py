@@ -36,6 +36,7 @@ LENGTH_DIGITS_MAX = 18
 class SlowSender(ServeError):
     """The body didn't arrive in time."""
 
+    remedy = "Send the body faster, or raise `request_body_timeout_s`."
     code, http_status, type_name = Code.DEADLINE_EXCEEDED, 408, "RequestTimeoutException"
 
 
@@ -193,6 +194,7 @@ async def _closed() -> Event:
 Serve: TypeAlias = Callable[[HttpRequest], Awaitable[HttpAnswer]]
 
 CLOSE = (b"connection", b"close")
+STREAMED: Header = (b"ts_stream_next", b"true")
 NOT_FOUND = "Requested resource is not found, please refer to API document."
 
 

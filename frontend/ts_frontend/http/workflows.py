@@ -29,6 +29,8 @@ JSON_AT_ONCE_BYTES = 65_536
 class UnusableAnswer(ServeError):
     """The last nodes' answers don't fit into one."""
 
+    remedy = "Mend the workflow's last functions: each has to answer with JSON or text."
+
 
 class HttpWorkflows:
     """`model_api` False: there are no methods to register and unregister, as there are none for models."""

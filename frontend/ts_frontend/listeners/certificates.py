@@ -119,6 +119,8 @@ _ENCRYPTED = (b"-----BEGIN ENCRYPTED PRIVATE KEY-----", b"Proc-Type: 4,ENCRYPTED
 class CertificateRefused(InvalidArgument):
     """A file that TLS needs can't be used; the message says which one, and why."""
 
+    remedy = "Name a certificate and the key that belongs to it, as PEM ([security.md](security.md#tls))."
+
 
 @dataclass(frozen=True, slots=True)
 class Pem:

@@ -102,7 +102,8 @@ class Floods:
 
     def _state(self, connection: ConnectionKey) -> str | None:
         """Returns the connection's state in the kernel, None when it is in no table. It counts as open where a table
-        can't be read."""
+        can't be read, and where there is none, as on macOS."""
+        known = False
         for table in self._tables:
             try:
                 found = dict(read_table(table.read_text(), {connection.own_port}))
@@ -110,9 +111,10 @@ class Floods:
                 continue
             except OSError:
                 return _ESTABLISHED
+            known = True
             if connection in found:
                 return found[connection]
-        return None
+        return None if known else _ESTABLISHED
 
 
 def read_table(text: str, own_ports: set[int]) -> Iterator[tuple[ConnectionKey, str]]:

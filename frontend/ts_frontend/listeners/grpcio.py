@@ -412,7 +412,7 @@ def _unary(
         answered = await run(call, request)
         _check_size(answered, limits)
         await _send_initial(call, context)
-        context.set_trailing_metadata(tuple(call.trailing))
+        context.set_trailing_metadata(tuple(call.last_metadata()))
         return answered
 
     async def unary(request: bytes, context: Context) -> bytes:
@@ -461,7 +461,7 @@ async def _answer_stream(
                 stall.writing = False
                 stall.written += 1
         await _send_initial(call, context)
-        context.set_trailing_metadata(tuple(call.trailing))
+        context.set_trailing_metadata(tuple(call.last_metadata()))
         return b""
     except asyncio.CancelledError:
         if not stall.over:
@@ -553,5 +553,5 @@ async def _end(call: Call, context: Context, code: Code, message: str) -> bytes:
     await _send_initial(call, context)
     context.set_code(_CODES[code])
     context.set_details(bounded(message))
-    context.set_trailing_metadata(tuple(call.trailing))
+    context.set_trailing_metadata(tuple(call.last_metadata()))
     return b""

@@ -68,6 +68,7 @@ from ts_frontend.open_inference.shared_memory import Regions
 from ts_frontend.scheduling.sequence_queue import sequence_headers
 from ts_frontend.telemetry.logging.logs import Logs
 from ts_frontend.telemetry.metrics.registry import MetricsRegistry
+from ts_frontend.telemetry.timing import RequestTimes
 from ts_frontend.telemetry.tracing.tracing import sampling_of
 from ts_frontend.workflows.manager import WorkflowManager
 
@@ -209,7 +210,7 @@ class Listeners:
         if self._calls is not None:
             metrics.gather(self._calls.families, always=bool(config.grpc_metrics))
         self._floods: dict[str, int] = {}
-        metrics.gather(lambda: [flooded_connections(self._floods, metrics.host)])
+        metrics.gather(lambda: [flooded_connections(self._floods, metrics.host)], always=True)
         self._regions = Regions(config.shared_memory_keys)
         self._log_settings = LogSettings(logs, manager.check_model_api)
         sampling = sampling_of(config, on=False) if tracing is None else tracing.sampling
@@ -296,7 +297,7 @@ class Listeners:
         """A listener with these methods, by the key that they need, health and reflection."""
         config = self._config
         asked = (
-            self._traced(logged(self._guarded(method, kind), self._logs))
+            self._traced(logged(self._guarded(method, kind), self._logs, times_all=config.times_requests))
             for kind, some in methods.items()
             for method in some
         )
@@ -477,9 +478,12 @@ class Listeners:
             log=self._http_answered,
             cors=Cors(config.cors_allowed_origin, config.cors_allowed_methods, config.cors_allowed_headers),
             limits=BodyLimits(config.max_request_size, config.request_body_timeout_s),
+            times_all=config.times_requests,
         )
 
-    def _http_answered(self, scope: Scope, status: int, duration_ms: float, request_id: str) -> None:
+    def _http_answered(
+        self, scope: Scope, status: int, duration_ms: float, request_id: str, times: RequestTimes | None
+    ) -> None:
         self._metrics.http_answered(status)
         if self._logs.access_enabled:
-            self._logs.access(*request_line(scope), status, duration_ms, request_id)
+            self._logs.access(*request_line(scope), status, duration_ms, request_id, times)

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from ts_frontend.models.model import Model
+from ts_frontend.workers.demand import Resident
 from ts_frontend.workers.failures import Failure, Replacement
 from ts_frontend.workers.pool import Slot
+from ts_frontend.workers.scaling import PoolScaler
 
 GPU_USAGE_UNKNOWN = "N/A"
 
@@ -42,6 +44,8 @@ def describe(model: Model) -> dict[str, Any]:
         "useVenv": settings.use_venv,
         "stateful": settings.stateful,
         **({"idempotent": True} if settings.idempotent else {}),
+        **({"autoscale": _scaling(model.scaler)} if model.scaler is not None else {}),
+        **({"loadOnDemand": _residence(model.resident)} if model.resident is not None else {}),
         **({"shareWeights": _sharing(model)} if model.pool.plan.sharing.wanted else {}),
         "sequenceMaxIdleMSec": settings.sequence_max_idle_ms,
         "sequenceTimeoutMSec": settings.sequence_timeout_ms,
@@ -71,6 +75,43 @@ def _sharing(model: Model) -> dict[str, Any]:
     if refusal or holder is None:
         return {"shared": False, "reason": refusal}
     return {"shared": True, "pid": holder.pid, "loads": holder.loads, "loadSeconds": round(holder.load_s, 3)}
+
+
+def _scaling(scaler: PoolScaler) -> dict[str, Any]:
+    """The rule, and the latest decision with its reason. Without room between the numbers of workers nothing is
+    scaled."""
+    rule, last = scaler.rule, scaler.last
+    found: dict[str, Any] = {
+        "active": scaler.active,
+        "targetQueue": rule.target_queue,
+        **({"targetWait": round(rule.target_wait_s * 1000)} if rule.target_wait_s else {}),
+        "upAfter": rule.up_after_s,
+        "downAfter": rule.down_after_s,
+    }
+    if last is not None:
+        found["lastDecision"] = {
+            "time": _local_time(last.at),
+            "from": last.before,
+            "to": last.workers,
+            "reason": last.reason,
+        }
+    return found
+
+
+def _residence(resident: Resident) -> dict[str, Any]:
+    """Whether a model on demand is loaded, and what it has needed."""
+    rule = resident.rule
+    return {
+        "state": resident.status,
+        "pinned": rule.pinned,
+        "keepAlive": rule.keep_alive_s,
+        "memory": resident.held_bytes,
+        "knownMemory": resident.known_bytes,
+        "loads": resident.loads,
+        "loadSeconds": round(resident.load_s, 3),
+        "unloads": resident.unloads,
+        **({"lastUnload": resident.unloaded_because} if resident.unloaded_because else {}),
+    }
 
 
 def _on_gpu(model: Model) -> bool:

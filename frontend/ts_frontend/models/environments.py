@@ -256,6 +256,7 @@ FORMAT = "1"
 class EnvironmentFailed(ServeError):
     """The environment couldn't be made; the message ends with the last lines of the installer's output."""
 
+    remedy = "Correct the requirements file; the model's log has pip's output."
     code, http_status, type_name = Code.INVALID_ARGUMENT, 400, "ModelException"
 
 

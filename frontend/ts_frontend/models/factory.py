@@ -27,8 +27,9 @@ from ts_frontend.tasks import Notifier
 from ts_frontend.telemetry.metrics.registry import MetricsRegistry
 from ts_frontend.workers.calls import Answer
 from ts_frontend.workers.limits import WorkerLimits
-from ts_frontend.workers.pool import NO_LIMITS
+from ts_frontend.workers.pool import NO_LIMITS, Pool
 from ts_frontend.workers.process import ProcessSpec, Sharing, TorchrunGroup, WorkerPlan
+from ts_frontend.workers.scaling import PoolScaler
 from ts_frontend.workers.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -125,7 +126,14 @@ class ModelFactory:
             loaded_at_startup=loaded_at_startup,
             new_job=new_job if tracing is None else tracing.jobs(new_job),
             ledger=None if tracing is None else tracing.ledger(name, version),
+            scaler=self._scaler(pool, settings),
         )
+
+    def _scaler(self, pool: Pool, settings: ModelSettings) -> PoolScaler | None:
+        rule = settings.autoscale
+        if rule is None or self._config.bypass_serve or self._config.debugging:
+            return None
+        return self._supervisor.scaler(pool, rule, settings.batch_size)
 
     def _handler(self, archive: Archive, settings: ModelSettings) -> str:
         return settings.handler or archive.handler or self._config.default_service_handler or ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ts_frontend.errors import Draining, ModelNotFound, ModelVersionNotFound
+from ts_frontend.models.model import Model
 from ts_frontend.models.registry import Registry
 
 
@@ -28,7 +29,7 @@ class Health:
     def healthy(self) -> bool:
         """False while the server drains or, if `strict`, a model's default version has lost its workers; one that still
         loads is healthy."""
-        return not self._draining and not (self._strict and any(one.failing for one in self._registry.defaults()))
+        return not self._draining and not (self._strict and any(_failing(one) for one in self._registry.defaults()))
 
     @property
     def ready(self) -> bool:
@@ -38,7 +39,8 @@ class Health:
 
     def _starting(self) -> bool:
         """True while the default version of a model that is loaded at the start loads for the first time."""
-        return any(model.loaded_at_startup and model.loading for model in self._registry.defaults())
+        models = self._registry.defaults()
+        return any(one.loaded_at_startup and one.loading and one.resident is None for one in models)
 
     async def health(self) -> tuple[bool, dict[str, Any]]:
         """The answer to a ping: whether all is well, and TorchServe's JSON."""
@@ -65,3 +67,9 @@ class Health:
         if self._draining:
             raise Draining("The server is shutting down")
         await self._registry.changes.wait()
+
+
+def _failing(model: Model) -> bool:
+    """Whether the server's health depends on the model, and it has lost its workers: one on demand has none of its
+    own."""
+    return model.resident is None and model.failing

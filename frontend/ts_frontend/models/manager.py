@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ from ts_frontend.models.registry import Registry
 from ts_frontend.models.settings import Requested, check_range, model_name_for
 from ts_frontend.models.store.store import Fetched
 from ts_frontend.tasks import ENDING, Tasks, to_its_end
+from ts_frontend.workers.demand import Demand, ResidentState
 from ts_frontend.workers.failures import StartFailed
 
 log = logging.getLogger(__name__)
@@ -57,8 +58,10 @@ class ModelManager:
         model_api: bool,
         unregister_timeout_s: float,
         on_change: Callable[[], None],
+        memory_bytes_max: int = 0,
     ) -> None:
         self.registry = registry
+        self.demand = Demand(memory_bytes_max)
         self.loader = loader
         self.tasks = Tasks()
         self._model_api = model_api
@@ -86,6 +89,9 @@ class ModelManager:
         model = await self.add(await self.load(fetched, requested, loaded_at_startup=False))
         count = model.minimum
         title = f'Model "{model.name}" Version: {model.version} registered with'
+        if model.resident is not None:
+            self._on_change()
+            return Outcome(200, f"{title} 0 initial workers. Its first request loads it (loadOnDemand).")
         if not count:
             self._on_change()
             return Outcome(200, f"{title} 0 initial workers. Use scale workers API to add workers for the model.")
@@ -130,11 +136,22 @@ class ModelManager:
         except BaseException:
             await self.loader.remove(model)
             raise
+        self._enter(model)
         self.choose_default(model)
         log.info("Model %s added.", model)
         log.info("Model %s loaded.", model.name)  # TorchServe's line, for alerts and scripts that look for it
         log.debug("Model %s: %s", model, model.settings)
         return model
+
+    def _enter(self, model: Model) -> None:
+        """Leaves the workers of a model on demand to its first request."""
+        rule = model.settings.demand
+        if rule is not None:
+            model.resident = self.demand.enter(model.pool, model.ledger, rule, lambda: max(1, model.minimum))
+
+    async def _removed(self, model: Model, removal: Awaitable[None]) -> None:
+        """Awaits the removal of a model; one on demand is not loaded any more."""
+        await (removal if model.resident is None else self.demand.leave(model.resident, removal))
 
     async def start_and_replace(self, fetched: Fetched, archive: Archive, requested: Requested) -> Model:
         """Serves an open archive, once its workers are ready, in place of the model with its name and version. That one
@@ -151,6 +168,8 @@ class ModelManager:
         except BaseException:
             await to_its_end(self.loader.discard(fetched))
             raise
+        if model.settings.demand is not None:
+            return model
         try:
             await model.pool.scale(model.minimum)
         except BaseException as error:
@@ -164,6 +183,7 @@ class ModelManager:
         """Serves a started model in place of the one with its name and version, which still answers its accepted
         requests."""
         old = self.registry.put(model)
+        self._enter(model)
         self.choose_default(model)
         self._on_change()
         log.info("Model %s %s.", model, "added" if old is None else "replaced")
@@ -208,7 +228,7 @@ class ModelManager:
         self._on_change()
         in_time = await model.drain(self._unregister_timeout_s if drain_s is None else drain_s)
         model.fail_rest(f'Model "{model.name}" version {model.version} was unregistered')
-        await self.loader.remove(model)
+        await self._removed(model, self.loader.remove(model))
         log.info("Model %s unregistered.", model)
         return in_time
 
@@ -233,8 +253,7 @@ class ModelManager:
             raise InvalidArgument("max_worker cannot be less than min_worker.")
         check_range("max_worker" if max_worker is not None else "min_worker", maximum, 0, WORKERS_MAX)
         model = self.registry.find(name, version)
-        model.minimum, model.maximum = min_worker, maximum
-        work = self._scale(model, min_worker, None if timeout < 0 else float(timeout))
+        work = self._scale(model, model.scale_between(min_worker, maximum), None if timeout < 0 else float(timeout))
         if not synchronous:
             self.tasks.background(work)
             return Outcome(202, PROCESSING)
@@ -243,6 +262,11 @@ class ModelManager:
         return Outcome(200, f"Workers scaled to {min_worker} for model: {name}{suffix}")
 
     async def _scale(self, model: Model, count: int, drain_s: float | None) -> None:
+        resident = model.resident
+        if resident is not None and (count == 0 or resident.state is not ResidentState.WARM):
+            await self.demand.unload(resident, "it was scaled to no workers")
+            self._on_change()
+            return
         try:
             await model.pool.scale(count, drain_s)
         except StartFailed as error:
@@ -265,7 +289,7 @@ class ModelManager:
         """One page of default versions, as TorchServe lists them: not the functions of workflows, which have no URL."""
         models = [model for model in self.registry.defaults() if model.url]
         found, more = page(models, limit, next_page_token)
-        return {**more, "models": [{"modelName": model.name, "modelUrl": model.url} for model in found]}
+        return {**more, "models": [_listed(model) for model in found]}
 
     async def describe(self, name: str, version: str | None = None, customized: bool = False) -> list[dict[str, Any]]:
         """Descriptions of a version, or of all for version "all"."""
@@ -300,7 +324,12 @@ class ModelManager:
         await self.tasks.close(LOADS_END_S)
         for model in models:
             model.fail_rest(ENDING)
-            await self.loader.close(model, 1.0)
+            await self._removed(model, self.loader.close(model, 1.0))
+
+
+def _listed(model: Model) -> dict[str, str]:
+    state = {} if model.resident is None else {"state": model.resident.status}
+    return {"modelName": model.name, "modelUrl": model.url, **state}
 
 
 def _start_error(model: Model, error: StartFailed) -> ServeError:

@@ -33,8 +33,20 @@ def served_families(models: Iterable[Model], host: str) -> list[Family]:
     replaced = _served_family(
         "ts_replaced_workers_total", MetricKind.COUNTER, "Workers that were replaced because of a limit", "reason"
     )
+    scaled = _served_family(
+        "ts_autoscaling_decisions_total",
+        MetricKind.COUNTER,
+        "Changes of the number of workers by autoscaling",
+        "direction",
+    )
+    wanted = _served_family("ts_wanted_workers", MetricKind.GAUGE, "Workers that autoscaling wants")
     for model in models:
         labels = (model.name, model.version, host)
+        if model.scaler is not None and model.scaler.active:
+            last = model.scaler.last
+            wanted.samples[labels] = Gauge(len(model.pool.slots) if last is None else last.workers)
+            scaled.samples[(*labels, "up")] = Counter(model.scaler.ups)
+            scaled.samples[(*labels, "down")] = Counter(model.scaler.downs)
         for reason, count in model.pool.replaced.items():
             replaced.samples[(*labels, reason)] = Counter(count)
         queued.samples[labels] = Gauge(model.ledger.queued)
@@ -48,7 +60,7 @@ def served_families(models: Iterable[Model], host: str) -> list[Family]:
             again.samples[(*labels, "worker_died")] = Counter(repeats.after_deaths)
             again.samples[(*labels, "batch_failed")] = Counter(repeats.after_failures)
             refused.samples[labels] = Counter(repeats.quarantined)
-    return [queued, running, ended, ready, again, refused, replaced]
+    return [queued, running, ended, ready, again, refused, replaced, scaled, wanted]
 
 
 def refused_calls(counts: Mapping[str, int], host: str) -> Family:

@@ -22,7 +22,10 @@ from ts_frontend.models.statistics import CountedBatches, Statistics
 from ts_frontend.scheduling.queues import WorkQueue
 from ts_frontend.telemetry.metrics.observed import LatencyCounts
 from ts_frontend.telemetry.metrics.registry import ModelMetrics
+from ts_frontend.telemetry.timing import asking
+from ts_frontend.workers.demand import Resident, ResidentState
 from ts_frontend.workers.pool import Pool
+from ts_frontend.workers.scaling import PoolScaler
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +77,7 @@ class Model:
         loaded_at_startup: bool,
         new_job: Callable[..., Job] = Job,
         ledger: Ledger | None = None,
+        scaler: PoolScaler | None = None,
     ) -> None:
         self.name = name
         self.version = version
@@ -87,8 +91,10 @@ class Model:
         self._metrics = metrics
         self._counted = counted
         self.ledger = ledger or Ledger()
-        self.minimum = settings.min_workers
-        self.maximum = settings.max_workers
+        self.scaler = scaler
+        self.resident: Resident | None = None  # if it is loaded on demand
+        self.minimum = self.maximum = 0
+        self.scale_between(settings.min_workers, settings.max_workers)
         self.workflow = ""
         self.loaded_at_startup = loaded_at_startup
         self._response_bytes_max = response_bytes_max
@@ -99,6 +105,12 @@ class Model:
         self._openai: OpenAIHandler | None = None
         #: When it was registered, in seconds since the epoch.
         self.created_s = time.time()
+
+    def scale_between(self, minimum: int, maximum: int) -> int:
+        """Sets the worker counts; returns how many to have now: the least, or a present number that autoscaling may
+        keep."""
+        self.minimum, self.maximum = minimum, maximum
+        return minimum if self.scaler is None else self.scaler.between(minimum, maximum)
 
     def adopt(self, archive: Archive, settings: ModelSettings) -> None:
         """Takes over the archive and settings as its handler has completed them."""
@@ -141,7 +153,9 @@ class Model:
             recorder.accepted()
         if self._leaving:
             raise Draining(f'Model "{self.name}" version {self.version} is being unregistered')
-        if self.pool.unavailable:
+        if self.resident is not None:
+            self.resident.asked()
+        elif self.pool.unavailable:
             raise NoWorker(NO_WORKER.format(name=self.name) + self.pool.refusal())
         if self.pool.load_failure is not None:
             raise self.pool.not_loaded()
@@ -159,20 +173,35 @@ class Model:
             alone=alone,
             response_bytes_max=self._response_bytes_max,
             recorder=recorder,
+            timing=asking.job(str(self), self._fills_batches) if asking.ever else None,
         )
         self.queue.put(job)
         if deadline_s != math.inf:
             self.pool.end_by(deadline_s)
         return job
 
+    def _infos(self) -> Iterator[Mapping[str, Any]]:
+        """What its workers have said of the handler when they were ready; of a model on demand that has none, what the
+        last one said."""
+        for slot in self.pool.slots:
+            if slot.worker is not None and slot.worker.info:
+                yield slot.worker.info
+        if self.resident is not None and self.resident.info:
+            yield self.resident.info
+
+    @property
+    def _fills_batches(self) -> bool:
+        """Whether its requests wait for others to share a batch."""
+        settings = self.settings
+        return settings.batch_size > 1 and settings.max_batch_delay_set and settings.max_batch_delay_ms > 0
+
     @property
     def signature(self) -> Signature:
         """The tensors declared by its files or, where they declare none, by its handler when it was loaded."""
         if not self._signature.declared:
-            for slot in self.pool.slots:
-                if slot.worker is not None and slot.worker.info.get("signature"):
-                    found = signature_from(slot.worker.info["signature"])
-                    return replace(found, metadata=self._signature.metadata)
+            for info in self._infos():
+                if info.get("signature"):
+                    return replace(signature_from(info["signature"]), metadata=self._signature.metadata)
         return self._signature
 
     def open_stream(
@@ -198,19 +227,16 @@ class Model:
         """Whether one call of its handler takes the requests of a whole stream, as reported by ready workers. Requests
         of a sequence come one by one."""
         if not self._takes_streams and not self.settings.stateful:
-            self._takes_streams = any(
-                slot.worker is not None and slot.worker.info.get("takes_streams") for slot in self.pool.slots
-            )
+            self._takes_streams = any(info.get("takes_streams") for info in self._infos())
         return self._takes_streams
 
     @property
     def routes(self) -> Sequence[Route]:
         """The paths that its handler answers besides the protocols', as reported by a ready worker."""
         if self._routes is None and self.archive.adapter:
-            for slot in self.pool.slots:
-                if slot.worker is not None and slot.worker.info:
-                    self._routes = list(self._routes_of(slot.worker.info))
-                    break
+            for info in self._infos():
+                self._routes = list(self._routes_of(info))
+                break
         return self._routes or ()
 
     def _routes_of(self, info: Mapping[str, Any]) -> Iterator[Route]:
@@ -226,16 +252,15 @@ class Model:
     def openai(self) -> OpenAIHandler | None:
         """Its handler's support of OpenAI's API, as reported by a ready worker; None before the first is ready."""
         if self._openai is None:
-            for slot in self.pool.slots:
-                if slot.worker is not None and slot.worker.info:
-                    said = slot.worker.info.get("openai") or {}
-                    honours = said.get("honours", ())
-                    self._openai = OpenAIHandler(
-                        bool(said.get("speaks")),
-                        tuple(said.get("names") or ()),
-                        None if honours is None else frozenset(honours),
-                    )
-                    break
+            for info in self._infos():
+                said = info.get("openai") or {}
+                honours = said.get("honours", ())
+                self._openai = OpenAIHandler(
+                    bool(said.get("speaks")),
+                    tuple(said.get("names") or ()),
+                    None if honours is None else frozenset(honours),
+                )
+                break
         return self._openai
 
     @property
@@ -254,8 +279,7 @@ class Model:
         """True when answers to successive requests may mix: the model is decoupled, or its handler is a generator or
         async."""
         return self.signature.decoupled or any(
-            slot.worker is not None and slot.worker.info.get("handler_kind") in ("generator", "async")
-            for slot in self.pool.slots
+            info.get("handler_kind") in ("generator", "async") for info in self._infos()
         )
 
     def config_message(self) -> dict[str, Any]:
@@ -280,7 +304,9 @@ class Model:
 
     @property
     def ready(self) -> bool:
-        """True when a worker can take a request now."""
+        """True when a worker can take a request now, or one that a request would start."""
+        if self.resident is not None and self.resident.state in (ResidentState.KNOWN, ResidentState.UNLOADING):
+            return not self._leaving
         return self.pool.ready_count > 0 and not self._leaving
 
     @property
@@ -299,6 +325,7 @@ class Model:
 
     def give_up_waiting(self, reason: str) -> None:
         """Fails the requests that wait for a first worker."""
+        self.pool.on_demand = False
         if not self.pool.ready_count:
             self.queue.fail_all(Draining(f'Model "{self.name}" {reason} before a worker was ready'))
 

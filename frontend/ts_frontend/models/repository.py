@@ -22,6 +22,7 @@ from ts_frontend.models.model import Model
 from ts_frontend.models.settings import Requested
 from ts_frontend.models.store.store import Fetched
 from ts_frontend.tasks import side_by_side
+from ts_frontend.workers.demand import ResidentState
 
 log = logging.getLogger(__name__)
 
@@ -136,6 +137,7 @@ UNLOADED = "unloaded"
 class ControlRefused(ServeError):
     """The control mode doesn't let clients load and unload."""
 
+    remedy = "Start with `--model-control-mode explicit`, or change the files instead."
     code, http_status, type_name = Code.FAILED_PRECONDITION, 400, "BadRequestException"
 
     def __init__(self, verb: str) -> None:
@@ -147,6 +149,7 @@ class ControlRefused(ServeError):
 class FilesRefused(ServeError):
     """A client may choose among the operator's models, but not bring code of its own."""
 
+    remedy = "Correct the model's files that the message names."
     code, http_status, type_name = Code.FAILED_PRECONDITION, 400, "BadRequestException"
 
     def __init__(self) -> None:
@@ -353,7 +356,9 @@ class Repository:
         for model in registry:
             if model.workflow:
                 continue
-            reason = "" if model.ready else self._known.get(model.name, _Known()).reason or _unready(model)
+            reason = (
+                _residence(model) if model.ready else self._known.get(model.name, _Known()).reason or _unready(model)
+            )
             found.append(IndexEntry(model.name, model.version, "READY" if model.ready else "UNAVAILABLE", reason))
         served = {model.name for model in registry}
         found += [
@@ -428,6 +433,12 @@ class Repository:
                 self._manager.tasks.background(self._manager.retire(model))
             if remembered:
                 self._known[name] = _Known(reason=UNLOADED, versions=tuple(model.version for model in models))
+
+
+def _residence(model: Model) -> str:
+    """Of a model on demand that is ready for a request: known, loading, ...; "" for one that is loaded."""
+    resident = model.resident
+    return "" if resident is None or resident.state is ResidentState.WARM else resident.status
 
 
 def _unready(model: Model) -> str:

@@ -17,6 +17,8 @@ from typing import Any, Protocol, TypeVar
 from ts_frontend.config.parameters import SETTINGS, WORKERS_MAX
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArgument
+from ts_frontend.workers.demand import DemandRule
+from ts_frontend.workers.scaling import ScalingRule
 
 INT_MAX = 2**31 - 1
 #: Of a key to a setting's, for it to count as a misspelt one (difflib's ratio).
@@ -38,6 +40,13 @@ class Source:
         """A whole number from `least` on."""
         found: int | None = self._checked(
             key, lambda value: _is_whole(value, least), f"a whole number, at least {least}"
+        )
+        return found
+
+    def decimal(self, key: str, least: float) -> float | None:
+        """A number from `least` on."""
+        found: float | None = self._checked(
+            key, lambda value: _is_number(value, least), f"a number, at least {least:g}"
         )
         return found
 
@@ -100,6 +109,10 @@ def _plainly(key: str) -> str:
 
 def _is_whole(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= INT_MAX
+
+
+def _is_number(value: object, least: float) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= INT_MAX
 
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?b?)", re.IGNORECASE)
@@ -272,6 +285,8 @@ class ModelSettings:
     stateful: bool = False
     idempotent: bool = False
     share_weights: bool = False
+    autoscale: ScalingRule | None = None
+    demand: DemandRule | None = None
     recycle_after_requests: int = 0
     recycle_above_bytes: int = 0
     worker_memory_bytes_max: int = 0
@@ -446,6 +461,8 @@ def _plain(yaml: Source, server: Source, defaults: ServerConfig) -> dict[str, An
         "idempotent": bool(_stateless(yaml, "idempotent", flag("idempotent"), stateful)),
         "sequence_max_idle_ms": whole("sequenceMaxIdleMSec", 0, 0),
         "sequence_timeout_ms": whole("sequenceTimeoutMSec", 0, 0),
+        "demand": _demand(yaml, server, defaults, stateful),
+        "autoscale": None if stateful else _autoscale(yaml) or _autoscale(server),
         "max_num_sequence": whole("maxNumSequence", 1),
         "max_sequences_per_worker": whole("maxSequencesPerWorker", 0, 0),
         "sequence_start_required": flag("sequenceStartRequired"),
@@ -458,6 +475,47 @@ def _stateless(yaml: Source, key: str, value: int, stateful: bool) -> int:
     if value and stateful:
         yaml.warn(key, "ignored with sequenceBatching")
     return 0 if stateful else value
+
+
+def _autoscale(source: Source) -> ScalingRule | None:
+    """The source's rule, `autoscale: true` for the usual one; None without."""
+    usual = ScalingRule()
+    given = source.values.get("autoscale")
+    if isinstance(given, bool):
+        source.flag("autoscale")
+        return usual if given else None
+    section = source.section("autoscale")
+    if not isinstance(given, dict):
+        return None
+
+    def seconds(key: str, default_s: float, least: float) -> float:
+        found = section.decimal(key, least)
+        return default_s if found is None else float(found)
+
+    rule = ScalingRule(
+        target_queue=seconds("targetQueue", usual.target_queue, 0),
+        target_wait_s=(section.whole("targetWait") or 0) / 1000,
+        up_after_s=seconds("upAfter", usual.up_after_s, 0),
+        down_after_s=seconds("downAfter", usual.down_after_s, 0.1),
+    )
+    section.warn_misspelt()
+    return rule
+
+
+def _demand(yaml: Source, server: Source, defaults: ServerConfig, stateful: bool) -> DemandRule | None:
+    """The rule of a model that is loaded on demand, None for one whose workers are started with it."""
+    keep_s = first(yaml.whole("keepAlive", 0), lambda: server.whole("keepAlive", 0))
+    rule = DemandRule(
+        keep_alive_s=defaults.model_keep_alive_s if keep_s is None else keep_s,
+        pinned=bool(first(yaml.flag("pinned"), lambda: server.flag("pinned"))),
+        memory_bytes=first(yaml.size_bytes("modelMemory"), lambda: server.size_bytes("modelMemory")) or 0,
+    )
+    own = first(yaml.flag("loadOnDemand"), lambda: server.flag("loadOnDemand"))
+    ticket = bool(first(yaml.flag("useJobTicket"), lambda: server.flag("useJobTicket")))
+    if own and (stateful or ticket):
+        yaml.warn("loadOnDemand", "ignored with " + ("sequenceBatching" if stateful else "useJobTicket"))
+    wanted = defaults.load_on_demand if own is None else own
+    return rule if wanted and not stateful and not ticket else None
 
 
 def _parallel_level(kind: str, yaml: Source, server: Source) -> int:

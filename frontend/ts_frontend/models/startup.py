@@ -222,7 +222,7 @@ async def _enter(state: VersionState, made: Model | str, manager: ModelManager) 
         await manager.add(made)
     except Exception as error:
         return aside(f"Model {made}", state.archive, "model store", error)
-    made.minimum, made.maximum = state.min_workers, state.max_workers
+    made.scale_between(state.min_workers, state.max_workers)
     return ""
 
 
@@ -340,7 +340,7 @@ class _StartupLoader:
 
     def _entries(self) -> list[str]:
         entries: list[str] = []
-        for word in self._config.load_models:
+        for word in self._config.load_models or (["."] if self._store.alone else []):
             entries += self._store.names() if word.lower() == "all" else [word]
         return entries
 
@@ -373,7 +373,7 @@ class _StartupLoader:
         if not separator or "/" in name or ":" in name:
             name, url = "", entry
         url = _archive(url, self._store)
-        if self._config.model_dir is not None and url not in self._store.names():
+        if (self._config.model_dir is not None or self._store.alone) and url not in self._store.names():
             name, url = name or entry, self._store.only()  # the store is, or has, the one model that is meant
         for given in [name] if name else await self._manager.loader.names_in(url) or [""]:
             fetched = await self._store.fetch(url)

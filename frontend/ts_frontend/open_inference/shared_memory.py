@@ -24,16 +24,19 @@ _KEY = re.compile(r"/?[^/\0]{1,255}")
 
 
 class RegionExists(ServeError):
+    remedy = "Unregister the region first, or take another name."
     code, http_status, type_name = Code.ALREADY_EXISTS, 400, "BadRequestException"
 
 
 class RegionNotFound(ServeError):
+    remedy = "Register the region first."
     code, http_status, type_name = Code.NOT_FOUND, 404, "ResourceNotFoundException"
 
 
 class Forbidden(ServeError):
     """The server's settings don't allow it."""
 
+    remedy = "Allow the key with `shared_memory_keys`."
     code, http_status, type_name = Code.PERMISSION_DENIED, 403, "ForbiddenException"
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from ts.protocol.frames import Feed, Input, Pairs
 from ts_frontend.errors import DeadlineExceeded, QueueFull, ServeError
-from ts_frontend.job import Job, Ledger
+from ts_frontend.job import Job, Ledger, Whereabouts
 from ts_frontend.scheduling.batcher import Batcher, Full, Policy, Priorities, PriorityBatcher, PriorityJob
 from ts_frontend.scheduling.repeats import Group, RepeatLane
 from ts_frontend.scheduling.sequences import SequenceBatcher
@@ -102,6 +102,10 @@ class WorkQueue:
 
     def feed(self, job: Job, feed: Feed) -> None:
         """Does nothing: a waiting job has no handler for further inputs yet."""
+
+    def measure(self, job: Job) -> Whereabouts:
+        """A queue sends jobs, and is sent none."""
+        raise AssertionError(f"job {job.id} was sent to a queue")
 
     # --- ending waiting jobs
 

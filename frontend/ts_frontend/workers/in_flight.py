@@ -208,6 +208,11 @@ class InFlight:
         self._finished_s = now_s
         return waited_s, now_s - batch.taken_s - waited_s
 
+    def free_since_s(self) -> float | None:
+        """Returns since when there was nothing before the batch that has just begun (`time.monotonic()` seconds, 0 for
+        always); None when there is a batch before it."""
+        return self._finished_s if len(self.batches) == 1 else None
+
     def clear(self) -> None:
         self.jobs.clear()
         self.batches.clear()

@@ -287,6 +287,7 @@ class Pool:
         #: The last start of each worker has failed, and this is why the latest did. Kept up to date like `unavailable`.
         self.load_failure: StartFailed | None = None
         self.clock = clock or Clock()
+        self.on_demand = False  # requests wait also while there are no workers
         self._tracebacks: dict[str, int] = {}
         self._new_backoff = new_backoff
         self._on_change = on_change
@@ -432,7 +433,7 @@ class Pool:
 
     def _fail_what_waits(self) -> None:
         """Fails the waiting jobs of a pool that was scaled to zero."""
-        if self.unavailable and not self.slots and len(self.queue):
+        if self.unavailable and not self.slots and not self.on_demand and len(self.queue):
             self.queue.fail_all(NoWorker(f"Model {self.name} was scaled to zero workers while the request waited"))
 
     # --- events of its slots

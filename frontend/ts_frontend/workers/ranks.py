@@ -50,9 +50,14 @@ UNBOUNDED_BYTES = 1 << 62
 def _short(directory: Path, name: str) -> Iterator[str]:
     """A path of the file `name`, short enough for a socket's address."""
     path = str(directory / name)
-    if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX or sys.platform != "linux":
+    if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX:
         yield path
         return
+    if sys.platform != "linux":
+        raise OSError(
+            f"{path} is longer than {SOCKET_PATH_BYTES_MAX} bytes, the most that a socket's address has here: set "
+            "temp_dir (or TMPDIR) to a directory with a shorter path"
+        )
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{handle}/{name}"

@@ -20,6 +20,7 @@ from ts_frontend.workers.holder import HolderLauncher
 from ts_frontend.workers.launchers import ExecLauncher, InProcessLauncher, Launcher, TorchrunLauncher, tool_output
 from ts_frontend.workers.pool import Clock, Pool, PoolResources
 from ts_frontend.workers.process import LineSink, ProcessSpec, WorkerPlan, reap_orphans
+from ts_frontend.workers.scaling import PoolScaler, ScalingRule
 from ts_frontend.workers.spawning import StartedForkserver
 
 log = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ class Supervisor:
         self._distribution_id = first_distribution_id
         self._on_line = on_line
         self._pools: set[Pool] = set()
+        self._scalers: dict[Pool, PoolScaler] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -112,6 +114,11 @@ class Supervisor:
         self._pools.add(pool)
         return pool
 
+    def scaler(self, pool: Pool, rule: ScalingRule, batch_size: int) -> PoolScaler:
+        """Has the pool scaled by its load, once it is told between which numbers."""
+        scaler = self._scalers[pool] = PoolScaler(pool, rule, batch_size)
+        return scaler
+
     def _launcher_of(self, spec: ProcessSpec) -> Launcher:
         """Returns torchrun's launcher for a worker of several processes, exec's for one with an interpreter of its own,
         else the usual one."""
@@ -121,6 +128,9 @@ class Supervisor:
 
     async def dismiss(self, pool: Pool, drain_s: float | None) -> None:
         """Ends a pool and forgets it."""
+        scaler = self._scalers.pop(pool, None)
+        if scaler is not None:
+            await scaler.close()
         await pool.close(drain_s)
         self._pools.discard(pool)
         self.placement.forget(pool.plan)
@@ -136,11 +146,14 @@ class Supervisor:
         """Ticks one pool; its failure must not end the clock of all."""
         try:
             pool.tick(now_s)
+            if (scaler := self._scalers.get(pool)) is not None:
+                scaler.tick(now_s)
         except Exception:
             log.exception("Workers of %s could not be looked after", pool.name)
 
     async def close(self) -> None:
         """Closes the pools, whose workers get no more time, and the launchers."""
+        await asyncio.gather(*(scaler.close() for scaler in list(self._scalers.values())))
         await asyncio.gather(*(pool.close(0.0) for pool in list(self._pools)))
         for task in self._tasks:
             task.cancel()

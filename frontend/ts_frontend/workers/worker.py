@@ -20,14 +20,16 @@ from ts.protocol.frames import (
     Feed,
     Load,
     LoadFailed,
+    Measure,
     Message,
     Pieces,
     Predict,
     Ready,
     Stop,
+    Times,
 )
 from ts_frontend.errors import DeadlineExceeded, Draining, InvalidArgument, Quarantined, WorkerDied
-from ts_frontend.job import Job
+from ts_frontend.job import Job, Whereabouts
 from ts_frontend.scheduling.queues import WorkQueue
 from ts_frontend.scheduling.repeats import halves, one_by_one
 from ts_frontend.tasks import watched
@@ -186,6 +188,10 @@ class Worker:
         await asyncio.wait({self.ended})
         raise StartFailed(reason, 500, self.tail())
 
+    def jobs(self) -> list[Job]:
+        """Returns the requests that it has and hasn't answered yet."""
+        return list(self._running.open_jobs())
+
     def tail(self) -> list[str]:
         return list(self.process.tail) if self.process is not None else []
 
@@ -327,6 +333,16 @@ class Worker:
             self._running.active(entry[1], time.monotonic())
             self._connection.push(feed)
 
+    def measure(self, job: Job) -> Whereabouts:
+        running = self._running
+        if self._connection is not None:
+            self._connection.push(Measure(job.id))
+        batch = next(reversed(running.batches.values()))
+        free_s = running.free_since_s()
+        return Whereabouts(
+            self.id, len(batch.jobs), self.ready_at_s, None if free_s is None else max(free_s, self.ready_at_s)
+        )
+
     # --- messages of the process
 
     def _received(self, messages: list[Message]) -> None:
@@ -419,6 +435,10 @@ class Worker:
             entry = self._running.jobs.get(message.job_id)
             if entry is not None:
                 entry[0].allow(message.size_bytes)
+        elif isinstance(message, Times):
+            entry = self._running.jobs.get(message.job_id)
+            if entry is not None and entry[0].timing is not None:
+                entry[0].timing.measured(message, time.monotonic())
         elif isinstance(message, LoadFailed):
             info = message.info
             self._death_note = f"Model couldn't be loaded: {info.get('message')}"

@@ -252,4 +252,4 @@ async def _restore(name: str, state: WorkflowState, workflows: WorkflowManager) 
     for model in models_of(workflow, workflows.models):
         known = state.nodes.get(model.name)
         if known is not None:
-            model.minimum, model.maximum = known.min_workers, known.max_workers
+            model.scale_between(known.min_workers, known.max_workers)

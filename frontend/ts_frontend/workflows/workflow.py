@@ -41,6 +41,8 @@ class Reply(NamedTuple):
 class NodeFailed(ServeError):
     """A node gave no answer. The status is that of its cause; an exception of the handler is 500."""
 
+    remedy = "Mend the node's handler that the message names."
+
     def __init__(self, node: str, cause: ServeError, attempts: int) -> None:
         text = f"Error executing {node}"
         if isinstance(cause, HandlerFailed) and cause.by_handler:
@@ -55,6 +57,7 @@ class NodeFailed(ServeError):
 class NodeGone(ServeError):
     """A node's model was unregistered by itself."""
 
+    remedy = "Register the workflow again: the model of a node was unregistered."
     code, http_status, type_name = Code.UNAVAILABLE, 503, "ServiceUnavailableException"
 
 

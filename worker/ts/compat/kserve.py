@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 from ts.compat.kserve_api.messages import array_of
+from ts.compat.kserve_api.predictor import WAITED_FOR_UNTIL_S
 from ts.context import Context
 from ts.runtime.handlers import HandlerNotUsable, Loaded, Settings, context_of, declared, openai_of
 from ts.tensors import types
@@ -79,7 +80,11 @@ class KServeAdapter:
         self._taken: Any = cache(_taken)
 
     async def answers(self, data: Sequence[types.InferenceRequest], context: Context) -> list[Any]:
-        return [await self._answer(request, context.get_request_id(index) or "") for index, request in enumerate(data)]
+        found = []
+        for index, request in enumerate(data):
+            WAITED_FOR_UNTIL_S.set(time.monotonic() + context.remaining_s(index))
+            found.append(await self._answer(request, context.get_request_id(index) or ""))
+        return found
 
     async def _answer(self, request: types.InferenceRequest, request_id: str) -> Any:
         """The answer, or the exception that fails only this request."""

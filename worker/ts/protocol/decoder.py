@@ -27,6 +27,7 @@ from ts.protocol.frames import (
     JOINED_BYTES_MAX,
     LOAD,
     LOAD_FAILED,
+    MEASURE,
     MORE,
     NOT_BEGUN,
     PAIR_HEAD,
@@ -38,6 +39,8 @@ from ts.protocol.frames import (
     READY,
     SINGLE,
     STOP,
+    TIMED,
+    TIMES,
     U64,
     WHOLE,
     Call,
@@ -51,6 +54,7 @@ from ts.protocol.frames import (
     Item,
     Load,
     LoadFailed,
+    Measure,
     Message,
     PackedPairs,
     Pairs,
@@ -58,6 +62,7 @@ from ts.protocol.frames import (
     Predict,
     Ready,
     Stop,
+    Times,
 )
 
 #: Makes a named tuple of its values at half the cost of calling its type.
@@ -254,6 +259,8 @@ _DECODERS: dict[int, Callable[[int, Body], Message]] = {
     FEED: _decode_feed,
     CALL: _decode_call,
     PIECES: _decode_pieces,
+    MEASURE: lambda key, _: Measure(key),
+    TIMED: lambda key, body: Times(key, *_Reader(body).unpack(TIMES)),
 }
 
 

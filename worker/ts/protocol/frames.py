@@ -48,6 +48,7 @@ BY_HANDLER, WHOLE, NOT_BEGUN = 1, 2, 4
 COUNT = struct.Struct("<I")
 FEED_HEAD = struct.Struct("<BH")
 PIECES_HEAD = struct.Struct("<BH")
+TIMES = struct.Struct("<ddd")
 #: Pieces in one frame, at most.
 PIECES_MAX = 64
 #: The sizes of that many pieces, by their number.
@@ -179,12 +180,31 @@ class Call(NamedTuple):
     data: Buffer = b""
 
 
+class Measure(NamedTuple):
+    """To a worker, before the request itself: somebody asks where its time goes."""
+
+    job_id: int
+
+
+class Times(NamedTuple):
+    """From a worker, before the end of a request that was measured; `time.monotonic()` seconds. `begun_s`: the handler
+    was called for it; `ended_s`: it had returned, or given its last piece; `given_s`: the answer was encoded."""
+
+    job_id: int
+    begun_s: float
+    ended_s: float
+    given_s: float
+
+
 Message: TypeAlias = (
-    "Load | Predict | Cancel | Credit | Stop | Ready | LoadFailed | Chunk | Failed | Feed | Call | Pieces"
+    "Load | Predict | Cancel | Credit | Stop | Ready | LoadFailed | Chunk | Failed | Feed | Call | Pieces | Measure | "
+    "Times"
 )
 
-LOAD, PREDICT, CANCEL, CREDIT, STOP, READY, LOAD_FAILED, CHUNK, FAILED, FEED, CALL, PIECES = range(1, 13)
-CONTROL_KINDS = frozenset({LOAD, CANCEL, CREDIT, STOP, READY, LOAD_FAILED, FAILED})
+LOAD, PREDICT, CANCEL, CREDIT, STOP, READY, LOAD_FAILED, CHUNK, FAILED, FEED, CALL, PIECES, MEASURE, TIMED = range(
+    1, 15
+)
+CONTROL_KINDS = frozenset({LOAD, CANCEL, CREDIT, STOP, READY, LOAD_FAILED, FAILED, MEASURE, TIMED})
 
 
 # --- encoding: message -> (kind, key, body segments)
@@ -373,6 +393,8 @@ _ENCODERS: dict[type, Callable[[Any], tuple[int, int, list[Buffer]]]] = {
     Stop: lambda _: (STOP, 0, []),
     Feed: _encode_feed,
     Call: _encode_call,
+    Measure: lambda message: (MEASURE, message.job_id, []),
+    Times: lambda message: (TIMED, message.job_id, [TIMES.pack(*message[1:])]),
 }
 
 

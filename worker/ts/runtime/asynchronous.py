@@ -21,7 +21,7 @@ class AsyncRunner:
     def __init__(self, link: Link, loaded: Loaded, opened: Opened, progress: Progress, decode: bool) -> None:
         assert loaded.loop is not None
         self._link, self._ledger, self._loop = link, link.ledger, loaded.loop
-        self._entry, self._context = loaded.entry, loaded.context
+        self.entry, self._context = loaded.entry, loaded.context
         self._opened = opened
         self._progress, self._decode = progress, decode
         self._tasks: set[asyncio.Task[None]] = set()
@@ -122,7 +122,7 @@ class AsyncRunner:
         if not rows:
             return
         self._progress.begin(running.batch.batch_id)
-        result = self._entry(rows, running.context)
+        result = self.entry(rows, running.context)
         if inspect.isawaitable(result):
             result = await result
         if inspect.isasyncgen(result):

@@ -29,7 +29,7 @@ class BlockingRunner:
 
     def __init__(self, link: Link, loaded: Loaded, opened: Opened, progress: Progress, decode: bool) -> None:
         self._link, self._ledger = link, link.ledger
-        self._entry, self._context = loaded.entry, loaded.context
+        self.entry, self._context = loaded.entry, loaded.context
         self._opened = opened
         self._forks = loaded.kind == "generator"
         self._progress, self._decode = progress, decode
@@ -66,7 +66,7 @@ class BlockingRunner:
             rows = running.rows(self._decode)
             if rows:
                 self._progress.begin(batch.batch_id)
-                self._take(running, self._call(self._entry, rows, context))
+                self._take(running, self._call(self.entry, rows, context))
         except SystemExit:
             raise
         except BaseException as error:

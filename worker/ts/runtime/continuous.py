@@ -135,7 +135,7 @@ class ContinuousRunner:
 
     def __init__(self, link: Link, loaded: Loaded, opened: Opened, progress: Progress, decode: bool) -> None:
         self._link, self._ledger = link, link.ledger
-        self._entry, self._context = loaded.entry, loaded.context
+        self.entry, self._context = loaded.entry, loaded.context
         self._opened = opened
         self._limit = max(1, int(loaded.context.system_properties["batch_size"]))
         self._progress, self._decode = progress, decode
@@ -201,7 +201,7 @@ class ContinuousRunner:
         try:
             for batch_id in begun:
                 self._progress.begin(batch_id)
-            result = self._entry(rows, self._context)
+            result = self.entry(rows, self._context)
             if inspect.isgenerator(result) or inspect.isawaitable(result) or inspect.isasyncgen(result):
                 raise TypeError("with continuousBatching handle returns the answers of one step, it doesn't yield")
             running.finish(result)

@@ -11,6 +11,8 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 NAMES_MAX = 4
+#: What Linux tells of this process; other systems have no such directory.
+PROC = "/proc/self"
 #: Links of /proc/self/fd to what two processes can't use side by side. Files are opened again instead.
 SHARED_BADLY = ("socket:", "pipe:", "anon_inode:")
 DEVICES = ("/dev/nvidia", "/dev/dri/", "/dev/kfd", "/dev/accel")
@@ -64,9 +66,9 @@ def _some(names: list[str], what: str, plural: str = "s") -> str:
 
 def _tasks() -> dict[int, str]:
     found = {}
-    for name in _listed("/proc/self/task"):
+    for name in _listed(f"{PROC}/task"):
         try:
-            with open(f"/proc/self/task/{name}/comm") as file:
+            with open(f"{PROC}/task/{name}/comm") as file:
                 found[int(name)] = file.read().strip()
         except OSError:  # it has ended meanwhile
             continue
@@ -75,9 +77,9 @@ def _tasks() -> dict[int, str]:
 
 def _files() -> dict[int, str]:
     found = {}
-    for name in _listed("/proc/self/fd"):
+    for name in _listed(f"{PROC}/fd"):
         try:
-            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+            found[int(name)] = os.readlink(f"{PROC}/fd/{name}")
         except OSError:  # the listing's own
             continue
     return found
@@ -87,7 +89,7 @@ def _children(tasks: Collection[int]) -> frozenset[int]:
     found: set[int] = set()
     for task in tasks:
         try:
-            with open(f"/proc/self/task/{task}/children") as file:
+            with open(f"{PROC}/task/{task}/children") as file:
                 found.update(map(int, file.read().split()))
         except OSError:  # a kernel that doesn't list them
             continue
@@ -122,7 +124,7 @@ def owned_files(but: Collection[int]) -> None:
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 continue
-            again = os.open(f"/proc/self/fd/{fd}", fcntl.fcntl(fd, fcntl.F_GETFL))
+            again = os.open(f"{PROC}/fd/{fd}", fcntl.fcntl(fd, fcntl.F_GETFL))
         except OSError:  # a file that can't be opened again stays as it is
             continue
         os.lseek(again, os.lseek(fd, 0, os.SEEK_CUR), os.SEEK_SET)

@@ -22,6 +22,7 @@ from ts.protocol.frames import (
     Failed,
     Feed,
     Item,
+    Measure,
     Message,
     Pairs,
     Predict,
@@ -131,6 +132,7 @@ class Ledger:
         self.jobs: dict[int, Job] = {}
         self.stopping = False
         self.on_answer: Callable[[Chunk | Failed], None] = lambda message: None  # of the worker's own calls
+        self.on_measure: Callable[[int], None] = lambda job_id: None
         self._early_cancels: dict[int, None] = {}
 
     # --- from the frontend
@@ -148,6 +150,8 @@ class Ledger:
             self.stopping = True
         elif isinstance(message, (Chunk, Failed)):
             self.on_answer(message)
+        elif type(message) is Measure:
+            self.on_measure(message.job_id)
 
     def _admit(self, predict: Predict) -> None:
         batch = Batch(predict.batch_id)

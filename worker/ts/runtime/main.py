@@ -28,6 +28,7 @@ from ts.runtime.handlers import Loaded, describe_failure, load
 from ts.runtime.jobs import Ledger, SilentLedger
 from ts.runtime.process import log_to_stdout, mark_lines, outlive_stops, set_threads, turn_to
 from ts.runtime.running import Opened, Opening
+from ts.runtime.stopwatch import Stopwatch
 from ts.runtime.worker import Link, leave
 
 CREDIT_BYTES = 256 * 1024
@@ -92,7 +93,10 @@ def answer(
     try:
         try:
             opening = Opening(link, loaded.takes == "rows", lambda: _with_tensors(link, loaded))
-            runner_type(link, loaded, opening.opened, progress, bool(settings.get("decode_input_request", True))).run()
+            decodes = bool(settings.get("decode_input_request", True))
+            runner = runner_type(link, loaded, opening.opened, progress, decodes)
+            ledger.on_measure = Stopwatch(ledger, runner, awaits=runner_type is AsyncRunner).measure
+            runner.run()
         except SystemExit as error:
             status = _exit_status(error)
         link.drain()

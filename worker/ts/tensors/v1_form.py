@@ -20,6 +20,8 @@ from ts.tensors.types import BadTensor, InferenceRequest, InferenceResponse, Ten
 
 EXPLAIN = "explain"
 INSTANCES = ("instances", "inputs")
+#: The parameter of a tensor whose datatype is what its numbers look like, which no client can set.
+GUESSED = "\0guessed"
 _STRUCTURED = "application/cloudevents+json"
 
 
@@ -128,7 +130,7 @@ def _tensor(name: str, values: list[Any], model: ModelSpec) -> Tensor:
     except ValueError:
         array = np.empty(0, dtype=object)
     if array.dtype.kind in "biuf":
-        return Tensor.of(name, array)
+        return Tensor.of(name, array, **{GUESSED: True})
     return Tensor(name, "BYTES", bytes_array([dumped(value) for value in values], [len(values)]))
 
 

@@ -96,12 +96,12 @@ OPTIONS = (
     KServeOption("log_config_file", str, None),
     KServeOption("event_loop", str, "auto", note=_NONE),
     KServeOption("timeout_keep_alive", integer, 65, note=_NONE),
-    KServeOption("predictor_host", str, None, note=_NONE),
-    KServeOption("protocol", str, "v1", note=_NONE),
-    KServeOption("predictor_protocol", str, "v1", note=_NONE),
-    KServeOption("predictor_use_ssl", truth, False, note=_NONE),
-    KServeOption("predictor_request_timeout_seconds", integer, 600, note=_NONE),
-    KServeOption("predictor_request_retries", integer, 0, note=_NONE),
+    KServeOption("predictor_host", str, None),
+    KServeOption("protocol", str, "v1", note="the program reads it itself"),
+    KServeOption("predictor_protocol", str, "v1"),
+    KServeOption("predictor_use_ssl", truth, False),
+    KServeOption("predictor_request_timeout_seconds", integer, 600),
+    KServeOption("predictor_request_retries", integer, 0),
     KServeOption("enable_predictor_health_check", str, None, note=_NONE),
 )
 #: Options of aiSSEMBLE's other servers that may be in the environment or oip.properties.

@@ -44,6 +44,8 @@ class ModelFormat(ABC):
     versioned: ClassVar[bool] = False
     #: Models may lie in any subfolder of a model store, or be the store itself.
     nested: ClassVar[bool] = False
+    #: A model store may be such a model, which then is served from the start when no models are named.
+    alone: ClassVar[bool] = False
     #: Files without a name of their own may serve several models: `names` says which.
     several: ClassVar[bool] = False
 

@@ -17,6 +17,7 @@ from ts_frontend.models.formats.mlserver import MLServerFormat
 from ts_frontend.models.formats.program import ProgramFormat
 from ts_frontend.models.formats.torchserve import TorchServeFormat, bare
 from ts_frontend.models.formats.triton import TritonFormat
+from ts_frontend.models.formats.weights import WeightsFormat
 from ts_frontend.models.store.http import Stop
 
 #: The depth to which a store's folders are searched for models that may lie at any depth.
@@ -31,6 +32,7 @@ def known_formats(config: ServerConfig, *, env: Mapping[str, str], work_dir: Pat
             MLServerFormat(config.mlserver, config.model_store, Path.cwd() if config.mlserver.only else None),
             TritonFormat(gpus, config.default_workers_per_model),
             ProgramFormat(config, env, work_dir),
+            WeightsFormat(),
         )
     )
 
@@ -137,7 +139,7 @@ class Formats:
         nested = [one for one in self._all if one.nested]
         inside = {name: self._inside(root, name, nested) for name in names}
         found = [path for paths in inside.values() for path in paths]
-        if any(one.matches(root) or (one.assumed and not found) for one in nested):
+        if any(one.matches(root) or (one.assumed and not found) for one in nested) or self.is_alone(root):
             found.append(".")
         marked_only = "." in found or any(one.exclusive for one in nested)
         archives = [name for name, paths in inside.items() if not paths and self._counts(root / name, marked_only)]
@@ -170,6 +172,10 @@ class Formats:
             if own is not None and (model := own.stored(root, path)) is not None:
                 found.append(model)
         return found
+
+    def is_alone(self, root: Path) -> bool:
+        """Whether a store is itself a model without anybody's saying so."""
+        return (found := self.shown(root)) is not None and found.alone
 
     def is_model(self, folder: Path) -> bool:
         """Whether a store is itself a model, by a sign of its format."""

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 ADAPTER = "triton"
 #: The backends that are served, and the file that each looks for in a version's directory.
 MODEL_FILES = {"python": "model.py", "pytorch": "model.pt", "onnxruntime": "model.onnx"}
+#: Of backend `pytorch` as well: a program of torch.export.
+PROGRAM_FILE = "model.pt2"
 _BACKENDS_OF_PLATFORMS = {"pytorch_libtorch": "pytorch", "onnxruntime_onnx": "onnxruntime"}
 _PLATFORMS = {backend: platform for platform, backend in _BACKENDS_OF_PLATFORMS.items()}
 #: Triton's default idle time, the most waiting requests of one sequence, and the most sequences that wait for workers.
@@ -369,6 +371,8 @@ def read(path: Path, config_text: str | None = None, name: str = "") -> ModelDir
         raise InvalidArgument(f"model {name!r}: its version_policy takes none of the versions that are there: {have}")
     backend = backend_of(config, source) or _backend(path / str(wanted[-1]))
     full = completed(config, name, backend)
+    if not config.default_model_filename and backend == "pytorch" and _is_program(path / str(wanted[-1])):
+        full.default_model_filename = PROGRAM_FILE
     for version in wanted:
         _check_file(path / str(version), full.default_model_filename)
     return ModelDirectory(name, path, full, backend, tuple(wanted), grouped=bool(config.instance_group))
@@ -395,8 +399,15 @@ def _backend(directory: Path) -> str:
     for backend, file in MODEL_FILES.items():
         if (directory / file).is_file():
             return backend
+    if _is_program(directory):
+        return "pytorch"
     files = ", ".join(MODEL_FILES.values())
     raise InvalidArgument(f"{directory} has none of {files}, and the configuration names no backend")
+
+
+def _is_program(directory: Path) -> bool:
+    """Whether a version is of torch.export, and not of TorchScript."""
+    return (directory / PROGRAM_FILE).is_file() and not (directory / MODEL_FILES["pytorch"]).is_file()
 
 
 def _check_file(directory: Path, name: str) -> None:

@@ -245,6 +245,11 @@ class ModelStore:
         """The store's models whose names are known without opening them. Blocking."""
         return [] if self._root is None else self._formats.stored(self._root, self.names())
 
+    @property
+    def alone(self) -> bool:
+        """Whether the store is itself a model without anybody's saying so: weights. Blocking."""
+        return self._root is not None and self._root.is_dir() and self._formats.is_alone(self._root)
+
     def only(self) -> str:
         """The path of the store itself where it is a model, else of its only model. ArchiveNotFound without one, or
         with several."""
@@ -352,6 +357,14 @@ class ModelStore:
             return
         headers = s3.signed(url, stop) if signed and not url.lower().startswith("file:") else {}
         download(url, target, self._allow_hop, self._limits, stop, sha256, headers)
+
+    def allows(self, url: str) -> bool:
+        """Whether archives may come from a URL with a scheme; files inside the store always may, by their names."""
+        try:
+            self._allow(url)
+        except ArchiveNotFound:
+            return False
+        return True
 
     def _allow_hop(self, url: str) -> bool:
         """`_allow` for the target of a redirect, which is checked like a caller's URL."""

@@ -428,6 +428,7 @@ ATOMS: Mapping[str, Callable[[Access], str]] = {
     "D": lambda entry: str(int(entry.duration_ms * 1000)),
     "L": lambda entry: f"{entry.duration_ms / 1000:.6f}",
     "p": lambda entry: f"<{os.getpid()}>",
+    "timing": lambda entry: entry.timing or "-",
 }
 
 

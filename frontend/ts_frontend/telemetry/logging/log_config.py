@@ -308,6 +308,19 @@ def apply_plan(plan: LogPlan, *, console: bool = True) -> list[str]:
     return _Application(plan, console).apply()
 
 
+def plan_problems(plan: LogPlan) -> list[str]:
+    """The warnings of `apply_plan`, without any change to `logging` and without opening a file."""
+    application = _Application(plan, console=False)
+    for one in plan.loggers:
+        name = application.python_name(one.name)
+        if name is not None and one.level:
+            application.level(one.level, name)
+        application.named_problems(one.appenders)
+    for appender in plan.appenders.values():
+        application.appender_problems(appender)
+    return list(dict.fromkeys(application.warnings))
+
+
 class _Application:
     def __init__(self, plan: LogPlan, console: bool) -> None:
         self._plan, self._console = plan, console
@@ -316,10 +329,10 @@ class _Application:
         self._complaints = Complaints()
 
     def apply(self) -> list[str]:
-        loggers = {name: one for one in self._plan.loggers if (name := self._python_name(one.name)) is not None}
+        loggers = {name: one for one in self._plan.loggers if (name := self.python_name(one.name)) is not None}
         for name, one in loggers.items():
             if one.level:
-                logging.getLogger(name).setLevel(self._level(one.level, name))
+                logging.getLogger(name).setLevel(self.level(one.level, name))
         if self._plan.appenders:
             self._apply_appenders(loggers)
         return self.warnings
@@ -331,7 +344,23 @@ class _Application:
             logger.propagate = False
             logger.handlers[:] = self._all_handlers(name, loggers)
 
-    def _python_name(self, name: str) -> str | None:
+    def named_problems(self, references: Iterable[tuple[str, str]]) -> None:
+        """Warns of appenders that aren't there, and of levels that aren't known."""
+        for name, level in references:
+            if name not in self._plan.appenders:
+                self.warnings.append(f"there is no appender {name}")
+            elif level:
+                self.level(level, name)
+
+    def appender_problems(self, appender: Appender) -> None:
+        """Warns of what an appender's rotation, pattern and level ask for in vain."""
+        if not appender.references and appender.level.upper() != "OFF":
+            self._rotation(appender)
+            self._formatter(appender)
+            if appender.level:
+                self.level(appender.level, appender.name)
+
+    def python_name(self, name: str) -> str | None:
         """Our name for one of TorchServe's loggers; None for one without a counterpart here."""
         if name == THEIRS:
             return OURS
@@ -340,7 +369,7 @@ class _Application:
             return None
         return None if name.startswith(_JAVA) else name
 
-    def _level(self, word: str, name: str) -> int:
+    def level(self, word: str, name: str) -> int:
         """The level's number; NOTSET, the level of the logger above, for an unknown one."""
         found = _LEVELS.get(word.upper())
         if found is None:
@@ -376,7 +405,7 @@ class _Application:
             handler = self._open(appender)
             if handler is not None:
                 handler.setFormatter(self._formatter(appender))
-                levels = [self._level(word, appender.name) for word in (appender.level, level) if word]
+                levels = [self.level(word, appender.name) for word in (appender.level, level) if word]
                 handler.setLevel(max(levels, default=logging.NOTSET))
             self._handlers[key] = handler
         return self._handlers[key]

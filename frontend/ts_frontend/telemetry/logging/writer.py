@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 MAIN = "main"
 
 #: Of one request: seconds since 1970 at its end, `ip:port`, request line, status, milliseconds, request id.
-AccessFields: TypeAlias = "tuple[float, str, str, int, float, str]"
+AccessFields: TypeAlias = "tuple[float, str, str, int, float, str, str]"
 
 #: Control characters, and characters that some terminals and editors take for the end of a line; tabs stay.
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if code != 9}
@@ -59,6 +59,7 @@ class Access(NamedTuple):
     status: int
     duration_ms: float
     request_id: str = ""
+    timing: str = ""
 
     @property
     def source(self) -> str:
@@ -72,7 +73,8 @@ class Access(NamedTuple):
         request = self.request
         if '"' in request or not request.isprintable():
             request = printable(request).replace('"', "%22")
-        return f'/{self.peer} "{request}" {self.status} {self.duration_ms:.0f}'
+        line = f'/{self.peer} "{request}" {self.status} {self.duration_ms:.0f}'
+        return f"{line} {self.timing}" if self.timing else line
 
     def parts(self) -> dict[str, object]:
         shown = {
@@ -81,7 +83,8 @@ class Access(NamedTuple):
             "status": self.status,
             "duration_ms": round(self.duration_ms, 3),
         }
-        return {**shown, "request_id": self.request_id} if self.request_id else shown
+        shown |= {"request_id": self.request_id} if self.request_id else {}
+        return {**shown, "timing": self.timing} if self.timing else shown
 
 
 class ModelLine(NamedTuple):

@@ -1,8 +1,9 @@
 """The metrics of a server: every value is recorded here, and goes where `metrics_mode` says.
 
 `prometheus`: all to the metrics API. `log`: all to the metrics logs. `legacy`: the three `ts_…` of inference to the
-API, the rest to the logs. Only metrics that metrics.yaml lists are shown or logged; in `prometheus` mode the API also
-shows our own families (OWN_…), listed or not.
+API, the rest to the logs. Only metrics that metrics.yaml lists are shown or logged. Our own families are on the API,
+listed or not: in every mode those that are read where the requests are kept, in `prometheus` mode also those that every
+request is counted for (OWN_…).
 """
 
 from __future__ import annotations
@@ -50,6 +51,11 @@ log = logging.getLogger(__name__)
 
 LEGACY = frozenset({events.REQUESTS, events.LATENCY, events.QUEUE_LATENCY})
 FAMILIES_MAX = 1000
+#: The first line of the API's answer in modes that keep metrics from it.
+ELSEWHERE = (
+    "# metrics_mode={mode}: TorchServe's metrics are in ts_metrics.log and model_metrics.log; "
+    "metrics_mode=prometheus has them here\n"
+)
 _ANSWERED = JobState.ANSWERED
 WORKER_LOAD_TIME = "WorkerLoadTime"
 DEFAULT_VERSION = "default"
@@ -118,12 +124,13 @@ class MetricsRegistry:
         self._gathered_names = None
 
     def text(self, names: Collection[str] = ()) -> str:
-        """The metrics API's answer; in `log` mode only the families that are always shown. `names`: only those families
-        or series."""
+        """The metrics API's answer; in `log` mode only the families that are always shown, and where the others are.
+        `names`: only those families or series."""
         self._unsummed.sum_up()
         asked = (*self._gathered, *self._always) if self.everything else self._always
         more = itertools.chain.from_iterable(one() for one in asked)
-        return exposition((*self._families.values(), *self._own.values(), *more), names)
+        text = exposition((*self._families.values(), *self._own.values(), *more), names)
+        return text if self.everything else ELSEWHERE.format(mode=self.mode) + text
 
     def sums_s(self, name: str, version: str) -> tuple[float, float]:
         """Seconds of all answered requests of a model version: from queueing to the answer, and in the queue; 0 where

@@ -6,6 +6,9 @@ import logging
 from enum import Enum
 from typing import Any
 
+from ts.compat.kserve_api.arguments import predictor_config
+from ts.compat.kserve_api.predictor import V1, Predictor, PredictorConfig
+
 
 class PredictorProtocol(Enum):
     REST_V1 = "v1"
@@ -20,6 +23,8 @@ class Model:
     def __init__(self, name: str, *arguments: Any, return_response_headers: bool = False, **more: Any) -> None:
         self.name, self.ready = name, False
         self.return_response_headers = return_response_headers
+        self._predictor: Predictor | None = None
+        self._explainer: Predictor | None = None
 
     def load(self) -> bool:
         self.ready = True
@@ -47,7 +52,24 @@ class Model:
     async def predict(
         self, payload: Any, headers: dict[str, str] | None = None, response_headers: dict[str, str] | None = None
     ) -> Any:
-        raise NotImplementedError(f"{type(self).__name__} has no predict")
+        """Without one of its own, a model is a transformer: `--predictor_host` answers."""
+        return await self._asked("predict").predict(self.name, payload, headers)
+
+    @property
+    def predictor_config(self) -> PredictorConfig | None:
+        """The predictor of the command line, or of the attributes that older programs set; None without one."""
+        host, given = getattr(self, "predictor_host", None), predictor_config()
+        if host and (given is None or host != given.predictor_host):
+            return PredictorConfig(host, getattr(self, "protocol", None) or V1)
+        return given
+
+    def _asked(self, step: str) -> Predictor:
+        config = self.predictor_config
+        if config is None:
+            raise NotImplementedError(f"{type(self).__name__} has no {step}, and there is no --predictor_host")
+        if self._predictor is None:
+            self._predictor = Predictor(config)
+        return self._predictor
 
     async def postprocess(
         self, result: Any, headers: dict[str, str] | None = None, response_headers: dict[str, str] | None = None
@@ -55,7 +77,11 @@ class Model:
         return result
 
     async def explain(self, payload: Any, headers: dict[str, str] | None = None) -> Any:
-        raise NotImplementedError(f"{type(self).__name__} has no explain")
+        """Without one of its own: the answer of `explainer_host`, or of the predictor."""
+        host = getattr(self, "explainer_host", None)
+        if host is not None and self._explainer is None:
+            self._explainer = Predictor(PredictorConfig(host))
+        return await (self._explainer or self._asked("explain")).explain(self.name, payload, headers)
 
 
 class InvalidInput(ValueError):

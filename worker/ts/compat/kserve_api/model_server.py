@@ -1,46 +1,13 @@
-"""KServe's command line, and the server that programs start."""
+"""The server that KServe's programs start, and what they read of the command line."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
+from ts.compat.kserve_api.arguments import parser
 from ts.compat.kserve_api.model import Model
 from ts.compat.start import serve
-
-
-def _truth(text: str) -> bool:
-    if text.lower() in ("y", "yes", "t", "true", "on", "1"):
-        return True
-    if text.lower() in ("n", "no", "f", "false", "off", "0"):
-        return False
-    raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
-
-
-def _parser() -> argparse.ArgumentParser:
-    """Makes the parser that programs take as a parent of their own; the server reads its options again itself."""
-    made = argparse.ArgumentParser(add_help=False)
-    for name, kind, default in (
-        ("http_port", int, 8080),
-        ("grpc_port", int, 8081),
-        ("workers", int, 1),
-        ("max_threads", int, 4),
-        ("max_asyncio_workers", int, None),
-        ("enable_grpc", _truth, True),
-        ("enable_docs_url", _truth, False),
-        ("enable_latency_logging", _truth, True),
-        ("access_log_format", str, None),
-        ("model_name", str, "model"),
-        ("predictor_host", str, None),
-        ("protocol", str, "v1"),
-        ("log_config_file", str, None),
-    ):
-        made.add_argument(f"--{name}", type=kind, default=default)
-    return made
-
-
-parser = _parser()
 
 
 def __getattr__(name: str) -> Any:

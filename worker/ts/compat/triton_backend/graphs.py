@@ -1,4 +1,5 @@
-"""Models that are a file and no code: TorchScript, ONNX. Requests whose shapes agree share a run, as one batch."""
+"""Models that are a file and no code: TorchScript, torch.export, ONNX. Requests whose shapes agree share a run, as one
+batch."""
 
 from __future__ import annotations
 
@@ -21,6 +22,8 @@ _MODULES = {
     "pytorch": "ts.compat.triton_backend.torchscript",
     "onnxruntime": "ts.compat.triton_backend.onnx_model",
 }
+#: Of backend `pytorch`, for a file of torch.export.
+_PROGRAMS = "ts.compat.triton_backend.exported"
 
 
 class Graph(Protocol):
@@ -36,15 +39,21 @@ def load(settings: Settings) -> Loaded:
     """As `ts.compat.triton.load`."""
     adapted = settings["adapter_settings"]
     file = Path(adapted["model_file"])
-    opened = importlib.import_module(_MODULES[adapted["backend"]]).opened
-    graph: Graph = opened(file, adapted["config"], settings.get("gpu_id"))
-    served = GraphAdapter(graph)
+    module = _PROGRAMS if file.suffix == ".pt2" else _MODULES[adapted["backend"]]
+    opened = importlib.import_module(module).opened
+    return served(opened(file, adapted["config"], settings.get("gpu_id")), settings)
+
+
+def served(graph: Graph, settings: Settings) -> Loaded:
+    """The graph as a handler, warmed up."""
+    adapter = GraphAdapter(graph)
     for sample in warmup.samples(graph.config, Path(settings["model_dir"]).parent):
-        warmup.check(sample, served.answers([sample.request], None))
+        warmup.check(sample, adapter.answers([sample.request], None))
     signature = signature_of(graph.config)
-    tensors = declared(settings | {"tensors": tensors_of(graph.config, signature, adapted.get("labels") or {})})
+    labels = settings["adapter_settings"].get("labels") or {}
+    tensors = declared(settings | {"tensors": tensors_of(graph.config, signature, labels)})
     return Loaded(
-        served.answers, context_of(settings), "blocking", None, "requests", tensors, signature, completed=graph.config
+        adapter.answers, context_of(settings), "blocking", None, "requests", tensors, signature, completed=graph.config
     )
 
 

@@ -43,13 +43,13 @@ class TorchScript:
         arguments = list(module.forward.schema.arguments)[1:]
         self._takes_dict = len(arguments) == 1 and arguments[0].type.kind() == "DictType"
         names = [one["name"] for one in config["input"]]
-        self._positions = _positions(names, [one.name for one in arguments])
+        self._positions = positions(names, [one.name for one in arguments])
         if not self._takes_dict and max(self._positions.values()) >= len(arguments):
             raise HandlerNotUsable(
                 f"the configuration has {len(names)} inputs, {', '.join(names)}; forward takes: "
                 f"{', '.join(one.name for one in arguments)}"
             )
-        self._outputs = _positions([one["name"] for one in config["output"]], [])
+        self._outputs = positions([one["name"] for one in config["output"]], [])
         self._texts = {one["name"] for one in config["output"] if of_config(one["data_type"]) == "BYTES"}
         for kind in ("input", "output"):
             for one in config[kind]:
@@ -122,7 +122,7 @@ def _check_texts(kind: str, tensor: Fields, batched: bool) -> None:
         )
 
 
-def _positions(names: Sequence[str], arguments: Sequence[str]) -> dict[str, int]:
+def positions(names: Sequence[str], arguments: Sequence[str]) -> dict[str, int]:
     """The position of each name: all by name, or all by index, or all in order, whichever fits first."""
     if names and all(name in arguments for name in names):
         return {name: arguments.index(name) for name in names}

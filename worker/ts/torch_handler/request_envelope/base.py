@@ -7,10 +7,13 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ts.torch_handler.rows import row_value
 from ts.utils.util import PredictionException
+
+if TYPE_CHECKING:  # it needs numpy, which not every handler has loaded
+    from ts.tensors.types import InferenceRequest
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +23,12 @@ Handle = Callable[[Any, Any], Any]
 def is_asked(context: Any, header: str) -> bool:
     """Whether the batch's first request has the header with the value "True" (describe, explain)."""
     return bool(context.get_request_header(0, header) == "True")
+
+
+def tensors_of(row: Any) -> InferenceRequest | None:
+    """The request of a row that came as tensors: over gRPC, or over HTTP with binary data."""
+    found: InferenceRequest | None = getattr(row, "request", None)
+    return found
 
 
 def json_object(value: Any) -> dict[str, Any]:
@@ -80,14 +89,21 @@ class BaseEnvelope(ABC):
             answers[idx] = self.close(piece, note, context, idx)
         return answers
 
+    def opened(self, row: Any) -> tuple[list[Any], Any]:
+        """`open` for a row of the batch."""
+        value = row_value(row)
+        return self.open(row if value is None else value)
+
     def _try(self, row: Any, idx: int, answers: list[Any], context: Any) -> tuple[list[Any], Any] | None:
         try:
-            value = row_value(row)
-            return self.open(row if value is None else value)
+            return self.opened(row)
         except PredictionException as error:
             if len(answers) == 1:
                 raise
             logger.warning("Request %s: %s", context.get_request_id(idx), error.message)
+            if tensors_of(row) is not None:
+                answers[idx] = error
+                return None
             context.set_response_status(error.error_code, "", idx)
             answers[idx] = {"code": error.error_code, "type": "BadRequestException", "message": error.message}
             return None

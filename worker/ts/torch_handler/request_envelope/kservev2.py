@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ts.protocol.datatypes import DATATYPES, OF_ARRAY_TYPE, OF_PYTHON
-from ts.torch_handler.request_envelope.base import BaseEnvelope, json_object, list_in
+from ts.torch_handler.request_envelope.base import BaseEnvelope, json_object, list_in, tensors_of
 from ts.utils.util import PredictionException
+
+if TYPE_CHECKING:  # as in base.py
+    from ts.tensors.types import InferenceResponse, Tensor
 
 #: By the names of their arrays' types.
 _OF_ARRAY: Mapping[str, str] = MappingProxyType(
@@ -20,25 +24,69 @@ _OF_ARRAY: Mapping[str, str] = MappingProxyType(
 class KServev2Envelope(BaseEnvelope):
     """Each input is a row of the handler: the request's object with `data` in its `shape` (BYTES: the first element).
 
-    The i-th result is the output with the i-th input's name.
+    The i-th result is the output with the i-th input's name. A request that came as tensors is opened as its JSON would
+    be, but BYTES that are no UTF-8 stay bytes; its answer is tensors, too.
     """
+
+    def opened(self, row: Any) -> tuple[list[Any], dict[str, Any]]:
+        request = tensors_of(row)
+        if request is None:
+            return super().opened(row)
+        inputs, note = self.open({"id": request.id, "inputs": [_as_json(tensor) for tensor in request.inputs]})
+        return inputs, note | {"tensors": True}
 
     def open(self, value: Any) -> tuple[list[Any], dict[str, Any]]:
         body = json_object(value)
         inputs = [_input(one) for one in list_in(body, "inputs")]
         return inputs, {"id": body.get("id"), "names": [one.get("name") for one in inputs]}
 
-    def close(self, results: Sequence[Any], note: dict[str, Any], context: Any, idx: int) -> dict[str, Any]:
+    def close(self, results: Sequence[Any], note: dict[str, Any], context: Any, idx: int) -> Any:
         model = (context.manifest or {}).get("model", {})
-        names = note["names"]
+        names, given = note["names"], note["id"] or context.get_request_id(idx)
+        outputs = [
+            output(names[at] if at < len(names) else f"output-{at}", result) for at, result in enumerate(results)
+        ]
+        if note.get("tensors"):
+            return _as_tensors(outputs, given or "")
         return {
-            "id": note["id"] or context.get_request_id(idx),
+            "id": given,
             "model_name": model.get("modelName") or getattr(context, "model_name", None),
             "model_version": model.get("modelVersion"),
-            "outputs": [
-                output(names[at] if at < len(names) else f"output-{at}", result) for at, result in enumerate(results)
-            ],
+            "outputs": outputs,
         }
+
+
+def _as_json(tensor: Tensor) -> dict[str, Any]:
+    """The object that JSON has for a tensor."""
+    values = tensor.numbers().ravel().tolist()
+    data = [_text(value) for value in values] if tensor.datatype == "BYTES" else values
+    found = {"name": tensor.name, "shape": list(tensor.shape), "datatype": tensor.datatype, "data": data}
+    return found | ({"parameters": dict(tensor.parameters)} if tensor.parameters else {})
+
+
+def _text(value: bytes) -> str | bytes:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value
+
+
+def _as_tensors(outputs: Sequence[dict[str, Any]], request_id: str) -> InferenceResponse:
+    """The answer to a request that came as tensors. The model's name and version are filled in later."""
+    import numpy as np
+
+    from ts.tensors.types import InferenceResponse, Tensor, as_bytes, bytes_array, narrowed
+
+    found = []
+    for one in outputs:
+        kind, data = DATATYPES[one["datatype"]], one["data"]
+        if kind.name == "BYTES":
+            plain = [value if isinstance(value, str | bytes | bytearray) else json.dumps(value) for value in data]
+            array = bytes_array([as_bytes(value) for value in plain], one["shape"])
+        else:
+            array = narrowed(kind, np.array(data, "<f4")) if kind.as_bits else np.array(data, kind.dtype)
+        found.append(Tensor(one["name"], kind.name, array))
+    return InferenceResponse(found, request_id)
 
 
 def _input(tensor: Any) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """KServe's package of this name, as far as predictors need it, for where that isn't installed (docs/kserve.md)."""
 
+from kserve import model_server
 from ts.compat.kserve_api import log as logging
 from ts.compat.kserve_api.log import logger
 from ts.compat.kserve_api.messages import InferInput, InferOutput, InferRequest, InferResponse
@@ -16,4 +17,5 @@ __all__ = [
     "PredictorProtocol",
     "logger",
     "logging",
+    "model_server",
 ]

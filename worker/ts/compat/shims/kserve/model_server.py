@@ -3,7 +3,8 @@
 from typing import Any
 
 from ts.compat.kserve_api import model_server
-from ts.compat.kserve_api.model_server import ModelServer, parser
+from ts.compat.kserve_api.arguments import parser
+from ts.compat.kserve_api.model_server import ModelServer
 
 __all__ = ["ModelServer", "parser"]
 

@@ -1,0 +1,149 @@
+"""What `torchserve top` shows: the models with their rates, latencies and workers, from the console's events."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ts_frontend.cli.text import fits, natural
+
+BARS = "▁▂▃▄▅▆▇█"
+#: Samples of a sparkline.
+PAST_MAX = 40
+STYLES = {"ready": "green", "loading": "yellow", "failing": "bold red", "stopped": "dim", "given up": "bold red"}
+SORTS = ("name", "rate", "p95", "queue")
+_HEAD = ("MODEL", "VERSION", "STATUS", "WORKERS", "CALLS/S", "", "P50", "P95", "P99", "WAITING", "RUNNING", "BATCH")
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """The values as bars, the highest as high as a line."""
+    most = max(values, default=0.0)
+    if not most:
+        return BARS[0] * len(values)
+    return "".join(BARS[min(int(value / most * len(BARS)), len(BARS) - 1)] for value in values)
+
+
+def seconds_text(seconds: float) -> str:
+    """`3 s`, `4:05`, `2 d 3:00:00`."""
+    days, rest = divmod(int(seconds), 86400)
+    hours, rest = divmod(rest, 3600)
+    minutes, rest = divmod(rest, 60)
+    text = f"{hours}:{minutes:02}:{rest:02}" if days or hours else f"{minutes}:{rest:02}" if minutes else f"{rest} s"
+    return f"{days} d {text}" if days else text
+
+
+class Board:
+    """The latest state and the samples so far. `take` each event."""
+
+    def __init__(self) -> None:
+        self.server: Mapping[str, Any] = {}
+        self.models: Sequence[Mapping[str, Any]] = ()
+        self.machine: Mapping[str, Any] = {}
+        self._columns: Sequence[str] = ()
+        self._rows: Mapping[str, Mapping[str, Any]] = {}
+        self._past: dict[str, deque[float]] = {}
+        self._samples = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether rates are known: they need two samples."""
+        return bool(self.models or self.server) and self._samples >= 2
+
+    def take(self, name: str, value: Any) -> None:
+        if name == "history":
+            self._columns = value["columns"]
+            for sample in value["samples"]:
+                self._sample(sample)
+        elif name == "state":
+            self.server, self.models = value["server"], value["models"]
+        elif name == "sample":
+            self._sample(value)
+
+    def _sample(self, sample: Any) -> None:
+        self._samples += 1
+        self.machine = sample["machine"]
+        self._rows = {key: dict(zip(self._columns, row, strict=False)) for key, row in sample["models"].items()}
+        for key in {*self._past, *self._rows}:
+            past = self._past.setdefault(key, deque(maxlen=PAST_MAX))
+            past.append(float(self._rows.get(key, {}).get("answered_per_s") or 0.0))
+            if not any(past):
+                del self._past[key]
+
+    def rows(self, sort: str = "name", only: str = "") -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+        """The models whose name has `only` in it, each with its latest numbers, ordered by one of SORTS."""
+        models = [model for model in self.models if fits(model["name"], only)]
+        found = [(model, self._rows.get(model["key"], {})) for model in models]
+        found.sort(key=lambda row: (natural(row[0]["name"]), natural(row[0]["version"])))
+        column = {"rate": "answered_per_s", "p95": "p95_ms", "queue": "queued"}.get(sort)
+        if column is not None:
+            found.sort(key=lambda row: -(row[1].get(column) or 0))
+        return found
+
+    def _summary(self) -> Text:
+        server, machine = self.server, self.machine
+        calls = sum(float(row.get("answered_per_s") or 0) for row in self._rows.values())
+        failed = sum(float(row.get("failed_per_s") or 0) for row in self._rows.values())
+        state = "draining" if server.get("draining") else "ready" if server.get("ready") else "not ready"
+        parts = [f"{server.get('name', '')} {server.get('version', '')}", state]
+        if server.get("startedAt"):
+            parts.append(f"up {seconds_text(time.time() - server['startedAt'])}")
+        parts += [f"{calls:.1f} calls/s", f"{failed:.1f} failed/s"]
+        if machine:
+            parts.append(f"cpu {machine['cpu_percent']:.0f} % (server {machine['server_cpu_percent']:.0f} % of a core)")
+            parts.append(f"memory {machine['memory_used_bytes'] / max(machine['memory_total_bytes'], 1):.0%}")
+            parts.append(f"server {machine['server_memory_bytes'] / 2**20:.0f} MiB")
+        return Text(" · ".join(parts), style="bold" if state == "ready" else "bold yellow")
+
+    def shown(self, sort: str = "name", only: str = "", lines_max: int | None = None) -> RenderableType:
+        """All of it, with at most `lines_max` models."""
+        table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
+        for index, head in enumerate(_HEAD):
+            table.add_column(head, justify="left" if index < 4 or not head else "right", no_wrap=True)
+        rows = self.rows(sort, only)
+        for model, numbers in rows[:lines_max]:
+            table.add_row(*self._cells(model, numbers))
+        left = 0 if lines_max is None else max(len(rows) - lines_max, 0)
+        more = [Text(f"… and {left} more", "dim")] if left else []
+        empty = [] if rows else [Text("No model is registered." if not only else f"No model is named like {only!r}.")]
+        return Group(self._summary(), Text(), *([table] if rows else []), *more, *empty, *self._deaths(rows))
+
+    def _cells(self, model: Mapping[str, Any], numbers: Mapping[str, Any]) -> Iterator[Text]:
+        workers = model["workers"]
+        ready = sum(worker["state"] == "ready" for worker in workers)
+        status = str(model["status"])
+        yield Text(model["name"], "bold")
+        yield Text(model["version"] + (" *" if model["default"] else ""))
+        yield Text(status, STYLES.get(status, ""))
+        yield Text(f"{ready}/{len(workers)}", "" if ready == len(workers) else "yellow")
+        yield Text(_number(numbers.get("answered_per_s") or 0.0))
+        yield Text(sparkline(self._past.get(model["key"], ())), "cyan")
+        for name in ("p50_ms", "p95_ms", "p99_ms"):
+            yield Text(_milliseconds(numbers.get(name)))
+        for name in ("queued", "running"):
+            yield Text(str(numbers.get(name) or 0))
+        size = numbers.get("batch_size")
+        yield Text("-" if size is None else _number(size))
+
+    def _deaths(self, rows: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> Iterator[Text]:
+        """Why models don't serve."""
+        for model, _ in rows:
+            failure = model.get("lastFailure")
+            reason = model.get("loadFailure") or (failure["reason"] if failure else None)
+            if model["status"] == "failing" and reason:
+                yield Text(f"{model['name']} {model['version']}: {' '.join(reason.split())}", "red", no_wrap=True)
+
+
+def _number(value: float) -> str:
+    return f"{value:.1f}" if value < 1000 else f"{value:.0f}"
+
+
+def _milliseconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value / 1000:.2f} s" if value >= 1000 else f"{value:.1f} ms"

@@ -1,0 +1,349 @@
+"""What a running server answers, against what each dialect promises: `promises.json`, one table of exchanges.
+
+Of each dialect the table has calls with the answers that its own server was recorded to give, reduced to what a client
+may rely on. The first calls of a dialect, whose `sign` is set, tell whether the server speaks it at all: without one of
+them it doesn't. In a pattern words in `<…>` stand for any value of a kind, a list of one pattern for a list of such, an
+object for one that has these members and maybe more; `<json>` is for a text that is JSON, `<one of>` for a choice.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import mimetypes
+import re
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from ts.protocol.datatypes import DATATYPES
+from ts_frontend.diagnosis.asking import Asker, Call, Places, Unreachable
+from ts_frontend.diagnosis.report import Report, Section
+
+_VARIABLE = re.compile(r"\$\{([A-Z0-9]+)\}")
+_JSON, _ONE_OF = "<json>", "<one of>"
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "<text>": (str,),
+    "<number>": (int, float),
+    "<boolean>": (bool,),
+    "<list>": (list,),
+    "<object>": (dict,),
+}
+#: Of an answer that differs: so much is shown.
+SHOWN_CHARS_MAX = 160
+#: Differences that are named of one answer.
+DIFFERENCES_MAX = 4
+PLACES = {
+    "inference": "URL",
+    "management": "--management URL",
+    "metrics": "--metrics URL",
+    "grpc": "--grpc HOST:PORT",
+    "grpc_management": "--grpc-management HOST:PORT",
+}
+
+
+class Support(Enum):
+    FULL = "supported"
+    PART = "partly"
+    ABSENT = "not there"
+    UNKNOWN = "not asked"
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """One call of a dialect. `call`: with variables; `answer`: the pattern of what comes. `keep`: variables that are
+    taken from its answer, with their ways into it. `recorded`: the recording that it was taken from."""
+
+    name: str
+    place: str
+    call: Call
+    answer: Mapping[str, Any]
+    sign: bool
+    change: bool
+    keep: Mapping[str, Sequence[str | int]]
+    recorded: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    name: str
+    title: str
+    place: str
+    exchanges: tuple[Promise, ...]
+
+
+@cache
+def dialects() -> tuple[Dialect, ...]:
+    """The table."""
+    rows = json.loads(resources.files(__package__).joinpath("promises.json").read_text())
+    return tuple(
+        Dialect(
+            row["name"], row["title"], row["place"], tuple(_exchange(one, row["place"]) for one in row["exchanges"])
+        )
+        for row in rows
+    )
+
+
+def _exchange(row: Mapping[str, Any], place: str) -> Promise:
+    own = {"name", "place", "answer", "sign", "change", "keep", "recorded"}
+    return Promise(
+        row["name"],
+        row.get("place", place),
+        {key: value for key, value in row.items() if key not in own},
+        row["answer"],
+        row.get("sign", False),
+        row.get("change", False),
+        row.get("keep", {}),
+        row.get("recorded", ""),
+    )
+
+
+# --- variables
+
+
+def variables_of(model: str | None, inputs: Sequence[Path]) -> dict[str, Any]:
+    """The values for the table's variables. The first input is the body of predictions; the first one of a form is
+    what is sent to the APIs that want that form: tensors, instances, a text.
+
+    :raises OSError: an input can't be read.
+    """
+    found: dict[str, Any] = {"MISSING": f"conform-{uuid.uuid4().hex[:12]}"}
+    if model:
+        found["MODEL"] = model
+    for path in inputs:
+        data = path.read_bytes()
+        kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+        for name, value in (("BODY", base64.b64encode(data).decode()), ("TYPE", kind), *_forms(data)):
+            found.setdefault(name, value)
+    return found
+
+
+def _forms(data: bytes) -> Iterator[tuple[str, Any]]:
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        yield "TEXT", text
+        return
+    if isinstance(value, dict) and isinstance(value.get("inputs"), list):
+        yield "OIP", value
+        yield "TENSORS", [_typed(tensor) for tensor in value["inputs"]]
+    if isinstance(value, dict) and isinstance(value.get("instances"), list):
+        yield "V1", value
+
+
+def _typed(tensor: Mapping[str, Any]) -> dict[str, Any]:
+    """A tensor of a JSON request as one of gRPC, its elements in the field of its datatype."""
+    row = DATATYPES.get(tensor.get("datatype", ""))
+    elements: list[Any] = list(_flat(tensor.get("data", [])))
+    if row is not None and row.element is bytes:
+        elements = [base64.b64encode(str(one).encode()).decode() for one in elements]
+    head = {key: tensor[key] for key in ("name", "datatype", "shape") if key in tensor}
+    return head | ({"contents": {row.field: elements}} if row is not None and row.field else {})
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, list):
+        for one in value:
+            yield from _flat(one)
+    else:
+        yield value
+
+
+def filled(value: Any, variables: Mapping[str, Any]) -> Any:
+    """The value with its variables' values. A text that is only a variable becomes its value, whatever that is.
+
+    :raises KeyError: with the name of a variable that has none.
+    """
+    if isinstance(value, str):
+        whole = _VARIABLE.fullmatch(value)
+        return variables[whole[1]] if whole else _VARIABLE.sub(lambda match: str(variables[match[1]]), value)
+    if isinstance(value, list):
+        return [filled(one, variables) for one in value]
+    if isinstance(value, Mapping):
+        return {key: filled(one, variables) for key, one in value.items()}
+    return value
+
+
+# --- answers
+
+
+def differences(wanted: Any, found: Any, where: str = "") -> Iterator[str]:
+    """What of an answer isn't as the pattern says, in words."""
+    what = where or "the answer"
+    if isinstance(wanted, Mapping) and _JSON in wanted:
+        try:
+            value = json.loads(found)
+        except (TypeError, ValueError):
+            yield f"{what} is no JSON: {_shown(found)}"
+            return
+        yield from differences(wanted[_JSON], value, where)
+    elif isinstance(wanted, Mapping) and _ONE_OF in wanted:
+        if found not in wanted[_ONE_OF]:
+            yield f"{what} is {_shown(found)}, not {' or '.join(map(_shown, wanted[_ONE_OF]))}"
+    elif isinstance(wanted, Mapping):
+        if not isinstance(found, Mapping):
+            yield f"{what} is no object: {_shown(found)}"
+            return
+        for key, pattern in wanted.items():
+            inner = f"{where}.{key}" if where else str(key)
+            if key not in found:
+                yield f"{inner} is missing"
+            elif inner.startswith("headers."):
+                if not str(found[key]).startswith(pattern):
+                    yield f"{inner} is {_shown(found[key])}, not {pattern}"
+            else:
+                yield from differences(pattern, found[key], inner)
+    elif isinstance(wanted, list):
+        yield from _list_differences(wanted, found, where)
+    elif isinstance(wanted, str) and wanted in _KINDS:
+        if not isinstance(found, _KINDS[wanted]) or (wanted == "<number>" and isinstance(found, bool)):
+            yield f"{what} is no {wanted.strip('<>')}: {_shown(found)}"
+    elif found != wanted:
+        yield f"{what} is {_shown(found)}, not {_shown(wanted)}"
+
+
+def _list_differences(wanted: list[Any], found: Any, where: str) -> Iterator[str]:
+    """The one pattern of a list is that of each element; an empty list has none that could differ."""
+    if not isinstance(found, list):
+        yield f"{where or 'the answer'} is no list: {_shown(found)}"
+        return
+    for number, one in enumerate(found):
+        different = list(differences(wanted[0], one, f"{where}[{number}]"))
+        if different:
+            yield from different
+            return
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = " ".join(text.split())
+    return text if len(text) <= SHOWN_CHARS_MAX else f"{text[: SHOWN_CHARS_MAX - 1]}…"
+
+
+# --- asking
+
+
+def conform(
+    places: Places, variables: Mapping[str, Any], *, change: bool = False, demanded: Sequence[str] = ()
+) -> Report:
+    """Asks a server the questions of each dialect, or of the demanded ones. `change`: also those that register and
+    scale, with the values that are there, so that they leave the server as it is.
+
+    :raises Unreachable: nobody answers at the server's first address.
+    """
+    report = Report("dialect")
+    asker = Asker(places)
+    try:
+        asker.ask("inference", {"http": "GET /"})
+        for dialect in dialects():
+            if not demanded or dialect.name in demanded:
+                _ask_dialect(asker, places, dialect, dict(variables), change, bool(demanded), report.section(""))
+    finally:
+        asker.close()
+    return report
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A call that was made. `call`: in a few words, as it was made."""
+
+    exchange: Promise
+    call: str
+    different: tuple[str, ...]
+
+
+def _ask_dialect(
+    asker: Asker,
+    places: Places,
+    dialect: Dialect,
+    variables: dict[str, Any],
+    change: bool,
+    demanded: bool,
+    section: Section,
+) -> None:
+    asked: list[_Asked] = []
+    left: set[str] = set()
+    for exchange in dialect.exchanges:
+        if exchange.place not in places.addresses:
+            left.add(PLACES[exchange.place])
+        elif exchange.change and not change:
+            left.add("--change")
+        else:
+            try:
+                asked.append(_ask(asker, exchange, variables))
+            except KeyError as error:
+                left.add("--model" if error.args[0] in ("MODEL", "VERSION", "WORKERS", "URL") else "--input")
+        if exchange is _last_sign(dialect) and not _speaks(asked):
+            break
+    _tell(section, dialect, asked, left, demanded)
+
+
+def _last_sign(dialect: Dialect) -> Promise:
+    return [exchange for exchange in dialect.exchanges if exchange.sign][-1]
+
+
+def _speaks(asked: Sequence[_Asked]) -> bool:
+    return not any(one.exchange.sign and one.different for one in asked)
+
+
+def _ask(asker: Asker, exchange: Promise, variables: dict[str, Any]) -> _Asked:
+    """Makes a call. The values of its answer for `keep` become variables.
+
+    :raises KeyError: a variable has no value.
+    """
+    call, wanted = filled(exchange.call, variables), filled(exchange.answer, variables)
+    words = str(call["http"] if "http" in call else call["grpc"].rpartition(".")[2])
+    try:
+        reply = asker.ask(exchange.place, call)
+    except Unreachable as error:
+        return _Asked(exchange, words, (str(error),))
+    different = tuple(differences(wanted, reply))
+    if not different:
+        for name, way in exchange.keep.items():
+            variables[name] = _at(reply.get("json", reply.get("message")), way)
+    return _Asked(exchange, words, different)
+
+
+def _at(value: Any, way: Sequence[str | int]) -> Any:
+    for step in way:
+        value = json.loads(value) if step == _JSON else value[step]
+    return value
+
+
+def _tell(section: Section, dialect: Dialect, asked: Sequence[_Asked], left: set[str], demanded: bool) -> None:
+    differing = [one for one in asked if one.different]
+    if not asked:
+        support = Support.UNKNOWN
+    elif not _speaks(asked):
+        support = Support.ABSENT
+    else:
+        support = Support.PART if differing else Support.FULL
+    section.title = f"{dialect.title}: {support.value}"
+    section.facts = {
+        "dialect": dialect.name,
+        "support": support.value,
+        "asked": len(asked),
+        "agreed": len(asked) - len(differing),
+        "left_out": len(dialect.exchanges) - len(asked),
+    }
+    more = f" ({', '.join(sorted(left))} for more)" if left else ""
+    if support is Support.UNKNOWN:
+        section.warn("address", f"where it would be isn't known: give {', '.join(sorted(left))}")
+    elif support is Support.ABSENT:
+        first = next(one for one in asked if one.exchange.sign and one.different)
+        text = f"{first.call}: {first.different[0]}"
+        (section.error if demanded else section.ok)("not there", text)
+    else:
+        section.ok("exchanges", f"{len(asked) - len(differing)} of {len(asked)} as promised{more}")
+        for one in differing:
+            words = "; ".join(one.different[:DIFFERENCES_MAX])
+            section.error(one.exchange.name, f"{one.call}: {words}")

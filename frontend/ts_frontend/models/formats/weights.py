@@ -1,0 +1,97 @@
+"""Weights without an archive: a file of TorchScript, torch.export or ONNX, or a folder with one, as KServe's storage
+initializer leaves them in /mnt/models (docs/weights.md)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from ts_frontend.models.archive import CONFIG_FILE, Archive, read_config, read_text
+from ts_frontend.models.extraction import refusal
+from ts_frontend.models.formats.format import ModelFiles, ModelFormat
+
+ADAPTER = "weights"
+#: What runs a file, by its ending. Files of the last kinds have no graph: something beside them must say the class.
+GRAPHS = {".onnx": "onnx", ".pt2": "exported", ".pt": "torchscript", ".pth": "torchscript"}
+STATES = (".safetensors", ".bin")
+#: The class of a folder's weights: a file that defines it, or its name in Hugging Face's configuration.
+CLASS_FILE, TRANSFORMERS_FILE = "model.py", "config.json"
+_PACKED = (".mar", ".model", ".tgz", ".gz", ".zip")
+
+
+class WeightsFormat(ModelFormat):
+    """A folder's weights are one model if it has one file with a graph, or any number of `.safetensors`, and neither
+    archives nor other Python files than model.py, which may be handlers."""
+
+    adapter = ADAPTER
+    alone = True
+
+    def matches(self, path: Path) -> bool:
+        if not path.is_dir():
+            return path.suffix in GRAPHS and path.is_file()
+        files = [one for one in path.iterdir() if one.is_file() and not one.name.startswith(".")]
+        named = (path / TRANSFORMERS_FILE).is_file()
+        code = [one.name for one in files if one.suffix == ".py" and one.name != CLASS_FILE]
+        if (code and not named) or any(one.suffix in _PACKED for one in files):
+            return False
+        return bool(_weights(files, named))
+
+    def open(self, files: ModelFiles) -> list[Archive]:
+        path, directory = files.path, files.directory
+        single = path.suffix in GRAPHS and path.is_file()
+        there = [path] if single else sorted(one for one in directory.iterdir() if one.is_file())
+        beside = set() if single else {one.name for one in there}
+        chosen = _weights(there, TRANSFORMERS_FILE in beside)
+        kind = _kind(directory, chosen[0], beside)
+        name = path.stem if single else directory.name
+        configured = CONFIG_FILE in beside
+        archive = Archive(
+            dir=directory,
+            owned=files.owned,
+            name=re.sub(r"[^\w.-]", "_", name, flags=re.ASCII) or "model",
+            manifest={"runtime": "python", "model": {"serializedFile": chosen[0].name, "handler": ADAPTER}},
+            handler=ADAPTER,
+            serialized_file=chosen[0].name,
+            model_file=CLASS_FILE if kind == "class" else None,
+            requirements_file="requirements.txt" if "requirements.txt" in beside else None,
+            config_file=CONFIG_FILE if configured else None,
+            config=read_config(path, directory / CONFIG_FILE) if configured else {},
+            adapter=self.adapter,
+            adapter_settings=_settings(kind, directory, chosen),
+            remembered=single,
+        )
+        return [archive]
+
+
+def _settings(kind: str, directory: Path, chosen: list[Path]) -> dict[str, Any]:
+    found: dict[str, Any] = {"kind": kind, "files": [str(directory / one.name) for one in chosen]}
+    return found | ({"class_file": str(directory / CLASS_FILE)} if kind == "class" else {})
+
+
+def _weights(files: list[Path], named: bool) -> list[Path]:
+    """The files of the one model among these, [] when there is none, or several. `named`: Hugging Face's configuration
+    is among them, so that other forms of the same weights count less."""
+    states = [one for one in files if one.suffix == ".safetensors"]
+    if named:
+        return states or [one for one in files if one.suffix == ".bin" and one.name.startswith("pytorch_model")]
+    graphs = [one for one in files if one.suffix in GRAPHS]
+    return graphs if len(graphs) == 1 and not states else states if not graphs else []
+
+
+def _kind(directory: Path, weights: Path, beside: set[str]) -> str:
+    """What makes a model of the weights. InvalidArchive when they have no graph, and nothing says their class."""
+    found = GRAPHS.get(weights.suffix, "")
+    if CLASS_FILE in beside and found in ("", "torchscript"):
+        return "class"
+    if found:
+        return found
+    if TRANSFORMERS_FILE in beside:
+        if '"architectures"' in (read_text(directory, directory / TRANSFORMERS_FILE) or ""):
+            return "transformers"
+        raise refusal(directory, "it names no architectures, the class of the weights", TRANSFORMERS_FILE)
+    raise refusal(
+        directory,
+        f"{weights.name} has weights and no model: put a {CLASS_FILE} with their torch.nn.Module beside it, or Hugging "
+        f"Face's {TRANSFORMERS_FILE}; or export the model (torch.export, TorchScript, ONNX)",
+    )

@@ -1,0 +1,143 @@
+"""Where the time of a request goes, for those who ask: `x-torchrelay-timing: 1`, or `access_log_timing`.
+
+`asking` knows the requests that are asked about. Nobody looks at it before the first of them, and a job that nobody
+asks about carries None.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from contextvars import ContextVar
+from typing import NamedTuple
+
+from ts.protocol.frames import Times
+from ts_frontend.job import Job, Whereabouts
+
+#: What a client sends, and what it gets.
+ASK, ANSWER = "x-torchrelay-timing", "server-timing"
+#: Of a stream of requests, or a workflow: the latest are told.
+JOBS_TOLD_MAX = 8
+
+
+class JobParts(NamedTuple):
+    """The parts of one job's time in seconds; None: it has not come so far."""
+
+    queue_s: float
+    batch_wait_s: float
+    cold_start_s: float
+    transfer_s: float | None = None
+    handler_s: float | None = None
+    encode_s: float | None = None
+
+
+class JobTimes:
+    """One job on its way. `batches`: its model waits for batches to fill (`maxBatchDelay`)."""
+
+    __slots__ = ("_arrived_s", "_batches", "_place", "_queued_s", "_sent_s", "_times", "model")
+
+    def __init__(self, model: str, batches: bool) -> None:
+        self.model, self._batches = model, batches
+        self._queued_s = self._sent_s = self._arrived_s = 0.0
+        self._place: Whereabouts | None = None
+        self._times: Times | None = None
+
+    def sent(self, job: Job, place: Whereabouts) -> None:
+        """As `ts_frontend.job.Timing`."""
+        self._queued_s, self._sent_s, self._place = job.queued_at_s, job.sent_at_s, place
+
+    def measured(self, times: Times, now_s: float) -> None:
+        """As `ts_frontend.job.Timing`."""
+        self._times, self._arrived_s = times, now_s
+
+    def parts(self) -> JobParts | None:
+        """Returns the parts, None for a job that no worker has had."""
+        place, times = self._place, self._times
+        if place is None:
+            return None
+        waited_s = self._sent_s - self._queued_s
+        cold_s = min(max(place.ready_at_s - self._queued_s, 0.0), waited_s)
+        filling_s = 0.0
+        if self._batches and place.free_since_s is not None:
+            filling_s = min(max(self._sent_s - max(place.free_since_s, self._queued_s), 0.0), waited_s - cold_s)
+        queue_s = waited_s - cold_s - filling_s
+        if times is None:
+            return JobParts(queue_s, filling_s, cold_s)
+        travelled_s = times.begun_s - self._sent_s + self._arrived_s - times.given_s
+        handler_s, encode_s = times.ended_s - times.begun_s, times.given_s - times.ended_s
+        return JobParts(queue_s, filling_s, cold_s, travelled_s, handler_s, encode_s)
+
+    def entries(self) -> list[str]:
+        """Returns the entries of a Server-Timing header."""
+        parts, place = self.parts(), self._place
+        if parts is None or place is None:
+            return []
+        found = [_took("queue", parts.queue_s), _took("batch-wait", parts.batch_wait_s)]
+        found.append(f'batch;desc="{place.batch_size}"')
+        for name, seconds in (
+            ("transfer", parts.transfer_s),
+            ("handler", parts.handler_s),
+            ("encode", parts.encode_s),
+        ):
+            if seconds is not None:
+                found.append(_took(name, seconds))
+        found += [f'worker;desc="{place.worker_id}"', _took("cold-start", parts.cold_start_s)]
+        return found
+
+
+class RequestTimes:
+    """The jobs of one request or call. `told`: its client asked; else only the access log does."""
+
+    __slots__ = ("_begun_s", "_jobs", "told")
+
+    def __init__(self, *, told: bool) -> None:
+        self._begun_s = time.monotonic()
+        self.told = told
+        self._jobs: deque[JobTimes] = deque(maxlen=JOBS_TOLD_MAX)
+
+    def add(self, model: str, batches: bool) -> JobTimes:
+        """Begins a job of a model."""
+        job = JobTimes(model, batches)
+        self._jobs.append(job)
+        return job
+
+    def text(self) -> str:
+        """Returns the value of a Server-Timing header for now: what is known so far, and the time since the request
+        came. Of several jobs each begins with its model."""
+        entries: list[str] = []
+        for job in self._jobs:
+            if len(self._jobs) > 1:
+                entries.append(f'model;desc="{job.model}"')
+            entries += job.entries()
+        return ", ".join([*entries, _took("total", time.monotonic() - self._begun_s)])
+
+
+def _took(name: str, seconds: float) -> str:
+    return f"{name};dur={max(seconds, 0.0) * 1000:.3f}"
+
+
+class Asking:
+    """The requests that are asked about, each in its own task and in those that are made for it. `ever`: there was
+    one."""
+
+    def __init__(self) -> None:
+        self.ever = False
+        self._current: ContextVar[RequestTimes | None] = ContextVar("asked", default=None)
+
+    def begin(self, times: RequestTimes) -> RequestTimes:
+        """Times the jobs that this task, and those made in it, submit from now on."""
+        self.ever = True
+        self._current.set(times)
+        return times
+
+    def end(self) -> None:
+        """Times no further jobs of this task."""
+        self._current.set(None)
+
+    def job(self, model: str, batches: bool) -> JobTimes | None:
+        """Returns what times a new job, None when nobody asks about its request."""
+        times = self._current.get()
+        return None if times is None else times.add(model, batches)
+
+
+asking = Asking()

@@ -1,0 +1,277 @@
+"""Models on demand: workers that a first request starts, and that end without requests or for the memory of others."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from ts_frontend.errors import NoWorker
+from ts_frontend.job import Ledger
+from ts_frontend.tasks import Notifier, watched
+from ts_frontend.workers.failures import StartFailed
+from ts_frontend.workers.memory import megabytes, shared_bytes
+from ts_frontend.workers.pool import Clock, Pool
+
+log = logging.getLogger(__name__)
+
+#: Between two looks at memory and idle times.
+LOOK_S = 1.0
+#: For how long a model that has requests keeps its memory at least, while others wait for it.
+STAY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class DemandRule:
+    """When a model is loaded and ends. `keep_alive_s`: after its last request, 0 for ever; `pinned`: once loaded it
+    stays; `memory_bytes`: what it will need, 0 if that isn't known before it was loaded."""
+
+    keep_alive_s: float = 300.0
+    pinned: bool = False
+    memory_bytes: int = 0
+
+
+class ResidentState(Enum):
+    """KNOWN: without a process. WARM: its workers were started, also while they fail and are started again."""
+
+    KNOWN = "known"
+    LOADING = "loading"
+    WARM = "warm"
+    UNLOADING = "unloading"
+
+
+class Resident:
+    """One model on demand. `workers`: how many it is loaded with."""
+
+    def __init__(
+        self, demand: Demand, pool: Pool, ledger: Ledger, rule: DemandRule, workers: Callable[[], int]
+    ) -> None:
+        self.pool, self.ledger, self.rule, self.workers = pool, ledger, rule, workers
+        self.state = ResidentState.KNOWN
+        self.loads = self.unloads = 0
+        self.load_s = 0.0  # of the last load, with its wait for memory
+        self.unloaded_because = ""
+        #: Of the limit: measured, or expected while it loads; and the most that it was ever seen to need.
+        self.held_bytes = 0
+        self.known_bytes = rule.memory_bytes
+        #: What a ready worker has said of its handler, still known when there is none.
+        self.info: Mapping[str, Any] = {}
+        self.used_s = self.warm_s = self.asked_s = 0.0
+        self.task: asyncio.Task[None] | None = None
+        self._demand = demand
+        pool.on_demand = True
+        self._on_ready = pool.on_ready
+        pool.on_ready = self._ready
+
+    @property
+    def status(self) -> str:
+        """known, loading, warm, unloading, or failing: its workers can't load it."""
+        return "failing" if self.pool.load_failure is not None else self.state.value
+
+    def asked(self) -> None:
+        """A request is about to be accepted: it is loaded, unless it is. Raises NoWorker when it never can be."""
+        self.used_s = self._demand.clock.now_s()
+        if self.state is ResidentState.KNOWN:
+            self._demand.check(self)
+            self._demand.load(self)
+        elif self.state is ResidentState.WARM and self.pool.unavailable:
+            raise NoWorker(f"No worker of model {self.pool.name} could be kept running.{self.pool.refusal()}")
+
+    def _ready(self, info: Mapping[str, Any]) -> None:
+        """Tells the requests that waited for the load how long they did."""
+        self._on_ready(info)
+        self.info = info
+        if self.state is ResidentState.LOADING:
+            now_s = time.monotonic()
+            for job in self.pool.queue.waiting():
+                job.cold_s = now_s - job.queued_at_s
+
+
+class Demand:
+    """All models on demand. `memory_bytes_max`: of all of them together, 0 for no limit. `measure`: the memory of a
+    pool's processes in bytes; it may block."""
+
+    def __init__(
+        self, memory_bytes_max: int = 0, measure: Callable[[Pool], int] = shared_bytes, clock: Clock | None = None
+    ) -> None:
+        self.memory_bytes_max = memory_bytes_max
+        self.clock = clock or Clock()
+        self.residents: set[Resident] = set()
+        self._measure = measure
+        self._turn = asyncio.Lock()
+        self._changes = Notifier()
+
+    def enter(self, pool: Pool, ledger: Ledger, rule: DemandRule, workers: Callable[[], int]) -> Resident:
+        """Makes a model one on demand; it has no workers yet."""
+        resident = Resident(self, pool, ledger, rule, workers)
+        self.residents.add(resident)
+        return resident
+
+    async def leave(self, one: Resident, removal: Awaitable[None]) -> None:
+        """Ends a load of a model and awaits its removal, which ends its processes: its memory is held until then."""
+        if one.task is not None:
+            one.task.cancel()
+            await asyncio.wait({one.task})
+        one.state = ResidentState.UNLOADING
+        try:
+            await removal
+        finally:
+            self.residents.discard(one)
+            self._changes.notify()
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(one.held_bytes for one in self.residents)
+
+    # --- loading
+
+    def check(self, one: Resident) -> None:
+        """Raises NoWorker for a model that doesn't fit beside the pinned ones."""
+        free = self.memory_bytes_max - self._pinned_bytes(one)
+        if self.memory_bytes_max and one.known_bytes > free:
+            raise NoWorker(
+                f"Model {one.pool.name} needs {megabytes(one.known_bytes)} of memory, and {megabytes(max(free, 0))} is "
+                "what models that aren't pinned have (model_memory_max)"
+            )
+
+    def load(self, one: Resident) -> None:
+        """Begins to load a model that is only known."""
+        one.state = ResidentState.LOADING
+        one.asked_s = self.clock.now_s()
+        one.task = watched(self._load(one), f"The load of {one.pool.name}")
+
+    async def _load(self, one: Resident) -> None:
+        async with self._turn:  # in the order of their requests
+            if not await self._room(one):
+                one.state = ResidentState.KNOWN
+                return
+        try:
+            await one.pool.scale(one.workers())
+        except StartFailed as error:
+            log.warning("%s could not be loaded for its first request: %s", one.pool.name, error.message)
+        one.loads += 1
+        one.warm_s = self.clock.now_s()
+        one.load_s = one.warm_s - one.asked_s
+        await self._look_at_memory(one, loaded=True)
+        one.state = ResidentState.WARM
+        log.info("%s is loaded, after %.2f s.", one.pool.name, one.load_s)
+        self._changes.notify()
+
+    async def _room(self, one: Resident) -> bool:
+        """Makes room for a model and takes it; False when nobody waits for the model any more."""
+        while True:
+            if not one.ledger.live:
+                return False
+            need = self._need(one)
+            if not self.memory_bytes_max or self.held_bytes + need <= self.memory_bytes_max:
+                one.held_bytes = need
+                return True
+            victim, wait_s = self._victim()
+            if victim is not None:
+                await self.unload(victim, f"{one.pool.name} needed its memory")
+            else:
+                await self._change(wait_s)
+
+    def _need(self, one: Resident) -> int:
+        """What the model needs: as it was told, or measured; else the most that any other has needed, or all there is
+        for a first one."""
+        if one.known_bytes or not self.memory_bytes_max:
+            return one.known_bytes
+        free = max(1, self.memory_bytes_max - self._pinned_bytes(one))
+        return min(max((other.known_bytes for other in self.residents), default=0) or free, free)
+
+    def _pinned_bytes(self, but: Resident) -> int:
+        return sum(one.held_bytes for one in self.residents if one.rule.pinned and one is not but)
+
+    def _victim(self) -> tuple[Resident | None, float]:
+        """The model that gives its memory: the one that nobody has used for the longest time, one with requests only
+        when all have some. With None: for how long none of them will, at most."""
+        now_s = self.clock.now_s()
+        warm = [one for one in self.residents if one.state is ResidentState.WARM and not one.rule.pinned]
+        idle = [one for one in warm if not one.ledger.live]
+        ripe = idle or [one for one in warm if now_s - one.warm_s >= STAY_S]
+        if ripe:
+            return min(ripe, key=lambda one: one.used_s), 0.0
+        for one in warm:
+            one.ledger.when_empty(self._changes.notify)
+        return None, min((one.warm_s + STAY_S - now_s for one in warm), default=LOOK_S)
+
+    async def _change(self, limit_s: float) -> None:
+        """Waits for a change of any model, up to `limit_s`."""
+        try:
+            await asyncio.wait_for(self._changes.wait(), max(limit_s, 0.001))
+        except asyncio.TimeoutError:
+            return
+
+    # --- unloading
+
+    async def unload(self, one: Resident, reason: str) -> None:
+        """Ends the workers of a model, if it is warm; requests that they have are answered first."""
+        if one.state is ResidentState.WARM:
+            await asyncio.wait({self._begin_unload(one, reason)})
+
+    def _begin_unload(self, one: Resident, reason: str) -> asyncio.Task[None]:
+        """It goes on when its caller leaves."""
+        one.state = ResidentState.UNLOADING
+        one.task = watched(self._unload(one, reason), f"The end of {one.pool.name}")
+        return one.task
+
+    async def _unload(self, one: Resident, reason: str) -> None:
+        one.unloads += 1
+        one.unloaded_because = reason
+        log.info("%s is unloaded: %s.", one.pool.name, reason)
+        await one.pool.scale(0)
+        one.held_bytes = 0
+        one.state = ResidentState.KNOWN
+        self._changes.notify()
+        if len(one.pool.queue) and one in self.residents:  # what came meanwhile
+            self.load(one)
+
+    # --- looking
+
+    async def watch(self) -> None:
+        """Looks at all models for ever."""
+        while True:
+            await self.clock.pause(LOOK_S, asyncio.Event())
+            await self.look()
+
+    async def look(self) -> None:
+        """Measures the warm models, and unloads those that were idle for long enough, can't be kept running, or are
+        over the limit of memory."""
+        now_s = self.clock.now_s()
+        for one in list(self.residents):
+            if one.state is not ResidentState.WARM:
+                if one.state is ResidentState.LOADING and one.pool.slots:
+                    await self._look_at_memory(one, loaded=False)
+                continue
+            if one.ledger.live:
+                one.used_s = now_s
+            keep_s = one.rule.keep_alive_s
+            if one.pool.unavailable:
+                self._begin_unload(one, "its workers could not be kept running")
+            elif keep_s and not one.rule.pinned and now_s - max(one.used_s, one.warm_s) >= keep_s:
+                self._begin_unload(one, f"no request came for {keep_s:g} s")
+            else:
+                await self._look_at_memory(one, loaded=True)
+        await self._stay_below()
+
+    async def _look_at_memory(self, one: Resident, *, loaded: bool) -> None:
+        """Measures a model; one that still loads holds at least what it is expected to need."""
+        if not self.memory_bytes_max:
+            return
+        found = await asyncio.to_thread(self._measure, one.pool)
+        if found and one.state in (ResidentState.LOADING, ResidentState.WARM):
+            one.known_bytes = max(found, one.known_bytes)
+            one.held_bytes = found if loaded else max(found, one.held_bytes)
+
+    async def _stay_below(self) -> None:
+        """Unloads models, the least recently used first, until the others are within the limit."""
+        while self.memory_bytes_max and self.held_bytes > self.memory_bytes_max:
+            victim, _ = self._victim()
+            if victim is None:
+                return
+            await self.unload(victim, "the models grew over model_memory_max")

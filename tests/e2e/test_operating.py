@@ -1,0 +1,161 @@
+"""What an operator asks a running server: where the time of a request went."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from support import GUARD_S, until
+from ts_frontend.protos.inference_pb2 import PredictionsRequest
+from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
+
+HANDLER = """
+def handle(data, context):
+    if data is None:
+        return None
+    print("asked for", len(data), flush=True)
+    return ["answer"] * len(data)
+"""
+STREAM = """
+def handle(data, context):
+    if data is None:
+        return
+    for number in range(3):
+        yield [f"{number} "] * len(data)
+"""
+COMMAND = (sys.executable, "-c", "import sys; from ts_frontend.cli.main import main; sys.exit(main())")
+ASK = {"x-torchrelay-timing": "1"}
+
+
+@pytest.fixture(scope="module")
+def operated(serving: Any, model_writer: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    directory = tmp_path_factory.mktemp("operating")
+    model_writer(directory / "store", "quick", HANDLER)
+    model_writer(directory / "store", "stream", STREAM)
+    server = serving(
+        directory,
+        directory / "store",
+        {"default_workers_per_model": 1, "access_log_timing": "true"},
+        ["--ncs", "--models", "quick,stream"],
+    )
+    try:
+        yield server.wait_started()
+    finally:
+        server.terminate()
+
+
+def posted(server: Any, path: str, headers: dict[str, str]) -> tuple[http.client.HTTPResponse, bytes]:
+    with contextlib.closing(
+        http.client.HTTPConnection("127.0.0.1", server.port("http_inference"), timeout=GUARD_S)
+    ) as one:
+        one.request("POST", path, b"x", headers)
+        answer = one.getresponse()
+        return answer, answer.read()
+
+
+def entries(value: str) -> dict[str, float | str]:
+    """The entries of a Server-Timing header: milliseconds, or a description."""
+    found: dict[str, float | str] = {}
+    for entry in value.split(", "):
+        match = re.fullmatch(r'([a-z-]+);(?:dur=([0-9.]+)|desc="([^"]*)")', entry)
+        assert match, value
+        found[match[1]] = float(match[2]) if match[2] else match[3]
+    return found
+
+
+ALL = {"queue", "batch-wait", "batch", "transfer", "handler", "encode", "worker", "cold-start", "total"}
+
+
+def check(found: dict[str, float | str]) -> None:
+    """All parts are there, and together they are the total, but for what the frontend does before and after."""
+    assert set(found) == ALL and found["batch"] == "1" and str(found["worker"]).isdecimal()
+    parts = [value for name, value in found.items() if name not in ("total", "batch", "worker")]
+    assert all(isinstance(part, float) and part >= 0 for part in parts)
+    assert sum(float(part) for part in parts) <= float(found["total"])
+
+
+def test_http_tells_who_asks(operated: Any) -> None:
+    answer, body = posted(operated, "/predictions/quick", ASK)
+    assert body == b"answer"
+    check(entries(answer.headers["server-timing"]))
+    answer, _ = posted(operated, "/predictions/quick", {})
+    assert "server-timing" not in answer.headers
+    answer, _ = posted(operated, "/predictions/absent", ASK)
+    assert answer.status == 404 and set(entries(answer.headers["server-timing"])) == {"total"}
+
+
+def test_a_stream_tells_what_is_known_at_its_beginning(operated: Any) -> None:
+    answer, body = posted(operated, "/predictions/stream", ASK)
+    assert body == b"0 1 2 "
+    assert {"queue", "worker", "total"} <= set(entries(answer.headers["server-timing"]))
+
+
+def test_a_stream_tells_all_in_its_trailer(operated: Any) -> None:
+    with socket.create_connection(("127.0.0.1", operated.port("http_inference")), timeout=GUARD_S) as one:
+        one.sendall(
+            b"POST /predictions/stream HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nte: trailers\r\n"
+            b"content-length: 1\r\nx-torchrelay-timing: 1\r\n\r\nx"
+        )
+        answer = b"".join(iter(lambda: one.recv(65536), b"")).decode()
+    head, _, body = answer.partition("\r\n\r\n")
+    assert "\r\ntrailer: server-timing" in head
+    check(entries(body.split("\r\n0\r\n")[1].strip().removeprefix("server-timing: ")))
+
+
+def test_grpc_tells_in_the_trailers(operated: Any) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{operated.port('grpc_inference')}") as channel:
+        stub = InferenceAPIsServiceStub(channel)
+        for name, call in (("quick", stub.Predictions), ("stream", stub.StreamPredictions)):
+            for metadata in (tuple(ASK.items()), ()):
+                request = PredictionsRequest(model_name=name, input={"data": b"x"})
+                if name == "quick":
+                    _, done = call.with_call(request, metadata=metadata, timeout=GUARD_S)
+                else:
+                    done = call(request, metadata=metadata, timeout=GUARD_S)
+                    assert len(list(done)) == 3
+                found = dict(done.trailing_metadata())
+                assert ("server-timing" in found) == bool(metadata)
+                if metadata:
+                    check(entries(found["server-timing"]))
+
+
+def test_the_access_log_tells_of_all(operated: Any) -> None:
+    posted(operated, "/predictions/quick", {"x-request-id": "logged"})
+    operated.wait_for_log('"POST /predictions/quick HTTP/1.1" 200')
+    log = Path(operated.directory) / "logs" / "access_log.log"
+    line = next(line for line in log.read_text().splitlines() if '"POST /predictions/quick HTTP/1.1" 200' in line)
+    check(entries(line.split(" 200 ")[1].partition(" ")[2]))
+
+
+def torchserve(server: Any, *words: str) -> str:
+    """What a command prints into a pipe; it must succeed."""
+    url = f"http://127.0.0.1:{server.port('http_management')}"
+    done = subprocess.run([*COMMAND, *words, "--url", url], capture_output=True, text=True, timeout=GUARD_S, check=True)
+    assert "\x1b" not in done.stdout, "no colours in a pipe"
+    return done.stdout
+
+
+def test_top_prints_a_table_into_a_pipe(operated: Any) -> None:
+    lines = torchserve(operated, "top").splitlines()
+    assert lines[0].startswith("torchrelay ") and " ready " in lines[0]
+    rows = [line.split()[:5] for line in lines if line.startswith(("quick", "stream"))]
+    assert rows == [[name, "1.0", "*", "ready", "1/1"] for name in ("quick", "stream")]
+
+
+def test_logs_print_what_workers_said(operated: Any) -> None:
+    posted(operated, "/predictions/quick", {})
+    found = until(lambda: torchserve(operated, "logs", "quick"))
+    assert re.search(r"^quick 1\.0 9\d+ \| asked for 1$", found, re.MULTILINE) and "stream" not in found
+    url = f"http://127.0.0.1:{operated.port('http_management')}"
+    done = subprocess.run([*COMMAND, "logs", "quik", "--url", url], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "quick" in done.stderr

@@ -1,0 +1,150 @@
+"""Weights without an archive: what the adapter makes of each kind of file, and of requests of each protocol."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from onnx import TensorProto, helper, save
+from safetensors.torch import save_file
+
+from ts.compat import weights
+from ts.runtime.handlers import HandlerNotUsable
+from ts.tensors.forms import ModelSpec
+from ts.tensors.types import InferenceRequest, InferenceResponse, Tensor, bytes_array
+from ts.tensors.v1_form import V1Form
+from ts_frontend.models.formats.format import ModelFiles
+from ts_frontend.models.formats.weights import WeightsFormat
+
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+MODEL_FILE = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.part = torch.nn.Parameter(torch.zeros(()))
+
+    def forward(self, x):
+        return x * self.part
+"""
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = torch.nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.part
+
+
+class Words(torch.nn.Module):
+    """Whole numbers in, and two named outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(10, 2)
+
+    def forward(self, ids: torch.Tensor, scale: torch.Tensor) -> dict[str, torch.Tensor]:
+        found = self.table(ids)
+        return {"sum": (found * scale).sum(-1), "ids": ids}
+
+
+def written(kind: str, folder: Path) -> Path:
+    if kind == "model.pt":
+        torch.jit.script(Net()).save(str(folder / kind))
+    elif kind == "model.pt2":
+        size = {"x": {0: torch.export.Dim("rows")}}
+        torch.export.save(torch.export.export(Net(), (torch.zeros(3, 2),), dynamic_shapes=size), folder / kind)
+    elif kind == "model.onnx":
+        x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", 2]) for name in "xy")
+        half = helper.make_tensor("half", TensorProto.FLOAT, [], [0.5])
+        nodes = [helper.make_node("Mul", ["x", "half"], ["y"])]
+        graph = helper.make_graph(nodes, "halves", [x], [y], [half])
+        save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / kind)
+    elif kind == "state":
+        torch.save(Net().state_dict(), folder / "model.pt")
+        (folder / "model.py").write_text(MODEL_FILE)
+    else:
+        save_file(Net().state_dict(), folder / "model.safetensors")
+        (folder / "model.py").write_text(MODEL_FILE)
+    return folder
+
+
+def loaded(folder: Path) -> Any:
+    (archive,) = WeightsFormat().open(ModelFiles(folder, folder))
+    settings = {"model_dir": str(folder), "model_name": "net", "model_version": "1.0"}
+    return weights.load(settings | {"adapter_settings": archive.adapter_settings})
+
+
+def answered(handler: Any, *inputs: Tensor) -> dict[str, Any]:
+    (answer,) = handler.entry([InferenceRequest(list(inputs))], None)
+    assert isinstance(answer, InferenceResponse), answer
+    return {one.name: (one.datatype, one.array.tolist()) for one in answer.outputs}
+
+
+def v1(handler: Any, body: dict[str, Any]) -> Any:
+    named = handler.tensors
+    form = V1Form(json.dumps(body).encode(), False, {}, ModelSpec("net", "1.0", named["inputs"], named["outputs"]))
+    (answer,) = handler.entry([form.request], None)
+    assert isinstance(answer, InferenceResponse), answer
+    return json.loads(form.answer(answer, True))["predictions"]
+
+
+@pytest.mark.parametrize("kind", ["model.pt", "model.pt2", "model.onnx", "state", "safetensors"])
+def test_each_kind_takes_tensors_and_instances(kind: str, tmp_path: Path) -> None:
+    handler = loaded(written(kind, tmp_path))
+    output = "y" if kind == "model.onnx" else "output__0"
+    found = answered(handler, Tensor.of("x", np.array([[1, 2]], np.float32)))
+    assert found == {output: ("FP32", [[0.5, 1.0]])}
+    assert v1(handler, {"instances": [[3, 4], [5, 6]]}) == [[1.5, 2.0], [2.5, 3.0]]
+    declares = [(one["name"], one["shape"]) for one in handler.signature["inputs"]]
+    assert declares == ([("x", [-1, 2])] if kind in ("model.pt2", "model.onnx") else [])
+
+
+def test_whole_numbers_stay_whole_for_an_embedding_and_names_are_arguments(tmp_path: Path) -> None:
+    words = Words()
+    torch.jit.script(words).save(str(tmp_path / "model.pt"))
+    handler = loaded(tmp_path)
+    rows = v1(handler, {"instances": [{"scale": [1.0, 0.0], "ids": 3}]})
+    expected = words.table.weight[3, 0].item()
+    assert rows == [{"sum": pytest.approx(expected), "ids": 3}]
+    ids, scale = np.array([3]), np.array([1, 0], np.float32)
+    by_name = answered(handler, Tensor.of("scale", scale), Tensor.of("ids", ids))
+    assert by_name == answered(handler, Tensor.of("in__1", scale), Tensor.of("in__0", ids))
+    assert by_name == answered(handler, Tensor.of("first", ids), Tensor.of("second", scale))
+
+
+def test_what_the_model_refuses_fails_its_request_alone(tmp_path: Path) -> None:
+    handler = loaded(written("model.pt", tmp_path))
+    good = InferenceRequest([Tensor.of("x", np.ones(1, np.float32))])
+    texts = InferenceRequest([Tensor("x", "BYTES", bytes_array([b"a"], [1]))])
+    many = InferenceRequest([Tensor.of(name, np.ones(1, np.float32)) for name in ("a", "b")])
+    first, second, third = handler.entry([texts, many, good], None)
+    assert "no tokenizer" in str(first) and "2 inputs, a, b; forward takes: x" in str(second)
+    assert isinstance(third, InferenceResponse)
+
+
+def test_a_state_without_a_class_says_so(tmp_path: Path) -> None:
+    torch.save(Net().state_dict(), tmp_path / "model.pt")
+    with pytest.raises(HandlerNotUsable, match=r"is no TorchScript. A state needs its class: put a model\.py"):
+        loaded(tmp_path)
+
+
+def test_a_triton_repository_may_have_a_program_of_torch_export(tmp_path: Path) -> None:
+    from ts.compat import triton
+
+    file = written("model.pt2", tmp_path) / "model.pt2"
+    config = {"name": "m", "backend": "pytorch", "max_batch_size": 4}
+    settings = {"model_dir": str(tmp_path), "model_name": "m", "model_version": "1"}
+    adapted = {"config": config, "model_file": str(file), "backend": "pytorch"}
+    handler: Any = triton.load(settings | {"adapter_settings": adapted})
+    assert handler.signature["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 2], "optional": False}]
+    rows = [InferenceRequest([Tensor.of("x", np.full((count, 2), count, np.float32))]) for count in (1, 2)]
+    answers = handler.entry(rows, None)
+    assert [one.outputs[0].array.tolist() for one in answers] == [[[0.5, 0.5]], [[1.0, 1.0], [1.0, 1.0]]]

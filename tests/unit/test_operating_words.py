@@ -1,0 +1,197 @@
+"""`torchserve top`, `logs` and `completion` without a server."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from ts_frontend.cli import main as cli
+from ts_frontend.cli import text
+from ts_frontend.cli.operating import WorkerLines, complete
+from ts_frontend.cli.top import BARS, Board, seconds_text, sparkline
+from ts_frontend.cli.watching import ManagementUrl, new_lines
+
+COLUMNS = ["answered_per_s", "failed_per_s", "p50_ms", "p95_ms", "p99_ms", "queued", "running", "batch_size"]
+MACHINE = {
+    "cpu_percent": 12.0,
+    "server_cpu_percent": 30.0,
+    "server_memory_bytes": 50 << 20,
+    "memory_used_bytes": 1,
+    "memory_total_bytes": 2,
+}
+
+
+def model(name: str, **more: Any) -> dict[str, Any]:
+    return {
+        "key": f"{name}/1.0",
+        "name": name,
+        "version": "1.0",
+        "default": True,
+        "status": "ready",
+        "workers": [{"id": "9000", "state": "ready", "pid": 7}],
+        "loadFailure": None,
+        "lastFailure": None,
+        **more,
+    }
+
+
+def board(*models: dict[str, Any], **rows: list[float | None]) -> Board:
+    found = Board()
+    found.take("history", {"columns": COLUMNS, "samples": []})
+    found.take("state", {"server": {"name": "torchrelay", "version": "0.1", "ready": True}, "models": models})
+    assert not found.complete
+    for _ in range(2):
+        found.take("sample", {"machine": MACHINE, "models": {f"{name}/1.0": row for name, row in rows.items()}})
+    assert found.complete
+    return found
+
+
+def shown(one: Board, *arguments: Any, width: int = 160) -> str:
+    out = io.StringIO()
+    Console(file=out, width=width, no_color=True).print(one.shown(*arguments))
+    return out.getvalue()
+
+
+def test_a_board_has_each_models_numbers() -> None:
+    lines = shown(board(model("busy"), model("idle"), busy=[12.5, 0, 1.5, 2500.0, None, 3, 1, 4.0])).splitlines()
+    assert lines[0].startswith("torchrelay 0.1 · ready · 12.5 calls/s · 0.0 failed/s · cpu 12 %")
+    busy = next(line for line in lines if line.startswith("busy"))
+    assert busy.split() == [
+        "busy",
+        "1.0",
+        "*",
+        "ready",
+        "1/1",
+        "12.5",
+        "██",
+        "1.5",
+        "ms",
+        "2.50",
+        "s",
+        "-",
+        "3",
+        "1",
+        "4.0",
+    ]
+    assert next(line for line in lines if line.startswith("idle")).split()[5:] == ["0.0", *["-"] * 3, "0", "0", "-"]
+
+
+def test_rows_are_ordered_filtered_and_cut() -> None:
+    models = [model(name) for name in ("m10", "m2", "other")]
+    one = board(*models, m10=[5.0, 0, 1, 9, 9, 0, 0, 1], m2=[1.0, 0, 1, 30, 40, 7, 0, 1])
+    names = lambda *arguments: [row[0]["name"] for row in one.rows(*arguments)]  # noqa: E731
+    assert names() == ["m2", "m10", "other"]
+    assert names("rate") == ["m10", "m2", "other"] and names("p95") == names("queue") == ["m2", "m10", "other"]
+    assert names("name", "M1") == ["m10"] and names("name", "m?") == ["m2"]
+    assert "… and 2 more" in shown(one, "name", "", 1)
+    assert "No model is named like 'absent'" in shown(one, "name", "absent")
+    assert "No model is registered." in shown(board())
+
+
+def test_a_model_that_fails_says_why() -> None:
+    died = {"reason": "exit code 3\nand more", "at": 1.0, "workerId": "9000", "lastLines": []}
+    found = shown(board(model("bad", status="failing", lastFailure=died), model("dead", lastFailure=died)))
+    assert "bad 1.0: exit code 3 and more" in found and "dead 1.0:" not in found
+
+
+def test_sparklines_and_times() -> None:
+    assert (
+        sparkline([]) == ""
+        and sparkline([0, 0]) == BARS[0] * 2
+        and sparkline([0, 1, 2]) == f"{BARS[0]}{BARS[4]}{BARS[7]}"
+    )
+    assert [seconds_text(one) for one in (3, 245, 3600, 183600)] == ["3 s", "4:05", "1:00:00", "2 d 3:00:00"]
+
+
+def test_names_are_sorted_as_people_do() -> None:
+    assert sorted(["m10", "M2", "1.10", "1.9", "m2b", ""], key=text.natural) == ["", "1.9", "1.10", "M2", "m2b", "m10"]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "expected"),
+    [
+        ([], ["a"], ["a"]),
+        (["a", "b"], ["a", "b"], []),
+        (["a", "b"], ["b", "c"], ["c"]),
+        (["a", "a"], ["a", "a", "a"], ["a"]),
+        (["a"], ["x", "y"], ["x", "y"]),
+        (["a", "b"], [], []),
+    ],
+)
+def test_only_new_lines_are_shown(before: list[str], now: list[str], expected: list[str]) -> None:
+    assert list(new_lines(before, now)) == expected
+
+
+class Told(ManagementUrl):
+    """A server whose models and lines the test sets."""
+
+    __slots__ = ()
+    models: list[dict[str, Any]] = []
+    lines: list[str] = []
+
+    def events(self) -> Any:
+        yield "state", {"models": self.models}
+
+    def worker_lines(self, model: str, version: str, worker_id: str) -> list[str]:
+        return list(self.lines)
+
+
+def test_lines_of_a_worker_and_its_death_come_once() -> None:
+    Told.models, Told.lines = [model("m")], ["one"]
+    lines = WorkerLines(Told("http://h"), "m")
+    assert list(lines.news()) == ["m 1.0 9000 | one"]
+    Told.lines = ["one", "two"]
+    assert list(lines.news()) == ["m 1.0 9000 | two"]
+    died = {"reason": "exit code 3", "at": 1.0, "workerId": "9000", "lastLines": ["one", "two", "oh no"]}
+    Told.models, Told.lines = [model("m", lastFailure=died, workers=[{"id": "9000", "state": "waiting"}])], []
+    assert list(lines.news()) == ["m 1.0 9000 | oh no", "m 1.0 9000 | -- the worker ended: exit code 3"]
+    assert list(lines.news()) == []
+
+
+def test_words_are_completed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COMP_WORDS", "torchserve do")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    assert complete("bash_complete", {"doctor": "look"}, [("--start", "")]) == 0
+    assert capsys.readouterr().out == "plain,doctor\n"
+    assert complete("bash_what", {}, []) == 1
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_has_its_script(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["completion", shell])
+    assert ended.value.code == 0 and cli.COMPLETE_VARIABLE in capsys.readouterr().out
+
+
+def test_the_short_help_begins_with_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["-h"])
+    found = capsys.readouterr().out
+    assert ended.value.code == 0 and found.index("torchserve top") < found.index("--model-store")
+    assert len(found.splitlines()) < 40
+
+
+@pytest.mark.parametrize(
+    "command", ["config", "doctor", "check", "dev", "start", "stop", "list", "top", "logs", "predict"]
+)
+def test_every_command_has_its_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([command, "-h"])
+    assert ended.value.code == 0 and "sage" in capsys.readouterr().out
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    code = "import sys; from ts_frontend.cli.main import main; sys.exit(main())"
+    with os.fdopen(writing, "w") as closed:
+        done = subprocess.run(
+            [sys.executable, "-c", code, "config"], stdout=closed, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr

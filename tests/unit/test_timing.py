@@ -1,0 +1,270 @@
+"""Where the time of a request goes: its parts, the worker's stopwatch, the header and the trailer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ts.protocol.decoder import Decoder
+from ts.protocol.frames import Input, Item, Measure, Message, Predict, Times
+from ts.runtime.jobs import Ledger as WorkerLedger
+from ts.runtime.jobs import SilentLedger
+from ts.runtime.stopwatch import MEASURED_MAX, Stopwatch
+from ts_frontend.grpc.call import Call, RequestIds, identified
+from ts_frontend.http.request import STREAMED
+from ts_frontend.http.timing import telling
+from ts_frontend.job import Job, Ledger, Whereabouts
+from ts_frontend.telemetry.logging.writer import Access
+from ts_frontend.telemetry.timing import JOBS_TOLD_MAX, Asking, JobTimes, RequestTimes
+
+INPUT = [Input("data", "", b"x")]
+
+
+class Placing:
+    """A worker that jobs are sent to."""
+
+    def __init__(self, place: Whereabouts) -> None:
+        self.place = place
+
+    def release(self, job: Job) -> None:
+        raise AssertionError("nothing is released here")
+
+    def grant(self, job: Job, size_bytes: int) -> None:
+        raise AssertionError("nothing is granted here")
+
+    def feed(self, job: Job, feed: object) -> None:
+        raise AssertionError("nothing is fed here")
+
+    def measure(self, job: Job) -> Whereabouts:
+        return self.place
+
+
+def sent(
+    *, ready_at_s: float = 0.0, free_since_s: float | None = None, batches: bool = False, size: int = 1
+) -> JobTimes:
+    """The times of a job that was queued at 100 s and sent at 110 s."""
+    times = JobTimes("m 1.0", batches)
+    job = Job(Ledger(), INPUT, request_id="r", timing=times)
+    worker = Placing(Whereabouts(9000, size, ready_at_s, free_since_s))
+    job.queued_at_s = 100.0
+    job.enqueue(worker)
+    job.send(worker, 110.0)
+    return times
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        ({}, (10.0, 0.0, 0.0)),
+        ({"ready_at_s": 104.0}, (6.0, 0.0, 4.0)),
+        ({"free_since_s": 103.0, "batches": True}, (3.0, 7.0, 0.0)),
+        ({"free_since_s": 50.0, "batches": True}, (0.0, 10.0, 0.0)),
+        ({"free_since_s": 103.0}, (10.0, 0.0, 0.0)),  # it waits for nobody
+        ({"ready_at_s": 104.0, "free_since_s": 104.0, "batches": True}, (0.0, 6.0, 4.0)),
+        ({"ready_at_s": 120.0}, (0.0, 0.0, 10.0)),
+    ],
+)
+def test_the_time_in_the_queue_has_three_parts(place: Any, expected: tuple[float, float, float]) -> None:
+    parts = sent(**place).parts()
+    assert parts is not None and parts[:3] == pytest.approx(expected)
+    assert parts.handler_s is None, "no worker has told anything yet"
+
+
+def test_the_workers_times_follow() -> None:
+    times = sent(size=3)
+    times.measured(Times(1, 111.0, 115.0, 115.5), 116.0)
+    parts = times.parts()
+    assert parts is not None
+    assert (parts.transfer_s, parts.handler_s, parts.encode_s) == pytest.approx((1.5, 4.0, 0.5))
+    assert times.entries() == [
+        "queue;dur=10000.000",
+        "batch-wait;dur=0.000",
+        'batch;desc="3"',
+        "transfer;dur=1500.000",
+        "handler;dur=4000.000",
+        "encode;dur=500.000",
+        'worker;desc="9000"',
+        "cold-start;dur=0.000",
+    ]
+
+
+def test_what_no_worker_had_has_a_total_only() -> None:
+    times = RequestTimes(told=True)
+    times.add("m 1.0", False)
+    assert times.text().startswith("total;dur=") and "," not in times.text()
+
+
+def test_of_many_jobs_the_latest_are_told_with_their_models() -> None:
+    times = RequestTimes(told=True)
+    for number in range(JOBS_TOLD_MAX + 3):
+        times.add(f"m{number} 1.0", False)
+    assert times.text().count("model;desc=") == JOBS_TOLD_MAX
+    assert 'desc="m3 1.0"' in times.text() and 'desc="m2 1.0"' not in times.text()
+
+
+async def _times_of_tasks() -> list[bool]:
+    asking = Asking()
+
+    async def asked() -> bool:
+        asking.begin(RequestTimes(told=True))
+        found = await asyncio.create_task(job())  # tasks made for it are timed, too
+        asking.end()
+        return found and asking.job("m", False) is None
+
+    async def job() -> bool:
+        return asking.job("m", False) is not None
+
+    return list(await asyncio.gather(job(), asked(), job()))
+
+
+def test_only_the_request_that_asks_is_timed() -> None:
+    assert asyncio.run(_times_of_tasks()) == [False, True, False]
+
+
+def test_a_grpc_call_asks_by_metadata() -> None:
+    asks, other = Call("/a/b", [("x-torchrelay-timing", "1")]), Call("/a/b", [("x-torchrelay-timing", "0")])
+    for call in (asks, other):
+        identified(call, RequestIds())
+    assert not asks.adds_nothing and asks.last_metadata()[-1][0] == "server-timing"
+    assert other.adds_nothing and other.last_metadata() == []
+
+
+def test_a_call_that_only_the_log_asks_about_tells_its_client_nothing() -> None:
+    call = Call("/a/b")
+    call.time_jobs(told=False)
+    assert call.times is not None and call.last_metadata() == []
+
+
+# --- the worker
+
+
+class Runner:
+    def __init__(self, entry: Callable[[Any, Any], Any]) -> None:
+        self.entry: Any = entry
+
+
+class Context:
+    def __init__(self, ledger: WorkerLedger) -> None:
+        self._batch = ledger.queue[-1]
+
+
+def told(ledger: WorkerLedger) -> list[Message]:
+    data = b"".join(ledger.outbox.buffers())
+    return Decoder(1 << 20).feed(data)
+
+
+def measured(ledger: WorkerLedger, entry: Callable[[Any, Any], Any], *, awaits: bool = False) -> Runner:
+    """A worker that has request 7, which somebody asks about, and request 8, in one batch."""
+    runner = Runner(entry)
+    ledger.on_measure = Stopwatch(ledger, runner, awaits=awaits).measure
+    ledger.receive(Measure(7))
+    ledger.receive(Predict(1, [Item(number, "r", 1e18, (), INPUT) for number in (7, 8)]))
+    return runner
+
+
+def test_a_worker_tells_the_times_before_the_answer() -> None:
+    ledger = WorkerLedger(1000, 1000)
+    before_s = time.monotonic()
+    runner = measured(ledger, lambda rows, context: [b"a", b"b"])
+    result = runner.entry([{}, {}], Context(ledger))
+    for job, answer in zip(list(ledger.queue[-1].jobs), result, strict=True):
+        ledger.give(job, answer, True)
+    times, *answers = told(ledger)
+    assert isinstance(times, Times) and times.job_id == 7
+    assert before_s <= times.begun_s <= times.ended_s <= times.given_s <= time.monotonic()
+    assert [type(one).__name__ for one in answers] == ["Chunk", "Chunk"], "request 8 tells nothing"
+
+
+def test_a_stream_ends_with_its_last_piece() -> None:
+    ledger = WorkerLedger(1000, 1000)
+    runner = measured(ledger, lambda rows, context: (piece for piece in [b"a"]))
+    runner.entry([{}, {}], Context(ledger))
+    job = ledger.queue[-1].jobs[0]
+    ledger.give(job, b"a", False)
+    assert [type(one).__name__ for one in told(ledger)] == ["Chunk"]
+    ledger.give(job, b"b", True)
+    found = [one for one in told(ledger) if isinstance(one, Times)]
+    assert found and found[0].ended_s == found[0].given_s
+
+
+def test_an_async_handler_ends_when_it_was_awaited() -> None:
+    ledger = WorkerLedger(1000, 1000)
+    woken: list[float] = []
+
+    async def handle(rows: Any, context: Any) -> list[bytes]:
+        await asyncio.sleep(0)
+        woken.append(time.monotonic())
+        return [b"a", b"b"]
+
+    runner = measured(ledger, handle, awaits=True)
+
+    async def run() -> None:
+        ledger.give(ledger.queue[-1].jobs[0], (await runner.entry([{}, {}], Context(ledger)))[0], True)
+
+    asyncio.run(run())
+    found = [one for one in told(ledger) if isinstance(one, Times)]
+    assert found[0].begun_s <= woken[0] <= found[0].ended_s
+
+
+def test_nothing_is_in_the_way_before_somebody_asks() -> None:
+    ledger = WorkerLedger(1000, 1000)
+    runner = Runner(print)
+    ledger.on_measure = Stopwatch(ledger, runner, awaits=False).measure
+    assert runner.entry is print and "give" not in vars(ledger)
+
+
+def test_requests_that_never_come_are_forgotten() -> None:
+    ledger = SilentLedger(1000, 1000)
+    stopwatch = Stopwatch(ledger, Runner(print), awaits=False)
+    for number in range(MEASURED_MAX + 10):
+        stopwatch.measure(number)
+    assert len(stopwatch._laps) == MEASURED_MAX
+
+
+# --- HTTP
+
+
+async def _answered(headers: list[Any], bodies: list[bytes], extensions: dict[str, Any]) -> list[Any]:
+    sent: list[Any] = []
+
+    async def send(event: Any) -> None:
+        sent.append(event)
+
+    tell = telling(send, RequestTimes(told=True), {"extensions": extensions})
+    await tell({"type": "http.response.start", "status": 200, "headers": headers})
+    for number, body in enumerate(bodies):
+        await tell({"type": "http.response.body", "body": body, "more_body": number + 1 < len(bodies)})
+    return sent
+
+
+def test_a_whole_answer_has_a_header() -> None:
+    start, body = asyncio.run(_answered([], [b"a"], {"http.response.trailers": {}}))
+    assert [name for name, _ in start["headers"]] == [b"server-timing"] and "trailers" not in start
+    assert body["body"] == b"a"
+
+
+def test_a_stream_has_a_trailer_too() -> None:
+    start, *bodies, trailer = asyncio.run(_answered([STREAMED], [b"a", b""], {"http.response.trailers": {}}))
+    assert start["trailers"] and dict(start["headers"])[b"trailer"] == b"server-timing"
+    assert len(bodies) == 2
+    assert trailer["type"] == "http.response.trailers" and trailer["headers"][0][0] == b"server-timing"
+
+
+def test_an_engine_without_trailers_gets_none() -> None:
+    start, *bodies = asyncio.run(_answered([STREAMED], [b"a", b""], {}))
+    assert "trailers" not in start and [one["type"] for one in bodies] == ["http.response.body"] * 2
+
+
+# --- the log
+
+
+def test_a_line_of_the_access_log_has_the_times_that_were_asked_for() -> None:
+    fields = (0.0, "127.0.0.1:5", "GET / HTTP/1.1", 200, 1.5, "r")
+    assert Access(*fields).text() == '/127.0.0.1:5 "GET / HTTP/1.1" 200 2'
+    assert "timing" not in Access(*fields).parts()
+    timed = Access(*fields, "queue;dur=1.000")
+    assert timed.text().endswith(" 200 2 queue;dur=1.000") and timed.parts()["timing"] == "queue;dur=1.000"

@@ -1,0 +1,236 @@
+"""Calls of a transformer to its predictor, a server of its own, by `--predictor_host` and its protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import math
+import queue
+import ssl
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from ts.compat.kserve_api.messages import InferOutput, InferResponse, array_of
+from ts.utils.util import PredictionException
+
+V1, V2, GRPC_V2 = "v1", "v2", "grpc-v2"
+#: Headers of a request that go on to the predictor: who asks, and which request and trace it belongs to.
+FORWARDED = (
+    "authorization",
+    "x-request-id",
+    "traceparent",
+    "tracestate",
+    "baggage",
+    "b3",
+    "x-b3-traceid",
+    "x-b3-spanid",
+    "x-b3-parentspanid",
+    "x-b3-sampled",
+    "x-b3-flags",
+)
+#: When the client of the request that is being answered stops waiting, by time.monotonic.
+WAITED_FOR_UNTIL_S: ContextVar[float] = ContextVar("waited_for_until_s", default=math.inf)
+#: HTTP calls that a worker has open at a time.
+OPEN_MAX = 64
+#: Between two attempts that found nobody.
+RETRY_PAUSE_S = 0.1
+BAD_GATEWAY, UNAVAILABLE, TIMED_OUT = 502, 503, 504
+_GRPC = {
+    "INVALID_ARGUMENT": 400,
+    "UNAUTHENTICATED": 401,
+    "PERMISSION_DENIED": 403,
+    "NOT_FOUND": 404,
+    "RESOURCE_EXHAUSTED": 429,
+    "UNIMPLEMENTED": 501,
+    "UNAVAILABLE": UNAVAILABLE,
+    "DEADLINE_EXCEEDED": TIMED_OUT,
+}
+
+
+@dataclass(frozen=True)
+class PredictorConfig:
+    """KServe's, with its older names for the same."""
+
+    predictor_host: str
+    predictor_protocol: str = V1
+    predictor_use_ssl: bool = False
+    predictor_request_timeout_seconds: int = 600
+    predictor_request_retries: int = 0
+    predictor_health_check: bool = False
+
+    @property
+    def predictor_base_url(self) -> str:
+        return f"{'https' if self.predictor_use_ssl else 'http'}://{self.predictor_host}"
+
+    @property
+    def protocol(self) -> str:
+        return self.predictor_protocol
+
+    @property
+    def timeout(self) -> int:
+        return self.predictor_request_timeout_seconds
+
+    @property
+    def retries(self) -> int:
+        return self.predictor_request_retries
+
+    @property
+    def use_ssl(self) -> bool:
+        return self.predictor_use_ssl
+
+
+def forwarded(headers: Mapping[str, Any] | None) -> dict[str, str]:
+    """The headers that the predictor gets, too."""
+    given = {name.lower(): value for name, value in (headers or {}).items() if isinstance(value, str)}
+    return {name: given[name] for name in FORWARDED if name in given}
+
+
+class Predictor:
+    """One predictor, asked from one event loop over connections that stay open. A failure is a PredictionException with
+    the predictor's status and text; 503 when nobody answers, 504 after the time limit."""
+
+    def __init__(self, config: PredictorConfig) -> None:
+        self._config = config
+        self._idle: queue.SimpleQueue[http.client.HTTPConnection] = queue.SimpleQueue()
+        self._threads: ThreadPoolExecutor | None = None
+        self._grpc: Any = None
+
+    async def predict(self, model: str, payload: Any, headers: Mapping[str, Any] | None) -> Any:
+        """The dict of a V1 answer, the InferResponse of a V2 one."""
+        if self._config.protocol == GRPC_V2:
+            return await self._infer(model, payload, forwarded(headers))
+        if self._config.protocol == V1:
+            return await self._ask(f"/v1/models/{model}:predict", payload, headers)
+        body = payload.to_rest() if hasattr(payload, "to_rest") else payload
+        return _response(await self._ask(f"/v2/models/{model}/infer", body, headers))
+
+    async def explain(self, model: str, payload: Any, headers: Mapping[str, Any] | None) -> Any:
+        """The dict of a V1 answer; other protocols have no explanations."""
+        return await self._ask(f"/v1/models/{model}:explain", payload, headers)
+
+    async def close(self) -> None:
+        """Closes the connections, once no call is under way."""
+        while not self._idle.empty():
+            self._idle.get_nowait().close()
+        if self._threads is not None:
+            self._threads.shutdown()
+        if self._grpc is not None:
+            await self._grpc.close()
+
+    # --- gRPC
+
+    async def _infer(self, model: str, payload: Any, headers: Mapping[str, str]) -> InferResponse:
+        from torchrelay_client import CallFailed, Typed
+        from torchrelay_client.aio import AsyncClient
+        from torchrelay_client.connecting import TLS
+        from torchrelay_client.retry import Retry
+
+        if self._grpc is None:
+            config = self._config
+            retry = Retry(config.retries + 1, first_s=RETRY_PAUSE_S)
+            tls = TLS() if config.use_ssl else None
+            self._grpc = AsyncClient(
+                config.predictor_host, tls=tls, timeout_s=float(config.timeout), retry=retry, idempotent=True
+            )
+        inputs = {one.name: Typed(*array_of(one, f"input {one.name!r}")) for one in payload.inputs}
+        own = ((name, value) for name, value in headers.items() if name != "x-request-id")
+        try:
+            answer = await self._grpc.infer(
+                model,
+                inputs,
+                id=payload.id or headers.get("x-request-id", ""),
+                parameters=payload.parameters,
+                metadata=tuple(own),
+                timeout_s=self._left_s(),
+            )
+        except CallFailed as error:
+            text = error.message or error.code.name
+            raise PredictionException(text, _GRPC.get(error.code.name, BAD_GATEWAY)) from error
+        outputs = []
+        for name, array in answer.outputs.items():
+            made = InferOutput(name, list(array.shape), "")
+            made.set_data_from_numpy(array)
+            outputs.append(made)
+        return InferResponse(answer.id, answer.model_name, outputs, answer.model_version, parameters=answer.parameters)
+
+    def _left_s(self) -> float:
+        """The time limit of a call: the configuration's, or what the client of the request has left."""
+        return max(min(float(self._config.timeout), WAITED_FOR_UNTIL_S.get() - time.monotonic()), 0.001)
+
+    # --- HTTP
+
+    async def _ask(self, path: str, payload: Any, headers: Mapping[str, Any] | None) -> Any:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(OPEN_MAX, "predictor")
+        body = json.dumps(payload).encode()
+        sent = {"content-type": "application/json", **forwarded(headers)}
+        loop, end_s = asyncio.get_running_loop(), time.monotonic() + self._left_s()
+        status, said = await loop.run_in_executor(self._threads, self._post, path, body, sent, end_s)
+        try:
+            found = json.loads(said)
+        except ValueError:
+            found = said.decode("utf-8", "replace")
+        if status != http.HTTPStatus.OK:
+            text = found.get("error") or found.get("message") if isinstance(found, dict) else found
+            raise PredictionException(str(text or http.HTTPStatus(status).phrase), status)
+        return found
+
+    def _post(self, path: str, body: bytes, headers: dict[str, str], end_s: float) -> tuple[int, bytes]:
+        """Status and body. A connection that the server closed while it was idle is replaced; attempts that found
+        nobody are repeated as often as the configuration says."""
+        attempts = 0
+        while True:
+            connection, fresh = self._connection(end_s)
+            try:
+                connection.request("POST", path, body, headers)
+                answer = connection.getresponse()
+                found = answer.status, answer.read()
+            except TimeoutError as error:
+                connection.close()
+                raise PredictionException("the predictor didn't answer in time", TIMED_OUT) from error
+            except (OSError, http.client.HTTPException) as error:
+                connection.close()
+                attempts += fresh
+                if attempts > self._config.retries:
+                    host = self._config.predictor_host
+                    raise PredictionException(f"the predictor {host} can't be reached: {error}", UNAVAILABLE) from error
+                time.sleep(RETRY_PAUSE_S if fresh else 0)
+            else:
+                self._idle.put(connection)
+                return found
+
+    def _connection(self, end_s: float) -> tuple[http.client.HTTPConnection, bool]:
+        """One that is open, or a new one, and whether it is new."""
+        left_s = max(end_s - time.monotonic(), 0.001)
+        try:
+            found = self._idle.get_nowait()
+            if found.sock is not None:
+                found.sock.settimeout(left_s)
+                return found, False
+        except queue.Empty:
+            pass
+        host = self._config.predictor_host
+        if self._config.use_ssl:
+            return http.client.HTTPSConnection(host, timeout=left_s, context=ssl.create_default_context()), True
+        return http.client.HTTPConnection(host, timeout=left_s), True
+
+
+def _response(found: Any) -> InferResponse:
+    if not isinstance(found, dict) or not isinstance(found.get("outputs"), list):
+        raise PredictionException("the predictor's answer has no outputs", BAD_GATEWAY)
+    outputs = [
+        InferOutput(one["name"], one["shape"], one["datatype"], one["data"], one.get("parameters"))
+        for one in found["outputs"]
+    ]
+    return InferResponse(
+        found.get("id"),
+        found.get("model_name", ""),
+        outputs,
+        found.get("model_version"),
+        parameters=found.get("parameters"),
+    )

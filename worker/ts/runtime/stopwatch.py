@@ -1,0 +1,95 @@
+"""Times of the requests that somebody asks about (`Measure`): when the handler was called, when it had returned, and
+when the answer was encoded.
+
+Nothing of this is on the way of a request until the first one is asked about: only then it stands before the handler's
+entry and before what takes answers.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Awaitable, Sequence
+from typing import Any, Protocol
+
+from ts.protocol.frames import Times
+from ts.runtime.jobs import Failure, Job, Ledger
+
+#: Requests that were asked about and have not ended; of more, the oldest are forgotten.
+MEASURED_MAX = 1024
+
+
+class Runner(Protocol):
+    """What calls the handler. `entry` gets the rows and the context of a batch."""
+
+    entry: Any
+
+
+class _Lap:
+    """One request's times, `time.monotonic()` seconds, 0 for none yet."""
+
+    __slots__ = ("begun_s", "ended_s")
+
+    def __init__(self) -> None:
+        self.begun_s = self.ended_s = 0.0
+
+
+class Stopwatch:
+    """Measures requests of one worker. `awaits`: the handler's result is awaited."""
+
+    def __init__(self, ledger: Ledger, runner: Runner, *, awaits: bool) -> None:
+        self._ledger, self._runner, self._awaits = ledger, runner, awaits
+        self._laps: dict[int, _Lap] = {}
+        self._entry: Any = None
+        self._give = ledger.give
+
+    def measure(self, job_id: int) -> None:
+        """Measures this request, which is still to come or waits here."""
+        if self._entry is None:
+            self._entry = self._runner.entry
+            self._runner.entry = self._called
+            self._ledger.give = self._given  # type: ignore[method-assign]  # stands before it from now on
+        self._laps[job_id] = _Lap()
+        if len(self._laps) > MEASURED_MAX:
+            del self._laps[next(iter(self._laps))]
+
+    def _called(self, rows: Sequence[Any], context: Any) -> Any:
+        """Calls the handler, which a continuous batch does once for each step."""
+        laps = self._laps
+        mine = [laps[job.job_id] for job in context._batch.jobs if job.job_id in laps] if laps else []
+        if not mine:
+            return self._entry(rows, context)
+        begun_s = time.monotonic()
+        for lap in mine:
+            lap.begun_s = lap.begun_s or begun_s
+        result = self._entry(rows, context)
+        if self._awaits and inspect.isawaitable(result):
+            return _awaited(result, mine)
+        _end(mine, result)
+        return result
+
+    def _given(self, job: Job, value: Any, last: bool, *more: Any, **named: Any) -> None:
+        """As `Ledger.give`; with the last piece, or the failure, go the times."""
+        if self._laps and (last or type(value) is Failure):
+            lap = self._laps.pop(job.job_id, None)
+            if lap is not None:
+                now_s = time.monotonic()
+                times = Times(job.job_id, lap.begun_s or now_s, lap.ended_s or now_s, now_s)
+                with self._ledger.lock:
+                    if not job.done:
+                        self._ledger.outbox.push(times)
+        self._give(job, value, last, *more, **named)
+
+
+async def _awaited(result: Awaitable[Any], laps: Sequence[_Lap]) -> Any:
+    value = await result
+    _end(laps, value)
+    return value
+
+
+def _end(laps: Sequence[_Lap], result: Any) -> None:
+    """Notes the handler's end. A stream ends with its last piece."""
+    if not (inspect.isgenerator(result) or inspect.isasyncgen(result)):
+        now_s = time.monotonic()
+        for lap in laps:
+            lap.ended_s = now_s
