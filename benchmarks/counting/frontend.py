@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import uvloop
 from measuring.h2load import grpc_body
-from measuring.open_inference import INFER, MODEL, MODELS, VALUES
+from measuring.open_inference import INFER, MODEL, MODELS, NAMED, VALUES
 from measuring.workloads import NOOP, PIECES, PIECES_STREAM, YIELDS, Workload
 
 from counting.counter import Counter
@@ -267,6 +267,7 @@ def rows(over_grpc: Application, over_http: Application) -> list[Row]:
         Row(
             "ModelInfer JSON", MODEL, http_client(over_http, INFER, json), json, [("content-type", "application/json")]
         ),
+        Row("ModelInfer named", MODEL, grpc_client(over_grpc, NAMED, grpc_body(tensor)), tensor),
         Row("stream piece", PIECES_STREAM.name, grpc_client(over_grpc, PIECES_STREAM, pieces), b"ok", (), PIECES),
         Row(
             "stream piece, HTTP",

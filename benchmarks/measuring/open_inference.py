@@ -79,6 +79,20 @@ INFER = InferWorkload(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class NamedWorkload(InferWorkload):
+    """The client names the output that it wants, as Triton's clients do."""
+
+    @property
+    def request(self) -> bytes:
+        message = pb.ModelInferRequest.FromString(INFER.request)
+        message.outputs.add(name="y")
+        return bytes(message.SerializeToString())
+
+
+NAMED = NamedWorkload("named", "ModelInfer that names its output", INFER.path, (), INFER.clients)
+
+
 def _numbers(message: bytes) -> list[float]:
     answer = pb.ModelInferResponse.FromString(message)
     if answer.raw_output_contents:

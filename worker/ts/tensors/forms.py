@@ -188,9 +188,12 @@ def _check_shape(tensor: Tensor, declared: dict[str, Any]) -> None:
 
 def fits(shape: Sequence[int], declared: Sequence[int]) -> bool:
     """Whether a shape fits the declared one, where -1 is any size."""
-    return len(shape) == len(declared) and all(
-        wanted in (-1, size) for size, wanted in zip(shape, declared, strict=True)
-    )
+    if len(shape) != len(declared):
+        return False
+    for size, wanted in zip(shape, declared, strict=True):  # noqa: SIM110  # a generator costs more than this loop
+        if wanted not in (-1, size):
+            return False
+    return True
 
 
 def completed(response: InferenceResponse, request: InferenceRequest, model: ModelSpec) -> InferenceResponse:

@@ -6,6 +6,7 @@ import base64
 import json
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,8 @@ from ts.tensors.types import (
 #: Advice for elements that are no text.
 NO_TEXT = "Send bytes that are no text as binary data, or in base64 with the input's parameter content_type base64"
 _SCALARS = (str, int, float, bool)
+#: So many heads of answers, and of outputs with their shapes, are kept as they were written.
+HEADS_MAX = 256
 
 
 def from_json(kind: Datatype, shape: Sequence[int], data: Any, parameters: dict[str, Any], label: str) -> Array:
@@ -217,14 +220,14 @@ class JsonForm:
         """JSON, with the requested binary outputs after it. Raises BadTensor for an output that doesn't exist."""
         response = completed(response, self.request, self._model)
         binary: list[bytes] = []
-        message: dict[str, Any] = {"model_name": response.model_name, "model_version": response.model_version}
+        head = _head(response.model_name, response.model_version)
         if response.id:
-            message["id"] = response.id
+            head += b',"id":' + dumped(response.id)
         if response.parameters:
-            message["parameters"] = response.parameters
+            head += b',"parameters":' + dumped(response.parameters)
         wanted = {output.name: output.parameters for output in self.request.outputs}
         outputs = [self._output(tensor, wanted.get(tensor.name, {}), binary) for tensor in response.outputs]
-        head = b'%b,"outputs":[%b]}' % (dumped(message)[:-1], b",".join(outputs))
+        head = b'%b,"outputs":[%b]}' % (head, b",".join(outputs))
         self.headers = (("content-type", "application/json"),)
         if binary:
             self.headers = (("content-type", "application/octet-stream"), (LENGTH_HEADER, str(len(head))))
@@ -232,7 +235,7 @@ class JsonForm:
 
     def _output(self, tensor: Tensor, asked: dict[str, Any], binary: list[bytes]) -> bytes:
         """An output in JSON, its elements as text of their own, or in `binary`."""
-        text = dumped({"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)})[:-1]
+        text = _output_head(tensor.name, tensor.datatype, tensor.array.shape)
         parameters = dict(tensor.parameters)
         if REGION in asked:
             data = encode_raw(tensor.datatype, tensor.array)
@@ -250,6 +253,18 @@ class JsonForm:
 
     def end(self) -> bytes:
         return b""
+
+
+@lru_cache(maxsize=HEADS_MAX)
+def _head(model: str, version: str) -> bytes:
+    """The beginning of an answer's JSON."""
+    return dumped({"model_name": model, "model_version": version})[:-1]
+
+
+@lru_cache(maxsize=HEADS_MAX)
+def _output_head(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
+    """The beginning of an output's JSON."""
+    return dumped({"name": name, "datatype": datatype, "shape": list(shape)})[:-1]
 
 
 def _split(data: bytes, headers: dict[str, str]) -> tuple[bytes, bytes]:

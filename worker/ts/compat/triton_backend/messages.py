@@ -168,7 +168,7 @@ class InferenceRequest:
         )
         self._sender: InferenceResponseSender | None = None
         self._is_cancelled: Callable[[], bool] = lambda: False
-        self._trace = trace or InferenceTrace()
+        self._trace: InferenceTrace | None = trace
         self.model_name, self.model_version = _text(model_name), str(model_version)
 
     @classmethod
@@ -180,22 +180,24 @@ class InferenceRequest:
         is_cancelled: Callable[[], bool],
     ) -> R:
         """The server's request, with the inputs as the model takes them; `outputs` are those that it declares."""
-        given = request.parameters
-        flags = TRITONSERVER_REQUEST_FLAG_SEQUENCE_START * bool(given.get("sequence_start"))
-        flags |= TRITONSERVER_REQUEST_FLAG_SEQUENCE_END * bool(given.get("sequence_end"))
-        found = cls(
-            request.id,
-            given.get("sequence_id") or 0,
-            [Tensor.wrapping(tensor) for tensor in inputs],
-            [output.name for output in request.outputs] or list(outputs),
-            request.model_name,
-            flags=flags,
-            timeout=int(given.get("timeout") or 0),
-        )
-        if given:  # written as JSON when the model asks
-            found._parameters = {name: value for name, value in given.items() if name not in _OWN}
+        found = cls.__new__(cls)
+        found._inputs = [Tensor.wrapping(tensor) for tensor in inputs]
+        found._request_id, found.model_name, found.model_version = request.id, request.model_name, "-1"
+        found._requested = [output.name for output in request.outputs] or list(outputs)
+        found._correlation_id, found._flags, found._timeout, found._parameters = 0, 0, 0, "{}"
+        found._sender = found._trace = None
+        if request.parameters:
+            found._take_parameters(request.parameters)
         found._is_cancelled = is_cancelled
         return found
+
+    def _take_parameters(self, given: dict[str, Any]) -> None:
+        """Those that have a method of their own, and the others, which are written as JSON when the model asks."""
+        self._correlation_id = given.get("sequence_id") or 0
+        self._flags = TRITONSERVER_REQUEST_FLAG_SEQUENCE_START * bool(given.get("sequence_start"))
+        self._flags |= TRITONSERVER_REQUEST_FLAG_SEQUENCE_END * bool(given.get("sequence_end"))
+        self._timeout = int(given.get("timeout") or 0)
+        self._parameters = {name: value for name, value in given.items() if name not in _OWN}
 
     def inputs(self) -> list[Tensor]:
         return self._inputs
@@ -223,6 +225,8 @@ class InferenceRequest:
         return self._requested
 
     def trace(self) -> InferenceTrace:
+        if self._trace is None:
+            self._trace = InferenceTrace()
         return self._trace
 
     def is_cancelled(self) -> bool:
