@@ -202,7 +202,7 @@ def tune(
     batch_size = before["batchSize"]
     start = Trial(batch_size, before["maxBatchDelay"] if batch_size > 1 else 0, before["minWorkers"], 1)
     bodies = [path.read_bytes() for path in inputs]
-    copy = Copy(client, f"{name}{SUFFIX}", before["modelUrl"], bodies, Length(seconds))
+    copy = Copy(client, f"{name}{SUFFIX}", before["modelUrl"], bodies, Length(seconds, min(100, round(30 * seconds))))
     if copy.is_there():
         raise CallFailed("ALREADY_EXISTS", f"There is a {copy.name} already: torchserve unregister {copy.name}")
     click.echo(show.HEAD, err=as_json)
