@@ -26,7 +26,6 @@ from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
 BODY_BYTES = 200_000
 #: Of each kind of failure, in each test.
 COUNTED = 4
-SETTLE_S_MAX = 5.0
 
 #: In the server: no collections, and a socket that tells what is alive. `all` gives the types of what only a collection
 #: would free, and what refers to the frames in it.
@@ -280,7 +279,7 @@ def fail(call: Callable[[str, str, float], None], model: str, ask: str, wait_s: 
 
 def settled(alive: Alive, before: dict[str, int], more_max: int) -> dict[str, int]:
     """What has grown by more than that, once nothing goes away any more."""
-    end_s = time.monotonic() + SETTLE_S_MAX
+    end_s = time.monotonic() + GUARD_S
     while True:
         now = alive.count()
         grown = {name: count - before.get(name, 0) for name, count in now.items()}
