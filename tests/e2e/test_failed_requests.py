@@ -6,6 +6,7 @@ The server runs with it turned off, so that what only the collector could free s
 from __future__ import annotations
 
 import json
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ import httpx
 import psutil
 import pytest
 
-from support import GUARD_S
+from support import GUARD_S, until
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
@@ -32,8 +33,7 @@ COUNTED = 4
 WITHOUT_COLLECTOR = """
 import gc, json, os, socket, sys, threading
 gc.disable()
-KINDS = ("Job", "FedJob", "PriorityJob", "SequenceJob", "HttpRequest", "Exchange", "Multiplexer", "_Entry", "RPCState",
-    "traceback")
+KINDS = ("Job", "FedJob", "PriorityJob", "SequenceJob", "HttpRequest", "Exchange", "Multiplexer", "_Entry", "traceback")
 
 def serve():
     listener = socket.socket(socket.AF_UNIX)
@@ -289,12 +289,22 @@ def settled(alive: Alive, before: dict[str, int], more_max: int) -> dict[str, in
         time.sleep(0.05)
 
 
+def metrics_of(server: Any) -> str:
+    return httpx.get(f"http://127.0.0.1:{server.port('http_metrics')}/metrics").text
+
+
 @pytest.mark.parametrize("service", SERVICES)
 def test_a_failure_leaves_nothing_behind(server: Any, clients: Clients, service: str) -> None:
     """Each way to fail COUNTED times; what stayed of one way alone would be more than is allowed."""
     call = getattr(clients, service)
-    busy = [clients.native.Predictions.future(prediction("full", "wait"), timeout=GUARD_S) for _ in range(2)]
+    busy = []
     try:
+        for is_there in (
+            lambda: re.search(r'^ts_running_requests\{model_name="full".*\} 1', metrics_of(server), re.MULTILINE),
+            lambda: server.describe("full")["jobQueueStatus"]["remainingCapacity"] == 0,
+        ):
+            busy.append(clients.native.Predictions.future(prediction("full", "wait"), timeout=GUARD_S))
+            until(is_there)
         for way in WAYS.values():
             fail(call, *way)  # the first brings what a server keeps for good
         before = server.alive.count()

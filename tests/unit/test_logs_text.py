@@ -31,6 +31,9 @@ def _levels() -> Iterator[None]:
     names = ["", "ts_frontend", "ACCESS_LOG", "MODEL_LOG", "TS_METRICS", "MODEL_METRICS"]
     before = [(logging.getLogger(n), logging.getLogger(n).level, logging.getLogger(n).propagate) for n in names]
     root_handlers = list(logging.getLogger().handlers)
+    for logger, _, _ in before:  # also if a server ran in this process before
+        logger.setLevel(logging.NOTSET)
+        logger.propagate = True
     yield
     for logger, level, propagate in before:
         logger.setLevel(level)

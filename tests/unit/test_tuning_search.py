@@ -99,6 +99,12 @@ def test_also_under_bounds_and_from_any_start(
     good_enough(surface, bounds, SPACE, start)
 
 
+def test_a_local_best_beyond_the_bounds_is_left() -> None:
+    surface = server(1.0, 1.0, 4, 0.1, 100)
+    start = Trial(batch_size=1, delay_ms=0, workers=6, concurrency=1)
+    good_enough(surface, Bounds(p99_ms=4.0, memory_bytes=165), SPACE, start)
+
+
 @settings(max_examples=30)
 @given(seed=st.integers(0, 10**6), fixed_ms=st.floats(1, 50), each_ms=st.floats(0.1, 5), cores=st.integers(1, 8))
 def test_measurements_that_differ_a_little_each_time(seed: int, fixed_ms: float, each_ms: float, cores: int) -> None:

@@ -1,7 +1,8 @@
 """Calls to any running server, over HTTP and gRPC, and its answers as data: the form of the recorded exchanges.
 
 A call is `{"http": "GET /ping", …}` or `{"grpc": "/package.Service/Method", …}`; an answer `{"status", "headers"}` with
-`json`, `text` or `events`, or `{"code"}` with `message`, `messages` or `error`.
+`json`, `text` or `events`, or `{"code"}` with `base64` (of one whole message), `message`,
+`messages` or `error`.
 """
 
 from __future__ import annotations
@@ -124,9 +125,8 @@ class Asker:
         try:
             if method is None or not method.server_streaming:
                 answer = channel.unary_unary(path)(data, **options)
-                if method is None:
-                    return {"code": "OK", "base64": base64.b64encode(answer).decode()}
-                return {"code": "OK", "message": _decoded(method, answer)}
+                whole = {"code": "OK", "base64": base64.b64encode(answer).decode()}
+                return whole if method is None else whole | {"message": _decoded(method, answer)}
             streamed = (
                 channel.stream_stream(path)(iter((data,)), **options)
                 if method.client_streaming

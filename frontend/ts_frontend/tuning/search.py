@@ -137,12 +137,18 @@ class _Climb:
         corner = yield from self._load(self._likely(first))
         if better(self._seen[corner], self._seen[current], self._bounds):
             current = corner
+        yield from self._settle(current)
+        if not self._found().within and not self._spent:  # a local best beyond the bounds
+            yield from self._settle((yield from self._load(self._least())))
+        return self._found()
+
+    def _settle(self, current: Trial) -> Generator[Trial, Measurement, None]:
+        """Climbs and shrinks from there until neither finds a better one."""
         before = None
         while current != before and not self._spent:
             before = current
             current = yield from self._climb(current)
             current = yield from self._shrink(current)
-        return self._found()
 
     def _climb(self, current: Trial) -> Generator[Trial, Measurement, Trial]:
         """The candidate that none of its neighbours is better than."""

@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 
 
 class WorkerState(Enum):
-    """A worker's state. BUSY is READY with something running, told apart by `Worker.status`."""
+    """A worker's state."""
 
     STARTING = "starting"
     LOADING = "loading"
