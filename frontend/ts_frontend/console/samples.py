@@ -12,7 +12,7 @@ import psutil
 
 from ts_frontend.job import FINAL, Job, JobState
 from ts_frontend.models.model import Model
-from ts_frontend.telemetry.metrics.observed import LatencyCounts, quantiles_s
+from ts_frontend.telemetry.metrics.requests import LatencyCounts, quantiles_s
 
 #: The names of the numbers in a model's row, in their order.
 COLUMNS = (
