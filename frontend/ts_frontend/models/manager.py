@@ -134,7 +134,9 @@ class ModelManager:
     ) -> Model:
         """The same for an open archive; a failure removes the unpacked files."""
         try:
-            self.registry.check_free(model_name_for(requested, archive, fetched.path), archive.version)
+            self.registry.check_free(
+                model_name_for(requested, archive.name, archive.version, fetched.path), archive.version
+            )
         except BaseException:
             await to_its_end(asyncio.to_thread(archive.remove))
             raise
