@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 from ts_frontend.config.kinds import s3_of
 from ts_frontend.errors import ServeError
@@ -43,17 +43,6 @@ class Content(NamedTuple):
     tag: str
 
 
-class SharedPlace(Protocol):
-    """A place for the document."""
-
-    def read(self, tag: str, stop: Stop) -> Content | None:
-        """The content; None if it is still the one that `tag` stands for. Raises SharedSnapshotFailed."""
-
-    def write(self, data: bytes, tag: str, stop: Stop) -> str | None:
-        """Writes over the content of `tag` and returns the new tag; None when another content is there. Raises
-        SharedSnapshotFailed."""
-
-
 class SharedFile:
     """A file in a directory that all servers mount. Writers take turns by a lock of the file system."""
 
@@ -64,11 +53,14 @@ class SharedFile:
         return str(self.directory / NAME)
 
     def read(self, tag: str, stop: Stop) -> Content | None:
+        """The content; None if it is still the one that `tag` stands for. Raises SharedSnapshotFailed."""
         with self._explained():
             found = stop.waited(self._content)
         return None if tag and found.tag == tag else found
 
     def write(self, data: bytes, tag: str, stop: Stop) -> str | None:
+        """Writes over the content of `tag` and returns the new tag; None when another content is there. Raises
+        SharedSnapshotFailed."""
         with self._explained():
             return stop.waited(partial(self._write, data, tag))
 
@@ -120,7 +112,7 @@ class SharedFile:
 
 
 class SharedObject:
-    """An object in S3, or a compatible store that knows conditional writes."""
+    """An object in S3, or a compatible store that knows conditional writes. Its methods are those of a file."""
 
     def __init__(self, url: str) -> None:
         place = s3.parse(url)
@@ -178,6 +170,10 @@ class SharedObject:
             if not s3.is_of_s3(error):
                 raise
             raise SharedSnapshotFailed(f"{self}: {s3.reason_of(error)}") from error
+
+
+#: A place for the document.
+SharedPlace: TypeAlias = SharedFile | SharedObject
 
 
 def _tag(data: bytes) -> str:
