@@ -108,9 +108,9 @@ def read(model: Model, latencies: list[int], now_s: float) -> Reading:
         counts[JobState.CANCELLED],
         statistics.answered,
         statistics.queue_s,
-        statistics.handler_s,
+        statistics.worked_s,
         latencies.copy(),
-        {size: count for size, (count, _) in statistics.batches.items()},
+        {size: batches.calls for size, batches in statistics.batches.items()},
     )
 
 

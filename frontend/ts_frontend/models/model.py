@@ -300,7 +300,7 @@ class Model:
     @property
     def statistics(self) -> Statistics:
         """Its statistics so far."""
-        return self._counted.read(self.ledger)
+        return self._counted.read(self.ledger, (slot.worker.spent for slot in self.pool.slots if slot.worker))
 
     @property
     def ready(self) -> bool:
