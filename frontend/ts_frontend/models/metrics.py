@@ -68,6 +68,14 @@ def refused_calls(counts: Mapping[str, int], host: str) -> Family:
     return _by_api("ts_refused_calls_total", "Calls refused because of their key", counts, host)
 
 
+def shared_snapshot_family(troubles: int, host: str) -> Family:
+    """What of a shared snapshot this server can't follow."""
+    sentence = "Versions that aren't what the shared snapshot says, and 1 more while it can't be read or written"
+    family = Family(Definition("ts_shared_snapshot_failures", MetricKind.GAUGE, "Count", ("hostname",)), sentence)
+    family.samples[(host,)] = Gauge(troubles)
+    return family
+
+
 def flooded_connections(counts: Mapping[str, int], host: str) -> Family:
     """Connections that the HTTP/2 engine closed, by API, because their clients cancelled too many calls."""
     sentence = "Connections closed because too many of their calls were cancelled"

@@ -89,6 +89,8 @@ class Resident:
     def asked(self) -> None:
         """A request is about to be accepted: it is loaded, unless it is. Raises NoWorker when it never can be."""
         self.used_s = self._demand.clock.now_s()
+        if self.state is not ResidentState.WARM:
+            self.pool.on_busy()  # it may have no worker yet, and its requests wait
         if self.state is ResidentState.KNOWN:
             self._demand.check(self)
             self._demand.load(self)

@@ -18,6 +18,7 @@ from typing import IO, Any, TypeAlias
 
 import psutil
 
+from ts.protocol.codes import REASON_OF_EXIT
 from ts.protocol.marks import unmarked
 from ts.protocol.progress import PROGRESS_BYTES, has_begun, spent
 from ts_frontend.scheduling.repeats import Repeats
@@ -61,6 +62,8 @@ class ExitStatus:
     def sentence(self) -> str:
         if self.code is None:
             return "It ended for an unknown reason"
+        if self.code in REASON_OF_EXIT:
+            return f"{REASON_OF_EXIT[self.code]} ({self.describe()})"
         return f"It ended with {self.describe()}" if self.code >= 0 else f"It was {self.describe()}"
 
 
