@@ -35,9 +35,12 @@ from ts_frontend.models.health import Health
 from ts_frontend.models.loader import ModelLoader
 from ts_frontend.models.manager import ModelManager
 from ts_frontend.models.metrics import (
+    ServedModels,
+    ServerState,
     compatible_families,
+    gpu_families,
+    gpus_of,
     refused_calls,
-    served_families,
     system_metrics,
 )
 from ts_frontend.models.registry import Registry
@@ -160,7 +163,10 @@ class Parts:
             loads_at_once_max=config.loads_at_once_max,
         )
         self.health = Health(self.registry, SERVICES, strict=config.strict_readiness)
-        metrics.gather(lambda: served_families(self.registry, metrics.host), always=True)
+        metrics.gather(ServedModels(self.registry, metrics.host).families, always=True)
+        metrics.gather(ServerState(self.health, metrics.host).families, always=True)
+        gpus = gpus_of(supervisor.placement.inventory)
+        metrics.gather(lambda: gpu_families(gpus.loads, metrics.host), always=True)
         metrics.gather(lambda: compatible_families(self.registry, metrics))
         if tracing is not None:
             metrics.gather(tracing.families, always=True)
@@ -174,6 +180,7 @@ class Parts:
             metrics,
             authorization,
             tracing,
+            gpus,
         )
         #: Loops that run while the server serves, with the subjects of their messages.
         self.loops: list[tuple[Callable[[], Awaitable[None]], str]] = [
@@ -183,9 +190,7 @@ class Parts:
         if config.dev_model is not None:
             reloading = Reloading(self.manager, config.dev_model)
             self.loops.append((reloading.watch, "The watch over the model that is being written"))
-        inventory = supervisor.placement.inventory
-        cuda_count = inventory.count if inventory.kind == "cuda" else 0
-        sampling = system_metrics(config, metrics, cuda_count, worker_env(config), self._worker_pids)
+        sampling = system_metrics(config, metrics, gpus, worker_env(config), self._worker_pids)
         if sampling is not None:
             self.loops.append((sampling.run, "The sampling of system metrics"))
         if authorization is not None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from ts_frontend.telemetry.metrics.families import read_definitions
+from ts_frontend.telemetry.metrics.gpus import SMI, GpuLoad, GpuReader, Gpus, smi_loads
 from ts_frontend.telemetry.metrics.registry import DEFAULT_FILE, MetricsRegistry
 from ts_frontend.telemetry.metrics.system import (
-    GpuLoad,
-    GpuReader,
     SystemMetrics,
     Value,
     command_line,
@@ -46,19 +46,14 @@ class FakeDriver:
         return 0
 
 
-class FakeGpus(GpuReader):
-    def read(self) -> list[GpuLoad]:
-        return [GpuLoad(1, 42.0, 20 << 30, 80 << 30)]
-
-
 def test_the_machine_is_sampled() -> None:
-    found = sample(GpuReader(0))
+    found = sample()
     assert [one.name for one in found] == NAMES
     assert all(one.value >= 0 and one.labels == ("Host",) for one in found)
 
 
 def test_gpus_have_their_number() -> None:
-    assert sample(FakeGpus(2))[len(NAMES) :] == [
+    assert sample([GpuLoad(1, 42.0, 20 << 30, 80 << 30)])[len(NAMES) :] == [
         Value("GPUMemoryUtilization", 25.0, ("Host", "1")),
         Value("GPUMemoryUsed", 20480.0, ("Host", "1")),
         Value("GPUUtilization", 42.0, ("Host", "1")),
@@ -69,6 +64,35 @@ def test_the_driver_is_asked_for_each_gpu() -> None:
     reader = GpuReader(2)
     reader._library = FakeDriver()
     assert reader.read() == [GpuLoad(0, 42.0, 20 << 30, 80 << 30)]
+
+
+def test_nvidia_smi_is_asked_where_the_library_is_missing() -> None:
+    class Without(GpuReader):
+        def _open(self) -> Any:
+            return False
+
+    asked: list[Sequence[str]] = []
+
+    async def run(command: Sequence[str]) -> str | None:
+        asked.append(command)
+        return "0, 42, 20480, 81920\n1, [N/A], [N/A], 81920\n2, 1, 1, 1\n"
+
+    async def scenario() -> None:
+        gpus = Gpus(2, run, Without(2))
+        assert gpus.stale and not gpus.loads
+        for found in await asyncio.gather(gpus.fresh(), gpus.fresh()):
+            assert found == [GpuLoad(0, 42.0, 20 << 30, 80 << 30)]
+        assert asked == [SMI] and not gpus.stale
+
+    asyncio.run(scenario())
+    assert smi_loads("", 2) == []
+
+
+def test_without_gpus_nothing_is_asked() -> None:
+    async def run(command: Sequence[str]) -> str | None:
+        raise AssertionError(command)
+
+    assert asyncio.run(Gpus(0, run).fresh()) == ()
 
 
 def test_what_a_command_prints() -> None:
@@ -90,8 +114,11 @@ def test_a_command_gets_the_pids(caplog: pytest.LogCaptureFixture) -> None:
         asked.append(pids)
         return outputs.pop(0)
 
+    async def no_tool(_: Sequence[str]) -> str | None:
+        return None
+
     metrics = MetricsRegistry(read_definitions(DEFAULT_FILE), "prometheus", "vm")
-    system = SystemMetrics(metrics, 60, 0, command=command, pids=lambda: [7, 8])
+    system = SystemMetrics(metrics, 60, Gpus(0, no_tool), command=command, pids=lambda: [7, 8])
     asyncio.run(system.once())
     with caplog.at_level(logging.WARNING):
         asyncio.run(system.once())

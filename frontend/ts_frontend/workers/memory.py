@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterable
 
 from ts_frontend.workers.pool import Pool
 from ts_frontend.workers.process import resident_bytes
+from ts_frontend.workers.worker import Worker
 
+#: Workers whose memory is read in one look: each costs some system calls between requests.
+MEMORY_READS_MAX = 16
 _PSS = re.compile(rb"^Pss:\s+(\d+) kB", re.MULTILINE)
 
 
@@ -37,3 +41,24 @@ def shared_bytes(pool: Pool) -> int:
 def megabytes(count: int) -> str:
     """A number of bytes, for people."""
     return f"{count / (1 << 20):.0f} MiB"
+
+
+class WorkerMemory:
+    """Resident bytes of the workers, read for a few of them at a time: new ones first, then by turns."""
+
+    def __init__(self, reads_max: int = MEMORY_READS_MAX) -> None:
+        self._reads_max = reads_max
+        self._bytes: dict[Worker, int] = {}
+
+    def look(self, workers: Iterable[Worker]) -> None:
+        """Reads the memory of at most `reads_max` of the workers, and forgets those that are gone."""
+        here = list(workers)
+        known = {worker: size for worker, size in self._bytes.items() if worker in set(here)}
+        turn = [*(worker for worker in here if worker not in known), *known]
+        for worker in turn[: self._reads_max]:
+            known.pop(worker, None)  # to the end, until all others have had their turn
+            known[worker] = worker.memory_bytes
+        self._bytes = known
+
+    def of(self, worker: Worker) -> int:
+        return self._bytes.get(worker, 0)
