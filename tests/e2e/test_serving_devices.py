@@ -100,3 +100,62 @@ def test_a_model_that_needs_more_devices_than_there_are_is_refused_in_words(star
     with pytest.raises(grpc.RpcError) as failure:
         server.register("large")
     assert "needs 4 GPUs" in failure.value.details() and "may use 3" in failure.value.details()
+
+
+#: `torch.cuda` of a GPU that fails in a kernel: every later call to it from the process fails, too.
+FAILING_GPU = """
+import json
+import os
+import torch
+
+lost = False
+
+
+def use(device=None):
+    if lost:
+        raise RuntimeError("CUDA error: device-side assert triggered\\nFor debugging consider CUDA_LAUNCH_BLOCKING=1")
+
+
+def compute(data):
+    global lost
+    words = [json.loads(row.get("data") or row.get("body")) for row in data]
+    if "too large" in words:
+        raise RuntimeError("CUDA out of memory. Tried to allocate 200.00 GiB.")
+    lost = lost or "bad index" in words
+    use()
+    return [str(os.getpid())] * len(data)
+
+
+torch.cuda.is_initialized = lambda: True
+torch.cuda.current_device = lambda: 0
+torch.cuda.device_count = lambda: 1
+torch.cuda.synchronize = use
+"""
+WAYS = {
+    "returning": "def handle(data, context):\n    return compute(data) if data else None\n",
+    "yielding": "def handle(data, context):\n    yield compute(data)\n",
+    "awaiting": "async def handle(data, context):\n    return compute(data)\n",
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_worker_whose_gpu_failed_answers_and_is_replaced(start, write, way):
+    """A GPU's failure stays until its process ends: a worker that went on would fail each of its requests."""
+    write("computing", f"{FAILING_GPU}\n{WAYS[way]}")
+    server = start()
+    server.register("computing")
+
+    def refusal(word: str) -> str:
+        with pytest.raises(grpc.RpcError) as failure:
+            server.predict("computing", word)
+        return str(failure.value.details())
+
+    before = server.predict("computing", "ok")
+    assert "CUDA out of memory" in refusal("too large")
+    assert server.predict("computing", "ok") == before
+    assert "device-side assert triggered" in refusal("bad index")
+    after = server.predict("computing", "ok")
+    assert after != before
+    reason = server.describe("computing")["lastWorkerFailure"]["reason"]
+    assert reason == "Its GPU failed, and can't be used by its process any more (exit code 71)"
+    assert any("the worker ends and is replaced" in line for line in server.lines)

@@ -356,17 +356,15 @@ def test_a_killed_surplus_worker_gives_its_request_back(start, tmp_path):
 
 @pytest.mark.parametrize("engine", ["h2corn", "grpcio"])
 def test_stalled_readers_do_not_slow_a_healthy_stream(start, engine):
-    """64 clients that stop reading occupy no worker's time of a generator, and no more memory than their credit."""
+    """64 clients that stop reading occupy neither the worker of a generator, nor the server: another one, whose pieces
+    are more than any credit, is read to its end meanwhile."""
     server = start(grpc_engine=engine)
     server.register("generating")
 
-    async def pace(stub: Any) -> float:
-        begun_s = time.monotonic()
-        pieces = [
-            piece async for piece in stub.StreamPredictions(request_for({"count": 300, "size": 1000}, "generating"))
-        ]
+    async def read_whole(stub: Any) -> None:
+        request = request_for({"count": 300, "size": 1000}, "generating")
+        pieces = [piece async for piece in stub.StreamPredictions(request, timeout=GUARD_S)]
         assert len(pieces) == 301
-        return time.monotonic() - begun_s
 
     #: Channels of one process share a connection, and with it HTTP/2's window, unless they are told not to.
     own_connection = [("grpc.use_local_subchannel_pool", 1)]
@@ -379,16 +377,16 @@ def test_stalled_readers_do_not_slow_a_healthy_stream(start, engine):
                 return InferenceAPIsServiceStub(await stack.enter_async_context(channel))
 
             healthy = await client()
-            alone_s = min([await pace(healthy) for _ in range(5)])
+            await read_whole(healthy)
             stalled = []
             for _ in range(64):
                 request = request_for({"count": 10_000_000, "size": 32_768}, "generating")
                 stalled.append((await client()).StreamPredictions(request))
                 await stalled[-1].read()
-            beside_s = min([await pace(healthy) for _ in range(5)])
+            for _ in range(3):
+                await read_whole(healthy)
             for call in stalled:
                 call.cancel()
-            assert beside_s < 10 * alone_s, (alone_s, beside_s)
 
     asyncio.run(scenario())
 

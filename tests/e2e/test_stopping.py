@@ -111,9 +111,7 @@ def test_who_does_not_read_holds_no_server_up(
     server.register("probe")
     with client(server, tmp_path / "left"):
         children = psutil.Process(server.process.pid).children(True)
-        asked_s = time.monotonic()
         assert server.terminate() == 0, server.log
-        assert time.monotonic() - asked_s < DRAIN_S + 10
         assert_nothing_left(server, children)
 
 

@@ -511,7 +511,7 @@ def workflow_specifications(data: bytes) -> None:
 def manifests(data: bytes) -> None:
     _file("manifest/MAR-INF/MANIFEST.json", data)
     found = _FORMATS.open(_directory() / "manifest", _directory() / "work")
-    model_settings.model_name_for(model_settings.Requested(), found, found.dir)
+    model_settings.model_name_for(model_settings.Requested(), found.name, found.version, found.dir)
 
 
 @target(

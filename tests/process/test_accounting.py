@@ -51,13 +51,13 @@ def test_a_run_with_every_required_test_passes_and_counts_what_was_skipped(tmp_p
 
 def test_a_required_test_that_is_skipped_fails_the_run(tmp_path: Path, root: Path) -> None:
     done = run(tmp_path, root, "test_sample.py")
-    assert done.returncode == 1, done.stdout
+    assert done.returncode == 6, done.stdout
     assert "test_sample.py::test_skips_one[b]: skipped" in done.stdout
 
 
 def test_a_required_test_that_is_missing_fails_the_run(tmp_path: Path, root: Path) -> None:
     done = run(tmp_path, root, "test_sample.py::test_renamed")
-    assert done.returncode == 1, done.stdout
+    assert done.returncode == 6, done.stdout
     assert "test_sample.py::test_renamed: no such test was run" in done.stdout
 
 
@@ -67,7 +67,7 @@ def test_several_processes_are_counted_together(tmp_path: Path, root: Path) -> N
     (tmp_path / "test_more.py").write_text("def test_more(): pass\n\ndef test_left_out(): pass\n")
     parallel = ("-p", "xdist", "-n", "2", "--dist", "loadfile", "-k", "not left_out")
     done = run(tmp_path, root, "test_more.py::test_more\ntest_other.py", *parallel)
-    assert done.returncode == 1, done.stdout
+    assert done.returncode == 6, done.stdout
     assert "tests run 3, skipped 2, left to another command 1" in done.stdout
     assert "skipped 1: not here" in done.stdout and "test_other.py: skipped" in done.stdout
     assert run(tmp_path, root, "test_more.py::test_more", *parallel).returncode == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ts.protocol.frames import Failed, encode_bytes
-from ts.protocol.progress import PLACES, PROGRESS_BYTES, Progress, has_begun
+from ts.protocol.progress import PLACES, PROGRESS_BYTES, SIZES_MAX, Progress, has_begun, spent
 
 
 def test_a_batch_that_was_overtaken_on_the_socket_is_noted_when_its_own_turn_comes(start_worker):
@@ -44,6 +44,20 @@ def test_the_table_of_ids() -> None:
     progress.begin(4)
     assert bytes(memory) == table
     assert has_begun(table[:16], 3), "a table that can't be read says yes"
+
+
+def test_the_sums_of_times() -> None:
+    memory = bytearray(PROGRESS_BYTES)
+    progress = Progress(memory)
+    assert spent(bytes(memory)) == {}
+    for size in (1, 2, SIZES_MAX):
+        progress.spend(size, 0.5, 0.0)
+        progress.spend(size, 0.25, 2.0)
+    progress.spend(SIZES_MAX + 1, 1.0, 1.0)
+    progress.begin(PLACES)
+    assert spent(bytes(memory)) == dict.fromkeys((1, 2, SIZES_MAX), (0.75, 2.0))
+    assert has_begun(bytes(memory), PLACES) and not has_begun(bytes(memory), 1)
+    assert spent(bytes(memory)[: PLACES * 8]) == {}
 
 
 @pytest.mark.parametrize(

@@ -50,3 +50,39 @@ def test_each_step_runs_and_those_that_failed_are_named(check: ModuleType, capfd
 
 def test_the_types_are_checked_aside(check: ModuleType) -> None:
     assert {step.title for step in check.usual_steps() if step.aside} == {"types", "generated protos"}
+
+
+SAMPLE = """
+import pathlib
+
+def test_flickers():
+    mark = pathlib.Path(__file__).with_name("mark")
+    ran_before, _ = mark.exists(), mark.touch()
+    assert ran_before
+
+def test_passes():
+    assert True
+"""
+
+
+def test_tests_that_fail_run_once_more_alone(
+    check: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that fail again, and many that fail at once, fail the run."""
+    monkeypatch.setattr(check, "LAST_FAILED", tmp_path / ".pytest_cache/v/cache/lastfailed")
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    sample = tmp_path / "test_sample.py"
+    step = check.tests("tests", "not slow", "usual")
+    words = [one for one in step.command if one not in ("--required", "usual")]
+    step = step._replace(command=words, folder=tmp_path)
+    sample.write_text(SAMPLE)
+    assert check.run_all([step]) == []
+    said = capfd.readouterr().out
+    assert "1 that failed, once more and alone" in said
+    assert said.split("These passed alone", 1)[1].splitlines()[1] == "test_sample.py::test_flickers"
+    sample.write_text(SAMPLE.replace("ran_before\n", "False\n"))
+    assert check.run_all([step]) == ["tests"]
+    assert "once more and alone" in capfd.readouterr().out
+    sample.write_text("import pytest\n@pytest.mark.parametrize('n', range(9))\ndef test_it(n):\n    assert False\n")
+    assert check.run_all([step]) == ["tests"]
+    assert "once more" not in capfd.readouterr().out

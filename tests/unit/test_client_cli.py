@@ -199,6 +199,12 @@ def test_list(run: Run, small: SmallServer) -> None:
     assert run("list").output == "No model is registered.\n"
 
 
+def test_a_description_with_tables_in_it(run: Run, small: SmallServer) -> None:
+    """What describe tells of `shareWeights`, `autoscale` and `loadOnDemand` is a table."""
+    small.models["m"] = described(shareWeights={"active": False, "reason": "on GPUs"})
+    assert "  shareWeights     active: False; reason: on GPUs\n" in run("describe", "m").output
+
+
 def test_describe(run: Run, small: SmallServer) -> None:
     small.models["m"]["lastWorkerFailure"] = FAILURE
     output = run("describe", "m", "--customized").output

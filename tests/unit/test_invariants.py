@@ -451,6 +451,69 @@ def test_public_class_names_are_used_once() -> None:
         assert twice.keys() == allowed.keys(), twice
 
 
+#: Public classes whose names stand in the frontend and in the worker, and why: another one needs a name of its own.
+IN_BOTH: dict[str, str] = {
+    "Batch": "the jobs that a handler gets together, seen from each side of the socket",
+    "Call": "a gRPC call, and the frame of a model's call to its own server",
+    "Decoder": "gRPC's messages, and frames: each the decoder of its protocol",
+    "Failure": "an attempt to start that failed, and a job that failed",
+    "Forkserver": "the process, and the frontend's end of it",
+    "Job": "one request on its way, seen from each side of the socket",
+    "Ledger": "the same for all of them",
+    "Model": "the server's, and the class that KServe's programs derive from",
+    "ModelLoader": "the server's, and TorchServe's name in `ts.model_loader`",
+    "ModelNotFound": "the server's, and KServe's error",
+    "Parameters": "a request's, and the class that aiSSEMBLE's handlers are given",
+    "Regions": "of shared memory: what is registered, and what a worker has mapped",
+    "Stop": "what ends a download, and the frame that ends a worker",
+}
+
+
+def test_class_names_of_the_frontend_and_the_worker_differ() -> None:
+    """Who searches for a name, or reads it in a trace, finds one class."""
+    names = [
+        {
+            node.name
+            for path, tree in found.items()
+            if not path.startswith(SHIMS)
+            for node in tree.body
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+        }
+        for found in (frontend(), worker())
+    ]
+    assert names[0] & names[1] == IN_BOTH.keys()
+
+
+#: Files of the frontend with more or fewer lines than a concept has as a rule, and why. Their lengths are no limits.
+OTHER_SIZES = {
+    "config/table.py": "one table of all keys: in two files nobody would know where to look for one",
+    "job.py": "the one final status of a request, with all its states: apart they would share what they guard",
+    "workers/pool.py": "starting, replacing, scaling and ending decide over the same slots",
+    "workers/worker.py": "dispatch, delivery, cancels and the end of one worker change the same batches in flight",
+}
+LINES_MIN, LINES_MAX, PROTOCOLS_MAX = 40, 600, 12
+
+
+def test_a_file_is_a_concept_neither_a_fragment_nor_a_drawer() -> None:
+    files = {path.removeprefix("frontend/ts_frontend/"): ROOT / path for path in frontend()}
+    lines = {name: len(file.read_text().splitlines()) for name, file in files.items() if file.name != "__init__.py"}
+    assert len(lines) > 100
+    others = {name for name, count in lines.items() if not LINES_MIN < count <= LINES_MAX}
+    assert others <= OTHER_SIZES.keys(), {name: lines[name] for name in others - OTHER_SIZES.keys()}
+    assert OTHER_SIZES.keys() <= lines.keys()
+
+
+def test_interfaces_are_few() -> None:
+    """One that a single class implements sends the reader somewhere else for nothing."""
+    found = [
+        f"{path}: {node.name}"
+        for path, tree in frontend().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and "Protocol" in map(ast.unparse, node.bases)
+    ]
+    assert len(found) <= PROTOCOLS_MAX, found
+
+
 def test_descriptors_stay_out_of_the_default_pool() -> None:
     """Another client library may bring files of the same names and packages into this process."""
     from ts_frontend.protos import inference_pb2, management_pb2

@@ -82,7 +82,7 @@ def test_time_does_not_explode(converter: str) -> None:
     """Five parameters over 64 KiB that fit until the last character: an expression would try billions of splits."""
     letter = "1" if converter in ("int", "float") else "a"
     template = PathTemplate("/" + letter.join(f"{{p{at}:{converter}}}" for at in range(5)) + "!")
-    begun_s = time.monotonic()
+    begun_s = time.thread_time()
     assert not template.fits("/" + letter * 65_536)
     assert template.match("/" + letter * 4_000 + "!") is not None
-    assert time.monotonic() - begun_s < 10
+    assert time.thread_time() - begun_s < 10

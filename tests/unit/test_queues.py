@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from support import GUARD_S
 from ts.protocol.decoder import Decoder
 from ts.protocol.frames import Cancel, Chunk, Input, Predict, encode_bytes
 from ts_frontend.errors import Code, DeadlineExceeded, InvalidArgument, QueueFull, WorkerDied
@@ -209,9 +210,9 @@ def test_a_worker_whose_end_cannot_be_settled_is_gone_all_the_same(caplog: pytes
         await turns()
         theirs.close()
         with pytest.raises(WorkerDied, match="killed by SIGKILL") as died:
-            await asyncio.wait_for(running.result(), 10)
+            await asyncio.wait_for(running.result(), GUARD_S)
         assert died.value.code is Code.UNAVAILABLE
-        assert "SIGKILL" in await asyncio.wait_for(worker.ended, 10)
+        assert "SIGKILL" in await asyncio.wait_for(worker.ended, GUARD_S)
         assert worker.state is WorkerState.FAILED and not worker.busy
 
     with caplog.at_level(logging.ERROR):

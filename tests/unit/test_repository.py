@@ -12,7 +12,6 @@ from ts.protocol.model_config_pb2 import ModelConfig
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArgument, ModelNotFound
 from ts_frontend.models import repository as directories
-from ts_frontend.models import without_effect
 from ts_frontend.models.formats import triton as configs
 from ts_frontend.models.formats import triton as layout
 from ts_frontend.models.formats.format import ModelFiles
@@ -169,7 +168,7 @@ USED = {
 
 
 def test_every_field_of_a_configuration_does_something_or_is_in_the_table() -> None:
-    known = USED | without_effect.FIELDS.keys()
+    known = USED | configs.WITHOUT_EFFECT.keys()
     inner = {path.rpartition(".")[0] for path in known} - {""}
 
     def paths(descriptor: Any, before: str = "") -> Iterator[str]:
@@ -180,9 +179,9 @@ def test_every_field_of_a_configuration_does_something_or_is_in_the_table() -> N
             else:
                 yield path
 
-    assert set(paths(ModelConfig.DESCRIPTOR)) == known and not USED & without_effect.FIELDS.keys()
+    assert set(paths(ModelConfig.DESCRIPTOR)) == known and not USED & configs.WITHOUT_EFFECT.keys()
     page = (Path(__file__).resolve().parents[2] / "docs" / "triton.md").read_text()
-    assert "\n".join(without_effect.fields_table()) in page
+    assert "\n".join(configs.without_effect_table()) in page
 
 
 @pytest.mark.parametrize(

@@ -27,12 +27,6 @@ class Server:
     service_envelope: str | None = None
 
 
-@dataclass(frozen=True)
-class Manifest:
-    name: str | None = None
-    version: str = "1.0"
-
-
 NOTHING = Requested()
 SERVER: Any = Server()
 
@@ -250,13 +244,13 @@ def test_calls_that_ask_for_nonsense_are_refused(wish: Any, word: str) -> None:
     ],
 )
 def test_a_models_name(given: str | None, manifest: str | None, file: str, expected: str) -> None:
-    assert model_name_for(Requested(model_name=given), Manifest(manifest), Path("/store") / file) == expected
+    assert model_name_for(Requested(model_name=given), manifest, "1.0", Path("/store") / file) == expected
 
 
 @pytest.mark.parametrize("name", ["a/b", "a\\b", "..", "a\nb", "a\x00", "x" * 256, "a\u2028b"])
 def test_names_that_no_path_could_carry_are_refused(name: str) -> None:
-    for requested, manifest in ((Requested(model_name=name), Manifest()), (NOTHING, Manifest(name))):
+    for requested, of_archive in ((Requested(model_name=name), None), (NOTHING, name)):
         with pytest.raises(InvalidArgument, match="model"):
-            model_name_for(requested, manifest, Path("x.mar"))
+            model_name_for(requested, of_archive, "1.0", Path("x.mar"))
     with pytest.raises(InvalidArgument, match="modelVersion"):
-        model_name_for(NOTHING, Manifest("m", name), Path("x.mar"))
+        model_name_for(NOTHING, "m", name, Path("x.mar"))

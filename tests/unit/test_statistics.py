@@ -31,4 +31,20 @@ def test_the_parts_are_never_more_than_the_whole(worked_s: float, handler_s: flo
     batches.answered([job], 0.1, worked_s, 0.0)
     found = batches.read(ledger)
     assert found.queue_s == pytest.approx(0.2) and found.handler_s == pytest.approx(handler_s)
-    assert found.batches == {1: (1, worked_s)}
+    assert found.batches == {1: (1, worked_s, 0.0, 0.0)}
+
+
+def test_reading_and_writing_are_parts_of_the_time_on_the_worker() -> None:
+    """Of workers that have ended, and of those that work; of a batch of two, one of which failed, half of it counts."""
+    batches, ledger = CountedBatches(Nobody()), Ledger()
+    ledger.answered, ledger.answered_s = 1, 10.0
+    jobs: Any = [SimpleNamespace(state=JobState.ANSWERED), SimpleNamespace(state=JobState.FAILED)]
+    batches.answered(jobs, 0.0, 4.0, 0.0)
+    batches.spent({2: (0.5, 0.25), 3: (9.0, 9.0)})
+    found = batches.read(ledger, [{2: (0.5, 0.0)}])
+    assert found.batches == {2: (1, 4.0, 1.0, 0.25)}
+    assert (found.read_s, found.written_s, found.handler_s) == (1.0, 0.25, 2.75)
+    batches.spent({2: (6.0, 0.75)})
+    found = batches.read(ledger)
+    assert found.batches[2].read_s + found.batches[2].written_s == pytest.approx(4.0), "never more than the whole"
+    assert found.handler_s == pytest.approx(0.0) and found.read_s + found.written_s == pytest.approx(4.0)

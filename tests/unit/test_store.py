@@ -16,7 +16,7 @@ import pytest
 
 from support import GUARD_S, until_async
 from ts_frontend.errors import ArchiveExists, ArchiveNotFound, DownloadFailed, InvalidArgument, ServeError
-from ts_frontend.models.store.http import DownloadLimits, Progress, Stop, is_public, open_remote
+from ts_frontend.models.store.http import DownloadLimits, DownloadProgress, Stop, is_public, open_remote
 from ts_frontend.models.store.store import Fetched, ModelStore
 
 ZOO_FILE = "https://torchserve.pytorch.org/mar_files/densenet161.mar"
@@ -448,7 +448,7 @@ def test_an_address_that_is_not_public_needs_the_operators_word(root: Path, site
 
 
 def test_progress_tells_share_or_size_every_few_seconds() -> None:
-    known, unknown = Progress("m.mar", 200_000_000, 10.0), Progress("m.mar", None, 10.0)
+    known, unknown = DownloadProgress("m.mar", 200_000_000, 10.0), DownloadProgress("m.mar", None, 10.0)
     assert known.line(1, 11.9) is None
     assert known.line(50_000_000, 12.0) == "Downloading m.mar: 25 % of 200.0 MB, 25.0 MB/s"
     assert known.line(60_000_000, 13.0) is None

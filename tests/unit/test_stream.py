@@ -645,7 +645,7 @@ def test_so_many_and_no_more() -> None:
         third = await entered(ahead, 1)
         assert not third.done()
         ahead.leave(1)
-        await asyncio.wait_for(third, 10)
+        await asyncio.wait_for(third, GUARD_S)
 
     asyncio.run(talk())
 
@@ -657,7 +657,7 @@ def test_so_many_bytes_and_a_larger_one_alone() -> None:
         second = await entered(ahead, 1)
         assert not second.done()
         ahead.leave(1000)
-        await asyncio.wait_for(second, 10)
+        await asyncio.wait_for(second, GUARD_S)
         assert (await entered(ahead, 99)).done()
         full = await entered(ahead, 1)
         assert not full.done()

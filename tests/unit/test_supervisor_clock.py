@@ -10,16 +10,24 @@ from typing import Any
 
 import pytest
 
+from support import until_async
 from ts_frontend.config.snapshot import SnapshotFiles, SnapshotKind
+from ts_frontend.job import Ledger
 from ts_frontend.models import startup as persistence
 from ts_frontend.models.startup import SnapshotRecorder
+from ts_frontend.scheduling.batcher import Policy
+from ts_frontend.scheduling.queues import JobQueue
+from ts_frontend.workers.demand import Demand, DemandRule
 from ts_frontend.workers.devices import Inventory
+from ts_frontend.workers.failures import StartFailed
+from ts_frontend.workers.pool import Pool as RealPool
+from ts_frontend.workers.process import LineSink, ProcessSpec, WorkerPlan, WorkerProcess
 from ts_frontend.workers.supervisor import Supervisor
 
 
 class Pool:
-    def __init__(self, name: str, wrong: bool) -> None:
-        self.name, self._wrong = name, wrong
+    def __init__(self, name: str, wrong: bool, busy: bool = True) -> None:
+        self.name, self._wrong, self.busy = name, wrong, busy
         self.ticks = 0
         self.twice = asyncio.Event()
 
@@ -34,6 +42,30 @@ class Pool:
         pass
 
 
+class NoLauncher:
+    """Starts nothing."""
+
+    async def launch(self, spec: ProcessSpec, sink: LineSink) -> WorkerProcess:
+        raise StartFailed("nothing is started here")
+
+    async def close(self) -> None:
+        pass
+
+
+def new_pool(supervisor: Supervisor) -> RealPool:
+    return supervisor.pool(
+        "m",
+        WorkerPlan(ProcessSpec("m", {}), {}, 1, 1, 1 << 20),
+        JobQueue(Policy()),
+        device_type="cpu",
+        device_ids=(),
+        level=0,
+        give_up_s=60.0,
+        restart_delay_s_max=60.0,
+        on_change=lambda: None,
+    )
+
+
 def test_one_pools_mistake_does_not_stop_the_clock(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         supervisor = Supervisor(
@@ -46,7 +78,7 @@ def test_one_pools_mistake_does_not_stop_the_clock(tmp_path: Path, caplog: pytes
             on_line=lambda *_: None,
         )
         pools = [Pool("wrong", True), Pool("right", False)]
-        supervisor._pools.update(pools)  # type: ignore[arg-type]
+        supervisor._busy.update(pools)  # type: ignore[arg-type]
         await supervisor.start()
         await asyncio.wait_for(asyncio.gather(*(pool.twice.wait() for pool in pools)), 30)
         await supervisor.close()
@@ -55,6 +87,58 @@ def test_one_pools_mistake_does_not_stop_the_clock(tmp_path: Path, caplog: pytes
         asyncio.run(scenario())
     assert "Workers of wrong could not be looked after" in caplog.text
     assert "a mistake" in caplog.text
+
+
+def test_a_pool_is_ticked_while_it_is_busy(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        supervisor = Supervisor(
+            {},
+            work_dir=tmp_path,
+            first_worker_id=1,
+            first_distribution_id=1,
+            fork=False,
+            inventory=Inventory(),
+            on_line=lambda *_: None,
+        )
+        idle, busy = Pool("idle", False, busy=False), Pool("busy", False)
+        supervisor._busy.update([idle, busy])  # type: ignore[list-item]
+        await supervisor.start()
+        await asyncio.wait_for(busy.twice.wait(), 30)
+        assert idle.ticks == 0 and supervisor._busy == {busy}  # type: ignore[comparison-overlap]
+        busy.busy = False
+        await until_async(lambda: not supervisor._busy)
+        await supervisor.close()
+
+    asyncio.run(scenario())
+
+
+def test_pools_become_busy_with_workers_and_with_requests_that_load_a_model(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        supervisor = Supervisor(
+            {},
+            work_dir=tmp_path,
+            first_worker_id=1,
+            first_distribution_id=1,
+            fork=False,
+            inventory=Inventory(),
+            on_line=lambda *_: None,
+            launcher=NoLauncher(),
+        )
+        ledger = Ledger()
+        pools = [new_pool(supervisor) for _ in range(3)]
+        assert not supervisor._busy
+        with pytest.raises(StartFailed):
+            await pools[0].scale(1)
+        assert supervisor._busy == {pools[0]}
+        resident = Demand().enter(pools[1], ledger, DemandRule(), lambda: 1)
+        resident.asked()
+        assert supervisor._busy == set(pools[:2])
+        for pool in pools:
+            await supervisor.dismiss(pool, 0.0)
+        assert not supervisor._busy
+        await supervisor.close()
+
+    asyncio.run(scenario())
 
 
 class Files(SnapshotFiles):

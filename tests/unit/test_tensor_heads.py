@@ -152,9 +152,9 @@ def test_typed_contents_are_not_parsed() -> None:
     del tensor
 
     def seconds(read: Any) -> float:
-        begun_s = time.perf_counter()
+        begun_s = time.thread_time()
         read(data)
-        return time.perf_counter() - begun_s
+        return time.thread_time() - begun_s
 
     whole_s = min(seconds(pb.ModelInferRequest.FromString) for _ in range(3))
     assert min(seconds(head_of_message) for _ in range(3)) < whole_s / 5

@@ -15,8 +15,8 @@ from ts.runtime.jobs import Ledger as WorkerLedger
 from ts.runtime.jobs import SilentLedger
 from ts.runtime.stopwatch import MEASURED_MAX, Stopwatch
 from ts_frontend.grpc.call import Call, RequestIds, identified
+from ts_frontend.http.app import telling
 from ts_frontend.http.request import STREAMED
-from ts_frontend.http.timing import telling
 from ts_frontend.job import Job, Ledger, Whereabouts
 from ts_frontend.telemetry.logging.writer import Access
 from ts_frontend.telemetry.timing import JOBS_TOLD_MAX, Asking, JobTimes, RequestTimes

@@ -98,13 +98,13 @@ def details(description: dict[str, Any]) -> str:
     facts = {
         name: value
         for name, value in description.items()
-        if name not in _LISTED and (isinstance(value, list) or value not in _QUIET)
+        if name not in _LISTED and (isinstance(value, (list, dict)) or value not in _QUIET)
     }
     facts["pendingRequests"] = f"{queue['pendingRequests']} (room for {queue['remainingCapacity']})"
     facts["workers"] = workers(description)
     width = max(map(len, facts))
     parts = [f"{description['modelName']} {description['modelVersion']}"]
-    parts += [f"  {name.ljust(width)}  {value}" for name, value in facts.items()]
+    parts += [f"  {name.ljust(width)}  {_said(value)}" for name, value in facts.items()]
     if description["workers"]:
         parts += ["", _worker_table(description["workers"])]
     if "lastWorkerFailure" in description:
@@ -112,6 +112,11 @@ def details(description: dict[str, Any]) -> str:
     if "customizedMetadata" in description:
         parts += ["", f"  the handler says: {description['customizedMetadata']}"]
     return "\n".join(parts)
+
+
+def _said(value: object) -> object:
+    """A table, such as that of `autoscale`, in one line."""
+    return "; ".join(f"{name}: {one}" for name, one in value.items()) if isinstance(value, dict) else value
 
 
 def _worker_table(rows: list[dict[str, Any]]) -> str:

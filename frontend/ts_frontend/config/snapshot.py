@@ -96,7 +96,7 @@ def encode(snapshot: Snapshot, settings: Mapping[str, str], when: datetime) -> s
         "modelCount": len(snapshot.models),
         "created": snapshot.created_ms,
         "models": {
-            name: {version: _version_tree(state) for version, state in versions.items()}
+            name: {version: version_tree(state) for version, state in versions.items()}
             for name, versions in snapshot.models.items()
         },
     }
@@ -129,7 +129,7 @@ def decode_models(text: str) -> Snapshot:
     try:
         tree = json.loads(text)
         models = {
-            str(name): {str(version): _version_state(entry) for version, entry in versions.items()}
+            str(name): {str(version): version_state(entry) for version, entry in versions.items()}
             for name, versions in tree["models"].items()
         }
         found = tree.get("torchrelay", {}).get("workflows", {})
@@ -141,7 +141,8 @@ def decode_models(text: str) -> Snapshot:
         raise SnapshotError(f"{_MODELS_KEY} can't be read: {error}") from None
 
 
-def _version_tree(state: VersionState) -> dict[str, Any]:
+def version_tree(state: VersionState) -> dict[str, Any]:
+    """One version as JSON."""
     tree: dict[str, Any] = {
         "defaultVersion": state.default,
         "marName": state.archive,
@@ -159,8 +160,9 @@ def _version_tree(state: VersionState) -> dict[str, Any]:
     return tree | {"torchrelay": ours}
 
 
-def _version_state(tree: Mapping[str, Any]) -> VersionState:
-    """TorchServe leaves members out in old snapshots; its delay counts as asked for unless it is the default."""
+def version_state(tree: Mapping[str, Any]) -> VersionState:
+    """One version from its JSON. TorchServe leaves members out in old snapshots; its delay counts as asked for unless
+    it is the default."""
     ours = tree.get("torchrelay", {})
     delay_ms = int(tree.get("maxBatchDelay", _DEFAULT_DELAY_MS))
     return VersionState(

@@ -611,6 +611,19 @@ class ServerConfig:
         "addresses, TLS and the other settings, as in TorchServe; `none`: nothing",
         restored=False,
     )
+    shared_snapshot: Path | None = _own(
+        PATH,
+        None,
+        "directory, or `s3://BUCKET/PREFIX`, through which several servers serve the same models "
+        "([several-servers.md](several-servers.md))",
+        restored=False,
+    )
+    shared_snapshot_poll_secs: float = _own(
+        number(),
+        2.0,
+        "seconds between two looks at `shared_snapshot` for what other servers have changed",
+        restored=False,
+    )
     snapshots_kept_max: int = _own(whole(1), 10, "number of snapshot files to keep; older ones are deleted")
 
     # Not settings

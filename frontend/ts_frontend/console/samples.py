@@ -12,7 +12,7 @@ import psutil
 
 from ts_frontend.job import FINAL, Job, JobState
 from ts_frontend.models.model import Model
-from ts_frontend.telemetry.metrics.observed import LatencyCounts, quantiles_s
+from ts_frontend.telemetry.metrics.requests import LatencyCounts, quantiles_s
 
 #: The names of the numbers in a model's row, in their order.
 COLUMNS = (
@@ -108,9 +108,9 @@ def read(model: Model, latencies: list[int], now_s: float) -> Reading:
         counts[JobState.CANCELLED],
         statistics.answered,
         statistics.queue_s,
-        statistics.handler_s,
+        statistics.worked_s,
         latencies.copy(),
-        {size: count for size, (count, _) in statistics.batches.items()},
+        {size: batches.calls for size, batches in statistics.batches.items()},
     )
 
 

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ts_frontend.errors import ClientGone, ServeError
 from ts_frontend.http.auth import HttpKeys
@@ -19,6 +20,7 @@ from ts_frontend.http.request import (
     STREAMED,
     Body,
     BodyLimits,
+    Event,
     Header,
     HttpAnswer,
     HttpRequest,
@@ -29,8 +31,7 @@ from ts_frontend.http.request import (
     not_found,
 )
 from ts_frontend.http.routing import Find, Match, RouteTable
-from ts_frontend.http.timing import ASKS, telling
-from ts_frontend.telemetry.timing import RequestTimes, asking
+from ts_frontend.telemetry.timing import ANSWER, ASK, RequestTimes, asking
 
 logger = logging.getLogger(__name__)
 REQUEST_ID = b"x-request-id"
@@ -48,6 +49,9 @@ CLIENT_LEFT = 499
 #: Of pieces that are sent as one.
 JOINED_BYTES_MAX = 64 * 1024
 VERSIONS = {"2": "2.0"}
+ASKS: Header = (ASK.encode(), b"1")
+_ANSWER = ANSWER.encode()
+_TRAILERS = "http.response.trailers"
 UNEXPECTED = "The server failed unexpectedly; its log says why"
 
 #: the request's scope (`request_line`), status, milliseconds, request id, where the time went
@@ -240,3 +244,31 @@ def request_line(scope: Scope) -> tuple[str, str]:
         target += "?" + scope["query_string"].decode("latin-1")
     peer = f"{client[0]}:{client[1]}" if client else "unix"
     return peer, f"{scope['method']} {target} HTTP/{VERSIONS.get(version, version)}"
+
+
+def telling(send: Send, times: RequestTimes, scope: Scope) -> Send:
+    """Wraps `send` for an answer whose client asked where the time went. The header Server-Timing of a stream has what
+    is known at its first piece, the trailer of that name all of it; engines and clients of HTTP without trailers get
+    the header alone."""
+    can_trail = _TRAILERS in (scope.get("extensions") or {})
+    trails = False
+
+    async def tell(event: Event) -> None:
+        nonlocal trails
+        kind = event["type"]
+        if kind == "http.response.start":
+            trails = can_trail and STREAMED in event["headers"]
+            more = [(_ANSWER, times.text().encode())]
+            if trails:
+                more.append((b"trailer", _ANSWER))
+            event = {**event, "headers": [*event["headers"], *more], **_with_trailers(trails)}
+        await send(event)
+        if trails and kind == "http.response.body" and not event.get("more_body"):
+            headers = [(_ANSWER, times.text().encode())]
+            await send({"type": _TRAILERS, "headers": headers, "more_trailers": False})
+
+    return tell
+
+
+def _with_trailers(trails: bool) -> dict[str, Any]:
+    return {"trailers": True} if trails else {}

@@ -31,6 +31,8 @@ REST_FACTOR = 10
 #: A connection that so many looks didn't find is elsewhere: behind a proxy that tells its clients' addresses.
 LOOKS_MAX = 2
 _MAPPED = bytes(10) + b"\xff\xff"
+#: The end of the other side, told once. Zero where there is no epoll, which isn't used there.
+_ENDS: int = getattr(select, "EPOLLRDHUP", 0) | getattr(select, "EPOLLET", 0)
 
 
 class ConnectionKey(NamedTuple):
@@ -110,7 +112,7 @@ class Departures:
         one = Watched(ConnectionKey(host, client[1], own_port), act)
         self._watched.setdefault(one.connection, set()).add(one)
         number = self._numbers.get(one.connection)
-        if number is None or connection_of(number) != one.connection:
+        if number is None or not self._events.again(number):
             self._unknown.add(one)
             if self._looking is None or self._looking.done():
                 self._looking = kept(self._look, "The look for connections whose clients may leave")
@@ -176,11 +178,21 @@ class _Events:
         if self._epoll is None:
             self._epoll = select.epoll()
             asyncio.get_running_loop().add_reader(self._epoll.fileno(), self._tell)
-        events = select.EPOLLRDHUP | select.EPOLLET
         try:
-            self._epoll.register(number, events)
+            self._epoll.register(number, _ENDS)
         except FileExistsError:
-            self._epoll.modify(number, events)  # tells it again if it was told
+            self._epoll.modify(number, _ENDS)  # tells it again if it was told
+
+    def again(self, number: int) -> bool:
+        """Returns whether a descriptor is still that of the connection that is followed, and tells its end again if
+        that was told. epoll knows connections, not numbers: a new one with this number isn't followed."""
+        if self._epoll is None:
+            return False
+        try:
+            self._epoll.modify(number, _ENDS)
+        except OSError:
+            return False
+        return True
 
     def _tell(self) -> None:
         assert self._epoll is not None

@@ -6,8 +6,7 @@ The method isn't looked at: GET, PUT or DELETE predict as POST does.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable, Sequence
 from urllib.parse import parse_qsl
 
 from ts.protocol import forms
@@ -32,16 +31,10 @@ _NAME = re.compile(r"[0-9A-Za-z!#$%&'*+.^_`|~-]+")
 _VALUE = re.compile(r"[\x20-\x7e\x80-\xff\t]*")
 
 
-class AtStartup(Protocol):
-    """Names the models that were loaded when the server started."""
-
-    def __call__(self) -> list[str]: ...
-
-
 class HttpInference:
-    """TorchServe's inference API."""
+    """TorchServe's inference API. `at_startup` names the models that were loaded when the server started."""
 
-    def __init__(self, models: Registry, health: Health, at_startup: AtStartup) -> None:
+    def __init__(self, models: Registry, health: Health, at_startup: Callable[[], list[str]]) -> None:
         self._models = models
         self._health = health
         self._at_startup = at_startup

@@ -98,7 +98,7 @@ class GrpcioServer:
         self.port = 0
         self._name = listener.name
         self._listener = listener
-        self._running = Running()
+        self._running = RunningCalls()
         self._server: grpc.aio.Server | None = None
         self._following: asyncio.Task[None] | None = None
 
@@ -324,7 +324,7 @@ def _configuration(pem: Pem) -> grpc.ServerCertificateConfiguration:
 class BytesHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no types
     """Finds the method of a path and wraps it for grpcio, once for each method."""
 
-    def __init__(self, routes: Routes, limits: ListenerLimits, running: Running) -> None:
+    def __init__(self, routes: Routes, limits: ListenerLimits, running: RunningCalls) -> None:
         self._handlers = {path: _wrap(method, limits, running) for path, method in routes.items()}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
@@ -341,7 +341,7 @@ def _unimplemented(path: str) -> Callable[[bytes, Context], Awaitable[bytes]]:
     return run
 
 
-class Running:
+class RunningCalls:
     """The tasks of the calls that run on one listener."""
 
     def __init__(self) -> None:
@@ -396,7 +396,7 @@ class Running:
         return await _end(call, context, *failure)
 
 
-def _wrap(method: Method, limits: ListenerLimits, running: Running) -> grpc.RpcMethodHandler[bytes, bytes]:
+def _wrap(method: Method, limits: ListenerLimits, running: RunningCalls) -> grpc.RpcMethodHandler[bytes, bytes]:
     run: Any = method.run
     if method.shape is Shape.UNARY:
         return grpc.unary_unary_rpc_method_handler(_unary(method.path, run, limits, running))
@@ -406,7 +406,7 @@ def _wrap(method: Method, limits: ListenerLimits, running: Running) -> grpc.RpcM
 
 
 def _unary(
-    path: str, run: Unary, limits: ListenerLimits, running: Running
+    path: str, run: Unary, limits: ListenerLimits, running: RunningCalls
 ) -> Callable[[bytes, Context], Awaitable[bytes]]:
     async def answer(call: Call, request: bytes, context: Context) -> bytes:
         answered = await run(call, request)
@@ -425,7 +425,7 @@ def _unary(
 
 
 def _server_stream(
-    path: str, run: ServerStream, limits: ListenerLimits, running: Running
+    path: str, run: ServerStream, limits: ListenerLimits, running: RunningCalls
 ) -> Callable[[bytes, Context], Awaitable[None]]:
     async def server_stream(request: bytes, context: Context) -> None:
         call = _call(path, context)
@@ -437,7 +437,7 @@ def _server_stream(
 
 
 def _bidi(
-    path: str, run: Bidi, limits: ListenerLimits, running: Running
+    path: str, run: Bidi, limits: ListenerLimits, running: RunningCalls
 ) -> Callable[[AsyncIterator[bytes], Context], Awaitable[None]]:
     async def bidi(requests: AsyncIterator[bytes], context: Context) -> None:
         call = _call(path, context)

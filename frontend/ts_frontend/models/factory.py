@@ -216,6 +216,7 @@ class ModelFactory:
             recorder=recorder,
             answer=self._answer,
             on_response=recorder.responses.response,
+            on_spent=recorder.spent,
             decoupled=signature.decoupled,
             limits=NO_LIMITS if config.bypass_serve else self._limits_of_workers(settings),
             repeats=Repeats() if settings.idempotent else None,

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ts_frontend.errors import Draining, ModelNotFound, ModelVersionNotFound
 from ts_frontend.models.model import Model
 from ts_frontend.models.registry import Registry
 
+#: The most sentences of an answer to a ping.
+TROUBLES_SHOWN_MAX = 10
+
 
 class Health:
     """The health of the server and its models, derived from the workers at each call. Services of gRPC health: "" and
     the names in `services` are the server's; `NAME` and `NAME/VERSION` are a model's readiness. Not `strict`: models
-    don't count for the server's."""
+    don't count for the server's. `troubles`: what isn't in step with other servers, which makes nothing unhealthy."""
 
-    def __init__(self, registry: Registry, services: frozenset[str], *, strict: bool = True) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        services: frozenset[str],
+        *,
+        strict: bool = True,
+        troubles: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
         self._registry = registry
         self._services = services
         self._strict = strict
+        self._troubles = troubles
         self._draining = False
 
     @property
@@ -43,9 +55,10 @@ class Health:
         return any(one.loaded_at_startup and one.loading and one.resident is None for one in models)
 
     async def health(self) -> tuple[bool, dict[str, Any]]:
-        """The answer to a ping: whether all is well, and TorchServe's JSON."""
-        healthy = self.healthy
-        return healthy, {"status": "Healthy" if healthy else "Unhealthy"}
+        """The answer to a ping: whether all is well, and TorchServe's JSON, with what doesn't work although it is."""
+        healthy, troubles = self.healthy, list(self._troubles()[:TROUBLES_SHOWN_MAX])
+        more = {"sharedSnapshot": troubles} if troubles else {}
+        return healthy, {"status": "Healthy" if healthy else "Unhealthy", **more}
 
     def drain(self) -> None:
         """Marks the server as shutting down: nothing is ready from now on."""

@@ -108,7 +108,7 @@ class ModelLoader:
         return model
 
     async def _load(self, fetched: Fetched, archive: Archive, requested: Requested, loaded_at_startup: bool) -> Model:
-        name = model_name_for(requested, archive, fetched.path)
+        name = model_name_for(requested, archive.name, archive.version, fetched.path)
         archive = self.formats.running(archive.adapter).prepared(archive)
         settings = self._resolve(requested, archive, name, archive.version)
         with_torch = await asyncio.to_thread(self._factory.may_need_torch, archive, settings)

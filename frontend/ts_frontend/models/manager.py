@@ -67,6 +67,14 @@ class ModelManager:
         self._model_api = model_api
         self._unregister_timeout_s = unregister_timeout_s
         self._on_change = on_change
+        #: Models of register calls whose workers start for the first time: they are withdrawn if that fails.
+        self.entering: set[Model] = set()
+        #: Why a model isn't what a shared snapshot says, "" if it is; None without one.
+        self.standing: Callable[[Model], str] | None = None
+
+    def changed(self) -> None:
+        """To be called after a change that a restart should remember, and that no method of this class has made."""
+        self._on_change()
 
     # --- register
 
@@ -98,6 +106,7 @@ class ModelManager:
         if not synchronous:
             self.tasks.background(self._scale(model, count, None))
             return Outcome(202, PROCESSING)
+        self.entering.add(model)
         try:
             await model.pool.scale(count)
         except BaseException as error:
@@ -105,6 +114,8 @@ class ModelManager:
             if isinstance(error, StartFailed):
                 raise _start_error(model, error) from error
             raise
+        finally:
+            self.entering.discard(model)
         self._on_change()
         return Outcome(200, f"{title} {count} initial workers")
 
@@ -123,7 +134,9 @@ class ModelManager:
     ) -> Model:
         """The same for an open archive; a failure removes the unpacked files."""
         try:
-            self.registry.check_free(model_name_for(requested, archive, fetched.path), archive.version)
+            self.registry.check_free(
+                model_name_for(requested, archive.name, archive.version, fetched.path), archive.version
+            )
         except BaseException:
             await to_its_end(asyncio.to_thread(archive.remove))
             raise
@@ -294,12 +307,19 @@ class ModelManager:
     async def describe(self, name: str, version: str | None = None, customized: bool = False) -> list[dict[str, Any]]:
         """Descriptions of a version, or of all for version "all"."""
         if version == "all":
-            return [describe(model) for model in self.registry.versions(name)]
+            return [self._described(model) for model in self.registry.versions(name)]
         model = self.registry.find(name, version)
-        description = describe(model)
+        description = self._described(model)
         if customized:
             description["customizedMetadata"] = await self._customized(model)
         return [description]
+
+    def _described(self, model: Model) -> dict[str, Any]:
+        description = describe(model)
+        if self.standing is not None:
+            failure = self.standing(model)
+            description["sharedSnapshot"] = {"inStep": not failure, **({"failure": failure} if failure else {})}
+        return description
 
     async def _customized(self, model: Model) -> dict[str, Any]:
         """The handler's description of itself: it is called with one empty row and header `describe`."""

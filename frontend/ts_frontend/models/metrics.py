@@ -155,6 +155,14 @@ def refused_calls(counts: Mapping[str, int], host: str) -> Family:
     return _by_api("ts_refused_calls_total", "Calls refused because of their key", counts, host)
 
 
+def shared_snapshot_family(troubles: int, host: str) -> Family:
+    """What of a shared snapshot this server can't follow."""
+    sentence = "Versions that aren't what the shared snapshot says, and 1 more while it can't be read or written"
+    family = Family(Definition("ts_shared_snapshot_failures", MetricKind.GAUGE, "Count", ("hostname",)), sentence)
+    family.samples[(host,)] = Gauge(troubles)
+    return family
+
+
 def flooded_connections(counts: Mapping[str, int], host: str) -> Family:
     """Connections that the HTTP/2 engine closed, by API, because their clients cancelled too many calls."""
     sentence = "Connections closed because too many of their calls were cancelled"
@@ -201,18 +209,28 @@ def _triton_families(models: Iterable[Model], sums: MetricsRegistry) -> list[Fam
     infer = _family(
         "nv_inference_compute_infer_duration_us", MetricKind.COUNTER, "Microseconds of answered requests in those"
     )
+    read = _family(
+        "nv_inference_compute_input_duration_us", MetricKind.COUNTER, "Microseconds of reading their tensors, beside it"
+    )
+    written = _family(
+        "nv_inference_compute_output_duration_us",
+        MetricKind.COUNTER,
+        "Microseconds of writing their tensors, beside it",
+    )
     for model in models:
         labels, counts = (model.name, model.version), model.ledger.counts
         statistics = model.statistics
         count.samples[labels], calls.samples[labels] = Counter(statistics.answered), Counter(statistics.calls)
         infer.samples[labels] = Counter(int(statistics.handler_s * 1e6))
+        read.samples[labels] = Counter(int(statistics.read_s * 1e6))
+        written.samples[labels] = Counter(int(statistics.written_s * 1e6))
         whole_s, queue_s = sums.sums_s(model.name, model.version)
         success.samples[labels] = Counter(counts[JobState.ANSWERED])
         pending.samples[labels] = Gauge(model.ledger.queued)
         whole.samples[labels], queue.samples[labels] = Counter(whole_s * 1e6), Counter(queue_s * 1e6)
         for state, reason in REASONS.items():
             failure.samples[(*labels, reason)] = Counter(counts[state])
-    return [success, failure, pending, count, calls, whole, queue, infer]
+    return [success, failure, pending, count, calls, whole, queue, infer, read, written]
 
 
 def _mlserver_families(models: Iterable[Model]) -> list[Family]:

@@ -20,8 +20,8 @@ from ts_frontend.models.settings import ModelSettings, Requested
 from ts_frontend.models.signature import Signature, made_config, signature_from
 from ts_frontend.models.statistics import CountedBatches, Statistics
 from ts_frontend.scheduling.queues import WorkQueue
-from ts_frontend.telemetry.metrics.observed import LatencyCounts
 from ts_frontend.telemetry.metrics.registry import ModelMetrics
+from ts_frontend.telemetry.metrics.requests import LatencyCounts
 from ts_frontend.telemetry.timing import asking
 from ts_frontend.workers.demand import Resident, ResidentState
 from ts_frontend.workers.pool import Pool
@@ -310,7 +310,7 @@ class Model:
     @property
     def statistics(self) -> Statistics:
         """Its statistics so far."""
-        return self._counted.read(self.ledger)
+        return self._counted.read(self.ledger, (slot.worker.spent for slot in self.pool.slots if slot.worker))
 
     @property
     def ready(self) -> bool:

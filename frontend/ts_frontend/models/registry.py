@@ -40,6 +40,13 @@ class Registry:
             raise ModelVersionNotFound(name, version)
         return model
 
+    def get(self, name: str, version: str = "") -> Model | None:
+        """The same, None when it isn't there."""
+        versions = self._names.get(name)
+        if versions is None:
+            return None
+        return versions.all.get(version) if version else versions.default
+
     def versions(self, name: str) -> list[Model]:
         """All versions of a name; ModelNotFound."""
         versions = self._names.get(name)

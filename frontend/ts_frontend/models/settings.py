@@ -12,7 +12,7 @@ import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from ts_frontend.config.parameters import SETTINGS, WORKERS_MAX
 from ts_frontend.config.table import ServerConfig
@@ -216,15 +216,6 @@ _DEVICE_TYPES = ("cpu", "gpu")
 _PARALLEL_TYPES = ("", "pp", "tp", "pptp", "custom")
 
 
-class Named(Protocol):
-    """An archive's name and version."""
-
-    @property
-    def name(self) -> str | None: ...
-    @property
-    def version(self) -> str: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Requested:
     """A register call's settings, by the fields that `config/parameters.py` names; None is unset. Raises
@@ -340,15 +331,15 @@ def resolve(
     return replace(settings, warnings=tuple(warnings))
 
 
-def model_name_for(requested: Requested, archive: Named, path: Path) -> str:
-    """The given name, else the manifest's, else the file's name with all but word characters made `_`.
+def model_name_for(requested: Requested, name: str | None, version: str, path: Path) -> str:
+    """The given name, else the archive's, else the file's name with all but word characters made `_`.
 
     Raises InvalidArgument: a name or version that no URL and no log line could carry.
     """
-    name = requested.model_name or archive.name or _name_of_file(path)
-    check_name("model_name" if requested.model_name else "modelName of the archive", name)
-    check_name("modelVersion of the archive", archive.version)
-    return name
+    found = requested.model_name or name or _name_of_file(path)
+    check_name("model_name" if requested.model_name else "modelName of the archive", found)
+    check_name("modelVersion of the archive", version)
+    return found
 
 
 def _name_of_file(path: Path) -> str:

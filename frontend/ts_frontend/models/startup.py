@@ -157,28 +157,32 @@ class SnapshotRecorder:
 def states_of(manager: ModelManager) -> States:
     """The states of all models for a snapshot, without those of workflows and of model repositories, which restore
     their own."""
-    registry: Registry = manager.registry
     states: dict[str, dict[str, VersionState]] = {}
-    for model in registry:
-        if model.workflow or not model.archive.remembered:
-            continue
-        settings = model.settings
-        states.setdefault(model.name, {})[model.version] = VersionState(
-            archive=manager.loader.fetched(model).recorded,
-            default=registry.is_default(model),
-            min_workers=model.minimum,
-            max_workers=model.maximum,
-            batch_size=settings.batch_size,
-            max_batch_delay_ms=settings.max_batch_delay_ms,
-            max_batch_delay_set=settings.max_batch_delay_set,
-            response_timeout_s=settings.response_timeout_s,
-            startup_timeout_s=settings.startup_timeout_s,
-            runtime=settings.runtime,
-            parallel_level=settings.parallel_level,
-            url=model.url,
-            requested=asdict(model.requested),
-        )
+    for model in manager.registry:
+        if not model.workflow and model.archive.remembered:
+            states.setdefault(model.name, {})[model.version] = state_of(model, manager)
     return states
+
+
+def state_of(model: Model, manager: ModelManager) -> VersionState:
+    """The state of one model for a snapshot."""
+    registry: Registry = manager.registry
+    settings = model.settings
+    return VersionState(
+        archive=manager.loader.fetched(model).recorded,
+        default=registry.is_default(model),
+        min_workers=model.minimum,
+        max_workers=model.maximum,
+        batch_size=settings.batch_size,
+        max_batch_delay_ms=settings.max_batch_delay_ms,
+        max_batch_delay_set=settings.max_batch_delay_set,
+        response_timeout_s=settings.response_timeout_s,
+        startup_timeout_s=settings.startup_timeout_s,
+        runtime=settings.runtime,
+        parallel_level=settings.parallel_level,
+        url=model.url,
+        requested=asdict(model.requested),
+    )
 
 
 async def restore(snapshot: Snapshot, manager: ModelManager, store: ModelStore, at_once_max: int) -> list[str]:
@@ -208,7 +212,7 @@ async def _made(name: str, version: str, state: VersionState, manager: ModelMana
     """The model, or the sentence for its failure."""
     try:
         fetched = await store.recall(state.url or state.archive, state.archive)
-        model = await manager.load(left_there(fetched), _requested(name, state), loaded_at_startup=True)
+        model = await manager.load(left_there(fetched), requested_of(name, state), loaded_at_startup=True)
     except Exception as error:
         return aside(f"Model {name}, version {version}", state.archive, "model store", error)
     manager.loader.set_fetched(model, fetched)
@@ -255,7 +259,7 @@ def aside(what: str, archive: str, place: str, error: Exception) -> str:
     return sentence
 
 
-def _requested(name: str, state: VersionState) -> Requested:
+def requested_of(name: str, state: VersionState) -> Requested:
     """The register call's settings; for TorchServe's own snapshots, those that they hold."""
     if state.requested:
         return replace(Requested(**state.requested), model_name=name)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from ts_frontend.job import Job, JobState, Ledger
-from ts_frontend.workers.in_flight import BatchRecorder
+from ts_frontend.workers.in_flight import BatchRecorder, Spent
 
 _ANSWERED = JobState.ANSWERED
 
@@ -47,11 +48,22 @@ class CountedResponses:
         return {index: replace(kinds) for index, kinds in sorted(self._by_index.items())}
 
 
+class Batches(NamedTuple):
+    """The calls of the handler with batches of one size: how many, their seconds on the worker, and of these the ones
+    of reading and of writing tensors."""
+
+    calls: int
+    seconds: float
+    read_s: float
+    written_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class Statistics:
     """Sums; times in seconds. `queue_s`: of all answered requests, until the handler's turn; `handler_s`: of their
-    handler calls, each counted for every request in it; `batches`: by size, how many calls and their time;
-    `responses`: of a decoupled model, by their number from 0. `last_at_s`: seconds since 1970, 0 for never."""
+    handler calls, each counted for every request in it, `read_s` and `written_s`: of reading and writing their
+    tensors, beside it; `batches`: by size; `responses`: of a decoupled model, by their number from 0. `last_at_s`:
+    seconds since 1970, 0 for never."""
 
     answered: int = 0
     answered_s: float = 0.0
@@ -59,33 +71,43 @@ class Statistics:
     failed_s: float = 0.0
     queue_s: float = 0.0
     handler_s: float = 0.0
+    read_s: float = 0.0
+    written_s: float = 0.0
     last_at_s: float = 0.0
     waiting: int = 0
-    batches: Mapping[int, tuple[int, float]] = field(default_factory=dict)
+    batches: Mapping[int, Batches] = field(default_factory=dict)
     responses: Mapping[int, Kinds] = field(default_factory=dict)
 
     @property
     def calls(self) -> int:
-        return sum(count for count, _ in self.batches.values())
+        return sum(batches.calls for batches in self.batches.values())
+
+    @property
+    def worked_s(self) -> float:
+        """The time on workers of answered requests."""
+        return self.handler_s + self.read_s + self.written_s
 
 
 class CountedBatches:
     """Adds up the batches of one model version's workers, and passes them on to `recorder`."""
 
-    __slots__ = ("_handler_s", "_recorder", "_sizes", "_waited_s", "responses")
+    __slots__ = ("_handler_s", "_recorder", "_sizes", "_spent", "_waited_s", "responses")
 
     def __init__(self, recorder: BatchRecorder) -> None:
         self.responses = CountedResponses()
         self._recorder = recorder
+        #: By size: calls, their seconds, requests that were answered.
         self._sizes: dict[int, list[float]] = {}
+        self._spent: dict[int, tuple[float, float]] = {}
         self._waited_s = self._handler_s = 0.0
 
     def answered(self, jobs: Sequence[Job], waited_s: float, worked_s: float, now_s: float) -> None:
         size = len(jobs)
         answered = 1 if size == 1 and jobs[0].state is _ANSWERED else sum([job.state is _ANSWERED for job in jobs])
-        entry = self._sizes.get(size) or self._sizes.setdefault(size, [0, 0.0])
+        entry = self._sizes.get(size) or self._sizes.setdefault(size, [0, 0.0, 0])
         entry[0] += 1
         entry[1] += worked_s
+        entry[2] += answered
         self._waited_s += waited_s * answered
         self._handler_s += worked_s * answered
         self._recorder.answered(jobs, waited_s, worked_s, now_s)
@@ -93,20 +115,54 @@ class CountedBatches:
     def loaded(self, worker_id: int, seconds: float) -> None:
         self._recorder.loaded(worker_id, seconds)
 
-    def read(self, ledger: Ledger) -> Statistics:
-        """The sums, together with those of the same model version's ledger. Clients subtract the parts from the whole:
-        the handler time, which is measured after its answers have gone, never makes the parts exceed it."""
+    def spent(self, spent: Spent) -> None:
+        """Keeps what a worker that has ended spent on reading and writing tensors."""
+        self._spent = _added([self._spent, spent])
+
+    def read(self, ledger: Ledger, working: Iterable[Spent] = ()) -> Statistics:
+        """The sums, together with those of the same model version's ledger and of the workers that it has. Clients
+        subtract the parts from the whole: the handler time, which is measured after its answers have gone, never makes
+        the parts exceed it, and neither do those of reading and writing."""
         queue_s = ledger.queued_s + self._waited_s
         last_at_s = time.time() - (time.monotonic() - ledger.last_s) if ledger.last_s else 0.0
+        spent = _added([self._spent, *working])
+        batches: dict[int, Batches] = {}
+        read_s = written_s = 0.0
+        for size, (calls, seconds, answered) in sorted(self._sizes.items()):
+            parts = _at_most(spent.get(size, (0.0, 0.0)), seconds)
+            batches[size] = Batches(int(calls), seconds, *parts)
+            read_s += parts[0] * answered / calls
+            written_s += parts[1] * answered / calls
+        worked_s = max(min(self._handler_s, ledger.answered_s - queue_s), 0.0)
+        read_s, written_s = _at_most((read_s, written_s), worked_s)
         return Statistics(
             answered=ledger.answered,
             answered_s=ledger.answered_s,
             failed=ledger.failed,
             failed_s=ledger.failed_s,
             queue_s=queue_s,
-            handler_s=max(min(self._handler_s, ledger.answered_s - queue_s), 0.0),
+            handler_s=worked_s - read_s - written_s,
+            read_s=read_s,
+            written_s=written_s,
             last_at_s=last_at_s,
             waiting=ledger.queued,
-            batches={size: (int(count), seconds) for size, (count, seconds) in sorted(self._sizes.items())},
+            batches=batches,
             responses=self.responses.read(),
         )
+
+
+def _added(sums: Iterable[Spent]) -> dict[int, tuple[float, float]]:
+    found: dict[int, tuple[float, float]] = {}
+    for one in sums:
+        for size, (read_s, written_s) in one.items():
+            before = found.get(size, (0.0, 0.0))
+            found[size] = before[0] + read_s, before[1] + written_s
+    return found
+
+
+def _at_most(parts: tuple[float, float], whole_s: float) -> tuple[float, float]:
+    """Both parts, made smaller by the same factor where together they are more than the whole."""
+    both_s = sum(parts)
+    if both_s <= whole_s:
+        return parts
+    return parts[0] * whole_s / both_s, parts[1] * whole_s / both_s

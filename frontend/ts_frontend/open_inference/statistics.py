@@ -41,29 +41,36 @@ def _of_model(model: Model) -> pb.ModelStatistics:
         batch_stats=[
             pb.InferBatchStatistics(
                 batch_size=size,
-                compute_input=_sum(count, 0.0),
-                compute_infer=_sum(count, seconds),
-                compute_output=_sum(count, 0.0),
+                compute_input=_sum(of.calls, of.read_s),
+                compute_infer=_sum(of.calls, of.seconds - of.read_s - of.written_s),
+                compute_output=_sum(of.calls, of.written_s),
             )
-            for size, (count, seconds) in found.batches.items()
+            for size, of in found.batches.items()
         ],
+        memory_usage=_memory(model),
         response_stats={str(index): _responses(kinds) for index, kinds in found.responses.items()},
     )
 
 
 def _inferences(found: Statistics) -> pb.InferStatistics:
-    """Reading tensors and writing them is part of the worker's time: compute_infer."""
+    """What isn't reading or writing tensors of the worker's time is compute_infer."""
     count = found.answered
     return pb.InferStatistics(
         success=_sum(count, found.answered_s),
         fail=_sum(found.failed, found.failed_s),
         queue=_sum(count, found.queue_s),
-        compute_input=_sum(count, 0.0),
+        compute_input=_sum(count, found.read_s),
         compute_infer=_sum(count, found.handler_s),
-        compute_output=_sum(count, 0.0),
+        compute_output=_sum(count, found.written_s),
         cache_hit=_sum(0, 0.0),
         cache_miss=_sum(0, 0.0),
     )
+
+
+def _memory(model: Model) -> list[pb.MemoryUsage]:
+    """The resident memory of the model's workers; none without workers."""
+    used = sum(slot.memory_bytes for slot in model.pool.slots)
+    return [pb.MemoryUsage(type="CPU", id=0, byte_size=used)] if used and not model.pool.plan.in_process else []
 
 
 def _responses(kinds: Kinds) -> pb.InferResponseStatistics:

@@ -14,8 +14,8 @@ from ts_frontend.errors import NoWorker
 from ts_frontend.job import Ledger
 from ts_frontend.tasks import Notifier, watched
 from ts_frontend.workers.failures import StartFailed
-from ts_frontend.workers.memory import megabytes, shared_bytes
 from ts_frontend.workers.pool import Clock, Pool
+from ts_frontend.workers.process import proportional_bytes
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +42,20 @@ class ResidentState(Enum):
     LOADING = "loading"
     WARM = "warm"
     UNLOADING = "unloading"
+
+
+def shared_bytes(pool: Pool) -> int:
+    """The memory of all processes of a pool, that of its holder, too; pages that they share count once. Blocking."""
+    pids = [pid for slot in list(pool.slots) if slot.worker is not None for pid in slot.worker.pids]
+    holder = pool.resources.holder
+    if holder is not None and holder.pid:
+        pids.append(holder.pid)
+    return sum(map(proportional_bytes, pids))
+
+
+def megabytes(count: int) -> str:
+    """A number of bytes, for people."""
+    return f"{count / (1 << 20):.0f} MiB"
 
 
 class Resident:
@@ -75,6 +89,8 @@ class Resident:
     def asked(self) -> None:
         """A request is about to be accepted: it is loaded, unless it is. Raises NoWorker when it never can be."""
         self.used_s = self._demand.clock.now_s()
+        if self.state is not ResidentState.WARM:
+            self.pool.on_busy()  # it may have no worker yet, and its requests wait
         if self.state is ResidentState.KNOWN:
             self._demand.check(self)
             self._demand.load(self)

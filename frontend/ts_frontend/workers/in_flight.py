@@ -103,6 +103,10 @@ class Until:
         return self.former.capacity(running)
 
 
+#: The seconds that a worker has read and written tensors, by the size of the batch.
+Spent: TypeAlias = "Mapping[int, tuple[float, float]]"
+
+
 class BatchRecorder(Protocol):
     """Measures the batches and the loads of a model version's workers."""
 

@@ -314,6 +314,8 @@ class Pool:
         self._retiring: set[asyncio.Task[None]] = set()
         #: Gets each ready worker's description of its model, before the worker takes requests.
         self.on_ready: Callable[[Mapping[str, Any]], None] = lambda info: None
+        #: Called when it may have become busy: it is to be ticked from now on, until it isn't busy any more.
+        self.on_busy: Callable[[], None] = lambda: None
         self._ready_s = time.monotonic()  # when a worker was seen ready last
         self._due_s = math.inf
         self._due: asyncio.TimerHandle | None = None
@@ -323,6 +325,11 @@ class Pool:
     @property
     def ready_count(self) -> int:
         return sum(slot.ready for slot in self.slots)
+
+    @property
+    def busy(self) -> bool:
+        """Whether there are workers, those that leave among them, or requests."""
+        return bool(self.slots or self._leaving or len(self.queue))
 
     def refusal(self) -> str:
         """Returns the reason why there is no worker, for the caller's error; "" when it isn't known."""
@@ -433,6 +440,7 @@ class Pool:
     def _changed(self) -> None:
         """Reports a possible change of readiness. Fails the waiting requests when no start succeeds."""
         slots = self.slots
+        self.on_busy()
         self.unavailable = all(slot.gave_up for slot in slots)
         failures = [slot.load_failure for slot in slots]
         self.load_failure = failures[-1] if failures and None not in failures else None

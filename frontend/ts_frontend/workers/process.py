@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import signal
 import socket
+import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -16,16 +18,19 @@ from typing import IO, Any, TypeAlias
 
 import psutil
 
+from ts.protocol.codes import REASON_OF_EXIT
 from ts.protocol.marks import unmarked
-from ts.protocol.progress import PROGRESS_BYTES, has_begun
+from ts.protocol.progress import PROGRESS_BYTES, has_begun, spent
 from ts_frontend.scheduling.repeats import Repeats
 from ts_frontend.workers.calls import Answer
 from ts_frontend.workers.devices import Device
-from ts_frontend.workers.in_flight import BatchRecorder, OnResponse
+from ts_frontend.workers.in_flight import BatchRecorder, OnResponse, Spent
 from ts_frontend.workers.limits import WorkerLimits
 from ts_frontend.workers.ranks import Rendezvous
 
 log = logging.getLogger(__name__)
+
+_PSS = re.compile(rb"^Pss:\s+(\d+) kB", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,8 @@ class ExitStatus:
     def sentence(self) -> str:
         if self.code is None:
             return "It ended for an unknown reason"
+        if self.code in REASON_OF_EXIT:
+            return f"{REASON_OF_EXIT[self.code]} ({self.describe()})"
         return f"It ended with {self.describe()}" if self.code >= 0 else f"It was {self.describe()}"
 
 
@@ -73,6 +80,20 @@ def resident_bytes(pid: int) -> int:
         return int(psutil.Process(pid).memory_info().rss)
     except psutil.Error:
         return 0
+
+
+def proportional_bytes(pid: int) -> int:
+    """The memory of a process, each shared page divided among those that share it (PSS); where that can't be read, its
+    resident memory. 0 when it has ended. Blocking: the kernel walks all its pages."""
+    if sys.platform == "linux":
+        try:
+            with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+                found = _PSS.search(file.read())
+        except OSError:
+            found = None
+        if found is not None:
+            return int(found[1]) * 1024
+    return resident_bytes(pid)
 
 
 class LineReader:
@@ -185,9 +206,9 @@ class WorkerPlan:
 
     `max_concurrency`: requests at a time on a worker whose handler is async or a generator, or in one continuous batch;
     `answer`: answers the calls of its handler; `on_response`: counts the responses of a `decoupled` model, which its
-    files or its handler say it is; `repeats`: its handler may be called again for a
-    request; `in_process`: its worker is a thread of the server, and isn't counted as a worker; `sharing`: how its
-    workers come by the model's weights.
+    files or its handler say it is; `on_spent`: gets what a worker that has ended spent on reading and writing tensors;
+    `repeats`: its handler may be called again for a request; `in_process`: its worker is a thread of the server, and
+    isn't counted as a worker; `sharing`: how its workers come by the model's weights.
     """
 
     spec: ProcessSpec
@@ -201,6 +222,7 @@ class WorkerPlan:
     recorder: BatchRecorder | None = None
     answer: Answer | None = None
     on_response: OnResponse | None = None
+    on_spent: Callable[[Spent], object] | None = None
     repeats: Repeats | None = None
     limits: WorkerLimits = WorkerLimits()
     decoupled: bool = False
@@ -305,6 +327,11 @@ class WorkerProcess(ForkedProcess):
         """Returns those of the batches for which the handler hasn't been called."""
         table = os.pread(self.progress.fileno(), PROGRESS_BYTES, 0)
         return {batch_id for batch_id in batch_ids if not has_begun(table, batch_id)}
+
+    def spent(self) -> dict[int, tuple[float, float]]:
+        """Returns the seconds that it has read and written tensors, by the size of the batch; nothing of one that is
+        released."""
+        return {} if self.progress.closed else spent(os.pread(self.progress.fileno(), PROGRESS_BYTES, 0))
 
     def release(self) -> None:
         """Cleans up after the process has ended: ends the processes it started, which nobody else would, reads its last

@@ -64,6 +64,8 @@ class Supervisor:
         self._distribution_id = first_distribution_id
         self._on_line = on_line
         self._pools: set[Pool] = set()
+        #: Those that have workers or requests, which alone need a clock.
+        self._busy: set[Pool] = set()
         self._scalers: dict[Pool, PoolScaler] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -111,6 +113,7 @@ class Supervisor:
         resources = PoolResources(holder or launcher, next_id, next_device, line_sink, holder)
         backoff = partial(Backoff, give_up_s, restart_delay_s_max)
         pool = Pool(name, plan, queue, resources, backoff, on_change, self._clock)
+        pool.on_busy = partial(self._busy.add, pool)
         self._pools.add(pool)
         return pool
 
@@ -133,17 +136,21 @@ class Supervisor:
             await scaler.close()
         await pool.close(drain_s)
         self._pools.discard(pool)
+        self._busy.discard(pool)
         self.placement.forget(pool.plan)
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
             now_s = time.monotonic()
-            for pool in list(self._pools):
+            for pool in list(self._busy):
                 self._tick_one(pool, now_s)
 
     def _tick_one(self, pool: Pool, now_s: float) -> None:
         """Ticks one pool; its failure must not end the clock of all."""
+        if not pool.busy:
+            self._busy.discard(pool)
+            return
         try:
             pool.tick(now_s)
             if (scaler := self._scalers.get(pool)) is not None:

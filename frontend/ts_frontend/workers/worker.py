@@ -37,7 +37,7 @@ from ts_frontend.workers.calls import HandlerCalls
 from ts_frontend.workers.connection import Connection
 from ts_frontend.workers.devices import Device
 from ts_frontend.workers.failures import StartFailed, unattended_future
-from ts_frontend.workers.in_flight import Batch, InFlight, ResponseCounter, Serial
+from ts_frontend.workers.in_flight import Batch, InFlight, ResponseCounter, Serial, Spent
 from ts_frontend.workers.launchers import Launcher
 from ts_frontend.workers.process import (
     TAIL_LINE_CHARS_MAX,
@@ -135,6 +135,11 @@ class Worker:
     def memory_bytes(self) -> int:
         """Returns the present resident memory of its processes; 0 without any."""
         return self.process.resident_bytes() if self.process is not None else 0
+
+    @property
+    def spent(self) -> Spent:
+        """Returns the seconds that it has read and written tensors; nothing of one that has ended."""
+        return self.process.spent() if self.process is not None else {}
 
     @property
     def busy(self) -> bool:
@@ -516,6 +521,8 @@ class Worker:
             try:
                 self._put_back_unstarted()
             finally:
+                if self._plan.on_spent is not None:
+                    self._plan.on_spent(process.spent())
                 process.release()
         except Exception:
             log.exception("Worker %s of %s: its end could not be settled", self.id, self._plan.spec.name)

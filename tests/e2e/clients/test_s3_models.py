@@ -16,10 +16,12 @@ import grpc
 import httpx
 import pytest
 
-from support import GUARD_S
+from support import GUARD_S, until
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from ts_frontend.errors import ArchiveExists, ArchiveNotFound, DownloadFailed, InvalidArchive, ServeError
+from ts_frontend.models.sharing.places import SharedObject
+from ts_frontend.models.store.http import Stop
 from ts_frontend.models.store.store import ModelStore
 
 pytestmark = pytest.mark.external
@@ -378,3 +380,42 @@ def test_who_may_not_is_told(bucket: Bucket, endpoint: str, tmp_path: Path) -> N
                 fetch(tmp_path, url)
     finally:
         httpx.post(f"{endpoint}/moto-api/reset-auth", content=b"1000000").raise_for_status()
+
+
+def test_servers_share_an_object(
+    bucket: Bucket, folder: Callable[[str], Path], tmp_path: Path, serving: Callable[..., Any], account: dict[str, str]
+) -> None:
+    """What one registers from the bucket is served by the other, too, which has a store of its own."""
+    bucket.put_archive("shared/says.mar", folder("shared"))
+    servers = []
+    try:
+        for name in ("one", "other"):
+            store = tmp_path / name / "store"
+            store.mkdir(parents=True)
+            settings = {
+                "allowed_urls": "s3://models/.*",
+                "shared_snapshot": "s3://models/of/both",
+                "shared_snapshot_poll_secs": 0.1,
+                "env": account,
+            }
+            servers.append(serving(tmp_path / name, store, settings, ["--ncs"]))
+        one, other = (server.wait_started() for server in servers)
+        one.register("s3://models/shared/says.mar")
+        other.wait_for_log("Model says 1.0 is registered, as at another server")
+        until(lambda: other.worker_pids("says"), lambda: other.log)
+        assert other.predict("says", b"") == b"shared"
+        other.unregister("says")
+        one.wait_for_log("Model says 1.0 is unregistered, as at another server")
+    finally:
+        for server in servers:
+            server.terminate()
+
+
+def test_a_shared_object_is_written_only_over_what_was_read(bucket: Bucket, here: None) -> None:
+    one, other = SharedObject("s3://models/compared"), SharedObject("s3://models/compared/")
+    assert one.read("", Stop()) == (b"", "")
+    first = one.write(b"first", "", Stop())
+    assert first and other.write(b"other", "", Stop()) is None
+    assert one.read(first, Stop()) is None and other.read("", Stop()) == (b"first", first)
+    assert other.write(b"second", first, Stop()) and one.write(b"third", first, Stop()) is None
+    assert SharedObject("s3://models/compared").read(first, Stop()) == (b"second", other.read("", Stop())[1])  # type: ignore[index]

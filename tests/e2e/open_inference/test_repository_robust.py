@@ -144,7 +144,7 @@ def test_a_version_that_cannot_start_changes_nothing(begin: Any, repository: Pat
         (repository / name / "2" / "broken").touch()
         assert load(served, name) == 500
     assert ready(served) == {("m", "1")} and served.worker_pids("m") == [pid]
-    assert workers(served) == before
+    until(lambda: workers(served) == before, lambda: f"{workers(served)}, not {before}")
 
 
 def test_reloads_lose_no_request(begin: Any, repository: Path) -> None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
+import signal
 import struct
 import subprocess
 import uuid
@@ -18,7 +20,7 @@ import grpc
 import httpx
 import pytest
 
-from support import GUARD_S
+from support import GUARD_S, until
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 
@@ -202,6 +204,16 @@ def test_statistics_count_what_was_answered_and_what_failed(served: Any, stub: G
     assert stats.success.ns >= stats.compute_infer.ns > 0 and stats.success.ns > stats.queue.ns > 0
     assert [one.batch_size for one in after.batch_stats] == [1]
     assert after.batch_stats[0].compute_infer.count == after.execution_count
+    per_batch = after.batch_stats[0]
+    for total, one in (
+        (stats.compute_input, per_batch.compute_input),
+        (stats.compute_output, per_batch.compute_output),
+    ):
+        assert total.count == after.inference_count and one.count == after.execution_count
+        assert 0 < total.ns <= one.ns, "requests that fail are read and written, too"
+    assert stats.success.ns >= sum(part.ns for part in (stats.queue, stats.compute_input, stats.compute_infer))
+    (memory,) = after.memory_usage
+    assert (memory.type, memory.id) == ("CPU", 0) and memory.byte_size > 1 << 20
     assert after.last_inference > 1_700_000_000_000
     shown = httpx.get(f"{served.http}/v2/models/scores/versions/1/stats").json()["model_stats"][0]
     assert shown["inference_count"] == after.inference_count
@@ -209,6 +221,37 @@ def test_statistics_count_what_was_answered_and_what_failed(served: Any, stub: G
     everything = httpx.get(f"{served.http}/v2/models/stats").json()["model_stats"]
     assert sorted(one["name"] for one in everything) == ["scores", "several", "sums", "waits"]
     assert httpx.get(f"{served.http}/v2/models/none/stats").json() == {"error": "Model not found: none"}
+
+
+def test_what_is_refused_is_no_execution(served: Any, stub: GRPCInferenceServiceStub) -> None:
+    """Whatever refuses it: the server before it has a worker, or the worker that reads it."""
+    stub.ModelInfer(floats(1, 2))
+    before = stub.ModelStatistics(pb.ModelStatisticsRequest(name="scores")).model_stats[0]
+    wrong: list[pb.ModelInferRequest] = [floats(1, 2) for _ in range(5)]
+    wrong[0].raw_input_contents[0] = b"x"
+    wrong[1].inputs[0].datatype = "INT64"
+    wrong[2].inputs[0].name = "unknown"
+    wrong[3].inputs[0].shape[:] = [1, -2]
+    wrong[4].ClearField("inputs")
+    for request in wrong:
+        with pytest.raises(grpc.RpcError):
+            stub.ModelInfer(request)
+    texts = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": ["a", "b"]}]}
+    for body in (texts, {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1]}]}, {"inputs": 5}):
+        assert post(served, "models/scores/infer", body).status_code == 400
+    after = stub.ModelStatistics(pb.ModelStatisticsRequest(name="scores")).model_stats[0]
+    assert after.execution_count == before.execution_count
+    assert after.batch_stats == before.batch_stats
+
+
+def test_what_workers_that_have_ended_did_stays_counted(served: Any, stub: GRPCInferenceServiceStub) -> None:
+    stub.ModelInfer(floats(1, 2))
+    before = stub.ModelStatistics(pb.ModelStatisticsRequest(name="scores")).model_stats[0].inference_stats
+    (worker,) = served.worker_pids("scores")
+    os.kill(worker, signal.SIGKILL)
+    until(lambda: served.worker_pids("scores") not in ([], [worker]))
+    after = stub.ModelStatistics(pb.ModelStatisticsRequest(name="scores")).model_stats[0].inference_stats
+    assert after.compute_input == before.compute_input and after.compute_output == before.compute_output
 
 
 def test_the_level_of_the_log_is_read_and_changed(served: Any, stub: GRPCInferenceServiceStub) -> None:
@@ -264,6 +307,9 @@ def test_statistics_are_metrics_too(served: Any, stub: GRPCInferenceServiceStub)
     shown = httpx.get(f"http://127.0.0.1:{served.port('http_metrics')}/metrics").text
     assert f'nv_inference_count{{model="scores",version="1",}} {float(count)}' in shown
     assert 'nv_inference_exec_count{model="waits",version="1",}' in shown
+    for part in ("input", "output"):
+        (line,) = re.findall(rf'nv_inference_compute_{part}_duration_us{{model="scores",version="1",}} (.*)', shown)
+        assert float(line) > 0
 
 
 # --- paths and bodies

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ts.compat.triton_backend import exported, onnx_model
-from ts.compat.triton_backend.graphs import Graph, served
+from ts.compat.triton_backend.graphs import TensorGraph, served
 from ts.compat.triton_backend.modules import TorchModule
 from ts.runtime.handlers import HandlerNotUsable, Loaded, Settings
 
@@ -20,15 +20,15 @@ def load(settings: Settings) -> Loaded:
     return served(_OPENED[adapted["kind"]](files, adapted, settings.get("gpu_id")), settings)._replace(completed=None)
 
 
-def _onnx(files: list[Path], adapted: dict[str, Any], gpu_id: int | None) -> Graph:
+def _onnx(files: list[Path], adapted: dict[str, Any], gpu_id: int | None) -> TensorGraph:
     return onnx_model.opened(files[0], {}, gpu_id)
 
 
-def _exported(files: list[Path], adapted: dict[str, Any], gpu_id: int | None) -> Graph:
+def _exported(files: list[Path], adapted: dict[str, Any], gpu_id: int | None) -> TensorGraph:
     return exported.opened(files[0], {}, gpu_id)
 
 
-def _torchscript(files: list[Path], adapted: dict[str, Any], gpu_id: int | None) -> Graph:
+def _torchscript(files: list[Path], adapted: dict[str, Any], gpu_id: int | None) -> TensorGraph:
     from ts.torch_handler.model_files import ModelFileError, load_torchscript
 
     device = _device(gpu_id)
@@ -41,7 +41,7 @@ def _torchscript(files: list[Path], adapted: dict[str, Any], gpu_id: int | None)
     return TorchModule(module, [one.name for one in list(module.forward.schema.arguments)[1:]], device)
 
 
-def _class(files: list[Path], adapted: dict[str, Any], gpu_id: int | None) -> Graph:
+def _class(files: list[Path], adapted: dict[str, Any], gpu_id: int | None) -> TensorGraph:
     from ts.torch_handler.model_files import load_eager, model_class
 
     device, class_file = _device(gpu_id), Path(adapted["class_file"])
@@ -63,7 +63,7 @@ def _state(files: list[Path]) -> dict[str, Any]:
     return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
-def _transformers(files: list[Path], adapted: dict[str, Any], gpu_id: int | None) -> Graph:
+def _transformers(files: list[Path], adapted: dict[str, Any], gpu_id: int | None) -> TensorGraph:
     """The class that config.json names, with the folder's tokenizer for texts where there is one."""
     folder = files[0].parent
     try:

@@ -1,4 +1,4 @@
-"""gRPC's status codes, and those that belong to the HTTP statuses which handlers set. Pure."""
+"""gRPC's status codes, those that belong to the HTTP statuses which handlers set, and workers' exit codes. Pure."""
 
 from __future__ import annotations
 
@@ -26,6 +26,13 @@ class Code(IntEnum):
     DATA_LOSS = 15
     UNAUTHENTICATED = 16
 
+
+#: Exit codes with which a worker says why it ends.
+BROKEN_FRAME, DEVICE_LOST = 70, 71
+REASON_OF_EXIT = {
+    BROKEN_FRAME: "The frontend sent it no valid frame",
+    DEVICE_LOST: "Its GPU failed, and can't be used by its process any more",
+}
 
 _CODE_OF_HTTP = {
     400: Code.INVALID_ARGUMENT,

@@ -1,9 +1,12 @@
-"""A worker's note of its progress: the batches its handler was called for. No I/O.
+"""A worker's note of its progress: the batches its handler was called for, and what tensors took of its time. No I/O.
 
 The note stands in memory that the frontend shares, so that it outlives the process: a batch that isn't noted when the
 worker dies can run elsewhere without ever running twice. It is a table of `PLACES` ids (u64, little endian); the id of
 a batch stands at its remainder by `PLACES`. Ids are given in ascending order, from 1. A batch counts as begun when its
 place has its id or a larger one: of two batches that share a place, the newer one's note covers the older one.
+
+Behind the table stand, for each size of a batch from 0 to `SIZES_MAX`, two sums of seconds (doubles of the machine):
+of reading the requests' tensors, and of writing the answers'. Larger batches have none.
 """
 
 from __future__ import annotations
@@ -12,9 +15,12 @@ import struct
 from mmap import mmap
 
 PLACES = 512
-PROGRESS_BYTES = PLACES * 8
+SIZES_MAX = 256
+_TABLE_BYTES = PLACES * 8
+PROGRESS_BYTES = _TABLE_BYTES + (SIZES_MAX + 1) * 16
 
 _ID = struct.Struct("<Q")
+_SUMS = struct.Struct("=2d")
 
 
 class Progress:
@@ -31,9 +37,22 @@ class Progress:
         if _ID.unpack_from(self._memory, place)[0] < batch_id:
             _ID.pack_into(self._memory, place, batch_id)
 
+    def spend(self, size: int, read_s: float, written_s: float) -> None:
+        """Adds the seconds that reading or writing the tensors of a batch of this size has taken."""
+        if size <= SIZES_MAX:
+            place = _TABLE_BYTES + size * 16
+            before_read_s, before_written_s = _SUMS.unpack_from(self._memory, place)
+            _SUMS.pack_into(self._memory, place, before_read_s + read_s, before_written_s + written_s)
+
 
 def has_begun(table: bytes, batch_id: int) -> bool:
     """Whether a worker that left this table may have called its handler for the batch. A table that is cut short says
     yes: a batch that may have run isn't repeated."""
     place = batch_id % PLACES * 8
     return len(table) < place + 8 or bool(_ID.unpack_from(table, place)[0] >= batch_id)
+
+
+def spent(table: bytes) -> dict[int, tuple[float, float]]:
+    """The seconds of reading and of writing, by the size of a batch; those of 0 are left out."""
+    sums = _SUMS.iter_unpack(table[_TABLE_BYTES:PROGRESS_BYTES])
+    return {size: (read_s, written_s) for size, (read_s, written_s) in enumerate(sums) if read_s or written_s}

@@ -24,7 +24,7 @@ GRANT_BYTES = CALL_BYTES // 4
 SIDE_BY_SIDE_MAX = 64
 
 
-class CallFailed(Exception):
+class NestedCallFailed(Exception):
     """The server has no answer. `code`: HTTP status."""
 
     def __init__(self, failure: Failure) -> None:
@@ -47,7 +47,7 @@ class ServerCall:
         return self._over or bool(self._pieces)
 
     def next(self) -> Buffer | None:
-        """Waits for the next piece; None after the last. Raises CallFailed."""
+        """Waits for the next piece; None after the last. Raises NestedCallFailed."""
         self._calls.link.wait_until(self._ready)
         return self._take()
 
@@ -70,7 +70,7 @@ class ServerCall:
                 self._taken_bytes += len(piece) + CALL_COST_BYTES
                 asks = self._taken_bytes >= GRANT_BYTES and not self._over
             elif self._failure is not None:
-                raise CallFailed(self._failure)
+                raise NestedCallFailed(self._failure)
             else:
                 return None
         if asks:

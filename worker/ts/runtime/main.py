@@ -92,7 +92,7 @@ def answer(
     status = 0
     try:
         try:
-            opening = Opening(link, loaded.takes == "rows", lambda: _with_tensors(link, loaded))
+            opening = Opening(link, loaded.takes == "rows", lambda: _with_tensors(link, loaded, progress))
             decodes = bool(settings.get("decode_input_request", True))
             runner = runner_type(link, loaded, opening.opened, progress, decodes)
             ledger.on_measure = Stopwatch(ledger, runner, awaits=runner_type is AsyncRunner).measure
@@ -106,13 +106,14 @@ def answer(
     return status
 
 
-def _with_tensors(link: Link, loaded: Loaded) -> Opened:
+def _with_tensors(link: Link, loaded: Loaded, progress: Progress) -> Opened:
     """Returns the function that opens batches with tensor requests."""
     from ts.runtime.tensor_running import TensorRunning
     from ts.tensors.forms import ModelSpec
 
     model = ModelSpec(**{"name": "", "version": "", "inputs": {}, "outputs": {}, **(loaded.tensors or {})})
-    return lambda batch, context: TensorRunning(batch, context, link, model, loaded.takes == "rows")
+    takes_rows = loaded.takes == "rows"
+    return lambda batch, context: TensorRunning(batch, context, link, model, takes_rows, progress.spend)
 
 
 def _response_bytes_max(settings: dict[str, Any]) -> int:

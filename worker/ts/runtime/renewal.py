@@ -27,7 +27,7 @@ DEPTH_MAX, FILES_MAX = 8, 5000
 OWN = frozenset({"__dict__", "__weakref__", "__module__", "__firstlineno__", "__static_attributes__"})
 
 
-class Source(NamedTuple):
+class SourceFile(NamedTuple):
     """A file of a model, parsed. `defined`: functions and classes by qualified name, without those inside of
     functions; `bound`: the other statements at the top by the names that they bind; `free`: those that bind none."""
 
@@ -39,7 +39,7 @@ class Source(NamedTuple):
     free: list[ast.stmt]
 
     @staticmethod
-    def of(path: str, text: str) -> Source:
+    def of(path: str, text: str) -> SourceFile:
         """Raises SyntaxError."""
         tree: Any = compile(text, path, "exec", ast.PyCF_ONLY_AST)  # without a frame of ast.py in its traceback
         body: list[ast.stmt] = tree.body
@@ -54,7 +54,7 @@ class Source(NamedTuple):
                 bound.setdefault(name, []).append(statement)
             if not names and not _idle(statement):
                 free.append(statement)
-        return Source(path, text, body, defined, bound, free)
+        return SourceFile(path, text, body, defined, bound, free)
 
 
 def _definitions(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, ast.stmt]]:
@@ -113,7 +113,7 @@ class Loading:
         self._root = os.path.join(os.path.realpath(model_dir), "")
         self._codes: set[CodeType] = set()
         self._before = self._times()
-        self.sources: dict[str, Source] = {}
+        self.sources: dict[str, SourceFile] = {}
         #: Qualified names of the functions that ran, by file; and the names of all that ran, wherever they are.
         self.ran: dict[str, set[str]] = {}
         self.names: set[str] = set()
@@ -142,7 +142,7 @@ class Loading:
             if now.get(path) != self._before.get(path):
                 self._torn = f"{os.path.basename(path)} was saved while the model was loaded"
             try:
-                self.sources[path] = Source.of(path, read(path))
+                self.sources[path] = SourceFile.of(path, read(path))
             except SyntaxError as error:  # of a save, since it was imported
                 self._torn = f"{os.path.basename(path)} was saved while the model was loaded: {error}"
         lines = {path: _by_line(source) for path, source in self.sources.items()}
@@ -191,10 +191,10 @@ class Loading:
         if self._torn:
             return self._torn
         changed = self.changed()
-        new: dict[str, Source] = {}
+        new: dict[str, SourceFile] = {}
         for path, old in self.sources.items():
             try:
-                new[path] = Source.of(path, changed[path]) if path in changed else old
+                new[path] = SourceFile.of(path, changed[path]) if path in changed else old
             except SyntaxError:
                 new[path] = old
         return _Comparison(self, new).refusal()
@@ -208,7 +208,7 @@ def read(path: str) -> str:
         return ""
 
 
-def _by_line(source: Source) -> dict[tuple[int, str], str]:
+def _by_line(source: SourceFile) -> dict[tuple[int, str], str]:
     found = {}
     for name, node in source.defined.items():
         if isinstance(node, FUNCTIONS):
@@ -220,7 +220,7 @@ def _by_line(source: Source) -> dict[tuple[int, str], str]:
 class _Comparison:
     """The files as they were loaded beside the present ones."""
 
-    def __init__(self, loading: Loading, new: Mapping[str, Source]) -> None:
+    def __init__(self, loading: Loading, new: Mapping[str, SourceFile]) -> None:
         self._loading, self._old, self._new = loading, loading.sources, new
         self._seen: set[tuple[str, str]] = set()
 
@@ -231,7 +231,7 @@ class _Comparison:
                 return found
         return ""
 
-    def _refusal(self, path: str, old: Source) -> str:
+    def _refusal(self, path: str, old: SourceFile) -> str:
         file, new = os.path.basename(path), self._new[path]
         if [_said(one) for one in old.free] != [_said(one) for one in new.free]:
             return f"a statement at the top of {file} has changed"
@@ -322,7 +322,7 @@ def renew(loading: Loading) -> bool:
     replaced: dict[int, tuple[object, object]] = {}
     for path, module in modules.items():
         if path in changed:
-            replaced |= _renew_module(module, loading.sources[path], Source.of(path, changed[path]))
+            replaced |= _renew_module(module, loading.sources[path], SourceFile.of(path, changed[path]))
     for module in modules.values():
         for name, value in list(vars(module).items()):
             if id(value) in replaced and value is replaced[id(value)][0]:
@@ -331,7 +331,7 @@ def renew(loading: Loading) -> bool:
     return True
 
 
-def _renew_module(module: ModuleType, old: Source, new: Source) -> dict[int, tuple[object, object]]:
+def _renew_module(module: ModuleType, old: SourceFile, new: SourceFile) -> dict[int, tuple[object, object]]:
     """Runs what is new in the module; the objects that others have taken the place of, by id, with these."""
     values = vars(module)
     before = {name: values[name] for name in old.defined if name in values}
@@ -352,7 +352,7 @@ def _renew_module(module: ModuleType, old: Source, new: Source) -> dict[int, tup
     return replaced
 
 
-def _to_run(old: Source, new: Source) -> list[ast.stmt]:
+def _to_run(old: SourceFile, new: SourceFile) -> list[ast.stmt]:
     """Definitions, imports, changed statements, and those that use a name which a changed one binds."""
     known = {_said(one) for one in old.body if not isinstance(one, DEFINITIONS)}
     fresh: set[str] = set()

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import re
 import reprlib
 import sys
 import sysconfig
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ts.context import Context, RequestCancelled, RequestProcessor
 from ts.protocol import forms
+from ts.protocol.codes import DEVICE_LOST
 from ts.protocol.decoder import decode_bytes
 from ts.protocol.frames import Buffer, Chunk, Failed, Input, Item, Pairs
 from ts.runtime.jobs import Batch, Failure, Ledger, Outcome
@@ -47,6 +49,9 @@ _LIBRARIES = (
     *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
 )
 HELD_BYTES_MAX = 64 * 1024 * 1024
+
+#: Exceptions of torch that a GPU may have caused.
+_OF_A_DEVICE = re.compile("cuda|cudnn|cublas|nccl|accelerator", re.IGNORECASE)
 
 
 # --- requests to rows
@@ -251,8 +256,34 @@ def raised(error: BaseException, request_ids: Sequence[str]) -> Failure:
 def _said_of(error: BaseException, failure: Failure) -> str:
     """The line that TorchServe's worker prints before the traceback."""
     if failure.code == OUT_OF_RESOURCES.code and failure.by_handler:
-        return "System out of memory" if isinstance(error, MemoryError) else "CUDA out of memory"
+        if isinstance(error, MemoryError):
+            return "System out of memory"
+        return "CUDA out of memory" if "out of memory" in str(error).lower() else "CUDA error"
     return "Prediction error" if isinstance(error, PredictionException) else "Invoking custom service failed."
+
+
+class DeviceLost(SystemExit):
+    """The worker's GPU can't be used by this process any more: the process ends, and another one takes its place."""
+
+
+def check_device(error: BaseException) -> None:
+    """Raises DeviceLost when a handler's exception comes from its GPU and has left it unusable, as an illegal access
+    or a failed assertion of a kernel does: every further call to it from this process would fail, too. An allocation
+    that doesn't fit leaves it as it was."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not _OF_A_DEVICE.search(f"{type(error).__name__}: {error}"):
+        return
+    try:
+        if not torch.cuda.is_initialized():
+            return
+        here = torch.cuda.current_device()
+        for device in range(torch.cuda.device_count()):
+            if device == here or torch.cuda.memory_reserved(device):
+                torch.cuda.synchronize(device)
+    except Exception as lost:
+        first = str(lost).partition("\n")[0]
+        _log(f"The GPU can't be used by this process any more ({first}): the worker ends and is replaced.")
+        raise DeviceLost(DEVICE_LOST) from None
 
 
 def _without_runtime(error: BaseException) -> TracebackType | None:
@@ -480,11 +511,12 @@ class Running:
             self.ledger.give(job, failure, last=True)
 
     def failed(self, error: BaseException) -> None:
-        """The handler raised `error`; SystemExit is the caller's to deal with."""
+        """The handler raised `error`; SystemExit is the caller's to deal with. Raises DeviceLost."""
         if self.batch.cancelled and isinstance(error, (RequestCancelled, CancelledError)):
             self.fail(PREDICTION_FAILED)
         else:
             self.fail(raised(error, [job.request_id for job in self.jobs]))
+            check_device(error)
 
 
 Opened: TypeAlias = Callable[[Batch, Context], Running]

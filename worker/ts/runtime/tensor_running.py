@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from time import perf_counter
+from typing import Any, TypeAlias
 
 from ts.context import Context
 from ts.protocol.frames import FEED_BYTES, FEED_COST_BYTES, Feed, Item
@@ -89,21 +90,28 @@ class Feeding:
 
 BAD_REQUEST, NOT_FOUND, INTERNAL = 400, 404, 500
 
+#: Of `ts.protocol.progress.Progress`.
+Spend: TypeAlias = "Callable[[int, float, float], object]"
+
 
 class TensorRunning(Running):
-    """Requests of TorchServe's own APIs may be among them."""
+    """Requests of TorchServe's own APIs may be among them. `spend` gets the size of the batch, and the seconds of
+    reading and of writing."""
 
-    __slots__ = ("_forms", "_model", "_takes_rows")
+    __slots__ = ("_forms", "_model", "_spend", "_takes_rows")
 
-    def __init__(self, batch: Batch, context: Context, link: Link, model: ModelSpec, takes_rows: bool) -> None:
+    def __init__(
+        self, batch: Batch, context: Context, link: Link, model: ModelSpec, takes_rows: bool, spend: Spend
+    ) -> None:
         super().__init__(batch, context, link)
-        self._model, self._takes_rows = model, takes_rows
+        self._model, self._takes_rows, self._spend = model, takes_rows, spend
         self._forms: list[Form | None] = []
 
     # --- requests
 
     def rows(self, decode: bool) -> list[Any]:
         """Rows, or for handlers that take them InferenceRequests. One that can't be read fails alone."""
+        begun_s = perf_counter()
         jobs: list[Job] = []
         opened: list[Form | None] = []
         rows: list[Any] = []
@@ -122,6 +130,8 @@ class TensorRunning(Running):
                 self.ledger.refuse(job, _internal(error, job))
         self.jobs = self.batch.jobs = jobs
         self._forms = opened
+        if jobs:
+            self._spend(len(jobs), perf_counter() - begun_s, 0.0)
         self.context.begin(self, self.batch.request_ids())
         return rows
 
@@ -160,6 +170,12 @@ class TensorRunning(Running):
         ]
 
     def _outcome(self, index: int, value: Any, last: bool) -> Outcome:
+        begun_s = perf_counter()
+        found = self._written(index, value, last)
+        self._spend(len(self.jobs), 0.0, perf_counter() - begun_s)
+        return found
+
+    def _written(self, index: int, value: Any, last: bool) -> Outcome:
         if type(value) is Ended:
             value, last = value.value, True
             if value is None:

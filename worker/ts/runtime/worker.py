@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
+from ts.protocol.codes import BROKEN_FRAME
 from ts.protocol.decoder import Decoder
 from ts.protocol.frames import FrameError, Load, LoadFailed, Message, Ready
 from ts.runtime.jobs import Batch, Ledger
@@ -30,7 +31,6 @@ HELD_PIECES_MAX = 64
 HELD_S_MAX = 0.0002
 IDLE_TICKS = 20
 STAND_IN_WAIT_MS = 100
-BROKEN_FRAME_STATUS = 70
 
 
 def leave(status: int) -> NoReturn:
@@ -224,7 +224,7 @@ class Link:
 
     def _broken(self, error: FrameError) -> NoReturn:
         print(f"the frontend sent no valid frame: {error}", file=sys.stderr)
-        self._leave(BROKEN_FRAME_STATUS)
+        self._leave(BROKEN_FRAME)
 
     def _read(self) -> bool:
         room = self._decoder.room

@@ -19,7 +19,7 @@ OUTPUT = "output"
 _BODIES = ("data", "body")
 
 
-class Row(dict[str, Any]):
+class TensorRow(dict[str, Any]):
     """A request's tensors by name. Handlers look for `data` or `body`: a request with one input has it there too.
     `request` is the whole of it (`ts.tensors.types.InferenceRequest`)."""
 
@@ -40,9 +40,9 @@ class Row(dict[str, Any]):
             return default
 
 
-def row_of(request: InferenceRequest) -> Row:
+def row_of(request: InferenceRequest) -> TensorRow:
     """The row of a TorchServe handler for a tensor request."""
-    row = Row({tensor.name: _value(tensor) for tensor in request.inputs})
+    row = TensorRow({tensor.name: _value(tensor) for tensor in request.inputs})
     row.request = request
     return row
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from google.protobuf import json_format, text_format
+from google.protobuf.message import Message
 
 from ts.protocol.datatypes import OF_NUMBER
 from ts.protocol.model_config_pb2 import ModelConfig
 from ts.protocol.pool import POOL
+from ts_frontend.config.kinds import no_effect
 from ts_frontend.errors import InvalidArgument
-from ts_frontend.models import without_effect
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.formats.format import ModelFiles, ModelFormat
 from ts_frontend.models.signature import Signature, TensorSpec, as_json
@@ -36,6 +38,43 @@ _PLATFORMS = {backend: platform for platform, backend in _BACKENDS_OF_PLATFORMS.
 _SEQUENCE_IDLE_US, _SEQUENCE_REQUESTS_MAX, _SEQUENCES_WAITING_MAX = 1_000_000, 100, 1000
 _GROUP_KIND_AUTO, _GROUP_KIND_GPU, _GROUP_KIND_CPU = 0, 1, 2
 
+_OTHERS = "it is for backends that this server doesn't have"
+_ORDER = "a batch takes what waits, and answers go out as they come"
+_GPUS = "the model places its tensors itself"
+
+#: Fields of a config.pbtxt that are read, shown to the model and to clients, and have no effect: their paths, and why.
+WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
+    {
+        "runtime": _OTHERS,
+        "cc_model_filenames": _OTHERS,
+        "batch_input": _OTHERS,
+        "batch_output": _OTHERS,
+        "optimization": _OTHERS,
+        "model_operations": _OTHERS,
+        "model_repository_agents": "there are no agents here: the files are used as they lie there",
+        "response_cache": "every request runs: there is no cache of answers",
+        "metric_tags": "metrics have the labels that docs/metrics.md lists",
+        "model_metrics": "metrics have the buckets that docs/metrics.md lists",
+        "input.format": "an input is what its dims say",
+        "input.is_shape_tensor": _OTHERS,
+        "input.is_non_linear_format_io": _OTHERS,
+        "input.allow_ragged_batch": "requests share a run only if their shapes agree",
+        "output.is_shape_tensor": _OTHERS,
+        "output.is_non_linear_format_io": _OTHERS,
+        "instance_group.rate_limiter": "a worker takes requests whenever it is free",
+        "instance_group.profile": _OTHERS,
+        "instance_group.secondary_devices": _GPUS,
+        "instance_group.host_policy": _GPUS,
+        "dynamic_batching.preferred_batch_size": _ORDER,
+        "dynamic_batching.preserve_ordering": _ORDER,
+        "sequence_batching.direct.max_queue_delay_microseconds": _ORDER,
+        "sequence_batching.direct.minimum_slot_utilization": _ORDER,
+        "sequence_batching.oldest.preferred_batch_size": _ORDER,
+        "sequence_batching.oldest.max_queue_delay_microseconds": _ORDER,
+        "sequence_batching.oldest.preserve_ordering": _ORDER,
+    }
+)
+
 
 class TritonFormat(ModelFormat):
     """`gpus`: the number of GPUs to place workers on; `workers`: the number for a model without instance groups, 0 for
@@ -53,7 +92,7 @@ class TritonFormat(ModelFormat):
 
     def open(self, files: ModelFiles) -> list[Archive]:
         directory = read(files.directory, files.config_text, files.name)
-        for note in without_effect.notes(directory.config, f"{CONFIG_FILE} of model {directory.name}"):
+        for note in notes_without_effect(directory.config, f"{CONFIG_FILE} of model {directory.name}"):
             log.warning("%s", note)
         if self._workers:
             directory = directory.with_workers(self._workers, self._gpus)
@@ -416,3 +455,27 @@ def _check_file(directory: Path, name: str) -> None:
         raise InvalidArgument(f"there is no {name} in {directory}")
     if not file.resolve().is_relative_to(directory.parent.resolve()):
         raise InvalidArgument(f"{file} leads out of the model's directory")
+
+
+def notes_without_effect(config: ModelConfig, source: str) -> Iterator[str]:
+    """A sentence for each field without effect that the configuration of `source` sets."""
+    for path, why in WITHOUT_EFFECT.items():
+        if _is_given(config, path.split(".")):
+            yield no_effect(path, source, why)
+
+
+def _is_given(message: Message, names: Sequence[str]) -> bool:
+    """Whether the field at the path is set, in any of the messages on its way, to something else than its default."""
+    found: Any = getattr(message, names[0])
+    if len(names) == 1:
+        return bool(found.ByteSize()) if isinstance(found, Message) else bool(found)
+    inner = [found] if isinstance(found, Message) else found
+    return any(_is_given(one, names[1:]) for one in inner)
+
+
+def without_effect_table() -> Iterator[str]:
+    """The table of those fields for the documentation, line by line."""
+    yield "| field | why |"
+    yield "|---|---|"
+    for path, why in WITHOUT_EFFECT.items():
+        yield f"| `{path}` | {why} |"

@@ -264,7 +264,7 @@ _PARTIAL_PREFIX = ".download-"
 
 
 @dataclass(slots=True)
-class Progress:
+class DownloadProgress:
     """Lines for the log, one every `every_s` seconds at most. Pure: time is an argument."""
 
     name: str
@@ -311,7 +311,7 @@ class Transfer:
     def __init__(self, url: str, name: str, total_bytes: int | None, limits: DownloadLimits, stop: Stop) -> None:
         self._url, self._limits, self._stop = url, limits, stop
         self._done_bytes = 0
-        self._progress = Progress(name, total_bytes, time.monotonic())
+        self._progress = DownloadProgress(name, total_bytes, time.monotonic())
         self._check_size(total_bytes or 0)
 
     def copy(self, source: Readable, file: IO[bytes], size: int | None) -> str:

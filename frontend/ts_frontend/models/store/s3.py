@@ -35,6 +35,7 @@ NO_CREDENTIALS = (
 )
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 _ATTEMPTS = 3
+_WITHOUT_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError")
 _ABSENT, _DENIED = ("NoSuchKey", "404"), ("AccessDenied", "403")
 
 
@@ -72,7 +73,7 @@ def download(url: str, target: Path, limits: DownloadLimits, stop: Stop, sha256:
     """
     place = parse(url)
     with bounded(url, limits, stop), _explained(url, place):
-        bucket = _Bucket(place, stop.waited(partial(_client, url, limits)), stop)
+        bucket = _Bucket(place, stop.waited(partial(connected, url, limits)), stop)
         found, refused = bucket.archive()
         if found is not None:
             with closing(found), new_file(target) as file:
@@ -89,7 +90,7 @@ def folders(url: str, limits: DownloadLimits, stop: Stop) -> list[str]:
     """The names of the folders in the folder `url`. Raises ArchiveNotFound (no such bucket), DownloadFailed."""
     place = parse(url)
     with bounded(url, limits, stop), _explained(url, place):
-        bucket = _Bucket(place, stop.waited(partial(_client, url, limits)), stop)
+        bucket = _Bucket(place, stop.waited(partial(connected, url, limits)), stop)
         return bucket.folders(limits.files_max, url)
 
 
@@ -152,9 +153,9 @@ class _Bucket:
         try:
             return self.open(place.key), None
         except self._client.exceptions.ClientError as error:
-            if _code(error) not in (*_ABSENT, *_DENIED):
+            if code_of(error) not in (*_ABSENT, *_DENIED):
                 raise
-            return None, error if _code(error) in _DENIED else None
+            return None, error if code_of(error) in _DENIED else None
 
     def open(self, key: str, etag: str | None = None) -> _Body:
         """Opens an object. `etag`: fails when the object has changed since."""
@@ -193,7 +194,8 @@ class _Bucket:
         return _Object(key, name, one["Size"], one.get("ETag", ""))
 
 
-def _client(url: str, limits: DownloadLimits) -> Any:
+def connected(url: str, limits: DownloadLimits) -> Any:
+    """A client of S3. Raises DownloadFailed without boto3."""
     session = _session(url)
     from botocore.config import Config
 
@@ -222,25 +224,35 @@ def _explained(url: str, place: Place) -> Iterator[None]:
     except ServeError:
         raise
     except Exception as error:
-        if not type(error).__module__.startswith(("botocore.", "boto3.", "urllib3.")):
+        if not is_of_s3(error):
             raise
         raise _error(url, place, error) from error
 
 
 def _error(url: str, place: Place, error: Exception) -> ServeError:
-    if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError"):
-        return failure(url, NO_CREDENTIALS)
-    code = _code(error)
+    code = code_of(error)
     if code == "NoSuchBucket":
         return ArchiveNotFound(f"Model not found at: {url} (there is no bucket {place.bucket})")
     if code in ("PreconditionFailed", *_ABSENT):
         return failure(url, "an object changed while the folder was downloaded; try again")
-    if code in _DENIED:
-        return failure(url, f"access is denied: the server's AWS credentials don't allow it ({error})")
-    return failure(url, str(error) or type(error).__name__)
+    return failure(url, reason_of(error))
 
 
-def _code(error: Exception) -> str:
+def is_of_s3(error: Exception) -> bool:
+    """Whether it is an error of botocore, boto3 or urllib3."""
+    return type(error).__module__.startswith(("botocore.", "boto3.", "urllib3."))
+
+
+def reason_of(error: Exception) -> str:
+    """Such an error in words."""
+    if type(error).__name__ in _WITHOUT_CREDENTIALS:
+        return NO_CREDENTIALS
+    if code_of(error) in _DENIED:
+        return f"access is denied: the server's AWS credentials don't allow it ({error})"
+    return str(error) or type(error).__name__
+
+
+def code_of(error: Exception) -> str:
     """The code of S3's answer, "" when there was none."""
     response: dict[str, Any] = getattr(error, "response", None) or {}
     return str(response.get("Error", {}).get("Code", ""))

@@ -31,7 +31,6 @@ from ts_frontend.telemetry.metrics.families import (
     Sample,
     read_definitions,
 )
-from ts_frontend.telemetry.metrics.observed import LatencyCounts, ObservedRequests
 from ts_frontend.telemetry.metrics.requests import (
     BATCH,
     EVENTS_MAX,
@@ -40,7 +39,9 @@ from ts_frontend.telemetry.metrics.requests import (
     CountedRequests,
     EventLog,
     EventSource,
+    LatencyCounts,
     LoggedRequests,
+    ObservedRequests,
     RequestMetrics,
     Tally,
     Unsummed,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
@@ -24,6 +25,9 @@ REQUESTS, LATENCY, QUEUE_LATENCY = (
     "ts_queue_latency_microseconds",
 )
 QUEUE_TIME, WORKER_THREAD_TIME, PREDICTION_TIME = "QueueTime", "WorkerThreadTime", "PredictionTime"
+STEPS_PER_OCTAVE = 6
+#: Upper ends of the buckets, 12 % apart: 10 µs to 11 minutes.
+BOUNDS_S = tuple(1e-5 * 2 ** (step / STEPS_PER_OCTAVE) for step in range(26 * STEPS_PER_OCTAVE + 1))
 
 
 #: Kinds of events; plain numbers, because every request makes a few. Times in seconds.
@@ -333,3 +337,54 @@ class LoggedRequests:
 
 
 RequestMetrics: TypeAlias = "CountedRequests | LoggedRequests"
+
+
+class LatencyCounts:
+    """How many requests took how long: a count for each of BOUNDS_S, and one for those beyond. A model has them only
+    while somebody watches its latencies as finely as a screen shows them."""
+
+    __slots__ = ("counts",)
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BOUNDS_S) + 1)
+
+    def add(self, seconds: float) -> None:
+        self.counts[bisect_left(BOUNDS_S, seconds)] += 1
+
+    def since(self, before: Sequence[int]) -> list[int]:
+        """Returns the counts of what came after `before`, an earlier copy of `counts`."""
+        return [now - then for now, then in zip(self.counts, before, strict=True)]
+
+
+def quantiles_s(counts: Sequence[int], parts: Sequence[float]) -> list[float] | None:
+    """Returns the latency in seconds below which each of `parts` (ascending, in (0, 1]) of the requests lie,
+    interpolated within its bucket; None without any requests."""
+    total = sum(counts)
+    if not total:
+        return None
+    found: list[float] = []
+    below = 0
+    for index, count in enumerate(counts):
+        while len(found) < len(parts) and below + count >= parts[len(found)] * total:
+            low = BOUNDS_S[index - 1] if index else 0.0
+            high = BOUNDS_S[min(index, len(BOUNDS_S) - 1)]
+            share = (parts[len(found)] * total - below) / count if count else 0.0
+            found.append(low + (high - low) * share)
+        below += count
+    return found
+
+
+class ObservedRequests:
+    """A model's recorder that counts the latencies as well."""
+
+    __slots__ = ("_answered", "_counts", "accepted")
+
+    def __init__(self, recorder: RequestMetrics, latencies: LatencyCounts) -> None:
+        self.accepted: Callable[[], None] = recorder.accepted
+        self._answered = recorder.answered
+        self._counts = latencies.counts
+
+    def answered(self, queued_at_s: float, sent_at_s: float, now_s: float) -> None:
+        """As `CountedRequests.answered`."""
+        self._counts[bisect_left(BOUNDS_S, now_s - queued_at_s)] += 1
+        self._answered(queued_at_s, sent_at_s, now_s)

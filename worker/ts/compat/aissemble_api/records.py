@@ -9,11 +9,11 @@ from enum import Enum
 from typing import Any, ClassVar, TypeVar
 
 Kind = Callable[[Any], Any]
-R = TypeVar("R", bound="Record")
+R = TypeVar("R", bound="JsonRecord")
 
 
 @dataclass(kw_only=True)
-class Record:
+class JsonRecord:
     """`KINDS` reads the values of fields; its TypeErrors and ValueErrors become ValueErrors naming type and field."""
 
     KINDS: ClassVar[Mapping[str, Kind]] = {}

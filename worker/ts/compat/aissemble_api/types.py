@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar
 
-from ts.compat.aissemble_api.records import Kind, Record, list_of, optional, text, whole
+from ts.compat.aissemble_api.records import JsonRecord, Kind, list_of, optional, text, whole
 from ts.protocol.datatypes import STANDARD
 
 log = logging.getLogger(__name__)
@@ -83,14 +83,14 @@ class TensorData:
 
 
 @dataclass(kw_only=True)
-class RequestOutput(Record):
+class RequestOutput(JsonRecord):
     name: str
     parameters: Parameters | None = None
     KINDS: ClassVar[Mapping[str, Kind]] = {"name": text, "parameters": optional(Parameters.model_validate)}
 
 
 @dataclass(kw_only=True)
-class _Tensor(Record):
+class _Tensor(JsonRecord):
     name: str
     shape: list[int]
     datatype: str
@@ -125,7 +125,7 @@ def _check_tensors(tensors: list[Any], kind: str) -> None:
 
 
 @dataclass(kw_only=True)
-class InferenceRequest(Record):
+class InferenceRequest(JsonRecord):
     id: str | None = None
     parameters: Parameters | None = None
     inputs: list[RequestInput]
@@ -146,7 +146,7 @@ class InferenceRequest(Record):
 
 
 @dataclass(kw_only=True)
-class InferenceResponse(Record):
+class InferenceResponse(JsonRecord):
     model_name: str
     model_version: str | None = None
     id: str | None = None
@@ -168,7 +168,7 @@ class InferenceResponse(Record):
 
 
 @dataclass(kw_only=True)
-class MetadataTensor(Record):
+class MetadataTensor(JsonRecord):
     name: str
     datatype: str
     shape: list[int]
@@ -176,7 +176,7 @@ class MetadataTensor(Record):
 
 
 @dataclass(kw_only=True)
-class ModelMetadataResponse(Record):
+class ModelMetadataResponse(JsonRecord):
     name: str
     versions: list[str] | None = None
     platform: str
@@ -192,35 +192,35 @@ class ModelMetadataResponse(Record):
 
 
 @dataclass(kw_only=True)
-class ModelReadyResponse(Record):
+class ModelReadyResponse(JsonRecord):
     name: str
     ready: bool
 
 
 @dataclass(kw_only=True)
-class ServerReadyResponse(Record):
+class ServerReadyResponse(JsonRecord):
     live: bool
 
 
 @dataclass(kw_only=True)
-class ServerLiveResponse(Record):
+class ServerLiveResponse(JsonRecord):
     live: bool
 
 
 @dataclass(kw_only=True)
-class ServerMetadataResponse(Record):
+class ServerMetadataResponse(JsonRecord):
     name: str
     version: str
     extensions: list[str] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)
-class ModelMetadataErrorResponse(Record):
+class ModelMetadataErrorResponse(JsonRecord):
     error: str
 
 
 @dataclass(kw_only=True)
-class ServerMetadataErrorResponse(Record):
+class ServerMetadataErrorResponse(JsonRecord):
     error: str
 
 

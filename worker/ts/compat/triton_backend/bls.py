@@ -10,7 +10,7 @@ from typing import Any
 from ts.compat.triton_backend import messages
 from ts.compat.triton_backend.errors import TritonError, TritonModelException, of_status
 from ts.compat.triton_backend.messages import InferenceResponse, Tensor
-from ts.runtime.calls import CallFailed, ServerCall, here, turn
+from ts.runtime.calls import NestedCallFailed, ServerCall, here, turn
 from ts.tensors import types
 from ts.tensors.grpc_form import request_bytes, response_from
 from ts.tensors.types import BadTensor
@@ -79,7 +79,7 @@ class ResponseIterator:
     def __next__(self) -> InferenceResponse:
         try:
             piece = None if self._failed else self._call.next()
-        except CallFailed as error:
+        except NestedCallFailed as error:
             return self._failure(error)
         if piece is None:
             raise StopIteration
@@ -91,7 +91,7 @@ class ResponseIterator:
     async def __anext__(self) -> InferenceResponse:
         try:
             piece = None if self._failed else await self._call.anext()
-        except CallFailed as error:
+        except NestedCallFailed as error:
             return self._failure(error)
         except asyncio.CancelledError:
             self.cancel()
@@ -107,7 +107,7 @@ class ResponseIterator:
     def __del__(self) -> None:
         self._call.abandon()
 
-    def _failure(self, error: CallFailed) -> InferenceResponse:
+    def _failure(self, error: NestedCallFailed) -> InferenceResponse:
         self._failed = True
         return InferenceResponse([], of_status(error.code, error.message))
 
@@ -149,7 +149,7 @@ def _done(what: dict[str, Any]) -> dict[str, Any]:
     call = here().begin(what)
     try:
         pieces = b"".join(map(bytes, iter(call.next, None)))
-    except CallFailed as error:
+    except NestedCallFailed as error:
         raise TritonModelException(error.message) from None
     found: dict[str, Any] = json.loads(pieces)
     return found

@@ -26,7 +26,7 @@ _MODULES = {
 _PROGRAMS = "ts.compat.triton_backend.exported"
 
 
-class Graph(Protocol):
+class TensorGraph(Protocol):
     """An opened model. `config` is complete."""
 
     config: Fields
@@ -44,7 +44,7 @@ def load(settings: Settings) -> Loaded:
     return served(opened(file, adapted["config"], settings.get("gpu_id")), settings)
 
 
-def served(graph: Graph, settings: Settings) -> Loaded:
+def served(graph: TensorGraph, settings: Settings) -> Loaded:
     """The graph as a handler, warmed up."""
     adapter = GraphAdapter(graph)
     for sample in warmup.samples(graph.config, Path(settings["model_dir"]).parent):
@@ -60,7 +60,7 @@ def served(graph: Graph, settings: Settings) -> Loaded:
 class GraphAdapter:
     """A graph, and how batches reach it."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: TensorGraph) -> None:
         self._graph = graph
         self._edges = Edges(graph.config, strict=True)
         self._batch_max = int(graph.config.get("max_batch_size") or 0)

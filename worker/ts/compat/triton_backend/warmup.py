@@ -18,7 +18,7 @@ DIRECTORY = "warmup"
 BYTES_MAX = 1 << 30
 
 
-class Sample(NamedTuple):
+class WarmupSample(NamedTuple):
     name: str
     request: InferenceRequest
 
@@ -32,7 +32,7 @@ class NobodyWaits:
         return False
 
 
-def samples(config: dict[str, Any], model_dir: Path) -> Iterator[Sample]:
+def samples(config: dict[str, Any], model_dir: Path) -> Iterator[WarmupSample]:
     """Yields each sample `count` times. Raises HandlerNotUsable for one that can't be made, naming it."""
     batched = int(config.get("max_batch_size") or 0) > 0
     for one in config.get("model_warmup") or ():
@@ -44,10 +44,10 @@ def samples(config: dict[str, Any], model_dir: Path) -> Iterator[Sample]:
         except (BadTensor, OSError, KeyError) as error:
             raise HandlerNotUsable(f"model_warmup {name!r}: {error}") from error
         for _ in range(max(int(one.get("count") or 0), 1)):
-            yield Sample(name, InferenceRequest(list(tensors)))
+            yield WarmupSample(name, InferenceRequest(list(tensors)))
 
 
-def check(sample: Sample, answers: list[Any]) -> None:
+def check(sample: WarmupSample, answers: list[Any]) -> None:
     """HandlerNotUsable when the model has failed the sample."""
     for answer in answers:
         if isinstance(answer, BaseException):

@@ -1,0 +1,186 @@
+"""Where the shared document lies: a file of a directory, or an object in S3. Blocking.
+
+Both are read whole or not at all, and written only over the content that the writer has seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from ts_frontend.config.kinds import s3_of
+from ts_frontend.errors import ServeError
+from ts_frontend.models.sharing.document import DOCUMENT_BYTES_MAX
+from ts_frontend.models.store import s3
+from ts_frontend.models.store.http import DownloadLimits, Stop
+
+NAME = "torchrelay-models.json"
+#: For the lock of a directory, which is held for milliseconds.
+LOCK_S_MAX = 10.0
+#: For each wait on S3.
+S3_S_MAX = 10.0
+_ABSENT, _UNCHANGED = ("NoSuchKey", "404"), ("304", "NotModified")
+_OVERTAKEN = ("PreconditionFailed", "412", "ConditionalRequestConflict", "409")
+
+
+class SharedSnapshotFailed(ServeError):
+    """The shared snapshot can't be read or written."""
+
+    remedy = "Mend the directory or bucket that `shared_snapshot` names, or the rights on it; the server tries again."
+
+
+class Content(NamedTuple):
+    """The document's bytes, and the tag that stands for them: both empty when there is none."""
+
+    data: bytes
+    tag: str
+
+
+class SharedFile:
+    """A file in a directory that all servers mount. Writers take turns by a lock of the file system."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def __str__(self) -> str:
+        return str(self.directory / NAME)
+
+    def read(self, tag: str, stop: Stop) -> Content | None:
+        """The content; None if it is still the one that `tag` stands for. Raises SharedSnapshotFailed."""
+        with self._explained():
+            found = stop.waited(self._content)
+        return None if tag and found.tag == tag else found
+
+    def write(self, data: bytes, tag: str, stop: Stop) -> str | None:
+        """Writes over the content of `tag` and returns the new tag; None when another content is there. Raises
+        SharedSnapshotFailed."""
+        with self._explained():
+            return stop.waited(partial(self._write, data, tag))
+
+    def _content(self) -> Content:
+        try:
+            with open(self.directory / NAME, "rb") as file:
+                data = file.read(DOCUMENT_BYTES_MAX + 1)
+        except FileNotFoundError:
+            self.directory.stat()  # a directory that is away is no empty one
+            return Content(b"", "")
+        return Content(data, _tag(data))
+
+    def _write(self, data: bytes, tag: str) -> str | None:
+        with self._locked():
+            if self._content().tag != tag:
+                return None
+            temporary = self.directory / f".{NAME}.tmp"
+            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0), 0o660)
+            with open(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, self.directory / NAME)
+            return _tag(data)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        handle = os.open(self.directory / f".{NAME}.lock", os.O_RDWR | os.O_CREAT, 0o660)
+        try:
+            latest_s = time.monotonic() + LOCK_S_MAX
+            while True:
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > latest_s:
+                        raise OSError(None, f"another server has held its lock for {LOCK_S_MAX:g} s") from None
+                    time.sleep(0.02)
+            yield
+        finally:
+            os.close(handle)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise SharedSnapshotFailed(f"{self}: {error.strerror or error}") from error
+
+
+class SharedObject:
+    """An object in S3, or a compatible store that knows conditional writes. Its methods are those of a file."""
+
+    def __init__(self, url: str) -> None:
+        place = s3.parse(url)
+        self.url = f"s3://{place.bucket}/{place.prefix}{NAME}"
+        self._where = {"Bucket": place.bucket, "Key": f"{place.prefix}{NAME}"}
+        self._client: Any = None
+
+    def __str__(self) -> str:
+        return self.url
+
+    def read(self, tag: str, stop: Stop) -> Content | None:
+        with self._explained():
+            return stop.waited(partial(self._read, tag))
+
+    def _read(self, tag: str) -> Content | None:
+        client = self._connected()
+        try:
+            answer = client.get_object(**self._where, **({"IfNoneMatch": tag} if tag else {}))
+            return Content(answer["Body"].read(DOCUMENT_BYTES_MAX + 1), answer["ETag"])
+        except client.exceptions.ClientError as error:
+            if s3.code_of(error) in _UNCHANGED:
+                return None
+            if s3.code_of(error) in _ABSENT:
+                return Content(b"", "")
+            raise
+
+    def write(self, data: bytes, tag: str, stop: Stop) -> str | None:
+        with self._explained():
+            return stop.waited(partial(self._write, data, tag))
+
+    def _write(self, data: bytes, tag: str) -> str | None:
+        client = self._connected()
+        only_over = {"IfMatch": tag} if tag else {"IfNoneMatch": "*"}
+        try:
+            answer = client.put_object(**self._where, Body=data, ContentType="application/json", **only_over)
+        except client.exceptions.ClientError as error:
+            if s3.code_of(error) in (*_OVERTAKEN, *_ABSENT):
+                return None
+            raise
+        return str(answer["ETag"])
+
+    def _connected(self) -> Any:
+        if self._client is None:
+            limits = DownloadLimits(timeout_s=S3_S_MAX, connect_timeout_s=S3_S_MAX)
+            self._client = s3.connected(self.url, limits)
+        return self._client
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except ServeError as error:  # no boto3
+            raise SharedSnapshotFailed(error.message) from error
+        except Exception as error:
+            if not s3.is_of_s3(error):
+                raise
+            raise SharedSnapshotFailed(f"{self}: {s3.reason_of(error)}") from error
+
+
+#: A place for the document.
+SharedPlace: TypeAlias = SharedFile | SharedObject
+
+
+def _tag(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def shared_place(setting: Path) -> SharedPlace:
+    """The place that the setting names: a directory, or s3://BUCKET/PREFIX."""
+    url = s3_of(setting)
+    return SharedFile(setting) if url is None else SharedObject(url)

@@ -1,0 +1,384 @@
+"""Several servers with the same models: what one registers, scales, sets as the default or unregisters, all do.
+
+Each server looks at the shared document every few seconds, and after each change of its own. Its changes since the last
+look are merged into the document; then it does what others have written. What it can't do is logged, told in health
+and describe, and tried again with growing pauses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import platform
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from functools import partial
+from typing import TypeVar
+from weakref import WeakKeyDictionary
+
+from ts_frontend.errors import ArchiveNotFound, ServeError
+from ts_frontend.models.manager import ModelManager
+from ts_frontend.models.model import Model
+from ts_frontend.models.sharing.document import (
+    DOCUMENT_BYTES_MAX,
+    BadDocument,
+    Edits,
+    Key,
+    SharedModels,
+    SharedVersion,
+    decode_shared,
+    encode_models,
+    merged,
+)
+from ts_frontend.models.sharing.places import Content, SharedPlace, SharedSnapshotFailed
+from ts_frontend.models.startup import left_there, requested_of, state_of
+from ts_frontend.models.store.http import Stop, Stopped, in_thread
+from ts_frontend.models.store.store import SCHEME, Fetched
+from ts_frontend.tasks import side_by_side
+from ts_frontend.workers.pool import Clock
+
+log = logging.getLogger(__name__)
+
+#: For one reading or writing.
+PLACE_S_MAX = 30.0
+#: Between two tries of what fails, at most.
+PAUSE_S_MAX = 60.0
+#: Writers that may be quicker in a row.
+OVERTAKEN_MAX = 20
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _InStep:
+    """A version as it was when this server and the document agreed on it."""
+
+    model: Model
+    stamp: str
+    least: int
+    most: int
+
+
+@dataclass(slots=True)
+class _Failure:
+    """A version that can't be brought in step: why, and when to try again."""
+
+    stamp: str
+    text: str
+    pause_s: float
+    next_s: float
+
+
+class SharedSnapshot:
+    """The models of `manager`, in step with the document at `place`, which is looked at every `poll_s`."""
+
+    def __init__(
+        self,
+        place: SharedPlace,
+        manager: ModelManager,
+        poll_s: float,
+        at_once_max: int = 4,
+        clock: Clock | None = None,
+    ) -> None:
+        self.place = place
+        #: Why the document can't be read or written just now, or "".
+        self.failure = ""
+        self._manager = manager
+        self._poll_s = poll_s
+        self._at_once_max = at_once_max
+        self._clock = clock or Clock()
+        self._changed = asyncio.Event()
+        self._turn = asyncio.Lock()
+        self._seen: dict[Key, _InStep] = {}
+        self._defaults: dict[str, str] = {}
+        self._stamps: WeakKeyDictionary[Model, str] = WeakKeyDictionary()
+        self._failures: dict[Key, _Failure] = {}
+        self._document = SharedModels()
+        self._tag = ""
+
+    def changed(self) -> None:
+        """To be called after each change that a restart should remember."""
+        self._changed.set()
+
+    @property
+    def failures(self) -> Sequence[str]:
+        """A sentence for everything that isn't in step because it fails."""
+        return [*([self.failure] if self.failure else []), *(one.text for one in self._failures.values())]
+
+    def standing(self, model: Model) -> str:
+        """Why the model isn't what the document says, "" if it is."""
+        failure = self._failures.get((model.name, model.version))
+        return failure.text if failure is not None else self.failure
+
+    # --- its life
+
+    async def join(self) -> Sequence[str]:
+        """Takes the models of the document when the server starts; returns a sentence for each failure."""
+        await self.look(loaded_at_startup=True)
+        return self.failures
+
+    async def watch(self) -> None:
+        """Stays in step for ever."""
+        pause_s = self._poll_s
+        while True:
+            await self._clock.pause(pause_s, self._changed)
+            self._changed.clear()
+            await self.look()
+            pause_s = min(2 * pause_s, PAUSE_S_MAX) if self.failure else self._poll_s
+
+    async def close(self) -> None:
+        """Writes what this server has changed last. Its own end is no change."""
+        try:
+            async with self._turn:
+                await self._push()
+        except (SharedSnapshotFailed, BadDocument) as error:
+            log.error("What this server changed last may not be in the shared snapshot: %s", _text(error))
+
+    async def look(self, *, loaded_at_startup: bool = False) -> None:
+        """Writes this server's changes, and follows those of others. A failure is logged, once until it is mended."""
+        async with self._turn:
+            try:
+                await self._push()
+            except (SharedSnapshotFailed, BadDocument) as error:
+                self._failed(f"The shared snapshot {self.place} can't be used: {_text(error)}")
+                return
+            if self.failure:
+                log.info("The shared snapshot %s can be used again.", self.place)
+            self.failure = ""
+            await self._follow(self._document, loaded_at_startup)
+
+    def _failed(self, text: str) -> None:
+        if text != self.failure:
+            log.error("%s. Models stay as they are; it is tried again.", text)
+        self.failure = text
+
+    # --- its own changes
+
+    async def _push(self) -> None:
+        """Reads the document, and merges this server's changes into it."""
+        await self._read()
+        for _ in range(OVERTAKEN_MAX):
+            edits, local = self._edits(), self._shareable()
+            document = merged(self._document, edits)
+            if document == self._document or await self._written(document):
+                self._agreed(edits, local)
+                return
+            await self._read()
+        raise SharedSnapshotFailed(f"{self.place}: others have written it {OVERTAKEN_MAX} times in a row")
+
+    async def _read(self) -> None:
+        content = await self._at_the_place(partial(self.place.read, self._tag), _none)
+        if content is None:
+            return
+        if len(content.data) > DOCUMENT_BYTES_MAX:
+            raise BadDocument(f"it has more than {DOCUMENT_BYTES_MAX} bytes")
+        document = await asyncio.to_thread(decode_shared, content.data) if content.data else SharedModels()
+        if not self._tag or not content.data:  # the first time, or somebody has removed it
+            self._meet(document)
+        self._document, self._tag = document, content.tag
+
+    async def _written(self, document: SharedModels) -> bool:
+        when = datetime.now(timezone.utc).isoformat()
+        data = await asyncio.to_thread(encode_models, document, platform.node(), when)
+        tag = await self._at_the_place(partial(self.place.write, data, self._tag), _none)
+        if tag is not None:
+            self._document, self._tag = document, tag
+        return tag is not None
+
+    async def _at_the_place(self, work: Callable[[Stop], T], unwanted: Callable[[T], None]) -> T:
+        def limited(stop: Stop) -> T:
+            try:
+                with stop.after(PLACE_S_MAX, f"it took more than {PLACE_S_MAX:g} s"):
+                    return work(stop)
+            except Stopped as error:
+                raise SharedSnapshotFailed(f"{self.place}: {error}") from error
+
+        return await in_thread(limited, unwanted)
+
+    def _meet(self, document: SharedModels) -> None:
+        """Before the first look: models that this server has loaded at its start are those of the document, where it
+        has them; where they were unregistered, they are here, too; all others are new."""
+        self._seen, self._defaults = {}, {name: self._default(name) for name in document.defaults}
+        for key, model in self._shareable().items():
+            shared, stamp = document.versions.get(key), document.removed.get(key, "")
+            if shared is not None:
+                same = self._stamps.get(model) == shared.stamp or shared.same_source(state_of(model, self._manager))
+                stamp = shared.stamp if same else ""
+            if stamp or (shared is not None and model.loaded_at_startup):
+                self._seen[key] = _InStep(model, stamp, model.minimum, model.maximum)
+
+    def _shareable(self) -> dict[Key, Model]:
+        """The models that are shared: not those of workflows and model repositories, nor those whose registration may
+        still fail."""
+        manager = self._manager
+        return {
+            (model.name, model.version): model
+            for model in manager.registry
+            if not model.workflow and model.archive.remembered and model not in manager.entering
+        }
+
+    def _default(self, name: str) -> str:
+        model = self._manager.registry.get(name)
+        return "" if model is None else model.version
+
+    def _defaults_now(self) -> dict[str, str]:
+        names = {name for name, _ in self._shareable()}
+        return {one.name: one.version for one in self._manager.registry.defaults() if one.name in names}
+
+    def _edits(self) -> Edits:
+        local, seen = self._shareable(), self._seen
+        registered = {
+            key: SharedVersion(replace(state_of(model, self._manager), default=False), self._stamp(model))
+            for key, model in local.items()
+            if key not in seen or seen[key].model is not model
+        }
+        scaled = {
+            key: (model.minimum, model.maximum)
+            for key, model in local.items()
+            if key not in registered and (seen[key].least, seen[key].most) != (model.minimum, model.maximum)
+        }
+        gone = {key: one.stamp for key, one in seen.items() if key not in local}
+        defaults = self._defaults_now()
+        chosen = {
+            name: version
+            for name, version in defaults.items()
+            if name in self._defaults and self._defaults[name] != version and version
+        }
+        first = {name: version for name, version in defaults.items() if name not in self._defaults}
+        return Edits(registered, scaled, gone, chosen, first)
+
+    def _agreed(self, edits: Edits, local: Mapping[Key, Model]) -> None:
+        """The document has the edits of `local`: they are no changes any more."""
+        for key in edits.registered:
+            model, state = local[key], edits.registered[key].state
+            self._seen[key] = _InStep(model, self._stamp(model), state.min_workers, state.max_workers)
+        for key, (least, most) in edits.scaled.items():
+            self._seen[key] = replace(self._seen[key], least=least, most=most)
+        for key in edits.gone:
+            del self._seen[key]
+        self._defaults.update({**edits.first_defaults, **edits.defaults})
+        for name in [name for name in self._defaults if name not in self._document.defaults]:
+            del self._defaults[name]
+
+    def _stamp(self, model: Model) -> str:
+        return self._stamps.setdefault(model, uuid.uuid4().hex)
+
+    # --- the changes of others
+
+    async def _follow(self, document: SharedModels, loaded_at_startup: bool) -> None:
+        for key in [key for key in self._failures if key not in document.versions]:
+            del self._failures[key]
+        for key in [key for key in self._seen if key not in document.versions]:
+            self._retire(key)
+        coming = [key for key in document.versions if self._is_new(key, document.versions[key])]
+        await side_by_side(
+            [self._register(key, document.versions[key], loaded_at_startup) for key in coming], self._at_once_max
+        )
+        for key, shared in document.versions.items():
+            self._scale(key, shared)
+        for name, version in document.defaults.items():
+            self._set_default(name, version)
+
+    def _retire(self, key: Key) -> None:
+        model = self._seen.pop(key).model
+        manager = self._manager
+        if self._here(key) is not model:
+            return
+        log.info("Model %s is unregistered, as at another server.", model)
+        chosen = self._chosen(key[0])
+        manager.registry.discard(model)
+        manager.tasks.background(manager.retire(model))
+        if not chosen:
+            self._defaults[key[0]] = self._default(key[0])
+
+    def _is_new(self, key: Key, shared: SharedVersion) -> bool:
+        """Whether the version is to be registered now: it is another one than here, whose own change is written."""
+        local, seen, failure = self._here(key), self._seen.get(key), self._failures.get(key)
+        if seen is None and local is not None:
+            return False
+        if seen is not None and (seen.stamp == shared.stamp or local is not seen.model):
+            return False
+        return failure is None or failure.stamp != shared.stamp or self._clock.now_s() >= failure.next_s
+
+    def _chosen(self, name: str) -> bool:
+        """Whether this server's default of the name is its own choice, which the document hasn't got yet."""
+        return self._defaults.get(name, self._default(name)) != self._default(name)
+
+    def _here(self, key: Key) -> Model | None:
+        return self._manager.registry.get(*key)
+
+    async def _register(self, key: Key, shared: SharedVersion, loaded_at_startup: bool) -> None:
+        chosen = self._chosen(key[0])
+        try:
+            model = await self._made(key, shared, loaded_at_startup)
+        except Exception as error:
+            self._not_registered(key, shared, error)
+            return
+        self._failures.pop(key, None)
+        self._stamps[model] = shared.stamp
+        self._seen[key] = _InStep(model, shared.stamp, model.minimum, model.maximum)
+        if not chosen:
+            self._defaults[key[0]] = self._default(key[0])
+        log.info("Model %s is registered, as at another server.", model)
+
+    async def _made(self, key: Key, shared: SharedVersion, loaded_at_startup: bool) -> Model:
+        """The version as it is served now: in place of the one that is here, once that of the document can be."""
+        manager, state = self._manager, shared.state
+        fetched = await self._fetched(state.url or state.archive, state.archive)
+        requested, kept = requested_of(key[0], state), left_there(fetched)
+        if self._here(key) is None:
+            model = await manager.load(kept, requested, loaded_at_startup=loaded_at_startup)
+            await manager.add(model)
+        else:
+            model = await manager.start(kept, await manager.loader.open(kept, requested), requested)
+            manager.replace(model)
+        manager.loader.set_fetched(model, fetched)
+        model.scale_between(state.min_workers, state.max_workers)
+        manager.tasks.background(manager.start_workers(model))
+        return model
+
+    async def _fetched(self, url: str, name: str) -> Fetched:
+        """The archive: from the store, which the servers may share, else from where the other server got it."""
+        store = self._manager.loader.store
+        try:
+            return await store.recall(url, name)
+        except ArchiveNotFound:
+            if SCHEME.match(url) is None or name == url:
+                raise
+        return await store.fetch(url)
+
+    def _not_registered(self, key: Key, shared: SharedVersion, error: Exception) -> None:
+        before = self._failures.get(key)
+        text = f"Model {key[0]} {key[1]} of the shared snapshot can't be served here: {_text(error)}"
+        if before is None or before.text != text:
+            log.error("%s. It is tried again.", text, exc_info=None if isinstance(error, ServeError) else error)
+        again = before is not None and before.stamp == shared.stamp
+        pause_s = min(2 * before.pause_s, PAUSE_S_MAX) if before is not None and again else self._poll_s
+        self._failures[key] = _Failure(shared.stamp, text, pause_s, self._clock.now_s() + pause_s)
+
+    def _scale(self, key: Key, shared: SharedVersion) -> None:
+        seen, wanted = self._seen.get(key), (shared.state.min_workers, shared.state.max_workers)
+        if seen is None or self._here(key) is not seen.model or seen.stamp != shared.stamp:
+            return
+        if (seen.model.minimum, seen.model.maximum) == (seen.least, seen.most) != wanted:
+            log.info("Model %s gets %d to %d workers, as at another server.", seen.model, *wanted)
+            self._seen[key] = replace(seen, least=wanted[0], most=wanted[1])
+            seen.model.scale_between(*wanted)
+            self._manager.tasks.background(self._manager.start_workers(seen.model))
+
+    def _set_default(self, name: str, version: str) -> None:
+        if self._default(name) == version or self._here((name, version)) is None or self._chosen(name):
+            return
+        log.info("Model %s gets version %s as its default, as at another server.", name, version)
+        self._manager.registry.set_default(name, version)
+        self._defaults[name] = version
+        self._manager.changed()
+
+
+def _text(error: Exception) -> str:
+    return error.message if isinstance(error, ServeError) else f"{type(error).__name__}: {error}"
+
+
+def _none(_: Content | str | None) -> None:
+    """What a caller that has left doesn't want needs no removal."""
