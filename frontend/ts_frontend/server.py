@@ -41,11 +41,7 @@ from ts_frontend.models.metrics import (
     gpu_families,
     gpus_of,
     refused_calls,
-<<<<<<< HEAD
-=======
-    served_families,
     shared_snapshot_family,
->>>>>>> main
     system_metrics,
 )
 from ts_frontend.models.registry import Registry
@@ -172,21 +168,16 @@ class Parts:
             repositories_in_s3(config),
             loads_at_once_max=config.loads_at_once_max,
         )
-<<<<<<< HEAD
-        self.health = Health(self.registry, SERVICES, strict=config.strict_readiness)
-        metrics.gather(ServedModels(self.registry, metrics.host).families, always=True)
-        metrics.gather(ServerState(self.health, metrics.host).families, always=True)
-        gpus = gpus_of(supervisor.placement.inventory)
-        metrics.gather(lambda: gpu_families(gpus.loads, metrics.host), always=True)
-=======
         self.health = Health(
             self.registry,
             SERVICES,
             strict=config.strict_readiness,
             troubles=lambda: () if self.sharing is None else self.sharing.failures,
         )
-        metrics.gather(lambda: served_families(self.registry, metrics.host), always=True)
->>>>>>> main
+        metrics.gather(ServedModels(self.registry, metrics.host).families, always=True)
+        metrics.gather(ServerState(self.health, metrics.host).families, always=True)
+        gpus = gpus_of(supervisor.placement.inventory)
+        metrics.gather(lambda: gpu_families(gpus.loads, metrics.host), always=True)
         metrics.gather(lambda: compatible_families(self.registry, metrics))
         if tracing is not None:
             metrics.gather(tracing.families, always=True)

@@ -26,11 +26,7 @@ from ts_frontend.models.settings import ModelSettings
 from ts_frontend.models.signature import Signature
 from ts_frontend.models.statistics import CountedBatches
 from ts_frontend.telemetry.metrics.families import read_definitions
-<<<<<<< HEAD
 from ts_frontend.telemetry.metrics.gpus import GpuReader, Gpus
-from ts_frontend.telemetry.metrics.observed import BOUNDS_S, LatencyCounts, ObservedRequests, quantiles_s
-=======
->>>>>>> main
 from ts_frontend.telemetry.metrics.registry import DEFAULT_FILE, MetricsRegistry
 from ts_frontend.telemetry.metrics.requests import BOUNDS_S, LatencyCounts, ObservedRequests, quantiles_s
 from ts_frontend.workers.devices import CPU
