@@ -6,7 +6,8 @@ Tests that fail run once more, alone, if they are few: what passes then is named
 machine and is to be mended, and doesn't fail the run.
 
 With `--external`: installs what the tests marked `external` need and can be had (Node, its packages, other systems'
-clients, Debian's Go), and runs those. With `--slow`: the tests marked `slow`, one after the other, since they measure.
+clients, Debian's Prometheus), and runs those. With `--slow`: Debian's Go, and the tests marked `slow`, one after the
+other, since they measure.
 """
 
 from __future__ import annotations
@@ -74,19 +75,20 @@ def usual_steps() -> list[Step]:
 def slow_steps() -> list[Step]:
     """Go, whose packages are some 100 MB, and the tests."""
     return [
-        Step("Go", python("ts_scripts/go_packages.py")),
+        Step("Go", python("ts_scripts/debian_packages.py", "go")),
         tests("slow tests", "slow", "slow"),
     ]
 
 
 def external_steps() -> list[Step]:
-    """Node when it isn't there, the packages of each package.json under tests/, clients, the tests."""
+    """Node when it isn't there, the packages of each package.json under tests/, Prometheus, clients, the tests."""
     node = [] if npm() else [Step("Node", python("-m", "pip", "install", "--disable-pip-version-check", NODE_PACKAGE))]
     files = [path for path in sorted(ROOT.glob("tests/**/package.json")) if "node_modules" not in path.parts]
     packages = [Step(f"packages of {file.relative_to(ROOT)}", NPM_INSTALL, file.parent) for file in files]
     return [
         *node,
         *packages,
+        Step("Prometheus", python("ts_scripts/debian_packages.py", "prometheus")),
         Step("clients of other systems", python("ts_scripts/client_environments.py")),
         tests("external tests", "external and not slow", "external", *PARALLEL),
     ]

@@ -35,9 +35,13 @@ from ts_frontend.models.health import Health
 from ts_frontend.models.loader import ModelLoader
 from ts_frontend.models.manager import ModelManager
 from ts_frontend.models.metrics import (
+    ServedModels,
+    ServerState,
     compatible_families,
+    gpu_families,
+    gpus_of,
+    measure_of,
     refused_calls,
-    served_families,
     shared_snapshot_family,
     system_metrics,
 )
@@ -57,6 +61,7 @@ from ts_frontend.telemetry.logging.logs import Logs
 from ts_frontend.telemetry.logging.model_log import ModelLog
 from ts_frontend.telemetry.metrics.registry import MetricsRegistry, open_metrics
 from ts_frontend.telemetry.tracing.tracing import open_tracing
+from ts_frontend.workers.demand import Demand, Memory, processes_memory
 from ts_frontend.workers.launchers import Launcher
 from ts_frontend.workers.pool import Clock
 from ts_frontend.workers.spawning import StartedForkserver, worker_env
@@ -118,6 +123,8 @@ class Parts:
         directory: Path,
     ) -> None:
         self.gpus = supervisor.placement.inventory.count
+        gpus = gpus_of(supervisor.placement.inventory)
+        limit = Memory(config.model_memory_max, config.model_gpu_memory_max)
         self.registry = Registry()
         self.calls = ModelCalls(self.registry, sequence_headers(config))
         self.recorder = _recorder(config)
@@ -142,7 +149,7 @@ class Parts:
             model_api=config.model_api_enabled,
             unregister_timeout_s=config.unregister_model_timeout,
             on_change=self._changed,
-            memory_bytes_max=config.model_memory_max,
+            demand=Demand(limit, measure_of(gpus) if limit.gpus else processes_memory),
         )
         self.sharing: SharedSnapshot | None = None
         if config.shared_snapshot is not None and config.dev_model is None:
@@ -171,7 +178,9 @@ class Parts:
             strict=config.strict_readiness,
             troubles=lambda: () if self.sharing is None else self.sharing.failures,
         )
-        metrics.gather(lambda: served_families(self.registry, metrics.host), always=True)
+        metrics.gather(ServedModels(self.registry, metrics.host).families, always=True)
+        metrics.gather(ServerState(self.health, metrics.host).families, always=True)
+        metrics.gather(lambda: gpu_families(gpus.loads, metrics.host), always=True)
         metrics.gather(lambda: compatible_families(self.registry, metrics))
         if tracing is not None:
             metrics.gather(tracing.families, always=True)
@@ -185,6 +194,7 @@ class Parts:
             metrics,
             authorization,
             tracing,
+            gpus,
         )
         #: Loops that run while the server serves, with the subjects of their messages.
         self.loops: list[tuple[Callable[[], Awaitable[None]], str]] = [
@@ -196,9 +206,7 @@ class Parts:
         if config.dev_model is not None:
             reloading = Reloading(self.manager, config.dev_model)
             self.loops.append((reloading.watch, "The watch over the model that is being written"))
-        inventory = supervisor.placement.inventory
-        cuda_count = inventory.count if inventory.kind == "cuda" else 0
-        sampling = system_metrics(config, metrics, cuda_count, worker_env(config), self._worker_pids)
+        sampling = system_metrics(config, metrics, gpus, worker_env(config), self._worker_pids)
         if sampling is not None:
             self.loops.append((sampling.run, "The sampling of system metrics"))
         if authorization is not None:

@@ -21,7 +21,9 @@ SAMPLE = re.compile(r"(\w+)(?:\{((?:\w+=\"[^\"]*\",)+)\})? (\S+)")
 OURS = (
     *("ts_queued_requests", "ts_running_requests", "ts_ended_requests_total", "ts_ready_workers"),
     *("ts_repeated_requests_total", "ts_quarantined_requests_total", "ts_replaced_workers_total"),
-    *("ts_refused_calls_total", "ts_flooded_connections_total"),
+    *("ts_refused_calls_total", "ts_flooded_connections_total", "ts_refused_requests_total", "ts_queue_capacity"),
+    *("ts_workers", "ts_given_up_workers", "ts_model_failing", "ts_worker_failures_total", "ts_worker_memory_bytes"),
+    *("ts_server_ready", "ts_server_draining", "process_"),
 )
 
 METRIC_HANDLER = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from ts.protocol.frames import Chunk
 from ts_frontend.console.collector import READERS_MAX, Collector, Pace, Reader, TooManyReaders
 from ts_frontend.console.samples import COLUMNS, MachineLoad, ModelWatch, Reading, between
 from ts_frontend.console.site import KINDS, Site
-from ts_frontend.console.state import WorkerMemory, worker_log
+from ts_frontend.console.state import worker_log
 from ts_frontend.errors import Draining, NoWorker
 from ts_frontend.http.console import prefers_html
 from ts_frontend.job import Job, JobState, Ledger
@@ -26,10 +26,12 @@ from ts_frontend.models.settings import ModelSettings
 from ts_frontend.models.signature import Signature
 from ts_frontend.models.statistics import CountedBatches
 from ts_frontend.telemetry.metrics.families import read_definitions
+from ts_frontend.telemetry.metrics.gpus import GpuReader, Gpus
 from ts_frontend.telemetry.metrics.registry import DEFAULT_FILE, MetricsRegistry
 from ts_frontend.telemetry.metrics.requests import BOUNDS_S, LatencyCounts, ObservedRequests, quantiles_s
 from ts_frontend.workers.devices import CPU
 from ts_frontend.workers.failures import Failure
+from ts_frontend.workers.memory import WorkerMemory
 from ts_frontend.workers.worker import WorkerState
 
 METRICS = MetricsRegistry(read_definitions(DEFAULT_FILE), "log", "vm")
@@ -230,8 +232,22 @@ def test_a_workers_lines() -> None:
 QUICK = Pace(sample_s=0.01, state_s=0.02, linger_s=0.05)
 
 
-def collector(registry: Registry, health: Health | None = None, pace: Pace = QUICK) -> Collector:
-    return Collector(registry, health or Health(registry, frozenset()), lambda: {"name": "torchrelay"}, pace)
+class WithoutDriver(GpuReader):
+    """On a machine without the driver's library."""
+
+    def _open(self) -> Any:
+        return False
+
+
+async def no_command(_: Sequence[str]) -> str | None:
+    return None
+
+
+def collector(
+    registry: Registry, health: Health | None = None, pace: Pace = QUICK, gpus: Gpus | None = None
+) -> Collector:
+    health = health or Health(registry, frozenset())
+    return Collector(registry, health, lambda: {"name": "torchrelay"}, gpus or Gpus(0, no_command), pace)
 
 
 def parsed(events: list[bytes]) -> list[tuple[str, Any]]:
@@ -251,6 +267,22 @@ async def told(events: AsyncGenerator[list[bytes], None], name: str, count: int 
         if len(found) >= count:
             return found
     raise AssertionError(f"the events ended before {count} of {name}")
+
+
+def test_samples_have_the_gpus_load_where_there_are_gpus() -> None:
+    async def listed(command: Sequence[str]) -> str | None:
+        return "0, 42, 20480, 81920\n1, [N/A], 0, 81920\n"
+
+    async def scenario() -> None:
+        gpus = Gpus(2, listed, WithoutDriver(2))
+        watch = collector(served(Played("a")), gpus=gpus)
+        events = watch.events()
+        while not (found := (await told(events, "sample"))[-1]["machine"]["gpus"]):
+            pass
+        assert found == [{"index": 0, "busy_percent": 42.0, "used_bytes": 20 << 30, "total_bytes": 80 << 30}]
+        await events.aclose()
+
+    asyncio.run(scenario())
 
 
 def test_readers_are_told_of_models_and_of_each_change() -> None:

@@ -14,7 +14,7 @@ from ts.protocol.frames import Chunk
 from ts_frontend.config.kinds import ConfigError
 from ts_frontend.grpc.telemetry import CallMetrics
 from ts_frontend.job import Job, JobState, Ledger
-from ts_frontend.models.metrics import compatible_families, served_families
+from ts_frontend.models.metrics import ServedModels, compatible_families
 from ts_frontend.models.registry import Registry
 from ts_frontend.telemetry.metrics.families import (
     BUCKETS,
@@ -331,7 +331,7 @@ GATHERED = (
 def test_a_handler_takes_no_name_that_is_taken(name: str) -> None:
     """Also none of the families that the server adds at each reading, whichever they are."""
     metrics = registry(auto_detect=True)
-    metrics.gather(lambda: served_families([], "vm"))
+    metrics.gather(ServedModels([], "vm").families)
     metrics.gather(lambda: compatible_families(Registry(), metrics))
     metrics.gather(CallMetrics().families, always=True)
     handler_line(probe("Probe_Counter", 1), metrics)

@@ -11,16 +11,18 @@ import json
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ts_frontend.console.samples import COLUMNS, SAMPLE_S, WINDOW_S, MachineLoad, ModelWatch
-from ts_frontend.console.state import WorkerMemory, key_of, models_state, server_state
+from ts_frontend.console.state import key_of, models_state, server_state
 from ts_frontend.errors import Code, Draining, ServeError
 from ts_frontend.models.health import Health
 from ts_frontend.models.model import Model
 from ts_frontend.models.registry import Registry
 from ts_frontend.tasks import watched
+from ts_frontend.telemetry.metrics.gpus import Gpus
+from ts_frontend.workers.memory import WorkerMemory
 
 #: The state is told once more after so many seconds without a change that was announced.
 STATE_S = 2.0
@@ -88,9 +90,15 @@ class Collector:
     """`about`: what never changes of the server."""
 
     def __init__(
-        self, models: Registry, health: Health, about: Callable[[], Mapping[str, Any]], pace: Pace | None = None
+        self,
+        models: Registry,
+        health: Health,
+        about: Callable[[], Mapping[str, Any]],
+        gpus: Gpus,
+        pace: Pace | None = None,
     ) -> None:
         self._models, self._health, self._about = models, health, about
+        self._gpus = gpus
         self._pace = pace or Pace()
         self._readers: set[Reader] = set()
         self._watches: dict[Model, ModelWatch] = {}
@@ -142,6 +150,8 @@ class Collector:
             elif now_s - last_reader_s > pace.linger_s:
                 return
             if now_s >= next_sample_s:
+                if self._gpus.stale:  # for one of the next samples
+                    watched(self._gpus.fresh(), "The reading of the GPUs' load")
                 self._tell_sample(load, now_s)
                 next_sample_s = max(next_sample_s + pace.sample_s, now_s)
             if now_s >= next_state_s:
@@ -178,7 +188,10 @@ class Collector:
                 rows[key_of(model)] = row
             if sizes:
                 batches[key_of(model)] = sizes
-        sample = {"t": round(time.time(), 2), "machine": load.read(now_s), "models": rows, "batches": batches}
+        machine = load.read(now_s)
+        if self._gpus.count:
+            machine["gpus"] = [asdict(one) for one in self._gpus.loads]
+        sample = {"t": round(time.time(), 2), "machine": machine, "models": rows, "batches": batches}
         data = json.dumps(sample, separators=(",", ":")).encode()
         self._history.append(data)
         event = _event("sample", data)

@@ -3,46 +3,24 @@ request (`samples`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ts_frontend.models.model import Model
 from ts_frontend.models.registry import Registry
 from ts_frontend.models.signature import TensorSpec
 from ts_frontend.workers.failures import Failure, Replacement
+from ts_frontend.workers.memory import WorkerMemory
 from ts_frontend.workers.pool import Slot
 from ts_frontend.workers.worker import Worker
 
 #: Of the last lines of a worker that ended.
 DEATH_LINES = 20
-#: Workers whose memory is read in one look: each costs some system calls between requests.
-MEMORY_READS_MAX = 16
 
 
 def key_of(model: Model) -> str:
     """Returns the name by which samples and states call a model version."""
     return f"{model.name}/{model.version}"
-
-
-class WorkerMemory:
-    """Resident bytes of the workers, read for a few of them at a time: new ones first, then by turns."""
-
-    def __init__(self, reads_max: int = MEMORY_READS_MAX) -> None:
-        self._reads_max = reads_max
-        self._bytes: dict[Worker, int] = {}
-
-    def look(self, workers: Iterable[Worker]) -> None:
-        """Reads the memory of at most `reads_max` of the workers, and forgets those that are gone."""
-        here = list(workers)
-        known = {worker: size for worker, size in self._bytes.items() if worker in set(here)}
-        turn = [*(worker for worker in here if worker not in known), *known]
-        for worker in turn[: self._reads_max]:
-            known.pop(worker, None)  # to the end, until all others have had their turn
-            known[worker] = worker.memory_bytes
-        self._bytes = known
-
-    def of(self, worker: Worker) -> int:
-        return self._bytes.get(worker, 0)
 
 
 def models_state(registry: Registry, memory: WorkerMemory) -> list[dict[str, Any]]:
@@ -97,7 +75,7 @@ def _worker(slot: Slot, memory: Callable[[Worker], int]) -> dict[str, Any]:
     found: dict[str, Any] = {
         "id": str(slot.id),
         "state": "given up" if slot.gave_up else "waiting" if worker is None else worker.state.value,
-        "device": device.kind if device.gpu_id is None else f"{device.kind}:{device.gpu_id}",
+        "device": str(device),
         "failuresInARow": slot.failures,
     }
     if worker is not None:

@@ -17,6 +17,7 @@ from ts_frontend.http.request import Header, HttpAnswer, HttpRequest, Parameters
 from ts_frontend.job import Job
 from ts_frontend.models.health import Health
 from ts_frontend.models.registry import Registry
+from ts_frontend.telemetry.metrics.gpus import Gpus
 from ts_frontend.telemetry.metrics.registry import MetricsRegistry
 from ts_frontend.telemetry.metrics.text import CONTENT_TYPE
 
@@ -180,11 +181,12 @@ FIELDS_MAX = 1000
 class HttpMetrics:
     """The metrics API. Like TorchServe's, it answers any method."""
 
-    def __init__(self, registry: MetricsRegistry) -> None:
-        self._registry = registry
+    def __init__(self, registry: MetricsRegistry, gpus: Gpus) -> None:
+        self._registry, self._gpus = registry, gpus
 
     async def read(self, request: HttpRequest) -> HttpAnswer:
         """Answers with metrics in Prometheus's text format: those that `name[]` names, or all."""
+        await self._gpus.fresh()
         body = self._registry.text(wanted(request.query)).encode("utf-8", "replace")
         return HttpAnswer(200, ((b"content-type", CONTENT_TYPE.encode()),), body)
 

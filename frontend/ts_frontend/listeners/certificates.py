@@ -322,3 +322,29 @@ def check_certificates(config: ServerConfig) -> None:
     tls = certificate_files(config)
     if tls is not None:
         read(tls)
+
+
+class CertificateEnds:
+    """When the first certificate of each file ends, for the metrics; a file is read again when it has changed."""
+
+    def __init__(self, tls: Tls) -> None:
+        named = {"certificate_file": tls.certificate_file, "client_ca_file": tls.client_ca_file}
+        self._paths = {setting: path for setting, path in named.items() if path is not None}
+        self._known: dict[str, tuple[object, float | None]] = {}
+
+    def read(self) -> dict[str, float]:
+        """Returns seconds since 1970 by the file's setting, without files that can't be read now."""
+        found = {}
+        for setting, path in self._paths.items():
+            now = _signature(path)
+            if self._known.get(setting, (None, None))[0] != now:
+                self._known[setting] = now, _first_end_s(path)
+            if (ends_s := self._known[setting][1]) is not None:
+                found[setting] = ends_s
+        return found
+
+
+def _first_end_s(path: str) -> float | None:
+    with contextlib.suppress(OSError, ValueError):  # the watch over the files complains
+        return min(one.ends.timestamp() for one in validities(Path(path).read_bytes()))
+    return None

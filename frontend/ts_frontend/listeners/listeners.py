@@ -55,18 +55,19 @@ from ts_frontend.http.routing import (
 from ts_frontend.http.torchserve import HttpInference, HttpMetrics
 from ts_frontend.http.triton import HttpTriton
 from ts_frontend.http.workflows import HttpWorkflows
-from ts_frontend.listeners.certificates import certificate_files
+from ts_frontend.listeners.certificates import CertificateEnds, certificate_files
 from ts_frontend.listeners.listener import Listener
 from ts_frontend.listeners.sockets import check_free
 from ts_frontend.models.health import Health
 from ts_frontend.models.manager import ModelManager
-from ts_frontend.models.metrics import flooded_connections
+from ts_frontend.models.metrics import certificate_ends, flooded_connections
 from ts_frontend.models.repository import Repository
 from ts_frontend.open_inference.models import About
 from ts_frontend.open_inference.settings import LogSettings, TraceSettings
 from ts_frontend.open_inference.shared_memory import Regions
 from ts_frontend.scheduling.sequence_queue import sequence_headers
 from ts_frontend.telemetry.logging.logs import Logs
+from ts_frontend.telemetry.metrics.gpus import Gpus
 from ts_frontend.telemetry.metrics.registry import MetricsRegistry
 from ts_frontend.telemetry.timing import RequestTimes
 from ts_frontend.telemetry.tracing.tracing import sampling_of
@@ -194,9 +195,10 @@ class Listeners:
         logs: Logs,
         metrics: MetricsRegistry,
         authorization: Authorization | None,
-        tracing: Traces | None = None,
+        tracing: Traces | None,
+        gpus: Gpus,
     ) -> None:
-        self._config = config
+        self._config, self._gpus = config, gpus
         self._authorization = authorization
         self._tracing = tracing
         self._manager = manager
@@ -218,6 +220,9 @@ class Listeners:
         self._tls = certificate_files(config)
         if config.certificate_file and self._tls is None:
             log.warning("certificate_file is set, but no address uses TLS: write https:// or enable_grpc_ssl=true")
+        if self._tls is not None:
+            ends = CertificateEnds(self._tls)
+            metrics.gather(lambda: [certificate_ends(ends.read(), metrics.host)], always=True)
         self._site = Site()
         self._started_s = time.time()
         self._http = self._http_addresses() if serves_http() else {}
@@ -381,6 +386,7 @@ class Listeners:
             always=config.ts_open_inference_protocol,
             torchserve=inference,
         )
+        collector = Collector(registry, self._health, self._about, self._gpus)
         return [
             inference,
             tensors,
@@ -389,8 +395,8 @@ class Listeners:
             HttpTriton(registry, self._regions, self._log_settings, self._traces),
             HttpManagement(self._manager, registry, model_api=config.model_api_enabled),
             HttpWorkflows(self._workflows, model_api=config.model_api_enabled),
-            HttpMetrics(self._metrics),
-            HttpConsole(Collector(registry, self._health, self._about), registry, self._manager.loader.store.names),
+            HttpMetrics(self._metrics, self._gpus),
+            HttpConsole(collector, registry, self._manager.loader.store.names),
             *([] if self._keys is None else [self._keys]),
         ]
 

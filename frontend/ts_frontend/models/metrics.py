@@ -2,65 +2,156 @@
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import psutil
 
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.job import FINAL, JobState
+from ts_frontend.models.health import Health
 from ts_frontend.models.model import Model
 from ts_frontend.models.registry import Registry
 from ts_frontend.telemetry.metrics.families import Counter, Definition, Family, Gauge, MetricKind
+from ts_frontend.telemetry.metrics.gpus import GpuLoad, Gpus
 from ts_frontend.telemetry.metrics.registry import COMMAND_S_MAX, MODEL_LABELS, PACKAGE_PARENT, MetricsRegistry
 from ts_frontend.telemetry.metrics.system import RunCommand, SystemMetrics, command_line
+from ts_frontend.workers.demand import Memory, pids_of, processes_memory
+from ts_frontend.workers.devices import Inventory
 from ts_frontend.workers.launchers import tool_output
+from ts_frontend.workers.memory import WorkerMemory
+from ts_frontend.workers.pool import Pool, Slot
+from ts_frontend.workers.worker import Worker
+
+log = logging.getLogger(__name__)
+
+#: nvidia-smi takes a second, where the driver isn't kept loaded some more.
+SMI_S_MAX = 10.0
+GAUGE, COUNTER = MetricKind.GAUGE, MetricKind.COUNTER
+#: What has a series for every model version: name, kind, sentence, a label beside the model's.
+SERVED = (
+    ("ts_queued_requests", GAUGE, "Requests that wait for a worker"),
+    ("ts_queue_capacity", GAUGE, "Requests that the queue holds at most"),
+    ("ts_running_requests", GAUGE, "Requests that a worker has"),
+    ("ts_ended_requests_total", COUNTER, "Requests by how they ended", "outcome"),
+    ("ts_refused_requests_total", COUNTER, "Requests for a model that never came into its queue", "reason"),
+    ("ts_workers", GAUGE, "Workers that a model has, ready or not"),
+    ("ts_ready_workers", GAUGE, "Workers that can take requests"),
+    ("ts_given_up_workers", GAUGE, "Workers that failed and are not started again"),
+    ("ts_model_failing", GAUGE, "1 while a model has lost its workers, or never got them"),
+    ("ts_worker_failures_total", COUNTER, "Workers that failed: died, hung, or did not load the model", "reason"),
+    ("ts_worker_memory_bytes", GAUGE, "Resident memory of a worker's processes, by the worker", "worker_id", "device"),
+    ("ts_repeated_requests_total", COUNTER, "Requests that idempotent models were given once more", "reason"),
+    ("ts_quarantined_requests_total", COUNTER, "Requests that two workers died with, and no third one got"),
+    ("ts_replaced_workers_total", COUNTER, "Workers that were replaced because of a limit", "reason"),
+    ("ts_autoscaling_decisions_total", COUNTER, "Changes of the number of workers by autoscaling", "direction"),
+    ("ts_wanted_workers", GAUGE, "Workers that autoscaling wants"),
+    ("ts_workers_max", GAUGE, "Workers that autoscaling may start"),
+)
 
 
-def served_families(models: Iterable[Model], host: str) -> list[Family]:
-    """Requests queued, running, ended and repeated, and workers ready and replaced, of every model version."""
-    queued = _served_family("ts_queued_requests", MetricKind.GAUGE, "Requests that wait for a worker")
-    running = _served_family("ts_running_requests", MetricKind.GAUGE, "Requests that a worker has")
-    ended = _served_family("ts_ended_requests_total", MetricKind.COUNTER, "Requests by how they ended", "outcome")
-    ready = _served_family("ts_ready_workers", MetricKind.GAUGE, "Workers that can take requests")
-    again = _served_family(
-        "ts_repeated_requests_total",
-        MetricKind.COUNTER,
-        "Requests that idempotent models were given once more",
-        "reason",
-    )
-    refused = _served_family(
-        "ts_quarantined_requests_total", MetricKind.COUNTER, "Requests that two workers died with, and no third one got"
-    )
-    replaced = _served_family(
-        "ts_replaced_workers_total", MetricKind.COUNTER, "Workers that were replaced because of a limit", "reason"
-    )
-    scaled = _served_family(
-        "ts_autoscaling_decisions_total",
-        MetricKind.COUNTER,
-        "Changes of the number of workers by autoscaling",
-        "direction",
-    )
-    wanted = _served_family("ts_wanted_workers", MetricKind.GAUGE, "Workers that autoscaling wants")
-    for model in models:
-        labels = (model.name, model.version, host)
-        if model.scaler is not None and model.scaler.active:
-            last = model.scaler.last
-            wanted.samples[labels] = Gauge(len(model.pool.slots) if last is None else last.workers)
-            scaled.samples[(*labels, "up")] = Counter(model.scaler.ups)
-            scaled.samples[(*labels, "down")] = Counter(model.scaler.downs)
-        for reason, count in model.pool.replaced.items():
-            replaced.samples[(*labels, reason)] = Counter(count)
-        queued.samples[labels] = Gauge(model.ledger.queued)
-        running.samples[labels] = Gauge(model.ledger.sent)
-        ready.samples[labels] = Gauge(0 if model.pool.plan.in_process else model.pool.ready_count)
-        for state in JobState:
-            if state in FINAL:
-                ended.samples[(*labels, state.value)] = Counter(model.ledger.counts[state])
-        repeats = model.pool.plan.repeats
-        if repeats is not None:
-            again.samples[(*labels, "worker_died")] = Counter(repeats.after_deaths)
-            again.samples[(*labels, "batch_failed")] = Counter(repeats.after_failures)
-            refused.samples[labels] = Counter(repeats.quarantined)
-    return [queued, running, ended, ready, again, refused, replaced, scaled, wanted]
+class ServedModels:
+    """Reads what is known of the requests and workers of every model version."""
+
+    def __init__(self, models: Iterable[Model], host: str) -> None:
+        self._models, self._host = models, host
+        self._memory = WorkerMemory()
+
+    def families(self) -> list[Family]:
+        found = {
+            name: Family(Definition(name, kind, "Count", (*MODEL_LABELS, *more)), sentence)
+            for name, kind, sentence, *more in SERVED
+        }
+        self._memory.look(worker for _, _, worker in self._workers())
+        for model in self._models:
+            for name, value, *more in _values(model):
+                self._add(found[name], model, value, *more)
+        for model, slot, worker in self._workers():
+            if size_bytes := self._memory.of(worker):
+                self._add(found["ts_worker_memory_bytes"], model, size_bytes, str(slot.id), str(slot.device))
+        return list(found.values())
+
+    def _add(self, family: Family, model: Model, value: float, *more: str) -> None:
+        labels = (model.name, model.version, self._host, *more)
+        family.samples[labels] = Gauge(value) if family.definition.kind is GAUGE else Counter(value)
+
+    def _workers(self) -> Iterator[tuple[Model, Slot, Worker]]:
+        for model in self._models:
+            for slot in model.pool.slots:
+                if slot.worker is not None:
+                    yield model, slot, slot.worker
+
+
+def _values(model: Model) -> Iterator[tuple[Any, ...]]:
+    """Yields the name of each metric of a model, its value, and its label besides the model's."""
+    pool, ledger, slots = model.pool, model.ledger, model.pool.slots
+    yield "ts_queued_requests", ledger.queued
+    yield "ts_queue_capacity", model.settings.job_queue_size
+    yield "ts_running_requests", ledger.sent
+    for state in JobState:
+        if state in FINAL:
+            yield "ts_ended_requests_total", ledger.counts[state], state.value
+    for reason, count in model.refused.items():
+        yield "ts_refused_requests_total", count, reason
+    yield "ts_workers", len(slots)
+    yield "ts_ready_workers", 0 if pool.plan.in_process else pool.ready_count
+    yield "ts_given_up_workers", sum(slot.gave_up for slot in slots)
+    yield "ts_model_failing", model.failing
+    for reason, count in pool.failures.items():
+        yield "ts_worker_failures_total", count, reason
+    for reason in pool.plan.limits.kinds:
+        yield "ts_replaced_workers_total", pool.replaced.get(reason, 0), reason
+    repeats = pool.plan.repeats
+    if repeats is not None:
+        yield "ts_repeated_requests_total", repeats.after_deaths, "worker_died"
+        yield "ts_repeated_requests_total", repeats.after_failures, "batch_failed"
+        yield "ts_quarantined_requests_total", repeats.quarantined
+    scaler = model.scaler
+    if scaler is not None and scaler.active:
+        yield "ts_wanted_workers", len(slots) if scaler.last is None else scaler.last.workers
+        yield "ts_workers_max", scaler.most
+        yield "ts_autoscaling_decisions_total", scaler.ups, "up"
+        yield "ts_autoscaling_decisions_total", scaler.downs, "down"
+
+
+class ServerState:
+    """Reads what is known of the server itself: its health, and its process by the names that Prometheus' client
+    libraries give them."""
+
+    def __init__(self, health: Health, host: str) -> None:
+        self._health, self._host = health, host
+        self._process = psutil.Process()
+
+    def families(self) -> list[Family]:
+        process, health = self._process, self._health
+        with process.oneshot():
+            spent, memory, started_s = process.cpu_times(), process.memory_info(), process.create_time()
+            files = process.num_fds()
+        return [
+            self._one(
+                "ts_server_ready", GAUGE, "1 while the server is ready, as its readiness probe says", health.ready
+            ),
+            self._one("ts_server_draining", GAUGE, "1 while the server shuts down", health.draining),
+            _bare(
+                "process_cpu_seconds_total", COUNTER, "CPU time of the server's own process", spent.user + spent.system
+            ),
+            _bare("process_resident_memory_bytes", GAUGE, "Resident memory of the server's own process", memory.rss),
+            _bare("process_start_time_seconds", GAUGE, "When the server's process began, since 1970", started_s),
+            _bare("process_open_fds", GAUGE, "Files and connections that the server's process has open", files),
+        ]
+
+    def _one(self, name: str, kind: MetricKind, sentence: str, value: float) -> Family:
+        family = Family(Definition(name, kind, "Count", ("hostname",)), sentence)
+        family.samples[(self._host,)] = Gauge(value)
+        return family
+
+
+def _bare(name: str, kind: MetricKind, sentence: str, value: float) -> Family:
+    family = Family(Definition(name, kind, "Count", ()), sentence)
+    family.samples[()] = Gauge(value)
+    return family
 
 
 def refused_calls(counts: Mapping[str, int], host: str) -> Family:
@@ -82,15 +173,20 @@ def flooded_connections(counts: Mapping[str, int], host: str) -> Family:
     return _by_api("ts_flooded_connections_total", sentence, counts, host)
 
 
+def certificate_ends(ends_s: Mapping[str, float], host: str) -> Family:
+    """When certificates end, in seconds since 1970, by the setting that names their file."""
+    name = "ts_certificate_expiry_timestamp_seconds"
+    family = Family(Definition(name, GAUGE, "Seconds", ("setting", "hostname")), "When a file's first certificate ends")
+    for setting, seconds in ends_s.items():
+        family.samples[(setting, host)] = Gauge(seconds)
+    return family
+
+
 def _by_api(name: str, sentence: str, counts: Mapping[str, int], host: str) -> Family:
     family = Family(Definition(name, MetricKind.COUNTER, "Count", ("api", "hostname")), sentence)
     for api, count in counts.items():
         family.samples[(api, host)] = Counter(count)
     return family
-
-
-def _served_family(name: str, kind: MetricKind, sentence: str, *more: str) -> Family:
-    return Family(Definition(name, kind, "Count", (*MODEL_LABELS, *more)), sentence)
 
 
 LABELS = ("model", "version")
@@ -155,10 +251,60 @@ def _family(name: str, kind: MetricKind, sentence: str, *more: str) -> Family:
     return Family(Definition(name, kind, "Count", (*LABELS, *more)), sentence)
 
 
+def gpus_of(inventory: Inventory) -> Gpus:
+    """The GPUs that workers may get, whose load can be told."""
+
+    async def run(command: Sequence[str]) -> str | None:
+        return await tool_output(list(command), SMI_S_MAX)
+
+    return Gpus(inventory.count if inventory.kind == "cuda" else 0, run)
+
+
+def measure_of(gpus: Gpus) -> Callable[[Pool], Memory]:
+    """Returns a function that measures the memory of a pool's processes, what they have on GPUs included. Its calls
+    block."""
+    told = False
+
+    def measure(pool: Pool) -> Memory:
+        nonlocal told
+        host = processes_memory(pool)
+        if not pool.on_gpus:
+            return host
+        found = gpus.process_bytes()
+        own = sum(found.get(pid, 0) for pid in pids_of(pool))
+        if pool.ready_count and not own and not told:
+            told = True
+            log.warning(
+                "The GPUs' driver tells no memory of the workers of %s, so that model_gpu_memory_max counts what "
+                "modelGpuMemory in model-config.yaml says (it knows the processes %s)",
+                pool.name,
+                ", ".join(map(str, sorted(found))) or "of nobody",
+            )
+        return Memory(host.host, own)
+
+    return measure
+
+
+def gpu_families(loads: Iterable[GpuLoad], host: str) -> list[Family]:
+    """The load of each GPU."""
+    rows = (
+        ("ts_gpu_utilization_percent", "Share of time in which something ran on a GPU", "busy_percent"),
+        ("ts_gpu_memory_used_bytes", "Memory of a GPU that is in use, by any process", "used_bytes"),
+        ("ts_gpu_memory_total_bytes", "Memory of a GPU", "total_bytes"),
+    )
+    found = []
+    for name, sentence, field in rows:
+        family = Family(Definition(name, GAUGE, "Count", ("device", "hostname")), sentence)
+        for load in loads:
+            family.samples[(f"cuda:{load.index}", host)] = Gauge(getattr(load, field))
+        found.append(family)
+    return found
+
+
 def system_metrics(
     config: ServerConfig,
     registry: MetricsRegistry,
-    gpu_count: int,
+    gpus: Gpus,
     env: Mapping[str, str],
     pids: Callable[[], Iterable[int]],
 ) -> SystemMetrics | None:
@@ -167,7 +313,7 @@ def system_metrics(
     if config.disable_system_metrics:
         return None
     command = _command(config.system_metrics_cmd, env) if config.system_metrics_cmd else None
-    return SystemMetrics(registry, config.metric_time_interval, gpu_count, command=command, pids=pids)
+    return SystemMetrics(registry, config.metric_time_interval, gpus, command=command, pids=pids)
 
 
 def _command(words: str, env: Mapping[str, str]) -> RunCommand:

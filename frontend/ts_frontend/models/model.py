@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ts.protocol.frames import Input, Pairs
 from ts.protocol.path_template import BadTemplate, PathTemplate
-from ts_frontend.errors import Draining, NoWorker
+from ts_frontend.errors import Draining, ModelNotLoaded, NoWorker, QueueFull, ServeError
 from ts_frontend.job import FedJob, Job, Ledger
 from ts_frontend.models.archive import Archive
 from ts_frontend.models.settings import ModelSettings, Requested
@@ -33,6 +33,10 @@ NO_WORKER = (
     'Model "{name}" has no worker to serve inference request. Please use scale workers API to add workers. '
     "If this is a sequence inference, please check if it is closed, or expired; or exceeds maxSequenceJobQueueSize"
 )
+
+
+#: Why a request for a model is never queued, in the words of the metrics.
+REFUSALS = {QueueFull: "queue_full", ModelNotLoaded: "not_loaded", NoWorker: "no_worker", Draining: "draining"}
 
 
 class Route(NamedTuple):
@@ -91,6 +95,8 @@ class Model:
         self._metrics = metrics
         self._counted = counted
         self.ledger = ledger or Ledger()
+        #: Requests that were never queued, by reason.
+        self.refused = dict.fromkeys((*REFUSALS.values(), "other"), 0)
         self.scaler = scaler
         self.resident: Resident | None = None  # if it is loaded on demand
         self.minimum = self.maximum = 0
@@ -151,31 +157,35 @@ class Model:
         recorder = self._metrics.requests(version_named) if counted else None
         if recorder is not None:
             recorder.accepted()
-        if self._leaving:
-            raise Draining(f'Model "{self.name}" version {self.version} is being unregistered')
-        if self.resident is not None:
-            self.resident.asked()
-        elif self.pool.unavailable:
-            raise NoWorker(NO_WORKER.format(name=self.name) + self.pool.refusal())
-        if self.pool.load_failure is not None:
-            raise self.pool.not_loaded()
-        ends_s = deadline_s
-        if self.settings.client_timeout_ms:
-            deadline_s = min(deadline_s, time.monotonic() + self.settings.client_timeout_ms / 1000)
-        job = (new_job or self._new_job)(
-            self.ledger,
-            inputs,
-            request_id=request_id or str(uuid.uuid4()),
-            headers=headers,
-            deadline_s=deadline_s,
-            ends_s=ends_s,
-            stream=stream,
-            alone=alone,
-            response_bytes_max=self._response_bytes_max,
-            recorder=recorder,
-            timing=asking.job(str(self), self._fills_batches) if asking.ever else None,
-        )
-        self.queue.put(job)
+        try:
+            if self._leaving:
+                raise Draining(f'Model "{self.name}" version {self.version} is being unregistered')
+            if self.resident is not None:
+                self.resident.asked()
+            elif self.pool.unavailable:
+                raise NoWorker(NO_WORKER.format(name=self.name) + self.pool.refusal())
+            if self.pool.load_failure is not None:
+                raise self.pool.not_loaded()
+            ends_s = deadline_s
+            if self.settings.client_timeout_ms:
+                deadline_s = min(deadline_s, time.monotonic() + self.settings.client_timeout_ms / 1000)
+            job = (new_job or self._new_job)(
+                self.ledger,
+                inputs,
+                request_id=request_id or str(uuid.uuid4()),
+                headers=headers,
+                deadline_s=deadline_s,
+                ends_s=ends_s,
+                stream=stream,
+                alone=alone,
+                response_bytes_max=self._response_bytes_max,
+                recorder=recorder,
+                timing=asking.job(str(self), self._fills_batches) if asking.ever else None,
+            )
+            self.queue.put(job)
+        except ServeError as error:
+            self.refused[next((word for kind, word in REFUSALS.items() if isinstance(error, kind)), "other")] += 1
+            raise
         if deadline_s != math.inf:
             self.pool.end_by(deadline_s)
         return job

@@ -23,6 +23,9 @@ class Device:
     gpu_id: int | None = None
     group: tuple[int, ...] = ()
 
+    def __str__(self) -> str:
+        return self.kind if self.gpu_id is None else f"{self.kind}:{self.gpu_id}"
+
     @property
     def is_gpu(self) -> bool:
         return self.gpu_id is not None

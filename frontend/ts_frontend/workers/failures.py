@@ -15,6 +15,8 @@ log = logging.getLogger(__name__)
 #: A worker's states, in TorchServe's log.
 WORKER_STARTED, MODEL_LOADED = "WORKER_STARTED", "WORKER_MODEL_LOADED"
 DELAY_S_FIRST = 0.5
+#: How a worker fails, in the words of the metrics: it did not load its model, it died later, it did not answer in time.
+NOT_LOADED, DIED, HUNG = "not_loaded", "died", "hung"
 
 
 class StartFailed(Exception):

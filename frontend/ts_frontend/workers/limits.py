@@ -37,6 +37,12 @@ class WorkerLimits:
     def of_memory(self) -> bool:
         return bool(self.memory_bytes or self.memory_bytes_max)
 
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of excess that there can be."""
+        limits = {REQUESTS: self.requests, MEMORY: self.memory_bytes, MEMORY_MAX: self.memory_bytes_max}
+        return [kind for kind, limit in limits.items() if limit]
+
     def over(self, requests: int) -> Excess | None:
         """Returns the excess of a worker that has answered its number of requests, else None."""
         if not self.requests or requests < self.requests:

@@ -16,7 +16,17 @@ from ts_frontend.errors import ModelNotLoaded, NoWorker
 from ts_frontend.scheduling.queues import WorkQueue
 from ts_frontend.tasks import owned, watched
 from ts_frontend.workers.devices import Device
-from ts_frontend.workers.failures import Backoff, Failure, Recovery, Replacement, StartFailed, unattended_future
+from ts_frontend.workers.failures import (
+    DIED,
+    HUNG,
+    NOT_LOADED,
+    Backoff,
+    Failure,
+    Recovery,
+    Replacement,
+    StartFailed,
+    unattended_future,
+)
 from ts_frontend.workers.holder import HolderLauncher
 from ts_frontend.workers.launchers import Launcher
 from ts_frontend.workers.limits import MEMORY_MAX, Excess, WorkerLimits, available_bytes
@@ -193,9 +203,10 @@ class Slot:
         if isinstance(end, StartFailed):
             failure = Failure(time.time(), self.id, end.message, backoff.failures, end.tail)
             self._start_failed(end)
-            pool.failed(failure, end.traceback)
+            pool.failed(failure, NOT_LOADED, end.traceback)
         else:
-            pool.failed(Failure(time.time(), self.id, end, backoff.failures, worker.tail()))
+            failure = Failure(time.time(), self.id, end, backoff.failures, worker.tail())
+            pool.failed(failure, HUNG if worker.hung else DIED)
         return self._delay_s(now_s)
 
     def _start_failed(self, error: StartFailed) -> None:
@@ -214,7 +225,7 @@ class Slot:
         self._backoff.failed(now_s)
         failed = StartFailed(f"The server failed to look after the worker: {type(error).__name__}: {error}")
         self._start_failed(failed)
-        pool.failed(Failure(time.time(), self.id, failed.message, self.failures, []))
+        pool.failed(Failure(time.time(), self.id, failed.message, self.failures, []), NOT_LOADED)
         return self._delay_s(now_s)
 
     def _delay_s(self, now_s: float) -> float | None:
@@ -282,6 +293,7 @@ class Pool:
         self.resources = resources
         self.slots: list[Slot] = []
         self.last_failure: Failure | None = None
+        self.failures = dict.fromkeys((NOT_LOADED, DIED, HUNG), 0)  # of workers, by when
         #: No worker is there or will come. Kept up to date by `_changed`: every request asks.
         self.unavailable = True
         #: The last start of each worker has failed, and this is why the latest did. Kept up to date like `unavailable`.
@@ -302,6 +314,8 @@ class Pool:
         self._retiring: set[asyncio.Task[None]] = set()
         #: Gets each ready worker's description of its model, before the worker takes requests.
         self.on_ready: Callable[[Mapping[str, Any]], None] = lambda info: None
+        #: Whether its workers are placed on GPUs.
+        self.on_gpus = False
         #: Called when it may have become busy: it is to be ticked from now on, until it isn't busy any more.
         self.on_busy: Callable[[], None] = lambda: None
         self._ready_s = time.monotonic()  # when a worker was seen ready last
@@ -459,10 +473,11 @@ class Pool:
         if not any(slot.load_failure for slot in self.slots):
             self._tracebacks.clear()
 
-    def failed(self, failure: Failure, traceback: str = "") -> None:
-        """Logs a worker's failure. `traceback`: the handler's, of a model that couldn't be loaded; it is logged once,
-        as if its worker had printed it, and only counted after that."""
+    def failed(self, failure: Failure, reason: str, traceback: str = "") -> None:
+        """Logs and counts a worker's failure. `traceback`: the handler's, of a model that couldn't be loaded; it is
+        logged once, as if its worker had printed it, and only counted after that."""
         self.last_failure = failure
+        self.failures[reason] += 1
         again = self._log_traceback(failure.worker_id, traceback) if traceback else ""
         log.warning("Worker %s of %s ended: %s%s", failure.worker_id, self.name, failure.reason, again)
         self._changed()

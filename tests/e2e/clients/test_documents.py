@@ -265,7 +265,7 @@ def test_the_go_client_runs(pages: Any, tmp_path: Path) -> None:
     (root,) = place.glob("usr/lib/go-*") if place.is_dir() else [None]
     if root is None:
         missing = place.with_name("missing.txt")
-        pytest.skip(missing.read_text() if missing.is_file() else "ts_scripts/go_packages.py has not been run")
+        pytest.skip(missing.read_text() if missing.is_file() else "ts_scripts/debian_packages.py go has not been run")
     (tmp_path / "src" / "client").mkdir(parents=True)
     (tmp_path / "src" / "client" / "main.go").write_text(block("dynamo", 12, pages.inference))
     command = [sys.executable, "-m", "grpc_tools.protoc", "-I", str(ROOT / "protos")]

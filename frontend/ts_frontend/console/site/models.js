@@ -27,18 +27,36 @@ const TOTALS = [
   ["Memory", () => machine("memory_used_bytes"), bytes],
 ];
 
+/** A GPU's tiles, as TOTALS: they are made when the first sample tells of it. */
+const gpuTotals = ({ index }) => {
+  const all = (name) => store.samples.map((one) => one.machine.gpus?.find((gpu) => gpu.index === index)?.[name] ?? 0);
+  return [
+    [`GPU ${index}`, () => all("busy_percent"), (value) => `${Math.round(value || 0)} %`],
+    [`GPU ${index}, memory`, () => all("used_bytes"), bytes],
+  ];
+};
+
+function totalTile(parent, [label, values, format]) {
+  const number = h("dd", {}, "–");
+  const line = spark();
+  parent.append(h("dl", { class: "panel total" }, h("dt", {}, label), number, line));
+  return () => {
+    const found = values();
+    say(number, format(last(found)));
+    draw(line, found.slice(-2 * HALF_MINUTE()));
+  };
+}
+
 export function makeTotals(parent) {
-  const tiles = TOTALS.map(([label, values, format]) => {
-    const number = h("dd", {}, "–");
-    const line = spark();
-    parent.append(h("dl", { class: "panel total" }, h("dt", {}, label), number, line));
-    return () => {
-      const found = values();
-      say(number, format(last(found)));
-      draw(line, found.slice(-2 * HALF_MINUTE()));
-    };
-  });
-  return () => tiles.forEach((show) => show());
+  const tiles = TOTALS.map((one) => totalTile(parent, one));
+  const gpus = new Set();
+  return () => {
+    for (const gpu of store.samples.at(-1)?.machine.gpus ?? []) {
+      if (!gpus.has(gpu.index)) tiles.push(...gpuTotals(gpu).map((one) => totalTile(parent, one)));
+      gpus.add(gpu.index);
+    }
+    tiles.forEach((show) => show());
+  };
 }
 
 // --- the list

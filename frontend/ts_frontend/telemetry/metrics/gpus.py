@@ -1,0 +1,171 @@
+"""The GPUs' load: from the driver's library, or from nvidia-smi where a process can't load that."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+LIBRARY = "libnvidia-ml.so.1"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLoad:
+    """`busy_percent`: the share of time in which something ran on it."""
+
+    index: int
+    busy_percent: float
+    used_bytes: int
+    total_bytes: int
+
+
+class _Utilization(ctypes.Structure):
+    """nvmlUtilization_t."""
+
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
+class _Memory(ctypes.Structure):
+    """nvmlMemory_t, bytes."""
+
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+class _Process(ctypes.Structure):
+    """nvmlProcessInfo_t, of the functions that end in _v3."""
+
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("used", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    )
+
+
+#: What NVML says of a process whose memory it doesn't know.
+_UNKNOWN_BYTES = (1 << 64) - 1
+#: Processes on one GPU that are told; more are left out.
+PROCESSES_MAX = 1024
+
+
+class GpuReader:
+    """Reads the first `count` GPUs; none where the library or the driver isn't there, or a GPU gives no answer."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._library: Any = None
+
+    def read(self) -> list[GpuLoad]:
+        """Blocks for some milliseconds, the first time longer."""
+        if self._count and self._library is None:
+            self._library = self._open()
+        return list(self._loads()) if self._library else []
+
+    def process_bytes(self) -> dict[int, int]:
+        """The memory that each process has on the GPUs, by its id; nothing where the driver doesn't tell it. Blocks for
+        some milliseconds."""
+        if self._count and self._library is None:
+            self._library = self._open()
+        found: dict[int, int] = {}
+        for index in range(self._count if self._library else 0):
+            device, count = ctypes.c_void_p(), ctypes.c_uint(PROCESSES_MAX)
+            rows = (_Process * PROCESSES_MAX)()
+            if self._library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(device)):
+                continue
+            if self._library.nvmlDeviceGetComputeRunningProcesses_v3(device, ctypes.byref(count), rows):
+                continue
+            for row in rows[: count.value]:
+                if row.used != _UNKNOWN_BYTES:
+                    found[row.pid] = found.get(row.pid, 0) + row.used
+        return found
+
+    @property
+    def missing(self) -> bool:
+        """Whether the library could not be loaded."""
+        return self._library is False
+
+    def _open(self) -> Any:
+        try:
+            library = ctypes.CDLL(LIBRARY)
+        except OSError:
+            return False
+        return library if library.nvmlInit_v2() == 0 else False
+
+    def _loads(self) -> Iterator[GpuLoad]:
+        library = self._library
+        for index in range(self._count):
+            device, busy, memory = ctypes.c_void_p(), _Utilization(), _Memory()
+            if library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(device)):
+                continue
+            if library.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)):
+                continue
+            library.nvmlDeviceGetUtilizationRates(device, ctypes.byref(busy))
+            yield GpuLoad(index, float(busy.gpu), memory.used, memory.total)
+
+
+#: Prints what `smi_loads` reads.
+SMI = (
+    "nvidia-smi",
+    "--query-gpu=index,utilization.gpu,memory.used,memory.total",
+    "--format=csv,noheader,nounits",
+)
+#: Until the loads are read anew.
+FRESH_S = 1.0
+#: After nvidia-smi has told nothing: until it is asked again.
+SMI_AGAIN_S = 60.0
+MIB = 1 << 20
+
+
+def smi_loads(output: str, count: int) -> list[GpuLoad]:
+    """The first `count` GPUs in the output of SMI; lines without numbers (`[N/A]`) don't count."""
+    found = []
+    for line in output.splitlines():
+        try:
+            index, busy, used, total = (int(part) for part in line.split(","))
+        except ValueError:
+            continue
+        if index < count and total:
+            found.append(GpuLoad(index, float(busy), used * MIB, total * MIB))
+    return found
+
+
+class Gpus:
+    """The first `count` GPUs, read when somebody asks, and not again within FRESH_S. `run`: runs a command, returns its
+    output or None."""
+
+    def __init__(
+        self, count: int, run: Callable[[Sequence[str]], Awaitable[str | None]], reader: GpuReader | None = None
+    ) -> None:
+        self.count = count
+        self.loads: Sequence[GpuLoad] = ()
+        self._run = run
+        self._reader = reader or GpuReader(count)
+        self._reading = asyncio.Lock()
+        self._next_s = 0.0
+
+    def process_bytes(self) -> dict[int, int]:
+        """`GpuReader.process_bytes`."""
+        return self._reader.process_bytes()
+
+    @property
+    def stale(self) -> bool:
+        """Whether `fresh` would read them anew."""
+        return self.count > 0 and time.monotonic() >= self._next_s and not self._reading.locked()
+
+    async def fresh(self) -> Sequence[GpuLoad]:
+        """Returns the loads, which are FRESH_S old at most unless nothing tells them."""
+        if self.count:
+            async with self._reading:
+                if time.monotonic() >= self._next_s:
+                    self.loads = await self._read()
+        return self.loads
+
+    async def _read(self) -> Sequence[GpuLoad]:
+        loads: Sequence[GpuLoad] = await asyncio.to_thread(self._reader.read)
+        if self._reader.missing:
+            loads = smi_loads(await self._run(SMI) or "", self.count)
+        self._next_s = time.monotonic() + (FRESH_S if loads or not self._reader.missing else SMI_AGAIN_S)
+        return loads

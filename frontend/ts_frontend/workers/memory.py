@@ -1,0 +1,64 @@
+"""The memory of a pool's processes."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable
+
+from ts_frontend.workers.pool import Pool
+from ts_frontend.workers.process import resident_bytes
+from ts_frontend.workers.worker import Worker
+
+#: Workers whose memory is read in one look: each costs some system calls between requests.
+MEMORY_READS_MAX = 16
+_PSS = re.compile(rb"^Pss:\s+(\d+) kB", re.MULTILINE)
+
+
+def proportional_bytes(pid: int) -> int:
+    """The memory of a process, each shared page divided among those that share it (PSS); where that can't be read, its
+    resident memory. 0 when it has ended. Blocking: the kernel walks all its pages."""
+    if sys.platform == "linux":
+        try:
+            with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+                found = _PSS.search(file.read())
+        except OSError:
+            found = None
+        if found is not None:
+            return int(found[1]) * 1024
+    return resident_bytes(pid)
+
+
+def shared_bytes(pool: Pool) -> int:
+    """The memory of all processes of a pool, that of its holder, too; pages that they share count once. Blocking."""
+    pids = [pid for slot in list(pool.slots) if slot.worker is not None for pid in slot.worker.pids]
+    holder = pool.resources.holder
+    if holder is not None and holder.pid:
+        pids.append(holder.pid)
+    return sum(map(proportional_bytes, pids))
+
+
+def megabytes(count: int) -> str:
+    """A number of bytes, for people."""
+    return f"{count / (1 << 20):.0f} MiB"
+
+
+class WorkerMemory:
+    """Resident bytes of the workers, read for a few of them at a time: new ones first, then by turns."""
+
+    def __init__(self, reads_max: int = MEMORY_READS_MAX) -> None:
+        self._reads_max = reads_max
+        self._bytes: dict[Worker, int] = {}
+
+    def look(self, workers: Iterable[Worker]) -> None:
+        """Reads the memory of at most `reads_max` of the workers, and forgets those that are gone."""
+        here = list(workers)
+        known = {worker: size for worker, size in self._bytes.items() if worker in set(here)}
+        turn = [*(worker for worker in here if worker not in known), *known]
+        for worker in turn[: self._reads_max]:
+            known.pop(worker, None)  # to the end, until all others have had their turn
+            known[worker] = worker.memory_bytes
+        self._bytes = known
+
+    def of(self, worker: Worker) -> int:
+        return self._bytes.get(worker, 0)
