@@ -41,6 +41,7 @@ from ts_frontend.models.metrics import (
     examples_of,
     gpu_families,
     gpus_of,
+    measure_of,
     refused_calls,
     shared_snapshot_family,
     system_metrics,
@@ -61,6 +62,7 @@ from ts_frontend.telemetry.logging.logs import Logs
 from ts_frontend.telemetry.logging.model_log import ModelLog
 from ts_frontend.telemetry.metrics.registry import MetricsRegistry, open_metrics
 from ts_frontend.telemetry.tracing.tracing import open_tracing
+from ts_frontend.workers.demand import Demand, Memory, processes_memory
 from ts_frontend.workers.launchers import Launcher
 from ts_frontend.workers.pool import Clock
 from ts_frontend.workers.spawning import StartedForkserver, worker_env
@@ -122,6 +124,8 @@ class Parts:
         directory: Path,
     ) -> None:
         self.gpus = supervisor.placement.inventory.count
+        gpus = gpus_of(supervisor.placement.inventory)
+        limit = Memory(config.model_memory_max, config.model_gpu_memory_max)
         self.registry = Registry()
         self.calls = ModelCalls(self.registry, sequence_headers(config))
         self.recorder = _recorder(config)
@@ -146,7 +150,7 @@ class Parts:
             model_api=config.model_api_enabled,
             unregister_timeout_s=config.unregister_model_timeout,
             on_change=self._changed,
-            memory_bytes_max=config.model_memory_max,
+            demand=Demand(limit, measure_of(gpus) if limit.gpus else processes_memory),
         )
         self.sharing: SharedSnapshot | None = None
         if config.shared_snapshot is not None and config.dev_model is None:
@@ -178,7 +182,6 @@ class Parts:
         metrics.examples = partial(examples_of, self.registry)
         metrics.gather(ServedModels(self.registry, metrics.host).families, always=True)
         metrics.gather(ServerState(self.health, metrics.host).families, always=True)
-        gpus = gpus_of(supervisor.placement.inventory)
         metrics.gather(lambda: gpu_families(gpus.loads, metrics.host), always=True)
         metrics.gather(lambda: compatible_families(self.registry, metrics))
         if tracing is not None:

@@ -14,11 +14,18 @@ from support import GUARD_S, until_async
 from ts.protocol.frames import Input, Predict
 from ts_frontend.errors import ModelNotLoaded, NoWorker
 from ts_frontend.job import Job, Ledger
-from ts_frontend.workers.demand import Demand, DemandRule, Resident, ResidentState
+from ts_frontend.workers.demand import Demand, DemandRule, Memory, Resident, ResidentState
 from ts_frontend.workers.pool import Pool
 from ts_frontend.workers.process import proportional_bytes
 
 SIZE = 100
+
+
+@pytest.fixture(params=["host", "gpus"], autouse=True)
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The kind of memory that the models share."""
+    monkeypatch.setattr(House, "on_gpus", request.param == "gpus")
+    return str(request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -28,16 +35,20 @@ def unhearing_actors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ts_frontend.workers.demand.STAY_S", 0.01)
 
 
-def measured(pool: Pool) -> int:
-    return sum(slot.memory_bytes for slot in pool.slots)
+def measured(pool: Pool) -> Memory:
+    """A model on GPUs has all that it has there."""
+    size = sum(slot.memory_bytes for slot in pool.slots)
+    return Memory(1, size) if pool.on_gpus else Memory(size)
 
 
 class House:
-    """Models on demand, each with a stage of its own, that share a limit of memory."""
+    """Models on demand, each with a stage of its own, that share a limit of memory, of the host or of GPUs."""
+
+    on_gpus = False
 
     def __init__(self, count: int, limit: int = 0, rule: DemandRule | None = None, size: int = SIZE) -> None:
         self.clock = Skipping()
-        self.demand = Demand(limit, measured, self.clock)
+        self.demand = Demand(Memory(gpus=limit) if self.on_gpus else Memory(limit), measured, self.clock)
         self.stages = [Stage() for _ in range(count)]
         self.models: list[Resident] = []
         self.asked: dict[Resident, Stage] = {}
@@ -45,6 +56,7 @@ class House:
         for stage in self.stages:
             stage.memory = size
             pool = pool_of(stage, Skipping())
+            pool.on_gpus = self.on_gpus
             self.models.append(self.demand.enter(pool, Ledger(), rule or DemandRule(), lambda: 1))
 
     def ask(self, index: int) -> Job:
@@ -185,14 +197,15 @@ def test_a_busy_model_finishes_its_requests_before_it_gives_way() -> None:
 
 def test_1000_known_models_of_which_20_fit() -> None:
     async def scenario() -> None:
-        house = House(1000, 20 * SIZE)
+        count = 100 if House.on_gpus else 1000
+        house = House(count, 20 * SIZE)
         chance = random.Random(7)
         jobs: list[Job] = []
         for _ in range(30):
-            jobs = [house.ask(chance.randrange(1000)) for _ in range(10)]
+            jobs = [house.ask(chance.randrange(count)) for _ in range(10)]
             await house.answered(*jobs)
         assert house.most_bytes <= 20 * SIZE, "the bound was passed"
-        assert sum(one.loads for one in house.models) > 200, "most of these were cold"
+        assert sum(one.loads for one in house.models) > (200 if count == 1000 else 100), "most of these were cold"
         assert house.most_bytes >= 19 * SIZE, "and used"
         await house.close()
 
@@ -237,8 +250,8 @@ def test_a_model_whose_workers_were_given_up_is_loaded_anew() -> None:
 
 def test_a_model_that_is_too_large_is_refused_before_it_is_loaded() -> None:
     async def scenario() -> None:
-        house = House(1, SIZE, DemandRule(memory_bytes=SIZE + 1))
-        with pytest.raises(NoWorker, match="model_memory_max"):
+        house = House(1, SIZE, DemandRule(memory=Memory(SIZE + 1, SIZE + 1)))
+        with pytest.raises(NoWorker, match="model_(gpu_)?memory_max"):
             house.ask(0)
         assert not house.stages[0].launched
         await house.close()
@@ -259,7 +272,7 @@ def test_a_model_that_grows_over_the_limit_makes_others_leave() -> None:
         assert "grew over" in house.models[0].unloaded_because
         house.stages[1].actors[0].memory = 3 * SIZE
         await house.demand.look()
-        with pytest.raises(NoWorker, match="model_memory_max"):
+        with pytest.raises(NoWorker, match="model_(gpu_)?memory_max"):
             house.ask(1)
         await house.close()
 
@@ -291,6 +304,22 @@ def test_a_model_that_is_removed_while_it_waits_or_loads_leaves_nothing() -> Non
             job.cancel()
         await asyncio.wait_for(house.close(), GUARD_S)
         assert not house.demand.residents and not list(house.actors())
+
+    run(scenario())
+
+
+def test_a_model_on_the_cpu_needs_no_memory_of_gpus() -> None:
+    """An unknown model on GPUs counts as all of their memory."""
+
+    async def scenario() -> None:
+        house = House(3)
+        house.demand.limit = Memory(gpus=SIZE)
+        for index, on_gpus in enumerate((False, False, True)):
+            house.models[index].pool.on_gpus = on_gpus
+            await house.answered(house.ask(index))
+            await house.warm(index)
+        assert [one.held for one in house.models] == [Memory(SIZE), Memory(SIZE), Memory(1, SIZE)]
+        await house.close()
 
     run(scenario())
 

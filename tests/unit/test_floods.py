@@ -114,6 +114,16 @@ def test_so_many_connections_are_kept(tmp_path: Path) -> None:
     assert len(found._cancels) == CONNECTIONS_MAX
 
 
+def test_connections_without_a_recent_cancel_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Floods("g", lambda: None, (tmp_path / "none",))
+    for port in (1, 2, 3):
+        found.cancelled(SCOPE | {"client": ("127.0.0.1", port)})
+    now_s = time.monotonic() + floods.WINDOW_S + 1
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    found.cancelled(SCOPE | {"client": ("127.0.0.1", 2)})
+    assert list(found._cancels) == [("127.0.0.1", 2)]
+
+
 REST = "00000000:00000000 00:00000000 00000000     0        0 1 1 0 20 4 30 10 -1\n"
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ts_frontend.models.metrics import measure_of
 from ts_frontend.telemetry.metrics.families import read_definitions
 from ts_frontend.telemetry.metrics.gpus import SMI, GpuLoad, GpuReader, Gpus, smi_loads
 from ts_frontend.telemetry.metrics.registry import DEFAULT_FILE, MetricsRegistry
@@ -41,6 +44,12 @@ class FakeDriver:
         memory._obj.total, memory._obj.used = 80 << 30, 20 << 30
         return 0
 
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, device: Any, count: Any, rows: Any) -> int:
+        for row, (pid, used) in zip(rows, [(7, 5 << 20), (8, 2 << 30), (9, (1 << 64) - 1)], strict=False):
+            row.pid, row.used = pid, used
+        count._obj.value = 3
+        return 0
+
     def nvmlDeviceGetUtilizationRates(self, device: Any, busy: Any) -> int:
         busy._obj.gpu = 42
         return 0
@@ -64,6 +73,38 @@ def test_the_driver_is_asked_for_each_gpu() -> None:
     reader = GpuReader(2)
     reader._library = FakeDriver()
     assert reader.read() == [GpuLoad(0, 42.0, 20 << 30, 80 << 30)]
+
+
+def test_the_driver_is_asked_for_the_memory_of_each_process() -> None:
+    reader = GpuReader(2)
+    reader._library = FakeDriver()
+    assert reader.process_bytes() == {7: 5 << 20, 8: 2 << 30}
+    assert GpuReader(0).process_bytes() == {}
+
+
+def test_the_memory_of_workers_on_gpus(caplog: pytest.LogCaptureFixture) -> None:
+    """A driver that doesn't know the workers' processes is told about once."""
+
+    async def never(command: Sequence[str]) -> str | None:
+        raise AssertionError("nvidia-smi was asked")
+
+    reader = GpuReader(2)
+    reader._library = FakeDriver()
+    measure = measure_of(Gpus(2, never, reader))
+
+    def pool(pid: int, on_gpus: bool = True) -> Any:
+        slot = SimpleNamespace(worker=SimpleNamespace(pids=[pid]))
+        resources = SimpleNamespace(holder=None)
+        return SimpleNamespace(slots=[slot], resources=resources, on_gpus=on_gpus, ready_count=1, name="m_1.0")
+
+    assert measure(pool(7)).gpus == 5 << 20
+    assert measure(pool(7, on_gpus=False)).gpus == 0
+    assert not caplog.records
+    here = measure(pool(os.getpid()))
+    assert here.host > 1 << 20 and here.gpus == 0
+    measure(pool(os.getpid()))
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "modelGpuMemory" in caplog.text and "m_1.0" in caplog.text and "7, 8" in caplog.text
 
 
 def test_nvidia_smi_is_asked_where_the_library_is_missing() -> None:

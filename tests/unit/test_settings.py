@@ -12,7 +12,7 @@ import pytest
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArgument
 from ts_frontend.models.settings import ModelSettings, Requested, model_name_for, resolve
-from ts_frontend.workers.demand import DemandRule
+from ts_frontend.workers.demand import DemandRule, Memory
 
 
 @dataclass(frozen=True)
@@ -171,8 +171,8 @@ def test_every_key_of_the_yaml_arrives() -> None:
 
 
 def test_models_on_demand() -> None:
-    asked = {"loadOnDemand": True, "keepAlive": 5, "pinned": True, "modelMemory": "1 MiB"}
-    assert decide(yaml=asked).demand == DemandRule(5, True, 1 << 20)
+    asked = {"loadOnDemand": True, "keepAlive": 5, "pinned": True, "modelMemory": "1 MiB", "modelGpuMemory": "2 GiB"}
+    assert decide(yaml=asked).demand == DemandRule(5, True, Memory(1 << 20, 2 << 30))
     assert decide(yaml={"keepAlive": 5}).demand is None, "only who asks for it"
     assert decide(yaml={}, load_on_demand=True).demand == DemandRule(300)
     assert decide(yaml={"loadOnDemand": False}, load_on_demand=True).demand is None

@@ -453,6 +453,9 @@ class ServerConfig:
     model_memory_max: int = _own(
         whole(), 0, "bytes of memory that all models on demand may use together; 0: any number"
     )
+    model_gpu_memory_max: int = _own(
+        whole(), 0, "bytes of memory on GPUs that all models on demand may use together; 0: any number"
+    )
     exit_on_error: bool = _own(
         BOOLEAN,
         False,

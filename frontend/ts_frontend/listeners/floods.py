@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
 #: Compiled into h2corn (h2/state.rs). Its window begins with the first cancel after the last window's end.
 CANCELS_MAX, WINDOW_S = 200, 10.0
 SEEN_MIN = CANCELS_MAX // 2
-#: Connections whose cancels are counted; of more, those whose last cancel is longest ago are forgotten.
+#: Connections whose cancels are counted; of more, those whose last cancel is longest ago are forgotten, as are those
+#: without a cancel in the last window.
 CONNECTIONS_MAX = 1024
 LOOK_EVERY_S = 0.1
 TABLES = (Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6"))
@@ -59,11 +60,16 @@ class Floods:
         times = self._cancels.pop(key, None) or deque(maxlen=SEEN_MIN + 1)
         times.append(now_s)
         self._cancels[key] = times
-        if len(self._cancels) > CONNECTIONS_MAX:
-            self._cancels.popitem(last=False)
+        self._forget(now_s)
         taken_s = now_s - times[0]
         if len(times) > SEEN_MIN and taken_s <= WINDOW_S and key not in self._looking:
             self._look(key, server[1], times)
+
+    def _forget(self, now_s: float) -> None:
+        """Drops the connections whose last cancel is longer ago than the window, and those over CONNECTIONS_MAX."""
+        cancels = self._cancels
+        while len(cancels) > CONNECTIONS_MAX or now_s - cancels[next(iter(cancels))][-1] > WINDOW_S:
+            cancels.popitem(last=False)
 
     def _look(self, client: tuple[str, int], own_port: int, times: deque[float]) -> None:
         host = packed(client[0])

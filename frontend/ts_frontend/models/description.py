@@ -34,7 +34,7 @@ def describe(model: Model) -> dict[str, Any]:
         "clientTimeoutInMills": settings.client_timeout_ms,
         "parallelType": settings.parallel_type,
         "parallelLevel": settings.parallel_level,
-        "deviceType": settings.device_type or ("gpu" if _on_gpu(model) else "cpu"),
+        "deviceType": settings.device_type or ("gpu" if model.pool.on_gpus else "cpu"),
     }
     if settings.device_ids:
         out["deviceIds"] = list(settings.device_ids)
@@ -105,17 +105,14 @@ def _residence(resident: Resident) -> dict[str, Any]:
         "state": resident.status,
         "pinned": rule.pinned,
         "keepAlive": rule.keep_alive_s,
-        "memory": resident.held_bytes,
-        "knownMemory": resident.known_bytes,
+        "memory": resident.held.host,
+        "knownMemory": resident.known.host,
+        **({"gpuMemory": resident.held.gpus, "knownGpuMemory": resident.known.gpus} if resident.pool.on_gpus else {}),
         "loads": resident.loads,
         "loadSeconds": round(resident.load_s, 3),
         "unloads": resident.unloads,
         **({"lastUnload": resident.unloaded_because} if resident.unloaded_because else {}),
     }
-
-
-def _on_gpu(model: Model) -> bool:
-    return any(slot.device.is_gpu for slot in model.pool.slots)
 
 
 def _workers(model: Model) -> list[dict[str, Any]]:

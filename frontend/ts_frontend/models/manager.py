@@ -58,10 +58,10 @@ class ModelManager:
         model_api: bool,
         unregister_timeout_s: float,
         on_change: Callable[[], None],
-        memory_bytes_max: int = 0,
+        demand: Demand | None = None,
     ) -> None:
         self.registry = registry
-        self.demand = Demand(memory_bytes_max)
+        self.demand = demand or Demand()
         self.loader = loader
         self.tasks = Tasks()
         self._model_api = model_api

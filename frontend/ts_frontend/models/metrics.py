@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -24,11 +25,14 @@ from ts_frontend.telemetry.metrics.registry import (
     MetricsRegistry,
 )
 from ts_frontend.telemetry.metrics.system import RunCommand, SystemMetrics, command_line
+from ts_frontend.workers.demand import Memory, pids_of, processes_memory
 from ts_frontend.workers.devices import Inventory
 from ts_frontend.workers.launchers import tool_output
 from ts_frontend.workers.memory import WorkerMemory
-from ts_frontend.workers.pool import Slot
+from ts_frontend.workers.pool import Pool, Slot
 from ts_frontend.workers.worker import Worker
+
+log = logging.getLogger(__name__)
 
 #: nvidia-smi takes a second, where the driver isn't kept loaded some more.
 SMI_S_MAX = 10.0
@@ -273,6 +277,31 @@ def gpus_of(inventory: Inventory) -> Gpus:
         return await tool_output(list(command), SMI_S_MAX)
 
     return Gpus(inventory.count if inventory.kind == "cuda" else 0, run)
+
+
+def measure_of(gpus: Gpus) -> Callable[[Pool], Memory]:
+    """Returns a function that measures the memory of a pool's processes, what they have on GPUs included. Its calls
+    block."""
+    told = False
+
+    def measure(pool: Pool) -> Memory:
+        nonlocal told
+        host = processes_memory(pool)
+        if not pool.on_gpus:
+            return host
+        found = gpus.process_bytes()
+        own = sum(found.get(pid, 0) for pid in pids_of(pool))
+        if pool.ready_count and not own and not told:
+            told = True
+            log.warning(
+                "The GPUs' driver tells no memory of the workers of %s, so that model_gpu_memory_max counts what "
+                "modelGpuMemory in model-config.yaml says (it knows the processes %s)",
+                pool.name,
+                ", ".join(map(str, sorted(found))) or "of nobody",
+            )
+        return Memory(host.host, own)
+
+    return measure
 
 
 def gpu_families(loads: Iterable[GpuLoad], host: str) -> list[Family]:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from ts_frontend.config.parameters import SETTINGS, WORKERS_MAX
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArgument
-from ts_frontend.workers.demand import DemandRule
+from ts_frontend.workers.demand import DemandRule, Memory
 from ts_frontend.workers.scaling import ScalingRule
 
 INT_MAX = 2**31 - 1
@@ -499,7 +499,10 @@ def _demand(yaml: Source, server: Source, defaults: ServerConfig, stateful: bool
     rule = DemandRule(
         keep_alive_s=defaults.model_keep_alive_s if keep_s is None else keep_s,
         pinned=bool(first(yaml.flag("pinned"), lambda: server.flag("pinned"))),
-        memory_bytes=first(yaml.size_bytes("modelMemory"), lambda: server.size_bytes("modelMemory")) or 0,
+        memory=Memory(
+            first(yaml.size_bytes("modelMemory"), lambda: server.size_bytes("modelMemory")) or 0,
+            first(yaml.size_bytes("modelGpuMemory"), lambda: server.size_bytes("modelGpuMemory")) or 0,
+        ),
     )
     own = first(yaml.flag("loadOnDemand"), lambda: server.flag("loadOnDemand"))
     ticket = bool(first(yaml.flag("useJobTicket"), lambda: server.flag("useJobTicket")))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -26,13 +26,37 @@ STAY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of a model's processes, and of what they have on GPUs."""
+
+    host: int = 0
+    gpus: int = 0
+
+    def plus(self, other: Memory) -> Memory:
+        return Memory(self.host + other.host, self.gpus + other.gpus)
+
+    def most(self, other: Memory) -> Memory:
+        """Returns the larger one of each kind."""
+        return Memory(max(self.host, other.host), max(self.gpus, other.gpus))
+
+    def excess(self, limit: Memory) -> str:
+        """The setting whose limit is passed, "" for none. A limit of 0 is none."""
+        if 0 < limit.host < self.host:
+            return "model_memory_max"
+        return "model_gpu_memory_max" if 0 < limit.gpus < self.gpus else ""
+
+
+NOTHING = Memory()
+
+
+@dataclass(frozen=True, slots=True)
 class DemandRule:
     """When a model is loaded and ends. `keep_alive_s`: after its last request, 0 for ever; `pinned`: once loaded it
-    stays; `memory_bytes`: what it will need, 0 if that isn't known before it was loaded."""
+    stays; `memory`: what it will need, 0 of what isn't known before it was loaded."""
 
     keep_alive_s: float = 300.0
     pinned: bool = False
-    memory_bytes: int = 0
+    memory: Memory = NOTHING
 
 
 class ResidentState(Enum):
@@ -44,13 +68,18 @@ class ResidentState(Enum):
     UNLOADING = "unloading"
 
 
-def shared_bytes(pool: Pool) -> int:
-    """The memory of all processes of a pool, that of its holder, too; pages that they share count once. Blocking."""
+def pids_of(pool: Pool) -> list[int]:
+    """The processes of a pool, its holder, too."""
     pids = [pid for slot in list(pool.slots) if slot.worker is not None for pid in slot.worker.pids]
     holder = pool.resources.holder
     if holder is not None and holder.pid:
         pids.append(holder.pid)
-    return sum(map(proportional_bytes, pids))
+    return pids
+
+
+def processes_memory(pool: Pool) -> Memory:
+    """The memory of all processes of a pool; pages that they share count once. Blocking."""
+    return Memory(sum(map(proportional_bytes, pids_of(pool))))
 
 
 def megabytes(count: int) -> str:
@@ -70,8 +99,8 @@ class Resident:
         self.load_s = 0.0  # of the last load, with its wait for memory
         self.unloaded_because = ""
         #: Of the limit: measured, or expected while it loads; and the most that it was ever seen to need.
-        self.held_bytes = 0
-        self.known_bytes = rule.memory_bytes
+        self.held = NOTHING
+        self.known = rule.memory
         #: What a ready worker has said of its handler, still known when there is none.
         self.info: Mapping[str, Any] = {}
         self.used_s = self.warm_s = self.asked_s = 0.0
@@ -107,14 +136,30 @@ class Resident:
                 job.cold_s = now_s - job.queued_at_s
 
 
+def _sum(models: Iterable[Resident]) -> Memory:
+    total = NOTHING
+    for one in models:
+        total = total.plus(one.held)
+    return total
+
+
+def _expected(limit: int, pinned: int, seen: int) -> int:
+    """Of a model that was never measured, in bytes: as much as the largest one, or all that isn't pinned."""
+    free = max(1, limit - pinned)
+    return min(seen or free, free) if limit else 0
+
+
 class Demand:
-    """All models on demand. `memory_bytes_max`: of all of them together, 0 for no limit. `measure`: the memory of a
-    pool's processes in bytes; it may block."""
+    """All models on demand. `limit`: of all of them together, 0 for none. `measure`: the memory of a pool's
+    processes; it may block."""
 
     def __init__(
-        self, memory_bytes_max: int = 0, measure: Callable[[Pool], int] = shared_bytes, clock: Clock | None = None
+        self,
+        limit: Memory = NOTHING,
+        measure: Callable[[Pool], Memory] = processes_memory,
+        clock: Clock | None = None,
     ) -> None:
-        self.memory_bytes_max = memory_bytes_max
+        self.limit = limit
         self.clock = clock or Clock()
         self.residents: set[Resident] = set()
         self._measure = measure
@@ -140,19 +185,24 @@ class Demand:
             self._changes.notify()
 
     @property
-    def held_bytes(self) -> int:
-        return sum(one.held_bytes for one in self.residents)
+    def held(self) -> Memory:
+        return _sum(self.residents)
 
     # --- loading
 
     def check(self, one: Resident) -> None:
         """Raises NoWorker for a model that doesn't fit beside the pinned ones."""
-        free = self.memory_bytes_max - self._pinned_bytes(one)
-        if self.memory_bytes_max and one.known_bytes > free:
-            raise NoWorker(
-                f"Model {one.pool.name} needs {megabytes(one.known_bytes)} of memory, and {megabytes(max(free, 0))} is "
-                "what models that aren't pinned have (model_memory_max)"
-            )
+        pinned = self._pinned(one)
+        for need, limit, held, kind, setting in (
+            (one.known.host, self.limit.host, pinned.host, "memory", "model_memory_max"),
+            (one.known.gpus, self.limit.gpus, pinned.gpus, "GPU memory", "model_gpu_memory_max"),
+        ):
+            free = max(limit - held, 0)
+            if limit and need > free:
+                raise NoWorker(
+                    f"Model {one.pool.name} needs {megabytes(need)} of {kind}, and {megabytes(free)} is "
+                    f"what models that aren't pinned have ({setting})"
+                )
 
     def load(self, one: Resident) -> None:
         """Begins to load a model that is only known."""
@@ -183,8 +233,8 @@ class Demand:
             if not one.ledger.live:
                 return False
             need = self._need(one)
-            if not self.memory_bytes_max or self.held_bytes + need <= self.memory_bytes_max:
-                one.held_bytes = need
+            if not self.held.plus(need).excess(self.limit):
+                one.held = need
                 return True
             victim, wait_s = self._victim()
             if victim is not None:
@@ -192,16 +242,19 @@ class Demand:
             else:
                 await self._change(wait_s)
 
-    def _need(self, one: Resident) -> int:
+    def _need(self, one: Resident) -> Memory:
         """What the model needs: as it was told, or measured; else the most that any other has needed, or all there is
         for a first one."""
-        if one.known_bytes or not self.memory_bytes_max:
-            return one.known_bytes
-        free = max(1, self.memory_bytes_max - self._pinned_bytes(one))
-        return min(max((other.known_bytes for other in self.residents), default=0) or free, free)
+        known, limit, pinned = one.known, self.limit, self._pinned(one)
+        seen = NOTHING
+        for other in self.residents:
+            seen = seen.most(other.known)
+        host = known.host or _expected(limit.host, pinned.host, seen.host)
+        gpus = known.gpus or (_expected(limit.gpus, pinned.gpus, seen.gpus) if one.pool.on_gpus else 0)
+        return Memory(host, gpus)
 
-    def _pinned_bytes(self, but: Resident) -> int:
-        return sum(one.held_bytes for one in self.residents if one.rule.pinned and one is not but)
+    def _pinned(self, but: Resident) -> Memory:
+        return _sum(one for one in self.residents if one.rule.pinned and one is not but)
 
     def _victim(self) -> tuple[Resident | None, float]:
         """The model that gives its memory: the one that nobody has used for the longest time, one with requests only
@@ -241,7 +294,7 @@ class Demand:
         one.unloaded_because = reason
         log.info("%s is unloaded: %s.", one.pool.name, reason)
         await one.pool.scale(0)
-        one.held_bytes = 0
+        one.held = NOTHING
         one.state = ResidentState.KNOWN
         self._changes.notify()
         if len(one.pool.queue) and one in self.residents:  # what came meanwhile
@@ -277,17 +330,19 @@ class Demand:
 
     async def _look_at_memory(self, one: Resident, *, loaded: bool) -> None:
         """Measures a model; one that still loads holds at least what it is expected to need."""
-        if not self.memory_bytes_max:
+        if self.limit == NOTHING:
             return
         found = await asyncio.to_thread(self._measure, one.pool)
-        if found and one.state in (ResidentState.LOADING, ResidentState.WARM):
-            one.known_bytes = max(found, one.known_bytes)
-            one.held_bytes = found if loaded else max(found, one.held_bytes)
+        if one.pool.on_gpus and not found.gpus:  # the driver doesn't tell it
+            found = Memory(found.host, one.known.gpus)
+        if found.host and one.state in (ResidentState.LOADING, ResidentState.WARM):
+            one.known = one.known.most(found)
+            one.held = found if loaded else found.most(one.held)
 
     async def _stay_below(self) -> None:
         """Unloads models, the least recently used first, until the others are within the limit."""
-        while self.memory_bytes_max and self.held_bytes > self.memory_bytes_max:
+        while setting := self.held.excess(self.limit):
             victim, _ = self._victim()
             if victim is None:
                 return
-            await self.unload(victim, "the models grew over model_memory_max")
+            await self.unload(victim, f"the models grew over {setting}")

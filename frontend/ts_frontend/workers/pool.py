@@ -314,6 +314,8 @@ class Pool:
         self._retiring: set[asyncio.Task[None]] = set()
         #: Gets each ready worker's description of its model, before the worker takes requests.
         self.on_ready: Callable[[Mapping[str, Any]], None] = lambda info: None
+        #: Whether its workers are placed on GPUs.
+        self.on_gpus = False
         #: Called when it may have become busy: it is to be ticked from now on, until it isn't busy any more.
         self.on_busy: Callable[[], None] = lambda: None
         self._ready_s = time.monotonic()  # when a worker was seen ready last

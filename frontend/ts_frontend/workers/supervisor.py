@@ -114,6 +114,7 @@ class Supervisor:
         backoff = partial(Backoff, give_up_s, restart_delay_s_max)
         pool = Pool(name, plan, queue, resources, backoff, on_change, self._clock)
         pool.on_busy = partial(self._busy.add, pool)
+        pool.on_gpus = bool(self.placement.usable(device_type, device_ids))
         self._pools.add(pool)
         return pool
 

@@ -200,9 +200,25 @@ def test_a_handler_that_raises_ends_the_stream_with_a_status(mlserver: Any) -> N
     run(talk())
 
 
+def test_texts_whose_shape_is_their_length(mlserver: Any) -> None:
+    """MLServer's clients send one text with the number of its characters as the shape, and runtimes answer so."""
+    tensor: dict[str, Any] = {"name": "prompt", "datatype": "BYTES", "shape": [9], "data": "one two"}
+    for data in ("one two", ["one two"]):
+        body = json.dumps({"inputs": [tensor | {"data": data}]}).encode()
+        request = urllib.request.Request(f"{mlserver.http}/v2/models/text-model/infer", body)
+        with urllib.request.urlopen(request, timeout=GUARD_S) as answer:
+            (output,) = json.load(answer)["outputs"]
+        assert output["data"] == ["ONE TWO"] and output["shape"] == [9]
+    long = text("one two")
+    long.inputs[0].shape[0] = 9
+    with grpc.insecure_channel(mlserver.inference) as channel:
+        (answered,) = GRPCInferenceServiceStub(channel).ModelInfer(long, timeout=GUARD_S).outputs
+    assert list(answered.contents.bytes_contents) == [b"ONE TWO"] and list(answered.shape) == [9]
+
+
 def test_a_bad_request_in_the_middle_ends_the_stream_with_a_status(mlserver: Any) -> None:
     bad = text("x")
-    bad.inputs[0].shape[0] = 7
+    bad.inputs[0].shape[0] = -7
 
     async def talk() -> None:
         async with Conversation(mlserver) as stream:

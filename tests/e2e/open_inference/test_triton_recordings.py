@@ -26,6 +26,8 @@ AREAS = [
 ]
 #: Texts of errors are each server's own; times differ from run to run.
 TEXTS, TIMES = frozenset({"error", "error_message", "reason"}), frozenset({"ns", "last_inference"})
+#: That of its workers; Triton's Python backend tells none.
+MEMORY = "memory_usage"
 #: What Triton says of a body that it can't read, with status 500.
 UNREADABLE = ("failed to parse", "Unable to parse", "attempt to ", "failed to get request params")
 _RAW = {"bool": "?", "fp32": "f", "fp64": "d", "int64": "q", "uint64": "Q"}
@@ -87,7 +89,7 @@ def _request_of(response: dict[str, Any]) -> tuple[str, str]:
 
 def _masked(value: Any, key: str = "") -> Any:
     if isinstance(value, dict):
-        return {name: _masked(one, name) for name, one in value.items() if one or name != "reason"}
+        return {name: _masked(one, name) for name, one in value.items() if name != MEMORY and (one or name != "reason")}
     if isinstance(value, list):
         return [_masked(one) for one in value]
     if key in TEXTS:

@@ -29,7 +29,10 @@ def joined(requests: Sequence[InferenceRequest]) -> InferenceRequest | None:
 
 
 def _rows(request: InferenceRequest) -> int:
-    """The first dimension of all its inputs; 0 when they differ."""
+    """The first dimension of all its inputs; 0 when they differ, or when one has another number of elements than its
+    shape."""
+    if any(tensor.stated is not None for tensor in request.inputs):
+        return 0
     sizes = {tensor.shape[0] if tensor.shape else 0 for tensor in request.inputs}
     return sizes.pop() if len(sizes) == 1 else 0
 
@@ -53,7 +56,7 @@ def split(response: InferenceResponse, requests: Sequence[InferenceRequest]) -> 
     """The answer to each of the requests; None when an output has another number of rows than they have."""
     sizes = [_rows(request) for request in requests]
     total = sum(sizes)
-    if any(not tensor.shape or tensor.shape[0] != total for tensor in response.outputs):
+    if any(not tensor.shape or tensor.shape[0] != total or tensor.stated for tensor in response.outputs):
         return None
     found, start = [], 0
     for index, size in enumerate(sizes):

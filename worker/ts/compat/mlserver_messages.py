@@ -13,7 +13,7 @@ import numpy as np
 
 from ts.protocol.datatypes import DATATYPES
 from ts.tensors import types as neutral
-from ts.tensors.types import Array, as_bytes, bytes_array
+from ts.tensors.types import Array, as_bytes
 from ts.utils.util import PredictionException
 
 BASE64 = "base64"
@@ -96,7 +96,10 @@ def _tensor(output: Any, texts: bool) -> neutral.Tensor:
     parameters, shape = _plain(output.parameters), tuple(output.shape)
     is_base64 = texts and parameters.get("content_type") == BASE64
     try:
-        array = _bytes(output.data, shape, is_base64) if datatype == "BYTES" else _numbers(output.data, datatype, shape)
+        if datatype == "BYTES":
+            values = _bytes(output.data, shape, is_base64)
+            return neutral.loose_bytes(output.name, values, shape, parameters, f"output {output.name!r}")
+        array = _numbers(output.data, datatype, shape)
     except (ValueError, TypeError, OverflowError) as error:
         message = f"the model's output {output.name!r} is no {datatype} of shape {list(shape)}: {error}"
         raise PredictionException(message, 500) from error
@@ -108,15 +111,15 @@ def _numbers(data: Any, datatype: str, shape: tuple[int, ...]) -> Array:
     return np.asarray(data.root if array is None else array, DATATYPES[datatype].dtype).reshape(shape)
 
 
-def _bytes(data: Any, shape: tuple[int, ...], is_base64: bool) -> Array:
-    """`is_base64`: the elements are base64 already, which the answer's form makes them again."""
-    values = _flat(data.root if isinstance(data.root, (list, tuple)) else [data.root])
-    count = math.prod(shape)
-    if len(values) == 1 and count > 1 and isinstance(values[0], bytes):
-        size = len(values[0]) // count  # an array of bytes of one size, as the real NumpyCodec writes it
-        values = [values[0][at * size : (at + 1) * size].rstrip(b"\0") for at in range(count)]
+def _bytes(data: Any, shape: tuple[int, ...], is_base64: bool) -> list[bytes]:
+    """The elements. `is_base64`: they are base64 already, which the answer's form makes them again."""
+    count, bare = math.prod(shape), isinstance(data.root, bytes)
+    values = [data.root] if bare else _flat(data.root if isinstance(data.root, (list, tuple)) else [data.root])
+    if bare and count > 1:
+        size = len(data.root) // count  # an array of bytes of one size, as the real NumpyCodec writes it
+        values = [data.root[at * size : (at + 1) * size].rstrip(b"\0") for at in range(count)]
     raw = [value.encode("utf-8", "surrogatepass") if isinstance(value, str) else bytes(value) for value in values]
-    return bytes_array([_unpacked(value) for value in raw] if is_base64 else raw, shape)
+    return [_unpacked(value) for value in raw] if is_base64 else raw
 
 
 def _flat(values: Any) -> list[Any]:

@@ -44,7 +44,7 @@ def load(settings: Settings) -> Loaded:
     loop.run_until_complete(served.load())
     atexit.register(lambda: loop.run_until_complete(_unload(model)))
     signature = loop.run_until_complete(_signature(model))
-    unchecked = declared(settings | {"tensors": {}})
+    unchecked = declared(settings | {"tensors": {}}) | {"loose": True}
     return Loaded(
         served.answers,
         context,

@@ -68,13 +68,15 @@ def _class_text(value: Any, index: int, labels: Sequence[str]) -> bytes:
 
 class ModelSpec(NamedTuple):
     """The model as a form sees it: `inputs` and `outputs` are its declared tensors, by name (datatype, shape),
-    empty when it declares nothing; `parameters`: datatypes of requests' parameters."""
+    empty when it declares nothing; `parameters`: datatypes of requests' parameters; `loose`: BYTES in JSON and in typed
+    contents may have another number of elements than their shape."""
 
     name: str
     version: str
     inputs: dict[str, dict[str, Any]]
     outputs: dict[str, dict[str, Any]]
     parameters: dict[str, str] = {}
+    loose: bool = False
 
 
 class Form(Protocol):

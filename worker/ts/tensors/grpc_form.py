@@ -37,6 +37,7 @@ from ts.tensors.types import (
     elements,
     encode_raw,
     join_bytes,
+    loose_bytes,
 )
 
 #: An option of the form: answers as Triton's streams have them, with errors among them and a flag on the last one.
@@ -156,6 +157,8 @@ class GrpcForm:
             raise BadTensor(f"{label}: the elements of {kind.name} belong into {kind.field}, not {filled[0]}")
         values = getattr(tensor.contents, kind.field)
         shape = list(tensor.shape)
+        if self._model.loose and kind.name == "BYTES":
+            return loose_bytes(tensor.name, list(values), shape, parameters(tensor.parameters), label)
         if len(values) != elements(shape, label):
             raise BadTensor(
                 f"{label}: {len(values)} elements in {kind.field}, but shape {shape} takes {elements(shape, label)}"

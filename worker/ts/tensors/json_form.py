@@ -30,6 +30,7 @@ from ts.tensors.types import (
     decode_raw,
     elements,
     encode_raw,
+    loose_bytes,
 )
 
 #: Advice for elements that are no text.
@@ -50,6 +51,12 @@ def from_json(kind: Datatype, shape: Sequence[int], data: Any, parameters: dict[
     if kind.as_bits:
         raise BadTensor(f"{label}: {kind.name} has no form in JSON: send it as binary data")
     return _numbers(kind, flat, label).reshape(tuple(shape))
+
+
+def _texts_of(data: Any, parameters: dict[str, Any], label: str) -> list[bytes]:
+    """The elements of BYTES, however many there are; a single one needs no list. Raises BadTensor."""
+    flat = _flat_list([data] if isinstance(data, _SCALARS) else data, label)
+    return [_element_bytes(value, parameters, label) for value in flat]
 
 
 def _flat_list(data: Any, label: str) -> list[Any]:
@@ -201,6 +208,8 @@ class JsonForm:
         elif size is not None:
             array = decode_raw(kind, shape, self._taken(size, label), label)
             parameters = {key: value for key, value in parameters.items() if key != BINARY_SIZE}
+        elif self._model.loose and kind.name == "BYTES":
+            return loose_bytes(name, _texts_of(tensor["data"], parameters, label), shape, parameters, label)
         else:
             array = from_json(kind, shape, tensor["data"], parameters, label)
         return Tensor(name, kind.name, array, parameters)
@@ -235,7 +244,7 @@ class JsonForm:
 
     def _output(self, tensor: Tensor, asked: dict[str, Any], binary: list[bytes]) -> bytes:
         """An output in JSON, its elements as text of their own, or in `binary`."""
-        text = _output_head(tensor.name, tensor.datatype, tensor.array.shape)
+        text = _output_head(tensor.name, tensor.datatype, tensor.shape)
         parameters = dict(tensor.parameters)
         if REGION in asked:
             data = encode_raw(tensor.datatype, tensor.array)

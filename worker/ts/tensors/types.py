@@ -149,6 +149,15 @@ def narrowed(kind: Datatype, numbers: Array) -> Array:
     return np.where(np.isnan(numbers), 0x7FC00000 >> shift, rounded).astype(kind.dtype)
 
 
+def loose_bytes(
+    name: str, values: Sequence[bytes], shape: Sequence[int], parameters: dict[str, Any], label: str
+) -> Tensor:
+    """BYTES whose number of elements needn't be that of their shape. Raises BadTensor for a shape that can't be."""
+    if len(values) == elements(shape, label):
+        return Tensor(name, "BYTES", bytes_array(values, shape), parameters)
+    return Tensor(name, "BYTES", bytes_array(values, [len(values)]), parameters, tuple(shape))
+
+
 def check_names(names: Sequence[str]) -> None:
     """BadTensor when a name is given twice."""
     seen: set[str] = set()
@@ -161,16 +170,18 @@ def check_names(names: Sequence[str]) -> None:
 @dataclass(slots=True)
 class Tensor:
     """`array` has the shape; BYTES are objects of type bytes, BF16 the 16 bits of each element as uint16 (`numbers`:
-    as float32)."""
+    as float32). `stated`: the shape that was said of BYTES with another number of elements, which only MLServer's
+    models take and give; their array is flat."""
 
     name: str
     datatype: str
     array: Array
     parameters: dict[str, Any] = field(default_factory=dict)
+    stated: tuple[int, ...] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.array.shape
+        return self.array.shape if self.stated is None else self.stated
 
     def numbers(self) -> Array:
         """The elements as numpy's numbers, those of BF16 as float32."""

@@ -34,6 +34,23 @@ class _Memory(ctypes.Structure):
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
 
 
+class _Process(ctypes.Structure):
+    """nvmlProcessInfo_t, of the functions that end in _v3."""
+
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("used", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    )
+
+
+#: What NVML says of a process whose memory it doesn't know.
+_UNKNOWN_BYTES = (1 << 64) - 1
+#: Processes on one GPU that are told; more are left out.
+PROCESSES_MAX = 1024
+
+
 class GpuReader:
     """Reads the first `count` GPUs; none where the library or the driver isn't there, or a GPU gives no answer."""
 
@@ -46,6 +63,24 @@ class GpuReader:
         if self._count and self._library is None:
             self._library = self._open()
         return list(self._loads()) if self._library else []
+
+    def process_bytes(self) -> dict[int, int]:
+        """The memory that each process has on the GPUs, by its id; nothing where the driver doesn't tell it. Blocks for
+        some milliseconds."""
+        if self._count and self._library is None:
+            self._library = self._open()
+        found: dict[int, int] = {}
+        for index in range(self._count if self._library else 0):
+            device, count = ctypes.c_void_p(), ctypes.c_uint(PROCESSES_MAX)
+            rows = (_Process * PROCESSES_MAX)()
+            if self._library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(device)):
+                continue
+            if self._library.nvmlDeviceGetComputeRunningProcesses_v3(device, ctypes.byref(count), rows):
+                continue
+            for row in rows[: count.value]:
+                if row.used != _UNKNOWN_BYTES:
+                    found[row.pid] = found.get(row.pid, 0) + row.used
+        return found
 
     @property
     def missing(self) -> bool:
@@ -110,6 +145,10 @@ class Gpus:
         self._reader = reader or GpuReader(count)
         self._reading = asyncio.Lock()
         self._next_s = 0.0
+
+    def process_bytes(self) -> dict[int, int]:
+        """`GpuReader.process_bytes`."""
+        return self._reader.process_bytes()
 
     @property
     def stale(self) -> bool:

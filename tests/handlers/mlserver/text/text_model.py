@@ -1,7 +1,7 @@
 """A runtime of MLServer's: says the words of every prompt again, one at a time."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from mlserver import MLModel
 from mlserver.codecs import StringCodec
@@ -11,7 +11,7 @@ from mlserver.types import InferenceRequest, InferenceResponse, Parameters, Resp
 class TextModel(MLModel):
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:
         (text,) = StringCodec.decode_input(payload.inputs[0])
-        return self.answer(text.upper(), payload.parameters.headers.get("user"))
+        return self.answer(text.upper(), payload.parameters.headers.get("user"), payload.inputs[0].shape)
 
     async def predict_stream(self, payloads: AsyncIterator[InferenceRequest]) -> AsyncIterator[InferenceResponse]:
         try:
@@ -30,7 +30,9 @@ class TextModel(MLModel):
             print("cancelled", flush=True)
             raise
 
-    def answer(self, text: str, user: str | None = None) -> InferenceResponse:
+    def answer(self, text: str, user: str | None = None, shape: Sequence[int] = (1,)) -> InferenceResponse:
         parameters = Parameters(content_type="str", user=user) if user else Parameters(content_type="str")
-        output = ResponseOutput(name="output", datatype="BYTES", shape=[1], data=[text.encode()], parameters=parameters)
+        output = ResponseOutput(
+            name="output", datatype="BYTES", shape=list(shape), data=[text.encode()], parameters=parameters
+        )
         return InferenceResponse(model_name=self.name, outputs=[output])
