@@ -281,7 +281,13 @@ DASHBOARDS = (
 
 def panel(number: int, one: Panel, x: int, y: int) -> dict[str, Any]:
     targets = [
-        {"datasource": SOURCE, "expr": expression, "legendFormat": legend, "refId": chr(ord("A") + index)}
+        {
+            "datasource": SOURCE,
+            "expr": expression,
+            "legendFormat": legend,
+            "refId": chr(ord("A") + index),
+            "exemplar": "histogram_quantile" in expression,
+        }
         for index, (expression, legend) in enumerate(one.queries)
     ]
     made: dict[str, Any] = {

@@ -128,6 +128,8 @@ class Ledger:
         self.answered = self.failed = 0
         self.answered_s = self.failed_s = self.queued_s = self.last_s = 0.0
         self.live: dict[int, Job] = {}
+        #: Gets each inference that was answered, and when (`time.monotonic()`).
+        self.on_answered: Callable[[Job, float], None] | None = None
         self._emptied: list[Callable[[], None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -185,6 +187,8 @@ class Ledger:
             self.queued_s += sent_at_s - queued_at_s
             self.last_s = answered_s
             recorder.answered(queued_at_s, sent_at_s, answered_s)
+            if self.on_answered is not None:
+                self.on_answered(job, answered_s)
         if self._emptied and not self.live:
             calls, self._emptied = self._emptied, []
             for call in calls:

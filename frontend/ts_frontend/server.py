@@ -38,6 +38,7 @@ from ts_frontend.models.metrics import (
     ServedModels,
     ServerState,
     compatible_families,
+    examples_of,
     gpu_families,
     gpus_of,
     measure_of,
@@ -178,6 +179,7 @@ class Parts:
             strict=config.strict_readiness,
             troubles=lambda: () if self.sharing is None else self.sharing.failures,
         )
+        metrics.examples = partial(examples_of, self.registry)
         metrics.gather(ServedModels(self.registry, metrics.host).families, always=True)
         metrics.gather(ServerState(self.health, metrics.host).families, always=True)
         metrics.gather(lambda: gpu_families(gpus.loads, metrics.host), always=True)

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -174,6 +175,7 @@ class Prometheus:
             str(BIN / "prometheus"),
             f"--config.file={place / 'prometheus.yml'}",
             f"--web.listen-address={address}",
+            "--enable-feature=exemplar-storage",
         ]
         with self.log.open("w") as log:
             command.append(f"--storage.tsdb.path={place / 'data'}")
@@ -193,6 +195,11 @@ class Prometheus:
         assert answer["status"] == "success", (expression, answer)
         found: list[Any] = answer["data"]["result"]
         return found
+
+    def has_examples(self, metric: str) -> bool:
+        parameters = {"query": metric, "start": str(time.time() - GUARD_S), "end": str(time.time() + 1)}
+        found = self.client.get(f"{self.api}/query_exemplars", params=parameters).json()["data"]
+        return any("request_id" in example["labels"] for one in found for example in one["exemplars"])
 
     def firing(self) -> set[str]:
         found = self.ask('ALERTS{alertstate="firing"}')
@@ -236,6 +243,7 @@ def test_a_real_prometheus_answers_every_query(busy: Busy, tmp_path: Path) -> No
             return waiting
 
         until(lambda: not left(), left)
+        until(lambda: prometheus.has_examples("ts_inference_latency_seconds_bucket"))
         for query in alerts():
             prometheus.ask(query.expression)
         wanted = {"TorchrelayModelFails", "TorchrelayNoWorkerReady", "TorchrelayRequestsRefused", "TorchrelayLoadFails"}

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import httpx
+from prometheus_client import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from support import GUARD_S, until
 
@@ -235,3 +240,29 @@ def test_a_broken_metrics_file_stops_the_start(start: Start, tmp_path: Path) -> 
 def test_no_metrics_listener_when_it_is_off(start: Start) -> None:
     server = start(enable_metrics_api="false")
     assert not server.port("http_metrics")
+
+
+def test_openmetrics_for_those_who_prefer_it(start: Start, write: Callable[..., str]) -> None:
+    """Every family is valid and has its old name; the latencies have requests as examples."""
+    write("measured", METRIC_HANDLER)
+    server = start(metrics_mode="prometheus", model_metrics_auto_detect="true")
+    server.register("measured")
+    asked = {"accept": "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2,*/*;q=0.1"}
+
+    def families() -> dict[str, Metric]:
+        answer = httpx.get(f"http://127.0.0.1:{server.port('http_metrics')}/metrics", headers=asked, timeout=GUARD_S)
+        assert answer.headers["content-type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
+        return {family.name: family for family in text_string_to_metric_families(answer.text)}
+
+    families()  # examples are kept from now on
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    headers = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01", "x-request-id": "mine"}
+    assert httpx.post(f"{server.http}/predictions/measured", content=b"1", headers=headers).status_code == 200
+    found = families()
+    assert {one.type for one in found.values()} == {"counter", "gauge", "histogram", "unknown"}
+    series = {one.name for family in found.values() for one in family.samples}
+    assert series == {name.partition("{")[0] for name in samples(read(server))}
+    for name in ("ts_inference_latency_seconds", "ts_queue_latency_seconds"):
+        (example,) = [one.exemplar for one in found[name].samples if one.exemplar is not None]
+        assert example.labels == {"trace_id": trace, "request_id": "mine"} and example.value >= 0
+        assert abs(float(example.timestamp or 0) - time.time()) < GUARD_S

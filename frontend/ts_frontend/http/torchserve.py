@@ -18,6 +18,8 @@ from ts_frontend.job import Job
 from ts_frontend.models.health import Health
 from ts_frontend.models.registry import Registry
 from ts_frontend.telemetry.metrics.gpus import Gpus
+from ts_frontend.telemetry.metrics.openmetrics import CONTENT_TYPE as OPENMETRICS
+from ts_frontend.telemetry.metrics.openmetrics import preferred
 from ts_frontend.telemetry.metrics.registry import MetricsRegistry
 from ts_frontend.telemetry.metrics.text import CONTENT_TYPE
 
@@ -185,10 +187,15 @@ class HttpMetrics:
         self._registry, self._gpus = registry, gpus
 
     async def read(self, request: HttpRequest) -> HttpAnswer:
-        """Answers with metrics in Prometheus's text format: those that `name[]` names, or all."""
+        """Answers with metrics in Prometheus's text format, or as OpenMetrics to who prefers that: those that `name[]`
+        names, or all."""
         await self._gpus.fresh()
-        body = self._registry.text(wanted(request.query)).encode("utf-8", "replace")
-        return HttpAnswer(200, ((b"content-type", CONTENT_TYPE.encode()),), body)
+        names, registry = wanted(request.query), self._registry
+        if preferred(request.header(b"accept")):
+            kind, text = OPENMETRICS, registry.openmetrics(names)
+        else:
+            kind, text = CONTENT_TYPE, registry.text(names)
+        return HttpAnswer(200, ((b"content-type", kind.encode()),), text.encode("utf-8", "replace"))
 
 
 def wanted(query: bytes) -> frozenset[str]:

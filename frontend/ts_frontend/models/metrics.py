@@ -16,7 +16,14 @@ from ts_frontend.models.model import Model
 from ts_frontend.models.registry import Registry
 from ts_frontend.telemetry.metrics.families import Counter, Definition, Family, Gauge, MetricKind
 from ts_frontend.telemetry.metrics.gpus import GpuLoad, Gpus
-from ts_frontend.telemetry.metrics.registry import COMMAND_S_MAX, MODEL_LABELS, PACKAGE_PARENT, MetricsRegistry
+from ts_frontend.telemetry.metrics.openmetrics import Examples
+from ts_frontend.telemetry.metrics.registry import (
+    COMMAND_S_MAX,
+    MODEL_LABELS,
+    OWN_BOUNDS_S,
+    PACKAGE_PARENT,
+    MetricsRegistry,
+)
 from ts_frontend.telemetry.metrics.system import RunCommand, SystemMetrics, command_line
 from ts_frontend.workers.demand import Memory, pids_of, processes_memory
 from ts_frontend.workers.devices import Inventory
@@ -114,6 +121,18 @@ def _values(model: Model) -> Iterator[tuple[Any, ...]]:
         yield "ts_workers_max", scaler.most
         yield "ts_autoscaling_decisions_total", scaler.ups, "up"
         yield "ts_autoscaling_decisions_total", scaler.downs, "down"
+
+
+def examples_of(models: Iterable[Model]) -> dict[tuple[str, str], Examples]:
+    """The examples of each model version's requests. Those of a model are kept from the first time on that somebody
+    asks for them."""
+    found = {}
+    for model in models:
+        if model.examples is None:
+            model.examples = Examples(OWN_BOUNDS_S)
+            model.ledger.on_answered = model.examples.add
+        found[model.name, model.version] = model.examples
+    return found
 
 
 class ServerState:

@@ -20,6 +20,7 @@ from ts_frontend.models.settings import ModelSettings, Requested
 from ts_frontend.models.signature import Signature, made_config, signature_from
 from ts_frontend.models.statistics import CountedBatches, Statistics
 from ts_frontend.scheduling.queues import WorkQueue
+from ts_frontend.telemetry.metrics.openmetrics import Examples
 from ts_frontend.telemetry.metrics.registry import ModelMetrics
 from ts_frontend.telemetry.metrics.requests import LatencyCounts
 from ts_frontend.telemetry.timing import asking
@@ -98,6 +99,7 @@ class Model:
         #: Requests that were never queued, by reason.
         self.refused = dict.fromkeys((*REFUSALS.values(), "other"), 0)
         self.scaler = scaler
+        self.examples: Examples | None = None  # once somebody reads metrics that have them
         self.resident: Resident | None = None  # if it is loaded on demand
         self.minimum = self.maximum = 0
         self.scale_between(settings.min_workers, settings.max_workers)

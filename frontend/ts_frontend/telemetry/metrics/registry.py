@@ -12,7 +12,7 @@ import itertools
 import logging
 import platform
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from ts_frontend.telemetry.metrics.families import (
     Sample,
     read_definitions,
 )
+from ts_frontend.telemetry.metrics.openmetrics import Examples, openmetrics
 from ts_frontend.telemetry.metrics.requests import (
     BATCH,
     EVENTS_MAX,
@@ -110,6 +111,8 @@ class MetricsRegistry:
         self._http: dict[int, Sample] = {}
         self._unsummed = Unsummed()
         self._http_tallies: dict[int, Tally] = {}
+        #: Returns the examples of each model version's requests, and has them kept from then on.
+        self.examples: Callable[[], Mapping[tuple[str, str], Examples]] = dict
         self.event_log = EventLog(definitions, listed.keys() - self._exposed, host)
 
     @property
@@ -127,11 +130,25 @@ class MetricsRegistry:
     def text(self, names: Collection[str] = ()) -> str:
         """The metrics API's answer; in `log` mode only the families that are always shown, and where the others are.
         `names`: only those families or series."""
+        text = exposition(self._read(), names)
+        return text if self.everything else ELSEWHERE.format(mode=self.mode) + text
+
+    def openmetrics(self, names: Collection[str] = ()) -> str:
+        """The same as OpenMetrics, which has no room for where the others are. From the first time on the latencies
+        have examples."""
+        found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+        for (name, version), one in self.examples().items() if self.everything else ():
+            labels = (name, version, self.host)
+            found[OWN_LATENCY.name, labels] = ["" if it is None else it.text(it.took_s) for it in one.took]
+            found[OWN_QUEUE.name, labels] = ["" if it is None else it.text(it.queued_s) for it in one.queued]
+        return openmetrics(self._read(), names, found)
+
+    def _read(self) -> Iterator[Family]:
         self._unsummed.sum_up()
         asked = (*self._gathered, *self._always) if self.everything else self._always
-        more = itertools.chain.from_iterable(one() for one in asked)
-        text = exposition((*self._families.values(), *self._own.values(), *more), names)
-        return text if self.everything else ELSEWHERE.format(mode=self.mode) + text
+        yield from (*self._families.values(), *self._own.values())
+        for one in asked:
+            yield from one()
 
     def sums_s(self, name: str, version: str) -> tuple[float, float]:
         """Seconds of all answered requests of a model version: from queueing to the answer, and in the queue; 0 where

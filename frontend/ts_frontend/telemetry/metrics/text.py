@@ -63,8 +63,13 @@ def _labels(definition: Definition, values: tuple[str, ...], bound: str) -> str:
     pairs = list(zip(definition.dimensions, values, strict=True))
     if bound:
         pairs.append(("le", bound))
-    text = "".join(f'{prometheus_name(key)}="{value.translate(_LABEL_ESCAPES)}",' for key, value in pairs)
-    return f"{{{text}}}" if text else ""
+    text = label_text(pairs)
+    return f"{{{text},}}" if text else ""
+
+
+def label_text(pairs: Iterable[tuple[str, str]]) -> str:
+    """Labels and their values as both formats have them between braces."""
+    return ",".join(f'{prometheus_name(key)}="{value.translate(_LABEL_ESCAPES)}"' for key, value in pairs)
 
 
 def log_text(
