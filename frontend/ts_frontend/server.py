@@ -54,6 +54,7 @@ from ts_frontend.telemetry.logging.logs import Logs
 from ts_frontend.telemetry.logging.model_log import ModelLog
 from ts_frontend.telemetry.metrics.registry import MetricsRegistry, open_metrics
 from ts_frontend.telemetry.tracing.tracing import open_tracing
+from ts_frontend.workers.cluster.launcher import ClusterLauncher
 from ts_frontend.workers.launchers import Launcher
 from ts_frontend.workers.pool import Clock
 from ts_frontend.workers.spawning import StartedForkserver, worker_env
@@ -194,7 +195,13 @@ class Parts:
             metrics.gather(lambda: [refused_calls(authorization.refusals.counts, metrics.host)], always=True)
 
     def _worker_pids(self) -> list[int]:
-        return [slot.worker.pid for model in self.registry for slot in model.pool.slots if slot.worker is not None]
+        return [
+            pid
+            for model in self.registry
+            for slot in model.pool.slots
+            if slot.worker is not None
+            for pid in slot.worker.pids
+        ]
 
 
 class Server:
@@ -296,9 +303,15 @@ class Server:
     async def _supervisor(self, directory: Path) -> Supervisor:
         config = self.config
         inventory = await find_accelerators(config.number_of_gpu, sys.platform, platform.machine())
+        env = worker_env(config)
+        cluster: ClusterLauncher | None = None
+        if config.ray_address and not config.debugging:
+            metrics_config = str(config.metrics_config or "")
+            listen = config.ray_worker_host or "", config.ray_worker_port
+            cluster = ClusterLauncher(config.ray_address, env, listen, metrics_config)
         log.info("Number of GPUs: %s", inventory.count)
         return Supervisor(
-            worker_env(config),
+            env,
             work_dir=directory,
             first_worker_id=config.initial_worker_port,
             first_distribution_id=config.initial_distribution_port,
@@ -310,6 +323,7 @@ class Server:
             on_line=ModelLog(self._logs, self._metrics).line,
             launcher=self._launcher,
             clock=self._clock,
+            cluster=cluster,
         )
 
     # --- its life
