@@ -160,7 +160,8 @@ class Parts:
             repositories_in_s3(config),
             loads_at_once_max=config.loads_at_once_max,
         )
-        self.health = Health(self.registry, SERVICES, strict=config.strict_readiness)
+        cluster = supervisor.cluster.bridge.state if supervisor.cluster is not None else None
+        self.health = Health(self.registry, SERVICES, strict=config.strict_readiness, cluster=cluster)
         metrics.gather(lambda: served_families(self.registry, metrics.host), always=True)
         metrics.gather(lambda: compatible_families(self.registry, metrics))
         if tracing is not None:

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from ts_frontend.errors import Draining, ModelNotFound, ModelVersionNotFound
 from ts_frontend.models.model import Model
 from ts_frontend.models.registry import Registry
+from ts_frontend.workers.cluster.state import ClusterState
 
 
 class Health:
     """The health of the server and its models, derived from the workers at each call. Services of gRPC health: "" and
     the names in `services` are the server's; `NAME` and `NAME/VERSION` are a model's readiness. Not `strict`: models
-    don't count for the server's."""
+    don't count for the server's. `cluster`: where workers are placed, if that isn't this machine; while it is away,
+    what lives goes on, and the answer to a ping says so."""
 
-    def __init__(self, registry: Registry, services: frozenset[str], *, strict: bool = True) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        services: frozenset[str],
+        *,
+        strict: bool = True,
+        cluster: ClusterState | None = None,
+    ) -> None:
         self._registry = registry
         self._services = services
         self._strict = strict
         self._draining = False
+        self._cluster = cluster
 
     @property
     def draining(self) -> bool:
@@ -45,7 +56,9 @@ class Health:
     async def health(self) -> tuple[bool, dict[str, Any]]:
         """The answer to a ping: whether all is well, and TorchServe's JSON."""
         healthy = self.healthy
-        return healthy, {"status": "Healthy" if healthy else "Unhealthy"}
+        away = self._cluster.away(time.monotonic()) if self._cluster is not None else ""
+        status = {"status": "Healthy" if healthy else "Unhealthy"}
+        return healthy, {**status, "ray": f"away: {away}"} if away else status
 
     def drain(self) -> None:
         """Marks the server as shutting down: nothing is ready from now on."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import hashlib
+import importlib
 import json
 import logging
 import os
@@ -137,10 +138,10 @@ class WorkerActor:
             packing.unpacked(model["digest"], model["bytes"], fetch(model)) as model_dir,
         ):
             sys.path.insert(0, str(code_dir))
-            from ts.runtime.agent import Agent
-
+            agents = importlib.import_module("ts.runtime.agent")
             instructions |= {"model_dir": str(model_dir), "metrics_config": str(model_dir / METRICS_FILE)}
-            return Agent(instructions, node).run()
+            status: int | None = agents.Agent(instructions, node).run()
+            return status
 
 
 @dataclass(slots=True)

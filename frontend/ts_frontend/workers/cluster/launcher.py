@@ -54,10 +54,21 @@ class _Launch:
 
 class ClusterLauncher:
     """Starts workers through Ray. `listen`: the host and the port that workers connect to; the host "" is this
-    machine's address in the cluster. `metrics_config`: a file that workers read, "" for none."""
+    machine's address in the cluster. `metrics_config`: a file that workers read, "" for none. `bridge`: another one
+    than the usual."""
 
-    def __init__(self, address: str, env: Mapping[str, str], listen: tuple[str, int], metrics_config: str) -> None:
-        self.bridge = BridgeLink(address, env, self)
+    def __init__(
+        self,
+        address: str,
+        env: Mapping[str, str],
+        listen: tuple[str, int],
+        metrics_config: str,
+        bridge: BridgeLink | None = None,
+    ) -> None:
+        self.bridge = bridge or BridgeLink(address, env)
+        self.bridge.on_worker_ended = self._worker_ended
+        self.bridge.on_nodes_gone = self._nodes_gone
+        self.bridge.on_end = self._bridge_ended
         self._listen = listen
         self._metrics_config = metrics_config
         self._gate: Gate | None = None
@@ -190,7 +201,7 @@ class ClusterLauncher:
         if node.id:
             self._suspects[node.id] = time.monotonic() + AVOID_S
 
-    def worker_ended(self, number: int, reason: str) -> None:
+    def _worker_ended(self, number: int, reason: str) -> None:
         launch = self._launches.get(number)
         if launch is None:
             return
@@ -199,12 +210,12 @@ class ClusterLauncher:
         else:
             launch.fail(reason or "its actor ended before the worker connected")
 
-    def nodes_gone(self, nodes: list[ClusterNode]) -> None:
+    def _nodes_gone(self, nodes: list[ClusterNode]) -> None:
         for node in nodes:
             log.warning("Node %s of the cluster is gone", node.name)
             self._suspects.pop(node.id, None)
 
-    def bridge_ended(self, reason: str) -> None:
+    def _bridge_ended(self, reason: str) -> None:
         for launch in list(self._launches.values()):
             launch.fail(f"Ray went away while the worker waited for a place: {reason}")
 

@@ -9,13 +9,14 @@ import asyncio
 import json
 import logging
 import os
+import re
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import ts.version
 import ts_frontend.errors
@@ -41,26 +42,19 @@ class ClusterUnreachable(ServeError):
     remedy = "Look at `--ray-address`, and at `ray status` there; `pip install torchrelay[ray]` installs Ray."
 
 
-class BridgeEvents(Protocol):
-    """Who hears what the bridge says."""
-
-    def worker_ended(self, number: int, reason: str) -> None:
-        """Ray says that an actor has ended, or was refused."""
-
-    def nodes_gone(self, nodes: list[ClusterNode]) -> None: ...
-
-    def bridge_ended(self, reason: str) -> None:
-        """Orders that wait for an answer get none."""
-
-
 class BridgeLink:
-    """The bridge from the server's side."""
+    """The bridge from the server's side. `on_worker_ended` gets the numbers of actors that have ended or were refused,
+    with the reason; `on_nodes_gone` the nodes that have died; `on_end` the reason when the bridge has ended, and what
+    waits for an answer gets none."""
 
-    def __init__(self, address: str, env: Mapping[str, str], events: BridgeEvents) -> None:
+    def __init__(self, address: str, env: Mapping[str, str]) -> None:
+        self.on_worker_ended: Callable[[int, str], None] = lambda number, reason: None
+        self.on_nodes_gone: Callable[[list[ClusterNode]], None] = lambda nodes: None
+        self.on_end: Callable[[str], None] = lambda reason: None
         self.state = ClusterState(address)
         self.certificates: dict[str, str] = {}
         self.host = ""
-        self._address, self._events = address, events
+        self._address = address
         roots = (str(Path(module.__file__ or "").parents[1]) for module in (ts_frontend.errors, ts.version))
         self._env = {**env, "PYTHONPATH": os.pathsep.join((*roots, env.get("PYTHONPATH", "")))}
         self._sock: socket.socket | None = None
@@ -92,7 +86,7 @@ class BridgeLink:
                 return
             log.error("Ray is away: %s. Workers that live go on; new ones wait", reason)
             self.state.lost(reason)
-            self._events.bridge_ended(reason)
+            self.on_end(reason)
             pause_s = RESTART_S if time.monotonic() - begun_s > RESTART_S_MAX else min(2 * pause_s, RESTART_S_MAX)
             await asyncio.sleep(pause_s)
 
@@ -134,7 +128,7 @@ class BridgeLink:
             child.kill()
             status = await asyncio.to_thread(child.wait)
             reader.finish()
-        return refusal or f"the bridge ended with status {status}" + (f": {last[0]}" if last[0] else "")
+        return refusal or f"the bridge ended with status {status}" + (f": {sentence(last[0])}" if last[0] else "")
 
     async def _read(self, sock: socket.socket) -> str:
         rest = b""
@@ -169,9 +163,9 @@ class BridgeLink:
             nodes = tuple(ClusterNode(**node) for node in news["nodes"])
             gone = self.state.told(nodes, news["free"], time.monotonic())
             if gone:
-                self._events.nodes_gone(gone)
+                self.on_nodes_gone(gone)
         elif event == "ended":
-            self._events.worker_ended(news["id"], news["reason"])
+            self.on_worker_ended(news["id"], news["reason"])
         elif event == "refused":
             return str(news["reason"])
         return ""
@@ -179,7 +173,7 @@ class BridgeLink:
     # --- orders
 
     def order(self, order: str, **more: Any) -> None:
-        """Gives an order. Without a bridge it is lost: `bridge_ended` has said so."""
+        """Gives an order. Without a bridge it is lost: `on_end` has said so."""
         if self._sock is None:
             return
         self._unsent += json.dumps({"order": order, **more}).encode() + b"\n"
@@ -222,3 +216,9 @@ class BridgeLink:
                 await asyncio.wait({self._task})
         if self._child is not None:
             self._child.kill()
+
+
+def sentence(line: str) -> str:
+    """The first sentence of a line of Ray's log, without what stands before it: time, processes, file."""
+    text = re.sub(r"^\[[^\]]*\]\s*(\S+:\d+:\s*)?", "", line)
+    return text.split(". ")[0].rstrip(".")
