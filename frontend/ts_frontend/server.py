@@ -62,6 +62,7 @@ from ts_frontend.telemetry.logging.logs import Logs
 from ts_frontend.telemetry.logging.model_log import ModelLog
 from ts_frontend.telemetry.metrics.registry import MetricsRegistry, open_metrics
 from ts_frontend.telemetry.tracing.tracing import open_tracing
+from ts_frontend.workers.cluster.launcher import ClusterLauncher
 from ts_frontend.workers.demand import Demand, Memory, processes_memory
 from ts_frontend.workers.launchers import Launcher
 from ts_frontend.workers.pool import Clock
@@ -173,11 +174,13 @@ class Parts:
             repositories_in_s3(config),
             loads_at_once_max=config.loads_at_once_max,
         )
+        cluster = supervisor.cluster.bridge.state if supervisor.cluster is not None else None
         self.health = Health(
             self.registry,
             SERVICES,
             strict=config.strict_readiness,
             troubles=lambda: () if self.sharing is None else self.sharing.failures,
+            cluster=cluster,
         )
         metrics.examples = partial(examples_of, self.registry)
         metrics.gather(ServedModels(self.registry, metrics.host).families, always=True)
@@ -229,7 +232,13 @@ class Parts:
         metrics.gather(lambda: [shared_snapshot_family(len(sharing.failures), metrics.host)], always=True)
 
     def _worker_pids(self) -> list[int]:
-        return [slot.worker.pid for model in self.registry for slot in model.pool.slots if slot.worker is not None]
+        return [
+            pid
+            for model in self.registry
+            for slot in model.pool.slots
+            if slot.worker is not None
+            for pid in slot.worker.pids
+        ]
 
 
 class Server:
@@ -331,9 +340,15 @@ class Server:
     async def _supervisor(self, directory: Path) -> Supervisor:
         config = self.config
         inventory = await find_accelerators(config.number_of_gpu, sys.platform, platform.machine())
+        env = worker_env(config)
+        cluster: ClusterLauncher | None = None
+        if config.ray_address and not config.debugging:
+            metrics_config = str(config.metrics_config or "")
+            listen = config.ray_worker_host or "", config.ray_worker_port
+            cluster = ClusterLauncher(config.ray_address, env, listen, metrics_config)
         log.info("Number of GPUs: %s", inventory.count)
         return Supervisor(
-            worker_env(config),
+            env,
             work_dir=directory,
             first_worker_id=config.initial_worker_port,
             first_distribution_id=config.initial_distribution_port,
@@ -345,6 +360,7 @@ class Server:
             on_line=ModelLog(self._logs, self._metrics).line,
             launcher=self._launcher,
             clock=self._clock,
+            cluster=cluster,
         )
 
     # --- its life

@@ -55,6 +55,7 @@ _SETTING_FLAGS = {
     "disable_token_authorization": "--disable-token-auth",
     "enable_model_api": "--enable-model-api",
     "profile": "--profile",
+    "ray_address": "--ray-address",
     "host": "--host",
     "http_port": "--http-port",
     "metrics_port": "--metrics-port",
@@ -182,6 +183,7 @@ def _add_manner(group: argparse._ArgumentGroup) -> None:
 
 def _add_places(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--profile", metavar="NAME", help="ports of triton, mlserver, kserve, dynamo, max or torchserve")
+    group.add_argument("--ray-address", metavar="ADDRESS", help="workers run where Ray places them: auto, or HOST:PORT")
     group.add_argument("--host", metavar="ADDRESS", help="where inference and metrics listen; 0.0.0.0: everywhere")
     group.add_argument("--http-port", metavar="PORT", help="port of HTTP inference")
     group.add_argument("--metrics-port", metavar="PORT", help="port of the metrics API")

@@ -120,12 +120,25 @@ def _said(value: object) -> object:
 
 
 def _worker_table(rows: list[dict[str, Any]]) -> str:
-    head = ("WORKER", "STATUS", "PID", "MEMORY", "GPU", "STARTED")
+    head = ["WORKER", "STATUS", "PID", "MEMORY", "GPU", "STARTED"]
     cells = [
-        (row["id"], row["status"], row["pid"], _mebibytes(row["memoryUsage"]), row["gpuUsage"], row["startTime"])
+        [row["id"], row["status"], row["pid"], _mebibytes(row["memoryUsage"]), row["gpuUsage"], row["startTime"]]
         for row in rows
     ]
+    if any("node" in row or "waitsFor" in row for row in rows):
+        head.append("NODE")
+        for cell, row in zip(cells, rows, strict=True):
+            cell.append(_node(row))
     return "\n".join(f"  {line}" for line in table(head, cells).splitlines())
+
+
+def _node(row: dict[str, Any]) -> str:
+    """Where a worker of a cluster is, or why it is nowhere yet."""
+    node = row.get("node")
+    if node is None:
+        return str(row.get("waitsFor", "-"))
+    gpus = f", GPU {','.join(node['gpus'])}" if node.get("gpus") else ""
+    return f"{node['address']} ({node['id'][:8]}){gpus}"
 
 
 def _mebibytes(size: int) -> str:

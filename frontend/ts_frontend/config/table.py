@@ -381,6 +381,20 @@ class ServerConfig:
         "fork: workers start in milliseconds from a process that has imported torch; exec: each worker is a new "
         "Python process",
     )
+    ray_address: str | None = _own(
+        TEXT,
+        None,
+        "Ray's cluster, which places the workers: `auto`, or HOST:PORT of its head ([ray.md](ray.md)); not set: "
+        "workers run on this machine",
+    )
+    ray_worker_host: str | None = _own(
+        TEXT,
+        None,
+        "the host that workers on other nodes reach this server by; not set: this machine's address in the cluster",
+    )
+    ray_worker_port: int = _own(
+        whole(0), 0, "the port that workers on other nodes connect to, with TLS; 0: any free one"
+    )
     preload_torch: bool = _own(
         BOOLEAN,
         True,

@@ -78,6 +78,10 @@ def _worker(slot: Slot, memory: Callable[[Worker], int]) -> dict[str, Any]:
         "device": str(device),
         "failuresInARow": slot.failures,
     }
+    if slot.waits_for:
+        found["waitsFor"] = slot.waits_for
+    if worker is not None and worker.node:
+        found["node"] = worker.node["address"]
     if worker is not None:
         found |= {
             "pid": worker.pid,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
+import importlib.util
 import json
 import logging
 import platform
@@ -33,6 +35,8 @@ from ts_frontend.workers.supervisor import find_accelerators
 
 #: The import of torch, with the start of its CUDA.
 TORCH_S_MAX = 120.0
+#: What a server needs beside its own packages to have workers in a cluster.
+RAY = ("ray", "cryptography")
 _TORCH = (
     "import json, torch; there = torch.cuda.is_available(); print(json.dumps({'version': torch.__version__, "
     "'cuda': torch.version.cuda, 'devices': torch.cuda.device_count() if there else 0, "
@@ -47,6 +51,8 @@ def examine(config: ServerConfig | None, problem: str = "") -> Report:
     _settings(report.section("Settings"), config, problem)
     config = config or ServerConfig()
     machine.python_packages(report.section("Python"))
+    if config.ray_address:
+        ray(report.sections[-1], config.ray_address, [name for name in RAY if importlib.util.find_spec(name) is None])
     asyncio.run(_devices(report.section("Torch and devices"), config))
     running = _running(report.section("Server"), config)
     machine.ports(report.sections[-1], machine.listeners(config), running)
@@ -134,6 +140,19 @@ def torch(section: Section, found: dict[str, Any], inventory: Inventory) -> None
         section.warn("devices", f"torch sees {found['devices']} GPUs, and the server has none: nvidia-smi is missing")
     else:
         section.ok("devices", "no GPU: workers run on the CPU")
+
+
+def ray(section: Section, address: str, missing: list[str]) -> None:
+    """Whether workers can be placed by the cluster at `address`. `missing`: the packages for it that aren't
+    installed."""
+    if missing:
+        section.error(
+            "ray",
+            f"--ray-address {address} needs {' and '.join(missing)}, which this Python lacks: "
+            "pip install torchrelay[ray]",
+        )
+    else:
+        section.ok("ray", f"Ray {importlib.metadata.version('ray')} is installed; the cluster is at {address}")
 
 
 def _running(section: Section, config: ServerConfig) -> int | None:

@@ -47,6 +47,7 @@ def describe(model: Model) -> dict[str, Any]:
         **({"autoscale": _scaling(model.scaler)} if model.scaler is not None else {}),
         **({"loadOnDemand": _residence(model.resident)} if model.resident is not None else {}),
         **({"shareWeights": _sharing(model)} if model.pool.plan.sharing.wanted else {}),
+        **({"ray": _cluster(model)} if model.pool.resources.cluster is not None else {}),
         "sequenceMaxIdleMSec": settings.sequence_max_idle_ms,
         "sequenceTimeoutMSec": settings.sequence_timeout_ms,
         "maxNumSequence": settings.max_num_sequence,
@@ -75,6 +76,13 @@ def _sharing(model: Model) -> dict[str, Any]:
     if refusal or holder is None:
         return {"shared": False, "reason": refusal}
     return {"shared": True, "pid": holder.pid, "loads": holder.loads, "loadSeconds": round(holder.load_s, 3)}
+
+
+def _cluster(model: Model) -> dict[str, Any]:
+    """The cluster's state, and what each worker asks it for."""
+    state, request = model.pool.resources.cluster, model.pool.plan.spec.cluster
+    assert state is not None
+    return {**state.described(time.monotonic()), **(request.described() if request is not None else {})}
 
 
 def _scaling(scaler: PoolScaler) -> dict[str, Any]:
@@ -130,6 +138,8 @@ def _worker(slot: Slot) -> dict[str, Any]:
         "pid": worker.pid,
         "gpu": slot.device.is_gpu,
         "gpuUsage": GPU_USAGE_UNKNOWN if slot.device.gpu_id is None else f"gpuId::{slot.device.gpu_id}",
+        **({"node": worker.node} if worker.node else {}),
+        **({"waitsFor": slot.waits_for} if slot.waits_for else {}),
     }
 
 

@@ -7,6 +7,8 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ts_frontend.config.table import ServerConfig
@@ -26,6 +28,7 @@ from ts_frontend.scheduling.sequences import SequenceLimits
 from ts_frontend.tasks import Notifier
 from ts_frontend.telemetry.metrics.registry import MetricsRegistry
 from ts_frontend.workers.calls import Answer
+from ts_frontend.workers.cluster.resources import ClusterRequest
 from ts_frontend.workers.limits import WorkerLimits
 from ts_frontend.workers.pool import NO_LIMITS, Pool
 from ts_frontend.workers.process import ProcessSpec, Sharing, TorchrunGroup, WorkerPlan
@@ -232,6 +235,8 @@ class ModelFactory:
             refusal = "it needs Linux"
         elif self._config.bypass_serve:
             refusal = "bypass_serve runs the handler inside the server's process"
+        elif settings.cluster is not None:
+            refusal = "Ray places each of its workers by itself"
         elif settings.torchrun is not None:
             refusal = "torchrun starts the processes of its workers"
         elif archive.adapter:
@@ -250,6 +255,8 @@ class ModelFactory:
         )
 
     def _check_devices(self, name: str, settings: ModelSettings) -> None:
+        if settings.cluster is not None:
+            return
         usable = len(self._supervisor.placement.usable(settings.device_type, settings.device_ids))
         if 0 < usable < settings.parallel_level:
             raise InvalidArchive(
@@ -259,11 +266,22 @@ class ModelFactory:
 
     def _spec(self, name: str, settings: ModelSettings, archive: Archive, python: str, with_torch: bool) -> ProcessSpec:
         torchrun = settings.torchrun
+        if settings.cluster is not None:
+            return ProcessSpec(name, {}, cwd=str(archive.dir), cluster=self._request(settings, archive))
         if torchrun is None:
             return ProcessSpec(name, self._worker_env, python, str(archive.dir), with_torch=with_torch)
         words = torchrun.words(self._config.log_location.absolute() / "torchelastic_ts")
         group = TorchrunGroup(torchrun.processes, words, lockstep=settings.parallel_type != "pp")
         return ProcessSpec(name, {**self._worker_env, **torchrun.env}, python, str(archive.dir), group)
+
+    def _request(self, settings: ModelSettings, archive: Archive) -> ClusterRequest:
+        """What a worker asks Ray for, with the packages of the archive's requirements file if they are installed, and a
+        place for each worker."""
+        assert settings.cluster is not None
+        wanted = archive.requirements_file
+        install = wanted and (settings.use_venv or self._config.install_py_dep_per_model)
+        packages = requirements_in(archive.dir / wanted) if wanted and install else ()
+        return replace(settings.cluster, packages=packages, bundles=max(1, settings.max_workers))
 
     def _load(
         self,
@@ -308,6 +326,16 @@ class ModelFactory:
             **({} if config.dev_model is None else _debugging(config)),
             "mark_lines": config.log_format == "json" and not config.bypass_serve,
         }
+
+
+def requirements_in(path: Path) -> tuple[str, ...]:
+    """The lines of a requirements file that ask for something. Raises InvalidArchive."""
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArchive(f"{path.name} can't be read: {error}") from error
+    stripped = (line.split(" #")[0].strip() for line in lines)
+    return tuple(line for line in stripped if line and not line.startswith("#"))
 
 
 def _debugging(config: ServerConfig) -> dict[str, Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ts_frontend.errors import Draining, ModelNotFound, ModelVersionNotFound
 from ts_frontend.models.model import Model
 from ts_frontend.models.registry import Registry
+from ts_frontend.workers.cluster.state import ClusterState
 
 #: The most sentences of an answer to a ping.
 TROUBLES_SHOWN_MAX = 10
@@ -16,7 +18,9 @@ TROUBLES_SHOWN_MAX = 10
 class Health:
     """The health of the server and its models, derived from the workers at each call. Services of gRPC health: "" and
     the names in `services` are the server's; `NAME` and `NAME/VERSION` are a model's readiness. Not `strict`: models
-    don't count for the server's. `troubles`: what isn't in step with other servers, which makes nothing unhealthy."""
+    don't count for the server's. `troubles`: what isn't in step with other servers, which makes nothing unhealthy.
+    `cluster`: where workers are placed, if that isn't this machine; while it is away, what lives goes on, and the
+    answer to a ping says so."""
 
     def __init__(
         self,
@@ -25,12 +29,14 @@ class Health:
         *,
         strict: bool = True,
         troubles: Callable[[], Sequence[str]] = tuple,
+        cluster: ClusterState | None = None,
     ) -> None:
         self._registry = registry
         self._services = services
         self._strict = strict
         self._troubles = troubles
         self._draining = False
+        self._cluster = cluster
 
     @property
     def draining(self) -> bool:
@@ -57,7 +63,10 @@ class Health:
     async def health(self) -> tuple[bool, dict[str, Any]]:
         """The answer to a ping: whether all is well, and TorchServe's JSON, with what doesn't work although it is."""
         healthy, troubles = self.healthy, list(self._troubles()[:TROUBLES_SHOWN_MAX])
-        more = {"sharedSnapshot": troubles} if troubles else {}
+        away = self._cluster.away(time.monotonic()) if self._cluster is not None else ""
+        more: dict[str, Any] = {"sharedSnapshot": troubles} if troubles else {}
+        if away:
+            more["ray"] = f"away: {away}"
         return healthy, {"status": "Healthy" if healthy else "Unhealthy", **more}
 
     def drain(self) -> None:

@@ -112,7 +112,10 @@ class ModelLoader:
         archive = self.formats.running(archive.adapter).prepared(archive)
         settings = self._resolve(requested, archive, name, archive.version)
         with_torch = await asyncio.to_thread(self._factory.may_need_torch, archive, settings)
-        environment = await self._environments.of(name, archive, settings.use_venv)
+        if settings.cluster is None:
+            environment = await self._environments.of(name, archive, settings.use_venv)
+        else:
+            environment = Environment()  # Ray makes one on each node
         try:
             model = self._factory.model(
                 name,

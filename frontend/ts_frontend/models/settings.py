@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from ts_frontend.config.parameters import SETTINGS, WORKERS_MAX
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArgument
+from ts_frontend.workers.cluster.resources import ClusterRequest, read_request
 from ts_frontend.workers.demand import DemandRule, Memory
 from ts_frontend.workers.scaling import ScalingRule
 
@@ -278,6 +279,7 @@ class ModelSettings:
     share_weights: bool = False
     autoscale: ScalingRule | None = None
     demand: DemandRule | None = None
+    cluster: ClusterRequest | None = None
     recycle_after_requests: int = 0
     recycle_above_bytes: int = 0
     worker_memory_bytes_max: int = 0
@@ -429,6 +431,7 @@ def _plain(yaml: Source, server: Source, defaults: ServerConfig) -> dict[str, An
     kind = choice("parallelType", _PARALLEL_TYPES)
     level = _parallel_level(kind, yaml, server) if kind else 0
     return {
+        "cluster": _cluster(yaml, server, defaults, choice("deviceType", _DEVICE_TYPES), level, kind),
         "max_retry_timeout_s": whole("maxRetryTimeoutInSec", 300, 0),
         "client_timeout_ms": whole("clientTimeoutInMills", 0, 0),
         "job_queue_size": whole("jobQueueSize", defaults.job_queue_size),
@@ -510,6 +513,29 @@ def _demand(yaml: Source, server: Source, defaults: ServerConfig, stateful: bool
         yaml.warn("loadOnDemand", "ignored with " + ("sequenceBatching" if stateful else "useJobTicket"))
     wanted = defaults.load_on_demand if own is None else own
     return rule if wanted and not stateful and not ticket else None
+
+
+def _cluster(
+    yaml: Source, server: Source, defaults: ServerConfig, device_type: str, level: int, kind: str
+) -> ClusterRequest | None:
+    """What the model's workers need of Ray's cluster; None for those of this machine: without a cluster, with
+    `ray: false`, and with torchrun, which starts its processes on one machine."""
+    given = first(yaml.values.get("ray"), server.values.get("ray"))
+    yaml.asked.add("ray")
+    server.asked.add("ray")
+    if not defaults.ray_address or given is False:
+        return None
+    if kind not in ("", "custom"):
+        yaml.warnings.append("torchrun's workers run on this machine: Ray doesn't place them (ray: false says so)")
+        return None
+    if given is not None and given is not True and not isinstance(given, dict):
+        yaml.warn("ray", "ignored, it must be keys with values, or false for workers on this machine")
+    section = given if isinstance(given, dict) else {}
+    ids = first(yaml.indices("deviceIds"), lambda: server.indices("deviceIds"))
+    if ids:
+        yaml.warn("deviceIds", "each worker gets GPUs that Ray chooses; ray: num_gpus says how many")
+    devices = level or (1 if ids and device_type != "cpu" else 0)
+    return read_request(section, device_type, devices, yaml.warnings.append)
 
 
 def _parallel_level(kind: str, yaml: Source, server: Source) -> int:

@@ -119,7 +119,7 @@ class ExecLauncher:
             if process.pidfd is None:
                 code = await asyncio.to_thread(child.wait)
             else:
-                await _readable(process.pidfd)
+                await readable(process.pidfd)
                 code = child.wait()
         except Exception:
             log.exception("The process %s of %s can't be waited for", child.pid, process.name)
@@ -136,7 +136,8 @@ def resolve(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-async def _readable(fd: int) -> None:
+async def readable(fd: int) -> None:
+    """Returns when there is something to read."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
     loop.add_reader(fd, resolve, ready)

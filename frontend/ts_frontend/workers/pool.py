@@ -15,6 +15,7 @@ from typing import Any
 from ts_frontend.errors import ModelNotLoaded, NoWorker
 from ts_frontend.scheduling.queues import WorkQueue
 from ts_frontend.tasks import owned, watched
+from ts_frontend.workers.cluster.state import ClusterState
 from ts_frontend.workers.devices import Device
 from ts_frontend.workers.failures import (
     DIED,
@@ -59,13 +60,16 @@ TRACEBACKS_MAX = 16
 @dataclass(frozen=True, slots=True)
 class PoolResources:
     """The server's resources for a pool's workers: their launcher, their ids and devices, and the sinks of their
-    lines. `holder`: the launcher, if it holds the model's weights for them."""
+    lines. `holder`: the launcher, if it holds the model's weights for them; `waiting`: what a worker that starts waits
+    for, by its id, where somebody else finds its place; `cluster`: the state of whoever does."""
 
     launcher: Launcher
     next_worker_id: Callable[[], int]
     next_device: Callable[[], Device]
     line_sink: Callable[[int], LineSink]
     holder: HolderLauncher | None = None
+    waiting: Callable[[int], str] | None = None
+    cluster: ClusterState | None = None
 
 
 class Clock:
@@ -99,6 +103,9 @@ class Slot:
         self.load_failure: StartFailed | None = None
         #: When the next start is due (`time.monotonic()`), while it waits for that.
         self.next_start_s = 0.0
+        #: What its worker waits for before it can start; "" when it doesn't.
+        self.waits_for = ""
+        self._waits_since_s, self._told_off = math.inf, False
         self._pool = pool
         self._backoff = backoff
         self._retired = False
@@ -120,6 +127,22 @@ class Slot:
     @property
     def memory_bytes(self) -> int:
         return self.worker.memory_bytes if self.worker is not None else 0
+
+    def look(self, now_s: float) -> None:
+        """Notes what a worker without a place waits for. Who waits for its start is told after `startup_timeout_s`; the
+        worker starts as soon as there is a place."""
+        waiting = self._pool.resources.waiting
+        if waiting is None or self._retired:
+            return
+        self.waits_for = waiting(self.id)
+        if not self.waits_for:
+            self._waits_since_s, self._told_off = math.inf, False
+        elif self._waits_since_s == math.inf:
+            self._waits_since_s = now_s
+            log.warning("Worker %s of %s %s", self.id, self._pool.name, self.waits_for)
+        elif not self._told_off and now_s - self._waits_since_s > self._pool.plan.startup_timeout_s:
+            self._told_off = True
+            self._settle(StartFailed(f"Worker {self.id} {self.waits_for}. It starts as soon as there is room", 503))
 
     def try_now(self) -> None:
         """Ends the pause before the next start."""
@@ -613,6 +636,7 @@ class Pool:
         if self.plan.limits != NO_LIMITS:
             self._look_at_limits(now_s)
         for slot in (*self.slots, *self._leaving):
+            slot.look(now_s)
             if slot.worker is not None:
                 slot.worker.tick(now_s)
         if self.ready_count:

@@ -23,6 +23,7 @@ from ts.protocol.marks import unmarked
 from ts.protocol.progress import PROGRESS_BYTES, has_begun, spent
 from ts_frontend.scheduling.repeats import Repeats
 from ts_frontend.workers.calls import Answer
+from ts_frontend.workers.cluster.resources import ClusterRequest
 from ts_frontend.workers.devices import Device
 from ts_frontend.workers.in_flight import BatchRecorder, OnResponse, Spent
 from ts_frontend.workers.limits import WorkerLimits
@@ -172,7 +173,8 @@ class ProcessSpec:
     """A worker process to start: `env` is the whole environment; `python` another interpreter than the server's, or "";
     `torchrun` for a worker of several processes; `worker_id` names it there; `with_torch`: it is forked from a process
     that has imported torch, where there is one. Without, its handler's import takes a second or more. `holds`: the
-    process is no worker, but loads the model and forks its workers."""
+    process is no worker, but loads the model and forks its workers. `cluster`: what it needs of the cluster that places
+    it, None for one of this machine."""
 
     name: str
     env: Mapping[str, str]
@@ -182,9 +184,12 @@ class ProcessSpec:
     worker_id: int = 0
     with_torch: bool = True
     holds: bool = False
+    cluster: ClusterRequest | None = None
 
     def placed(self, worker_id: int, device: Device) -> ProcessSpec:
         """Returns the specification for one worker, which sees only the devices of its group."""
+        if self.cluster is not None:
+            return replace(self, worker_id=worker_id)
         if not device.group and self.torchrun is None:
             return self
         seen = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, device.group))} if device.group else {}
@@ -317,6 +322,25 @@ class WorkerProcess(ForkedProcess):
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES_MAX))
     readers: list[LineReader] = field(default_factory=list)
     rendezvous: Rendezvous | None = None
+
+    @property
+    def lost(self) -> str:
+        """Why it ended, where that isn't its exit status; "" otherwise."""
+        return self.rendezvous.lost if self.rendezvous is not None else ""
+
+    @property
+    def remote(self) -> bool:
+        """Returns True for a process of another machine, whose id means nothing here."""
+        return False
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """The machine of a remote process; {} for one of this machine."""
+        return {}
+
+    def note_begun(self, batch_id: int) -> None:
+        """Notes that the handler is called for a batch, which a process of this machine writes to the progress file
+        itself."""
 
     def resident_bytes(self) -> int:
         """Returns the resident memory of all known processes of the worker."""

@@ -8,12 +8,15 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from ts_frontend.scheduling.queues import WorkQueue
 from ts_frontend.tasks import kept
-from ts_frontend.workers.devices import Device, Inventory, Placement
+from ts_frontend.workers.cluster.launcher import ClusterLauncher
+from ts_frontend.workers.cluster.resources import ClusterRequest
+from ts_frontend.workers.devices import CPU, Device, Inventory, Placement
 from ts_frontend.workers.failures import Backoff
 from ts_frontend.workers.forkserver import ForkLauncher
 from ts_frontend.workers.holder import HolderLauncher
@@ -34,7 +37,7 @@ OnLine = Callable[[int, str, str, str], None]
 
 class Supervisor:
     """Makes pools and keeps time for them. `launcher` starts the workers instead of the launcher that `fork` and
-    `in_process` stand for; `clock` is that of their restarts."""
+    `in_process` stand for; `clock` is that of their restarts; `cluster` starts workers on other machines."""
 
     def __init__(
         self,
@@ -51,6 +54,7 @@ class Supervisor:
         on_line: OnLine,
         launcher: Launcher | None = None,
         clock: Clock | None = None,
+        cluster: ClusterLauncher | None = None,
     ) -> None:
         self.placement = Placement(inventory)
         self._exec = ExecLauncher()
@@ -60,6 +64,7 @@ class Supervisor:
             self._fork = ForkLauncher(env, self._exec, preload_torch=preload_torch, started=forkserver)
         self._launcher: Launcher = launcher or (InProcessLauncher() if in_process else self._fork or self._exec)
         self._clock = clock
+        self.cluster = cluster
         self._ids = itertools.count(first_worker_id)
         self._distribution_id = first_distribution_id
         self._on_line = on_line
@@ -73,6 +78,8 @@ class Supervisor:
         """Starts the forkservers (before any listener exists) and the clock."""
         if self._fork is not None:
             await self._fork.start()
+        if self.cluster is not None:
+            await self.cluster.start()
         self._tasks.append(kept(self._tick, "The clock of the workers"))
         if os.getpid() == 1:
             self._tasks.append(kept(reap_orphans, "The wait for orphaned processes"))
@@ -101,6 +108,8 @@ class Supervisor:
         """Makes a pool without workers."""
 
         def next_device() -> Device:
+            if plan.spec.cluster is not None:
+                return device_of(plan.spec.cluster)
             return self.placement.next(plan, device_type, device_ids, level)
 
         def line_sink(worker_id: int) -> LineSink:
@@ -111,6 +120,8 @@ class Supervisor:
         sharing = plan.sharing
         holder = HolderLauncher(launcher, plan) if sharing.wanted and not sharing.refusal else None
         resources = PoolResources(holder or launcher, next_id, next_device, line_sink, holder)
+        if self.cluster is not None and plan.spec.cluster is not None:
+            resources = replace(resources, waiting=self.cluster.waiting, cluster=self.cluster.bridge.state)
         backoff = partial(Backoff, give_up_s, restart_delay_s_max)
         pool = Pool(name, plan, queue, resources, backoff, on_change, self._clock)
         pool.on_busy = partial(self._busy.add, pool)
@@ -124,8 +135,10 @@ class Supervisor:
         return scaler
 
     def _launcher_of(self, spec: ProcessSpec) -> Launcher:
-        """Returns torchrun's launcher for a worker of several processes, exec's for one with an interpreter of its own,
-        else the usual one."""
+        """Returns the cluster's launcher for a worker that is placed there, torchrun's for one of several processes,
+        exec's for one with an interpreter of its own, else the usual one."""
+        if spec.cluster is not None and self.cluster is not None:
+            return self.cluster
         if spec.torchrun is not None:
             return self._torchrun
         return self._exec if spec.python else self._launcher
@@ -139,6 +152,8 @@ class Supervisor:
         self._pools.discard(pool)
         self._busy.discard(pool)
         self.placement.forget(pool.plan)
+        if self.cluster is not None and pool.plan.spec.cluster is not None:
+            self.cluster.forget(pool.plan.spec)
 
     async def _tick(self) -> None:
         while True:
@@ -169,7 +184,14 @@ class Supervisor:
             await asyncio.wait(self._tasks)
         if self._fork is not None:
             await self._fork.close()
+        if self.cluster is not None:
+            await self.cluster.close()
         await self._exec.close()
+
+
+def device_of(request: ClusterRequest) -> Device:
+    """Where a worker of a cluster runs, as it sees it: Ray shows it only its own GPUs."""
+    return Device("cuda", 0, tuple(range(max(1, int(request.num_gpus))))) if request.num_gpus else CPU
 
 
 async def find_accelerators(wanted: int | None, platform: str, machine: str) -> Inventory:

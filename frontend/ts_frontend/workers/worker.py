@@ -12,6 +12,7 @@ from typing import Any
 
 from ts.protocol.frames import (
     CALL_ID_MIN,
+    Begun,
     Call,
     Cancel,
     Chunk,
@@ -126,10 +127,15 @@ class Worker:
 
     @property
     def pids(self) -> list[int]:
-        """Returns the ids of the worker's known processes."""
-        if self.process is None:
+        """Returns the ids of the worker's known processes on this machine."""
+        if self.process is None or self.process.remote:
             return []
         return [self.process.pid, *(self.process.rendezvous.pids if self.process.rendezvous is not None else ())]
+
+    @property
+    def node(self) -> dict[str, Any]:
+        """Returns the machine of a worker on another one; {} on this one."""
+        return self.process.where if self.process is not None else {}
 
     @property
     def memory_bytes(self) -> int:
@@ -444,6 +450,9 @@ class Worker:
             entry = self._running.jobs.get(message.job_id)
             if entry is not None and entry[0].timing is not None:
                 entry[0].timing.measured(message, time.monotonic())
+        elif isinstance(message, Begun):
+            assert self.process is not None
+            self.process.note_begun(message.batch_id)
         elif isinstance(message, LoadFailed):
             info = message.info
             self._death_note = f"Model couldn't be loaded: {info.get('message')}"
@@ -515,8 +524,9 @@ class Worker:
         process = self.process
         assert process is not None
         how = ExitStatus(None)
-        lost = process.rendezvous.lost if process.rendezvous is not None else ""
         try:
+            if process.remote:  # no more notes of begun batches will come, and its end may be told late
+                self._put_back_unstarted()
             how = await self._exit_of(process)
             try:
                 self._put_back_unstarted()
@@ -526,7 +536,7 @@ class Worker:
                 process.release()
         except Exception:
             log.exception("Worker %s of %s: its end could not be settled", self.id, self._plan.spec.name)
-        note = self._death_note or lost or how.sentence()
+        note = self._death_note or process.lost or how.sentence()
         try:
             out_of_memory = self._out_of_memory or (how.by_sigkill and not self._death_note)
             begun = list(self._running.batches.values())

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from ts.protocol.frames import (
+    BEGUN,
     BY_HANDLER,
     CALL,
     CANCEL,
@@ -43,6 +44,7 @@ from ts.protocol.frames import (
     TIMES,
     U64,
     WHOLE,
+    Begun,
     Call,
     Cancel,
     Chunk,
@@ -260,6 +262,7 @@ _DECODERS: dict[int, Callable[[int, Body], Message]] = {
     CALL: _decode_call,
     PIECES: _decode_pieces,
     MEASURE: lambda key, _: Measure(key),
+    BEGUN: lambda key, _: Begun(key),
     TIMED: lambda key, body: Times(key, *_Reader(body).unpack(TIMES)),
 }
 

@@ -196,15 +196,22 @@ class Times(NamedTuple):
     given_s: float
 
 
+class Begun(NamedTuple):
+    """From a worker on another machine: its handler is about to be called for this batch."""
+
+    batch_id: int
+
+
 Message: TypeAlias = (
     "Load | Predict | Cancel | Credit | Stop | Ready | LoadFailed | Chunk | Failed | Feed | Call | Pieces | Measure | "
-    "Times"
+    "Times | Begun"
 )
 
 LOAD, PREDICT, CANCEL, CREDIT, STOP, READY, LOAD_FAILED, CHUNK, FAILED, FEED, CALL, PIECES, MEASURE, TIMED = range(
     1, 15
 )
-CONTROL_KINDS = frozenset({LOAD, CANCEL, CREDIT, STOP, READY, LOAD_FAILED, FAILED, MEASURE, TIMED})
+BEGUN = 15
+CONTROL_KINDS = frozenset({LOAD, CANCEL, CREDIT, STOP, READY, LOAD_FAILED, FAILED, MEASURE, TIMED, BEGUN})
 
 
 # --- encoding: message -> (kind, key, body segments)
@@ -394,6 +401,7 @@ _ENCODERS: dict[type, Callable[[Any], tuple[int, int, list[Buffer]]]] = {
     Feed: _encode_feed,
     Call: _encode_call,
     Measure: lambda message: (MEASURE, message.job_id, []),
+    Begun: lambda message: (BEGUN, message.batch_id, []),
     Times: lambda message: (TIMED, message.job_id, [TIMES.pack(*message[1:])]),
 }
 

@@ -15,12 +15,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from ts.protocol.codes import BROKEN_FRAME
 from ts.protocol.decoder import Decoder
 from ts.protocol.frames import FrameError, Load, LoadFailed, Message, Ready
 from ts.runtime.jobs import Batch, Ledger
+
+if TYPE_CHECKING:
+    from ts.protocol.secure import SecureSocket
 
 READ_BYTES = 64 * 1024
 #: Read together with the rest of a large frame.
@@ -88,11 +91,12 @@ class _Alarm:
 
 class Link:
     """Messages in and out. All methods but `flush`, `wait_for_credit` and `wait_until` belong to the thread that made
-    it. `leave` ends a worker that has lost its frontend, by default the process."""
+    it. `sock`: the connected socket, or its descriptor. `leave` ends a worker that has lost its frontend, by default
+    the process."""
 
-    def __init__(self, sock_fd: int, leave: Callable[[int], NoReturn] = leave) -> None:
+    def __init__(self, sock: int | SecureSocket, leave: Callable[[int], NoReturn] = leave) -> None:
         self._leave = leave
-        self._sock = socket.socket(fileno=sock_fd)
+        self._sock = socket.socket(fileno=sock) if isinstance(sock, int) else sock
         self._sock.setblocking(False)
         self._decoder = Decoder(MESSAGE_BYTES_MAX)
         self._early: list[Message] = []
@@ -101,6 +105,7 @@ class Link:
         self._beyond = bytearray(BEYOND_BYTES)
         self._alarm = _Alarm()
         self._standing_in = False
+        sock_fd = self._sock.fileno()
         self._poller, self._watch_poller = _Poller(sock_fd), _Poller(sock_fd, self._alarm.fileno())
         self._owner = threading.get_ident()
         self._calls = 0

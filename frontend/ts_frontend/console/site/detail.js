@@ -127,7 +127,8 @@ export class Detail {
       const [id, state, device, memory, pid, started, failures] = row.cells_;
       say(id, one.id);
       if (state.textContent !== one.state) state.replaceChildren(h("span", { class: `badge ${tones[one.state] ?? "warn"}` }, one.state));
-      say(device, one.device);
+      state.title = one.waitsFor || "";
+      say(device, one.node ? `${one.device} on ${one.node}` : one.device);
       say(memory, one.memoryBytes ? bytes(one.memoryBytes) : "–");
       say(pid, one.pid ? String(one.pid) : "–");
       say(started, clock(one.startedAt));

@@ -1,0 +1,157 @@
+"""Where workers of other machines connect: an address with TLS that asks for certificates, and a word by which each
+connection is known."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import logging
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from ts.protocol.secure import Certificate, SecureSocket, keep_watch, server_context
+
+log = logging.getLogger(__name__)
+
+GREETING_BYTES_MAX = 8192
+GREETING_S_MAX = 10.0
+GUESTS_MAX = 512
+
+#: Gets a process that has said who it is: its role (agent or worker), its socket, and its words.
+Welcome: TypeAlias = Callable[[str, SecureSocket, dict[str, Any]], None]
+
+
+class Gate:
+    """The address. Processes are let in that `expect` has announced, by their tokens."""
+
+    def __init__(self, certificate: Certificate, host: str, port: int) -> None:
+        """Begins to listen. Raises OSError."""
+        self._context = server_context(certificate)
+        self._expected: dict[str, Welcome] = {}
+        self._guests: set[_Guest] = set()
+        self._loop = asyncio.get_running_loop()
+        self._listener = _listening(host, port)
+        self.port = int(self._listener.getsockname()[1])
+        self._loop.add_reader(self._listener, self._arrived)
+
+    def expect(self, token: str, welcome: Welcome) -> None:
+        self._expected[token] = welcome
+
+    def forget(self, token: str) -> None:
+        self._expected.pop(token, None)
+
+    def _arrived(self) -> None:
+        while True:
+            try:
+                sock, address = self._listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                log.error("A worker's connection can't be accepted: %s", error)
+                return
+            if len(self._guests) >= GUESTS_MAX:
+                log.warning(
+                    "A connection from %s to the workers' port is refused: %s wait already", address, GUESTS_MAX
+                )
+                sock.close()
+                continue
+            self._guests.add(_Guest(self, sock, self._context, str(address[0])))
+
+    def greeted(self, guest: _Guest, sock: ssl.SSLSocket, hello: dict[str, Any]) -> None:
+        """Lets a guest in that has said a token which is known. Raises ValueError, OSError."""
+        welcome = self._expected.get(str(hello.get("token")))
+        if welcome is None:
+            raise ValueError("nobody waits for it")
+        sock.send(json.dumps({"now": time.monotonic()}).encode() + b"\n")
+        self.left(guest)
+        welcome(str(hello.get("role")), SecureSocket(sock), hello)
+
+    def left(self, guest: _Guest) -> None:
+        self._guests.discard(guest)
+
+    def close(self) -> None:
+        """Closes the address and everybody who waits there."""
+        self._loop.remove_reader(self._listener)
+        self._listener.close()
+        for guest in list(self._guests):
+            guest.refuse("the server ends")
+
+
+class _Guest:
+    """A connection that hasn't said yet whose it is."""
+
+    def __init__(self, gate: Gate, sock: socket.socket, context: ssl.SSLContext, address: str) -> None:
+        sock.setblocking(False)
+        keep_watch(sock)
+        self._gate, self._address = gate, address
+        self._sock = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        self._loop = asyncio.get_running_loop()
+        self._shaken = False
+        self._said = b""
+        self._limit = self._loop.call_later(GREETING_S_MAX, self.refuse, "it says nothing")
+        self._loop.add_reader(self._sock, self._step)
+
+    def _step(self) -> None:
+        try:
+            if not self._shaken:
+                self._sock.do_handshake()
+                self._shaken = True
+            self._read()
+        except ssl.SSLWantReadError:
+            self._loop.remove_writer(self._sock)
+        except ssl.SSLWantWriteError:
+            self._loop.add_writer(self._sock, self._step)
+        except (OSError, ValueError, TypeError) as error:
+            self.refuse(str(error))
+
+    def _read(self) -> None:
+        while not self._said.endswith(b"\n"):
+            data = self._sock.recv(GREETING_BYTES_MAX)
+            self._said += data
+            if not data or len(self._said) > GREETING_BYTES_MAX:
+                raise ValueError("its greeting is cut short" if not data else "its greeting is too long")
+        hello = json.loads(self._said)
+        if not isinstance(hello, dict):
+            raise ValueError("its greeting is no object")
+        self._leave()
+        try:
+            self._gate.greeted(self, self._sock, hello)
+        except (OSError, ValueError) as error:
+            self.refuse(str(error))
+
+    def _leave(self) -> None:
+        self._limit.cancel()
+        self._loop.remove_reader(self._sock)
+        self._loop.remove_writer(self._sock)
+
+    def refuse(self, why: str) -> None:
+        log.warning("A connection from %s to the workers' port was refused: %s", self._address, why)
+        if self._sock.fileno() >= 0:
+            self._leave()
+            self._sock.close()
+        self._gate.left(self)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """A socket that listens at this address; where the machine hasn't got it (behind a translation), at all. Raises
+    OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+            listener.bind(("", port))
+        listener.listen(GUESTS_MAX)
+        listener.setblocking(False)
+    except BaseException:
+        listener.close()
+        raise
+    return listener

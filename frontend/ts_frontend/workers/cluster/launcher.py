@@ -1,0 +1,243 @@
+"""Starts workers on the nodes of a Ray cluster: asks for an actor with the worker's resources, and waits until its
+process has connected."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from ts.protocol.secure import SecureSocket
+from ts_frontend.workers.cluster.gate import Gate
+from ts_frontend.workers.cluster.link import BridgeLink
+from ts_frontend.workers.cluster.remote import AgentLine, RemoteProcess, WorkerNode
+from ts_frontend.workers.cluster.resources import ClusterRequest
+from ts_frontend.workers.cluster.state import ClusterNode
+from ts_frontend.workers.launchers import LaunchFailed
+from ts_frontend.workers.process import LineSink, ProcessSpec, WorkerProcess
+
+log = logging.getLogger(__name__)
+
+#: A worker that has no place after so many seconds says what it waits for.
+PATIENCE_S = 1.5
+#: Ray takes some seconds to notice a dead node; until then it would go on to place workers there.
+AVOID_S = 20.0
+#: Between the connections of an agent and of its worker, which imports what it needs.
+WORKER_S_MAX = 60.0
+
+
+class _Launch:
+    """A worker from the order to its connection, and after that as long as it lives."""
+
+    def __init__(self, number: int, spec: ProcessSpec, request: ClusterRequest, sink: LineSink) -> None:
+        self.number, self.spec, self.request = number, spec, request
+        self.sink = sink
+        self.token = secrets.token_hex(16)
+        self.begun_s = time.monotonic()
+        self.arrived: asyncio.Future[RemoteProcess] = asyncio.get_running_loop().create_future()
+        self.agent: SecureSocket | None = None
+        self.node = WorkerNode("", "", "")
+        self.early: list[dict[str, Any]] = []
+        self.line: AgentLine | None = None
+        self.process: RemoteProcess | None = None
+        self.tail: list[str] = []
+
+    def fail(self, reason: str) -> None:
+        if not self.arrived.done():
+            self.arrived.set_exception(LaunchFailed(reason))
+
+
+class ClusterLauncher:
+    """Starts workers through Ray. `listen`: the host and the port that workers connect to; the host "" is this
+    machine's address in the cluster. `metrics_config`: a file that workers read, "" for none. `bridge`: another one
+    than the usual."""
+
+    def __init__(
+        self,
+        address: str,
+        env: Mapping[str, str],
+        listen: tuple[str, int],
+        metrics_config: str,
+        bridge: BridgeLink | None = None,
+    ) -> None:
+        self.bridge = bridge or BridgeLink(address, env)
+        self.bridge.on_worker_ended = self._worker_ended
+        self.bridge.on_nodes_gone = self._nodes_gone
+        self.bridge.on_end = self._bridge_ended
+        self._listen = listen
+        self._metrics_config = metrics_config
+        self._gate: Gate | None = None
+        self._numbers = itertools.count(1)
+        self._launches: dict[int, _Launch] = {}
+        self._suspects: dict[str, float] = {}
+
+    async def start(self) -> None:
+        """Connects to Ray. Raises ClusterUnreachable; OSError when the workers' address can't be had."""
+        await self.bridge.start()
+        host, port = self._listen
+        self._gate = Gate(self.bridge.server_certificate(), host or self.bridge.host, port)
+        log.info("Workers of the cluster connect to %s:%s.", host or self.bridge.host, self._gate.port)
+
+    # --- starts
+
+    async def launch(self, spec: ProcessSpec, sink: LineSink) -> WorkerProcess:
+        """Returns when the worker has connected, however long Ray takes to find a place for it. Raises LaunchFailed."""
+        assert spec.cluster is not None and self._gate is not None
+        launch = _Launch(next(self._numbers), spec, spec.cluster, sink)
+        self._launches[launch.number] = launch
+        self._gate.expect(launch.token, lambda *guest: self._welcome(launch, *guest))
+        try:
+            while self._order(launch, self._gate.port):
+                done, _ = await asyncio.wait({launch.arrived}, timeout=AVOID_S)
+                if done or launch.line is not None:
+                    break
+                self._renumber(launch)  # what it had to avoid may be there again
+            return await launch.arrived
+        except BaseException:
+            self._abandon(launch)
+            raise
+        finally:
+            self._gate.forget(launch.token)
+
+    def _renumber(self, launch: _Launch) -> None:
+        """Takes an order back that is to be given again."""
+        self._launches.pop(launch.number)
+        self.bridge.order("end", id=launch.number)
+        launch.number = next(self._numbers)
+        self._launches[launch.number] = launch
+
+    def _order(self, launch: _Launch, port: int) -> bool:
+        """Asks for the worker's actor; returns True when that has to avoid nodes. Raises LaunchFailed."""
+        if not self.bridge.usable:
+            raise LaunchFailed(launch.spec.name + " " + self.bridge.state.why_waiting(launch.request, time.monotonic()))
+        own, avoided = self.bridge.worker_certificate(), self._avoided()
+        instructions = {
+            "host": self._listen[0] or self.bridge.host,
+            "port": port,
+            "token": launch.token,
+            **own._asdict(),
+            "origin": launch.spec.cwd,
+            "env": dict(launch.request.env),
+        }
+        self.bridge.order(
+            "place",
+            id=launch.number,
+            model=launch.spec.name,
+            request=asdict(launch.request),
+            instructions=instructions,
+            metrics_config=self._metrics_config,
+            avoid=avoided,
+        )
+        return bool(avoided)
+
+    def _avoided(self) -> list[str]:
+        """The nodes that workers were lost with lately, as long as there are others."""
+        now_s = time.monotonic()
+        self._suspects = {node: until_s for node, until_s in self._suspects.items() if until_s > now_s}
+        living = {node.id for node in self.bridge.state.nodes if node.alive}
+        return sorted(self._suspects) if living - self._suspects.keys() else []
+
+    def _abandon(self, launch: _Launch) -> None:
+        self._launches.pop(launch.number, None)
+        self.bridge.order("end", id=launch.number)
+        if launch.line is not None:
+            launch.line.close()
+        if launch.arrived.done() and not launch.arrived.cancelled() and launch.arrived.exception() is None:
+            launch.arrived.result().sock.close()
+
+    def _welcome(self, launch: _Launch, role: str, sock: SecureSocket, hello: dict[str, Any]) -> None:
+        """A process of the launch has connected: first the agent, then the worker."""
+        if role == "agent" and launch.line is None:
+            launch.node = WorkerNode.of(hello.get("node"))
+            launch.line = AgentLine(sock, lambda what: self._told(launch, what), lambda: self._silent(launch))
+        elif role == "worker" and launch.line is not None and not launch.arrived.done():
+            process = RemoteProcess(
+                launch.spec.name,
+                int(hello.get("pid") or 0),
+                launch.node,
+                sock,
+                launch.sink,
+                lambda: self._ended(launch),
+                lambda: self._suspect(launch.node),
+            )
+            process.attend(launch.line)
+            process.tail.extend(launch.tail)
+            launch.process = process
+            launch.arrived.set_result(process)
+        else:
+            log.warning("A second %s of %s was refused", role, launch.spec.name)
+            sock.close()
+
+    def _told(self, launch: _Launch, what: dict[str, Any]) -> None:
+        if launch.process is not None:
+            launch.process.told(what)
+        elif "lines" in what:
+            for line in what["lines"]:
+                launch.tail.append(line)
+                launch.sink(str(what["stream"]), line)
+        elif "exit" in what:
+            last = f": {launch.tail[-1]}" if launch.tail else ""
+            launch.fail(f"the worker ended with exit code {what['exit']} before it connected{last}")
+
+    def _silent(self, launch: _Launch) -> None:
+        if launch.process is not None:
+            launch.process.silent()
+        else:
+            self._suspect(launch.node)
+            launch.fail(f"the connection to node {launch.node.name} ended before the worker connected")
+
+    # --- ends
+
+    def _ended(self, launch: _Launch) -> None:
+        if self._launches.pop(launch.number, None) is not None:
+            self.bridge.order("end", id=launch.number)
+
+    def _suspect(self, node: WorkerNode) -> None:
+        if node.id:
+            self._suspects[node.id] = time.monotonic() + AVOID_S
+
+    def _worker_ended(self, number: int, reason: str) -> None:
+        launch = self._launches.get(number)
+        if launch is None:
+            return
+        if launch.process is not None:
+            launch.process.explained(reason)
+        else:
+            launch.fail(reason or "its actor ended before the worker connected")
+
+    def _nodes_gone(self, nodes: list[ClusterNode]) -> None:
+        for node in nodes:
+            log.warning("Node %s of the cluster is gone", node.name)
+            self._suspects.pop(node.id, None)
+
+    def _bridge_ended(self, reason: str) -> None:
+        for launch in list(self._launches.values()):
+            launch.fail(f"Ray went away while the worker waited for a place: {reason}")
+
+    def waiting(self, worker_id: int) -> str:
+        """What a worker that starts waits for; "" when it isn't waiting, or not for long."""
+        now_s = time.monotonic()
+        for launch in self._launches.values():
+            if launch.spec.worker_id == worker_id and launch.process is None and launch.line is None:
+                late = now_s - launch.begun_s > PATIENCE_S
+                return self.bridge.state.why_waiting(launch.request, now_s) if late else ""
+        return ""
+
+    def forget(self, spec: ProcessSpec) -> None:
+        """A model is gone: Ray's store may forget its files."""
+        self.bridge.order("forget", root=spec.cwd)
+
+    async def close(self) -> None:
+        """Ends the workers and the bridge. The agents end with their connections."""
+        for launch in list(self._launches.values()):
+            launch.fail("the server ends")
+            if launch.line is not None:
+                launch.line.close()
+        if self._gate is not None:
+            self._gate.close()
+        await self.bridge.close()

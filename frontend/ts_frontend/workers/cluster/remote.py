@@ -1,0 +1,201 @@
+"""A worker's process on another machine, as the frontend has it: its lines, its memory and its end come over a
+connection to the agent that looks after it there."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ts.protocol.marks import unmarked
+from ts.protocol.progress import PROGRESS_BYTES, Progress, has_begun
+from ts.protocol.secure import SecureSocket
+from ts_frontend.workers.process import TAIL_LINE_CHARS_MAX, ExitStatus, LineSink, WorkerProcess
+
+log = logging.getLogger(__name__)
+
+READ_BYTES = 64 * 1024
+READS_PER_TURN_MAX = 16
+TOLD_BYTES_MAX = 4 << 20
+#: How long Ray may take to say what became of a worker whose connection ended without a word.
+REASON_S_MAX = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerNode:
+    """The machine of a worker. `gpus`: those that Ray gave it, by their names there."""
+
+    id: str
+    address: str
+    host: str
+    gpus: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(told: Any) -> WorkerNode:
+        """From an agent's greeting."""
+        found = told if isinstance(told, dict) else {}
+        return WorkerNode(
+            str(found.get("id", "")),
+            str(found.get("address", "")),
+            str(found.get("host", "")),
+            tuple(str(gpu) for gpu in found.get("gpus") or ()),
+        )
+
+    @property
+    def name(self) -> str:
+        return f"{self.address} ({self.id[:8]})"
+
+    def described(self) -> dict[str, Any]:
+        gpus = {"gpus": list(self.gpus)} if self.gpus else {}
+        return {"id": self.id, "address": self.address, "host": self.host, **gpus}
+
+
+class AgentLine:
+    """The connection to an agent. `on_told` gets what it says, `on_end` is called once, when it ends."""
+
+    def __init__(
+        self, sock: SecureSocket, on_told: Callable[[dict[str, Any]], None], on_end: Callable[[], None]
+    ) -> None:
+        self._sock: SecureSocket | None = sock
+        self._on_told, self._on_end = on_told, on_end
+        self._rest = b""
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(sock.fileno(), self._readable)
+
+    def _readable(self) -> None:
+        for _ in range(READS_PER_TURN_MAX):
+            if self._sock is None:
+                return
+            try:
+                data = self._sock.recv(READ_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._end()
+                return
+            self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        try:
+            for line in lines:
+                self._on_told(json.loads(line))
+            if len(self._rest) > TOLD_BYTES_MAX:
+                raise ValueError(f"a line of more than {TOLD_BYTES_MAX} bytes")
+        except (ValueError, TypeError, KeyError) as error:
+            log.error("The agent of a worker says something that it shouldn't: %s", error)
+            self._end()
+
+    def kill(self) -> None:
+        """Asks the agent to end its worker; it does so, too, when the connection ends."""
+        if self._sock is not None:
+            try:
+                self._sock.sendmsg([memoryview(b"kill\n")])
+            except OSError:
+                self._end()
+
+    def _end(self) -> None:
+        if self._sock is not None:
+            self.close()
+            self._on_end()
+
+    def close(self) -> None:
+        """Closes the connection; nothing is called afterwards."""
+        sock, self._sock = self._sock, None
+        if sock is not None:
+            self._loop.remove_reader(sock.fileno())
+            sock.close()
+
+
+class RemoteProcess(WorkerProcess):
+    """A worker process on a node. `on_end` is called when it has ended, `on_lost` when its agent ended without a
+    word."""
+
+    def __init__(
+        self,
+        name: str,
+        pid: int,
+        node: WorkerNode,
+        sock: Any,
+        sink: LineSink,
+        on_end: Callable[[], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        super().__init__(pid, name, sock, io.BytesIO())
+        self.node = node
+        self._sink = sink
+        self._on_end, self._on_lost = on_end, on_lost
+        self._line: AgentLine | None = None
+        self._table = bytearray(PROGRESS_BYTES)
+        self._noted = Progress(self._table)
+        self._memory_bytes = 0
+        self._lost = ""
+        self.exited.add_done_callback(lambda _: on_end())
+
+    @property
+    def lost(self) -> str:
+        return self._lost
+
+    @property
+    def remote(self) -> bool:
+        return True
+
+    @property
+    def where(self) -> dict[str, Any]:
+        return self.node.described()
+
+    def attend(self, line: AgentLine) -> None:
+        self._line = line
+
+    # --- what its agent says
+
+    def told(self, what: dict[str, Any]) -> None:
+        if "lines" in what:
+            for line in what["lines"]:
+                self.tail.append(unmarked(line)[1][:TAIL_LINE_CHARS_MAX])
+                self._sink(str(what["stream"]), line)
+        elif "rss" in what:
+            self._memory_bytes = int(what["rss"])
+        elif "exit" in what:
+            self.ended(ExitStatus(int(what["exit"])))
+
+    def silent(self) -> None:
+        """Its agent has gone without telling an exit status: the node is lost, or the actor was ended."""
+        if self.exited.done():
+            return
+        self._lost = f"The connection to its node {self.node.name} ended"
+        self._on_lost()
+        asyncio.get_running_loop().call_later(REASON_S_MAX, self.ended, ExitStatus(None))
+
+    def explained(self, reason: str) -> None:
+        """Ray says what became of it."""
+        if not self.exited.done():
+            self._lost = f"Its node {self.node.name} or its actor ended: {reason}" if reason else self._lost
+            self.ended(ExitStatus(None))
+
+    # --- as a process
+
+    def note_begun(self, batch_id: int) -> None:
+        self._noted.begin(batch_id)
+
+    def unbegun(self, batch_ids: Any) -> set[int]:
+        table = bytes(self._table)
+        return {batch_id for batch_id in batch_ids if not has_begun(table, batch_id)}
+
+    def resident_bytes(self) -> int:
+        return self._memory_bytes
+
+    def kill(self) -> None:
+        if not self.exited.done() and self._line is not None:
+            self._line.kill()
+
+    def release(self) -> None:
+        """The agent ends what the worker has started."""
+        if self._line is not None:
+            self._line.close()
