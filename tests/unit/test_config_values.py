@@ -325,6 +325,7 @@ def test_programs_and_their_arguments() -> None:
 def test_every_address_is_local_by_default() -> None:
     """TorchServe's were 0.0.0.0 (CVE-2023-43654), those of gRPC for longer (CVE-2024-35199)."""
     defaults: dict[str, Any] = {one.name: one.default for one in fields(ServerConfig) if one.name.endswith("_address")}
+    assert defaults.pop("ray_address") is None, "an address that is called, not one that listens"
     local = {name: is_loopback(getattr(value, "host", value)) for name, value in defaults.items()}
     names = [*(f"{api}_address" for api in ("inference", "management", "metrics")), "grpc_inference_address"]
     assert local == dict.fromkeys([*names, "grpc_management_address"], True)

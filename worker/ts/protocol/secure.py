@@ -19,7 +19,7 @@ WRITE_BYTES_MAX = 64 * 1024
 SILENCE_S_MAX = 10
 
 
-class Certificate(NamedTuple):
+class PeerCertificate(NamedTuple):
     """What one side shows, and the authority that signed both sides', as PEM."""
 
     authority: str
@@ -27,7 +27,7 @@ class Certificate(NamedTuple):
     key: str
 
 
-def server_context(own: Certificate) -> ssl.SSLContext:
+def server_context(own: PeerCertificate) -> ssl.SSLContext:
     """For a side that is connected to. Every client has to show a certificate of the same authority."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.num_tickets = 0
@@ -35,7 +35,7 @@ def server_context(own: Certificate) -> ssl.SSLContext:
     return _filled(context, own)
 
 
-def client_context(own: Certificate) -> ssl.SSLContext:
+def client_context(own: PeerCertificate) -> ssl.SSLContext:
     """For a side that connects. The authority is made for one start of a server, so that its name says nothing."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -43,7 +43,7 @@ def client_context(own: Certificate) -> ssl.SSLContext:
     return _filled(context, own)
 
 
-def _filled(context: ssl.SSLContext, own: Certificate) -> ssl.SSLContext:
+def _filled(context: ssl.SSLContext, own: PeerCertificate) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_verify_locations(cadata=own.authority)
     with _file(f"{own.certificate}\n{own.key}") as path:

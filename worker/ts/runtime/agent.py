@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping
 from typing import IO, Any
 
-from ts.protocol.secure import Certificate, SecureSocket, client_context, keep_watch
+from ts.protocol.secure import PeerCertificate, SecureSocket, client_context, keep_watch
 
 READ_BYTES = 64 * 1024
 #: Of one line; a longer one comes in parts.
@@ -33,7 +33,7 @@ GREETING_BYTES_MAX = 4096
 def greet(instructions: dict[str, Any], role: str, **more: Any) -> tuple[SecureSocket, float]:
     """Connects to the frontend and says who this is. Returns the socket, and the seconds by which the frontend's
     monotonic clock is ahead of this machine's. Raises OSError."""
-    own = Certificate(instructions["authority"], instructions["certificate"], instructions["key"])
+    own = PeerCertificate(instructions["authority"], instructions["certificate"], instructions["key"])
     plain = socket.create_connection((instructions["host"], instructions["port"]), CONNECT_S_MAX)
     try:
         keep_watch(plain)

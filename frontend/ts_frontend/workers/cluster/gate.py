@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from ts.protocol.secure import Certificate, SecureSocket, keep_watch, server_context
+from ts.protocol.secure import PeerCertificate, SecureSocket, keep_watch, server_context
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ Welcome: TypeAlias = Callable[[str, SecureSocket, dict[str, Any]], None]
 class Gate:
     """The address. Processes are let in that `expect` has announced, by their tokens."""
 
-    def __init__(self, certificate: Certificate, host: str, port: int) -> None:
+    def __init__(self, certificate: PeerCertificate, host: str, port: int) -> None:
         """Begins to listen. Raises OSError."""
         self._context = server_context(certificate)
         self._expected: dict[str, Welcome] = {}

@@ -20,7 +20,7 @@ from typing import Any
 
 import ts.version
 import ts_frontend.errors
-from ts.protocol.secure import Certificate
+from ts.protocol.secure import PeerCertificate
 from ts_frontend.errors import ServeError
 from ts_frontend.tasks import kept
 from ts_frontend.workers.cluster.state import ClusterNode, ClusterState
@@ -198,11 +198,15 @@ class BridgeLink:
     def usable(self) -> bool:
         return self._sock is not None and self.state.connected
 
-    def worker_certificate(self) -> Certificate:
-        return Certificate(self.certificates["authority"], self.certificates["worker"], self.certificates["worker_key"])
+    def worker_certificate(self) -> PeerCertificate:
+        return PeerCertificate(
+            self.certificates["authority"], self.certificates["worker"], self.certificates["worker_key"]
+        )
 
-    def server_certificate(self) -> Certificate:
-        return Certificate(self.certificates["authority"], self.certificates["server"], self.certificates["server_key"])
+    def server_certificate(self) -> PeerCertificate:
+        return PeerCertificate(
+            self.certificates["authority"], self.certificates["server"], self.certificates["server_key"]
+        )
 
     async def close(self) -> None:
         """Ends the bridge."""

@@ -1,0 +1,197 @@
+"""Workers of a cluster, with real agents, workers and TLS, and without Ray: their start, their death with a node, and
+their wait for a place."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster_stage import PlayedCluster, certificates
+from stage import run
+from support import until_async
+from ts.protocol.frames import Input
+from ts.protocol.secure import PeerCertificate, client_context
+from ts_frontend.errors import WorkerDied
+from ts_frontend.job import Job, Ledger
+from ts_frontend.workers.failures import StartFailed
+from ts_frontend.workers.pool import Pool
+
+HANDLER = """
+import os, sys, time
+def handle(data, context):
+    if data is None:
+        print("loaded in", os.getcwd())
+        return None
+    word = bytes(data[0]["data"]).decode()
+    with open("begun.txt", "a") as file:
+        file.write(word + "\\n")
+    while word.startswith("hang") and not os.path.exists("go"):
+        time.sleep(0.01)
+    if word == "exit":
+        os._exit(3)
+    return [word.upper() if len(word) < 100 else word]
+"""
+
+
+@pytest.fixture(scope="module")
+def pems(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return certificates(tmp_path_factory.mktemp("pems"))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "handler.py").write_text(HANDLER)
+    return tmp_path
+
+
+def ask(pool: Pool, word: str) -> Job:
+    job = Job(Ledger(), [Input("data", "", word.encode())], request_id=word[:20])
+    pool.queue.put(job)
+    return job
+
+
+async def answer(job: Job) -> str:
+    return bytes(await job.result()).decode()
+
+
+def test_a_worker_elsewhere_is_a_worker_like_any_other(model: Path, pems: dict[str, str]) -> None:
+    async def scenario() -> None:
+        async with PlayedCluster(model, pems) as cluster:
+            pool = cluster.pool
+            await pool.scale(1)
+            (slot,) = pool.slots
+            assert await answer(ask(pool, "hello")) == "HELLO"
+            large = "x" * 700_000
+            assert await answer(ask(pool, large)) == large, "in many records, both ways"
+            worker = slot.worker
+            assert worker is not None
+            assert worker.node == {"id": "node1", "address": "10.0.0.1", "host": "h"}
+            assert worker.pids == [], "its process id means nothing here"
+            await until_async(lambda: worker.memory_bytes)
+            await until_async(lambda: f"stdout: loaded in {model}" in cluster.lines)
+            job = ask(pool, "exit")
+            with pytest.raises(WorkerDied, match="exit code 3"):
+                await job.result()
+            await until_async(lambda: pool.ready_count and slot.worker is not worker)
+            assert await answer(ask(pool, "again")) == "AGAIN"
+
+    run(scenario())
+
+
+def test_a_dead_node_gives_back_what_it_had_not_begun(model: Path, pems: dict[str, str]) -> None:
+    async def scenario() -> None:
+        async with PlayedCluster(model, pems) as cluster:
+            pool = cluster.pool
+            await pool.scale(1)
+            (slot,) = pool.slots
+            worker = slot.worker
+            assert worker is not None
+            for word in ("a", "b", "c", "d"):
+                await ask(pool, word).result()  # it counts as quick: more is sent ahead
+            hanging = ask(pool, "hang")
+            begun = model / "begun.txt"
+            await until_async(lambda: "hang" in begun.read_text())
+            ahead = [ask(pool, word) for word in ("e", "f")]
+            cluster.bridge.end(1)
+            with pytest.raises(WorkerDied, match=r"The connection to its node 10\.0\.0\.1 \(node1\) ended"):
+                await hanging.result()
+            assert [await answer(job) for job in ahead] == ["E", "F"]
+            assert begun.read_text().split() == ["a", "b", "c", "d", "hang", "e", "f"], "nothing ran twice"
+            assert pool.last_failure is not None and "10.0.0.1 (node1)" in pool.last_failure.reason
+            assert slot.worker is not None and slot.worker.node["id"] == "node2", "elsewhere"
+            assert [order["id"] for order in cluster.bridge.orders if order["order"] == "place"] == [1, 2]
+
+    run(scenario())
+
+
+def test_a_worker_without_a_place_says_what_it_waits_for(
+    model: Path, pems: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ts_frontend.workers.cluster.launcher.PATIENCE_S", 0.0)
+
+    async def scenario() -> None:
+        async with PlayedCluster(model, pems, startup_timeout_s=0.0) as cluster:
+            bridge, pool = cluster.bridge, cluster.pool
+            bridge.room = False
+            bridge.tell()
+            scaling = asyncio.create_task(pool.scale(1))
+            now_s = 0.0
+
+            def looked() -> bool:
+                nonlocal now_s
+                now_s += 1.0
+                pool.slots[0].look(now_s)
+                return scaling.done()
+
+            await until_async(lambda: bridge.orders)
+            await until_async(looked)
+            with pytest.raises(StartFailed, match=r"CPU: 1\. The cluster has no more \(free: CPU: 0\)\. It starts as"):
+                await scaling
+            assert pool.slots[0].waits_for.startswith("waits for resources: CPU: 1")
+            assert len(bridge.orders) == 1, "it is asked for once, and stays asked for"
+            bridge.room = True
+            bridge.carry_out(bridge.orders[0])
+            await until_async(lambda: (looked(), not pool.slots[0].waits_for)[1])
+
+    run(scenario())
+
+
+def test_without_ray_living_workers_serve_and_new_ones_wait(model: Path, pems: dict[str, str]) -> None:
+    async def scenario() -> None:
+        async with PlayedCluster(model, pems) as cluster:
+            bridge, pool = cluster.bridge, cluster.pool
+            await pool.scale(1)
+            bridge.here = False
+            bridge.state.lost("the bridge ended")
+            bridge.on_end("the bridge ended")
+            assert await answer(ask(pool, "on")) == "ON"
+            with pytest.raises(StartFailed, match="waits for Ray: the bridge ended"):
+                await pool.scale(2)
+            assert await answer(ask(pool, "and on")) == "AND ON"
+            bridge.here = True
+            bridge.tell()
+            await pool.scale(2)
+            assert pool.ready_count == 2
+
+    run(scenario())
+
+
+def test_only_processes_of_this_start_are_let_in(model: Path, pems: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "others").mkdir()
+    others = certificates(tmp_path / "others")
+
+    def knock(own: dict[str, str], hello: Any, role: str, port: int) -> bytes:
+        certificate = PeerCertificate(pems["authority"], own[role], own[f"{role}_key"])
+        plain = socket.create_connection(("127.0.0.1", port))
+        with plain, client_context(certificate).wrap_socket(plain) as sock:
+            sock.sendall(json.dumps(hello).encode() + b"\n")
+            return sock.recv(100)
+
+    async def scenario() -> None:
+        async with PlayedCluster(model, pems) as cluster:
+            gate = cluster.launcher._gate
+            assert gate is not None
+            gate.expect("known", lambda role, sock, hello: sock.close())
+            hello = {"token": "known", "role": "worker"}
+            assert b"now" in await asyncio.to_thread(knock, pems, hello, "worker", gate.port)
+            refused: list[Any] = []
+            tried: tuple[tuple[dict[str, str], Any, str], ...] = (
+                (pems, {"token": "unknown"}, "worker"),
+                (pems, ["no", "object"], "worker"),
+                (others, hello, "worker"),
+                (pems, hello, "server"),
+            )
+            for own, said, role in tried:
+                try:
+                    refused.append(await asyncio.to_thread(knock, own, said, role, gate.port))
+                except (ssl.SSLError, ConnectionError):
+                    refused.append(b"")
+            assert refused == [b""] * 4
+
+    run(scenario())
