@@ -252,8 +252,10 @@ def encode_message(message: str) -> bytes:
     """Returns the value of `grpc-message`: UTF-8, percent-encoded where it isn't printable ASCII, cut to the length
     that clients take."""
     encoded = quote(bounded(message), safe=_PLAIN, errors="replace")
-    if encoded != encoded.strip():
-        encoded = encoded.replace(" ", "%20")
+    if encoded[:1] == " ":  # a header's value has no space at its ends
+        encoded = "%20" + encoded[1:]
+    if encoded[-1:] == " ":
+        encoded = encoded[:-1] + "%20"
     return encoded.encode("ascii")
 
 
@@ -264,7 +266,7 @@ def bounded(message: str) -> str:
     size = 0
     for index, char in enumerate(message):
         size += len(quote(char, safe=_PLAIN, errors="replace"))
-        if size > STATUS_MESSAGE_BYTES_MAX - len(" ..."):
+        if size > STATUS_MESSAGE_BYTES_MAX - len(" ...") - len("%20%20"):
             return message[:index] + " ..."
     return message
 

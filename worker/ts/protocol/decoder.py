@@ -382,9 +382,11 @@ class Decoder:
             stop = at + head_size + length
             if stop > end:
                 need = head_size + length
-                if length >= OPEN_BYTES_MIN and end - at >= head_size + U64.size:
-                    self._begin_open(kind, key, flags, length, view[at + head_size :])
-                    return messages
+                if length >= OPEN_BYTES_MIN:
+                    need = head_size + U64.size
+                    if end - at >= need:
+                        self._begin_open(kind, key, flags, length, view[at + head_size :])
+                        return messages
                 break
             start, at = at + head_size, stop
             if flags:
