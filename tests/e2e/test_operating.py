@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import http.client
+import os
+import pty
 import re
+import select
+import signal
 import socket
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -150,6 +157,41 @@ def test_top_prints_a_table_into_a_pipe(operated: Any) -> None:
     assert lines[0].startswith("torchrelay ") and " ready " in lines[0]
     rows = [line.split()[:5] for line in lines if line.startswith(("quick", "stream"))]
     assert rows == [[name, "1.0", "*", "ready", "1/1"] for name in ("quick", "stream")]
+
+
+@pytest.mark.parametrize("columns", [40, 60])
+def test_top_draws_on_a_narrow_terminal(operated: Any, columns: int) -> None:
+    """In a terminal of that size: the other screen, both models, and Ctrl-C, after which all is as before."""
+    url = f"http://127.0.0.1:{operated.port('http_management')}"
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 20, columns, 0, 0))
+    env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+    env |= {"TERM": "xterm-256color"}
+    process = subprocess.Popen(
+        [*COMMAND, "top", "--url", url], stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True
+    )
+    os.close(theirs)
+    drawn = b""
+    try:
+        while not (b"quick" in drawn and b"stream" in drawn):
+            assert select.select([ours], [], [], GUARD_S)[0], drawn
+            drawn += os.read(ours, 65536)
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(OSError):  # the terminal's other side is closed
+            while more := os.read(ours, 65536):
+                drawn += more
+        assert process.wait(GUARD_S) == 130
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+    assert b"\x1b[?1049h" in drawn and b"\x1b[?1049l" in drawn.rpartition(b"\x1b[?1049h")[2]
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn.decode().replace("\x1b[H", "\n"))
+    lines = [line.rstrip() for line in re.split(r"[\r\n]+", plain)]
+    assert max(map(len, lines)) <= columns, lines
+    heads = next(line.split() for line in lines if line.startswith("MODEL"))
+    assert heads[0] == "MODEL" and {"WORKERS", "CALLS/S", "P95"} <= set(heads) and "BATCH" not in heads
+    assert ("STATUS" in heads) == (columns == 60)
 
 
 def test_logs_print_what_workers_said(operated: Any) -> None:

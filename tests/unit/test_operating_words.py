@@ -52,9 +52,9 @@ def board(*models: dict[str, Any], **rows: list[float | None]) -> Board:
     return found
 
 
-def shown(one: Board, *arguments: Any, width: int = 160) -> str:
+def shown(one: Board, sort: str = "name", only: str = "", lines_max: int | None = None, width: int = 160) -> str:
     out = io.StringIO()
-    Console(file=out, width=width, no_color=True).print(one.shown(*arguments))
+    Console(file=out, width=width, no_color=True).print(one.shown(sort, only, lines_max, width))
     return out.getvalue()
 
 
@@ -92,6 +92,41 @@ def test_rows_are_ordered_filtered_and_cut() -> None:
     assert "… and 2 more" in shown(one, "name", "", 1)
     assert "No model is named like 'absent'" in shown(one, "name", "absent")
     assert "No model is registered." in shown(board())
+
+
+@pytest.mark.parametrize(
+    ("width", "heads"),
+    [
+        (160, "MODEL VERSION STATUS WORKERS CALLS/S P50 P95 P99 WAITING RUNNING BATCH"),
+        (80, "MODEL VERSION STATUS WORKERS CALLS/S P95 WAITING RUNNING"),
+        (60, "MODEL STATUS WORKERS CALLS/S P95 WAITING"),
+        (40, "MODEL WORKERS CALLS/S P95"),
+    ],
+)
+def test_narrow_terminals_have_what_matters_most(width: int, heads: str) -> None:
+    long = "a-model-with-a-name-of-many-words"
+    died = {"reason": "the weights are gone " * 9, "at": 1.0, "workerId": "9000", "lastLines": []}
+    numbers: list[float | None] = [1234.5, 0, 1.5, 2500.0, 3e3, 3, 1, 4.0]
+    one = board(model(long), model("m2", status="failing", lastFailure=died), **{long: numbers})
+    lines = shown(one, width=width).splitlines()
+    assert max(map(len, lines)) <= width
+    table = next(index for index, line in enumerate(lines) if line.startswith("MODEL"))
+    assert lines[table].split() == heads.split()
+    assert lines[table + 1].startswith("a-model-with") and "2.50 s" in lines[table + 1] and "123" in lines[table + 1]
+    assert lines[table + 3].startswith("m2 1.0: the weights are gone") and len(lines) == table + 4
+    assert one.models_max(width, 24) <= 24 - table and one.models_max(40, 3) == 1
+
+
+def test_gpus_are_in_the_summary() -> None:
+    one = board(model("m"))
+    gpu = {"index": 1, "busy_percent": 42.0, "used_bytes": 20 << 30, "total_bytes": 80 << 30}
+    one.take("sample", {"machine": MACHINE | {"gpus": [gpu]}, "models": {}})
+    assert "gpu 1 42 %, 20.0 of 80 GiB" in " ".join(shown(one).split())
+
+
+def test_plain_commands_do_not_wait_for_rich() -> None:
+    code = "import sys, ts_frontend.cli.main, ts_frontend.cli.operating; sys.exit('rich' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_a_model_that_fails_says_why() -> None:

@@ -12,13 +12,10 @@ from urllib.parse import urlsplit
 
 import click
 from click.shell_completion import get_completion_class
-from rich.console import Console
-from rich.live import Live
 
 from ts_frontend.cli import text
 from ts_frontend.cli.client import CallFailed, NoKeys, find_keys
 from ts_frontend.cli.commands import INTERRUPTED_STATUS, coloured, commands
-from ts_frontend.cli.top import SORTS, Board
 from ts_frontend.cli.watching import ManagementUrl, new_lines
 from ts_frontend.config.kinds import nearest
 
@@ -28,8 +25,8 @@ COMPLETE_VARIABLE = "_TORCHSERVE_COMPLETE"
 POLL_S, AGAIN_S = 1.0, 1.0
 #: Of a line of `top` that isn't shown on a terminal.
 PIPE_COLUMNS = 160
-#: Lines above and below the models.
-FRAME_LINES = 6
+#: What `top` orders models by.
+SORTS = ("name", "rate", "p95", "queue")
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _OPTIONS = (
@@ -85,6 +82,11 @@ def watching(body: Callable[..., None]) -> Callable[..., None]:
 @watching
 def top(server: ManagementUrl, once: bool, sort: str, only: str) -> None:
     """Show models, workers, rates and latencies, live. Ctrl-C ends it."""
+    from rich.console import Console  # commands that draw nothing don't wait for it
+    from rich.live import Live
+
+    from ts_frontend.cli.top import Board
+
     live = not once and sys.stdout.isatty()
     console = Console(no_color=not coloured(), width=None if sys.stdout.isatty() else PIPE_COLUMNS, highlight=False)
     board = Board()
@@ -93,13 +95,14 @@ def top(server: ManagementUrl, once: bool, sort: str, only: str) -> None:
             board.take(name, value)
             if board.complete:
                 break
-        console.print(board.shown(sort, only))
+        console.print(board.shown(sort, only, columns=console.width))
         return
     with Live(console=console, screen=True, auto_refresh=False) as screen:
         for name, value in _going_on(server):
             board.take(name, value)
             if board.complete:
-                screen.update(board.shown(sort, only, max(console.height - FRAME_LINES, 1)), refresh=True)
+                models_max = board.models_max(console.width, console.height)
+                screen.update(board.shown(sort, only, models_max, console.width), refresh=True)
 
 
 def _going_on(server: ManagementUrl) -> Iterator[tuple[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -17,8 +17,13 @@ BARS = "▁▂▃▄▅▆▇█"
 #: Samples of a sparkline.
 PAST_MAX = 40
 STYLES = {"ready": "green", "loading": "yellow", "failing": "bold red", "stopped": "dim", "given up": "bold red"}
-SORTS = ("name", "rate", "p95", "queue")
 _HEAD = ("MODEL", "VERSION", "STATUS", "WORKERS", "CALLS/S", "", "P50", "P95", "P99", "WAITING", "RUNNING", "BATCH")
+#: What narrow terminals do without, in this order; a model's name is cut before that to NAME_MIN characters.
+_DISPENSABLE = ("", "BATCH", "P99", "P50", "RUNNING", "VERSION", "STATUS", "WAITING", "WORKERS")
+NAME_MIN = 14
+#: Lines of `shown` beside those of the models and of the summary.
+FRAME_LINES = 5
+GIB = 1 << 30
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -76,7 +81,8 @@ class Board:
                 del self._past[key]
 
     def rows(self, sort: str = "name", only: str = "") -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-        """The models whose name has `only` in it, each with its latest numbers, ordered by one of SORTS."""
+        """The models whose name has `only` in it, each with its latest numbers, ordered by name, rate, p95
+        or queue."""
         models = [model for model in self.models if fits(model["name"], only)]
         found = [(model, self._rows.get(model["key"], {})) for model in models]
         found.sort(key=lambda row: (natural(row[0]["name"]), natural(row[0]["version"])))
@@ -98,20 +104,45 @@ class Board:
             parts.append(f"cpu {machine['cpu_percent']:.0f} % (server {machine['server_cpu_percent']:.0f} % of a core)")
             parts.append(f"memory {machine['memory_used_bytes'] / max(machine['memory_total_bytes'], 1):.0%}")
             parts.append(f"server {machine['server_memory_bytes'] / 2**20:.0f} MiB")
+            parts += map(_gpu_text, machine.get("gpus", ()))
         return Text(" · ".join(parts), style="bold" if state == "ready" else "bold yellow")
 
-    def shown(self, sort: str = "name", only: str = "", lines_max: int | None = None) -> RenderableType:
-        """All of it, with at most `lines_max` models."""
-        table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
-        for index, head in enumerate(_HEAD):
-            table.add_column(head, justify="left" if index < 4 or not head else "right", no_wrap=True)
+    def models_max(self, columns: int, lines: int) -> int:
+        """How many models a screen of this size has room for."""
+        return max(lines - FRAME_LINES - -(-len(self._summary()) // max(columns - 10, 1)), 1)
+
+    def shown(
+        self, sort: str = "name", only: str = "", lines_max: int | None = None, columns: int = 160
+    ) -> RenderableType:
+        """All of it, with at most `lines_max` models, in `columns` of characters."""
         rows = self.rows(sort, only)
-        for model, numbers in rows[:lines_max]:
-            table.add_row(*self._cells(model, numbers))
         left = 0 if lines_max is None else max(len(rows) - lines_max, 0)
         more = [Text(f"… and {left} more", "dim")] if left else []
         empty = [] if rows else [Text("No model is registered." if not only else f"No model is named like {only!r}.")]
-        return Group(self._summary(), Text(), *([table] if rows else []), *more, *empty, *self._deaths(rows))
+        table = [self._table(rows[:lines_max], columns)] if rows else []
+        return Group(self._summary(), Text(), *table, *more, *empty, *self._deaths(rows))
+
+    def _table(self, rows: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], columns: int) -> Table:
+        """The models with the columns that there is room for."""
+        cells = [dict(zip(_HEAD, self._cells(*row), strict=True)) for row in rows]
+        widths = {head: max(len(head), *(len(row[head]) for row in cells)) for head in _HEAD}
+        kept = list(_HEAD)
+        for head in _DISPENSABLE:
+            least = {**widths, "MODEL": min(widths["MODEL"], NAME_MIN)}
+            if sum(least[one] for one in kept) + 2 * (len(kept) - 1) <= columns:
+                break
+            kept.remove(head)
+        table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
+        widths["MODEL"] = min(widths["MODEL"], columns - sum(widths[one] + 2 for one in kept[1:]))
+        for head in kept:
+            right = bool(head) and _HEAD.index(head) >= 4
+            justify: Literal["left", "right"] = "right" if right else "left"
+            table.add_column(head, justify=justify, no_wrap=True, width=widths[head])
+        for row, (model, _) in zip(cells, rows, strict=True):
+            if "STATUS" not in kept:
+                row["MODEL"].stylize(STYLES.get(str(model["status"]), ""))
+            table.add_row(*(row[head] for head in kept))
+        return table
 
     def _cells(self, model: Mapping[str, Any], numbers: Mapping[str, Any]) -> Iterator[Text]:
         workers = model["workers"]
@@ -136,7 +167,17 @@ class Board:
             failure = model.get("lastFailure")
             reason = model.get("loadFailure") or (failure["reason"] if failure else None)
             if model["status"] == "failing" and reason:
-                yield Text(f"{model['name']} {model['version']}: {' '.join(reason.split())}", "red", no_wrap=True)
+                yield Text(
+                    f"{model['name']} {model['version']}: {' '.join(reason.split())}",
+                    "red",
+                    no_wrap=True,
+                    overflow="ellipsis",
+                )
+
+
+def _gpu_text(gpu: Mapping[str, Any]) -> str:
+    used, whole = gpu["used_bytes"] / GIB, gpu["total_bytes"] / GIB
+    return f"gpu {gpu['index']} {gpu['busy_percent']:.0f} %, {used:.1f} of {whole:.0f} GiB"
 
 
 def _number(value: float) -> str:

@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import Any
 
 from ts_frontend.errors import ModelNotLoaded, NoWorker
@@ -48,6 +49,8 @@ REPLACE_AGAIN_S = 30.0
 ENDS_S_MAX = 5.0
 #: How long a worker that failed several times in a row has to stay before a scale call believes that it is ready.
 STAYS_S = 1.0
+#: Of a reason that was logged before.
+REASON_CHARS_AGAIN = 100
 #: Of the cause that requests are told.
 CAUSE_CHARS_MAX = 500
 #: The line of TorchServe's worker before the traceback of a model that it couldn't load.
@@ -479,7 +482,8 @@ class Pool:
         self.last_failure = failure
         self.failures[reason] += 1
         again = self._log_traceback(failure.worker_id, traceback) if traceback else ""
-        log.warning("Worker %s of %s ended: %s%s", failure.worker_id, self.name, failure.reason, again)
+        reason = shorten(failure.reason, REASON_CHARS_AGAIN, placeholder=" …") if again else failure.reason
+        log.warning("Worker %s of %s ended: %s%s", failure.worker_id, self.name, reason, again)
         self._changed()
 
     def _log_traceback(self, worker_id: int, traceback: str) -> str:
