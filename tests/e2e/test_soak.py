@@ -29,7 +29,7 @@ from support import GUARD_S
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
 
-SOAK_S = float(os.environ.get("TORCHRELAY_SOAK_S", "6"))
+SOAK_S = float(os.environ.get("TORCHRELAY_SOAK_S", "4"))
 #: What is on its way to clients that read slowly or leave is some 2 MB each, and freed memory isn't given back at once.
 #: Once the server swung by 80 MB: failed requests were in cycles, and waited, 1500 of them or so, for a collection.
 #: Since they are freed at once it grew by 4 MB, in 15 s as in 60 s with 1400 calls (on a machine that was busy).

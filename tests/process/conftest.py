@@ -44,6 +44,7 @@ class DrivenWorker:
     def __init__(self, folder: Path) -> None:
         self.sock, self.theirs = socket.socketpair()
         self.sock.settimeout(GUARD_S)
+        self.out_file, self.err_file = folder / "stdout", folder / "stderr"
         self.progress = (folder / "progress").open("w+b")
         self.progress.truncate(PROGRESS_BYTES)
         self.decoder = Decoder(1 << 30)
@@ -160,7 +161,6 @@ class ExecWorker(DrivenWorker):
         super().__init__(folder)
         fds = self.theirs.fileno(), self.progress.fileno()
         argv = [sys.executable, "-m", "ts.runtime.main", "--fd", str(fds[0]), "--progress-fd", str(fds[1])]
-        self.out_file, self.err_file = folder / "stdout", folder / "stderr"
         with self.out_file.open("wb") as out, self.err_file.open("wb") as err:
             self.process = subprocess.Popen(argv, pass_fds=fds, stdout=out, stderr=err, stdin=subprocess.DEVNULL)
         self.theirs.close()
@@ -274,11 +274,13 @@ class DrivenForkserver:
         folder.mkdir()
         worker = DrivenWorker(folder)
         self.workers.append(worker)
-        with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
+        with worker.out_file.open("wb") as out, worker.err_file.open("wb") as err:
             fds = [worker.theirs.fileno(), worker.progress.fileno(), out.fileno(), err.fileno()]
             self.ask({"op": "fork", "id": number, "env": self.env if env is None else env, **(more or {})}, fds)
             worker.theirs.close()
             reply = self.reply()
+            while reply["op"] == "exit":  # of a worker that was forked before
+                reply = self.reply()
         assert (reply["op"], reply["id"]) == ("forked", number), reply
         return worker, reply["pid"]
 
@@ -326,7 +328,7 @@ def start_forkserver(tmp_path: Path) -> Iterator[Callable[..., DrivenForkserver]
 
 @pytest.fixture(scope="module")
 def shared_forkservers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[bool], DrivenForkserver]]:
-    """The module's forkserver without or with torch, for tests that ask it for nothing but holders."""
+    """The module's forkserver without or with torch, for tests that ask it for nothing but workers and holders."""
     servers: dict[bool, DrivenForkserver] = {}
 
     def start(with_torch: bool) -> DrivenForkserver:

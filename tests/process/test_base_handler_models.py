@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import warnings
+import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from ts.handler_utils.micro_batching import MicroBatching
 from ts.metrics.metric_cache import MetricCache
 from ts.torch_handler import compilation
 from ts.torch_handler.base_handler import BaseHandler
-from ts.torch_handler.model_files import ModelFileError, load_onnx, model_class
+from ts.torch_handler.model_files import ModelFileError, is_compiled_package, load_onnx, model_class
 
 MODEL = """
 from dataclasses import dataclass
@@ -322,6 +323,14 @@ def test_what_cannot_be_compiled_runs_as_it_is(
     torch.testing.assert_close(handler.handle(ROWS, handler.context), expected(files), rtol=1e-5, atol=1e-6)
 
 
+def test_a_package_is_told_from_a_program(files: Path, tmp_path: Path) -> None:
+    """By the files in it, without loading it."""
+    with zipfile.ZipFile(tmp_path / "package.pt2", "w") as archive:
+        archive.writestr("package/data/aotinductor/model/model.so", b"")
+    assert is_compiled_package(tmp_path / "package.pt2") and not is_compiled_package(files / "program.pt2")
+
+
+@pytest.mark.slow  # the compiler reads torch's headers for half a minute
 @pytest.mark.skipif(shutil.which("g++") is None, reason="compiling ahead of time needs a C++ compiler")
 def test_a_package_compiled_ahead_of_time(files: Path, tmp_path: Path) -> None:
     with warnings.catch_warnings():

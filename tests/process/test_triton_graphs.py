@@ -43,14 +43,15 @@ def floats(*values: float) -> np.ndarray[Any, Any]:
 
 
 @pytest.fixture
-def start_model(start_worker: Any, tmp_path: Path) -> Any:
+def start_model(shared_forkservers: Any, tmp_path: Path) -> Any:
     def start(backend: str, file: str, write: Any, config: dict[str, Any], **settings: Any) -> Any:
-        """A worker and what it answered to Load. `write(path)` makes the model's file."""
+        """A worker, forked where torch is imported, and what it answered to Load. `write(path)` makes the model's
+        file."""
         version = tmp_path / "repository" / "m" / "1"
         version.mkdir(parents=True)
         write(version / file)
         adapted = {"config": config, "model_file": str(version / file), "backend": backend}
-        worker = start_worker(load=False)
+        worker, _ = shared_forkservers(True).fork()
         return worker, worker.load("", adapter="triton", adapter_settings=adapted, model_dir=str(version), **settings)
 
     return start

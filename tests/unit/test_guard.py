@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import inspect
 import json
 import re
@@ -18,9 +19,10 @@ from ts_frontend.http.departures import Departures
 from ts_frontend.http.errors import ErrorDialect
 from ts_frontend.http.errors import refusal as told
 from ts_frontend.http.guard import Guard, Hosts
-from ts_frontend.http.request import BodyLimits, HttpAnswer, HttpRequest
+from ts_frontend.http.openapi import document
+from ts_frontend.http.request import BodyLimits, HttpAnswer, HttpRequest, Serve
 from ts_frontend.http.routes import ROUTES
-from ts_frontend.http.routing import HTTP_MANAGEMENT, Effect, RouteTable, Switch
+from ts_frontend.http.routing import HTTP_MANAGEMENT, Effect, RouteTable, Row, Switch
 
 LOAD = ("POST", "/v2/repository/models/X/load")
 EVIL = (b"origin", b"http://evil.example")
@@ -287,3 +289,43 @@ def test_rows_are_consistent() -> None:
         assert row.effect is not Effect.CHANGES or row.keys, row
         if row.path.startswith("/v2") and row.effect is Effect.CHANGES:
             assert row.json and row.dialect is ErrorDialect.OPEN_INFERENCE, row
+
+
+# --- a new route
+
+
+class Greeter:
+    """A service with one more function."""
+
+    async def greet(self, request: HttpRequest) -> HttpAnswer:
+        return HttpAnswer(200, (), request.path_params["name"].encode())
+
+
+def test_a_new_route_is_a_row_and_its_function() -> None:
+    """Guard, keys, methods, errors and the API description read the row."""
+    row = Row(
+        *("POST", "/greetings/{name}", Effect.CHANGES, Greeter.greet, "Greet somebody", "greet"),
+        on=(HTTP_MANAGEMENT,),
+        keys=(KeyKind.MANAGEMENT,),
+        dialect=ErrorDialect.OPENAI,
+        json=True,
+    )
+    table = RouteTable([row], (HTTP_MANAGEMENT,), services=[Greeter()])
+    match = table.find("POST", "/greetings/Ada")
+    assert (match.effect, match.managing, match.json) == (Effect.CHANGES, True, True)
+    assert (match.keys, match.dialect, match.params) == ((KeyKind.MANAGEMENT,), ErrorDialect.OPENAI, {"name": "Ada"})
+    assert table.find("GET", "/greetings/Ada").allowed == ["POST"]
+    elsewhere = RouteTable([*ROUTES, row], ("http_inference",)).find("POST", "/greetings/Ada")
+    assert not elsewhere.params and elsewhere.effect is Effect.CHANGES, "no weaker where it isn't"
+    described = document("t", "1", table.rows)["paths"]["/greetings/{name}"]["post"]
+    assert (described["operationId"], described["description"]) == ("greet", "Greet somebody")
+    scope = {"method": "POST", "path": "/greetings/Ada", "query_string": b"", "headers": [CROSS], "server": ("::1", 1)}
+    request = HttpRequest(scope, None, "id", BodyLimits(1, 1), Departures())  # type: ignore[arg-type]
+    with pytest.raises(ServeError):
+        LOCAL.check(request, match)
+    request.path_params = match.params
+    assert match.serve is not None and asyncio.run(answer_of(match.serve, request)).body == b"Ada"
+
+
+async def answer_of(serve: Serve, request: HttpRequest) -> HttpAnswer:
+    return await serve(request)
