@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx._config
 import httpx._transports.default
 import psutil
 import pytest
@@ -35,6 +36,10 @@ from warm_start import Program, Template
 
 ARCHIVES = Path(__file__).parent / "archives"
 COMMAND = (sys.executable, "-c", "import sys; from ts_frontend.cli.main import main; sys.exit(main())")
+
+# Calls of httpx that name no limit have 5 s, which a busy machine may take for any of them.
+for each in ("connect", "read", "write", "pool"):
+    setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, each, GUARD_S)
 
 
 @functools.cache

@@ -66,7 +66,7 @@ def state(section: Any) -> Any:
 
 def answers(url: str) -> bool:
     try:
-        return httpx.get(url, timeout=5).status_code == 200
+        return httpx.get(url).status_code == 200
     except httpx.HTTPError:
         return False
 
@@ -87,7 +87,7 @@ def test_torchserve(benchmark_servers: ModuleType, tmp_path: Path, capsys: pytes
 
         def served() -> bool:
             folder.processes.check()
-            found = httpx.get(f"{management}/models/echo", timeout=5).json() if answers(f"{inference}/ping") else []
+            found = httpx.get(f"{management}/models/echo").json() if answers(f"{inference}/ping") else []
             return bool(found) and any(one["status"] == "READY" for one in found[0]["workers"])
 
         until(served, timeout_s=START_S_MAX)

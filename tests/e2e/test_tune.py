@@ -77,6 +77,27 @@ def test_a_cost_per_batch_wants_the_largest(
     assert unchanged(served.describe("fixed")) == before and not known(served, "fixed-tuning")
 
 
+@pytest.mark.parametrize("protocol", ["http", "v2"])
+def test_requests_go_as_the_models_clients_send_theirs(
+    served: Any, words: list[str], protocol: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tensor = {"name": "data", "shape": [1], "datatype": "BYTES", "data": ["x"]}
+    (tmp_path / "day.jsonl").write_text(json.dumps({"inputs": [tensor]}) + "\n")
+    words[words.index("--input") + 1] = str(tmp_path / "day.jsonl")
+    few = ["--batch-max", "1", "--in-flight-max", "2", "--protocol", protocol, "--json"]
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*words, *few, "--http-port", str(served.port("http_inference"))])
+    printed = capsys.readouterr()
+    assert ended.value.code == 0, printed.err
+    assert json.loads(printed.out)["best"]["answers_per_s"] > 0
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*words, *few, "--http-port", "1"])
+    assert ended.value.code == 1 and "No server answers HTTP at 127.0.0.1:1" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*words, *few, "--http-port", str(served.port("grpc_inference"))])
+    assert ended.value.code == 1 and not known(served, "fixed-tuning")
+
+
 def test_an_interrupted_search_leaves_nothing(served: Any, words: list[str]) -> None:
     before = unchanged(served.describe("fixed"))
     command = ["env", "--default-signal=INT", *COMMAND, *words, "--seconds", "60"]

@@ -33,6 +33,7 @@ from ts_frontend.scheduling.batcher import Policy
 from ts_frontend.scheduling.repeats import Repeats
 from ts_frontend.telemetry.metrics.families import read_definitions
 from ts_frontend.telemetry.metrics.registry import DEFAULT_FILE, MetricsRegistry
+from ts_frontend.workers.demand import Demand, DemandRule, Memory, ResidentState
 from ts_frontend.workers.devices import Inventory
 from ts_frontend.workers.failures import StartFailed
 from ts_frontend.workers.limits import WorkerLimits
@@ -311,6 +312,28 @@ def test_the_replacement_of_a_worker(roomy: bool, monkeypatch: pytest.MonkeyPatc
         assert len(pool.slots) == 1
         await pool.close(0)
         assert released(stage) and not pool._leaving and not pool._retiring
+        assert descriptors() == before
+        return found
+
+    at_every_await(scenario, 1)
+
+
+@pytest.mark.parametrize("scene", ["ready", "late", "fails", "dies"])
+def test_a_model_on_demand_is_removed_while_it_is_loaded(scene: str) -> None:
+    """The removal ends the load of its first request at any of its awaits."""
+
+    async def scenario(at: int) -> tuple[bool, bool]:
+        before = descriptors()
+        stage = Stage(late if scene == "late" else scene)
+        demand = Demand(Memory(10), lambda pool: Memory(10 * bool(pool.slots)), Skipping())
+        one = demand.enter(pool_of(stage, Skipping()), Ledger(), DemandRule(), lambda: 1)
+        job = waiting(one.pool, one.ledger)
+        one.state = ResidentState.LOADING
+        found = await driven(demand._load(one), at)
+        job.cancel()
+        await demand.leave(one, one.pool.close(0))
+        assert not demand.residents and demand.held == Memory() and not demand._turn.locked()
+        assert released(stage) and not one.ledger.live
         assert descriptors() == before
         return found
 

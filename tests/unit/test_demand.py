@@ -229,6 +229,29 @@ def test_a_load_that_fails_is_told_at_once_and_tried_again() -> None:
     run(scenario())
 
 
+def test_a_load_that_ends_with_a_fault_of_the_server_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        house = House(1)
+        (one,) = house.models
+        scale, faults = one.pool.scale, [RuntimeError("no room")]
+
+        async def failing(count: int, drain_s: float | None = None) -> None:
+            if faults:
+                raise faults.pop()
+            await scale(count)
+
+        monkeypatch.setattr(one.pool, "scale", failing)
+        job = house.ask(0)
+        await until_async(lambda: job.done)
+        with pytest.raises(NoWorker, match="no room"):
+            await job.result()
+        assert one.state is ResidentState.KNOWN
+        await house.answered(house.ask(0))
+        await house.close()
+
+    run(scenario())
+
+
 def test_a_model_whose_workers_were_given_up_is_loaded_anew() -> None:
     async def scenario() -> None:
         house = House(1)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import xml.etree.ElementTree
+from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 
-from ts_frontend.cli import tune
+from ts_frontend.cli import tune, tune_requests
 from ts_frontend.tuning import show
 from ts_frontend.tuning.load import Length, measure, summary
 from ts_frontend.tuning.search import Bounds, Found, Measurement, Trial
@@ -88,6 +90,70 @@ def test_the_plot_is_xml_with_a_point_for_each_answered_trial() -> None:
         assert [point.get("r") for point in points] == ["7", "4"]
     assert "a &lt;b&gt;" in text
     assert show.svg("x", [], Found(None, None, False, 0), Bounds()).endswith("</svg>\n")
+
+
+def test_a_plot_that_cannot_be_drawn_is_refused_before_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tune._plot(None, None, None) is None
+    assert tune._plot(None, None, Path("a.svg")) == Path("a.svg")
+    with pytest.raises(click.BadParameter, match=r"a\.jpg: the name ends in \.svg, or in \.png"):
+        tune._plot(None, None, Path("a.jpg"))
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(click.BadParameter, match=r"pip install matplotlib\. Or name an \.svg file"):
+        tune._plot(None, None, Path("a.png"))
+
+
+def test_a_png_is_drawn_where_matplotlib_is(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "plot.png"
+    assert tune._plot(None, None, file) == file
+    tune.draw(file, "m", [(TRIAL, GOOD), (Trial(1, 0, 1, 1), BAD)], Found(TRIAL, GOOD, True, 2), Bounds(p99_ms=15))
+    assert file.read_bytes().startswith(b"\x89PNG")
+
+
+def test_requests_are_files_folders_and_lines(tmp_path: Path) -> None:
+    folder = tmp_path / "recorded"
+    folder.mkdir()
+    (folder / "2.png").write_bytes(b"png")
+    (folder / "1.txt").write_bytes(b"text")
+    (folder / ".hidden").write_bytes(b"no")
+    (tmp_path / "day.jsonl").write_bytes(b'{"a": 1}\n\n{"a": 2}\r\n')
+    (tmp_path / "plain").write_bytes(b"\0")
+    found = tune_requests.read([folder, tmp_path / "day.jsonl", tmp_path / "plain"], "http")
+    assert [(one.body, one.media_type) for one in found] == [
+        (b"text", "text/plain"),
+        (b"png", "image/png"),
+        (b'{"a": 1}', "application/json"),
+        (b'{"a": 2}', "application/json"),
+        (b"\0", ""),
+    ]
+    (tmp_path / "none.jsonl").write_text("\n")
+    with pytest.raises(click.BadParameter, match=r"none\.jsonl: there is no request in it"):
+        tune_requests.read([tmp_path / "none.jsonl"], "grpc")
+    with pytest.raises(click.BadParameter, match=r"request 1 of \S*day\.jsonl is no request of the Open Inference"):
+        tune_requests.read([tmp_path / "day.jsonl"], "v2")
+    (tmp_path / "v2.json").write_text('{"inputs": []}')
+    assert len(tune_requests.read([tmp_path / "v2.json"], "v2")) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok", (200, b"ok", True)),
+        (b"HTTP/1.1 503 No\r\nContent-Length:2\r\nConnection: close\r\n\r\nno", (503, b"no", False)),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\no\r\n1;x\r\nk\r\n0\r\n\r\n", (200, b"ok", True)),
+    ],
+)
+def test_an_answer_over_http(answer: bytes, found: object) -> None:
+    async def read(data: bytes) -> object:
+        reader = asyncio.StreamReader()
+        reader.feed_data(data)
+        reader.feed_eof()
+        return await tune_requests._answer(reader)
+
+    assert asyncio.run(read(answer)) == found
+    for bad in (answer[:-5], b"", b"\x16\x03\x01\n"):
+        with pytest.raises((EOFError, ValueError)):
+            asyncio.run(read(bad))
 
 
 @pytest.mark.parametrize(

@@ -259,7 +259,8 @@ class WorkersFailed(Exception):
     """A worker failed while its model was waited for; `last` is the description's `lastWorkerFailure`."""
 
     def __init__(self, description: Description) -> None:
-        self.model = f"{description['modelName']} {description['modelVersion']}"
+        self.name = str(description["modelName"])
+        self.model = f"{self.name} {description['modelVersion']}"
         self.last: dict[str, Any] = description["lastWorkerFailure"]
         super().__init__(f"{self.model}: {self.last.get('reason', '')}")
 

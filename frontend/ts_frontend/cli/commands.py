@@ -168,7 +168,8 @@ def _run(body: Callable[..., None], target: Target, **kwargs: Any) -> None:
     except WorkersFailed as error:
         _fail(
             f"{error.model}: a worker failed.\n{text.failure(error.last)}\n"
-            "The server keeps trying for a while. See: torchserve describe; or remove the model: torchserve unregister"
+            f"The server keeps trying for a while. See: torchserve describe {error.name}; or remove the model: "
+            f"torchserve unregister {error.name}"
         )
     except KeyboardInterrupt:
         _fail("Interrupted.", INTERRUPTED_STATUS)

@@ -12,29 +12,27 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import click
-import grpc
 
 from ts_frontend.cli.client import CallFailed, Client, WorkersFailed, wait_for_workers
-from ts_frontend.cli.commands import DEFAULT_INPUT, command, commands
-from ts_frontend.config.keys import KeyKind
-from ts_frontend.protos import inference_pb2, inference_pb2_grpc
+from ts_frontend.cli.commands import command, commands
+from ts_frontend.cli.tune_requests import PROTOCOLS, read, sender
 from ts_frontend.tuning import show
-from ts_frontend.tuning.load import Length, measure
+from ts_frontend.tuning.load import Length, Send, measure
 from ts_frontend.tuning.search import Bounds, Found, Measurement, Space, Trial, search
 
 #: What the copy's name has behind the model's.
 SUFFIX = "-tuning"
 DELAYS_MS = (0, 1, 2, 5, 10, 20, 50, 100)
 WORKERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-REQUEST_S_MAX = 60.0
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B|)", re.IGNORECASE)
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_INPUT = click.Path(exists=True, path_type=Path)
 
 
 def space(batch_max: int, workers_max: int, in_flight_max: int) -> Space:
@@ -52,14 +50,18 @@ def _doubled(most: int) -> tuple[int, ...]:
     return (*(1 << power for power in range(most.bit_length()) if 1 << power < most), most)
 
 
+#: Makes what sends requests to the model of a name.
+Requests = Callable[[str], AbstractAsyncContextManager[Send]]
+
+
 class Copy:
     """The copy of a model that is measured. Its settings are those of the last trial."""
 
-    def __init__(self, client: Client, name: str, url: str, bodies: Sequence[bytes], length: Length) -> None:
+    def __init__(self, client: Client, name: str, url: str, requests: Requests, length: Length) -> None:
         self.name = name
         self._client = client
         self._url = url
-        self._bodies = bodies
+        self._requests = requests
         self._length = length
         self._batching: tuple[int, int] | None = None
 
@@ -87,22 +89,7 @@ class Copy:
         wait_for_workers(self._describe, trial.workers, None, lambda _: None, time.sleep)
 
     async def _load(self, concurrency: int) -> Measurement:
-        target = self._client.target
-        metadata = target.keys.metadata(KeyKind.INFERENCE)
-        requests = [
-            inference_pb2.PredictionsRequest(model_name=self.name, input={DEFAULT_INPUT: body}) for body in self._bodies
-        ]
-        async with target.channel(target.address(target.inference_port), grpc.aio) as channel:
-            stub = inference_pb2_grpc.InferenceAPIsServiceStub(channel)
-
-            async def send(number: int) -> None:
-                request = requests[number % len(requests)]
-                try:
-                    await stub.Predictions(request, metadata=metadata, timeout=REQUEST_S_MAX)
-                except grpc.RpcError as error:
-                    failed: Any = error
-                    raise CallFailed(failed.code().name, f"{failed.code().name}: {failed.details()}") from None
-
+        async with self._requests(self.name) as send:
             return await measure(send, concurrency, self._length)
 
     def remove(self) -> None:
@@ -157,9 +144,54 @@ def _memory(_: Any, __: Any, text: str | None) -> int | None:
     return int(float(found[1]) * (1024 if "i" in unit else 1000) ** " kmgt".index(unit[:1] or " "))
 
 
+def _plot(_: Any, __: Any, path: Path | None) -> Path | None:
+    """Refuses before the first measurement what could not be drawn after the last."""
+    if path is None:
+        return None
+    if path.suffix not in (".svg", ".png"):
+        raise click.BadParameter(f"{path}: the name ends in .svg, or in .png")
+    if path.suffix == ".png" and not show.can_draw_png():
+        raise click.BadParameter(
+            f"{path}: a PNG is drawn with matplotlib, which isn't installed: pip install matplotlib. Or name an .svg "
+            "file: it needs nothing, and browsers show it"
+        )
+    return path
+
+
+def draw(path: Path, title: str, trials: show.Trials, found: Found, bounds: Bounds) -> None:
+    """Answers a second over p99, in the format that the name ends in."""
+    if path.suffix == ".png":
+        path.write_bytes(show.png(title, trials, found, bounds))
+    else:
+        path.write_text(show.svg(title, trials, found, bounds))
+
+
 @commands.command()
 @click.argument("name")
-@click.option("--input", "inputs", multiple=True, required=True, type=_FILE, help="A request to send; repeatable.")
+@click.option(
+    "--input",
+    "inputs",
+    multiple=True,
+    required=True,
+    type=_INPUT,
+    metavar="PATH",
+    help="A request to send; a folder of them; or a .jsonl file, one on each line. Repeatable.",
+)
+@click.option(
+    "--protocol",
+    type=click.Choice(PROTOCOLS),
+    default="grpc",
+    show_default=True,
+    help="What the model's clients use: TorchServe's gRPC, its HTTP, or the Open Inference Protocol over HTTP.",
+)
+@click.option(
+    "--http-port",
+    envvar="TORCHSERVE_HTTP_PORT",
+    default=8080,
+    show_default=True,
+    show_envvar=True,
+    help="Where --protocol http and v2 send to.",
+)
 @click.option("--version", default="", help="[default: the default version]")
 @click.option("--p99", type=click.FloatRange(0, min_open=True), metavar="MS", help="The longest p99.")
 @click.option("--memory", callback=_memory, metavar="SIZE", help="The most memory of all workers: bytes, or 4GiB.")
@@ -176,12 +208,19 @@ def _memory(_: Any, __: Any, text: str | None) -> int | None:
     help="How long each configuration is measured, at least.",
 )
 @click.option("--write", type=click.Path(dir_okay=False, path_type=Path), help="Put the settings into this file.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw the measurements, as SVG.")
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    callback=_plot,
+    help="Draw the measurements: FILE.svg, or FILE.png with matplotlib.",
+)
 @command
 def tune(
     client: Client,
     name: str,
     inputs: tuple[Path, ...],
+    protocol: str,
+    http_port: int,
     version: str,
     p99: float | None,
     memory: int | None,
@@ -201,8 +240,12 @@ def tune(
     bounds = Bounds(p99, memory)
     batch_size = before["batchSize"]
     start = Trial(batch_size, before["maxBatchDelay"] if batch_size > 1 else 0, before["minWorkers"], 1)
-    bodies = [path.read_bytes() for path in inputs]
-    copy = Copy(client, f"{name}{SUFFIX}", before["modelUrl"], bodies, Length(seconds, min(100, round(30 * seconds))))
+    recorded, length = read(inputs, protocol), Length(seconds, min(100, round(30 * seconds)))
+
+    def requests(copied: str) -> AbstractAsyncContextManager[Send]:
+        return sender(protocol, client.target, http_port, copied, recorded)
+
+    copy = Copy(client, f"{name}{SUFFIX}", before["modelUrl"], requests, length)
     if copy.is_there():
         raise CallFailed("ALREADY_EXISTS", f"There is a {copy.name} already: torchserve unregister {copy.name}")
     click.echo(show.HEAD, err=as_json)
@@ -216,7 +259,7 @@ def tune(
     else:
         click.echo(show.conclusion(found, trials, bounds))
     if plot is not None:
-        plot.write_text(show.svg(f"{name} {before['modelVersion']}", trials, found, bounds))
+        draw(plot, f"{name} {before['modelVersion']}", trials, found, bounds)
     if found.best is not None and found.within and write is not None:
         there = write.read_text() if write.exists() else ""
         write.write_text(show.with_settings(there, show.settings_of(found.best)))

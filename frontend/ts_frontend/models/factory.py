@@ -85,7 +85,10 @@ class ModelFactory:
         config = self._config
         handler = self._handler(archive, settings)
         if not handler:
-            raise InvalidArchive(f"Archive of model {name} names no handler, and default_service_handler is not set")
+            raise InvalidArchive(
+                f"Archive of model {name} names no handler, and default_service_handler is not set. "
+                "torch-model-archiver --handler packs one; `torchserve dev` serves a handler's file as it is"
+            )
         self._check_devices(name, settings)
         if config.bypass_serve and (python or settings.torchrun is not None):
             raise InvalidArchive(

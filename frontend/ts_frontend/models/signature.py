@@ -149,7 +149,8 @@ def made_config(name: str, signature: Signature, settings: ModelSettings, worker
 
 
 def as_json(message: Message) -> dict[str, Any]:
-    """A message as JSON with its proto's names: enums by name, numbers as numbers, unset scalars too."""
+    """A message as JSON with its proto's names: enums by name (unknown ones by number), numbers as numbers, unset
+    scalars too."""
     found: dict[str, Any] = {}
     for member in message.DESCRIPTOR.fields:
         value = getattr(message, member.name)
@@ -167,5 +168,6 @@ def _json(member: Any, value: Any) -> Any:
     if member.message_type is not None:
         return as_json(value)
     if member.enum_type is not None:
-        return member.enum_type.values_by_number[value].name
+        known = member.enum_type.values_by_number.get(value)
+        return value if known is None else known.name
     return value

@@ -211,6 +211,16 @@ class Demand:
         one.task = watched(self._load(one), f"The load of {one.pool.name}")
 
     async def _load(self, one: Resident) -> None:
+        """Loads it. After an unexpected fault the next request tries again, and those that wait are told."""
+        try:
+            await self._load_in_turn(one)
+        except Exception as error:
+            one.state, one.held = ResidentState.KNOWN, NOTHING
+            one.pool.queue.fail_all(NoWorker(f"Model {one.pool.name} could not be loaded: {error!r}"))
+            self._changes.notify()
+            raise
+
+    async def _load_in_turn(self, one: Resident) -> None:
         async with self._turn:  # in the order of their requests
             if not await self._room(one):
                 one.state = ResidentState.KNOWN

@@ -371,7 +371,9 @@ class Pool:
         cause = cause if len(cause) <= CAUSE_CHARS_MAX else f"{cause[:CAUSE_CHARS_MAX]} ..."
         due_s = min((slot.next_start_s for slot in self.slots if not slot.gave_up), default=0.0)
         wait_s = max(1, math.ceil(due_s - self.clock.now_s()))
-        return ModelNotLoaded(f"Model {self.name} could not be loaded: {cause.rstrip('.')}. It is tried again.", wait_s)
+        return ModelNotLoaded(
+            f"Model {self.name} could not be loaded: {cause.rstrip('.?')}. It is tried again.", wait_s
+        )
 
     async def scale(self, count: int, drain_s: float | None = None) -> None:
         """Starts or retires workers until there are `count`; returns when all of them are ready and the surplus is

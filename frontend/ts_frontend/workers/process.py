@@ -58,6 +58,8 @@ class ExitStatus:
             name = signal.Signals(-self.code).name
         except ValueError:
             name = f"signal {-self.code}"
+        if -self.code in _FAULTS:
+            return f"killed by {name} (a fault in native code; its log has the stack)"
         return f"killed by {name}" + (" (out of memory?)" if self.by_sigkill else "")
 
     def sentence(self) -> str:
@@ -68,6 +70,7 @@ class ExitStatus:
         return f"It ended with {self.describe()}" if self.code >= 0 else f"It was {self.describe()}"
 
 
+_FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
 LINE_BYTES_MAX = 64 * 1024
 #: At a time, so that a worker which prints without end doesn't hold up the event loop.
 READ_BYTES = 8 * 1024

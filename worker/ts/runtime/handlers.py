@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from ts.context import Context
+from ts.runtime import advice
 
 _RUNTIME = str(Path(__file__).parent)
 
@@ -307,9 +308,12 @@ def _initialiser(function: Entry) -> Callable[[Context], Any]:
             raise
         except Exception as error:
             name = getattr(function, "__name__", "handle")
+            what_to_do = advice.of_exception(error) or (
+                "A handler that is a function is called so once, when its model is loaded: begin it with "
+                "`if data is None: return`"
+            )
             raise HandlerNotUsable(
-                f"{name}(None, context) raised {type(error).__name__}: {error}. A handler that is a function is called "
-                f"so once, when its model is loaded: begin it with `if data is None: return`"
+                f"{name}(None, context) raised {type(error).__name__}: {error}. {what_to_do}"
             ) from error
 
     return call
@@ -349,8 +353,12 @@ def _only_class(module: ModuleType, function_name: str) -> type:
     if networks and len(networks) == len(own):
         raise HandlerNotUsable(NETWORK_HINT.format(name=networks[-1].__name__, file=_file_of(module)))
     names = ", ".join(one.__name__ for one in own) or "none"
+    choose = ""
+    if len(own) > 1:
+        choose = ". Leave one class with a method handle in this file, and put the others into files that it imports"
     raise HandlerNotUsable(
-        f"{module.__name__} has no function {function_name}(data, context), and instead of exactly one class: {names}"
+        f"{module.__name__} has no function {function_name}(data, context), and instead of exactly one class: "
+        f"{names}{choose}"
     )
 
 
@@ -431,10 +439,12 @@ def describe_failure(error: BaseException) -> dict[str, Any]:
             "message": f"ModuleNotFoundError: {error}. {missing}",
             "traceback": _of_missing(error, text),
         }
-    if isinstance(error, MemoryError) or "CUDA" in str(error):
+    if advice.is_out_of_memory(error):
         code, message = 507, f"System out of memory: {type(error).__name__}: {error}"
     elif isinstance(error, SystemExit):
         code, message = 500, f"The handler called sys.exit({error.code!r}) while it was loaded"
     else:
         code, message = 500, str(error) if isinstance(error, HandlerNotUsable) else f"{type(error).__name__}: {error}"
+    if not isinstance(error, HandlerNotUsable) and (what_to_do := advice.of_exception(error)):
+        message = f"{message}. {what_to_do}"
     return {"code": code, "message": message, "traceback": text[-TRACEBACK_CHARS_MAX:]}

@@ -23,6 +23,7 @@ from ts.protocol import forms
 from ts.protocol.codes import DEVICE_LOST
 from ts.protocol.decoder import decode_bytes
 from ts.protocol.frames import Buffer, Chunk, Failed, Input, Item, Pairs
+from ts.runtime import advice
 from ts.runtime.jobs import Batch, Failure, Ledger, Outcome
 from ts.runtime.worker import Link
 from ts.utils.util import PredictionException
@@ -175,7 +176,9 @@ def _serialised(value: Any) -> Outcome:
     try:
         return (value if isinstance(value, str) else json.dumps(value, indent=2)).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        return _misbehaved(UNSUPPORTED, f"a result of type {type(value).__name__} can't be sent: {error}")
+        what_to_do = advice.of_result(value)
+        cause = f"a result of type {type(value).__name__} can't be sent: {error}"
+        return _misbehaved(UNSUPPORTED, f"{cause}. {what_to_do}" if what_to_do else cause)
 
 
 def outcomes(result: Any, count: int) -> Sequence[Outcome] | Failure:
@@ -216,7 +219,7 @@ def failure_of(error: BaseException) -> Failure:
     try:
         if isinstance(error, PredictionException):
             return failure_with(error.error_code, error.message)
-        failure = OUT_OF_RESOURCES if isinstance(error, MemoryError) or "CUDA" in str(error) else PREDICTION_FAILED
+        failure = OUT_OF_RESOURCES if advice.is_out_of_memory(error) else PREDICTION_FAILED
         lines = traceback.format_exception(type(error), error, _without_runtime(error))
         return failure._replace(cause=_cause(error), traceback="".join(lines).rstrip())
     except Exception as second:  # an exception that can't tell its own text
@@ -225,16 +228,30 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def _cause(error: BaseException) -> str:
-    """The last line of a traceback, with the file and line of the handler's own code that it came from."""
+    """The last line of a traceback, with the file and line of the handler's own code that it came from, and what to do
+    about a usual mistake."""
     text = " ".join("".join(traceback.format_exception_only(type(error), error)).split())
     if len(text) > CAUSE_CHARS_MAX:
         text = text[:CAUSE_CHARS_MAX] + "…"
     frames = traceback.extract_tb(_without_runtime(error))
     own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
-    if not frames:
-        return text
-    frame = (own or frames)[-1]
-    return f"{text} ({os.path.basename(frame.filename)}, line {frame.lineno}, in {frame.name})"
+    for frame in (own or frames)[-1:]:
+        if os.path.dirname(frame.filename) != _RUNTIME_DIR:
+            text = f"{text} ({os.path.basename(frame.filename)}, line {frame.lineno}, in {frame.name})"
+    what_to_do = advice.of_exception(error, _inputs_of(_without_runtime(error)))
+    return f"{text}. {what_to_do}" if what_to_do else text
+
+
+def _inputs_of(here: TracebackType | None) -> list[str] | None:
+    """The names of the first request's inputs, read off the arguments of the handler's call that failed there."""
+    if here is None:
+        return None
+    code = here.tb_frame.f_code
+    for name in code.co_varnames[: code.co_argcount]:
+        rows = here.tb_frame.f_locals.get(name)
+        if isinstance(rows, list) and rows and isinstance(rows[0], dict):
+            return [str(key) for key in rows[0]]
+    return None
 
 
 def failure_with(code: Any, message: Any) -> Failure:

@@ -108,7 +108,7 @@ def parse(text: str, source: str) -> ModelConfig:
     """The configuration in the text of a config.pbtxt. InvalidArgument, naming `source`, line and column."""
     try:
         config: ModelConfig = text_format.Parse(text, ModelConfig(), descriptor_pool=POOL)
-    except text_format.ParseError as error:
+    except (text_format.ParseError, ValueError) as error:  # a ValueError: a number too large for its field
         raise InvalidArgument(f"{source}: {error}") from None
     return config
 
