@@ -42,6 +42,7 @@ class PlayedWorker:
 
     def __init__(self, lines: tuple[str, ...] = ()) -> None:
         self.pid, self.started_at, self.state, self.reads = 7, 5.0, WorkerState.READY, 0
+        self.node: dict[str, str] = {}
         self.lines = lines
 
     @property
@@ -56,6 +57,7 @@ class PlayedWorker:
 class PlayedSlot:
     def __init__(self, worker: PlayedWorker | None) -> None:
         self.id, self.worker, self.device, self.gave_up, self.failures = 9000, worker, CPU, False, 0
+        self.waits_for = ""
 
 
 class PlayedPool:

@@ -25,6 +25,7 @@ class Server:
     job_queue_size: int = 100
     max_concurrency: int = 64
     service_envelope: str | None = None
+    ray_address: str | None = None
 
 
 NOTHING = Requested()

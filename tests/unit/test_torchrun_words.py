@@ -17,6 +17,7 @@ class Defaults:
     service_envelope = None
     load_on_demand = False
     model_keep_alive_s = 300.0
+    ray_address = None
 
 
 def settings(**config: Any) -> ModelSettings:

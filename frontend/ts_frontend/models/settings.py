@@ -430,14 +430,16 @@ def _plain(yaml: Source, server: Source, defaults: ServerConfig) -> dict[str, An
     stateful = flag("sequenceBatching")
     kind = choice("parallelType", _PARALLEL_TYPES)
     level = _parallel_level(kind, yaml, server) if kind else 0
+    device_type = choice("deviceType", _DEVICE_TYPES)
+    device_ids = first(yaml.indices("deviceIds"), lambda: server.indices("deviceIds")) or ()
     return {
-        "cluster": _cluster(yaml, server, defaults, choice("deviceType", _DEVICE_TYPES), level, kind),
+        "cluster": _cluster(yaml, server, defaults, (device_type, device_ids), level, kind),
         "max_retry_timeout_s": whole("maxRetryTimeoutInSec", 300, 0),
         "client_timeout_ms": whole("clientTimeoutInMills", 0, 0),
         "job_queue_size": whole("jobQueueSize", defaults.job_queue_size),
         "max_concurrency": whole("maxConcurrency", defaults.max_concurrency),
-        "device_type": choice("deviceType", _DEVICE_TYPES),
-        "device_ids": first(yaml.indices("deviceIds"), lambda: server.indices("deviceIds")) or (),
+        "device_type": device_type,
+        "device_ids": device_ids,
         "parallel_type": kind,
         "parallel_level": level,
         "torchrun": Torchrun.read(yaml.section("torchrun"), level) if kind not in ("", "custom") else None,
@@ -516,10 +518,10 @@ def _demand(yaml: Source, server: Source, defaults: ServerConfig, stateful: bool
 
 
 def _cluster(
-    yaml: Source, server: Source, defaults: ServerConfig, device_type: str, level: int, kind: str
+    yaml: Source, server: Source, defaults: ServerConfig, devices: tuple[str, tuple[int, ...]], level: int, kind: str
 ) -> ClusterRequest | None:
     """What the model's workers need of Ray's cluster; None for those of this machine: without a cluster, with
-    `ray: false`, and with torchrun, which starts its processes on one machine."""
+    `ray: false`, and with torchrun, which starts its processes on one machine. `devices`: the model's type and ids."""
     given = first(yaml.values.get("ray"), server.values.get("ray"))
     yaml.asked.add("ray")
     server.asked.add("ray")
@@ -531,11 +533,11 @@ def _cluster(
     if given is not None and given is not True and not isinstance(given, dict):
         yaml.warn("ray", "ignored, it must be keys with values, or false for workers on this machine")
     section = given if isinstance(given, dict) else {}
-    ids = first(yaml.indices("deviceIds"), lambda: server.indices("deviceIds"))
+    device_type, ids = devices
     if ids:
         yaml.warn("deviceIds", "each worker gets GPUs that Ray chooses; ray: num_gpus says how many")
-    devices = level or (1 if ids and device_type != "cpu" else 0)
-    return read_request(section, device_type, devices, yaml.warnings.append)
+    each = level or (1 if ids and device_type != "cpu" else 0)
+    return read_request(section, device_type, each, yaml.warnings.append)
 
 
 def _parallel_level(kind: str, yaml: Source, server: Source) -> int:
