@@ -105,6 +105,14 @@ def test_alerts_say_what_is_wrong_and_where() -> None:
         assert "$labels.instance" in rule["annotations"]["summary"], rule["alert"]
 
 
+def test_the_pages_have_every_alert_and_metric() -> None:
+    page, metrics = ((ROOT / "docs" / f"{name}.md").read_text() for name in ("dashboards", "metrics"))
+    assert not [rule["alert"] for rule in rules() if f"`{rule['alert']}`" not in page]
+    asked = {name for query in [*panels(), *alerts()] for name in metrics_of(query.expression)} - {"up"}
+    plain = {re.sub("_bucket$", "", name) for name in asked}
+    assert not [name for name in plain if f"`{name}`" not in metrics]
+
+
 # --- a running server
 
 
@@ -158,13 +166,13 @@ needs_prometheus = pytest.mark.skipif(
 
 
 class Prometheus:
-    """A Prometheus that scrapes `target` five times a second, with these rules."""
+    """A Prometheus that scrapes `target` twice a second, with these rules."""
 
     def __init__(self, place: Path, target: str, rules: Path) -> None:
         self.log = place / "prometheus.log"
         scrape = {"job_name": "torchrelay", "static_configs": [{"targets": [target]}]}
         config = {
-            "global": {"scrape_interval": "200ms", "scrape_timeout": "200ms", "evaluation_interval": "500ms"},
+            "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"},
             "rule_files": [str(rules)],
             "scrape_configs": [scrape],
         }

@@ -310,10 +310,15 @@ def test_pipelined_requests_are_answered_in_order(server: Any) -> None:
     ]
 
 
-def test_an_error_ends_its_connection_as_it_says(server: Any) -> None:
-    answers = exchange(server, b"GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n" + GET + b"\r\n")
+def test_an_error_ends_its_connection_if_the_body_was_not_read(server: Any) -> None:
+    last = b"GET /ping HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    unread = b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n\r\nx"
+    answers = exchange(server, unread + last)
     assert (status(answers), head_of(answers)[1]["connection"]) == (404, "close")
     assert answers.count(b"HTTP/1.1 ") == 1
+    answers = exchange(server, b"GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n" + last)
+    assert (status(answers), head_of(answers)[1].get("connection")) == (404, None)
+    assert answers.count(b"HTTP/1.1 ") == 2 and b'"Healthy"' in answers
 
 
 def test_a_connection_lives_on_after_an_answer_that_did_not_need_the_body(server: Any) -> None:

@@ -178,7 +178,7 @@ def test_the_answer_is_that_of_torchserve(server: Any, name: str) -> None:
         status, fields, body = 200, {**fields, "connection": "keep-alive"}, '{"status": "Healthy"}'
     assert made.status == status
     assert made.headers["content-type"] == fields["content-type"]
-    assert (made.headers.get("connection") == "close") == (fields["connection"] == "close")
+    assert fields["connection"] == "close" or made.headers.get("connection") != "close"
     found, expected = json.loads(made.body), json.loads(body)
     if name == "155":
         assert [model.pop("modelName") for model in found["models"]] == ["probe"]  # there was none in the recording

@@ -174,7 +174,7 @@ class HttpApp:
     async def _send(self, request: HttpRequest, answer: HttpAnswer, send: Send, http_version: str) -> None:
         status, own, body = answer
         headers = [*own, (REQUEST_ID, request.request_id.encode()), *self._fixed]
-        if status >= 400 and http_version[0] == "1":
+        if status >= 400 and http_version[0] == "1" and not request.whole:
             headers.append(CLOSE)
         if isinstance(body, (bytes, bytearray, memoryview)):
             headers.append((b"content-length", b"%d" % len(body)))

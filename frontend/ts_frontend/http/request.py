@@ -61,7 +61,7 @@ class HttpRequest:
 
     __slots__ = (
         *("_departures", "_receive", "_scope", "_watched", "_watcher", "_when_gone"),
-        *("headers", "limits", "method", "path", "path_params", "request_id"),
+        *("_taken", "headers", "limits", "method", "path", "path_params", "request_id"),
     )
 
     def __init__(
@@ -79,6 +79,15 @@ class HttpRequest:
         self._when_gone: Callable[[], None] | None = None
         self._watched: Watched | None = None
         self._watcher: asyncio.Task[None] | None = None
+        self._taken = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing of the request is left to be read: its body has been, or it has none."""
+        if self._taken:
+            return True
+        names = {name for name, _ in self.headers}
+        return b"transfer-encoding" not in names and not self._announced()
 
     @property
     def query(self) -> bytes:
@@ -118,6 +127,7 @@ class HttpRequest:
         if event is not None and event["type"] == "http.request" and not event.get("more_body"):
             data: bytes = event.get("body") or b""
             self._check_size(len(data))
+            self._taken = True
             return data
         self._check_size(self._announced())
         try:
@@ -137,6 +147,7 @@ class HttpRequest:
             size += len(pieces[-1])
             self._check_size(size)
             if not event.get("more_body"):
+                self._taken = True
                 return b"".join(pieces)
             event, following = None, self._receive()
 

@@ -98,7 +98,7 @@ class TensorRunning(Running):
     """Requests of TorchServe's own APIs may be among them. `spend` gets the size of the batch, and the seconds of
     reading and of writing."""
 
-    __slots__ = ("_forms", "_model", "_spend", "_takes_rows")
+    __slots__ = ("_forms", "_model", "_read_s", "_spend", "_takes_rows")
 
     def __init__(
         self, batch: Batch, context: Context, link: Link, model: ModelSpec, takes_rows: bool, spend: Spend
@@ -106,6 +106,7 @@ class TensorRunning(Running):
         super().__init__(batch, context, link)
         self._model, self._takes_rows, self._spend = model, takes_rows, spend
         self._forms: list[Form | None] = []
+        self._read_s = 0.0  # told with the first answer
 
     # --- requests
 
@@ -130,8 +131,7 @@ class TensorRunning(Running):
                 self.ledger.refuse(job, _internal(error, job))
         self.jobs = self.batch.jobs = jobs
         self._forms = opened
-        if jobs:
-            self._spend(len(jobs), perf_counter() - begun_s, 0.0)
+        self._read_s = perf_counter() - begun_s
         self.context.begin(self, self.batch.request_ids())
         return rows
 
@@ -172,7 +172,8 @@ class TensorRunning(Running):
     def _outcome(self, index: int, value: Any, last: bool) -> Outcome:
         begun_s = perf_counter()
         found = self._written(index, value, last)
-        self._spend(len(self.jobs), 0.0, perf_counter() - begun_s)
+        self._spend(len(self.jobs), self._read_s, perf_counter() - begun_s)
+        self._read_s = 0.0
         return found
 
     def _written(self, index: int, value: Any, last: bool) -> Outcome:
