@@ -35,6 +35,7 @@ from ts_frontend.models.health import Health
 from ts_frontend.models.loader import ModelLoader
 from ts_frontend.models.manager import ModelManager
 from ts_frontend.models.metrics import (
+    OnDemandMetrics,
     ServedModels,
     ServerState,
     compatible_families,
@@ -186,6 +187,8 @@ class Parts:
         metrics.gather(ServedModels(self.registry, metrics.host).families, always=True)
         metrics.gather(ServerState(self.health, metrics.host).families, always=True)
         metrics.gather(lambda: gpu_families(gpus.loads, metrics.host), always=True)
+        on_demand = OnDemandMetrics(self.manager.demand, metrics.host)
+        metrics.gather(lambda: on_demand.families(self.registry), always=True)
         metrics.gather(lambda: compatible_families(self.registry, metrics))
         if tracing is not None:
             metrics.gather(tracing.families, always=True)

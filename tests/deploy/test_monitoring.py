@@ -105,6 +105,14 @@ def test_alerts_say_what_is_wrong_and_where() -> None:
         assert "$labels.instance" in rule["annotations"]["summary"], rule["alert"]
 
 
+def test_the_pages_have_every_alert_and_metric() -> None:
+    page, metrics = ((ROOT / "docs" / f"{name}.md").read_text() for name in ("dashboards", "metrics"))
+    assert not [rule["alert"] for rule in rules() if f"`{rule['alert']}`" not in page]
+    asked = {name for query in [*panels(), *alerts()] for name in metrics_of(query.expression)} - {"up"}
+    plain = {re.sub("_bucket$", "", name) for name in asked}
+    assert not [name for name in plain if f"`{name}`" not in metrics]
+
+
 # --- a running server
 
 

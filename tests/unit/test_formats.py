@@ -25,6 +25,7 @@ from ts_frontend.models.manager import ModelManager
 from ts_frontend.models.registry import Registry
 from ts_frontend.models.repository import Repository
 from ts_frontend.models.settings import ModelSettings, Requested, resolve
+from ts_frontend.models.startup import _StartupLoader
 from ts_frontend.models.store.store import ModelStore
 from ts_frontend.telemetry.metrics.families import read_definitions
 from ts_frontend.telemetry.metrics.registry import DEFAULT_FILE, MetricsRegistry
@@ -156,6 +157,25 @@ def test_it_is_registered_with_its_adapter_and_its_own_default(store: Path, tmp_
         (store / "a" / "toy.txt").write_text("")
         with pytest.raises(InvalidArchive, match="a: toy.txt is empty"):
             await manager.register("a", initial_workers=0)
+
+    served(tmp_path, scenario)
+
+
+def test_a_start_lists_the_store_once_however_many_models_it_has(store: Path, tmp_path: Path) -> None:
+    class Looked(ModelStore):
+        looks = 0
+
+        def names(self) -> list[str]:
+            self.looks += 1
+            return super().names()
+
+    async def scenario(manager: ModelManager) -> None:
+        looked = Looked(store, formats=manager.loader.formats)
+        config = ServerConfig(model_store=store, load_models=("a", "deep/down/b", "all"))
+        loader = _StartupLoader(config, manager, looked, 0, lambda step: None)
+        await loader.load()
+        assert [model.version for model in manager.registry.versions("toy")] == ["2", "1"]
+        assert looked.looks == 1
 
     served(tmp_path, scenario)
 

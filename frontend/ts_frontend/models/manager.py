@@ -29,7 +29,7 @@ from ts_frontend.models.registry import Registry
 from ts_frontend.models.settings import Requested, check_range, model_name_for
 from ts_frontend.models.store.store import Fetched
 from ts_frontend.tasks import ENDING, Tasks, to_its_end
-from ts_frontend.workers.demand import Demand, ResidentState
+from ts_frontend.workers.demand import Demand, ResidentState, UnloadCause
 from ts_frontend.workers.failures import StartFailed
 
 log = logging.getLogger(__name__)
@@ -277,7 +277,7 @@ class ModelManager:
     async def _scale(self, model: Model, count: int, drain_s: float | None) -> None:
         resident = model.resident
         if resident is not None and (count == 0 or resident.state is not ResidentState.WARM):
-            await self.demand.unload(resident, "it was scaled to no workers")
+            await self.demand.unload(resident, UnloadCause.SCALED, "it was scaled to no workers")
             self._on_change()
             return
         try:

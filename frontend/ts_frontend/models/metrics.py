@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from ts_frontend.job import FINAL, JobState
 from ts_frontend.models.health import Health
 from ts_frontend.models.model import Model
 from ts_frontend.models.registry import Registry
-from ts_frontend.telemetry.metrics.families import Counter, Definition, Family, Gauge, MetricKind
+from ts_frontend.telemetry.metrics.families import Counter, Definition, Family, Gauge, Histogram, MetricKind
 from ts_frontend.telemetry.metrics.gpus import GpuLoad, Gpus
 from ts_frontend.telemetry.metrics.openmetrics import Examples
 from ts_frontend.telemetry.metrics.registry import (
@@ -25,7 +26,7 @@ from ts_frontend.telemetry.metrics.registry import (
     MetricsRegistry,
 )
 from ts_frontend.telemetry.metrics.system import RunCommand, SystemMetrics, command_line
-from ts_frontend.workers.demand import Memory, pids_of, processes_memory
+from ts_frontend.workers.demand import FAILING, Demand, Memory, ResidentState, UnloadCause, pids_of, processes_memory
 from ts_frontend.workers.devices import Inventory
 from ts_frontend.workers.launchers import tool_output
 from ts_frontend.workers.memory import WorkerMemory
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 
 #: nvidia-smi takes a second, where the driver isn't kept loaded some more.
 SMI_S_MAX = 10.0
+#: Forks take tens of milliseconds, large weights minutes.
+COLD_BOUNDS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 GAUGE, COUNTER = MetricKind.GAUGE, MetricKind.COUNTER
 #: What has a series for every model version: name, kind, sentence, a label beside the model's.
 SERVED = (
@@ -171,6 +174,46 @@ def _bare(name: str, kind: MetricKind, sentence: str, value: float) -> Family:
     family = Family(Definition(name, kind, "Count", ()), sentence)
     family.samples[()] = Gauge(value)
     return family
+
+
+class OnDemandMetrics:
+    """Metrics of the models on demand, those without a request included."""
+
+    def __init__(self, demand: Demand, host: str) -> None:
+        self._demand, self._host = demand, host
+        self._seconds = Histogram(COLD_BOUNDS_S)
+        demand.on_loaded = self._seconds.add
+
+    def families(self, models: Iterable[Model]) -> list[Family]:
+        """None as long as no model is on demand."""
+        demand, host = self._demand, (self._host,)
+        residents = [(model, model.resident) for model in models if model.resident is not None]
+        if not residents and not self._seconds.sum:
+            return []
+        cold = Family(
+            Definition("ts_cold_starts_total", COUNTER, "Count", MODEL_LABELS), "Loads that a first request has begun"
+        )
+        for model, resident in residents:
+            if resident.loads:
+                cold.samples[model.name, model.version, self._host] = Counter(resident.loads)
+        took = _family_of(
+            MetricKind.HISTOGRAM, "ts_cold_start_seconds", "Seconds from such a request to a ready worker"
+        )
+        took.samples[host] = self._seconds
+        ended = _family_of(MetricKind.COUNTER, "ts_on_demand_unloads_total", "Models that were unloaded", "reason")
+        for cause in UnloadCause:
+            ended.samples[(*host, cause.value)] = Counter(demand.unloads[cause])
+        states = _family_of(MetricKind.GAUGE, "ts_on_demand_models", "Models on demand by their state", "state")
+        found = Tally(resident.status for _, resident in residents)
+        for state in (*(one.value for one in ResidentState), FAILING):
+            states.samples[(*host, state)] = Gauge(found[state])
+        memory = _family_of(MetricKind.GAUGE, "ts_on_demand_memory_bytes", "Memory of loaded models on demand")
+        memory.samples[host] = Gauge(demand.held.host)
+        return [cold, took, ended, states, memory]
+
+
+def _family_of(kind: MetricKind, name: str, sentence: str, *more: str) -> Family:
+    return Family(Definition(name, kind, "Count", ("hostname", *more)), sentence)
 
 
 def refused_calls(counts: Mapping[str, int], host: str) -> Family:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -321,9 +321,14 @@ class _StartupLoader:
         self._config, self._manager, self._store = config, manager, store
         self._workers, self._progress = workers, progress
         self._made: list[Model] = []
+        #: What the store has, looked up once: a store may have thousands.
+        self._names: Sequence[str] = ()
+        self._alone = False
 
     async def load(self) -> list[str]:
         """Registers them; returns a sentence for each failure."""
+        self._names = await asyncio.to_thread(self._store.names)
+        self._alone = await asyncio.to_thread(lambda: self._store.alone)
         lines: list[ProgramLine | str | Path] = [*self._config.program.lines, *self._entries()]
         if self._config.dev_model is not None:
             lines.append(self._config.dev_model)
@@ -344,8 +349,8 @@ class _StartupLoader:
 
     def _entries(self) -> list[str]:
         entries: list[str] = []
-        for word in self._config.load_models or (["."] if self._store.alone else []):
-            entries += self._store.names() if word.lower() == "all" else [word]
+        for word in self._config.load_models or (["."] if self._alone else []):
+            entries += self._names if word.lower() == "all" else [word]
         return entries
 
     async def _line(self, line: ProgramLine | str | Path) -> tuple[list[Model], str]:
@@ -376,8 +381,8 @@ class _StartupLoader:
         name, separator, url = entry.partition("=")
         if not separator or "/" in name or ":" in name:
             name, url = "", entry
-        url = _archive(url, self._store)
-        if (self._config.model_dir is not None or self._store.alone) and url not in self._store.names():
+        url = self._archive(url)
+        if (self._config.model_dir is not None or self._alone) and url not in self._names:
             name, url = name or entry, self._store.only()  # the store is, or has, the one model that is meant
         for given in [name] if name else await self._manager.loader.names_in(url) or [""]:
             fetched = await self._store.fetch(url)
@@ -399,6 +404,11 @@ class _StartupLoader:
         fetched = Fetched(path if found.owned else found.dir, str(path), downloaded=False)
         made = self._manager.load_archive(fetched, found, self._requested(""), loaded_at_startup=True)
         models.append(self._kept(await made))
+
+    def _archive(self, url: str) -> str:
+        """The name of an archive, which may be given without its ending."""
+        with_ending = f"{url}.mar"
+        return with_ending if "/" not in url and url not in self._names and with_ending in self._names else url
 
     def _requested(self, name: str) -> Requested:
         return Requested(model_name=name or None, initial_workers=self._workers)
@@ -426,9 +436,3 @@ def said(what: str, error: Exception) -> str:
     sentence = f"{what}: {error.message if isinstance(error, ServeError) else f'{type(error).__name__}: {error}'}"
     log.error("%s", sentence, exc_info=None if ours else error)
     return sentence
-
-
-def _archive(url: str, store: ModelStore) -> str:
-    """The name of an archive, which may be given without its ending."""
-    names = store.names() if "/" not in url else []
-    return f"{url}.mar" if url not in names and f"{url}.mar" in names else url

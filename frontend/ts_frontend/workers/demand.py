@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -23,6 +24,8 @@ log = logging.getLogger(__name__)
 LOOK_S = 1.0
 #: For how long a model that has requests keeps its memory at least, while others wait for it.
 STAY_S = 1.0
+#: The state, to others, of a model whose workers can't load it.
+FAILING = "failing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,16 @@ class DemandRule:
     keep_alive_s: float = 300.0
     pinned: bool = False
     memory: Memory = NOTHING
+
+
+class UnloadCause(Enum):
+    """Why a model was unloaded: for another one's memory, or because all of them grew over the limit."""
+
+    IDLE = "idle"
+    MEMORY = "memory"
+    GROWN = "grown"
+    FAILED = "failed"
+    SCALED = "scaled"
 
 
 class ResidentState(Enum):
@@ -113,7 +126,7 @@ class Resident:
     @property
     def status(self) -> str:
         """known, loading, warm, unloading, or failing: its workers can't load it."""
-        return "failing" if self.pool.load_failure is not None else self.state.value
+        return FAILING if self.pool.load_failure is not None else self.state.value
 
     def asked(self) -> None:
         """A request is about to be accepted: it is loaded, unless it is. Raises NoWorker when it never can be."""
@@ -162,6 +175,9 @@ class Demand:
         self.limit = limit
         self.clock = clock or Clock()
         self.residents: set[Resident] = set()
+        #: How many were unloaded, by cause; and a call with the seconds of each load.
+        self.unloads: Counter[UnloadCause] = Counter()
+        self.on_loaded: Callable[[float], None] = _nobody
         self._measure = measure
         self._turn = asyncio.Lock()
         self._changes = Notifier()
@@ -232,6 +248,8 @@ class Demand:
         one.loads += 1
         one.warm_s = self.clock.now_s()
         one.load_s = one.warm_s - one.asked_s
+        if one.pool.ready_count:
+            self.on_loaded(one.load_s)
         await self._look_at_memory(one, loaded=True)
         one.state = ResidentState.WARM
         log.info("%s is loaded, after %.2f s.", one.pool.name, one.load_s)
@@ -248,7 +266,7 @@ class Demand:
                 return True
             victim, wait_s = self._victim()
             if victim is not None:
-                await self.unload(victim, f"{one.pool.name} needed its memory")
+                await self.unload(victim, UnloadCause.MEMORY, f"{one.pool.name} needed its memory")
             else:
                 await self._change(wait_s)
 
@@ -288,14 +306,15 @@ class Demand:
 
     # --- unloading
 
-    async def unload(self, one: Resident, reason: str) -> None:
+    async def unload(self, one: Resident, cause: UnloadCause, reason: str) -> None:
         """Ends the workers of a model, if it is warm; requests that they have are answered first."""
         if one.state is ResidentState.WARM:
-            await asyncio.wait({self._begin_unload(one, reason)})
+            await asyncio.wait({self._begin_unload(one, cause, reason)})
 
-    def _begin_unload(self, one: Resident, reason: str) -> asyncio.Task[None]:
+    def _begin_unload(self, one: Resident, cause: UnloadCause, reason: str) -> asyncio.Task[None]:
         """It goes on when its caller leaves."""
         one.state = ResidentState.UNLOADING
+        self.unloads[cause] += 1
         one.task = watched(self._unload(one, reason), f"The end of {one.pool.name}")
         return one.task
 
@@ -331,9 +350,9 @@ class Demand:
                 one.used_s = now_s
             keep_s = one.rule.keep_alive_s
             if one.pool.unavailable:
-                self._begin_unload(one, "its workers could not be kept running")
+                self._begin_unload(one, UnloadCause.FAILED, "its workers could not be kept running")
             elif keep_s and not one.rule.pinned and now_s - max(one.used_s, one.warm_s) >= keep_s:
-                self._begin_unload(one, f"no request came for {keep_s:g} s")
+                self._begin_unload(one, UnloadCause.IDLE, f"no request came for {keep_s:g} s")
             else:
                 await self._look_at_memory(one, loaded=True)
         await self._stay_below()
@@ -355,4 +374,8 @@ class Demand:
             victim, _ = self._victim()
             if victim is None:
                 return
-            await self.unload(victim, f"the models grew over {setting}")
+            await self.unload(victim, UnloadCause.GROWN, f"the models grew over {setting}")
+
+
+def _nobody(seconds: float) -> None:
+    """Nobody wants to know how long a load took."""

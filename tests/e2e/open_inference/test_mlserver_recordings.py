@@ -187,7 +187,8 @@ def answers(tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., Any
     try:
         server.wait_started()
         address = server.http.removeprefix("http://")
-        for model in ("echo", "text", "double", "failing"):  # requests wait for a worker that is starting
+        # Requests wait for a worker that is starting.
+        for model in ("echo", "echo/versions/1", "text", "double", "failing"):
             ask_http(address, {"method": "POST", "path": f"/v2/models/{model}/infer", "body": {"inputs": []}})
         yield {one["name"]: ask(address, server.inference, one) for one in EXCHANGES}
     finally:
