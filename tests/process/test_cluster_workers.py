@@ -73,6 +73,7 @@ def test_a_worker_elsewhere_is_a_worker_like_any_other(model: Path, pems: dict[s
             assert worker is not None
             assert worker.node == {"id": "node1", "address": "10.0.0.1", "host": "h"}
             assert worker.pids == [], "its process id means nothing here"
+            assert worker.spent == {}
             await until_async(lambda: worker.memory_bytes)
             await until_async(lambda: f"stdout: loaded in {model}" in cluster.lines)
             job = ask(pool, "exit")
@@ -84,7 +85,9 @@ def test_a_worker_elsewhere_is_a_worker_like_any_other(model: Path, pems: dict[s
     run(scenario())
 
 
-def test_a_dead_node_gives_back_what_it_had_not_begun(model: Path, pems: dict[str, str]) -> None:
+def test_a_dead_node_gives_back_what_it_had_not_begun(
+    model: Path, pems: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
     async def scenario() -> None:
         async with PlayedCluster(model, pems) as cluster:
             pool = cluster.pool
@@ -108,6 +111,7 @@ def test_a_dead_node_gives_back_what_it_had_not_begun(model: Path, pems: dict[st
             assert [order["id"] for order in cluster.bridge.orders if order["order"] == "place"] == [1, 2]
 
     run(scenario())
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 def test_a_worker_without_a_place_says_what_it_waits_for(
