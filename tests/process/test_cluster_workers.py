@@ -146,6 +146,31 @@ def test_a_worker_without_a_place_says_what_it_waits_for(
     run(scenario())
 
 
+def test_a_place_that_is_lost_before_the_worker_came_is_no_fault_of_the_model(
+    model: Path, pems: dict[str, str]
+) -> None:
+    async def scenario() -> None:
+        async with PlayedCluster(model, pems) as cluster:
+            bridge, pool = cluster.bridge, cluster.pool
+            bridge.room = False
+            bridge.tell()
+            scaling = asyncio.create_task(pool.scale(1))
+            waiting = ask(pool, "early")
+
+            def placed() -> list[int]:
+                return [order["id"] for order in bridge.orders if order["order"] == "place"]
+
+            await until_async(lambda: placed() == [1])
+            bridge.on_worker_ended(1, "The actor died: its node has died", True)
+            await until_async(lambda: placed() == [1, 2])
+            bridge.carry_out(bridge.orders[-1])
+            await scaling
+            assert await answer(waiting) == "EARLY"
+            assert pool.load_failure is None and pool.last_failure is None
+
+    run(scenario())
+
+
 def test_without_ray_living_workers_serve_and_new_ones_wait(model: Path, pems: dict[str, str]) -> None:
     async def scenario() -> None:
         async with PlayedCluster(model, pems) as cluster:

@@ -26,6 +26,7 @@ from typing import Any
 
 import ray
 import ray.cloudpickle
+import ray.exceptions
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -257,7 +258,7 @@ class Bridge:
             actor = ray.remote(WorkerActor).options(**self._options(number, order)).remote()
             ends = actor.run.remote(order["instructions"], [code.described(), model.described()])
         except Exception as error:
-            self.send("ended", id=number, reason=f"Ray refused the worker: {type(error).__name__}: {error}")
+            self.send("ended", id=number, reason=f"Ray refused the worker: {type(error).__name__}: {error}", lost=False)
             self._release(number)
             return
         with self._changing:
@@ -334,17 +335,17 @@ class Bridge:
                 self._tell_end(known[ends], ends)
 
     def _tell_end(self, number: int, ends: Any) -> None:
-        reason = ""
+        reason, lost = "", False
         try:
             ray.get(ends)
         except Exception as error:
-            reason = _first_lines(str(error))
+            reason, lost = _first_lines(str(error)), isinstance(error, ray.exceptions.RayActorError)
         with self._changing:
             found = self._actors.pop(number, None)
         if found is not None:
             self._kill(found[0])
             self._release(number)
-            self.send("ended", id=number, reason=reason)
+            self.send("ended", id=number, reason=reason, lost=lost)
 
     def watch_cluster(self) -> None:
         """Tells what the cluster has, for ever."""

@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 PATIENCE_S = 1.5
 #: Ray takes some seconds to notice a dead node; until then it would go on to place workers there.
 AVOID_S = 20.0
+#: A worker that loses its place before it has connected is placed again, so many times in all.
+LOSSES_MAX = 20
 #: Between the connections of an agent and of its worker, which imports what it needs.
 WORKER_S_MAX = 60.0
 
@@ -40,12 +42,25 @@ class _Launch:
         self.token = secrets.token_hex(16)
         self.begun_s = time.monotonic()
         self.arrived: asyncio.Future[RemoteProcess] = asyncio.get_running_loop().create_future()
-        self.agent: SecureSocket | None = None
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.node = WorkerNode("", "", "")
         self.early: list[dict[str, Any]] = []
         self.line: AgentLine | None = None
         self.process: RemoteProcess | None = None
         self.tail: list[str] = []
+
+    async def turn(self, timeout_s: float | None) -> None:
+        """Returns when it has arrived, failed or lost its place, or after that time."""
+        ends: set[asyncio.Future[Any]] = {self.arrived, self.lost}
+        await asyncio.wait(ends, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+
+    def lose(self, reason: str) -> None:
+        """Its place is gone before it has connected: that says nothing about the model."""
+        if self.line is not None:
+            self.line.close()
+            self.line = None
+        if not self.lost.done():
+            self.lost.set_result(reason)
 
     def fail(self, reason: str) -> None:
         if not self.arrived.done():
@@ -92,12 +107,20 @@ class ClusterLauncher:
         self._launches[launch.number] = launch
         self._gate.expect(launch.token, lambda *guest: self._welcome(launch, *guest))
         try:
-            while self._order(launch, self._gate.port):
-                done, _ = await asyncio.wait({launch.arrived}, timeout=AVOID_S)
-                if done or launch.line is not None:
-                    break
-                self._renumber(launch)  # what it had to avoid may be there again
-            return await launch.arrived
+            losses = 0
+            while True:
+                launch.lost = asyncio.get_running_loop().create_future()
+                avoiding = self._order(launch, self._gate.port)
+                await launch.turn(AVOID_S if avoiding else None)
+                if launch.line is not None:
+                    await launch.turn(None)
+                if launch.arrived.done():
+                    return launch.arrived.result()
+                if launch.lost.done():
+                    losses += 1
+                    if losses == LOSSES_MAX:
+                        raise LaunchFailed(launch.lost.result())
+                self._renumber(launch)  # and what it had to avoid may be there again
         except BaseException:
             self._abandon(launch)
             raise
@@ -189,7 +212,7 @@ class ClusterLauncher:
             launch.process.silent()
         else:
             self._suspect(launch.node)
-            launch.fail(f"the connection to node {launch.node.name} ended before the worker connected")
+            launch.lose(f"the connection to node {launch.node.name} ended before the worker connected")
 
     # --- ends
 
@@ -201,12 +224,14 @@ class ClusterLauncher:
         if node.id:
             self._suspects[node.id] = time.monotonic() + AVOID_S
 
-    def _worker_ended(self, number: int, reason: str) -> None:
+    def _worker_ended(self, number: int, reason: str, lost: bool) -> None:
         launch = self._launches.get(number)
         if launch is None:
             return
         if launch.process is not None:
             launch.process.explained(reason)
+        elif lost:
+            launch.lose(reason)
         else:
             launch.fail(reason or "its actor ended before the worker connected")
 

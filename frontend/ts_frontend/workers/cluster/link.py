@@ -44,11 +44,11 @@ class ClusterUnreachable(ServeError):
 
 class BridgeLink:
     """The bridge from the server's side. `on_worker_ended` gets the numbers of actors that have ended or were refused,
-    with the reason; `on_nodes_gone` the nodes that have died; `on_end` the reason when the bridge has ended, and what
-    waits for an answer gets none."""
+    with the reason, and whether their node or process was lost; `on_nodes_gone` the nodes that have died; `on_end` the
+    reason when the bridge has ended, and what waits for an answer gets none."""
 
     def __init__(self, address: str, env: Mapping[str, str]) -> None:
-        self.on_worker_ended: Callable[[int, str], None] = lambda number, reason: None
+        self.on_worker_ended: Callable[[int, str, bool], None] = lambda number, reason, lost: None
         self.on_nodes_gone: Callable[[list[ClusterNode]], None] = lambda nodes: None
         self.on_end: Callable[[str], None] = lambda reason: None
         self.state = ClusterState(address)
@@ -165,7 +165,7 @@ class BridgeLink:
             if gone:
                 self.on_nodes_gone(gone)
         elif event == "ended":
-            self.on_worker_ended(news["id"], news["reason"])
+            self.on_worker_ended(news["id"], news["reason"], news["lost"])
         elif event == "refused":
             return str(news["reason"])
         return ""
