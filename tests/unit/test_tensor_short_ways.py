@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable
@@ -12,15 +13,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ts.compat.triton_backend.edges import Edges
+from ts.compat.triton_backend.errors import TritonModelException
 from ts.protocol.datatypes import DATATYPES
-from ts.protocol.open_inference_pb2 import ModelInferRequest
-from ts.tensors import grpc_form, json_text
+from ts.protocol.open_inference_pb2 import ModelInferRequest, ModelInferResponse
+from ts.tensors import forms, grpc_form, json_form, json_text
 from ts.tensors.forms import ModelSpec
 from ts.tensors.json_form import data_text, to_json
 from ts.tensors.json_text import dumped, list_text, loaded
-from ts.tensors.types import BadTensor, InferenceResponse, RequestedOutput, Tensor
+from ts.tensors.types import BadTensor, InferenceRequest, InferenceResponse, RequestedOutput, Tensor
 
 MODEL = ModelSpec("m", "1", {}, {})
+#: Its BYTES may have another number of elements than their shape.
+LOOSE = ModelSpec("m", "1", {}, {}, loose=True)
 
 # --- JSON
 
@@ -125,6 +130,117 @@ def test_elements_are_written_as_their_values(elements: list[float], dtype: str)
     assert data_text(tensor, {}) == json.dumps(to_json(tensor, {}), separators=(",", ":")).encode()
 
 
+#: A request in JSON: mostly usual ones.
+elements_of = {
+    "FP32": st.floats(width=32) | st.floats() | st.integers(),
+    "FP16": st.floats(width=16) | st.sampled_from([65504.0, 65519.0, 65520.0, -1e5]),
+    "FP64": st.floats() | st.integers(),
+    "INT8": st.integers(-128, 127) | st.integers(-130, 130),
+    "INT64": st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(),
+    "UINT64": st.integers(0, (1 << 64) - 1) | st.integers(-1, 1 << 64),
+    "BOOL": st.booleans(),
+    "BYTES": st.text(max_size=3),
+    "BF16": st.floats(width=16),
+}
+anything: st.SearchStrategy[Any] = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=2) | st.just([1]) | st.just({})
+)
+some_parameters = st.sampled_from(
+    [None, {}, {"a": 1}, {"content_type": "base64"}, {"binary_data_size": 4}, {"timeout": -1}, {"triton_x": 1}]
+)
+
+
+@st.composite
+def json_inputs(draw: st.DrawFn) -> Any:
+    datatype = draw(st.sampled_from([*elements_of, "FP32", "FP32"]))
+    count = draw(st.integers(0, 4))
+    elements: list[Any] = draw(st.lists(elements_of[datatype], min_size=count, max_size=count))
+    if elements and not draw(st.integers(0, 5)):
+        elements[draw(st.integers(0, count - 1))] = draw(anything)
+    given: dict[str, Any] = {"name": draw(st.sampled_from("xyé")), "datatype": datatype, "shape": [count]}
+    given["shape"] = draw(st.sampled_from([[count]] * 8 + [[1, count], [], [-1], ["1"], None, [count + 1]]))
+    given["data"] = draw(st.sampled_from([elements] * 8 + [[elements], None, elements[:1], 3]))
+    if not draw(st.integers(0, 3)):
+        given["parameters"] = draw(some_parameters)
+    if not draw(st.integers(0, 9)):
+        given[draw(st.sampled_from(["more", "name", "datatype"]))] = draw(anything)
+    return given
+
+
+@st.composite
+def json_requests(draw: st.DrawFn) -> bytes:
+    message: dict[str, Any] = {"inputs": draw(st.lists(json_inputs(), max_size=2))}
+    if draw(st.booleans()):
+        message["id"] = draw(st.sampled_from(["1", "", "é", None, 3]))
+    if not draw(st.integers(0, 3)):
+        message["outputs"] = draw(
+            st.sampled_from([None, [], [{"name": "y"}], [{"name": 1}], [{"name": "y", "parameters": {"a": 1}}], {}])
+        )
+    if not draw(st.integers(0, 9)):
+        message[draw(st.sampled_from(["parameters", "more", "inputs"]))] = draw(some_parameters)
+    text = json.dumps(message, ensure_ascii=draw(st.booleans()))
+    at = draw(st.integers(0, len(text)))
+    changed = draw(st.sampled_from([text] * 4 + [text[:at], text[:at] + " " + text[at:], text[:at] + text[at + 1 :]]))
+    if draw(st.booleans()):
+        changed = changed.replace('"shape"', '"datatype": "INT8", "shape"', draw(st.integers(0, 1)))
+    return changed.encode("utf-8", "surrogatepass")
+
+
+def json_described(data: bytes | bytearray, short: bool, model: ModelSpec = MODEL) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        if not short:
+            patch.setattr(json_form, "usual_request", lambda *_: None)
+        try:
+            request = json_form.opened(data, {}, frozenset(), model).request
+        except BadTensor as error:
+            return str(error)
+    inputs = [
+        (one.name, one.datatype, one.array.dtype, one.array.shape, one.shape, one.array.tolist(), one.parameters)
+        for one in request.inputs
+    ]
+    writeable = all(one.array.flags.writeable for one in request.inputs)
+    return repr((inputs, request.id, request.model_name, request.outputs, request.parameters, writeable))
+
+
+@given(json_requests(), st.sampled_from([MODEL, LOOSE]))
+def test_a_usual_json_request_is_read_as_any_other(data: bytes, model: ModelSpec) -> None:
+    assert json_described(bytearray(data), True, model) == json_described(data, False, model)
+
+
+#: What readers of JSON take differently.
+TELLING = [
+    *(b"-0", b"-0.0", b"1.0", b"1e0", b"1E400", b"NaN", b"null", b"true", b"01", b"0.1e1", b"-1", b"1" * 400),
+    *(b"18446744073709551615", b"18446744073709551616", b"-9223372036854775808", b"-9223372036854775809"),
+    *(b"3.4028235e38", b"3.4028236e38", b"65504", b"65519.99", b"9007199254740993", b"2e-324", b"1.7e308"),
+    *(
+        b'"\xed\xa0\xbd"',
+        b'"\\ud83d"',
+        b'"\xff"',
+        b'"\x01"',
+        b'"\\u0000"',
+        b'1],"data":["\xff"',
+        b'"\xff"],"data":[1',
+    ),
+]
+
+
+@pytest.mark.parametrize("datatype", ["FP64", "FP32", "FP16", "INT64", "UINT64", "INT8", "BOOL", "BYTES"])
+def test_elements_that_readers_take_differently_are_read_alike(datatype: str) -> None:
+    for elements, shape in itertools.product(TELLING, (b"[1]", b"[1.0]", b"[true]")):
+        fields = b'{"name":"x","datatype":"%b","shape":%b,"data":[%b]}' % (datatype.encode(), shape, elements)
+        data = b'{"inputs":[%b]}' % fields
+        assert json_described(data, short=True) == json_described(data, short=False), data
+
+
+@pytest.mark.parametrize(("datatype", "elements"), [("FP32", [0.5, 3]), ("INT64", [1, 2]), ("BYTES", ["a", "é"])])
+def test_usual_json_requests_and_answers_go_the_short_way(datatype: str, elements: list[Any]) -> None:
+    tensor = {"name": "x", "datatype": datatype, "shape": [1, 2], "data": elements, "parameters": {"a": 1}}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_form.JsonForm, "_read", None)
+        form = json_form.opened(json.dumps({"inputs": [tensor], "id": "1"}).encode(), {}, frozenset(), MODEL)
+    assert form.request.inputs[0].array.shape == (1, 2) and form.request.inputs[0].parameters == {"a": 1}
+
+
 # --- gRPC
 
 names = st.sampled_from(["x", "y", "é", ""])
@@ -155,21 +271,40 @@ def requests(draw: st.DrawFn) -> ModelInferRequest:
     return message
 
 
-def read(data: bytes, short: bool, options: frozenset[str] = frozenset()) -> grpc_form.GrpcForm:
+@st.composite
+def typed_requests(draw: st.DrawFn) -> ModelInferRequest:
+    """With elements in the fields of their datatypes, most of which are as many as the shape says."""
+    message = ModelInferRequest(model_name=draw(names), id=draw(names))
+    for name in draw(st.lists(names, min_size=1, max_size=2)):
+        kind = DATATYPES[draw(st.sampled_from(["FP32", "FP32", "FP64", "INT32", "BOOL", "BYTES"]))]
+        shape = draw(st.lists(st.integers(1, 40), max_size=2))
+        tensor = message.inputs.add(name=name, datatype=draw(st.sampled_from([kind.name] * 4 + [""])), shape=shape)
+        count = math.prod(shape) + draw(st.sampled_from([0, 0, 0, 0, 1]))
+        field_name = draw(st.sampled_from([kind.field] * 4 + ["fp64_contents"]))
+        field = getattr(tensor.contents, field_name)
+        field.extend([b"a" if field_name == "bytes_contents" else 1] * count)
+    if not draw(st.integers(0, 9)):
+        message.raw_input_contents.append(b"abcd")
+    return message
+
+
+def read(
+    data: bytes | bytearray, short: bool, options: frozenset[str] = frozenset(), model: ModelSpec = MODEL
+) -> grpc_form.GrpcForm:
     with pytest.MonkeyPatch.context() as patch:
         if not short:
-            patch.setattr(grpc_form, "plain_inputs", lambda message: None)
-        return grpc_form.opened(data, {}, options, MODEL)
+            patch.setattr(grpc_form, "usual_request", lambda *_: None)
+        return grpc_form.opened(data, {}, options, model)
 
 
-def described(data: bytes, short: bool) -> Any:
+def described(data: bytes | bytearray, short: bool, model: ModelSpec = MODEL) -> Any:
     try:
-        form = read(data, short)
+        form = read(data, short, model=model)
     except BadTensor as error:
         return str(error)
     request = form.request
     inputs = [
-        (one.name, one.datatype, one.array.dtype, one.array.shape, one.array.tolist(), one.array.flags.writeable)
+        (one.name, one.datatype, one.array.dtype, one.shape, one.array.tolist(), one.array.flags.writeable)
         for one in request.inputs
     ]
     return repr(
@@ -177,10 +312,55 @@ def described(data: bytes, short: bool) -> Any:
     )
 
 
-@given(requests())
-def test_a_usual_grpc_request_is_read_as_any_other(message: ModelInferRequest) -> None:
+@given(requests() | typed_requests(), st.sampled_from([MODEL, LOOSE]))
+def test_a_usual_grpc_request_is_read_as_any_other(message: ModelInferRequest, model: ModelSpec) -> None:
     data = message.SerializeToString()
-    assert described(data, short=True) == described(data, short=False)
+    assert described(bytearray(data), True, model) == described(data, False, model)
+
+
+@given(requests() | typed_requests(), requests() | typed_requests(), st.data())
+def test_bytes_that_are_nearly_a_usual_grpc_request_are_read_as_any_others(
+    message: ModelInferRequest, other: ModelInferRequest, chosen: st.DataObject
+) -> None:
+    data = message.SerializeToString()
+    at, end = chosen.draw(st.tuples(st.integers(0, len(data)), st.integers(0, len(data))))
+    inserted = chosen.draw(st.binary(max_size=3) | st.just(other.SerializeToString()))
+    described(data, short=True)  # its layout is known
+    changed = chosen.draw(
+        st.sampled_from(
+            [
+                data[:at] + inserted[:1] + data[at + 1 :],
+                data[:at] + inserted + data[at:],
+                data[:at] + data[end:],
+                data + inserted,
+            ]
+        )
+    )
+    assert described(changed, short=True) == described(changed, short=False)
+
+
+@pytest.mark.parametrize(("datatype", "field"), [("FP32", "fp32_contents"), ("FP64", "fp64_contents")])
+@pytest.mark.parametrize("raw", [False, True])
+def test_usual_grpc_requests_and_answers_go_the_short_way(datatype: str, field: str, raw: bool) -> None:
+    kind = DATATYPES[datatype]
+    message = ModelInferRequest(model_name="m", id="1")
+    tensor = message.inputs.add(name="x", datatype=datatype, shape=[1, 40])
+    values = np.arange(40, dtype=kind.dtype).reshape(1, 40)
+    if raw:
+        message.raw_input_contents.append(values.tobytes())
+    else:
+        getattr(tensor.contents, field).extend(values.ravel().tolist())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grpc_form.GrpcForm, "_read", None)
+        patch.setattr(grpc_form, "completed", None)
+        form = grpc_form.opened(message.SerializeToString(), {}, frozenset(), MODEL)
+        answered = form.answer(InferenceResponse([Tensor("y", datatype, form.request.inputs[0].array)]), True)
+    answer = ModelInferResponse.FromString(answered)
+    assert answer.id == "1" and list(answer.outputs[0].shape) == [1, 40]
+    if raw:
+        assert answer.raw_output_contents[0] == values.tobytes()
+    else:
+        assert list(getattr(answer.outputs[0].contents, field)) == values.ravel().tolist()
 
 
 @st.composite
@@ -193,12 +373,32 @@ def responses(draw: st.DrawFn) -> InferenceResponse:
             array.fill(b"ab")
         if draw(st.booleans()) and array.ndim == 2:
             array = array.T
-        tensors.append(Tensor(name, kind.name, array, draw(st.sampled_from([{}, {}, {"a": 1}]))))
+        stated = draw(st.sampled_from([None, None, (3,)])) if kind.name == "BYTES" and array.ndim == 1 else None
+        tensors.append(Tensor(name, kind.name, array, draw(st.sampled_from([{}, {}, {"a": 1}])), stated))
     parameters = draw(st.sampled_from([{}, {}, {}, {"a": "b"}]))
     return InferenceResponse(tensors, draw(names), draw(names), draw(names), parameters)
 
 
-asked_for = requests().map(lambda message: message.SerializeToString())
+asked_for = (requests() | typed_requests()).map(lambda message: message.SerializeToString())
+
+
+@given(responses(), st.booleans(), st.booleans())
+def test_a_usual_answer_in_json_is_written_as_any_other(
+    response: InferenceResponse, named: bool, with_id: bool
+) -> None:
+    form = json_form.JsonForm(b'{"inputs":[],"id":"%b"}' % (b"7" * with_id), {}, frozenset(), MODEL)
+    if named:
+        form.request.outputs = [RequestedOutput(tensor.name) for tensor in response.outputs]
+
+    def written(short: bool) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            if not short:
+                patch.setattr(form, "_usual_answer", lambda _: None)
+            return form.answer(response, True), form.headers
+
+    assert written(True) == written(False)
+
+
 dialects = st.sampled_from([frozenset[str](), frozenset({"stream", "triton"})])
 
 
@@ -216,10 +416,67 @@ def test_a_usual_answer_is_written_as_any_other(
     def written(short: bool) -> bytes | str:
         with pytest.MonkeyPatch.context() as patch:
             if not short:
-                patch.setattr(grpc_form, "plain_response", lambda *_: None)
+                patch.setattr(grpc_form, "usual_response", lambda *_: None)
             try:
                 return form.answer(response, last)
             except BadTensor as error:
                 return str(error)
 
     assert written(True) == written(False)
+
+
+# --- what was compared with the model's declaration before
+
+DECLARED: dict[str, dict[str, Any]] = {
+    "x": {"datatype": "FP32", "shape": [-1, 2], "batch_max": 2},
+    "y": {"datatype": "INT64", "optional": True},
+}
+declared_tensors = st.lists(
+    st.builds(
+        lambda name, kind, shape: Tensor(name, kind, np.zeros(shape, DATATYPES[kind].dtype)),
+        st.sampled_from("xxyz"),
+        st.sampled_from(["FP32", "FP32", "INT64"]),
+        st.sampled_from([(1, 2), (1, 2), (2, 2), (3, 2), (2,), (1, 3), ()]),
+    ),
+    max_size=2,
+    unique_by=lambda tensor: tensor.name,
+)
+
+
+@given(st.lists(declared_tensors, max_size=6))
+def test_inputs_are_compared_with_their_declarations_whatever_came_before(requested: list[list[Tensor]]) -> None:
+    def told_of(inputs: list[Tensor], model: ModelSpec) -> str:
+        try:
+            forms._check_declared(InferenceRequest(inputs), model)
+        except BadTensor as error:
+            return str(error)
+        return ""
+
+    model = ModelSpec("m", "1", DECLARED, {})
+    for inputs in requested:
+        assert told_of(inputs, model) == told_of(inputs, ModelSpec("m", "1", DECLARED, {}))
+
+
+CONFIGURED = {
+    "max_batch_size": 4,
+    "output": [
+        {"name": "x", "data_type": "TYPE_FP32", "dims": [2]},
+        {"name": "y", "data_type": "TYPE_INT64", "dims": [1, 2], "reshape": {"shape": [2]}},
+    ],
+}
+
+
+@given(st.lists(declared_tensors, max_size=6), st.booleans())
+def test_outputs_are_compared_with_their_declarations_whatever_came_before(
+    answers: list[list[Tensor]], strict: bool
+) -> None:
+    def told_of(outputs: list[Tensor], edges: Edges) -> Any:
+        try:
+            given_out = edges.given(InferenceResponse(list(outputs))).outputs
+        except TritonModelException as error:
+            return str(error)
+        return [(one.name, one.datatype, one.shape) for one in given_out]
+
+    edges = Edges(CONFIGURED, strict=strict)
+    for outputs in answers:
+        assert told_of(outputs, edges) == told_of(outputs, Edges(CONFIGURED, strict=strict))

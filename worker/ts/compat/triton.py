@@ -164,7 +164,8 @@ class TritonAdapter:
     # --- one response for each request
 
     def answers(self, data: Sequence[types.InferenceRequest], context: Context) -> list[Any]:
-        calls.here().batch_id = calls.batch_of(context)
+        here = calls.here()
+        here.batch_id = calls.batch_of(context)
         requests, refused = self._requests(data, context)
         try:
             found = self._model.execute(list(requests.values())) if requests else []
@@ -172,7 +173,7 @@ class TritonAdapter:
         except Exception as error:
             raise _raised(error, context) from error
         finally:
-            calls.here().sweep()
+            here.sweep()
 
     async def answers_async(self, data: Sequence[types.InferenceRequest], context: Context) -> list[Any]:
         calls.belong_to(calls.batch_of(context))
@@ -192,6 +193,8 @@ class TritonAdapter:
             raise TritonModelException(
                 f"execute returns a list of one InferenceResponse for each of {len(requests)} requests: {size}"
             )
+        if not refused:
+            return [self._answer(response) for response in found]
         given: dict[int, Any] = dict(zip(requests, map(self._answer, found), strict=True)) | refused
         return [given[index] for index in range(len(given))]
 

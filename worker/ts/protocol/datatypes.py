@@ -35,10 +35,11 @@ class Datatype:
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of its arrays in numpy."""
+        """The dtype of its arrays in numpy: on little-endian machines the object that all such arrays have."""
         import numpy as np
 
-        return np.dtype(f"uint{8 * self.size_bytes}" if self.as_bits else self.array_type).newbyteorder("<")
+        found = np.dtype(f"uint{8 * self.size_bytes}" if self.as_bits else self.array_type).newbyteorder("<")
+        return np.dtype(found.str)
 
 
 DATATYPES = {

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -66,17 +67,21 @@ def _class_text(value: Any, index: int, labels: Sequence[str]) -> bytes:
     return f"{shown}:{index}{label}".encode()
 
 
-class ModelSpec(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelSpec:
     """The model as a form sees it: `inputs` and `outputs` are its declared tensors, by name (datatype, shape),
     empty when it declares nothing; `parameters`: datatypes of requests' parameters; `loose`: BYTES in JSON and in typed
-    contents may have another number of elements than their shape."""
+    contents may have another number of elements than their shape; `accepted`: inputs of requests that were found to be
+    as declared, by names, datatypes and shapes; `layouts`: of the usual requests over gRPC, by their sizes."""
 
     name: str
     version: str
     inputs: dict[str, dict[str, Any]]
     outputs: dict[str, dict[str, Any]]
-    parameters: dict[str, str] = {}
+    parameters: dict[str, str] = field(default_factory=dict)
     loose: bool = False
+    accepted: set[tuple[Any, ...]] = field(default_factory=set)
+    layouts: dict[int, Any] = field(default_factory=dict)
 
 
 class Form(Protocol):
@@ -101,8 +106,8 @@ STREAM = "stream"
 MORE = "more"
 #: The parameter of a requested output: how many of its largest elements the client wants, as text.
 CLASSIFICATION = "classification"
-#: So many different marks are read only once.
-MARKS_MAX = 256
+#: So many different marks are read only once, and inputs of so many shapes compared with the declared ones.
+MARKS_MAX = ACCEPTED_MAX = 256
 _FORMS = {
     "generate": "ts.tensors.generate_form",
     "grpc": "ts.tensors.grpc_form",
@@ -115,8 +120,9 @@ _FORMS = {
 
 def opened(item: Item, model: ModelSpec) -> Form:
     """The form of a marked item. `\\0NAME;OPTION;…`: the options are the form's own. Raises BadTensor."""
-    name, options = _marked(item.inputs[0].content_type)
-    form: Form = _opening(name)(item.inputs[0].data, dict(item.headers), options, model)
+    _, content_type, data = item.inputs[0]
+    name, options = _marked(content_type)
+    form: Form = _opening(name)(data, dict(item.headers), options, model)
     form.request.stream = STREAM in options
     form.request.texts = name != "grpc"
     if model.inputs:
@@ -141,7 +147,7 @@ def _opening(name: str) -> Callable[..., Form]:
 
 
 def is_followed(item: Item) -> bool:
-    return item.inputs[0].content_type.endswith(f";{MORE}")
+    return MORE in _marked(item.inputs[0].content_type)[1]
 
 
 def _read_texts(request: InferenceRequest, declared: dict[str, str]) -> None:
@@ -163,6 +169,15 @@ def _read(text: str, name: str, datatype: str) -> float | bool:
 
 def _check_declared(request: InferenceRequest, model: ModelSpec) -> None:
     """BadTensor unless the inputs are those that the model declares."""
+    key = tuple([(tensor.name, tensor.datatype, tensor.array.shape) for tensor in request.inputs])
+    if key in model.accepted:
+        return
+    _compare(request, model)
+    if len(model.accepted) < ACCEPTED_MAX:
+        model.accepted.add(key)
+
+
+def _compare(request: InferenceRequest, model: ModelSpec) -> None:
     given = [tensor.name for tensor in request.inputs]
     for name, declared in model.inputs.items():
         if name not in given and not declared.get("optional"):

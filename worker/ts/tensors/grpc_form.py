@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,9 @@ from ts.protocol.open_inference_pb2 import (
     ModelStreamInferResponse,
 )
 from ts.tensors.forms import EMPTY_FINAL, ModelSpec, check_reserved, completed, payload
+from ts.tensors.grpc_usual import prefix, usual_request, usual_response
 from ts.tensors.shared_memory import NO_REGIONS, PARAMETERS, REGION, Regions
 from ts.tensors.types import (
-    DIMENSIONS_MAX,
     Array,
     BadTensor,
     InferenceRequest,
@@ -36,7 +35,6 @@ from ts.tensors.types import (
     decode_raw,
     elements,
     encode_raw,
-    join_bytes,
     loose_bytes,
 )
 
@@ -46,10 +44,6 @@ TRITON = "triton"
 STATUS = "status"
 FINAL = "triton_final_response"
 
-#: Datatypes whose raw contents equal numpy's memory.
-NUMBERS = {name: kind for name, kind in DATATYPES.items() if kind.element in (int, float)}
-#: So many heads of answers, and of outputs with their shapes, are kept as they were written.
-HEADS_MAX = 256
 _RAW_ONLY = frozenset(name for name, kind in DATATYPES.items() if not kind.field)
 _INT64 = range(-(1 << 63), 1 << 63)
 _UINT64 = range(1 << 64)
@@ -77,12 +71,21 @@ class GrpcForm:
         self._triton, self._ends_failed = TRITON in options, STATUS in options
         self._regions = Regions(options) if options else NO_REGIONS
         self._typed = self._bare = self._code_points = False
+        usual = usual_request(data, headers, model)
+        if usual is not None:
+            self.request, self._typed = usual
+        else:
+            self.request = self._read(data, headers)
+
+    # --- the request
+
+    def _read(self, data: Buffer, headers: dict[str, str]) -> InferenceRequest:
         try:
             message = ModelInferRequest.FromString(payload(data))
         except DecodeError as error:
             raise BadTensor(f"the {len(data)} bytes of the request are not a ModelInferRequest: {error}") from None
-        self.request = InferenceRequest(
-            plain_inputs(message) or self._inputs(message),
+        request = InferenceRequest(
+            self._inputs(message),
             message.id,
             message.model_name,
             message.model_version,
@@ -92,10 +95,9 @@ class GrpcForm:
             else [],
             headers,
         )
-        if self.request.parameters:
-            check_reserved(self.request.parameters)
-
-    # --- the request
+        if request.parameters:
+            check_reserved(request.parameters)
+        return request
 
     def _inputs(self, message: ModelInferRequest) -> list[Tensor]:
         raw, tensors = list(message.raw_input_contents), list(message.inputs)
@@ -190,10 +192,11 @@ class GrpcForm:
 
     def answer(self, response: InferenceResponse, last: bool) -> bytes:
         """A serialised ModelInferResponse. Raises BadTensor for a requested output that doesn't exist."""
-        if not (self._typed or self._bare):
-            plain = plain_response(response, self.request, self._model, _FLAGS[last] if self._triton else b"")
-            if plain:
-                return _wrapped(plain) if self._triton else plain
+        if not self._bare:
+            flags = _FLAGS[last] if self._triton else b""
+            usual = usual_response(response, self.request, self._model, flags, self._typed)
+            if usual is not None:
+                return _wrapped(usual) if self._triton else usual
         response = completed(response, self.request, self._model)
         message = ModelInferResponse(
             model_name=response.model_name, model_version=response.model_version, id=response.id
@@ -252,87 +255,7 @@ class GrpcForm:
 
 def _wrapped(response: bytes) -> bytes:
     """A ModelStreamInferResponse with a response that is written already, its field 2."""
-    return _prefix(2, len(response)) + response
-
-
-def _prefix(field: int, size: int) -> bytes:
-    """The bytes before a protobuf field of `size` bytes: the field's number, and the size, 7 bits a byte."""
-    prefix = bytearray((field << 3 | 2,))
-    while size > 127:
-        prefix.append(size & 127 | 128)
-        size >>= 7
-    prefix.append(size)
-    return bytes(prefix)
-
-
-# --- the usual request and its answer, in a few steps: raw contents, and no parameters
-
-
-def plain_inputs(message: ModelInferRequest) -> list[Tensor] | None:
-    """The inputs of the usual request; None for any other, which GrpcForm reads, or refuses with the reason."""
-    inputs, raw = message.inputs, message.raw_input_contents
-    if len(inputs) != len(raw):
-        return None
-    found: list[Tensor] = []
-    for tensor, data in zip(inputs, raw, strict=True):
-        name, kind, shape = tensor.name, NUMBERS.get(tensor.datatype), tuple(tensor.shape)
-        if kind is None or tensor.parameters or tensor.HasField("contents") or len(shape) > DIMENSIONS_MAX:
-            return None
-        count = 1
-        for size in shape:
-            if size < 1:
-                return None
-            count *= size
-        if count * kind.size_bytes != len(data) or any(other.name == name for other in found):
-            return None
-        array = np.frombuffer(data, kind.dtype).reshape(shape).copy()
-        found.append(Tensor(name, kind.name, array, {}))
-    return found
-
-
-def plain_response(
-    response: InferenceResponse, request: InferenceRequest, model: ModelSpec, flags: bytes
-) -> bytes | None:
-    """The serialised ModelInferResponse of the usual answer, with `flags` as its parameters, which are written already;
-    None for any other, which GrpcForm writes, or refuses with the reason."""
-    if response.parameters:
-        return None
-    outputs = response.outputs
-    if request.outputs and not _are_asked_for(outputs, request.outputs):
-        return None
-    heads = [_head(response.model_name or model.name, response.model_version or model.version)]
-    contents: list[bytes] = []
-    answer_id = response.id or request.id
-    if answer_id:
-        if not answer_id.isascii():
-            return None
-        heads += (_prefix(3, len(answer_id)), answer_id.encode())
-    if flags:
-        heads.append(flags)
-    for tensor in outputs:
-        array = tensor.array
-        if tensor.parameters or not array.size:
-            return None
-        kind = NUMBERS.get(tensor.datatype)
-        if kind is None:
-            if tensor.datatype != "BYTES":
-                return None
-            data = join_bytes([as_bytes(value) for value in array.ravel()])
-        else:
-            data = np.ascontiguousarray(array, kind.dtype).tobytes()
-        heads.append(_output(tensor.name, tensor.datatype, array.shape))
-        contents += (_prefix(6, len(data)), data)
-    return b"".join((*heads, *contents))
-
-
-def _are_asked_for(outputs: Sequence[Tensor], asked: Sequence[RequestedOutput]) -> bool:
-    """Whether the outputs are those that the client asked for, in its order, and nothing else was asked."""
-    if len(outputs) != len(asked):
-        return False
-    for tensor, output in zip(outputs, asked, strict=True):
-        if tensor.name != output.name or output.parameters:
-            return False
-    return len(asked) == 1 or len({output.name for output in asked}) == len(asked)
+    return prefix(2, len(response)) + response
 
 
 def _flag(final: bool) -> bytes:
@@ -343,17 +266,6 @@ def _flag(final: bool) -> bytes:
 
 
 _FLAGS = {final: _flag(final) for final in (False, True)}
-
-
-@lru_cache(maxsize=HEADS_MAX)
-def _head(model: str, version: str) -> bytes:
-    return ModelInferResponse(model_name=model, model_version=version).SerializeToString()
-
-
-@lru_cache(maxsize=HEADS_MAX)
-def _output(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
-    output = ModelInferResponse.InferOutputTensor(name=name, datatype=datatype, shape=shape).SerializeToString()
-    return _prefix(5, len(output)) + output
 
 
 def _filled(tensor: ModelInferRequest.InferInputTensor) -> bool:

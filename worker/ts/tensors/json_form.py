@@ -15,6 +15,7 @@ from ts.protocol.datatypes import Datatype
 from ts.protocol.frames import Buffer
 from ts.tensors.forms import ModelSpec, check_reserved, completed, payload
 from ts.tensors.json_text import dumped, list_text, loaded
+from ts.tensors.json_usual import usual_request
 from ts.tensors.shared_memory import NO_REGIONS, PARAMETERS, REGION, Regions
 from ts.tensors.types import (
     Array,
@@ -36,6 +37,7 @@ from ts.tensors.types import (
 #: Advice for elements that are no text.
 NO_TEXT = "Send bytes that are no text as binary data, or in base64 with the input's parameter content_type base64"
 _SCALARS = (str, int, float, bool)
+JSON_ANSWER = (("content-type", "application/json"),)
 #: So many heads of answers, and of outputs with their shapes, are kept as they were written.
 HEADS_MAX = 256
 
@@ -162,14 +164,20 @@ class JsonForm:
         self._model = model
         self.headers: Sequence[tuple[str, str]] = ()
         self._regions = Regions(options) if options else NO_REGIONS
+        self._binary, self._binary_at = b"", 0
+        usual = None if LENGTH_HEADER in headers else usual_request(data, headers, model.name, model.version)
+        self.request = usual or self._read(data, headers)
+
+    # --- the request
+
+    def _read(self, data: Buffer, headers: dict[str, str]) -> InferenceRequest:
+        model = self._model
         head, self._binary = _split(payload(data), headers)
-        self._binary_at = 0
         if not head and LENGTH_HEADER in headers:
-            self.request = _raw_request(self._binary, model, headers)
-            return
+            return _raw_request(self._binary, model, headers)
         message = json_object(head)
         inputs = _list(message, "inputs")
-        self.request = InferenceRequest(
+        request = InferenceRequest(
             self._inputs(inputs),
             _text(message, "id"),
             model.name,
@@ -178,13 +186,12 @@ class JsonForm:
             [_requested(output) for output in _list(message, "outputs", required=False)],
             headers,
         )
-        if self.request.parameters:
-            check_reserved(self.request.parameters)
+        if request.parameters:
+            check_reserved(request.parameters)
         if self._binary_at < len(self._binary):
             left = len(self._binary) - self._binary_at
             raise BadTensor(f"{left} bytes of binary data are left over after the inputs")
-
-    # --- the request
+        return request
 
     def _inputs(self, inputs: Sequence[Any]) -> list[Tensor]:
         for tensor in inputs:
@@ -227,6 +234,9 @@ class JsonForm:
 
     def answer(self, response: InferenceResponse, last: bool) -> bytes:
         """JSON, with the requested binary outputs after it. Raises BadTensor for an output that doesn't exist."""
+        usual = self._usual_answer(response)
+        if usual is not None:
+            return usual
         response = completed(response, self.request, self._model)
         binary: list[bytes] = []
         head = _head(response.model_name, response.model_version)
@@ -237,10 +247,32 @@ class JsonForm:
         wanted = {output.name: output.parameters for output in self.request.outputs}
         outputs = [self._output(tensor, wanted.get(tensor.name, {}), binary) for tensor in response.outputs]
         head = b'%b,"outputs":[%b]}' % (head, b",".join(outputs))
-        self.headers = (("content-type", "application/json"),)
+        self.headers = JSON_ANSWER
         if binary:
             self.headers = (("content-type", "application/octet-stream"), (LENGTH_HEADER, str(len(head))))
         return b"".join((head, *binary))
+
+    def _usual_answer(self, response: InferenceResponse) -> bytes | None:
+        """The answer with all outputs in JSON, and without parameters; None for any other."""
+        request = self.request
+        if response.parameters or request.outputs or request.parameters:
+            return None
+        parts = [_head(response.model_name or self._model.name, response.model_version or self._model.version)]
+        answer_id = response.id or request.id
+        if answer_id:
+            parts += (b',"id":', dumped(answer_id))
+        between = b',"outputs":['
+        for tensor in response.outputs:
+            if tensor.parameters or tensor.datatype == "BYTES":  # those that are no text have a parameter
+                return None
+            head = _output_head(tensor.name, tensor.datatype, tensor.shape)
+            parts += (between, head, b',"data":', data_text(tensor, {}), b"}")
+            between = b","
+        if not response.outputs:
+            return None
+        parts.append(b"]}")
+        self.headers = JSON_ANSWER
+        return b"".join(parts)
 
     def _output(self, tensor: Tensor, asked: dict[str, Any], binary: list[bytes]) -> bytes:
         """An output in JSON, its elements as text of their own, or in `binary`."""

@@ -185,7 +185,8 @@ class Tensor:
 
     def numbers(self) -> Array:
         """The elements as numpy's numbers, those of BF16 as float32."""
-        return widened(DATATYPES[self.datatype], self.array)
+        kind = DATATYPES[self.datatype]
+        return widened(kind, self.array) if kind.as_bits else self.array
 
     def as_torch(self) -> Any:
         """The elements as a tensor of torch's on the CPU, which may share their memory. Not for BYTES."""

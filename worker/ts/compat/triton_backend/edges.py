@@ -20,6 +20,8 @@ Fields = dict[str, Any]
 _VALUES = {f"{name.lower()}_false_true": DATATYPES[name] for name in ("INT32", "FP32", "BOOL")}
 #: So many different objections to a model's answers are said in its log.
 OBJECTIONS_MAX = 100
+#: Outputs of so many shapes are compared with their declarations only once.
+FITTING_MAX = 256
 
 
 class Edges:
@@ -29,6 +31,8 @@ class Edges:
     def __init__(self, config: Fields, *, strict: bool = True) -> None:
         self._strict = strict
         self._said: set[str] = set()
+        #: Outputs that were found to be as declared: name, datatype and shape.
+        self._fitting: set[tuple[str, str, tuple[int, ...]]] = set()
         self.batched = int(config.get("max_batch_size") or 0) > 0
         self._inner = {one["name"]: shape for one in config.get("input") or () if (shape := _reshaped(one)) is not None}
         self._outputs = {one["name"]: _Output.of(one, self.batched) for one in config.get("output") or ()}
@@ -42,6 +46,8 @@ class Edges:
 
     def taken(self, request: InferenceRequest) -> list[Tensor]:
         """The inputs as the model gets them. BadTensor for a sequence's id that the model can't take."""
+        if not (self._inner or self._controls):
+            return request.inputs
         inputs = [self._reshaped(tensor) for tensor in request.inputs] if self._inner else list(request.inputs)
         return inputs + [self._control(name, control, request.parameters) for name, control in self._controls]
 
@@ -76,6 +82,11 @@ class Edges:
         """The answer as clients get it: the outputs that the configuration names. Deviations from the configuration are
         each logged once, or raise TritonModelException if `strict`."""
         if self._outputs:
+            for tensor in response.outputs:
+                if (tensor.name, tensor.datatype, tensor.array.shape) not in self._fitting:
+                    break
+            else:
+                return response
             response.outputs = [self._checked(tensor) for tensor in response.outputs if self._is_declared(tensor)]
         return response
 
@@ -101,6 +112,8 @@ class Edges:
             self._object(f"output {tensor.name!r} has shape {list(tensor.shape)}, not {declared.inner}")
             return tensor
         if declared.outer is None:
+            if tensor.datatype == declared.datatype and len(self._fitting) < FITTING_MAX:
+                self._fitting.add((tensor.name, tensor.datatype, tensor.array.shape))
             return tensor
         array = tensor.array.reshape((*self._batch(tensor.array), *declared.outer))
         return Tensor(tensor.name, tensor.datatype, array, tensor.parameters)

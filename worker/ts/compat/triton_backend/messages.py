@@ -118,7 +118,7 @@ class InferenceResponse:
     def neutral(self) -> types.InferenceResponse:
         """The response as the runtime takes it."""
         outputs = [tensor._tensor for tensor in self._output_tensors]
-        return types.InferenceResponse(outputs, parameters=dict(self._parameters))
+        return types.InferenceResponse(outputs, "", "", "", dict(self._parameters))
 
 
 class InferenceResponseSender:
@@ -143,8 +143,21 @@ class InferenceResponseSender:
         return self._is_cancelled()
 
 
+def _never() -> bool:
+    return False
+
+
 class InferenceRequest:
     """One request. Those that `execute` gets also have a response sender."""
+
+    # What most requests have.
+    _correlation_id: int | str = 0
+    _flags = _timeout = 0
+    _parameters: str | dict[str, Any] = "{}"
+    _sender: InferenceResponseSender | None = None
+    _trace: InferenceTrace | None = None
+    _is_cancelled: Callable[[], bool] = staticmethod(_never)
+    model_version = "-1"
 
     def __init__(
         self,
@@ -163,12 +176,8 @@ class InferenceRequest:
         self._inputs = list(inputs)
         self._request_id, self._correlation_id = _text(request_id), correlation_id
         self._requested, self._flags, self._timeout = list(map(_text, requested_output_names)), int(flags), int(timeout)
-        self._parameters: str | dict[str, Any] = (
-            json.dumps(parameters, default=str) if isinstance(parameters, dict) else parameters or "{}"
-        )
-        self._sender: InferenceResponseSender | None = None
-        self._is_cancelled: Callable[[], bool] = lambda: False
-        self._trace: InferenceTrace | None = trace
+        self._parameters = json.dumps(parameters, default=str) if isinstance(parameters, dict) else parameters or "{}"
+        self._trace = trace
         self.model_name, self.model_version = _text(model_name), str(model_version)
 
     @classmethod
@@ -182,10 +191,8 @@ class InferenceRequest:
         """The server's request, with the inputs as the model takes them; `outputs` are those that it declares."""
         found = cls.__new__(cls)
         found._inputs = [Tensor.wrapping(tensor) for tensor in inputs]
-        found._request_id, found.model_name, found.model_version = request.id, request.model_name, "-1"
-        found._requested = [output.name for output in request.outputs] or list(outputs)
-        found._correlation_id, found._flags, found._timeout, found._parameters = 0, 0, 0, "{}"
-        found._sender = found._trace = None
+        found._request_id, found.model_name = request.id, request.model_name
+        found._requested = [output.name for output in request.outputs] if request.outputs else list(outputs)
         if request.parameters:
             found._take_parameters(request.parameters)
         found._is_cancelled = is_cancelled
