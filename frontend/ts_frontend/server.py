@@ -64,8 +64,9 @@ from ts_frontend.telemetry.logging.model_log import ModelLog
 from ts_frontend.telemetry.metrics.registry import MetricsRegistry, open_metrics
 from ts_frontend.telemetry.tracing.tracing import open_tracing
 from ts_frontend.workers.cluster.launcher import ClusterLauncher
-from ts_frontend.workers.demand import Demand, Memory, processes_memory
+from ts_frontend.workers.demand import Demand
 from ts_frontend.workers.launchers import Launcher
+from ts_frontend.workers.memory import Memory, processes_memory
 from ts_frontend.workers.pool import Clock
 from ts_frontend.workers.spawning import StartedForkserver, worker_env
 from ts_frontend.workers.supervisor import Supervisor, find_accelerators

@@ -18,7 +18,7 @@ import pytest
 from support import GUARD_S, until
 from ts_frontend.protos.inference_pb2 import PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub
-from ts_frontend.workers.process import proportional_bytes
+from ts_frontend.workers.memory import proportional_bytes
 
 #: A request runs until the file that it names is there.
 GATED = """

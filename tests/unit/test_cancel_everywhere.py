@@ -33,10 +33,11 @@ from ts_frontend.scheduling.batcher import Policy
 from ts_frontend.scheduling.repeats import Repeats
 from ts_frontend.telemetry.metrics.families import read_definitions
 from ts_frontend.telemetry.metrics.registry import DEFAULT_FILE, MetricsRegistry
-from ts_frontend.workers.demand import Demand, DemandRule, Memory, ResidentState
+from ts_frontend.workers.demand import Demand, DemandRule, ResidentState
 from ts_frontend.workers.devices import Inventory
 from ts_frontend.workers.failures import StartFailed
 from ts_frontend.workers.limits import WorkerLimits
+from ts_frontend.workers.memory import Memory
 from ts_frontend.workers.pool import Pool
 from ts_frontend.workers.supervisor import Supervisor
 from ts_frontend.workers.worker import Worker

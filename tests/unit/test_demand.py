@@ -14,9 +14,9 @@ from support import GUARD_S, until_async
 from ts.protocol.frames import Input, Predict
 from ts_frontend.errors import ModelNotLoaded, NoWorker
 from ts_frontend.job import Job, Ledger
-from ts_frontend.workers.demand import Demand, DemandRule, Memory, Resident, ResidentState
+from ts_frontend.workers.demand import Demand, DemandRule, Resident, ResidentState
+from ts_frontend.workers.memory import Memory, proportional_bytes
 from ts_frontend.workers.pool import Pool
-from ts_frontend.workers.process import proportional_bytes
 
 SIZE = 100
 

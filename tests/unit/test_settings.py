@@ -12,7 +12,8 @@ import pytest
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArgument
 from ts_frontend.models.settings import ModelSettings, Requested, model_name_for, resolve
-from ts_frontend.workers.demand import DemandRule, Memory
+from ts_frontend.workers.demand import DemandRule
+from ts_frontend.workers.memory import Memory
 
 
 @dataclass(frozen=True)

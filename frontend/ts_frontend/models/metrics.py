@@ -26,10 +26,10 @@ from ts_frontend.telemetry.metrics.registry import (
     MetricsRegistry,
 )
 from ts_frontend.telemetry.metrics.system import RunCommand, SystemMetrics, command_line
-from ts_frontend.workers.demand import FAILING, Demand, Memory, ResidentState, UnloadCause, pids_of, processes_memory
+from ts_frontend.workers.demand import FAILING, Demand, ResidentState, UnloadCause
 from ts_frontend.workers.devices import Inventory
 from ts_frontend.workers.launchers import tool_output
-from ts_frontend.workers.memory import WorkerMemory
+from ts_frontend.workers.memory import Memory, WorkerMemory, pids_of, processes_memory
 from ts_frontend.workers.pool import Pool, Slot
 from ts_frontend.workers.worker import Worker
 

@@ -18,7 +18,8 @@ from ts_frontend.config.parameters import SETTINGS, WORKERS_MAX
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import InvalidArgument
 from ts_frontend.workers.cluster.resources import ClusterRequest, read_request
-from ts_frontend.workers.demand import DemandRule, Memory
+from ts_frontend.workers.demand import DemandRule
+from ts_frontend.workers.memory import Memory
 from ts_frontend.workers.scaling import ScalingRule
 
 INT_MAX = 2**31 - 1

@@ -15,8 +15,8 @@ from ts_frontend.errors import NoWorker
 from ts_frontend.job import Ledger
 from ts_frontend.tasks import Notifier, watched
 from ts_frontend.workers.failures import StartFailed
+from ts_frontend.workers.memory import NOTHING, Memory, megabytes, processes_memory
 from ts_frontend.workers.pool import Clock, Pool
-from ts_frontend.workers.process import proportional_bytes
 
 log = logging.getLogger(__name__)
 
@@ -26,30 +26,6 @@ LOOK_S = 1.0
 STAY_S = 1.0
 #: The state, to others, of a model whose workers can't load it.
 FAILING = "failing"
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Bytes of a model's processes, and of what they have on GPUs."""
-
-    host: int = 0
-    gpus: int = 0
-
-    def plus(self, other: Memory) -> Memory:
-        return Memory(self.host + other.host, self.gpus + other.gpus)
-
-    def most(self, other: Memory) -> Memory:
-        """Returns the larger one of each kind."""
-        return Memory(max(self.host, other.host), max(self.gpus, other.gpus))
-
-    def excess(self, limit: Memory) -> str:
-        """The setting whose limit is passed, "" for none. A limit of 0 is none."""
-        if 0 < limit.host < self.host:
-            return "model_memory_max"
-        return "model_gpu_memory_max" if 0 < limit.gpus < self.gpus else ""
-
-
-NOTHING = Memory()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,25 +55,6 @@ class ResidentState(Enum):
     LOADING = "loading"
     WARM = "warm"
     UNLOADING = "unloading"
-
-
-def pids_of(pool: Pool) -> list[int]:
-    """The processes of a pool, its holder, too."""
-    pids = [pid for slot in list(pool.slots) if slot.worker is not None for pid in slot.worker.pids]
-    holder = pool.resources.holder
-    if holder is not None and holder.pid:
-        pids.append(holder.pid)
-    return pids
-
-
-def processes_memory(pool: Pool) -> Memory:
-    """The memory of all processes of a pool; pages that they share count once. Blocking."""
-    return Memory(sum(map(proportional_bytes, pids_of(pool))))
-
-
-def megabytes(count: int) -> str:
-    """A number of bytes, for people."""
-    return f"{count / (1 << 20):.0f} MiB"
 
 
 class Resident:

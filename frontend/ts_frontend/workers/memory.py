@@ -1,10 +1,11 @@
-"""The memory of a pool's processes."""
+"""The memory of workers: of a pool's processes and of what they have on GPUs, and of each worker in turn."""
 
 from __future__ import annotations
 
 import re
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from ts_frontend.workers.pool import Pool
 from ts_frontend.workers.process import resident_bytes
@@ -29,13 +30,42 @@ def proportional_bytes(pid: int) -> int:
     return resident_bytes(pid)
 
 
-def shared_bytes(pool: Pool) -> int:
-    """The memory of all processes of a pool, that of its holder, too; pages that they share count once. Blocking."""
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of a model's processes, and of what they have on GPUs."""
+
+    host: int = 0
+    gpus: int = 0
+
+    def plus(self, other: Memory) -> Memory:
+        return Memory(self.host + other.host, self.gpus + other.gpus)
+
+    def most(self, other: Memory) -> Memory:
+        """Returns the larger one of each kind."""
+        return Memory(max(self.host, other.host), max(self.gpus, other.gpus))
+
+    def excess(self, limit: Memory) -> str:
+        """The setting whose limit is passed, "" for none. A limit of 0 is none."""
+        if 0 < limit.host < self.host:
+            return "model_memory_max"
+        return "model_gpu_memory_max" if 0 < limit.gpus < self.gpus else ""
+
+
+NOTHING = Memory()
+
+
+def pids_of(pool: Pool) -> list[int]:
+    """The processes of a pool, its holder, too."""
     pids = [pid for slot in list(pool.slots) if slot.worker is not None for pid in slot.worker.pids]
     holder = pool.resources.holder
     if holder is not None and holder.pid:
         pids.append(holder.pid)
-    return sum(map(proportional_bytes, pids))
+    return pids
+
+
+def processes_memory(pool: Pool) -> Memory:
+    """The memory of all processes of a pool; pages that they share count once. Blocking."""
+    return Memory(sum(map(proportional_bytes, pids_of(pool))))
 
 
 def megabytes(count: int) -> str:

@@ -6,10 +6,8 @@ import asyncio
 import contextlib
 import logging
 import os
-import re
 import signal
 import socket
-import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -30,8 +28,6 @@ from ts_frontend.workers.limits import WorkerLimits
 from ts_frontend.workers.ranks import Rendezvous
 
 log = logging.getLogger(__name__)
-
-_PSS = re.compile(rb"^Pss:\s+(\d+) kB", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,20 +80,6 @@ def resident_bytes(pid: int) -> int:
         return int(psutil.Process(pid).memory_info().rss)
     except psutil.Error:
         return 0
-
-
-def proportional_bytes(pid: int) -> int:
-    """The memory of a process, each shared page divided among those that share it (PSS); where that can't be read, its
-    resident memory. 0 when it has ended. Blocking: the kernel walks all its pages."""
-    if sys.platform == "linux":
-        try:
-            with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
-                found = _PSS.search(file.read())
-        except OSError:
-            found = None
-        if found is not None:
-            return int(found[1]) * 1024
-    return resident_bytes(pid)
 
 
 class LineReader:
