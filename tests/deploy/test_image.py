@@ -72,9 +72,12 @@ def built(place: Path) -> Image:
         Path(*Path(found).parts[:3]) for value in pip.values() for found in re.findall(r"(?:file://)?(/\S+)", value)
     }
     mounts = sorted(folder for folder in named if folder.is_dir() and folder.parts[1] != "etc")
-    if cert := pip.get("PIP_CERT"):  # a path that the image's own certificates would overwrite
-        shutil.copy(cert, base / "pip-certificates.pem")
-        pip["PIP_CERT"] = "/pip-certificates.pem"
+    for name, value in pip.items():  # files that the image lacks, or would overwrite with its own, as certificates
+        for word in value.split():
+            if os.path.isfile(word):
+                copy = f"/{name.lower()}-{os.path.basename(word)}"
+                shutil.copy(word, f"{base}{copy}")
+                pip[name] = pip[name].replace(word, copy)
     builder = Builder(ROOT, base, place, mounts, pip, log)
     version = torch.__version__.partition("+")[0]
     try:
