@@ -52,6 +52,19 @@ class NoLauncher:
         pass
 
 
+def new_supervisor(work_dir: Path, launcher: NoLauncher | None = None) -> Supervisor:
+    return Supervisor(
+        {},
+        work_dir=work_dir,
+        first_worker_id=1,
+        first_distribution_id=1,
+        fork=False,
+        inventory=Inventory(),
+        on_line=lambda *_: None,
+        launcher=launcher,
+    )
+
+
 def new_pool(supervisor: Supervisor) -> RealPool:
     return supervisor.pool(
         "m",
@@ -68,15 +81,7 @@ def new_pool(supervisor: Supervisor) -> RealPool:
 
 def test_one_pools_mistake_does_not_stop_the_clock(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
-        supervisor = Supervisor(
-            {},
-            work_dir=tmp_path,
-            first_worker_id=1,
-            first_distribution_id=1,
-            fork=False,
-            inventory=Inventory(),
-            on_line=lambda *_: None,
-        )
+        supervisor = new_supervisor(tmp_path)
         pools = [Pool("wrong", True), Pool("right", False)]
         supervisor._busy.update(pools)  # type: ignore[arg-type]
         await supervisor.start()
@@ -91,15 +96,7 @@ def test_one_pools_mistake_does_not_stop_the_clock(tmp_path: Path, caplog: pytes
 
 def test_a_pool_is_ticked_while_it_is_busy(tmp_path: Path) -> None:
     async def scenario() -> None:
-        supervisor = Supervisor(
-            {},
-            work_dir=tmp_path,
-            first_worker_id=1,
-            first_distribution_id=1,
-            fork=False,
-            inventory=Inventory(),
-            on_line=lambda *_: None,
-        )
+        supervisor = new_supervisor(tmp_path)
         idle, busy = Pool("idle", False, busy=False), Pool("busy", False)
         supervisor._busy.update([idle, busy])  # type: ignore[list-item]
         await supervisor.start()
@@ -114,16 +111,7 @@ def test_a_pool_is_ticked_while_it_is_busy(tmp_path: Path) -> None:
 
 def test_pools_become_busy_with_workers_and_with_requests_that_load_a_model(tmp_path: Path) -> None:
     async def scenario() -> None:
-        supervisor = Supervisor(
-            {},
-            work_dir=tmp_path,
-            first_worker_id=1,
-            first_distribution_id=1,
-            fork=False,
-            inventory=Inventory(),
-            on_line=lambda *_: None,
-            launcher=NoLauncher(),
-        )
+        supervisor = new_supervisor(tmp_path, NoLauncher())
         ledger = Ledger()
         pools = [new_pool(supervisor) for _ in range(3)]
         assert not supervisor._busy

@@ -165,7 +165,7 @@ class ServerState:
         ]
 
     def _one(self, name: str, kind: MetricKind, sentence: str, value: float) -> Family:
-        family = Family(Definition(name, kind, "Count", ("hostname",)), sentence)
+        family = _family_of(kind, name, sentence)
         family.samples[(self._host,)] = Gauge(value)
         return family
 
@@ -224,7 +224,7 @@ def refused_calls(counts: Mapping[str, int], host: str) -> Family:
 def shared_snapshot_family(troubles: int, host: str) -> Family:
     """What of a shared snapshot this server can't follow."""
     sentence = "Versions that aren't what the shared snapshot says, and 1 more while it can't be read or written"
-    family = Family(Definition("ts_shared_snapshot_failures", MetricKind.GAUGE, "Count", ("hostname",)), sentence)
+    family = _family_of(GAUGE, "ts_shared_snapshot_failures", sentence)
     family.samples[(host,)] = Gauge(troubles)
     return family
 

@@ -60,22 +60,19 @@ class GpuReader:
 
     def read(self) -> list[GpuLoad]:
         """Blocks for some milliseconds, the first time longer."""
-        if self._count and self._library is None:
-            self._library = self._open()
-        return list(self._loads()) if self._library else []
+        return list(self._loads()) if self._opened() else []
 
     def process_bytes(self) -> dict[int, int]:
         """The memory that each process has on the GPUs, by its id; nothing where the driver doesn't tell it. Blocks for
         some milliseconds."""
-        if self._count and self._library is None:
-            self._library = self._open()
+        library = self._opened()
         found: dict[int, int] = {}
-        for index in range(self._count if self._library else 0):
+        for index in range(self._count if library else 0):
             device, count = ctypes.c_void_p(), ctypes.c_uint(PROCESSES_MAX)
             rows = (_Process * PROCESSES_MAX)()
-            if self._library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(device)):
+            if library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(device)):
                 continue
-            if self._library.nvmlDeviceGetComputeRunningProcesses_v3(device, ctypes.byref(count), rows):
+            if library.nvmlDeviceGetComputeRunningProcesses_v3(device, ctypes.byref(count), rows):
                 continue
             for row in rows[: count.value]:
                 if row.used != _UNKNOWN_BYTES:
@@ -86,6 +83,12 @@ class GpuReader:
     def missing(self) -> bool:
         """Whether the library could not be loaded."""
         return self._library is False
+
+    def _opened(self) -> Any:
+        """The library, loaded the first time that it is needed; False or None without it."""
+        if self._count and self._library is None:
+            self._library = self._open()
+        return self._library
 
     def _open(self) -> Any:
         try:
