@@ -187,7 +187,7 @@ class Deferred(logging.Handler):
 
 
 class Writer:
-    """Writes records at once, requests and metrics each PERIOD_S. Of each at most RECORDS_WAITING_MAX wait: further
+    """Writes records at once, metrics each PERIOD_S, requests before whatever is written next. Of each at most RECORDS_WAITING_MAX wait: further
     ones are dropped, and counted in the log. `polls` False: requests that `is_poll` are left out."""
 
     def __init__(self, *, polls: bool = True) -> None:
@@ -257,6 +257,8 @@ class Writer:
                 item = self._records.get(timeout=wait_s)
             except Empty:
                 continue
+            if self._accesses and not isinstance(item, threading.Event):
+                self._attempt_source(self._access_portions)
             if item is _LINES or item is None:
                 self._attempt("Lines of workers", self._write_lines)
             elif isinstance(item, threading.Event):
