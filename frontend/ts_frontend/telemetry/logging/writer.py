@@ -187,8 +187,9 @@ class Deferred(logging.Handler):
 
 
 class Writer:
-    """Writes records at once, metrics each PERIOD_S, requests before whatever is written next. Of each at most RECORDS_WAITING_MAX wait: further
-    ones are dropped, and counted in the log. `polls` False: requests that `is_poll` are left out."""
+    """Writes records at once, metrics each PERIOD_S, and requests then or before what is written earlier. Of each at
+    most RECORDS_WAITING_MAX wait: further ones are dropped, and counted in the log. `polls` False: requests that
+    `is_poll` are left out."""
 
     def __init__(self, *, polls: bool = True) -> None:
         self._polls = polls
