@@ -266,9 +266,7 @@ def rows(over_grpc: Application, over_http: Application) -> list[Row]:
         Row("gRPC no-op", NOOP.name, grpc_client(over_grpc, NOOP, grpc_body(NOOP.answer[0])), b"ok"),
         Row("HTTP no-op", NOOP.name, http_client(over_http, NOOP, b"ok"), b"ok"),
         Row("ModelInfer gRPC", MODEL, grpc_client(over_grpc, INFER, grpc_body(tensor)), tensor),
-        Row(
-            "ModelInfer JSON", MODEL, http_client(over_http, INFER, json), json, [("content-type", "application/json")]
-        ),
+        Row("ModelInfer JSON", MODEL, http_client(over_http, INFER, json), json),
         Row("ModelInfer named", MODEL, grpc_client(over_grpc, NAMED, grpc_body(tensor)), tensor),
         Row("stream piece", PIECES_STREAM.name, grpc_client(over_grpc, PIECES_STREAM, pieces), b"ok", (), PIECES),
         Row(

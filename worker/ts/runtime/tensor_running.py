@@ -148,7 +148,7 @@ class TensorRunning(Running):
         inputs = [part[:2] for part in fields]
         if self._takes_rows:
             return None, row_of(fields, decode), inputs
-        return None, rows.request_of(fields, dict(item.headers), self._model), inputs
+        return None, rows.request_of(fields, item.headers, self._model), inputs
 
     def _following(self, item: Item) -> AsyncIterator[InferenceRequest]:
         """The requests after this one. One that can't be read ends the stream, unless the handler deals with it."""
