@@ -76,6 +76,38 @@ def test_damaged_requests(data: st.DataObject, size: int) -> None:
         assert as_we_read(damaged) == as_protobuf_reads(damaged)
 
 
+usual = st.builds(
+    lambda name, key, size: PredictionsRequest(model_name=name, input={key: bytes(size)}).SerializeToString(),
+    st.sampled_from(["", "m", "é", "n" * 60]),
+    st.sampled_from(["", "data", "é", "k" * 60]),
+    st.sampled_from([0, 1, 50, 105, 110, 115, 119, 120, 125, 130, 300]),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data(), before=st.lists(usual, min_size=1, max_size=3), request=usual)
+def test_requests_like_earlier_ones_read_as_protobuf_reads_them(
+    data: st.DataObject, before: list[bytes], request: bytes
+) -> None:
+    predictions._beginnings.__init__()  # type: ignore[misc]  # knows nothing yet
+    for one in before:
+        assert as_we_read(one) == as_protobuf_reads(one)
+    raw = bytearray(data.draw(st.sampled_from([request, *before])))
+    for _ in range(data.draw(st.integers(0, 2))):
+        raw[data.draw(st.integers(0, len(raw) - 1)) : data.draw(st.integers(0, len(raw)))] = data.draw(
+            st.binary(max_size=3)
+        )
+        if not raw:
+            break
+    assert as_we_read(bytes(raw)) == as_protobuf_reads(bytes(raw))
+
+
+def test_known_beginnings_are_bounded() -> None:
+    for number in range(predictions.BEGINNINGS_MAX + 10):
+        parse("/m", PredictionsRequest(model_name=str(number), input={"data": b"x"}).SerializeToString())
+    assert len(predictions._beginnings._known) <= predictions.BEGINNINGS_MAX
+
+
 def test_large_inputs_are_not_copied() -> None:
     data = PredictionsRequest(model_name="m", input={"data": bytes(100_000)}).SerializeToString()
     value = parse("/m", data).inputs[0].data

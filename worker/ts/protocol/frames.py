@@ -40,8 +40,9 @@ SINGLE = struct.Struct("<IQdHIH")  # COUNT and ITEM_HEAD
 _REQUEST = struct.Struct("<IBBHQIQdHIH")  # HEADER and SINGLE
 PAIR_HEAD = struct.Struct("<HI")
 INPUT_HEAD = struct.Struct("<HHQ")
+_SINGLE_BYTES = SINGLE.size + INPUT_HEAD.size
 CHUNK_HEAD = struct.Struct("<BHHH")
-_WHOLE_HEAD = struct.Struct("<IBBHQBHHH")  # HEADER and CHUNK_HEAD
+WHOLE_HEAD = struct.Struct("<IBBHQBHHH")  # HEADER and CHUNK_HEAD
 FAILED_HEAD = struct.Struct("<HBI")
 #: The flags in FAILED_HEAD.
 BY_HANDLER, WHOLE, NOT_BEGUN = 1, 2, 4
@@ -281,10 +282,10 @@ def _unpacked(block: bytes) -> list[tuple[str, str]]:
 
 def packed(pairs: Pairs) -> bytes:
     """Pairs as one block of bytes. Raises struct.error, or UnicodeEncodeError for halves of surrogate pairs."""
-    if not pairs:
-        return b""
     if type(pairs) is PackedPairs:
         return pairs.block
+    if not pairs:
+        return b""
     out: list[Buffer] = []
     _pairs(out, pairs)
     return b"".join(out)
@@ -305,21 +306,25 @@ def request_frame(
 ) -> bytes | None:
     """The whole frame of a batch of one request with one input, the same as that of its `Predict`; None when it is no
     small one. Raises ValueError as `encode`."""
-    if len(inputs) != 1 or len(inputs[0].data) >= JOINED_BYTES_MAX:
+    if len(inputs) != 1:
         return None
     name, content_type, data = inputs[0]
+    data_size = len(data)
+    if data_size >= JOINED_BYTES_MAX:
+        return None
     raw_id, raw_name, raw_type = request_id.encode(), name.encode(), content_type.encode()
     raw_pairs = packed(headers)
-    size = SINGLE.size + INPUT_HEAD.size + len(raw_id) + len(raw_pairs) + len(raw_name) + len(raw_type) + len(data)
+    id_size, pairs_size, name_size, type_size = len(raw_id), len(raw_pairs), len(raw_name), len(raw_type)
+    size = _SINGLE_BYTES + id_size + pairs_size + name_size + type_size + data_size
     if size >= JOINED_BYTES_MAX:
         return None
     try:
         return b"".join(
             (
-                _REQUEST.pack(size, PREDICT, 0, 0, batch_id, 1, job_id, deadline_s, len(raw_id), len(raw_pairs), 1),
+                _REQUEST.pack(size, PREDICT, 0, 0, batch_id, 1, job_id, deadline_s, id_size, pairs_size, 1),
                 raw_id,
                 raw_pairs,
-                INPUT_HEAD.pack(len(raw_name), len(raw_type), len(data)),
+                INPUT_HEAD.pack(name_size, type_size, data_size),
                 raw_name,
                 raw_type,
                 data,
@@ -461,7 +466,7 @@ ANSWER_BYTES_MAX = JOINED_BYTES_MAX - CHUNK_HEAD.size - 1
 
 def answer_frame(job_id: int, data: bytes) -> bytes:
     """The frame of `Chunk(job_id, data)`, a whole answer without headers, of at most ANSWER_BYTES_MAX."""
-    return _WHOLE_HEAD.pack(CHUNK_HEAD.size + len(data), CHUNK, 0, 0, job_id, 1, 200, 0, 0) + data
+    return WHOLE_HEAD.pack(CHUNK_HEAD.size + len(data), CHUNK, 0, 0, job_id, 1, 200, 0, 0) + data
 
 
 def encode_bytes(message: Message) -> bytes:
