@@ -240,11 +240,22 @@ def test_packed_pairs_are_read_when_somebody_looks(given_pairs):
     assert frames.packed(found) == frames.packed(list(found)) == frames.packed(given_pairs)
 
 
-@given(st.lists(st.tuples(st.binary(max_size=20), st.binary(max_size=300)), max_size=4), pairs)
+header_names = st.sampled_from([b"host", b"accept", b"x-request-id"]) | st.binary(max_size=20)
+
+
+@given(st.lists(st.tuples(header_names, st.binary(max_size=300)), max_size=4), pairs)
 def test_headers_of_http_are_packed_as_their_texts(headers, more):
     texts = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
-    assert frames.packed_headers(headers) == frames.packed(texts)
+    for _ in range(2):  # those that come again are known
+        assert frames.packed_headers(headers) == frames.packed(texts)
     assert list(handlers_headers(headers, more)) == texts + more
+
+
+def test_only_a_bounded_number_of_headers_that_come_again_is_kept():
+    for number in range(frames.REPEATED_MAX + 10):
+        frames.packed_headers([(b"host", str(number).encode()), (b"authorization", str(number).encode())])
+    assert len(frames._repeated) <= frames.REPEATED_MAX
+    assert {name for name, _ in frames._repeated} <= frames.REPEATED_HEADERS
 
 
 def test_texts_that_no_frame_takes_are_refused() -> None:

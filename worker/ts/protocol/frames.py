@@ -291,14 +291,31 @@ def packed(pairs: Pairs) -> bytes:
     return b"".join(out)
 
 
+#: Headers whose values are the same in most requests of a client. Those of the others aren't kept.
+REPEATED_HEADERS = frozenset(
+    b"host user-agent accept accept-encoding accept-language connection content-type content-length".split()
+)
+#: Of such headers, how many are kept, and their longest values.
+REPEATED_MAX, REPEATED_BYTES_MAX = 512, 256
+_repeated: dict[tuple[bytes, bytes], bytes] = {}
+
+
 def packed_headers(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
     """`packed` of the headers of an HTTP request, which are Latin-1."""
-    out: list[bytes] = []
-    for name, value in headers:
-        if not name.isascii() or not value.isascii():
-            name, value = name.decode("latin-1").encode(), value.decode("latin-1").encode()
-        out += (PAIR_HEAD.pack(len(name), len(value)), name, value)
-    return b"".join(out)
+    repeated = _repeated
+    return b"".join([repeated.get(header) or _packed_header(header) for header in headers])
+
+
+def _packed_header(header: tuple[bytes, bytes]) -> bytes:
+    name, value = header
+    if not name.isascii() or not value.isascii():
+        name, value = name.decode("latin-1").encode(), value.decode("latin-1").encode()
+    block = PAIR_HEAD.pack(len(name), len(value)) + name + value
+    if name in REPEATED_HEADERS and len(value) <= REPEATED_BYTES_MAX:
+        if len(_repeated) >= REPEATED_MAX:
+            _repeated.clear()
+        _repeated[header] = block
+    return block
 
 
 def request_frame(
