@@ -18,6 +18,7 @@ import shutil
 import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -171,11 +172,12 @@ class Client:
         self._wanted = wanted
         self._body = bytearray()
 
-    async def run(self, requests: int) -> None:
+    async def run(self, requests: int, counted: AbstractContextManager[None]) -> None:
         """Raises AssertionError for wrong answers."""
         self._body.clear()
         share, rest = divmod(requests, CLIENTS)
-        await asyncio.gather(*(self._ask(share + (number < rest)) for number in range(CLIENTS)))
+        with counted:
+            await asyncio.gather(*(self._ask(share + (number < rest)) for number in range(CLIENTS)))
         assert self._body == self._wanted * requests, self._body[:200]
 
     async def _ask(self, requests: int) -> None:

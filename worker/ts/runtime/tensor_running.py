@@ -101,6 +101,8 @@ class TensorRunning(Running):
 
     __slots__ = ("_forms", "_model", "_read_s", "_spend", "_takes_rows")
 
+    verbatim = False
+
     def __init__(
         self, batch: Batch, context: Context, link: Link, model: ModelSpec, takes_rows: bool, spend: Spend
     ) -> None:
