@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias, overload
 
 FRAME_BYTES_MAX = 256 * 1024
@@ -297,25 +298,27 @@ REPEATED_HEADERS = frozenset(
 )
 #: Of such headers, how many are kept, and their longest values.
 REPEATED_MAX, REPEATED_BYTES_MAX = 512, 256
-_repeated: dict[tuple[bytes, bytes], bytes] = {}
 
 
 def packed_headers(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
     """`packed` of the headers of an HTTP request, which are Latin-1."""
-    repeated = _repeated
-    return b"".join([repeated.get(header) or _packed_header(header) for header in headers])
+    repeated, longest = REPEATED_HEADERS, REPEATED_BYTES_MAX
+    return b"".join(
+        [
+            _repeated_header(header) if header[0] in repeated and len(header[1]) <= longest else _packed_header(header)
+            for header in headers
+        ]
+    )
 
 
 def _packed_header(header: tuple[bytes, bytes]) -> bytes:
     name, value = header
     if not name.isascii() or not value.isascii():
         name, value = name.decode("latin-1").encode(), value.decode("latin-1").encode()
-    block = PAIR_HEAD.pack(len(name), len(value)) + name + value
-    if name in REPEATED_HEADERS and len(value) <= REPEATED_BYTES_MAX:
-        if len(_repeated) >= REPEATED_MAX:
-            _repeated.clear()
-        _repeated[header] = block
-    return block
+    return PAIR_HEAD.pack(len(name), len(value)) + name + value
+
+
+_repeated_header = lru_cache(maxsize=REPEATED_MAX)(_packed_header)
 
 
 def request_frame(
