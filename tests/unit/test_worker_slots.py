@@ -190,10 +190,8 @@ def test_alerts_find_torchserves_lines_for_a_worker_that_fails_to_load_and_recov
             f"INFO {DIED}, startupTimeout:{GUARD_S:g}sec",
             "INFO Auto recovery start …",
             "INFO Retry worker: 9000 in ….",
-            "INFO 9000 Worker disconnected. WORKER_STARTED",
-            f"INFO {DIED}, startupTimeout:{GUARD_S:g}sec",
-            "WARNING Auto recovery failed again",
-            "INFO Retry worker: 9000 in ….",
+            "WARNING Auto recovery failed again: Model couldn't be loaded: SyntaxError: invalid syntax (m.py, line 1)"
+            " (with the same traceback as before, 2 times now). Retry worker: 9000 in ….",
             "ERROR Backend worker error\n"
             "org.pytorch.serve.wlm.WorkerInitializationException: Failed start worker process",
             "WARNING Auto recovery failed again",
