@@ -84,7 +84,7 @@ usual = st.builds(
 )
 
 
-def read(reader: predictions.Reader, data: bytes) -> object:
+def read(reader: predictions.PredictionReader, data: bytes) -> object:
     """What a reader gives, as the whole way gives it, or the refusal."""
     try:
         return reader.parse("/m", data)
@@ -95,18 +95,18 @@ def read(reader: predictions.Reader, data: bytes) -> object:
 @settings(max_examples=300, deadline=None)
 @given(data=st.data(), before=st.lists(usual, min_size=1, max_size=3), request=usual)
 def test_a_reader_reads_as_one_that_knows_nothing(data: st.DataObject, before: list[bytes], request: bytes) -> None:
-    reader = predictions.Reader()
+    reader = predictions.PredictionReader()
     for one in before:
-        assert read(reader, one) == read(predictions.Reader(), one)
+        assert read(reader, one) == read(predictions.PredictionReader(), one)
     raw = bytearray(data.draw(st.sampled_from([request, *before])))
     for _ in range(data.draw(st.integers(0, 2))):
         at = data.draw(st.integers(0, len(raw)))
         raw[at : data.draw(st.integers(at, len(raw)))] = data.draw(st.binary(max_size=3))
-    assert read(reader, bytes(raw)) == read(predictions.Reader(), bytes(raw))
+    assert read(reader, bytes(raw)) == read(predictions.PredictionReader(), bytes(raw))
 
 
 def test_known_beginnings_are_bounded() -> None:
-    reader = predictions.Reader()
+    reader = predictions.PredictionReader()
     for number in range(predictions.BEGINNINGS_MAX + 10):
         reader.parse("/m", PredictionsRequest(model_name=str(number), input={"data": b"x"}).SerializeToString())
     assert len(reader.known) == 10

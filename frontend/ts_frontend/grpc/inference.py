@@ -107,7 +107,7 @@ def _parse_usual(data: bytes) -> PredictionRequest:
     return PredictionRequest(name, version, inputs, sequence_id)
 
 
-class Reader:
+class PredictionReader:
     """Reads requests as `parse`, and knows the beginnings of the usual small ones: a model's name and one input. A
     client's requests mostly differ in the input's value alone, whose two lengths tell whether the rest is as before."""
 
@@ -252,7 +252,7 @@ class InferenceService:
         self._health = health
         self._keys = sequence_keys or SequenceHeaders()
         self._ids = RequestIds()
-        self._reader = Reader()
+        self._reader = PredictionReader()
 
     def methods(self) -> tuple[Method, ...]:
         return (

@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from urllib.parse import parse_qsl
 
 from ts.protocol import forms
-from ts.protocol.frames import Buffer, Input, PackedPairs, Pairs, packed
+from ts.protocol.frames import Buffer, Input, Pairs
 from ts_frontend.errors import HandlerFailed, InvalidArgument, ServeError
 from ts_frontend.http.errors import ErrorDialect, refusal
 from ts_frontend.http.request import JSON, Header, HttpAnswer, HttpRequest, Parameters, json_answer, query_pairs
-from ts_frontend.job import Job
+from ts_frontend.job import Job, shared_headers
 from ts_frontend.models.health import Health
 from ts_frontend.models.registry import Registry
 from ts_frontend.telemetry.metrics.gpus import Gpus
@@ -25,7 +25,7 @@ from ts_frontend.telemetry.metrics.text import CONTENT_TYPE
 
 PREDICT, EXPLAIN = ("explain", "False"), ("explain", "True")
 #: What a handler is told of a path that ends with the model.
-_WITHOUT_REST = {explain: PackedPairs(packed([explain, ("url_path", "")])) for explain in (PREDICT, EXPLAIN)}
+_WITHOUT_REST = {explain: shared_headers([explain, ("url_path", "")]) for explain in (PREDICT, EXPLAIN)}
 
 #: Headers of an answer that are the server's to set.
 _RESERVED = frozenset(
