@@ -364,7 +364,7 @@ class Worker:
         jobs = running.jobs
         now_s = time.monotonic()
         for message in messages:
-            if isinstance(message, Chunk):
+            if type(message) is Chunk:
                 job_id, last = message[0], message[2]
                 entry = jobs.get(job_id)
                 if entry is not None:
