@@ -325,7 +325,7 @@ class ModelFactory:
             "tensors": signature.for_worker(),
             "adapter": archive.adapter,
             "adapter_settings": archive.adapter_settings,
-            "threads": None,
+            "threads": settings.cpu_threads or None,
             **({} if config.dev_model is None else _debugging(config)),
             "mark_lines": config.log_format == "json" and not config.bypass_serve,
         }

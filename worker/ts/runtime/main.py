@@ -72,7 +72,7 @@ def answer(
     settings = link.wait_for_load().settings
     if before_load is not None:
         before_load(settings)
-    set_threads(settings.get("threads"))
+    set_threads(settings.get("threads"), settings.get("workers") or 1)
     if settings.get("terminal") or settings.get("debugpy_port"):
         from ts.runtime.debugging import prepare
 
@@ -148,6 +148,9 @@ def _load(link: Link, settings: dict[str, Any], loading: Loading) -> Loaded | No
     gc.freeze()  # the model stays as long as the process
     load_s = time.monotonic() - begun_s
     info: dict[str, Any] = {"pid": os.getpid(), "handler_kind": loaded.kind, "load_s": round(load_s, 6)}
+    torch: Any = sys.modules.get("torch")
+    if hasattr(torch, "get_num_threads"):
+        info["threads"] = torch.get_num_threads()
     if loaded.signature is not None:
         info["signature"] = loaded.signature
     if loaded.routes:
