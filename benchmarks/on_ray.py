@@ -10,6 +10,7 @@ machine does is then shared by all; nodes, servers and clients share its process
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import json
 import random
@@ -294,7 +295,7 @@ def beside_serve(python: Path, folder: Path, started: Processes, options: argpar
             command = [str(python), str(APP), cluster.address, str(http_port), str(grpc_port)]
             driver = theirs.run(command, env)
             log = theirs.folder / "console.log"
-            wait_for(lambda log=log: "ready" in log.read_text(errors="replace"), started)
+            wait_for(lambda log=log: "ready" in log.read_text(errors="replace").splitlines(), started)
             roots = [psutil.Process(cluster.pid), ours.process, driver]
             ways = {"ours": Way(ours.http_port, ours.grpc_port), "serve": Way(http_port, grpc_port)}
             compare(title, ways, roots, options)
@@ -317,10 +318,21 @@ def compare(title: str, ways: Mapping[str, Way], roots: Sequence[psutil.Process]
 
 
 def used(roots: Sequence[psutil.Process], seconds: float, work: Any) -> float:
-    """Cores that the trees of these processes use while `work` runs for these seconds."""
-    before_s = sum(map(accounts.cpu_s, roots))
+    """Cores that the trees of these processes use while `work` runs for these seconds. What ends meanwhile is left out:
+    not all of Ray's processes are waited for by their parents."""
+    before_s = own_cpu_s(roots)
     work()
-    return (sum(map(accounts.cpu_s, roots)) - before_s) / seconds
+    return sum(spent_s - before_s.get(pid, 0.0) for pid, spent_s in own_cpu_s(roots).items()) / seconds
+
+
+def own_cpu_s(roots: Sequence[psutil.Process]) -> dict[int, float]:
+    """CPU seconds of each process of the trees, without its children's."""
+    found = {}
+    for process in (one for root in roots for one in accounts.tree(root)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            found[process.pid] = times.user + times.system
+    return found
 
 
 def turns(
