@@ -332,7 +332,7 @@ def test_a_model_on_demand_is_removed_while_it_is_loaded(scene: str) -> None:
     async def scenario(at: int) -> tuple[bool, bool]:
         before = descriptors()
         stage = Stage(late if scene == "late" else scene)
-        demand = Demand(Memory(10), lambda pool: Memory(10 * bool(pool.slots)), Skipping())
+        demand = Demand(Memory(10), lambda pools: [Memory(10 * bool(pool.slots)) for pool in pools], Skipping())
         one = demand.enter(pool_of(stage, Skipping()), Ledger(), DemandRule(), lambda: 1)
         job = waiting(one.pool, one.ledger)
         one.state = ResidentState.LOADING
@@ -354,7 +354,7 @@ def test_a_model_on_demand_is_removed_while_it_is_unloaded(requests: str) -> Non
     async def scenario(at: int) -> tuple[bool, bool]:
         before = descriptors()
         stage = Stage()
-        demand = Demand(Memory(10), lambda pool: Memory(10 * bool(pool.slots)), Skipping())
+        demand = Demand(Memory(10), lambda pools: [Memory(10 * bool(pool.slots)) for pool in pools], Skipping())
         one = demand.enter(pool_of(stage, Skipping()), Ledger(), DemandRule(), lambda: 1)
         await one.pool.scale(1)
         jobs = [waiting(one.pool, one.ledger)] if requests == "running" else []
@@ -384,7 +384,7 @@ def test_a_model_that_takes_the_memory_of_another_is_removed() -> None:
     async def scenario(at: int) -> tuple[bool, bool]:
         before = descriptors()
         stage = Stage()
-        demand = Demand(Memory(10), lambda pool: Memory(10 * bool(pool.slots)), Skipping())
+        demand = Demand(Memory(10), lambda pools: [Memory(10 * bool(pool.slots)) for pool in pools], Skipping())
         one, other = (demand.enter(pool_of(stage, Skipping()), Ledger(), DemandRule(), lambda: 1) for _ in range(2))
         await other.pool.scale(1)
         other.state, other.held, other.known = ResidentState.WARM, Memory(10), Memory(10)

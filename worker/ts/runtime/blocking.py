@@ -68,9 +68,13 @@ class BlockingRunner:
             if rows:
                 if self._forks and waits_for_a_step(self.entry):
                     self._unbegun.add(running)
-                    self._take(running, self._call(self.entry, rows, context))
+                    result = self._call(self.entry, rows, context)
                 else:
-                    self._take(running, self._call(self.entry, rows, context, begins=batch.batch_id))
+                    result = self._call(self.entry, rows, context, begins=batch.batch_id)
+                if type(result) is list:  # the usual result
+                    running.finish(result)
+                else:
+                    self._take(running, result)
         except SystemExit:
             raise
         except BaseException as error:
@@ -78,9 +82,7 @@ class BlockingRunner:
 
     def _take(self, running: Running, result: Any) -> None:
         """Takes the result of the handler: the answers, or a generator of them."""
-        if type(result) is list:  # the usual result
-            running.finish(result)
-        elif inspect.isgenerator(result):
+        if inspect.isgenerator(result):
             self._active.append((running, cast(_Generator, result)))
         elif inspect.iscoroutine(result) or inspect.isasyncgen(result):
             if inspect.iscoroutine(result):
