@@ -101,14 +101,7 @@ def at_a_share(target: Target, load: Load, seconds: float, seed: int) -> dict[st
     before_s = cpu_s(target.running.process)
     found = open_loop.offer(target.port, target.question, most * load.number, seconds, seed)
     used_s = cpu_s(target.running.process) - before_s
-    if found.refused or found.unanswered:
-        raise LoadFailed(f"{found.refused} of {found.offered} requests were refused, {found.unanswered} not answered")
-    return {
-        RATE: found.offered / seconds,
-        P50: found.percentile_ms(0.5),
-        P99: found.percentile_ms(0.99),
-        CPU: used_s / found.offered * 1e6,
-    }
+    return {**of_an_open_loop(found), CPU: used_s / found.offered * 1e6}
 
 
 def overloaded(target: Target, load: Load, seconds: float, seed: int) -> dict[str, float]:
@@ -116,6 +109,11 @@ def overloaded(target: Target, load: Load, seconds: float, seed: int) -> dict[st
     target.question.checked(target.port, target.name)
     most = open_loop.capacity(target.port, target.question, load.clients, max(CAPACITY_S_MIN, seconds / 2))
     found = open_loop.offer(target.port, target.question, most * load.number, OVERLOAD_SHARE_OF_S * seconds, seed)
+    return of_an_open_loop(found)
+
+
+def of_an_open_loop(found: open_loop.Offered) -> dict[str, float]:
+    """The figures of right answers, and how many requests had none. Raises LoadFailed when all of them had none."""
     if not found.latencies_s:
         raise LoadFailed(f"none of {found.offered} requests was answered")
     return {
