@@ -59,6 +59,18 @@ def test_the_dashboards_are_as_they_are_made() -> None:
     assert {path.name: path.read_text() for path in DASHBOARDS} == made, "run ts_scripts/make_dashboards.py"
 
 
+@pytest.mark.external
+def test_grafanas_own_models_know_every_member(client_python: Any, client_env: dict[str, str], tmp_path: Path) -> None:
+    misspelt = tmp_path / "misspelt.json"
+    dashboard = json.loads(DASHBOARDS[0].read_text())
+    dashboard["panels"][1]["fieldConfig"]["defaults"]["unitt"] = "s"
+    misspelt.write_text(json.dumps(dashboard))
+    program = ROOT / "tests" / "e2e" / "clients" / "programs" / "grafana_models.py"
+    command = [client_python("grafana"), program, *DASHBOARDS, misspelt]
+    done = subprocess.run(command, env=client_env, capture_output=True, text=True, timeout=GUARD_S, check=True)
+    assert done.stdout.splitlines() == ["misspelt.json.panels[1].fieldConfig.defaults.unitt"]
+
+
 def test_what_is_provisioned_is_there() -> None:
     """compose.yaml, Prometheus' and Grafana's files name one another's services, ports, places and uids."""
     assert all(path.exists() for name in compose() for path in mounted(name).values())

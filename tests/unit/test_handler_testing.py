@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import py_compile
 import sys
 import zipfile
 from collections.abc import Callable
@@ -250,3 +251,16 @@ def test_a_function_of_a_handlers_module_can_be_replaced(
     model = load_model(written(tmp_path, source))
     monkeypatch.setattr(model.module, "label", lambda: "stand-in")
     assert model.predict("x").text == "stand-in"
+
+
+def test_a_file_saved_again_in_the_same_second_is_the_one_that_is_asked(tmp_path: Path) -> None:
+    """Bytecode of the file before it would be taken for its own, which has the same size."""
+    (tmp_path / "mine.py").write_text("from parts import ANSWER\n\ndef handle(data, context):\n    return [ANSWER]\n")
+    parts, hooks = tmp_path / "parts.py", list(sys.path_hooks)
+    for answer in (1, 2):
+        parts.write_text(f"ANSWER = {answer}\n")
+        os.utime(parts, (1_700_000_000, 1_700_000_000))
+        with ServedModel(tmp_path / "mine.py") as model:
+            assert model.predict("").text == str(answer)
+        py_compile.compile(str(parts))  # as another program's import
+    assert sys.path_hooks == hooks

@@ -19,7 +19,7 @@ from ts_frontend.config.table import Note, ServerConfig
 from ts_frontend.telemetry.logging import writer as log_writer
 from ts_frontend.telemetry.logging.files import Console, RotatedFile, daily
 from ts_frontend.telemetry.logging.logs import Logs, setup_logs
-from ts_frontend.telemetry.logging.writer import Access, Writer, is_poll
+from ts_frontend.telemetry.logging.writer import Access, ModelLine, Writer, is_poll
 
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3}"
 FILES = ["access_log.log", "model_log.log", "model_metrics.log", "ts_log.log", "ts_metrics.log"]
@@ -96,6 +96,26 @@ def test_the_console_has_everything_in_the_long_form(tmp_path: Path, capfd: pyte
     assert any(
         re.fullmatch(rf'{TIME} \[INFO \] main ACCESS_LOG - /127.0.0.1:55006 "GET .*" 200 18', w) for w in written
     )
+
+
+@pytest.mark.parametrize("after", ["record", "line", "metrics"])
+def test_a_request_stands_before_what_is_logged_after_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, after: str
+) -> None:
+    """The period in which requests are collected doesn't end in this test."""
+    monkeypatch.setattr(log_writer, "PERIOD_S", 10_000.0)
+    logs = setup_logs(config(tmp_path, console_log=True))
+    logs.access("127.0.0.1:55006", "GET /models HTTP/1.1", 200, 17.6)
+    if after == "record":
+        logging.getLogger("somelibrary").info("later")
+    elif after == "line":
+        logs.model_line("W-9000-m_1.0-stdout", "later")
+    else:
+        logs.writer.hurry(lambda: [("TS_METRICS", [ModelLine(0.0, "main", logging.INFO, "later")])])
+    assert logs.flush(60)
+    first, second = capfd.readouterr().out.splitlines()
+    assert "GET /models" in first and second.endswith("later")
+    logs.close()
 
 
 def test_json_lines(tmp_path: Path) -> None:

@@ -133,9 +133,15 @@ class Recovery:
             self._recovering = True
             self._log.info("Auto recovery start timestamp: %s", round(time.time() * 1000))
 
-    def retries(self, delay_s: float) -> None:
-        """Logs that the next worker is started after so many seconds."""
-        self._log.info("Retry worker: %s in %g seconds.", self._id, round(delay_s, 1))
+    def retries(self, delay_s: float, known: str = "") -> None:
+        """Logs that the next worker is started after so many seconds; `known`: a failure that has been logged before,
+        of which this line is all that is logged."""
+        if not known:
+            self._log.info("Retry worker: %s in %g seconds.", self._id, round(delay_s, 1))
+            return
+        what = "Auto recovery failed again" if self._recovering else "Worker disconnected"
+        self._recovering = True
+        self._log.warning("%s: %s. Retry worker: %s in %g seconds.", what, known, self._id, round(delay_s, 1))
 
     def ready(self) -> None:
         """Logs that a worker has loaded its model after failures."""

@@ -148,9 +148,10 @@ class Slot:
             self._settle(StartFailed(f"Worker {self.id} {self.waits_for}. It starts as soon as there is room", 503))
 
     def try_now(self) -> None:
-        """Ends the pause before the next start."""
+        """Ends the pause before the next start; who waits for a place is told so again."""
         if not self.ready:
             self._hurry.set()
+            self._told_off = False
 
     async def stays(self, limit_s: float) -> None:
         """Watches a worker that is ready after several failures in a row for `limit_s` seconds. Raises StartFailed when
@@ -220,19 +221,24 @@ class Slot:
         if worker.answered or now_s - worker.ready_at_s > backoff.delay_s_max:
             backoff.worked()
         backoff.failed(now_s)
+        if isinstance(end, StartFailed):
+            failure = Failure(time.time(), self.id, end.message, backoff.failures, end.tail)
+            reason, times = NOT_LOADED, pool.log_traceback(self.id, end.traceback)
+            self._start_failed(end)
+        else:
+            failure = Failure(time.time(), self.id, end, backoff.failures, worker.tail())
+            reason, times = HUNG if worker.hung else DIED, 1
+        pool.failed(failure, reason)
+        if times > 1:
+            reason = shorten(failure.reason, REASON_CHARS_AGAIN, placeholder=" …")
+            return self._delay_s(now_s, f"{reason} (with the same traceback as before, {times} times now)")
         self._recovery.ended(
             failures=backoff.failures,
             begun=worker.process is not None,
             was_ready=worker.ready_at_s < math.inf,
             hung=worker.hung,
         )
-        if isinstance(end, StartFailed):
-            failure = Failure(time.time(), self.id, end.message, backoff.failures, end.tail)
-            self._start_failed(end)
-            pool.failed(failure, NOT_LOADED, end.traceback)
-        else:
-            failure = Failure(time.time(), self.id, end, backoff.failures, worker.tail())
-            pool.failed(failure, HUNG if worker.hung else DIED)
+        log.warning("Worker %s of %s ended: %s", self.id, pool.name, failure.reason)
         return self._delay_s(now_s)
 
     def _start_failed(self, error: StartFailed) -> None:
@@ -254,11 +260,13 @@ class Slot:
         pool.failed(Failure(time.time(), self.id, failed.message, self.failures, []), NOT_LOADED)
         return self._delay_s(now_s)
 
-    def _delay_s(self, now_s: float) -> float | None:
+    def _delay_s(self, now_s: float, known: str = "") -> float | None:
+        """Returns the seconds until the next start, None when there is no other; logs it. `known`: the failure, if it
+        has been logged before."""
         pool, backoff = self._pool, self._backoff
         if not backoff.exhausted(now_s):
             delay_s = backoff.delay_s(random.random())
-            self._recovery.retries(delay_s)
+            self._recovery.retries(delay_s, known)
             return delay_s
         self._give_up(pool.last_failure.reason if pool.last_failure is not None else "")
         return None
@@ -490,38 +498,46 @@ class Pool:
 
     def new_worker(self, slot: Slot) -> Worker:
         log.debug("Worker %s of %s starts on %s", slot.id, self.name, slot.device)
-        return Worker(slot.id, self.plan, slot.device, self.queue)
+        return Worker(slot.id, self.plan, slot.device, self.queue, self._sharers(slot))
+
+    def _sharers(self, slot: Slot) -> int:
+        """The workers of the model among which the cores are divided: those on the CPU of this machine."""
+        if slot.device.is_gpu or self.resources.cluster is not None or self.plan.in_process:
+            return 1
+        return max(1, sum(not one.device.is_gpu for one in self.slots))
 
     def started(self, worker: Worker) -> None:
         self.on_ready(worker.info)
         self._check_memory_limit(worker)
         self.queue.attach(worker)
-        log.info("Worker %s of %s is ready (pid %s).", worker.id, self.name, worker.pid)
+        threads = worker.info.get("threads", 0)  # known of processes with torch
+        more = f", {threads} thread{'s' if threads > 1 else ''}" if threads and not worker.device.is_gpu else ""
+        log.info("Worker %s of %s is ready (pid %s%s).", worker.id, self.name, worker.pid, more)
         self._changed()
         if not any(slot.load_failure for slot in self.slots):
             self._tracebacks.clear()
 
-    def failed(self, failure: Failure, reason: str, traceback: str = "") -> None:
-        """Logs and counts a worker's failure. `traceback`: the handler's, of a model that couldn't be loaded; it is
-        logged once, as if its worker had printed it, and only counted after that."""
+    def failed(self, failure: Failure, reason: str) -> None:
+        """Counts a worker's failure."""
         self.last_failure = failure
         self.failures[reason] += 1
-        again = self._log_traceback(failure.worker_id, traceback) if traceback else ""
-        reason = shorten(failure.reason, REASON_CHARS_AGAIN, placeholder=" …") if again else failure.reason
-        log.warning("Worker %s of %s ended: %s%s", failure.worker_id, self.name, reason, again)
         self._changed()
 
-    def _log_traceback(self, worker_id: int, traceback: str) -> str:
+    def log_traceback(self, worker_id: int, traceback: str) -> int:
+        """Logs a traceback of a model that couldn't be loaded, as if its worker had printed it, unless it has been
+        logged before. Returns how often it was raised, 1 without a traceback."""
+        if not traceback:
+            return 1
         sink = self.resources.line_sink(worker_id)
         sink("stdout", PROCESS_DIED)
         times = self._tracebacks[traceback] = self._tracebacks.pop(traceback, 0) + 1
         if times > 1:
-            return f" (with the same traceback as before, {times} times now)"
+            return times
         if len(self._tracebacks) > TRACEBACKS_MAX:
             del self._tracebacks[next(iter(self._tracebacks))]
         for line in traceback.splitlines():
             sink("stdout", line)
-        return ""
+        return 1
 
     def gave_up(self, reason: str) -> None:
         self._changed()

@@ -79,6 +79,10 @@ class Loaded(NamedTuple):
 
 def load(settings: Settings) -> Loaded:
     """Imports and initialises the handler, by its adapter if written for another server; exceptions pass through."""
+    if settings.get("renewable"):
+        from ts.runtime.renewal import SourceImports
+
+        SourceImports(settings["model_dir"]).begin()
     if settings.get("adapter"):
         adapted: Loaded = importlib.import_module(f"ts.compat.{settings['adapter']}").load(settings)
         return adapted

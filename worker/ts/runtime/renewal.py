@@ -4,6 +4,8 @@ What is loaded is the work of the functions that ran meanwhile. It counts as lon
 of their files, read as they did; comments, layout and docstrings don't matter. Everything else may change: then the
 statements at the top of a file that are new or changed run in its module, functions and classes get the new code in
 place, so that objects of theirs have it, too, and values that are assigned as before stay as they are.
+
+Modules of a folder that is being written are compiled at each import (`SourceImports`).
 """
 
 from __future__ import annotations
@@ -15,6 +17,15 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from importlib.machinery import (
+    BYTECODE_SUFFIXES,
+    EXTENSION_SUFFIXES,
+    SOURCE_SUFFIXES,
+    ExtensionFileLoader,
+    FileFinder,
+    SourceFileLoader,
+    SourcelessFileLoader,
+)
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -101,6 +112,51 @@ def _shell(node: ast.ClassDef) -> str:
 
 def _used(node: ast.AST) -> set[str]:
     return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+
+
+# --- imports
+
+
+class SourceImports:
+    """Has the modules of a folder imported from their source files alone, from `begin` to `end`. Python takes the
+    bytecode of a former import for that of a file with the same size that was saved in the same second."""
+
+    def __init__(self, folder: str) -> None:
+        self._root = os.path.join(os.path.realpath(folder), "")
+
+    def begin(self) -> None:
+        sys.path_hooks.insert(0, self._finder)
+        self._forget()
+
+    def end(self) -> None:
+        sys.path_hooks.remove(self._finder)
+        self._forget()
+
+    def _forget(self) -> None:
+        for path in list(sys.path_importer_cache):
+            if self._has(path):
+                del sys.path_importer_cache[path]
+
+    def _has(self, path: str) -> bool:
+        return os.path.join(os.path.realpath(path), "").startswith(self._root)
+
+    def _finder(self, path: str) -> FileFinder:
+        """Raises ImportError for other folders, which has the next hook asked."""
+        if not (self._has(path) and os.path.isdir(path)):
+            raise ImportError
+        return FileFinder(
+            path,
+            (ExtensionFileLoader, EXTENSION_SUFFIXES),
+            (_SourceLoader, SOURCE_SUFFIXES),
+            (SourcelessFileLoader, BYTECODE_SUFFIXES),
+        )
+
+
+class _SourceLoader(SourceFileLoader):
+    """Neither reads nor writes bytecode: what tells whether it is that of the file isn't there."""
+
+    def path_stats(self, path: str) -> Mapping[str, Any]:
+        raise OSError(f"{path} is compiled at each import")
 
 
 # --- while it is loaded

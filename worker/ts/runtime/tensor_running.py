@@ -12,6 +12,7 @@ from ts.context import Context
 from ts.protocol.frames import FEED_BYTES, FEED_COST_BYTES, Feed, Item
 from ts.runtime.jobs import Batch, Failure, Job, Ledger, Outcome
 from ts.runtime.running import (
+    PLAIN_HEAD,
     PREDICTION_FAILED,
     Ended,
     Head,
@@ -100,6 +101,8 @@ class TensorRunning(Running):
 
     __slots__ = ("_forms", "_model", "_read_s", "_spend", "_takes_rows")
 
+    verbatim = False
+
     def __init__(
         self, batch: Batch, context: Context, link: Link, model: ModelSpec, takes_rows: bool, spend: Spend
     ) -> None:
@@ -146,7 +149,7 @@ class TensorRunning(Running):
         inputs = [part[:2] for part in fields]
         if self._takes_rows:
             return None, row_of(fields, decode), inputs
-        return None, rows.request_of(fields, dict(item.headers), self._model), inputs
+        return None, rows.request_of(fields, item.headers, self._model), inputs
 
     def _following(self, item: Item) -> AsyncIterator[InferenceRequest]:
         """The requests after this one. One that can't be read ends the stream, unless the handler deals with it."""
@@ -163,6 +166,27 @@ class TensorRunning(Running):
         return rows.row_of(request) if self._takes_rows else request
 
     # --- answers
+
+    def finish(self, result: Any) -> None:
+        if not self._is_usual(result):
+            super().finish(result)
+            return
+        begun_s = perf_counter()
+        form = self._forms[0]
+        assert form is not None
+        try:
+            written = form.answer(result[0], True)
+        except Exception:
+            super().finish(result)  # which fails the same way, and deals with it
+            return
+        self._spend(1, self._read_s, perf_counter() - begun_s)
+        self._piece(0, written, True)
+
+    def _is_usual(self, result: Any) -> bool:
+        """Whether this is one whole answer of tensors to one request of a tensor protocol."""
+        if type(result) is not list or len(result) != 1 or len(self._forms) != 1:
+            return False
+        return type(result[0]) is InferenceResponse and self._forms[0] is not None and not self.jobs[0].answered
 
     def _outcomes(self, result: Any, last: bool) -> Sequence[Outcome] | Failure:
         return wrong_shape(result, len(self.jobs)) or [
@@ -230,7 +254,8 @@ class TensorRunning(Running):
         super().fail(failure)
 
     def _head(self, index: int) -> Head:
-        head, form = super()._head(index), self._forms[index]
+        form = self._forms[index]
+        head = PLAIN_HEAD if self.context.is_plain else super()._head(index)
         if form is None or not form.headers:
             return head
         return head._replace(headers=(*form.headers, *head.headers))

@@ -37,6 +37,7 @@ from ts.protocol.frames import (
 )
 from ts.protocol.progress import PROGRESS_BYTES
 from ts.runtime.main import live_in_process
+from ts.runtime.renewal import SourceImports
 from ts.testing.requests import Answer, Request, RequestFailed, Streamed
 
 #: Whatever takes longer ends the wait of a test for it.
@@ -93,6 +94,8 @@ class ServedModel:
         told |= {"envelope": envelope, "debug_errors": explain, **(settings or {})}
         self.name: str = told["model_name"]
         self._folder_of_model = os.path.join(os.path.realpath(told["model_dir"]), "")
+        self._imports = SourceImports(told["model_dir"])
+        self._imports.begin()
         self._handler = Path(str(told["handler"]).partition(":")[0]).name.removesuffix(".py")
         self._sock, theirs = socket.socketpair()
         with tempfile.TemporaryFile() as progress:
@@ -291,6 +294,7 @@ class ServedModel:
         self._sock.close()
         for name in self._own_modules().keys() - self._modules:
             del sys.modules[name]
+        self._imports.end()
         directory, path, python_path = self._before
         os.chdir(directory)
         sys.path[:] = path

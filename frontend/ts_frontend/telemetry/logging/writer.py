@@ -187,8 +187,9 @@ class Deferred(logging.Handler):
 
 
 class Writer:
-    """Writes records at once, requests and metrics each PERIOD_S. Of each at most RECORDS_WAITING_MAX wait: further
-    ones are dropped, and counted in the log. `polls` False: requests that `is_poll` are left out."""
+    """Writes records at once, metrics each PERIOD_S, and requests then or before what is written earlier. Of each at
+    most RECORDS_WAITING_MAX wait: further ones are dropped, and counted in the log. `polls` False: requests that
+    `is_poll` are left out."""
 
     def __init__(self, *, polls: bool = True) -> None:
         self._polls = polls
@@ -257,6 +258,8 @@ class Writer:
                 item = self._records.get(timeout=wait_s)
             except Empty:
                 continue
+            if self._accesses and not isinstance(item, threading.Event):
+                self._attempt_source(self._access_portions)
             if item is _LINES or item is None:
                 self._attempt("Lines of workers", self._write_lines)
             elif isinstance(item, threading.Event):
