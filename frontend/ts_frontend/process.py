@@ -184,7 +184,7 @@ def _is_daemon() -> bool:
 
 
 def _ignore_hangup() -> None:
-    log.info("SIGHUP: nothing to do; certificates, keys and models are looked after without it")
+    log.info("SIGHUP: nothing to do; the server notices new certificates, keys and models without it")
 
 
 # --- the last resort
@@ -262,14 +262,14 @@ class PidFileError(ServeError):
 
 
 class AlreadyRunning(PidFileError):
-    remedy = "`torchserve --stop` ends the running server; `--work-dir` starts another one beside it."
+    remedy = "`torchserve --stop` ends the running server; `--work-dir` starts a second one."
 
     def __init__(self) -> None:
         super().__init__("TorchServe is already running, please use torchserve --stop to stop TorchServe.")
 
 
 def pid_path(work_dir: Path | None = None) -> Path:
-    """The path of the pid file. Raises PidFileError when there is no directory that can be written."""
+    """The path of the pid file. Raises PidFileError when there is not a directory that can be written."""
     try:
         return (work_dir or Path(tempfile.gettempdir())) / ".model_server.pid"
     except FileNotFoundError as error:
@@ -390,7 +390,7 @@ def prepare(config: ServerConfig) -> None:
         if s3_of(directory) is None:
             _check_place(config, "model_repository", "directory", directory)
         elif config.model_control_mode == "poll":
-            raise ConfigError(f"model_control_mode is poll, and {s3_of(directory)} isn't looked at again: use explicit")
+            raise ConfigError(f"model_control_mode is poll, and {s3_of(directory)} isn't read again: use explicit")
     for key in ("model_store", "workflow_store"):
         _check_place(config, key, "directory", getattr(config, key))
     for key in ("log_config", "certificate_file", "private_key_file", "client_ca_file", "metrics_config"):

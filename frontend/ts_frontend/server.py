@@ -107,7 +107,7 @@ def missing_torch(config: ServerConfig) -> list[str]:
 class StartRefused(ServeError):
     """A model can't be loaded, and the server is not to run without it."""
 
-    remedy = "Mend the models that the message names, or start without `exit_on_error`."
+    remedy = "Fix the models that the message names, or start without `exit_on_error`."
 
 
 class Parts:
@@ -418,7 +418,7 @@ class Server:
         config = self.config
         parts.health.drain()
         if config.drain_grace_s:
-            log.info("Not ready any more; serving for %g s, until nobody routes here.", config.drain_grace_s)
+            log.info("No longer ready; serving for %g s, until clients are routed elsewhere.", config.drain_grace_s)
             await self._clock.pause(config.drain_grace_s, asyncio.Event())
         log.info("Draining: what was accepted is answered within %g s.", config.drain_timeout_s)
         latest_s = time.monotonic() + config.drain_timeout_s

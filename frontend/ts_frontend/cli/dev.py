@@ -57,7 +57,7 @@ def _parser() -> SettingsParser:
     parser = SettingsParser(
         prog="torchserve dev",
         allow_abbrev=False,
-        description="Serve a handler's file, a model's folder or an archive from where it lies, on this machine, with "
+        description="Serve a handler's file, a model's folder or an archive in place, on this machine, with "
         "all protocols. Saved files are served at once, with the weights that are loaded where they fit the new code. "
         "Tracebacks, and a line per request with its time, are printed; breakpoint() stops in this terminal.",
     )
@@ -67,9 +67,9 @@ def _parser() -> SettingsParser:
         type=int,
         default=0,
         metavar="PORT",
-        help="a debugger (VS Code) may connect to this port of 127.0.0.1",
+        help="port of 127.0.0.1 for a debugger (VS Code) to connect to",
     )
-    add_setting_groups(parser, "as for torchserve --start")
+    add_setting_groups(parser, "the flags of torchserve --start")
     return parser
 
 

@@ -66,7 +66,7 @@ def rivals_told(found: Sequence[str]) -> str:
         return ""
     are = "is" if len(found) == 1 else "are"
     return (
-        f"{', '.join(found)} {are} installed beside this server, with commands and packages of the same names: "
+        f"{', '.join(found)} {are} installed alongside this server, with commands and packages of the same names: "
         "torchserve doctor says what to do"
     )
 

@@ -76,9 +76,9 @@ def watching(body: Callable[..., None]) -> Callable[..., None]:
 
 
 @commands.command()
-@click.option("--once", is_flag=True, help="Print one table and end: the same when the output is no terminal.")
+@click.option("--once", is_flag=True, help="Print one table and end, as always when the output isn't a terminal.")
 @click.option("--sort", type=click.Choice(SORTS), default="name", show_default=True)
-@click.option("--filter", "only", metavar="TEXT", default="", help="Only models whose name has TEXT in it.")
+@click.option("--filter", "only", metavar="TEXT", default="", help="Only models whose name contains TEXT.")
 @watching
 def top(server: ManagementUrl, once: bool, sort: str, only: str) -> None:
     """Show models, workers, rates and latencies, live. Ctrl-C ends it."""
@@ -162,10 +162,10 @@ def _key(model: Mapping[str, Any]) -> tuple[str, str]:
 
 @commands.command()
 @click.argument("model", required=False)
-@click.option("-f", "--follow", is_flag=True, help="Go on with new lines until Ctrl-C.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new lines until Ctrl-C.")
 @watching
 def logs(server: ManagementUrl, model: str | None, follow: bool) -> None:
-    """Print what the workers of MODEL, or of all models, printed last.
+    """Print the last output of the workers of MODEL, or of all models.
 
     Up to a hundred lines of each worker, and why the last one ended. The server's log files have all of it.
     """
@@ -186,7 +186,7 @@ def logs(server: ManagementUrl, model: str | None, follow: bool) -> None:
 @commands.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print what a shell needs to complete torchserve's words.
+    """Print the script with which a shell completes torchserve's commands.
 
     bash, in ~/.bashrc: eval "$(torchserve completion bash)"; zsh, in ~/.zshrc: eval "$(torchserve completion zsh)";
     fish: torchserve completion fish > ~/.config/fish/completions/torchserve.fish

@@ -118,7 +118,7 @@ class Board:
         rows = self.rows(sort, only)
         left = 0 if lines_max is None else max(len(rows) - lines_max, 0)
         more = [Text(f"… and {left} more", "dim")] if left else []
-        empty = [] if rows else [Text("No model is registered." if not only else f"No model is named like {only!r}.")]
+        empty = [] if rows else [Text("No model is registered." if not only else f"No model's name matches {only!r}.")]
         table = [self._table(rows[:lines_max], columns)] if rows else []
         return Group(self._summary(), Text(), *table, *more, *empty, *self._deaths(rows))
 

@@ -139,7 +139,7 @@ def _memory(_: Any, __: Any, text: str | None) -> int | None:
         return None
     found = _SIZE.fullmatch(text.strip())
     if found is None:
-        raise click.BadParameter(f"{text!r} is no size such as 2GiB")
+        raise click.BadParameter(f"{text!r} is not a size such as 2GiB")
     unit = found[2].lower()
     return int(float(found[1]) * (1024 if "i" in unit else 1000) ** " kmgt".index(unit[:1] or " "))
 
@@ -190,11 +190,11 @@ def draw(path: Path, title: str, trials: show.Trials, found: Found, bounds: Boun
     default=8080,
     show_default=True,
     show_envvar=True,
-    help="Where --protocol http and v2 send to.",
+    help="Port for --protocol http and v2.",
 )
 @click.option("--version", default="", help="[default: the default version]")
-@click.option("--p99", type=click.FloatRange(0, min_open=True), metavar="MS", help="The longest p99.")
-@click.option("--memory", callback=_memory, metavar="SIZE", help="The most memory of all workers: bytes, or 4GiB.")
+@click.option("--p99", type=click.FloatRange(0, min_open=True), metavar="MS", help="The longest acceptable p99.")
+@click.option("--memory", callback=_memory, metavar="SIZE", help="The most memory for all workers: bytes, or 4GiB.")
 @click.option("--batch-max", type=click.IntRange(1), default=64, show_default=True)
 @click.option(
     "--workers-max", type=click.IntRange(1, 64), default=lambda: min(64, os.cpu_count() or 1), help="[default: CPUs]"
@@ -234,7 +234,7 @@ def tune(
 ) -> None:
     """Find the batch size, delay, workers and requests in flight that give the most answers a second.
 
-    A copy of the model, registered beside it for this time, is measured; the model itself stays as it is.
+    The measurements use a temporary copy of the model; the model itself stays as it is.
     """
     before = client.describe(name, version)[0]
     bounds = Bounds(p99, memory)

@@ -33,7 +33,7 @@ class ManagementUrl:
     def _connection(self) -> http.client.HTTPConnection:
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise CallFailed("INVALID_ARGUMENT", f"--url {self.url!r} is no http:// or https:// address")
+            raise CallFailed("INVALID_ARGUMENT", f"--url {self.url!r} is not an http:// or https:// address")
         try:
             port = parts.port
         except ValueError:

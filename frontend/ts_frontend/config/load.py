@@ -328,7 +328,7 @@ def _found_snapshot(strong: Sequence[_Layer], found: _Findings) -> _Layer:
     values = {key: _Value(text, source) for key, text in newest.settings.items() if key in kept}
     left = sorted(newest.settings.keys() & (known - kept))
     if left:
-        found.info(f"not taken from {source}: {', '.join(left)} (restore_snapshot=all takes them, too)")
+        found.info(f"not taken from {source}: {', '.join(left)} (restore_snapshot=all restores them too)")
     return _Layer(source, values, newest.snapshot)
 
 

@@ -191,7 +191,7 @@ def differences(wanted: Any, found: Any, where: str = "") -> Iterator[str]:
             yield f"{what} is {_shown(found)}, not {' or '.join(map(_shown, wanted[_ONE_OF]))}"
     elif isinstance(wanted, Mapping):
         if not isinstance(found, Mapping):
-            yield f"{what} is no object: {_shown(found)}"
+            yield f"{what} is not an object: {_shown(found)}"
             return
         for key, pattern in wanted.items():
             inner = f"{where}.{key}" if where else str(key)
@@ -214,7 +214,7 @@ def differences(wanted: Any, found: Any, where: str = "") -> Iterator[str]:
 def _list_differences(wanted: list[Any], found: Any, where: str) -> Iterator[str]:
     """The one pattern of a list is that of each element; an empty list has none that could differ."""
     if not isinstance(found, list):
-        yield f"{where or 'the answer'} is no list: {_shown(found)}"
+        yield f"{where or 'the answer'} is not a list: {_shown(found)}"
         return
     for number, one in enumerate(found):
         different = list(differences(wanted[0], one, f"{where}[{number}]"))

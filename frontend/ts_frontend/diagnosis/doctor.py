@@ -98,7 +98,7 @@ async def _devices(section: Section, config: ServerConfig) -> None:
     inventory = await find_accelerators(config.number_of_gpu, sys.platform, platform.machine())
     lines: list[str] = []
     if not config.preload_torch:
-        section.ok("torch", "not looked at: preload_torch is false, as for models that don't need it")
+        section.ok("torch", "not checked: preload_torch is false, as for models that don't need it")
         return
     if missing := missing_torch(config):
         section.error("torch", missing[0])
@@ -128,7 +128,7 @@ def torch(section: Section, found: dict[str, Any], inventory: Inventory) -> None
     built = f"built for CUDA {found['cuda']}" if found["cuda"] else "built without CUDA"
     section.ok("torch", f"{found['version']}, {built}, {found['threads']} threads")
     if inventory.kind == "cuda" and found["devices"] < inventory.count:
-        why = "this build of torch has no CUDA" if not found["cuda"] else "its CUDA doesn't start: look at the driver"
+        why = "this build of torch has no CUDA" if not found["cuda"] else "CUDA doesn't start: check the driver"
         section.error(
             "devices",
             f"nvidia-smi lists {inventory.count} GPUs, and torch sees {found['devices']}: {why}. number_of_gpu=0 "

@@ -230,7 +230,7 @@ def limits(section: Section, open_files: int, free_memory_bytes: int, total_memo
         section.warn(
             "memory",
             f"{size(free_memory_bytes)} of {size(total_memory_bytes)} are free, counting the limit of the container: "
-            "workers may be killed. `torchserve check` tells what one takes",
+            "workers may be killed. `torchserve check` shows how much one takes",
         )
     else:
         section.ok("memory", f"{size(free_memory_bytes)} of {size(total_memory_bytes)} are free")

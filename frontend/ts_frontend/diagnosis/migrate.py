@@ -34,7 +34,7 @@ PLACES = ("model_store", "workflow_store", "metrics_config", "log_config")
 PLACES_OF_TLS = ("certificate_file", "private_key_file", "client_ca_file", "token_path")
 #: Of NO_EFFECT: those whose loss changes what a server does, and what to do about it.
 LOST = {
-    "plugins_path": "what the plugins did has to move into a handler, a proxy in front, or a metrics client",
+    "plugins_path": "what the plugins did must move into a handler, a proxy in front, or a metrics client",
     "ipex_enable": "a handler may call torch.compile or intel_extension_for_pytorch itself",
     "cpu_launcher_enable": "OMP_NUM_THREADS in the environment, or a worker count, spreads work over the processors",
 }
@@ -300,7 +300,7 @@ class _Migration:
                 section.error(name, f"{text} ({', '.join(known.dimensions)}): it never gets a value")
         lost = sorted(ours.server.keys() - found.server.keys())
         if lost:
-            section.ok("metrics", f"these stay switched off, as the file doesn't list them: {', '.join(lost)}")
+            section.ok("metrics", f"these stay off, as the file doesn't list them: {', '.join(lost)}")
         own = sorted(found.model.keys() - ours.model.keys())
         if own:
             section.ok("metrics", f"of handlers, they stay: {', '.join(own)}")

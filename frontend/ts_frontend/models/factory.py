@@ -264,7 +264,7 @@ class ModelFactory:
         if 0 < usable < settings.parallel_level:
             raise InvalidArchive(
                 f"Each worker of model {name} needs {settings.parallel_level} GPUs (parallelLevel, or torchrun's "
-                f"nproc-per-node), and it may use {usable}: look at deviceIds and number_of_gpu, or set deviceType: cpu"
+                f"nproc-per-node), and it may use {usable}: check deviceIds and number_of_gpu, or set deviceType: cpu"
             )
 
     def _spec(self, name: str, settings: ModelSettings, archive: Archive, python: str, with_torch: bool) -> ProcessSpec:

@@ -64,9 +64,7 @@ def load_parameters(given: Mapping[str, Any]) -> LoadParameters:
             )
     config, url = given.get(CONFIG), given.get(MODEL_PATH)
     if files and url is not None:
-        raise InvalidArgument(
-            f"load parameters {MODEL_PATH!r} and {FILE!r} exclude each other: the model is one of both"
-        )
+        raise InvalidArgument(f"load parameters {MODEL_PATH!r} and {FILE!r} exclude each other: give one of them")
     if files and config is None:
         raise InvalidArgument(f"load parameter {FILE!r} needs {CONFIG!r} too: the files replace the model's directory")
     return LoadParameters(None if config is None else _as_text(config), url, files or None)
@@ -105,7 +103,7 @@ def _as_text(config: str) -> str:
     try:
         found = json_format.Parse(config, ModelConfig(), descriptor_pool=POOL)
     except json_format.ParseError as error:
-        raise InvalidArgument(f"load parameter {CONFIG!r} is no ModelConfig in JSON: {error}") from None
+        raise InvalidArgument(f"load parameter {CONFIG!r} is not a ModelConfig in JSON: {error}") from None
     return str(text_format.MessageToString(found))
 
 

@@ -65,7 +65,7 @@ def _level(wanted: Mapping[str, Any]) -> int:
     shown = [bool(wanted[name]) for name, _ in _LEVELS]
     if shown != sorted(shown):
         raise InvalidArgument(
-            "what is worse is always shown, too: turn off log_info before log_warning before log_error"
+            "more severe messages are always shown too: turn off log_info before log_warning before log_error"
         )
     return next((least for name, least in _LEVELS if wanted[name]), logging.CRITICAL)
 

@@ -72,7 +72,7 @@ class Regions:
         if len(self._regions) >= REGIONS_MAX:
             raise InvalidArgument(f"{REGIONS_MAX} regions of shared memory are registered: unregister some")
         if byte_size <= 0 or offset < 0:
-            raise InvalidArgument(f"region {name!r}: offset {offset} and byte_size {byte_size} are no part of a file")
+            raise InvalidArgument(f"region {name!r}: offset {offset} and byte_size {byte_size} are not a valid range")
         size = _size_of(key)
         if offset + byte_size > size:
             raise InvalidArgument(

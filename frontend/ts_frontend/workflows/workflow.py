@@ -41,7 +41,7 @@ class Reply(NamedTuple):
 class NodeFailed(ServeError):
     """A node gave no answer. The status is that of its cause; an exception of the handler is 500."""
 
-    remedy = "Mend the node's handler that the message names."
+    remedy = "Fix the node's handler that the message names."
 
     def __init__(self, node: str, cause: ServeError, attempts: int) -> None:
         text = f"Error executing {node}"

@@ -35,7 +35,7 @@ from ts.tensors.types import (
 )
 
 #: Advice for elements that are no text.
-NO_TEXT = "Send bytes that are no text as binary data, or in base64 with the input's parameter content_type base64"
+NO_TEXT = "Send bytes that aren't text as binary data, or in base64 with the input's parameter content_type base64"
 _SCALARS = (str, int, float, bool)
 JSON_ANSWER = (("content-type", "application/json"),)
 #: So many heads of answers, and of outputs with their shapes, are kept as they were written.
