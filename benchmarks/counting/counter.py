@@ -1,7 +1,8 @@
 """Instructions of a part of a process that runs under callgrind: how they are asked for, and read.
 
 Two runs of different lengths are counted, and their difference is divided by the difference of their lengths: what a
-run has in common with the other, its beginning and its end, doesn't count.
+run has in common with the other, its beginning and its end, doesn't count. What a run prepares and verifies doesn't,
+either: it says which part of it counts.
 """
 
 from __future__ import annotations
@@ -11,13 +12,18 @@ import gc
 import re
 import subprocess
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import TypeAlias
 
 SOURCE = Path(__file__).with_name("counter.c")
 #: Runs before the counted ones: Python makes itself faster where it runs often.
 WARM_UP = 5
 _DUMP = re.compile(r"^desc: Trigger: Client Request: (?P<name>.*?) (?P<units>\d+)$", re.MULTILINE)
 _TOTAL = re.compile(r"^totals: (?P<instructions>\d+)", re.MULTILINE)
+
+#: Serves so many requests; what it does within the context is counted.
+Run: TypeAlias = "Callable[[int, AbstractContextManager[None]], Awaitable[None]]"
 
 
 class CountFailed(Exception):
@@ -41,17 +47,21 @@ class Counter:
         loaded = ctypes.CDLL(str(library))
         self._begin, self._end = loaded.begin, loaded.end
 
-    async def measure(self, name: str, run: Callable[[int], Awaitable[None]], few: int, many: int, unit: int) -> None:
+    async def measure(self, name: str, run: Run, few: int, many: int, unit: int) -> None:
         """Runs `few` and `many` requests, each of `unit` units, after one that warms up and isn't counted."""
-        await run(WARM_UP * many)
+        await run(WARM_UP * many, nullcontext())
         gc.collect()
         gc.freeze()
         gc.disable()  # requests make no cycles: what it would collect is the measurement's own
         for requests in (few, many):
-            self._begin()
-            await run(requests)
-            self._end(f"{name} {requests * unit}".encode())
+            await run(requests, self._counted(f"{name} {requests * unit}"))
         gc.enable()
+
+    @contextmanager
+    def _counted(self, name: str) -> Iterator[None]:
+        self._begin()
+        yield
+        self._end(name.encode())
 
 
 def instructions(folder: Path) -> Iterator[tuple[str, float]]:

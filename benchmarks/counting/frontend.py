@@ -18,6 +18,7 @@ import shutil
 import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -171,11 +172,12 @@ class Client:
         self._wanted = wanted
         self._body = bytearray()
 
-    async def run(self, requests: int) -> None:
+    async def run(self, requests: int, counted: AbstractContextManager[None]) -> None:
         """Raises AssertionError for wrong answers."""
         self._body.clear()
         share, rest = divmod(requests, CLIENTS)
-        await asyncio.gather(*(self._ask(share + (number < rest)) for number in range(CLIENTS)))
+        with counted:
+            await asyncio.gather(*(self._ask(share + (number < rest)) for number in range(CLIENTS)))
         assert self._body == self._wanted * requests, self._body[:200]
 
     async def _ask(self, requests: int) -> None:
@@ -264,9 +266,7 @@ def rows(over_grpc: Application, over_http: Application) -> list[Row]:
         Row("gRPC no-op", NOOP.name, grpc_client(over_grpc, NOOP, grpc_body(NOOP.answer[0])), b"ok"),
         Row("HTTP no-op", NOOP.name, http_client(over_http, NOOP, b"ok"), b"ok"),
         Row("ModelInfer gRPC", MODEL, grpc_client(over_grpc, INFER, grpc_body(tensor)), tensor),
-        Row(
-            "ModelInfer JSON", MODEL, http_client(over_http, INFER, json), json, [("content-type", "application/json")]
-        ),
+        Row("ModelInfer JSON", MODEL, http_client(over_http, INFER, json), json),
         Row("ModelInfer named", MODEL, grpc_client(over_grpc, NAMED, grpc_body(tensor)), tensor),
         Row("stream piece", PIECES_STREAM.name, grpc_client(over_grpc, PIECES_STREAM, pieces), b"ok", (), PIECES),
         Row(

@@ -16,6 +16,7 @@ import pickle
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -47,7 +48,7 @@ class Life:
         self._settings = {**settings, "credit_bytes": CREDIT_BYTES}
         self._items, self._pieces = items, pieces
 
-    async def run(self, requests: int) -> None:
+    async def run(self, requests: int, counted: AbstractContextManager[None]) -> None:
         """From Load to Stop. Raises CountFailed when not every request has its answer."""
         ours, its = socket.socketpair()
         for end in (ours, its):
@@ -58,7 +59,8 @@ class Life:
         ours.setblocking(False)
         ours.sendall(b"".join(encode_bytes(one) for one in sent))
         link = _Unwatched(os.dup(its.fileno()), leave=_ended)
-        answer(link, Progress(mmap.mmap(-1, PROGRESS_BYTES)), Ledger)
+        with counted:
+            answer(link, Progress(mmap.mmap(-1, PROGRESS_BYTES)), Ledger)
         link.close()
         its.shutdown(socket.SHUT_RDWR)  # its second thread may be waiting for it, and keep it open
         its.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import subprocess
 import sys
@@ -28,6 +30,12 @@ for name in names:
         importlib.import_module(name)
 assert not {"torch", "ray"} & sys.modules.keys()
 print(len(names))
+"""
+
+PRINTED = """
+import json, setuptools, distutils.core
+made = distutils.core.run_setup("setup.py", stop_after="init").metadata
+print(json.dumps({"addresses": made.project_urls, "text": made.long_description}))
 """
 
 
@@ -86,6 +94,24 @@ def test_what_a_package_index_shows(unpacked: Path) -> None:
     for version in ("3.10", "3.11", "3.12", "3.13"):
         assert f"Classifier: Programming Language :: Python :: {version}\n" in told
     assert "Keywords: torchserve,pytorch" in told and "Classifier: Topic ::" in told
+
+
+def set_up(root: Path, repository: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs this interpreter where setup.py is, for a release from `repository`."""
+    env = {**os.environ, "TORCHRELAY_REPOSITORY": repository}
+    command = [sys.executable, "-W", "ignore", *arguments]
+    return subprocess.run(command, cwd=root, env=env, capture_output=True, text=True)
+
+
+def test_a_release_has_the_addresses_of_its_repository(root: Path) -> None:
+    made = json.loads(set_up(root, "https://git.example/us/torchrelay/", "-c", PRINTED).stdout)
+    assert made["addresses"]["Source"] == "https://git.example/us/torchrelay"
+    assert made["addresses"]["Changelog"] == "https://git.example/us/torchrelay/blob/HEAD/CHANGELOG.md"
+    links = re.findall(r"\]\(https://git\.example/us/torchrelay/blob/HEAD/([^)#]*)", made["text"])
+    assert len(links) > 20 and all((root / link).exists() for link in links)
+    assert not re.findall(r"\]\((?!https?://|#)[^)]*\)", made["text"])
+    refused = set_up(root, "torchrelay", "setup.py", "--version")
+    assert refused.returncode and "https://HOST/OWNER/NAME" in refused.stderr
 
 
 def test_everything_imports_from_the_wheel_alone(unpacked: Path, tmp_path: Path) -> None:

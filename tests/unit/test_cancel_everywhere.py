@@ -326,7 +326,7 @@ def test_a_model_on_demand_is_removed_while_it_is_loaded(scene: str) -> None:
     async def scenario(at: int) -> tuple[bool, bool]:
         before = descriptors()
         stage = Stage(late if scene == "late" else scene)
-        demand = Demand(Memory(10), lambda pool: Memory(10 * bool(pool.slots)), Skipping())
+        demand = Demand(Memory(10), lambda pools: [Memory(10 * bool(pool.slots)) for pool in pools], Skipping())
         one = demand.enter(pool_of(stage, Skipping()), Ledger(), DemandRule(), lambda: 1)
         job = waiting(one.pool, one.ledger)
         one.state = ResidentState.LOADING

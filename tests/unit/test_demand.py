@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -35,10 +35,14 @@ def unhearing_actors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ts_frontend.workers.demand.STAY_S", 0.01)
 
 
-def measured(pool: Pool) -> Memory:
+def measured(pools: Sequence[Pool]) -> list[Memory]:
     """A model on GPUs has all that it has there."""
-    size = sum(slot.memory_bytes for slot in pool.slots)
-    return Memory(1, size) if pool.on_gpus else Memory(size)
+
+    def of(pool: Pool) -> Memory:
+        size = sum(slot.memory_bytes for slot in pool.slots)
+        return Memory(1, size) if pool.on_gpus else Memory(size)
+
+    return [of(pool) for pool in pools]
 
 
 class House:

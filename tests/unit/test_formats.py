@@ -145,6 +145,20 @@ def test_a_store_lists_its_models(store: Path) -> None:
     assert ModelStore(store).names() == ["a", "deep", "plain"]
 
 
+def test_archives_of_a_store_cost_nothing_when_its_folders_are_asked_for_names(store: Path) -> None:
+    looked = []
+
+    class Watched(Toys):
+        def matches(self, path: Path) -> bool:
+            looked.append(path.name)
+            return super().matches(path)
+
+    for number in range(20):
+        (store / f"m{number}.mar").touch()
+    assert ModelStore(store, formats=Formats([Watched()])).models() == [("a", "toy", "2"), ("deep/down/b", "toy", "1")]
+    assert set(looked) == {"a", "b", "deep", "down", "plain", "store"}
+
+
 def test_it_is_registered_with_its_adapter_and_its_own_default(store: Path, tmp_path: Path) -> None:
     async def scenario(manager: ModelManager) -> None:
         outcome = await manager.register("a", initial_workers=0)

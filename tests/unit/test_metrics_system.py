@@ -37,7 +37,10 @@ NAMES = [
 class FakeDriver:
     """The library of the driver, with two GPUs of which the second is lost. Structures are filled through `byref`."""
 
+    asked = 0
+
     def nvmlDeviceGetHandleByIndex_v2(self, index: Any, device: Any) -> int:
+        self.asked += 1
         return 0 if index.value == 0 else 15
 
     def nvmlDeviceGetMemoryInfo(self, device: Any, memory: Any) -> int:
@@ -97,12 +100,14 @@ def test_the_memory_of_workers_on_gpus(caplog: pytest.LogCaptureFixture) -> None
         resources = SimpleNamespace(holder=None)
         return SimpleNamespace(slots=[slot], resources=resources, on_gpus=on_gpus, ready_count=1, name="m_1.0")
 
-    assert measure(pool(7)).gpus == 5 << 20
-    assert measure(pool(7, on_gpus=False)).gpus == 0
+    assert [one.gpus for one in measure([pool(7), pool(7, on_gpus=False), pool(8)])] == [5 << 20, 0, 2 << 30]
+    assert reader._library.asked == 2, "each GPU once for all models"
+    assert [one.gpus for one in measure([pool(7, on_gpus=False)])] == [0]
+    assert reader._library.asked == 2, "and none for models on the CPU"
     assert not caplog.records
-    here = measure(pool(os.getpid()))
+    (here,) = measure([pool(os.getpid())])
     assert here.host > 1 << 20 and here.gpus == 0
-    measure(pool(os.getpid()))
+    measure([pool(os.getpid())])
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "modelGpuMemory" in caplog.text and "m_1.0" in caplog.text and "7, 8" in caplog.text
 

@@ -436,8 +436,9 @@ def test_a_handler_that_is_not_there_needs_no_traceback(tmp_path):
 class Unhurried(Ledger):
     """Sends whole answers in the way of all others."""
 
-    def _is_simple(self, job, value, phrase, headers):
-        return False
+    def __init__(self, credit, limit):
+        super().__init__(credit, limit)
+        self._small_bytes_max = -1
 
 
 heads = st.sampled_from([(201, "", ()), (200, "x", ()), (200, "", (("a", "b"),))])
@@ -467,6 +468,53 @@ def test_a_whole_answer_that_takes_the_short_way_is_the_same(taken, credit, limi
         return pushed(ledger), states, set(ledger.jobs), ledger.unsent
 
     assert played(Ledger(credit, limit)) == played(Unhurried(credit, limit))
+
+
+# --- the short way of the usual batch
+
+
+class Longhand(running.Running):
+    """Reads and answers every batch in the way of any."""
+
+    __slots__ = ()
+    verbatim = False
+
+    def _only_row(self):
+        return None
+
+
+def handled(kind, items, decode, result, looks):
+    """The handler's view of a batch, and what is sent for this result (None: the rows themselves)."""
+    link = type("Link", (), {"ledger": ledger_with()})()
+    mine = context()
+    link.ledger.receive(Predict(1, items))
+    batch = link.ledger.queue.popleft()
+    link.ledger.start(batch)
+    run = kind(batch, mine, link)
+    rows = run.rows(decode)
+    seen = (rows, [[type(value) for value in row.values()] for row in rows], dict(mine.request_ids), run.headers())
+    if looks:
+        mine.set_response_header(0, "a", "b")
+    run.finish(list(rows) if result is None else result)
+    return seen, [job.item for job in batch.jobs], pushed(link.ledger)
+
+
+content_types = st.sampled_from(
+    ["", "application/octet-stream", "text/plain", "application/json", "application/x-www-form-urlencoded"]
+)
+inputs = st.lists(
+    st.builds(Input, st.sampled_from(["data", "body"]), content_types, st.sampled_from([b"", b"a=1", b"[1]", b"\xff"])),
+    max_size=2,
+)
+elements = st.sampled_from(["text", "\udcff", b"bytes", bytearray(b"array"), {"a": 1}, [1], 2.5, None, ValueError("x")])
+results = st.none() | st.lists(elements, max_size=3) | st.sampled_from([(b"tuple",), b"bytes", object()])
+
+
+@given(st.lists(inputs, min_size=1, max_size=2), st.booleans(), results, st.booleans())
+def test_a_batch_that_takes_the_short_way_is_handled_as_any_other(given_inputs, decode, result, looks):
+    items = [Item(n, f"id-{n}", math.inf, (), parts) for n, parts in enumerate(given_inputs)]
+    short, long = (handled(kind, items, decode, result, looks) for kind in (running.Running, Longhand))
+    assert short == long
 
 
 # --- what a handler doesn't look at

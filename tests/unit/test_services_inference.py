@@ -16,6 +16,7 @@ from ts_frontend.grpc.call import Call, ListenerLimits, RequestIds, Shape, reque
 from ts_frontend.grpc.exchange import Exchange
 from ts_frontend.grpc.inference import InferenceService
 from ts_frontend.grpc.protocol import Decoder, encode
+from ts_frontend.http.torchserve import json_of_model
 from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.protos.inference_pb2 import PredictionResponse, PredictionsRequest, TorchServeHealthResponse
 from ts_frontend.scheduling.stream import REQUEST_BYTES_MAX
@@ -397,3 +398,18 @@ def test_an_answer_over_the_limit_leaves_those_that_were_ready_with_it() -> None
     assert [len(PredictionResponse.FromString(one.data).prediction) for one in messages] == [10, 20]
     status = dict(sent[-1]["headers"])
     assert status[b"grpc-status"] == b"8" and b"max_response_size" in status[b"grpc-message"]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "wanted"),
+    [
+        ([], [("content-type", "application/json")]),
+        ([("A", "b")], [("content-type", "application/json"), ("a", "b")]),
+        ([("Content-Type", "text/csv")], [("content-type", "text/csv")]),
+        ([("content-length", "7"), ("x-request-id", "r")], [("content-type", "application/json")]),
+    ],
+)
+def test_an_answer_of_a_tensor_protocol_is_json_unless_its_model_says_otherwise(pairs: Pairs, wanted: Pairs) -> None:
+    answer = json_of_model(b"{}", pairs)
+    assert (answer.status, answer.body) == (200, b"{}")
+    assert [(name.decode(), value.decode()) for name, value in answer.headers] == wanted

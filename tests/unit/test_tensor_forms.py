@@ -19,7 +19,7 @@ from hypothesis.extra import numpy as arrays
 
 from ts.protocol import open_inference_pb2 as pb
 from ts.protocol.datatypes import DATATYPES
-from ts.protocol.frames import Input, Item
+from ts.protocol.frames import Input, Item, PackedPairs, packed
 from ts.tensors import forms, rows
 from ts.tensors.forms import Form, ModelSpec
 from ts.tensors.types import MESSAGE_CHARS_MAX, BadTensor, InferenceResponse, Tensor
@@ -32,7 +32,8 @@ FORMS = ("json", "json;stream", "grpc", "grpc;stream;triton", "generate", "opena
 
 
 def opened(form: str, data: bytes, length: int | str | None = None, model: ModelSpec = MODEL) -> Form:
-    headers = [(LENGTH, str(length))] if length is not None else []
+    pairs = [("host", "a"), *([(LENGTH, str(length))] if length is not None else ())]
+    headers = PackedPairs(packed(pairs))  # as the frontend sends them
     return forms.opened(Item(1, "r", math.inf, headers, [Input("", f"\0{form}", data)]), model)
 
 
@@ -314,3 +315,11 @@ def test_how_a_tensor_came_is_none_of_its_parameters() -> None:
     form = opened("json", head + b"ab", len(head))
     (output,) = json.loads(form.answer(InferenceResponse(form.request.inputs), True))["outputs"]
     assert output["parameters"] == {"content_type": "np"} and output["data"] == [97, 98]
+
+
+@pytest.mark.parametrize("form", ["json", "grpc"])
+def test_headers_are_those_that_came_and_can_be_replaced(form: str) -> None:
+    request = opened(form, body(one([1], [1])) if form == "json" else shaped([1], b"1")).request
+    assert request.headers == {"host": "a"} and request.headers is request.headers
+    request.headers = {**request.headers, "more": "b"}
+    assert request.headers == {"host": "a", "more": "b"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
@@ -16,8 +17,9 @@ from hypothesis import strategies as st
 from ts.compat.triton_backend.edges import Edges
 from ts.compat.triton_backend.errors import TritonModelException
 from ts.protocol.datatypes import DATATYPES
+from ts.protocol.frames import Input, Item
 from ts.protocol.open_inference_pb2 import ModelInferRequest, ModelInferResponse
-from ts.tensors import forms, grpc_form, json_form, json_text
+from ts.tensors import forms, grpc_form, json_form, json_text, json_usual
 from ts.tensors.forms import ModelSpec
 from ts.tensors.json_form import data_text, to_json
 from ts.tensors.json_text import dumped, list_text, loaded
@@ -194,6 +196,10 @@ def json_described(data: bytes | bytearray, short: bool, model: ModelSpec = MODE
             request = json_form.opened(data, {}, frozenset(), model).request
         except BadTensor as error:
             return str(error)
+    return request_told(request)
+
+
+def request_told(request: InferenceRequest) -> str:
     inputs = [
         (one.name, one.datatype, one.array.dtype, one.array.shape, one.shape, one.array.tolist(), one.parameters)
         for one in request.inputs
@@ -205,6 +211,90 @@ def json_described(data: bytes | bytearray, short: bool, model: ModelSpec = MODE
 @given(json_requests(), st.sampled_from([MODEL, LOOSE]))
 def test_a_usual_json_request_is_read_as_any_other(data: bytes, model: ModelSpec) -> None:
     assert json_described(bytearray(data), True, model) == json_described(data, False, model)
+
+
+@given(json_requests(), json_requests(), st.data(), st.booleans())
+def test_a_json_request_that_comes_again_is_read_as_before(
+    data: bytes, other: bytes, chosen: st.DataObject, declared: bool
+) -> None:
+    model = ModelSpec("m", "1", {"x": {"datatype": "FP32", "shape": [-1]}} if declared else {}, {})
+    for _ in range(3):
+        assert json_told(data, True, model) == json_told(data, False, model)
+    at, end = chosen.draw(st.tuples(st.integers(0, len(data)), st.integers(0, len(data))))
+    inserted = chosen.draw(
+        st.sampled_from([b"1", b"\0", b",2", b'"', b"\x0b", b'"data":[1]', b"[", b"null"]) | st.just(other)
+    )
+    elements = chosen.draw(st.lists(elements_of["FP32"] | elements_of["INT8"] | st.booleans(), max_size=4))
+    again = b'"data": ' + json.dumps(elements).encode()
+    lists = [again if chosen.draw(st.booleans()) else found[0] for found in json_usual._LIST.finditer(data)]
+    changed = chosen.draw(
+        st.sampled_from(
+            [
+                replaced(data, lists),
+                replaced(data, lists) * 2,
+                data[:at] + inserted + data[at:],
+                data[:at] + data[end:],
+                data[:at] + inserted[:1] + data[at + 1 :],
+            ]
+        )
+    )
+    for _ in range(3):
+        assert json_told(changed, True, model) == json_told(changed, False, model)
+
+
+def replaced(data: bytes, lists: list[bytes]) -> bytes:
+    """The request with other lists in place of its own."""
+    following = iter(lists)
+    return json_usual._LIST.sub(lambda _: next(following), data)
+
+
+def json_told(data: bytes, short: bool, model: ModelSpec) -> Any:
+    """As `json_described`, through all of `forms.opened`; the long way with nothing known of earlier requests."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not short:
+            patch.setattr(json_form, "usual_request", lambda *_: None)
+            model = dataclasses.replace(model, accepted=set(), layouts={})
+        try:
+            return request_told(forms.opened(Item(1, "r", math.inf, (), [Input("", "\0json", data)]), model).request)
+        except BadTensor as error:
+            return str(error)
+
+
+@pytest.mark.parametrize("datatype", elements_of)
+def test_json_requests_like_earlier_ones_are_read_by_their_elements(datatype: str) -> None:
+    model = ModelSpec("m", "1", {}, {})
+
+    def body(*elements: Any) -> bytes:
+        tensors = [
+            {"name": name, "datatype": datatype, "shape": [1, 1], "data": [one]}
+            for name, one in zip("xy", elements, strict=True)
+        ]
+        return json.dumps({"inputs": tensors, "outputs": [{"name": "z"}]}).encode()
+
+    for elements in ((1, 0), (0, 1), (1, 1)):
+        json_described(body(*elements), True, model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_usual, "_whole", lambda *_: None)
+        found = json_usual.usual_request(body(0, 0), {}, model)
+    usual = datatype not in ("BYTES", "BF16", "BOOL")  # a truth value is no number
+    assert (found is not None) is usual
+    if found is not None:
+        assert (
+            found[0].outputs == [RequestedOutput("z")]
+            and [one.array.tolist() for one in found[0].inputs] == [[[0]]] * 2
+        )
+
+
+def test_layouts_of_json_requests_that_all_differ_are_few() -> None:
+    model = ModelSpec("m", "1", {}, {})
+    for number in range(3 * json_usual.LAYOUTS_MAX):
+        tensor = {"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}
+        data = json.dumps({"id": str(number), "inputs": [tensor]}).encode()
+        assert json_described(data, True, model) == json_described(data, False, model)
+        assert len(model.layouts) <= json_usual.LAYOUTS_MAX
+    model.layouts.clear()
+    json_described(json.dumps({"id": "x" * json_usual.LAYOUT_BYTES_MAX, "inputs": [tensor]}).encode(), True, model)
+    assert not model.layouts
 
 
 #: What readers of JSON take differently.
@@ -447,7 +537,7 @@ declared_tensors = st.lists(
 def test_inputs_are_compared_with_their_declarations_whatever_came_before(requested: list[list[Tensor]]) -> None:
     def told_of(inputs: list[Tensor], model: ModelSpec) -> str:
         try:
-            forms._check_declared(InferenceRequest(inputs), model)
+            forms.check_declared(InferenceRequest(inputs), model)
         except BadTensor as error:
             return str(error)
         return ""

@@ -9,7 +9,7 @@ from ts.protocol.frames import Input
 from ts_frontend.errors import ServeError, Unimplemented
 from ts_frontend.http.errors import ErrorDialect, refusal
 from ts_frontend.http.request import HttpAnswer, HttpRequest, compact_json
-from ts_frontend.http.torchserve import HttpInference
+from ts_frontend.http.torchserve import HttpInference, json_of_model
 from ts_frontend.models.model import Model
 from ts_frontend.models.registry import Registry
 from ts_frontend.open_inference.requests import refused
@@ -63,7 +63,7 @@ class HttpKServe:
                 raise refused(len(found))
         except ServeError as error:
             return _refusal(error)
-        return HttpAnswer(200, [(name.encode(), value.encode("latin-1")) for name, value in job.headers], found[0])
+        return json_of_model(found[0], job.headers)
 
 
 def _refusal(error: ServeError) -> HttpAnswer:

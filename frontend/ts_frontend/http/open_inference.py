@@ -15,7 +15,7 @@ from ts.protocol.frames import Buffer, Input
 from ts_frontend.errors import InvalidArgument, MessageTooLarge, ModelNotFound, ServeError
 from ts_frontend.http.errors import ErrorDialect, MethodNotAllowed, UnknownEncoding, refusal
 from ts_frontend.http.request import Header, HttpAnswer, HttpRequest, compact_json, json_object
-from ts_frontend.http.torchserve import HttpInference
+from ts_frontend.http.torchserve import HttpInference, json_of_model
 from ts_frontend.job import Job
 from ts_frontend.models.health import Health
 from ts_frontend.models.model import Model
@@ -236,7 +236,7 @@ class HttpOpenInference:
     async def _one(self, answer: Job, join: Callable[[list[Buffer]], bytes]) -> HttpAnswer:
         pieces = await answer.pieces()
         body = pieces[0] if len(pieces) == 1 else join(pieces)
-        return HttpAnswer(200, [(name.encode(), value.encode("latin-1")) for name, value in answer.headers], body)
+        return json_of_model(body, answer.headers)
 
     async def _events(self, answer: Job) -> HttpAnswer:
         """Yields an event for each answer. A failure before the first raises its error, a later one is an event."""

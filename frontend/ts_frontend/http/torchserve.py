@@ -13,7 +13,7 @@ from ts.protocol import forms
 from ts.protocol.frames import Buffer, Input, Pairs
 from ts_frontend.errors import HandlerFailed, InvalidArgument, ServeError
 from ts_frontend.http.errors import ErrorDialect, refusal
-from ts_frontend.http.request import Header, HttpAnswer, HttpRequest, Parameters, json_answer, query_pairs
+from ts_frontend.http.request import JSON, Header, HttpAnswer, HttpRequest, Parameters, json_answer, query_pairs
 from ts_frontend.job import Job
 from ts_frontend.models.health import Health
 from ts_frontend.models.registry import Registry
@@ -155,6 +155,15 @@ def handler_headers(pairs: Pairs) -> list[Header]:
         for name, value in pairs
         if name.lower() not in _RESERVED and _NAME.fullmatch(name) and _VALUE.fullmatch(value)
     ]
+
+
+def json_of_model(body: Buffer, pairs: Pairs) -> HttpAnswer:
+    """Returns an answer of a model in JSON, unless the headers that came with it name another type."""
+    if not pairs:
+        return HttpAnswer(200, (JSON,), body)
+    headers = handler_headers(pairs)
+    is_named = any(name == JSON[0] for name, _ in headers)
+    return HttpAnswer(200, headers if is_named else (JSON, *headers), body)
 
 
 def _query_inputs(request: HttpRequest) -> list[Input]:

@@ -322,19 +322,20 @@ def gpus_of(inventory: Inventory) -> Gpus:
     return Gpus(inventory.count if inventory.kind == "cuda" else 0, run)
 
 
-def measure_of(gpus: Gpus) -> Callable[[Pool], Memory]:
-    """Returns a function that measures the memory of a pool's processes, what they have on GPUs included. Its calls
-    block."""
+def measure_of(gpus: Gpus) -> Callable[[Sequence[Pool]], list[Memory]]:
+    """Returns a function that measures the memory of each pool's processes, what they have on GPUs included: the driver
+    is asked once for all of them. Its calls block."""
     told = False
 
-    def measure(pool: Pool) -> Memory:
+    def measure(pools: Sequence[Pool]) -> list[Memory]:
+        found = gpus.process_bytes() if any(pool.on_gpus for pool in pools) else {}
+        on_host = processes_memory(pools)
+        return [Memory(host.host, on_gpus(pool, found)) for pool, host in zip(pools, on_host, strict=True)]
+
+    def on_gpus(pool: Pool, found: Mapping[int, int]) -> int:
         nonlocal told
-        host = processes_memory(pool)
-        if not pool.on_gpus:
-            return host
-        found = gpus.process_bytes()
-        own = sum(found.get(pid, 0) for pid in pids_of(pool))
-        if pool.ready_count and not own and not told:
+        own = sum(found.get(pid, 0) for pid in pids_of(pool)) if pool.on_gpus else 0
+        if pool.on_gpus and pool.ready_count and not own and not told:
             told = True
             log.warning(
                 "The GPUs' driver tells no memory of the workers of %s, so that model_gpu_memory_max counts what "
@@ -342,7 +343,7 @@ def measure_of(gpus: Gpus) -> Callable[[Pool], Memory]:
                 pool.name,
                 ", ".join(map(str, sorted(found))) or "of nobody",
             )
-        return Memory(host.host, own)
+        return own
 
     return measure
 

@@ -10,7 +10,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from ts_frontend.errors import Code, InvalidArchive, InvalidArgument, ModelNotFound, ServeError
@@ -132,6 +132,8 @@ FILES_MAX = 1000
 _NAME = re.compile(r"[^/\\\0]+")
 #: The reason in the index for a model that a call has unloaded.
 UNLOADED = "unloaded"
+#: Models of the index between which other work has its turn.
+INDEX_STEP = 100
 
 
 class ControlRefused(ServeError):
@@ -169,8 +171,10 @@ class _Known:
     versions: tuple[str, ...] = ("",)
 
 
-@dataclass(frozen=True, slots=True)
-class IndexEntry:
+_NEVER = _Known()
+
+
+class IndexEntry(NamedTuple):
     """A line of the index. `state`: READY, UNAVAILABLE, or "" for a model that was never loaded. `version`: "" when
     none was found."""
 
@@ -353,30 +357,30 @@ class Repository:
             with contextlib.suppress(OSError, ServeError):  # a directory that is away just now
                 names = await self._names()
         registry, found = self._manager.registry, []
-        for model in registry:
+        for number, model in enumerate(list(registry), 1):
+            if not number % INDEX_STEP:
+                await asyncio.sleep(0)  # requests go on meanwhile
             if model.workflow:
                 continue
-            reason = (
-                _residence(model) if model.ready else self._known.get(model.name, _Known()).reason or _unready(model)
-            )
+            reason = _residence(model) if model.ready else self._known.get(model.name, _NEVER).reason or _unready(model)
             found.append(IndexEntry(model.name, model.version, "READY" if model.ready else "UNAVAILABLE", reason))
-        served = {model.name for model in registry}
+        if only_ready:
+            return sorted((one for one in found if one.state == "READY"), key=lambda one: one.name)
+        served = {(model.name, model.version) for model in registry}
+        served_names = {name for name, _ in served}
         found += [
             IndexEntry(name, version, "UNAVAILABLE", known.reason)
             for name, known in self._known.items()
-            if known.reason and name not in served
+            if known.reason and name not in served_names
             for version in known.versions
         ]
-        known_names = served | set(self._known)
-        found += [IndexEntry(name, "", "", "") for name in names if name not in known_names]
-        if not only_ready:
-            known = {(model.name, model.version) for model in registry}
-            found += [
-                IndexEntry(one.name, one.version, "UNAVAILABLE", "it is not loaded")
-                for one in await asyncio.to_thread(self._manager.loader.store.models)
-                if (one.name, one.version) not in known
-            ]
-        return sorted((one for one in found if one.state == "READY" or not only_ready), key=lambda one: one.name)
+        found += [IndexEntry(name, "", "", "") for name in names if name not in served_names | self._known.keys()]
+        found += [
+            IndexEntry(one.name, one.version, "UNAVAILABLE", "it is not loaded")
+            for one in await asyncio.to_thread(self._manager.loader.store.models)
+            if (one.name, one.version) not in served
+        ]
+        return sorted(found, key=lambda one: one.name)
 
     # --- models of a repository
 

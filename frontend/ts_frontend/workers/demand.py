@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -120,13 +120,13 @@ def _expected(limit: int, pinned: int, seen: int) -> int:
 
 
 class Demand:
-    """All models on demand. `limit`: of all of them together, 0 for none. `measure`: the memory of a pool's
-    processes; it may block."""
+    """All models on demand. `limit`: of all of them together, 0 for none. `measure`: the memory of the processes of
+    each pool; it may block."""
 
     def __init__(
         self,
         limit: Memory = NOTHING,
-        measure: Callable[[Pool], Memory] = processes_memory,
+        measure: Callable[[Sequence[Pool]], list[Memory]] = processes_memory,
         clock: Clock | None = None,
     ) -> None:
         self.limit = limit
@@ -207,7 +207,7 @@ class Demand:
         one.load_s = one.warm_s - one.asked_s
         if one.pool.ready_count:
             self.on_loaded(one.load_s)
-        await self._look_at_memory(one, loaded=True)
+        await self._look_at_memory([one], loaded=True)
         one.state = ResidentState.WARM
         log.info("%s is loaded, after %.2f s.", one.pool.name, one.load_s)
         self._changes.notify()
@@ -298,10 +298,11 @@ class Demand:
         """Measures the warm models, and unloads those that were idle for long enough, can't be kept running, or are
         over the limit of memory."""
         now_s = self.clock.now_s()
+        seen = []
         for one in list(self.residents):
             if one.state is not ResidentState.WARM:
                 if one.state is ResidentState.LOADING and one.pool.slots:
-                    await self._look_at_memory(one, loaded=False)
+                    seen.append(one)
                 continue
             if one.ledger.live:
                 one.used_s = now_s
@@ -311,19 +312,22 @@ class Demand:
             elif keep_s and not one.rule.pinned and now_s - max(one.used_s, one.warm_s) >= keep_s:
                 self._begin_unload(one, UnloadCause.IDLE, f"no request came for {keep_s:g} s")
             else:
-                await self._look_at_memory(one, loaded=True)
+                seen.append(one)
+        await self._look_at_memory(seen)
         await self._stay_below()
 
-    async def _look_at_memory(self, one: Resident, *, loaded: bool) -> None:
-        """Measures a model; one that still loads holds at least what it is expected to need."""
-        if self.limit == NOTHING:
+    async def _look_at_memory(self, models: Sequence[Resident], *, loaded: bool = False) -> None:
+        """Measures models in one reading; one that still loads, unless it is `loaded`, holds at least what it is
+        expected to need."""
+        if self.limit == NOTHING or not models:
             return
-        found = await asyncio.to_thread(self._measure, one.pool)
-        if one.pool.on_gpus and not found.gpus:  # the driver doesn't tell it
-            found = Memory(found.host, one.known.gpus)
-        if found.host and one.state in (ResidentState.LOADING, ResidentState.WARM):
-            one.known = one.known.most(found)
-            one.held = found if loaded else found.most(one.held)
+        readings = await asyncio.to_thread(self._measure, [one.pool for one in models])
+        for one, found in zip(models, readings, strict=True):
+            if one.pool.on_gpus and not found.gpus:  # the driver doesn't tell it
+                found = Memory(found.host, one.known.gpus)
+            if found.host and one.state in (ResidentState.LOADING, ResidentState.WARM):
+                one.known = one.known.most(found)
+                one.held = found if loaded or one.state is ResidentState.WARM else found.most(one.held)
 
     async def _stay_below(self) -> None:
         """Unloads models, the least recently used first, until the others are within the limit."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ts_frontend.workers.pool import Pool
@@ -63,9 +63,9 @@ def pids_of(pool: Pool) -> list[int]:
     return pids
 
 
-def processes_memory(pool: Pool) -> Memory:
-    """The memory of all processes of a pool; pages that they share count once. Blocking."""
-    return Memory(sum(map(proportional_bytes, pids_of(pool))))
+def processes_memory(pools: Sequence[Pool]) -> list[Memory]:
+    """The memory of all processes of each pool; pages that they share count once. Blocking."""
+    return [Memory(sum(map(proportional_bytes, pids_of(pool)))) for pool in pools]
 
 
 def megabytes(count: int) -> str:

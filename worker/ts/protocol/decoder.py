@@ -182,7 +182,7 @@ def _decode_chunk(key: int, body: Body) -> Message:
     except struct.error as error:
         raise FrameError(f"a chunk of {len(body)} bytes") from error
     if not phrase_size and not header_count:
-        return Chunk(key, body[CHUNK_HEAD.size :], bool(last), status)
+        return new(Chunk, (key, body[CHUNK_HEAD.size :], bool(last), status, "", ()))
     reader = _Reader(body)
     reader.at = CHUNK_HEAD.size
     phrase = reader.text(phrase_size)

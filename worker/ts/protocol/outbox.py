@@ -126,8 +126,14 @@ class Outbox:
     def _join_small(self, queue: deque[bytes] | deque[bytes | _Group | _Large]) -> bytes:
         """The small frames at the head of `queue`, as one buffer."""
         pieces: list[bytes] = []
-        while queue and len(pieces) < JOINED_FRAMES_MAX and not isinstance(head := queue[0], _Large):
-            pieces.append(self._closed(head) if isinstance(head, _Group) else head)
+        while queue and len(pieces) < JOINED_FRAMES_MAX:
+            head = queue[0]
+            if type(head) is bytes:
+                pieces.append(head)
+            elif type(head) is _Group:
+                pieces.append(self._closed(head))
+            else:
+                break
             queue.popleft()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 

@@ -66,7 +66,11 @@ class BlockingRunner:
             rows = running.rows(self._decode)
             if rows:
                 self._progress.begin(batch.batch_id)
-                self._take(running, self._call(self.entry, rows, context))
+                result = self._call(self.entry, rows, context)
+                if type(result) is list:  # the usual result
+                    running.finish(result)
+                else:
+                    self._take(running, result)
         except SystemExit:
             raise
         except BaseException as error:
@@ -74,9 +78,7 @@ class BlockingRunner:
 
     def _take(self, running: Running, result: Any) -> None:
         """Takes the result of the handler: the answers, or a generator of them."""
-        if type(result) is list:  # the usual result
-            running.finish(result)
-        elif inspect.isgenerator(result):
+        if inspect.isgenerator(result):
             self._active.append((running, cast(_Generator, result)))
         elif inspect.iscoroutine(result) or inspect.isasyncgen(result):
             if inspect.iscoroutine(result):

@@ -237,7 +237,14 @@ class Ledger:
         with self.lock:
             if job.over:
                 return
-            if last and status == 200 and type(value) is bytes and self._is_simple(job, value, phrase, headers):
+            if (  # a whole answer that can go as it is: most requests have one
+                last
+                and status == 200
+                and type(value) is bytes
+                and not (job.answered or job.cancelled or phrase or headers)
+                and job.credit_bytes > 0
+                and len(value) <= self._small_bytes_max
+            ):
                 self.outbox.push_frame(answer_frame(job.job_id, value))
                 job.answered = job.over = job.done = True
                 self.jobs.pop(job.job_id, None)
@@ -271,14 +278,6 @@ class Ledger:
             job.credit_bytes -= size + CHUNK_COST_BYTES
             self.unsent += 1
             return True
-
-    def _is_simple(self, job: Job, value: bytes, phrase: str, headers: Pairs) -> bool:
-        """Whether this is a whole answer that can go as it is: most requests have one."""
-        return (
-            not (job.answered or job.cancelled or phrase or headers)
-            and job.credit_bytes > 0
-            and len(value) <= self._small_bytes_max
-        )
 
     def _failed(self, job: Job, failure: Failure) -> Failed:
         """The failure as the request's caller may know it."""

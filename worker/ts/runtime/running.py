@@ -79,7 +79,10 @@ class Headers(dict[str, Any]):
 
 def is_tensor_request(item: Item | None) -> bool:
     """Whether its one input is marked as a tensor protocol's request (ts/tensors/forms.py)."""
-    return item is not None and bool(item.inputs) and item.inputs[0].content_type[:1] == "\0"
+    if item is None or not item.inputs:
+        return False
+    content_type = item.inputs[0].content_type
+    return content_type != "" and content_type[0] == "\0"
 
 
 def fields_of(item: Item) -> Sequence[Input]:
@@ -371,6 +374,9 @@ class Running:
 
     __slots__ = ("_asked", "batch", "context", "jobs", "ledger", "link", "waiter")
 
+    #: Whether bytes and texts of a result are answers as they are.
+    verbatim = True
+
     def __init__(self, batch: Batch, context: Context, link: Link) -> None:
         self.batch, self.context, self.link = batch, context, link
         self.ledger: Ledger = link.ledger
@@ -380,6 +386,23 @@ class Running:
 
     def rows(self, decode: bool) -> list[Any]:
         """The rows for the handler, whose context is set to this batch. Empty when no request could be read."""
+        return self._only_row() or self._rows(decode)
+
+    def _only_row(self) -> list[Any] | None:
+        """The row of the usual batch, one request with one input of bytes; None for any other batch."""
+        job = self.jobs[0]
+        item = job.item
+        if len(self.jobs) != 1 or item is None or len(item.inputs) != 1:
+            return None
+        name, content_type, data = item.inputs[0]
+        if content_type and _kind(content_type) is not BYTES:
+            return None
+        job.item = None
+        self._asked.append((item.headers, ((name, content_type),)))
+        self.context.begin(self, {0: job.request_id})
+        return [{name: data if type(data) is bytearray else bytearray(data)}]
+
+    def _rows(self, decode: bool) -> list[Any]:
         rows: list[Any] = []
         for job in self.jobs:
             item, job.item = job.item, None
@@ -506,6 +529,17 @@ class Running:
 
     def finish(self, result: Any) -> None:
         """The handler has returned `result`."""
+        if len(self.jobs) == 1 and type(result) is list and len(result) == 1 and self.verbatim:
+            value = result[0]
+            if type(value) is str:
+                value = value.encode("utf-8", "surrogatepass")
+            if type(value) is bytes and self.context.is_plain:
+                self.ledger.give(self.jobs[0], value, True)
+                return
+        self._finish(result)
+
+    def _finish(self, result: Any) -> None:
+        """`finish` of any batch and result."""
         pieces = self._outcomes(result, True)
         if isinstance(pieces, Failure):
             self.fail(pieces)

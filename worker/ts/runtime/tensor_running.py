@@ -100,6 +100,8 @@ class TensorRunning(Running):
 
     __slots__ = ("_forms", "_model", "_read_s", "_spend", "_takes_rows")
 
+    verbatim = False
+
     def __init__(
         self, batch: Batch, context: Context, link: Link, model: ModelSpec, takes_rows: bool, spend: Spend
     ) -> None:
@@ -146,7 +148,7 @@ class TensorRunning(Running):
         inputs = [part[:2] for part in fields]
         if self._takes_rows:
             return None, row_of(fields, decode), inputs
-        return None, rows.request_of(fields, dict(item.headers), self._model), inputs
+        return None, rows.request_of(fields, item.headers, self._model), inputs
 
     def _following(self, item: Item) -> AsyncIterator[InferenceRequest]:
         """The requests after this one. One that can't be read ends the stream, unless the handler deals with it."""

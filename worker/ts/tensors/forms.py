@@ -9,8 +9,8 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
-from typing import Any, Protocol
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -72,7 +72,8 @@ class ModelSpec:
     """The model as a form sees it: `inputs` and `outputs` are its declared tensors, by name (datatype, shape),
     empty when it declares nothing; `parameters`: datatypes of requests' parameters; `loose`: BYTES in JSON and in typed
     contents may have another number of elements than their shape; `accepted`: inputs of requests that were found to be
-    as declared, by names, datatypes and shapes; `layouts`: of the usual requests over gRPC, by their sizes."""
+    as declared, by names, datatypes and shapes; `layouts`: of the usual requests, by their sizes over gRPC, in JSON by
+    what stands between their elements."""
 
     name: str
     version: str
@@ -81,14 +82,17 @@ class ModelSpec:
     parameters: dict[str, str] = field(default_factory=dict)
     loose: bool = False
     accepted: set[tuple[Any, ...]] = field(default_factory=set)
-    layouts: dict[int, Any] = field(default_factory=dict)
+    layouts: dict[Any, Any] = field(default_factory=dict)
 
 
 class Form(Protocol):
-    """One request in its protocol's form. Making one raises BadTensor for a request that can't be read."""
+    """One request in its protocol's form. Making one raises BadTensor for a request that can't be read. `headers`: of
+    the answer; answers over HTTP are JSON unless these name another type. `checked`: the inputs are known to be those
+    that the model declares."""
 
     request: InferenceRequest
     headers: Sequence[tuple[str, str]]
+    checked: bool
 
     def answer(self, response: InferenceResponse, last: bool) -> bytes:
         """A message that carries the response; `last`: the request ends with it. May set `headers` for the first."""
@@ -121,33 +125,36 @@ _FORMS = {
 def opened(item: Item, model: ModelSpec) -> Form:
     """The form of a marked item. `\\0NAME;OPTION;…`: the options are the form's own. Raises BadTensor."""
     _, content_type, data = item.inputs[0]
-    name, options = _marked(content_type)
-    form: Form = _opening(name)(data, dict(item.headers), options, model)
-    form.request.stream = STREAM in options
-    form.request.texts = name != "grpc"
-    if model.inputs:
-        _check_declared(form.request, model)
+    opening, options, stream, texts = _marked(content_type)
+    form = opening(data, item.headers, options, model)
+    request = form.request
+    request.stream, request.texts = stream, texts
+    if model.inputs and not form.checked:
+        check_declared(request, model)
     if model.parameters:
-        _read_texts(form.request, model.parameters)
+        _read_texts(request, model.parameters)
     return form
 
 
+class _Mark(NamedTuple):
+    """What a mark says. `opening`: the function that reads requests in its form; `texts`: they are JSON."""
+
+    opening: Callable[..., Form]
+    options: frozenset[str]
+    stream: bool
+    texts: bool
+
+
 @lru_cache(maxsize=MARKS_MAX)
-def _marked(content_type: str) -> tuple[str, frozenset[str]]:
-    """The name and the options in a mark."""
+def _marked(content_type: str) -> _Mark:
+    """What the mark says. The module of its form is imported with the first request."""
     name, *options = content_type[1:].split(";")
-    return name, frozenset(options)
-
-
-@cache
-def _opening(name: str) -> Callable[..., Form]:
-    """The function that reads requests in the form of that name; its module is imported with the first one."""
     opening: Callable[..., Form] = importlib.import_module(_FORMS[name]).opened
-    return opening
+    return _Mark(opening, frozenset(options), STREAM in options, name != "grpc")
 
 
 def is_followed(item: Item) -> bool:
-    return MORE in _marked(item.inputs[0].content_type)[1]
+    return MORE in _marked(item.inputs[0].content_type).options
 
 
 def _read_texts(request: InferenceRequest, declared: dict[str, str]) -> None:
@@ -167,7 +174,7 @@ def _read(text: str, name: str, datatype: str) -> float | bool:
         raise BadTensor(f"parameter {name!r} is of {datatype}, and {text!r} isn't") from None
 
 
-def _check_declared(request: InferenceRequest, model: ModelSpec) -> None:
+def check_declared(request: InferenceRequest, model: ModelSpec) -> None:
     """BadTensor unless the inputs are those that the model declares."""
     key = tuple([(tensor.name, tensor.datatype, tensor.array.shape) for tensor in request.inputs])
     if key in model.accepted:

@@ -11,28 +11,39 @@ from ts.tensors.forms import Form, ModelSpec, completed, payload
 from ts.tensors.json_form import JsonForm, from_json, json_object, to_json
 from ts.tensors.json_text import dumped
 from ts.tensors.rows import OUTPUT
-from ts.tensors.types import BadTensor, InferenceRequest, InferenceResponse, Tensor, as_bytes, bytes_array, datatype
+from ts.tensors.types import (
+    BadTensor,
+    Headers,
+    InferenceRequest,
+    InferenceResponse,
+    Tensor,
+    as_bytes,
+    bytes_array,
+    datatype,
+)
 
 TEXT_INPUT, TEXT_OUTPUT = "text_input", "text_output"
 PARAMETERS, ID = "parameters", "id"
 
 
-def opened(data: Buffer, headers: dict[str, str], options: frozenset[str], model: ModelSpec) -> Form:
+def opened(data: Buffer, pairs: Headers, options: frozenset[str], model: ModelSpec) -> Form:
     """A body with a list `inputs` is a V2 inference request (MLServer's `generate`)."""
     message = json_object(payload(data))
     if isinstance(message.get("inputs"), list):
-        return JsonForm(data, headers, options, model)
-    return GenerateForm(message, headers, model)
+        return JsonForm(data, pairs, options, model)
+    return GenerateForm(message, pairs, model)
 
 
 class GenerateForm:
     """Keys that name an input of the model are tensors (without a declaration: `text_input` and lists), others are
     parameters. The answer has each output under its name, as a plain value when it has one element."""
 
-    def __init__(self, message: dict[str, Any], headers: dict[str, str], model: ModelSpec) -> None:
+    checked = False
+
+    def __init__(self, message: dict[str, Any], pairs: Headers, model: ModelSpec) -> None:
         self._model = model
         self._held: dict[str, bytes] = {}
-        self.headers: Sequence[tuple[str, str]] = (("content-type", "application/json"),)
+        self.headers: Sequence[tuple[str, str]] = ()
         nested = message.pop(PARAMETERS, None) or {}
         if not isinstance(nested, dict):
             raise BadTensor(f"{PARAMETERS} is an object, not {nested!r}")
@@ -43,7 +54,7 @@ class GenerateForm:
             names = ", ".join(model.inputs) or TEXT_INPUT
             raise BadTensor(f"the body names no input of the model; it takes: {names}")
         tensors = [self._tensor(name, value) for name, value in inputs.items()]
-        self.request = InferenceRequest(tensors, str(request_id or ""), model.name, model.version, message, [], headers)
+        self.request = InferenceRequest(tensors, str(request_id or ""), model.name, model.version, message, [], pairs)
 
     def _is_input(self, name: str, value: Any) -> bool:
         return name in self._model.inputs if self._model.inputs else name == TEXT_INPUT or isinstance(value, list)

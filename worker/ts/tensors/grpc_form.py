@@ -24,6 +24,7 @@ from ts.tensors.shared_memory import NO_REGIONS, PARAMETERS, REGION, Regions
 from ts.tensors.types import (
     Array,
     BadTensor,
+    Headers,
     InferenceRequest,
     InferenceResponse,
     RequestedOutput,
@@ -54,8 +55,8 @@ _SCALARS = {
 }
 
 
-def opened(data: Buffer, headers: dict[str, str], options: frozenset[str], model: ModelSpec) -> GrpcForm:
-    return GrpcForm(data, headers, options, model)
+def opened(data: Buffer, pairs: Headers, options: frozenset[str], model: ModelSpec) -> GrpcForm:
+    return GrpcForm(data, pairs, options, model)
 
 
 class GrpcForm:
@@ -65,21 +66,23 @@ class GrpcForm:
     answered so; a single BYTES element that came without its length is answered without it.
     """
 
-    def __init__(self, data: Buffer, headers: dict[str, str], options: frozenset[str], model: ModelSpec) -> None:
+    checked = False
+
+    def __init__(self, data: Buffer, pairs: Headers, options: frozenset[str], model: ModelSpec) -> None:
         self._model = model
         self.headers: Sequence[tuple[str, str]] = ()
         self._triton, self._ends_failed = TRITON in options, STATUS in options
         self._regions = Regions(options) if options else NO_REGIONS
         self._typed = self._bare = self._code_points = False
-        usual = usual_request(data, headers, model)
+        usual = usual_request(data, pairs, model)
         if usual is not None:
-            self.request, self._typed = usual
+            (self.request, self._typed), self.checked = usual, True
         else:
-            self.request = self._read(data, headers)
+            self.request = self._read(data, pairs)
 
     # --- the request
 
-    def _read(self, data: Buffer, headers: dict[str, str]) -> InferenceRequest:
+    def _read(self, data: Buffer, pairs: Headers) -> InferenceRequest:
         try:
             message = ModelInferRequest.FromString(payload(data))
         except DecodeError as error:
@@ -93,7 +96,7 @@ class GrpcForm:
             [RequestedOutput(output.name, parameters(output.parameters)) for output in message.outputs]
             if message.outputs
             else [],
-            headers,
+            pairs,
         )
         if request.parameters:
             check_reserved(request.parameters)

@@ -18,9 +18,10 @@ from google.protobuf.message import DecodeError
 from ts.protocol.datatypes import DATATYPES
 from ts.protocol.frames import Buffer
 from ts.protocol.open_inference_pb2 import InferTensorContents, ModelInferRequest, ModelInferResponse
-from ts.tensors.forms import ModelSpec
+from ts.tensors.forms import ModelSpec, check_declared
 from ts.tensors.types import (
     DIMENSIONS_MAX,
+    Headers,
     InferenceRequest,
     InferenceResponse,
     RequestedOutput,
@@ -132,8 +133,9 @@ class Layout(NamedTuple):
     typed: bool
 
 
-def usual_request(data: Buffer, headers: dict[str, str], model: ModelSpec) -> tuple[InferenceRequest, bool] | None:
-    """The usual request, and whether its contents are typed. None for any other, and for one with a fault."""
+def usual_request(data: Buffer, pairs: Headers, model: ModelSpec) -> tuple[InferenceRequest, bool] | None:
+    """The usual request, whose inputs are as declared, and whether its contents are typed. None for any other, and for
+    one with a fault; BadTensor for other inputs than the declared ones."""
     size = len(data)
     layout = model.layouts.get(size)
     if layout is not None:
@@ -141,13 +143,11 @@ def usual_request(data: Buffer, headers: dict[str, str], model: ModelSpec) -> tu
             if data[at:end] != wanted:
                 layout = None
                 break
+    is_new = layout is None
     if layout is None:
         layout = _layout(data)
         if layout is None:
             return None
-        if len(model.layouts) >= LAYOUTS_MAX:
-            model.layouts.clear()
-        model.layouts[size] = layout
     _, head, (at, end), elements, typed = layout
     request_id = ""
     if at != end:
@@ -160,7 +160,14 @@ def usual_request(data: Buffer, headers: dict[str, str], model: ModelSpec) -> tu
         for (name, datatype, dtype, shape, _, _), (at, _) in zip(head.inputs, elements, strict=True)
     ]
     outputs = [RequestedOutput(name) for name in head.outputs] if head.outputs else []
-    return InferenceRequest(inputs, request_id, head.model_name, head.model_version, {}, outputs, headers), typed
+    request = InferenceRequest(inputs, request_id, head.model_name, head.model_version, {}, outputs, pairs)
+    if is_new:
+        if model.inputs:
+            check_declared(request, model)
+        if len(model.layouts) >= LAYOUTS_MAX:
+            model.layouts.clear()
+        model.layouts[size] = layout
+    return request, typed
 
 
 def _layout(data: Buffer) -> Layout | None:

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ts.protocol.datatypes import Datatype
-from ts.protocol.frames import Buffer
+from ts.protocol.datatypes import DATATYPES, Datatype
+from ts.protocol.frames import Buffer, PackedPairs
 from ts.tensors.forms import ModelSpec, check_reserved, completed, payload
 from ts.tensors.json_text import dumped, list_text, loaded
 from ts.tensors.json_usual import usual_request
@@ -20,6 +20,7 @@ from ts.tensors.shared_memory import NO_REGIONS, PARAMETERS, REGION, Regions
 from ts.tensors.types import (
     Array,
     BadTensor,
+    Headers,
     InferenceRequest,
     InferenceResponse,
     RequestedOutput,
@@ -37,7 +38,8 @@ from ts.tensors.types import (
 #: Advice for elements that are no text.
 NO_TEXT = "Send bytes that aren't text as binary data, or in base64 with the input's parameter content_type base64"
 _SCALARS = (str, int, float, bool)
-JSON_ANSWER = (("content-type", "application/json"),)
+#: Datatypes whose elements JSON has as they are.
+_NUMBERS = frozenset(name for name, kind in DATATYPES.items() if kind.element is not bytes and not kind.as_bits)
 #: So many heads of answers, and of outputs with their shapes, are kept as they were written.
 HEADS_MAX = 256
 
@@ -148,33 +150,41 @@ def _texts(values: list[bytes], parameters: dict[str, Any]) -> list[Any]:
 
 #: How many of the body's first bytes are JSON; binary tensors follow.
 LENGTH_HEADER = "inference-header-content-length"
+_RAW_LENGTH_HEADER = LENGTH_HEADER.encode()
 LENGTH_DIGITS_MAX = 19
 BINARY_SIZE, BINARY, BINARY_ALL = "binary_data_size", "binary_data", "binary_data_output"
 
 
-def opened(data: Buffer, headers: dict[str, str], options: frozenset[str], model: ModelSpec) -> JsonForm:
-    return JsonForm(data, headers, options, model)
+def opened(data: Buffer, pairs: Headers, options: frozenset[str], model: ModelSpec) -> JsonForm:
+    return JsonForm(data, pairs, options, model)
 
 
 class JsonForm:
     """One V2 inference request over HTTP, and how its answers are written. Those of a stream are JSON alone: an event
     has no room for more."""
 
-    def __init__(self, data: Buffer, headers: dict[str, str], options: frozenset[str], model: ModelSpec) -> None:
+    checked = False
+
+    def __init__(self, data: Buffer, pairs: Headers, options: frozenset[str], model: ModelSpec) -> None:
         self._model = model
         self.headers: Sequence[tuple[str, str]] = ()
         self._regions = Regions(options) if options else NO_REGIONS
         self._binary, self._binary_at = b"", 0
-        usual = None if LENGTH_HEADER in headers else usual_request(data, headers, model.name, model.version)
-        self.request = usual or self._read(data, headers)
+        length = _length(pairs)
+        usual = usual_request(data, pairs, model) if length is None else None
+        if usual is not None:
+            self.request, self.checked = usual
+        else:
+            self.request = self._read(data, pairs, length)
 
     # --- the request
 
-    def _read(self, data: Buffer, headers: dict[str, str]) -> InferenceRequest:
+    def _read(self, data: Buffer, pairs: Headers, length: str | None) -> InferenceRequest:
+        """`length`: of the JSON, as the header says it."""
         model = self._model
-        head, self._binary = _split(payload(data), headers)
-        if not head and LENGTH_HEADER in headers:
-            return _raw_request(self._binary, model, headers)
+        head, self._binary = _split(payload(data), length)
+        if not head and length is not None:
+            return _raw_request(self._binary, model, pairs)
         message = json_object(head)
         inputs = _list(message, "inputs")
         request = InferenceRequest(
@@ -184,7 +194,7 @@ class JsonForm:
             model.version,
             _parameters(message, "the request"),
             [_requested(output) for output in _list(message, "outputs", required=False)],
-            headers,
+            pairs,
         )
         if request.parameters:
             check_reserved(request.parameters)
@@ -247,31 +257,32 @@ class JsonForm:
         wanted = {output.name: output.parameters for output in self.request.outputs}
         outputs = [self._output(tensor, wanted.get(tensor.name, {}), binary) for tensor in response.outputs]
         head = b'%b,"outputs":[%b]}' % (head, b",".join(outputs))
-        self.headers = JSON_ANSWER
+        self.headers = ()
         if binary:
             self.headers = (("content-type", "application/octet-stream"), (LENGTH_HEADER, str(len(head))))
         return b"".join((head, *binary))
 
     def _usual_answer(self, response: InferenceResponse) -> bytes | None:
         """The answer with all outputs in JSON, and without parameters; None for any other."""
-        request = self.request
+        request, model = self.request, self._model
         if response.parameters or request.outputs or request.parameters:
             return None
-        parts = [_head(response.model_name or self._model.name, response.model_version or self._model.version)]
+        parts = [_head(response.model_name or model.name, response.model_version or model.version)]
         answer_id = response.id or request.id
         if answer_id:
             parts += (b',"id":', dumped(answer_id))
         between = b',"outputs":['
         for tensor in response.outputs:
-            if tensor.parameters or tensor.datatype == "BYTES":  # those that are no text have a parameter
-                return None
-            head = _output_head(tensor.name, tensor.datatype, tensor.shape)
-            parts += (between, head, b',"data":', data_text(tensor, {}), b"}")
-            between = b","
+            array = tensor.array
+            if tensor.parameters or tensor.datatype not in _NUMBERS or array.dtype.kind not in "biuf":
+                return None  # BYTES that are no text have a parameter
+            parts += (between, _output_head(tensor.name, tensor.datatype, array.shape), b',"data":')
+            parts.append(list_text((array if array.ndim == 1 else array.ravel()).tolist()))
+            between = b"},"
         if not response.outputs:
             return None
-        parts.append(b"]}")
-        self.headers = JSON_ANSWER
+        parts.append(b"}]}")
+        self.headers = ()
         return b"".join(parts)
 
     def _output(self, tensor: Tensor, asked: dict[str, Any], binary: list[bytes]) -> bytes:
@@ -308,9 +319,15 @@ def _output_head(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
     return dumped({"name": name, "datatype": datatype, "shape": list(shape)})[:-1]
 
 
-def _split(data: bytes, headers: dict[str, str]) -> tuple[bytes, bytes]:
-    """Splits a body into the JSON and the bytes after it."""
-    length = headers.get(LENGTH_HEADER)
+def _length(pairs: Headers) -> str | None:
+    """The value of LENGTH_HEADER; None without it. Most requests' headers needn't be read to know that."""
+    if type(pairs) is PackedPairs and _RAW_LENGTH_HEADER not in pairs.block:
+        return None
+    return dict(pairs).get(LENGTH_HEADER)
+
+
+def _split(data: bytes, length: str | None) -> tuple[bytes, bytes]:
+    """Splits a body into the JSON, of that length, and the bytes after it."""
     if length is None:
         return data, b""
     digits = length.isascii() and length.isdigit() and len(length) <= LENGTH_DIGITS_MAX
@@ -386,7 +403,7 @@ def _shape(value: Any, label: str) -> list[int]:
     return value
 
 
-def _raw_request(data: bytes, model: ModelSpec, headers: dict[str, str]) -> InferenceRequest:
+def _raw_request(data: bytes, model: ModelSpec, pairs: Headers) -> InferenceRequest:
     """A body without JSON: the one input that the model declares, its one variable dimension found from the size."""
     if len(model.inputs) != 1:
         raise BadTensor(
@@ -400,7 +417,7 @@ def _raw_request(data: bytes, model: ModelSpec, headers: dict[str, str]) -> Infe
     else:
         array = decode_raw(kind, _fitted(declared.get("shape", [-1]), len(data), kind), data, label)
     return InferenceRequest(
-        [Tensor(name, kind.name, array)], "", model.name, model.version, {BINARY_ALL: True}, [], headers
+        [Tensor(name, kind.name, array)], "", model.name, model.version, {BINARY_ALL: True}, [], pairs
     )
 
 

@@ -1,23 +1,28 @@
 """The usual inference request in JSON, in a few steps: `msgspec` checks it while it reads it.
 
-Anything else is left to `JsonForm`, with which the tests compare both ways; so is everything where a model's own
-environment lacks `msgspec`.
+Clients send the same request again and again, but for its elements. What stands between the lists of elements is read
+once: where it is the same, only the lists are. Anything else is left to `JsonForm`, with which the tests compare all
+ways; so is everything where a model's own environment lacks `msgspec`.
 """
 
 from __future__ import annotations
 
 import math
+import re
+import struct
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
 from ts.protocol.datatypes import DATATYPES, Datatype
 from ts.protocol.frames import Buffer
+from ts.tensors.forms import ModelSpec, check_declared
 from ts.tensors.shared_memory import PARAMETERS
 from ts.tensors.types import (
     DIMENSIONS_MAX,
     Array,
+    Headers,
     InferenceRequest,
     RequestedOutput,
     Tensor,
@@ -75,10 +80,21 @@ else:
 _SPECIAL = frozenset({*PARAMETERS, "binary_data_size", "content_type"})
 
 
-def usual_request(data: Buffer, headers: dict[str, str], name: str, version: str) -> InferenceRequest | None:
-    """The usual request to the model of that name and version; None for any other, and for one with a fault."""
+def usual_request(data: Buffer, pairs: Headers, model: ModelSpec) -> tuple[InferenceRequest, bool] | None:
+    """The usual request to the model, and whether its inputs are known to be as declared. None for any other request,
+    and for one with a fault; BadTensor for other inputs than the declared ones."""
     if _decode is None:
         return None
+    repeated = _repeated(data, pairs, model)
+    if repeated is not None:
+        return repeated, True
+    whole = _whole(data, pairs, model)
+    return None if whole is None else (whole, False)
+
+
+def _whole(data: Buffer, pairs: Headers, model: ModelSpec) -> InferenceRequest | None:
+    """The request, all of which is read."""
+    assert _decode is not None
     try:
         str(data, "utf-8")  # msgspec passes over elements that are given twice without reading their text
         message = _decode(data)
@@ -88,7 +104,7 @@ def usual_request(data: Buffer, headers: dict[str, str], name: str, version: str
     if len({one.name for one in inputs}) < len(message.inputs):
         return None
     outputs = [RequestedOutput(one.name, one.parameters or {}) for one in message.outputs or ()]
-    return InferenceRequest(inputs, message.id or "", name, version, {}, outputs, headers)
+    return InferenceRequest(inputs, message.id or "", model.name, model.version, {}, outputs, pairs)
 
 
 def _tensor(given: _Input) -> Tensor | None:
@@ -110,3 +126,119 @@ def _array(kind: Datatype, elements: list[Any], shape: Sequence[int]) -> Array:
     if kind.element is bytes:
         return bytes_array([text.encode() for text in elements], shape)
     return np.array(elements, kind.dtype).reshape(shape)
+
+
+# --- requests that are alike but for their elements
+
+#: An input's elements without texts and nested lists. In JSON, nothing else can begin with these bytes at a place where
+#: an object's member begins, and a text can't have them in it: its quotes are escaped.
+_LIST = re.compile(rb'"data"[ \t\n\r]*:[ \t\n\r]*(\[[^\[\]"{}]*\])')
+#: Between the parts around the lists; JSON has it nowhere.
+_BETWEEN = b"\0"
+#: So many layouts are kept of a model; longer ones have something in them that isn't usual.
+LAYOUTS_MAX, LAYOUT_BYTES_MAX = 256, 2048
+#: Larger inputs have arrays that numpy makes.
+PACKED_MAX = 4096
+#: The `struct` codes of elements, by numpy's kinds and by their sizes.
+_CODES = {
+    "b": {1: "?"},
+    "u": {1: "B", 2: "H", 4: "I", 8: "Q"},
+    "i": {1: "b", 2: "h", 4: "i", 8: "q"},
+    "f": {2: "e", 4: "f", 8: "d"},
+}
+
+
+class _Known(NamedTuple):
+    """An input without its elements. `read` makes a list of them, `pack` their bytes (None: there are many)."""
+
+    name: str
+    kind: Datatype
+    shape: tuple[int, ...]
+    read: Callable[[Buffer], list[Any]]
+    pack: Callable[..., bytes] | None
+
+    def array(self, text: Buffer) -> Array:
+        """The elements in the text. Raises ValueError, OverflowError or struct.error for others than declared."""
+        elements = self.read(text)
+        if self.pack is None:
+            return np.array(elements, self.kind.dtype).reshape(self.shape)
+        return np.ndarray(self.shape, self.kind.dtype, bytearray(self.pack(*elements)))
+
+
+class _Layout(NamedTuple):
+    """Requests that are alike but for their elements."""
+
+    request_id: str
+    inputs: Sequence[_Known]
+    outputs: Sequence[str]
+
+
+#: Requests that came once, and those that aren't usual.
+_SEEN, _UNUSUAL = _Layout("", (), ()), _Layout("", (), ())
+
+
+def _repeated(data: Buffer, pairs: Headers, model: ModelSpec) -> InferenceRequest | None:
+    """A request like earlier ones; None for any other. The first one is only remembered, since most bodies of clients
+    that number their requests come once."""
+    parts = _LIST.split(data)
+    key = _BETWEEN.join(parts[::2])
+    layout = model.layouts.get(key)
+    if layout is None:
+        if len(key) <= LAYOUT_BYTES_MAX and len(parts) > 1:
+            _remember(model, key, _SEEN)
+        return None
+    if layout is _SEEN:
+        layout = _layout_of(parts[::2])
+        if layout is None:
+            model.layouts[key] = _UNUSUAL
+            return None
+    request_id, known, outputs = layout
+    if len(parts) != 2 * len(known) + 1:
+        return None
+    try:
+        inputs = [
+            Tensor(one.name, one.kind.name, one.array(text), {}) for one, text in zip(known, parts[1::2], strict=True)
+        ]
+    except (ValueError, OverflowError, struct.error):
+        return None
+    asked = [RequestedOutput(name) for name in outputs] if outputs else []
+    request = InferenceRequest(inputs, request_id, model.name, model.version, {}, asked, pairs)
+    if model.layouts.get(key) is not layout:
+        if model.inputs:
+            check_declared(request, model)
+        _remember(model, key, layout)
+    return request
+
+
+def _remember(model: ModelSpec, key: bytes, layout: _Layout) -> None:
+    if len(model.layouts) >= LAYOUTS_MAX:
+        model.layouts.clear()
+    model.layouts[key] = layout
+
+
+def _layout_of(parts: Sequence[Buffer]) -> _Layout | None:
+    """The layout of requests with these parts around their lists; None unless each list is an input's elements."""
+    assert _decode is not None
+    marks = [b"[%d]" % number for number in range(len(parts) - 1)]
+    data = b"".join(
+        [part for pair in zip(parts, [b'"data":' + mark for mark in marks] + [b""], strict=True) for part in pair]
+    )
+    try:
+        str(data, "utf-8")
+        message = _decode(data)
+    except (ValueError, RecursionError):
+        return None
+    if [bytes(one.data) for one in message.inputs] != marks or _BETWEEN in data:
+        return None
+    inputs = []
+    for one in message.inputs:
+        kind, read = DATATYPES.get(one.datatype), _LISTS.get(one.datatype)
+        if kind is None or read is None or kind.element is bytes or one.parameters or not _is_usual(one.shape):
+            return None
+        count = math.prod(one.shape)
+        code = _CODES[kind.dtype.kind][kind.size_bytes]
+        pack = struct.Struct(f"<{count}{code}").pack if count <= PACKED_MAX else None
+        inputs.append(_Known(one.name, kind, tuple(one.shape), read, pack))
+    if len({one.name for one in inputs}) < len(inputs) or any(output.parameters for output in message.outputs or ()):
+        return None
+    return _Layout(message.id or "", inputs, [output.name for output in message.outputs or ()])

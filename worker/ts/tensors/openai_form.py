@@ -18,7 +18,7 @@ from ts.tensors.forms import ModelSpec, completed, payload
 from ts.tensors.generate_form import TEXT_INPUT
 from ts.tensors.json_form import json_object, text_bytes
 from ts.tensors.json_text import dumped
-from ts.tensors.types import BadTensor, InferenceRequest, InferenceResponse, Tensor, as_bytes, bytes_array
+from ts.tensors.types import BadTensor, Headers, InferenceRequest, InferenceResponse, Tensor, as_bytes, bytes_array
 
 #: An option of the form: the body has `messages`, not a `prompt`.
 CHAT = "chat"
@@ -27,8 +27,8 @@ _NOT_PARAMETERS = frozenset(
 )
 
 
-def opened(data: Buffer, headers: dict[str, str], options: frozenset[str], model: ModelSpec) -> OpenAIForm:
-    return OpenAIForm(json_object(payload(data)), CHAT in options, headers, model)
+def opened(data: Buffer, pairs: Headers, options: frozenset[str], model: ModelSpec) -> OpenAIForm:
+    return OpenAIForm(json_object(payload(data)), CHAT in options, pairs, model)
 
 
 class OpenAIForm:
@@ -37,7 +37,9 @@ class OpenAIForm:
     in the parameter `messages`. The body's other keys (`max_tokens`, `temperature`, `stop`, …) are parameters; a chat's
     `max_completion_tokens` is `max_tokens`."""
 
-    def __init__(self, message: dict[str, Any], chat: bool, headers: dict[str, str], model: ModelSpec) -> None:
+    checked = False
+
+    def __init__(self, message: dict[str, Any], chat: bool, pairs: Headers, model: ModelSpec) -> None:
         self._model = model
         self._decoder = getincrementaldecoder("utf-8")("replace")
         self.headers: Sequence[tuple[str, str]] = ()
@@ -53,7 +55,7 @@ class OpenAIForm:
             parameters["messages"] = json.dumps(asked.messages, ensure_ascii=False)
         if asked.max_tokens is not None:
             parameters["max_tokens"] = asked.max_tokens
-        self.request = InferenceRequest([self._input(text)], "", model.name, model.version, parameters, headers=headers)
+        self.request = InferenceRequest([self._input(text)], "", model.name, model.version, parameters, pairs=pairs)
 
     def _input(self, text: str) -> Tensor:
         texts = [name for name, one in self._model.inputs.items() if one.get("datatype") == "BYTES"]

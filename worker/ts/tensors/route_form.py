@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ts.protocol.frames import Buffer
 from ts.tensors.forms import Form, ModelSpec, payload
-from ts.tensors.types import InferenceRequest, InferenceResponse
+from ts.tensors.types import Headers, InferenceRequest, InferenceResponse
 
 #: Headers that no client can send: they tell the request's first line.
 METHOD, PATH, QUERY = ":method", ":path", ":query"
@@ -31,11 +31,13 @@ class RouteResponse(InferenceResponse):
     body: bytes = b""
 
 
-def opened(data: Buffer, headers: dict[str, str], options: frozenset[str], model: ModelSpec) -> Form:
-    return RouteForm(payload(data), headers, model)
+def opened(data: Buffer, pairs: Headers, options: frozenset[str], model: ModelSpec) -> Form:
+    return RouteForm(payload(data), dict(pairs), model)
 
 
 class RouteForm:
+    checked = False
+
     def __init__(self, data: bytes, headers: dict[str, str], model: ModelSpec) -> None:
         method, path, query = (headers.pop(name, "") for name in (METHOD, PATH, QUERY))
         self.headers: Sequence[tuple[str, str]] = ()
@@ -43,7 +45,7 @@ class RouteForm:
             [],
             model_name=model.name,
             model_version=model.version,
-            headers=headers,
+            pairs=headers,
             method=method,
             path=path,
             query=query,

@@ -12,7 +12,7 @@ import numpy as np
 from ts.protocol.datatypes import DATATYPES
 from ts.protocol.frames import Input
 from ts.tensors.forms import ModelSpec
-from ts.tensors.types import BadTensor, InferenceRequest, InferenceResponse, Tensor, bytes_array
+from ts.tensors.types import BadTensor, Headers, InferenceRequest, InferenceResponse, Tensor, bytes_array
 
 #: The name of the output when the model declares none.
 OUTPUT = "output"
@@ -128,7 +128,7 @@ def _json(value: Any) -> str:
         raise BadTensor(f"a result of type {type(value).__name__} can't be sent: {error}") from None
 
 
-def request_of(inputs: Sequence[Input], headers: dict[str, str], model: ModelSpec) -> InferenceRequest:
+def request_of(inputs: Sequence[Input], pairs: Headers, model: ModelSpec) -> InferenceRequest:
     """The tensors of a request that came by TorchServe's own APIs, for a model that takes tensors: bytes under the
     input's name, or under the one that the model declares."""
     declared = list(model.inputs)
@@ -137,4 +137,4 @@ def request_of(inputs: Sequence[Input], headers: dict[str, str], model: ModelSpe
         known = declared[0] if len(declared) == 1 and name not in model.inputs else name
         shape = [1] * max(len(model.inputs.get(known, {}).get("shape") or [1]), 1)
         tensors.append(Tensor(known, "BYTES", bytes_array([bytes(data)], shape)))
-    return InferenceRequest(tensors, "", model.name, model.version, {}, [], headers)
+    return InferenceRequest(tensors, "", model.name, model.version, {}, [], pairs)

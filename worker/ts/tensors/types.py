@@ -6,15 +6,17 @@ import math
 import struct
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from ts.protocol.datatypes import DATATYPES, OF_ARRAY_TYPE, Datatype
-from ts.protocol.frames import Buffer
+from ts.protocol.frames import Buffer, Pairs
 
 Array = npt.NDArray[Any]
+#: Headers as they came, or by name.
+Headers: TypeAlias = "Pairs | dict[str, str]"
 
 #: The limits of numpy, also for tensors without elements (a dimension of 0).
 DIMENSIONS_MAX, ELEMENTS_MAX = 64, 1 << 59
@@ -232,7 +234,7 @@ class RequestedOutput:
 class InferenceRequest:
     """`id` is "" when the client gave none; `outputs` is empty when it wants all; `stream`: it takes any number of
     answers; `texts`: it came as JSON, in which the elements of BYTES are strings; `following`: the requests that come
-    after it in its stream, when its handler takes streams."""
+    after it in its stream, when its handler takes streams; `pairs`: its headers, as long as nobody looks at them."""
 
     inputs: list[Tensor]
     id: str = ""
@@ -240,10 +242,22 @@ class InferenceRequest:
     model_version: str = ""
     parameters: dict[str, Any] = field(default_factory=dict)
     outputs: list[RequestedOutput] = field(default_factory=list)
-    headers: dict[str, str] = field(default_factory=dict)
+    pairs: Headers = ()
     stream: bool = False
     texts: bool = False
     following: AsyncIterator[InferenceRequest] | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The request's headers by name."""
+        found = self.pairs
+        if not isinstance(found, dict):
+            found = self.pairs = dict(found)
+        return found
+
+    @headers.setter
+    def headers(self, headers: dict[str, str]) -> None:
+        self.pairs = headers
 
     def input(self, name: str) -> Tensor | None:
         return next((tensor for tensor in self.inputs if tensor.name == name), None)

@@ -16,7 +16,7 @@ from ts.tensors.forms import Form, ModelSpec, payload
 from ts.tensors.json_form import from_json, text_bytes
 from ts.tensors.json_text import dumped
 from ts.tensors.rows import plain_value
-from ts.tensors.types import BadTensor, InferenceRequest, InferenceResponse, Tensor, bytes_array, datatype
+from ts.tensors.types import BadTensor, Headers, InferenceRequest, InferenceResponse, Tensor, bytes_array, datatype
 
 EXPLAIN = "explain"
 INSTANCES = ("instances", "inputs")
@@ -40,13 +40,15 @@ class V1Response(InferenceResponse):
     payload: dict[str, Any] = field(default_factory=dict)
 
 
-def opened(data: Buffer, headers: dict[str, str], options: frozenset[str], model: ModelSpec) -> Form:
-    return V1Form(payload(data), EXPLAIN in options, headers, model)
+def opened(data: Buffer, pairs: Headers, options: frozenset[str], model: ModelSpec) -> Form:
+    return V1Form(payload(data), EXPLAIN in options, dict(pairs), model)
 
 
 class V1Form:
     """Instances that are objects are rows of tensors with their keys' names; all others are one tensor, of the model's
     only input or `instances`. Values that make no array of numbers or texts are a BYTES tensor of JSON."""
+
+    checked = False
 
     def __init__(self, data: bytes, explain: bool, headers: dict[str, str], model: ModelSpec) -> None:
         self._model = model
@@ -54,12 +56,12 @@ class V1Form:
         body = _object(data)
         if headers.get("content-type", "").startswith(_STRUCTURED):
             self._event, body = True, _event_data(body)
-        self.headers: Sequence[tuple[str, str]] = (("content-type", "application/json"), *self._event_headers())
+        self.headers: Sequence[tuple[str, str]] = self._event_headers()
         rows = next((body[name] for name in INSTANCES if isinstance(body.get(name), list)), None)
         if rows is None:
             raise BadTensor('Expected "instances" or "inputs" to be a list')
         self.request: InferenceRequest = V1Request(
-            _tensors(rows, model), "", model.name, model.version, headers=headers, payload=body, explain=explain
+            _tensors(rows, model), "", model.name, model.version, pairs=headers, payload=body, explain=explain
         )
 
     def _event_headers(self) -> list[tuple[str, str]]:

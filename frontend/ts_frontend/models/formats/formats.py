@@ -162,13 +162,17 @@ class Formats:
     def _counts(self, path: Path, marked_only: bool) -> bool:
         return not marked_only or self._torchserve.matches(path) or path.suffix == ".mar"
 
-    def stored(self, root: Path, paths: Iterable[str]) -> list[StoredModel]:
-        """The models at `paths` whose names are known without opening them."""
+    def stored(self, root: Path, folders: Iterable[str]) -> list[StoredModel]:
+        """The models in those of a store's folders, and of the store itself, whose names are known without opening
+        them."""
         nested = [one for one in self._all if one.nested]
+        paths = sorted(path for name in folders for path in self._inside(root, name, nested))
         found = []
-        for path in paths:
+        for path in (".", *paths):
             directory = root / path
-            own = next((one for one in nested if one.matches(directory) or (path == "." and one.assumed)), None)
+            own = next(
+                (one for one in nested if one.matches(directory) or (path == "." and one.assumed and not paths)), None
+            )
             if own is not None and (model := own.stored(root, path)) is not None:
                 found.append(model)
         return found

@@ -242,8 +242,13 @@ class ModelStore:
         return self._formats.in_store(self._root, names)
 
     def models(self) -> list[StoredModel]:
-        """The store's models whose names are known without opening them. Blocking."""
-        return [] if self._root is None else self._formats.stored(self._root, self.names())
+        """The store's models whose names are known without opening them: they are in folders, so that archives cost
+        nothing, however many there are. Blocking."""
+        if self._root is None:
+            return []
+        with os.scandir(self._root) as entries:
+            folders = [entry.name for entry in entries if _is_archive(entry) and entry.is_dir()]
+        return self._formats.stored(self._root, folders)
 
     @property
     def alone(self) -> bool:
