@@ -19,9 +19,9 @@ class ServeError(Exception):
     code = Code.INTERNAL
     http_status = 500
     type_name = "InternalServerException"
-    #: What callers, or the operator, can do about it: a sentence of docs/errors.md.
+    #: The remedy for callers or the operator: a sentence of docs/errors.md.
     remedy = ""
-    #: Seconds after which the same request may fare better, where that is known.
+    #: Seconds after which the same request may succeed, if known.
     retry_after_s: float | None = None
 
     @property
@@ -175,7 +175,7 @@ class SequenceOver(ServeError):
 
 
 class Draining(ServeError):
-    """The server or the model is going away and takes nothing new."""
+    """The server or the model is shutting down and takes no new requests."""
 
     remedy = "Send the request to another server; this one is shutting down."
     code, http_status, type_name = Code.UNAVAILABLE, 503, "ServiceUnavailableException"
@@ -242,7 +242,7 @@ class HandlerFailed(ServeError):
         self.code = Code.INTERNAL if by_handler else code_of_http(http_status)
 
 
-#: How long a client should wait before it asks again when a worker has died: about as long as the next takes to start.
+#: The client's pause before it asks again after a worker's death: about the time that the next one takes to start.
 RETRY_AFTER_S = 1.0
 
 
@@ -261,11 +261,11 @@ class WorkerDied(ServeError):
 
 
 class Quarantined(ServeError):
-    """A request that was alone on the second worker that died with it. INTERNAL, which no client of gRPC repeats by
+    """A request that ran alone on the second worker that died of it. INTERNAL, which no client of gRPC repeats by
     itself: it would kill a third one."""
 
     remedy = "Don't repeat it: the request has ended two workers. The log has its ID."
 
 
 class ClientGone(Exception):
-    """The client reset the stream or closed the connection: nobody is left to answer."""
+    """The client reset the stream or closed the connection: nobody waits for an answer."""

@@ -201,7 +201,7 @@ def test_a_handlers_file_is_tried_where_it_lies(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("nothing.mar",), "nothing.mar is not there"),
+        (("nothing.mar",), "nothing.mar does not exist"),
         ((".", "--input", "absent.bin"), "--input absent.bin: No such file or directory"),
         ((".", "--set", "job_queue_sise=1"), "there is no setting job_queue_sise; did you mean job_queue_size?"),
     ],

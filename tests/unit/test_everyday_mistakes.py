@@ -228,7 +228,7 @@ def _(desk: Desk) -> str:
 
 @mistake(
     "a built-in handler misspelt for the archiver",
-    "--handler: image_clasifier.py is not there",
+    "--handler: image_clasifier.py does not exist",
     "mean image_classifier?",
 )
 def _(desk: Desk) -> str:

@@ -131,7 +131,7 @@ FILE_BYTES_MAX = 256 * 1024
 
 
 def read_keys(path: Path) -> Keys:
-    """The keys that are there now. Links are followed: a mounted secret changes by exchanging one.
+    """The present keys. Links are followed: a mounted secret changes by an exchange of a link.
 
     :raises BadKeys: they can't be read or used; the message names the file and no key.
     """

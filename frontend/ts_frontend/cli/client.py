@@ -1,4 +1,4 @@
-"""Calls to a running server, and its refusals as one kind of error with a text for people."""
+"""Calls to a running server; each refusal becomes one kind of error with a readable text."""
 
 from __future__ import annotations
 
@@ -276,7 +276,7 @@ def wait_for_workers(
     say: Callable[[str], None],
     pause: Callable[[float], None],
 ) -> Description:
-    """Polls until exactly `count` workers are ready, reporting progress; returns the last description.
+    """Polls until exactly `count` workers are ready, and reports progress; returns the last description.
 
     Ends early when another client asks for another number.
 

@@ -25,7 +25,7 @@ _REGISTERED = re.compile(r'Model "(?P<name>.+)" Version: (?P<version>.+) registe
 
 
 def versions(client: Client) -> Iterator[tuple[dict[str, Any], bool]]:
-    """Descriptions of all versions of all models, each with whether it is the default one."""
+    """Descriptions of all versions of all models, each with a flag for the default one."""
     for model in client.models():
         name = model["modelName"]
         try:
@@ -58,8 +58,8 @@ def register_model(client: Client, url: str, settings: dict[str, Any]) -> tuple[
 
 
 DEFAULT_INPUT = "data"
-#: Of the models on the server, for an error about an unknown one: seconds to wait for them, so many are looked at, and
-#: so many are named.
+#: For an error about an unknown model: the seconds to wait for the server's list, how many models are read, and how
+#: many are named.
 LIST_TIMEOUT_S, NAMES_ASKED_MAX, NAMES_SHOWN_MAX = 3.0, 500, 10
 INTERRUPTED_STATUS = 130
 
@@ -123,7 +123,7 @@ def _fail(message: str, status: int = 1) -> NoReturn:
 
 def known_models(client: Client, name: str) -> str:
     """The end of an error about an unknown model: the name most like it, and the names on the server. They are asked
-    for with this caller's own key: who may not list the models learns no more than that there is none of that name."""
+    for with this caller's own key: a caller who may not list models learns only that this one doesn't exist."""
     try:
         names = [model["modelName"] for model in islice(client.models(LIST_TIMEOUT_S), NAMES_ASKED_MAX)]
     except CallFailed:
@@ -133,7 +133,7 @@ def known_models(client: Client, name: str) -> str:
 
 
 def known_versions(client: Client, name: str) -> str:
-    """The same for an unknown version of a model."""
+    """The end of an error about an unknown version of a model."""
     try:
         found = client.describe(name, "all", timeout_s=LIST_TIMEOUT_S)
     except CallFailed:
@@ -144,7 +144,7 @@ def known_versions(client: Client, name: str) -> str:
 
 
 def _run_known(body: Callable[..., None], client: Client, **kwargs: Any) -> None:
-    """Runs a command's body. An error about the model that `name` names says which ones there are."""
+    """Runs a command's body. An error about the model `name` lists the existing ones."""
     try:
         body(client, **kwargs)
     except CallFailed as error:

@@ -1,4 +1,4 @@
-"""`torchserve conform`: which dialects a running server speaks, of whatever kind."""
+"""`torchserve conform`: the dialects that a running server, of any make, speaks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ts_frontend.cli.diagnose import NOT_UNDERSTOOD_STATUS, show
 from ts_frontend.config.keys import KeyKind
 from ts_frontend.config.kinds import nearest
 
-#: The ports that go with the one of the inference API: TorchServe's and ours, Triton's.
+#: The ports of the other APIs by the inference API's: TorchServe's and ours, Triton's.
 _OTHER_PORTS = {
     8080: {"management": 8081, "metrics": 8082, "grpc": 7070, "grpc_management": 7071},
     8443: {"management": 8444, "metrics": 8445, "grpc": 7070, "grpc_management": 7071},
@@ -29,8 +29,8 @@ _KEY_KINDS = {
 
 
 def addresses(url: str, given: Mapping[str, str | None]) -> dict[str, str]:
-    """Where a server's APIs are, by place. Those that aren't given are where they are beside the port of the URL, if
-    that is a usual one; REST APIs that aren't are looked for at the URL itself.
+    """The addresses of a server's APIs, by place. Those that aren't given follow from the URL's port, if it is a usual
+    one; otherwise the REST APIs are expected at the URL itself.
 
     :raises ValueError: the URL isn't one.
     """

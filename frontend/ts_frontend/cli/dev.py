@@ -74,7 +74,7 @@ def _parser() -> SettingsParser:
 
 
 def _told(console: bool, listening: Mapping[str, str]) -> None:
-    """What else the author gets to know once the server listens."""
+    """Prints two more addresses for the author once the server listens."""
     if console and "http_management" in listening:
         print(f"console and playground: {listening['http_management']}/", flush=True)
     if "http_inference" in listening:
@@ -83,7 +83,7 @@ def _told(console: bool, listening: Mapping[str, str]) -> None:
 
 @contextlib.contextmanager
 def _terminal_kept() -> Iterator[None]:
-    """Restores the terminal, which a worker that is ended at a breakpoint can't."""
+    """Restores the terminal, which a worker that was ended at a breakpoint couldn't do."""
     if not sys.stdin.isatty():
         yield
         return

@@ -1,5 +1,5 @@
-"""`torchserve check`, `torchserve doctor` and `torchserve migrate`: a look at models, at machine and settings, or at a
-TorchServe deployment, without serving."""
+"""`torchserve check`, `torchserve doctor` and `torchserve migrate`: checks of models, of the machine and the
+settings, or of a TorchServe deployment, without serving."""
 
 from __future__ import annotations
 

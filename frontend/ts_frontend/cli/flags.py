@@ -89,7 +89,7 @@ class SettingsParser(argparse.ArgumentParser):
 
 
 def add_actions(parser: argparse.ArgumentParser) -> None:
-    """What `torchserve` without a command is told to do."""
+    """The actions of `torchserve` without a command."""
     action = parser.add_mutually_exclusive_group()
     action.add_argument("-v", "--version", action="store_true", help="print the version")
     action.add_argument("--start", action="store_true", help="start a server in the background (the default)")
@@ -220,7 +220,7 @@ def _add_places(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_aliases(parser: argparse.ArgumentParser) -> None:
-    """Options of other servers. Most are only in the documentation: there are many."""
+    """Options of other servers. Most are many, and only documented."""
     group = parser.add_argument_group("as Dynamo and MAX call them (more, and Triton's: docs/profiles.md)")
     for alias in ALIASES.values():
         shown = alias.whose.startswith(("Dynamo", "MAX", "this"))
@@ -234,7 +234,7 @@ def _add_aliases(parser: argparse.ArgumentParser) -> None:
 
 
 def _given(alias: Alias) -> dict[str, Any]:
-    """How often, and whether with a value."""
+    """argparse's arguments for an option that may be repeated or given without a value."""
     if alias.repeated:
         return {"action": "append"}
     return {"nargs": "?", "const": "true"} if alias.switch else {}

@@ -100,7 +100,7 @@ def _flush() -> None:
 
 class _Parser(SettingsParser):
     def format_help(self) -> str:
-        """With the commands before the options; they are only looked up when somebody reads them."""
+        """With the commands before the options; they are only looked up for a help text."""
         self.epilog = _EPILOG
         usage, _, rest = super().format_help().partition("\n\n")
         said, _, options = rest.partition("\n\n")
@@ -108,7 +108,7 @@ class _Parser(SettingsParser):
 
 
 class _ShortHelp(argparse.Action):
-    """`-h`: the commands and the flags that a start usually has. `--help` has all."""
+    """`-h`: the commands and the usual flags. `--help` has all."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         print(f"{parser.format_usage()}\n{parser.description}\n\n{_commands_help()}\n\n{_SHORT}", end="")
@@ -224,8 +224,8 @@ def _background(arguments: argparse.Namespace, words: Sequence[str], program: Pr
 
 
 def _passing() -> str:
-    """What standard output is, if it isn't for a log that goes on when the command has ended: a terminal, or a pipe,
-    whose reader would wait for the server's end. "" for a file."""
+    """The kind of standard output, if a log shouldn't go there after the command's end: a terminal, or a pipe, whose
+    reader would wait for the server's end. "" for a file."""
     if sys.stdout.isatty():
         return "terminal"
     try:

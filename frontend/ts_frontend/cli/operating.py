@@ -1,4 +1,4 @@
-"""`torchserve top`, `logs` and `completion`: what an operator looks at."""
+"""`torchserve top`, `logs` and `completion`: the commands to watch a server."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ts_frontend.config.kinds import nearest
 
 #: The variable by which a shell's completion asks for words (`ts_frontend.cli.main`, which doesn't wait for this).
 COMPLETE_VARIABLE = "_TORCHSERVE_COMPLETE"
-#: Between two looks at workers' lines, and before a broken stream of events is asked for again.
+#: The pause between two reads of workers' lines, and before a broken stream of events is requested again.
 POLL_S, AGAIN_S = 1.0, 1.0
-#: Of a line of `top` that isn't shown on a terminal.
+#: The width of a line of `top` that isn't shown on a terminal.
 PIPE_COLUMNS = 160
-#: What `top` orders models by.
+#: The orders of `top`.
 SORTS = ("name", "rate", "p95", "queue")
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -82,7 +82,7 @@ def watching(body: Callable[..., None]) -> Callable[..., None]:
 @watching
 def top(server: ManagementUrl, once: bool, sort: str, only: str) -> None:
     """Show models, workers, rates and latencies, live. Ctrl-C ends it."""
-    from rich.console import Console  # commands that draw nothing don't wait for it
+    from rich.console import Console  # imported here: commands that draw nothing don't need it
     from rich.live import Live
 
     from ts_frontend.cli.top import Board
@@ -106,8 +106,8 @@ def top(server: ManagementUrl, once: bool, sort: str, only: str) -> None:
 
 
 def _going_on(server: ManagementUrl) -> Iterator[tuple[str, Any]]:
-    """The events, also after the server has ended a stream, which it does now and then. Raises CallFailed when it is
-    gone."""
+    """The events. The server ends a stream now and then; a new one follows. Raises CallFailed when the server
+    is gone."""
     while True:
         yield from server.events()
         time.sleep(AGAIN_S)
@@ -125,7 +125,7 @@ class WorkerLines:
         self._told: set[tuple[str, float]] = set()
 
     def models(self) -> Sequence[Mapping[str, Any]]:
-        """The models to show; raises CallFailed when there is none of that name."""
+        """The models to show; raises CallFailed for a name that doesn't exist."""
         state: Any = next((value for name, value in self._server.events() if name == "state"), {"models": []})
         found = [model for model in state["models"] if self._name in (None, model["name"])]
         if not found and self._name is not None:
@@ -197,7 +197,7 @@ def completion(shell: str) -> None:
 
 
 def complete(instruction: str, own: Mapping[str, str], flags: Sequence[tuple[str, str]]) -> int:
-    """Answers a shell's completion, which `instruction` words. `own`: the commands that aren't clients, with their
+    """Answers a shell's completion request, `instruction`. `own`: the commands that aren't clients, with their
     help; `flags`: those of `torchserve --start`, with theirs."""
     everything = click.Group("torchserve", commands=dict(commands.commands))
     start: list[click.Parameter] = [click.Option([flag], help=said) for flag, said in flags]

@@ -78,7 +78,7 @@ def _check_v2(body: bytes, where: str) -> None:
 async def sender(
     protocol: str, target: Target, http_port: int, name: str, requests: Sequence[Recorded]
 ) -> AsyncIterator[Send]:
-    """What sends the request of a number to the model of this name; its connections last as long as the context."""
+    """The sender of the n-th request to the model of this name; its connections last as long as the context."""
     if protocol == "grpc":
         async with target.channel(target.address(target.inference_port), grpc.aio) as channel:
             yield _over_grpc(channel, target, name, requests)
@@ -136,7 +136,7 @@ class _Connections:
         return f"{head}Content-Length: {len(request.body)}\r\n\r\n".encode() + request.body
 
     async def call(self, message: bytes) -> None:
-        """Sends it and reads the answer. CallFailed for any but a good one."""
+        """Sends it and reads the answer. CallFailed unless the answer is a success."""
         try:
             reader, writer = self._idle.pop() if self._idle else await self._open()
         except OSError as error:

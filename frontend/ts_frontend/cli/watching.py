@@ -1,4 +1,4 @@
-"""What the console of a running server tells programs: its events, its workers' last lines (docs/console.md)."""
+"""Data of a running server's console for programs: its events, its workers' last lines (docs/console.md)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ts_frontend.cli.client import CallFailed, ClientKeys
 from ts_frontend.config.keys import KeyKind
 
 EVENTS = "/console/events"
-#: An event comes at least every half second; without any for so long the server hangs, or is gone.
+#: An event comes at least every half second; after this silence the server hangs, or is gone.
 SILENCE_S_MAX = 30.0
 #: The longest line of an event: the state of a thousand models.
 LINE_BYTES_MAX = 64 << 20
@@ -106,7 +106,7 @@ def _unreached(url: str, error: Exception) -> str:
 
 
 def new_lines(before: Sequence[str], now: Sequence[str]) -> Sequence[str]:
-    """Of the last lines of a worker, `now`, those that came after `before`, which are those of an earlier look."""
+    """The lines of `now`, a worker's last ones, that came after `before`, the last ones of an earlier read."""
     for start in range(len(before)):
         tail = before[start:]
         if list(now[: len(tail)]) == list(tail):

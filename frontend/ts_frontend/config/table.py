@@ -47,7 +47,7 @@ from ts_frontend.config.kinds import (
 )
 from ts_frontend.config.snapshot import Snapshot
 
-#: How `Setting.effect` reads in the documentation and in the note that a start with such a setting logs.
+#: The text of `Setting.effect` in the documentation and in the note that a start with such a setting logs.
 EFFECTS = {"none": "accepted; has no effect here"}
 
 
@@ -103,7 +103,7 @@ def _system_temp_dir() -> Path:
 class ServerConfig:
     """The settings of one server, checked. None: not set. `sources` says where each value that isn't the default
     came from; `notes` is for the log; `snapshot` holds the models to restore; `environment` is the process's;
-    `mlserver`: of MLServer's models."""
+    `mlserver`: defaults of MLServer's models."""
 
     # Addresses
     inference_address: Address = _row(

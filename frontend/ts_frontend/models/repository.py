@@ -418,7 +418,7 @@ class Repository:
             async with self._alone(name):
                 await work
         finally:
-            work.close()  # in case that its turn never came
+            work.close()  # if its turn never came
 
     def _alone(self, name: str) -> asyncio.Lock:
         """Held while a model is loaded or unloaded; the others need not wait for it."""

@@ -30,8 +30,8 @@ _STEP_CHARACTERS = 64 * 1024
 
 
 class LoadParameters(NamedTuple):
-    """The parameters of a load; None for one that isn't given. `config_text`: as config.pbtxt has it; `url`: where the
-    model lies; `files`: instead of its directory, by their paths there."""
+    """The parameters of a load; None for one that isn't given. `config_text`: as config.pbtxt has it; `url`: the place
+    of the model; `files`: replacing its directory, by their paths there."""
 
     config_text: str | None
     url: str | None
@@ -108,7 +108,7 @@ def _as_text(config: str) -> str:
 
 
 def config_of(models: Registry, name: str, version: str) -> ModelConfig:
-    """Returns a model's configuration in Triton's words; that of a TorchServe archive is made from its settings."""
+    """Returns a model's configuration as Triton's; that of a TorchServe archive is made from its settings."""
     model = find(models, name, version)
     config = ModelConfig()
     text = json.dumps(model.config_message())

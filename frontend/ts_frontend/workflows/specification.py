@@ -1,4 +1,4 @@
-"""A workflow's specification: its models with their settings, and the graph they stand in. Pure.
+"""A workflow's specification: its models with their settings, and their graph. Pure.
 
 The YAML's form is TorchServe's: `models` (defaults, and a mapping for each model) and `dag` (a list of children for
 each node). A node of `dag` that isn't in `models` is a function of the workflow's handler file.
