@@ -195,6 +195,11 @@ class Ledger:
                 call()
 
 
+def shared_headers(pairs: Pairs) -> Pairs:
+    """Headers that many requests have for their handlers, packed once."""
+    return PackedPairs(packed(pairs))
+
+
 def handlers_headers(headers: Sequence[tuple[bytes, bytes]], more: Pairs = ()) -> Pairs:
     """The headers of an HTTP request for its handler, and `more` after them: they stay bytes until they are read.
     Raises InvalidArgument for texts that can't be passed on."""

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import grpc
+import httpx
 import pytest
 
 TELLING = """
@@ -62,6 +63,33 @@ def test_fewer_devices_can_be_used_than_there_are(start, write, three_gpus):
     server = start(env=three_gpus, number_of_gpu=1)
     server.register("any", initial_workers=2)
     assert devices(server, "any", 2) == ["gpuId::0", "gpuId::0"]
+
+
+@pytest.mark.parametrize(
+    ("count", "config", "words"),
+    [
+        (0, "deviceType: gpu\n", "deviceType is 'gpu', and the server has no GPU: its workers run on the CPU"),
+        (0, "deviceIds: [1]\n", "deviceIds is [1], and the server has no GPU: its workers run on the CPU"),
+        (
+            3,
+            "deviceIds: [1, 3]\n",
+            "deviceIds is [1, 3]: ignored, all GPUs are used: the server has 3, numbered from 0",
+        ),
+    ],
+)
+def test_devices_that_are_not_there_are_told_who_registers_the_model(
+    start, write, three_gpus, count: int, config: str, words: str
+) -> None:
+    """In the answer, the description and the log; with TorchServe's sentence, and with what else was ignored."""
+    write("wrong", TELLING, config=config + "batchSize: 0\n")
+    server = start(env=three_gpus, number_of_gpu=count)
+    answer = httpx.post(f"{server.http_management}/models?url=wrong&initial_workers=1").json()
+    assert answer["status"] == 'Model "wrong" Version: 1.0 registered with 1 initial workers'
+    number, device = answer["warnings"]
+    assert number.startswith("model-config.yaml: batchSize is 0: ignored") and words in device
+    assert server.describe("wrong")["warnings"] == answer["warnings"]
+    assert server.log.count(words) == 1
+    assert server.describe("wrong")["workers"][0]["gpu"] is (count > 0)
 
 
 SEEING = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import platform
 import threading
 import time
 from pathlib import Path
@@ -640,6 +641,33 @@ def test_a_request_over_the_message_limit_ends_the_worker(start_worker):
 
 
 # --- large bodies
+
+
+HOARDER = """
+import os
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+class Handler:
+    def initialize(self, context):
+        freed = [bytearray(100_000) for _ in range(640)]
+        self.kept = bytearray(100_000)  # above them
+        self.most = resident()
+
+    def handle(self, data, context):
+        return [str(self.most - resident()) for _ in data]
+"""
+
+
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="other C libraries give memory back by rules of their own"
+)
+def test_what_a_load_has_freed_is_given_back(start_worker, tmp_path):
+    (tmp_path / "hoarder.py").write_text(HOARDER)
+    worker = start_worker("hoarder.py:Handler", model_dir=str(tmp_path))
+    assert int(worker.ask(b"")) > 48_000_000
 
 
 def test_large_bodies_come_back_as_they_went(start_worker, tmp_path):

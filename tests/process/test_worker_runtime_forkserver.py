@@ -13,6 +13,7 @@ import pytest
 
 from support import GUARD_S, until
 from ts.protocol.frames import Cancel, Ready, Stop
+from ts.runtime.process import THREAD_VARIABLES, allotted_cores, physical_cores
 
 
 def collect(server, count):
@@ -219,13 +220,55 @@ def test_parallel_operations_work_while_loading_and_serving(torch_server, tmp_pa
         assert worker.json(b"x") == {"equal": True, "threads": 2}
 
 
-def test_thread_counts_without_a_setting_follow_environment_and_cores(torch_server):
-    env = {**os.environ, "OMP_NUM_THREADS": "3"}
-    worker, _ = torch_server.wait_until_ready().fork(env)
-    worker.load("probe.py", threads=None)
-    found = worker.json({"op": "process"})
-    assert found["torch"]
-    assert found["env"]["OMP_NUM_THREADS"] == "3"
+CORES = physical_cores()
+SHARE = max(1, CORES // 2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "given", "sees", "known"),
+    [
+        ({}, None, CORES, None),
+        ({"workers": 2}, None, SHARE, str(SHARE)),
+        ({"workers": 1000}, None, 1, "1"),
+        ({"workers": 2}, "3", 3, "3"),
+        ({"threads": 5, "workers": 2}, "3", 5, "5"),
+    ],
+)
+@pytest.mark.parametrize("when", ["at its start", "by the handler"])
+def test_the_threads_that_a_handler_sees(shared_forkservers, tmp_path, when, settings, given, sees, known):
+    """The model's setting, else the environment's, else its share of the cores, also if torch is imported later."""
+    (tmp_path / "seeing.py").write_text(
+        "import os, torch\ndef handle(data, context):\n"
+        "    return data and [{'threads': torch.get_num_threads(), 'known': os.environ.get('OMP_NUM_THREADS')}]\n"
+    )
+    server = shared_forkservers(when == "at its start")
+    env = {name: value for name, value in os.environ.items() if name not in THREAD_VARIABLES}
+    worker, _ = server.fork({**env, "OMP_NUM_THREADS": given} if given else env)
+    if when == "by the handler":
+        sees = min(sees, CORES)  # torch's own rule for what the environment says
+    answer = worker.load("seeing.py", model_dir=str(tmp_path), **{"threads": None, **settings})
+    assert worker.json(b"x") == {"threads": sees, "known": known}
+    assert answer.info["threads"] == sees
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"cpu.max": "200000 100000\n"}, 2),
+        ({"cpu.max": "150000 100000\n"}, 2),
+        ({"cpu.max": "5000 100000\n"}, 1),
+        ({"cpu.max": "max 100000\n"}, sys.maxsize),
+        ({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, sys.maxsize),
+        ({"cpu.max": "broken"}, sys.maxsize),
+        ({}, sys.maxsize),
+    ],
+)
+def test_the_cores_that_a_container_may_use(tmp_path, files, cores):
+    (tmp_path / "cpu").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert allotted_cores(tmp_path) == cores
 
 
 def test_cancelling_works_in_a_forked_worker(torch_server):

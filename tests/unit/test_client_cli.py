@@ -44,6 +44,7 @@ class SmallServer:
         self.listing = True
         self.seen: list[Any] = []
         self.cancelled = False
+        self.more: dict[str, Any] = {}
 
     def Ping(self, request: Any, context: Any) -> Any:
         return inference.TorchServeHealthResponse(health=json.dumps({"status": self.health}))
@@ -78,7 +79,7 @@ class SmallServer:
         name = request.model_name or request.url.removesuffix(".mar")
         if name in self.models:
             context.abort(grpc.StatusCode.ALREADY_EXISTS, "Model version 1.0 is already registered for model m")
-        self.models[name] = described(name, least=self.least, ready=0)
+        self.models[name] = described(name, least=self.least, ready=0, **self.more)
         if self.least:
             return management.ManagementResponse(msg="Processing worker updates...")
         return management.ManagementResponse(msg=f'Model "{name}" Version: 1.0 registered with 0 initial workers.')
@@ -269,6 +270,14 @@ def test_register_an_archive_that_asks_for_workers(run: Run, small: SmallServer)
     result = run("register", "new.mar")
     assert result.stdout == "new 1.0: 2 of 2 ready\n"
     assert len(small.seen) == 1
+
+
+def test_register_says_what_of_the_models_settings_is_ignored(run: Run, small: SmallServer) -> None:
+    small.more = {"warnings": ["batchSize is 0: ignored", "deviceType is 'gpu', and the server has no GPU"]}
+    result = run("register", "new.mar")
+    assert result.exit_code == 0
+    assert "new 1.0: warning: batchSize is 0: ignored\nnew 1.0: warning: deviceType is 'gpu', and the" in result.stderr
+    assert "warnings         batchSize is 0: ignored; deviceType is" in run("describe", "new").stdout
 
 
 def test_register_twice(run: Run) -> None:

@@ -334,3 +334,10 @@ def test_the_environment_of_workers() -> None:
     passed = worker_environment(config)
     assert (passed["PATH"], passed["AWS"], passed["TS_DECODE_INPUT_REQUEST"]) == ("/bin", "2", "true")
     assert "AWS_KEY" not in passed
+    assert passed["GOMP_SPINCOUNT"] == "1000"
+
+
+@pytest.mark.parametrize("own", ["GOMP_SPINCOUNT", "OMP_WAIT_POLICY"])
+def test_how_threads_wait_is_left_to_who_has_said_it(own: str) -> None:
+    passed = worker_environment(load_config(environ={own: "x"}))
+    assert {name: passed[name] for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY") if name in passed} == {own: "x"}

@@ -240,11 +240,23 @@ def test_packed_pairs_are_read_when_somebody_looks(given_pairs):
     assert frames.packed(found) == frames.packed(list(found)) == frames.packed(given_pairs)
 
 
-@given(st.lists(st.tuples(st.binary(max_size=20), st.binary(max_size=300)), max_size=4), pairs)
+header_names = st.sampled_from([b"host", b"accept", b"x-request-id"]) | st.binary(max_size=20)
+
+
+@given(st.lists(st.tuples(header_names, st.binary(max_size=300)), max_size=4), pairs)
 def test_headers_of_http_are_packed_as_their_texts(headers, more):
     texts = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
-    assert frames.packed_headers(headers) == frames.packed(texts)
+    for _ in range(2):  # those that come again are known
+        assert frames.packed_headers(headers) == frames.packed(texts)
     assert list(handlers_headers(headers, more)) == texts + more
+
+
+def test_short_values_of_the_usual_headers_are_kept_and_no_others():
+    frames._repeated_header.cache_clear()
+    frames.packed_headers([(b"authorization", b"x"), (b"host", bytes(1000)), (b"x-request-id", b"1")])
+    assert frames._repeated_header.cache_info().currsize == 0
+    frames.packed_headers([(b"host", b"a"), (b"host", b"b"), (b"host", b"a")])
+    assert frames._repeated_header.cache_info().currsize == 2
 
 
 def test_texts_that_no_frame_takes_are_refused() -> None:

@@ -152,6 +152,10 @@ def test_numbers_of_numpy_cannot_be_sent(capsys):
     assert "float32" in capsys.readouterr().out
 
 
+def test_numbers_that_json_lacks_are_written_as_in_torchserve():
+    assert running.outcome({"x": [float("nan"), float("-inf")]}) == b'{\n  "x": [\n    NaN,\n    -Infinity\n  ]\n}'
+
+
 def test_views_of_other_shapes_are_flattened():
     array = pytest.importorskip("numpy").arange(6, dtype="uint16").reshape(2, 3)
     sent: Any = running.outcome(memoryview(array))

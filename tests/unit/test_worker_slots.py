@@ -17,11 +17,12 @@ import pytest
 from stage import SYNTAX_ERROR, Actor, Skipping, Stage, pool_of, run, waiting
 from support import GUARD_S, until_async
 from ts.protocol.decoder import Decoder
-from ts.protocol.frames import Cancel, Input, LoadFailed, Ready, encode_bytes
+from ts.protocol.frames import Cancel, Input, Load, LoadFailed, Ready, encode_bytes
 from ts_frontend.errors import DeadlineExceeded, ModelNotLoaded
 from ts_frontend.job import Job, JobState, Ledger
 from ts_frontend.workers import process as orphans
 from ts_frontend.workers.connection import Connection
+from ts_frontend.workers.devices import Device
 from ts_frontend.workers.failures import StartFailed
 from ts_frontend.workers.launchers import LaunchFailed
 from ts_frontend.workers.pool import PROCESS_DIED, Pool, Slot
@@ -459,6 +460,62 @@ def test_a_load_may_take_longer_than_an_answer() -> None:
         stage.actors[0].theirs.sendall(encode_bytes(Ready({"handler_kind": "blocking"})))
         await scaling
         assert pool.ready_count == stage.launched == 1
+        await pool.close(0)
+
+    run(scenario())
+
+
+def test_workers_on_the_cpu_share_the_cores_among_as_many_as_there_are_when_they_start() -> None:
+    async def scenario() -> None:
+        stage = Stage()
+        pool = pool_of(stage, Skipping())
+        for count in (1, 4):
+            await pool.scale(count)
+        assert [actor.heard(Load).settings["workers"] for actor in stage.actors] == [1, 4, 4, 4]
+        await pool.scale(2)
+        stage.actors[0].kill()
+        await until_async(lambda: stage.launched == 5 and pool.ready_count == 2)
+        assert stage.actors[4].heard(Load).settings["workers"] == 2
+        await pool.close(0)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("info", "device", "said"),
+    [
+        ({"threads": 4}, Device(), ", 4 threads)"),
+        ({"threads": 1}, Device(), ", 1 thread)"),
+        ({"threads": 4}, Device("cuda", 0), f"pid {1 << 30})"),
+        ({}, Device(), f"pid {1 << 30})"),
+    ],
+)
+def test_the_log_says_with_how_many_threads_a_worker_computes(
+    caplog: pytest.LogCaptureFixture, info: dict[str, Any], device: Device, said: str
+) -> None:
+    async def scenario() -> None:
+        stage = Stage("hangs")
+        stage.device = device
+        pool = pool_of(stage, Skipping())
+        scaling = asyncio.create_task(pool.scale(1))
+        await until_async(lambda: bool(stage.actors))
+        stage.actors[0].say(Ready({"handler_kind": "blocking", **info}))
+        await scaling
+        await pool.close(0)
+
+    with caplog.at_level(logging.INFO, "ts_frontend"):
+        run(scenario())
+    assert f"is ready (pid {1 << 30}" in caplog.text and said in caplog.text
+
+
+@pytest.mark.parametrize(("device", "in_process"), [(Device("cuda", 0), False), (Device(), True)])
+def test_workers_on_gpus_and_in_the_servers_process_have_all_cores(device: Device, in_process: bool) -> None:
+    async def scenario() -> None:
+        stage = Stage()
+        stage.device = device
+        pool = pool_of(stage, Skipping(), in_process=in_process)
+        await pool.scale(2)
+        assert [actor.heard(Load).settings["workers"] for actor in stage.actors] == [1, 1]
         await pool.close(0)
 
     run(scenario())

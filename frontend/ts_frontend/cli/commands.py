@@ -301,6 +301,8 @@ def register(client: Client, url: str, initial_workers: int | None, wait: bool, 
     if count and (initial_workers is not None or not started):
         client.scale(name, version, count, None, None)
     description = _wait(client, name, version, count, None) if wait and count else client.describe(name, version)[0]
+    for warning in description.get("warnings", ()):
+        _progress(f"{name} {version}: warning: {warning}")
     _print(description, f"{name} {version}: {text.workers(description)}", as_json)
 
 

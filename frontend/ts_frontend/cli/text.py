@@ -115,8 +115,10 @@ def details(description: dict[str, Any]) -> str:
 
 
 def _said(value: object) -> object:
-    """A table, such as that of `autoscale`, in one line."""
-    return "; ".join(f"{name}: {one}" for name, one in value.items()) if isinstance(value, dict) else value
+    """A table, such as that of `autoscale`, or a list in one line."""
+    if isinstance(value, dict):
+        return "; ".join(f"{name}: {one}" for name, one in value.items())
+    return "; ".join(map(str, value)) if isinstance(value, list) else value
 
 
 def _worker_table(rows: list[dict[str, Any]]) -> str:

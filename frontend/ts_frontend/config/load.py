@@ -37,6 +37,11 @@ __all__ = [
 
 #: Variables that only the server, or its commands, should see.
 SECRETS = frozenset({setting.env for setting in SETTINGS.values() if setting.secret} | {"TORCHSERVE_TOKEN"})
+#: Variables that say how the threads of GNU's OpenMP, which torch has on Linux, wait for one another, and what they
+#: are told without them: to sleep after some microseconds. By default they spin for milliseconds, and on a busy machine
+#: keep those threads from running that they wait for.
+WAITING = frozenset({"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"})
+SPIN_COUNT = "1000"
 _VARIABLE = re.compile(r"\$\$([A-Za-z_][A-Za-z0-9_]*)\$\$")
 _DEFAULT_FILE = Path("config.properties")
 #: Switches that flags can turn on, and the environment can keep off.
@@ -451,6 +456,7 @@ def worker_environment(config: ServerConfig) -> dict[str, str]:
         "TS_DECODE_INPUT_REQUEST": as_text(config.decode_input_request),
         "TS_IPEX_ENABLE": "false",
         "TS_IPEX_GPU_ENABLE": "false",
+        **({} if environ.keys() & WAITING else {"GOMP_SPINCOUNT": SPIN_COUNT}),
         **({"TMPDIR": str(config.temp_dir)} if config.work_dir is not None else {}),
     }
 

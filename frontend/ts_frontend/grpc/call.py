@@ -146,12 +146,13 @@ def code_of(call: Call, error: BaseException | None) -> int:
 
 
 TYPES = {Shape.UNARY: "UNARY", Shape.SERVER_STREAM: "SERVER_STREAMING", Shape.BIDI: "BIDI_STREAMING"}
+_UNARY = TYPES[Shape.UNARY]
 LABELS = ("grpc_type", "grpc_service", "grpc_method")
 
 
 class MethodCounts:
-    """The counters of one method's calls. `handled`: ended calls by status. Times of calls are kept until somebody
-    reads them, TIMES_MAX at most."""
+    """The counters of one method's calls. `handled`: ended calls by status. Times of answered unary calls are kept,
+    TIMES_MAX at most, and counted with them, until somebody calls `sum_up`."""
 
     __slots__ = ("_seconds", "_took", "handled", "labels", "received", "sent", "started")
 
@@ -163,27 +164,28 @@ class MethodCounts:
         self._seconds = Histogram()
         self._took: list[float] = []
 
-    @property
-    def seconds(self) -> Histogram:
-        """The times of calls."""
+    def sum_up(self) -> Histogram:
+        """Brings all counters up to date, and returns the times of calls."""
         took, self._took = self._took, []
-        self._seconds.add_all(took)
+        if took:
+            self.sent += len(took)
+            self.handled[Code.OK] += len(took)
+            self._seconds.add_all(took)
+        if self.labels[0] == _UNARY:
+            self.received = self.started
         return self._seconds
 
     # --- of a unary method
 
     def begin(self) -> float:
         self.started += 1
-        self.received += 1
         return time.perf_counter()
 
     def answered(self, begun_s: float) -> None:
-        self.sent += 1
-        self.handled[Code.OK] += 1
-        self._took.append(time.perf_counter() - begun_s)
-        if len(self._took) >= TIMES_MAX:
-            self._seconds.add_all(self._took)
-            self._took.clear()
+        took = self._took
+        took.append(time.perf_counter() - begun_s)
+        if len(took) >= TIMES_MAX:
+            self.sum_up()
 
     def failed(self, call: Call, error: BaseException, begun_s: float) -> None:
         self.ended(code_of(call, error), time.perf_counter() - begun_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
@@ -88,8 +89,8 @@ class Exchange:
     def __init__(
         self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send, limits: ListenerLimits
     ) -> None:
-        metadata = ReceivedMetadata(scope["headers"])
-        self._call = Call(scope["path"], metadata, peer=None, client=scope.get("client"))
+        metadata = ReceivedMetadata(scope["headers"], headers)
+        self._call = Call(scope["path"], metadata, math.inf, None, scope.get("client"))
         self._request = headers
         self._receive = receive
         self._send = send

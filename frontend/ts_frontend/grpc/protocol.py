@@ -10,7 +10,7 @@ import re
 import struct
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, overload
 from urllib.parse import quote
 
@@ -368,17 +368,19 @@ def _encode_entry(key: str, value: str | bytes) -> Header:
 
 
 class ReceivedMetadata(Sequence[Entry]):
-    """The metadata of a request, decoded when someone looks: most calls never do."""
+    """The metadata of a request, decoded when someone looks: most calls never do. `by_name`: the last value of each
+    header."""
 
-    __slots__ = ("_entries", "_headers")
+    __slots__ = ("_by_name", "_entries", "_headers")
 
-    def __init__(self, headers: Sequence[Header]) -> None:
+    def __init__(self, headers: Sequence[Header], by_name: Mapping[bytes, bytes] | None = None) -> None:
         self._headers = headers
+        self._by_name = dict(headers) if by_name is None else by_name
         self._entries: list[Entry] | None = None
 
     def all_named(self, names: frozenset[bytes]) -> bool:
         """Whether all headers have one of these names, which are no metadata to anybody: nothing need be decoded."""
-        return names.issuperset(dict(self._headers))
+        return names.issuperset(self._by_name)
 
     def _decoded(self) -> list[Entry]:
         if self._entries is None:

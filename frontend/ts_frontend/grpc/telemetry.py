@@ -106,10 +106,11 @@ class CallMetrics:
         seconds = _family("handling_seconds", MetricKind.HISTOGRAM, "Seconds from an RPC's start to its completion")
         for counts in self._methods.values():
             if counts.started:
+                times = counts.sum_up()
                 started.samples[counts.labels] = Counter(counts.started)
                 received.samples[counts.labels] = Counter(counts.received)
                 sent.samples[counts.labels] = Counter(counts.sent)
-                seconds.samples[counts.labels] = counts.seconds
+                seconds.samples[counts.labels] = times
                 for code in Code:
                     if counts.handled[code]:
                         handled.samples[(*counts.labels, code.name)] = Counter(counts.handled[code])

@@ -19,7 +19,8 @@ log = logging.getLogger(__name__)
 
 
 def outcome_answer(outcome: Outcome) -> HttpAnswer:
-    return json_answer(outcome.http_status, {"status": outcome.status})
+    more = {"warnings": list(outcome.warnings)} if outcome.warnings else {}
+    return json_answer(outcome.http_status, {"status": outcome.status, **more})
 
 
 def page_asked(parameters: Parameters) -> tuple[int, int]:

@@ -146,7 +146,7 @@ class _Calls:
         return model.openai or OpenAIHandler()
 
     def _submit(self, model: Model, given: Input, stream: bool, more: Pairs = ()) -> Job:
-        headers = self._request.for_handler(*more)
+        headers = self._request.for_handler(more)
         job = model.submit([given], headers=headers, request_id=self._request.request_id, stream=stream)
         self._running.append(job.cancel)
         return job

@@ -115,7 +115,7 @@ class HttpRequest:
                 found = value
         return found.decode("latin-1")
 
-    def for_handler(self, *more: tuple[str, str]) -> Pairs:
+    def for_handler(self, more: Pairs = ()) -> Pairs:
         """Returns the headers as a handler gets them, and `more` after them. Raises InvalidArgument."""
         return handlers_headers(self.headers, more)
 

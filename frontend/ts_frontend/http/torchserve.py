@@ -6,7 +6,7 @@ The method isn't looked at: GET, PUT or DELETE predict as POST does.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from urllib.parse import parse_qsl
 
 from ts.protocol import forms
@@ -14,7 +14,7 @@ from ts.protocol.frames import Buffer, Input, Pairs
 from ts_frontend.errors import HandlerFailed, InvalidArgument, ServeError
 from ts_frontend.http.errors import ErrorDialect, refusal
 from ts_frontend.http.request import JSON, Header, HttpAnswer, HttpRequest, Parameters, json_answer, query_pairs
-from ts_frontend.job import Job
+from ts_frontend.job import Job, shared_headers
 from ts_frontend.models.health import Health
 from ts_frontend.models.registry import Registry
 from ts_frontend.telemetry.metrics.gpus import Gpus
@@ -24,6 +24,8 @@ from ts_frontend.telemetry.metrics.registry import MetricsRegistry
 from ts_frontend.telemetry.metrics.text import CONTENT_TYPE
 
 PREDICT, EXPLAIN = ("explain", "False"), ("explain", "True")
+#: What a handler is told of a path that ends with the model.
+_WITHOUT_REST = {explain: shared_headers([explain, ("url_path", "")]) for explain in (PREDICT, EXPLAIN)}
 
 #: Headers of an answer that are the server's to set.
 _RESERVED = frozenset(
@@ -45,17 +47,18 @@ class HttpInference:
         healthy, report = await self._health.health()
         return json_answer(200 if healthy else 500, report)
 
-    async def predictions(self, request: HttpRequest) -> HttpAnswer:
-        return await self._of_path(request, PREDICT)
+    def predictions(self, request: HttpRequest) -> Awaitable[HttpAnswer]:
+        return self._of_path(request, PREDICT)
 
-    async def explanations(self, request: HttpRequest) -> HttpAnswer:
-        return await self._of_path(request, EXPLAIN)
+    def explanations(self, request: HttpRequest) -> Awaitable[HttpAnswer]:
+        return self._of_path(request, EXPLAIN)
 
-    async def _of_path(self, request: HttpRequest, explain: tuple[str, str]) -> HttpAnswer:
+    def _of_path(self, request: HttpRequest, explain: tuple[str, str]) -> Awaitable[HttpAnswer]:
         """Reads a path /predictions/MODEL[/VERSION[/REST]]."""
         params = request.path_params
-        more = [explain, ("url_path", params.get("url_path", ""))]
-        return await self._predict(request, params["model_name"], params.get("model_version"), more)
+        rest = params.get("url_path")
+        more = [explain, ("url_path", rest)] if rest else _WITHOUT_REST[explain]
+        return self._predict(request, params["model_name"], params.get("model_version"), more)
 
     async def predict_kserve(self, request: HttpRequest) -> HttpAnswer:
         """Predicts by a path of KServe's protocols; errors, too, have TorchServe's form."""
@@ -83,7 +86,7 @@ class HttpInference:
             name = self._only_model() or _form_field(request, body, "model_name")
         if name is None:
             raise InvalidArgument("Parameter model_name is required.")
-        return await self._submit(request, name, None, [PREDICT], _query_inputs(request), body)
+        return await answer_of(self._submit(request, name, None, [PREDICT], _query_inputs(request), body))
 
     def _only_model(self) -> str | None:
         names = set(self._at_startup())
@@ -96,20 +99,21 @@ class HttpInference:
         request: HttpRequest,
         name: str,
         version: str | None,
-        more: list[tuple[str, str]],
+        more: Pairs,
         inputs: Sequence[Input] = (),
     ) -> HttpAnswer:
-        return await self._submit(request, name, version, more, inputs, await request.body())
+        body = await request.body()
+        return await answer_of(self._submit(request, name, version, more, inputs, body))
 
-    async def _submit(
+    def _submit(
         self,
         request: HttpRequest,
         name: str,
         version: str | None,
-        more: list[tuple[str, str]],
+        more: Pairs,
         inputs: Sequence[Input],
         body: bytes,
-    ) -> HttpAnswer:
+    ) -> Job:
         """Submits a request to a model. `more`: headers for the handler beside the client's."""
         model = self._models.find(name, version)
         content_type = request.header(b"content-type")
@@ -117,13 +121,13 @@ class HttpInference:
             check_form(content_type, body)
         job = model.submit(
             [*inputs, Input("body", content_type, body)],
-            headers=request.for_handler(*more),
+            headers=request.for_handler(more),
             request_id=request.request_id,
             stream=True,
             version_named=bool(version),
         )
         request.when_gone(job.cancel)
-        return await answer_of(job)
+        return job
 
 
 async def answer_of(job: Job) -> HttpAnswer:

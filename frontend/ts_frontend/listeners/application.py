@@ -105,8 +105,11 @@ class Application:
         self._running.add(task)
         try:
             await app(scope, receive, send)
+        except ClientGone:
+            self._floods.cancelled(scope)
         except asyncio.CancelledError:
             if not self._aborted:
+                self._floods.cancelled(scope)
                 raise
             uncancel()
             with contextlib.suppress(Exception):  # an answer that has begun can't be replaced any more
@@ -114,29 +117,18 @@ class Application:
         finally:
             self._running.discard(task)
 
-    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def _http(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] == "http" and scope["path"] in self._routes and scope["method"] == "POST":
             message = f"{scope['path']} is a gRPC method: the content type must be application/grpc"
-            await answer_error(send, 415, "UnsupportedMediaTypeException", message)
-        else:
-            await self._serve_http(scope, receive, send)
-
-    async def _serve_http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await self._http_app(scope, receive, send)
-        except ClientGone:
-            self._floods.cancelled(scope)
-        except asyncio.CancelledError:
-            if not self._aborted:
-                self._floods.cancelled(scope)
-            raise
+            return answer_error(send, 415, "UnsupportedMediaTypeException", message)
+        return self._http_app(scope, receive, send)
 
 
 class HttpOnly(Application):
     """The same for a listener without gRPC: its requests go directly to its HTTP application."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._answer_http(self._serve_http, scope, receive, send)
+        await self._answer_http(self._http_app, scope, receive, send)
         if self._draining:
             await asyncio.sleep(LINGER_S)
 

@@ -59,6 +59,8 @@ def describe(model: Model) -> dict[str, Any]:
             "pendingRequests": queued,
         },
     }
+    if settings.warnings:
+        out["warnings"] = list(settings.warnings)
     if model.pool.load_failure is not None:
         out["loadFailure"] = model.pool.load_failure.cause
     if model.pool.last_failure is not None:

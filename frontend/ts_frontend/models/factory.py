@@ -29,6 +29,7 @@ from ts_frontend.tasks import Notifier
 from ts_frontend.telemetry.metrics.registry import MetricsRegistry
 from ts_frontend.workers.calls import Answer
 from ts_frontend.workers.cluster.resources import ClusterRequest
+from ts_frontend.workers.devices import usable_ids
 from ts_frontend.workers.limits import WorkerLimits
 from ts_frontend.workers.pool import NO_LIMITS, Pool
 from ts_frontend.workers.process import ProcessSpec, Sharing, TorchrunGroup, WorkerPlan
@@ -90,6 +91,7 @@ class ModelFactory:
                 "torch-model-archiver --handler packs one; `torchserve dev` serves a handler's file as it is"
             )
         self._check_devices(name, settings)
+        settings = self._with_device_warnings(name, version, settings)
         if config.bypass_serve and (python or settings.torchrun is not None):
             raise InvalidArchive(
                 f"Model {name} needs processes of its own (useVenv, requirements or torchrun), and with bypass_serve "
@@ -267,6 +269,22 @@ class ModelFactory:
                 f"nproc-per-node), and it may use {usable}: check deviceIds and number_of_gpu, or set deviceType: cpu"
             )
 
+    def _with_device_warnings(self, name: str, version: str, settings: ModelSettings) -> ModelSettings:
+        """The settings, with a warning if they ask for GPUs that aren't there."""
+        count, ids = self._supervisor.placement.inventory.count, list(settings.device_ids)
+        found = ""
+        if settings.cluster is not None or settings.device_type == "cpu":
+            return settings
+        if not count and (settings.device_type == "gpu" or ids):
+            asks = "deviceType is 'gpu'" if settings.device_type == "gpu" else f"deviceIds is {ids}"
+            found = f"{asks}, and the server has no GPU: its workers run on the CPU. `torchserve doctor` says why"
+        elif count and ids and not usable_ids(ids, count):
+            found = f"deviceIds is {ids}: ignored, all GPUs are used: the server has {count}, numbered from 0"
+        if not found:
+            return settings
+        log.warning("Model %s %s: %s", name, version, found)
+        return replace(settings, warnings=(*settings.warnings, found))
+
     def _spec(self, name: str, settings: ModelSettings, archive: Archive, python: str, with_torch: bool) -> ProcessSpec:
         torchrun = settings.torchrun
         if settings.cluster is not None:
@@ -325,7 +343,7 @@ class ModelFactory:
             "tensors": signature.for_worker(),
             "adapter": archive.adapter,
             "adapter_settings": archive.adapter_settings,
-            "threads": None,
+            "threads": settings.cpu_threads or None,
             **({} if config.dev_model is None else _debugging(config)),
             "mark_lines": config.log_format == "json" and not config.bypass_serve,
         }

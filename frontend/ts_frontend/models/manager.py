@@ -41,10 +41,12 @@ LOADS_END_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a management call: the HTTP status and sentence TorchServe answers."""
+    """The result of a management call: the HTTP status and sentence TorchServe answers, and what of a registered
+    model's settings was ignored."""
 
     http_status: int
     status: str
+    warnings: tuple[str, ...] = ()
 
 
 class ModelManager:
@@ -95,17 +97,19 @@ class ModelManager:
     async def _register(self, url: str, requested: Requested, synchronous: bool, signed: bool) -> Outcome:
         fetched = await self.loader.store.fetch(url, signed=signed)
         model = await self.add(await self.load(fetched, requested, loaded_at_startup=False))
-        count = model.minimum
+        count, warnings = model.minimum, model.settings.warnings
         title = f'Model "{model.name}" Version: {model.version} registered with'
         if model.resident is not None:
             self._on_change()
-            return Outcome(200, f"{title} 0 initial workers. Its first request loads it (loadOnDemand).")
+            return Outcome(200, f"{title} 0 initial workers. Its first request loads it (loadOnDemand).", warnings)
         if not count:
             self._on_change()
-            return Outcome(200, f"{title} 0 initial workers. Use scale workers API to add workers for the model.")
+            return Outcome(
+                200, f"{title} 0 initial workers. Use scale workers API to add workers for the model.", warnings
+            )
         if not synchronous:
             self.tasks.background(self._scale(model, count, None))
-            return Outcome(202, PROCESSING)
+            return Outcome(202, PROCESSING, warnings)
         self.entering.add(model)
         try:
             await model.pool.scale(count)
@@ -117,7 +121,7 @@ class ModelManager:
         finally:
             self.entering.discard(model)
         self._on_change()
-        return Outcome(200, f"{title} {count} initial workers")
+        return Outcome(200, f"{title} {count} initial workers", warnings)
 
     async def load(self, fetched: Fetched, requested: Requested, *, loaded_at_startup: bool) -> Model:
         """Loads a model of a fetched archive, with its environment. It gets no requests before `add`. A failure removes

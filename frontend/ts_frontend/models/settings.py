@@ -251,8 +251,9 @@ class ModelSettings:
     """Resolved settings. `max_batch_delay_set` is False when no source sets the delay and it is only the default.
 
     `torchrun`: the start settings of a worker of several processes, None for one started without torchrun.
-    `device_type` "" is a GPU where there is one; `device_ids` () is all. `max_concurrency`: requests at a time on one
-    worker whose handler is a generator or async. `warnings`: values of the configuration that were ignored, and why.
+    `device_type` "" is a GPU where there is one; `device_ids` () is all; `cpu_threads` 0 is a share of the cores.
+    `max_concurrency`: requests at a time on one worker whose handler is a generator or async. `warnings`: values of the
+    configuration that were ignored, and why.
     """
 
     min_workers: int = 0
@@ -268,6 +269,7 @@ class ModelSettings:
     max_concurrency: int = 64
     device_type: str = ""
     device_ids: tuple[int, ...] = ()
+    cpu_threads: int = 0
     parallel_type: str = ""
     parallel_level: int = 0
     torchrun: Torchrun | None = None
@@ -441,6 +443,7 @@ def _plain(yaml: Source, server: Source, defaults: ServerConfig) -> dict[str, An
         "max_concurrency": whole("maxConcurrency", defaults.max_concurrency),
         "device_type": device_type,
         "device_ids": device_ids,
+        "cpu_threads": whole("cpuThreads", 0),
         "parallel_type": kind,
         "parallel_level": level,
         "torchrun": Torchrun.read(yaml.section("torchrun"), level) if kind not in ("", "custom") else None,

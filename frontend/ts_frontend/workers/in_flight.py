@@ -205,10 +205,12 @@ class InFlight:
     def measure(self, batch: Batch, now_s: float) -> tuple[float, float]:
         """Measures a batch that has ended; returns the seconds it waited behind others on the worker, and the seconds
         it ran."""
-        self.mean_s += 0.2 * (min(now_s - self.turn_s, 1.0) - self.mean_s)
+        turn_s = now_s - self.turn_s
+        self.mean_s += 0.2 * ((turn_s if turn_s < 1.0 else 1.0) - self.mean_s)
         self.turn_s = now_s
         # A batch sent ahead waits on the socket until the batch before it is finished.
-        waited_s = 0.0 if self.shared else max(self._finished_s - batch.taken_s, 0.0)
+        behind_s = self._finished_s - batch.taken_s
+        waited_s = behind_s if behind_s > 0.0 and not self.shared else 0.0
         self._finished_s = now_s
         return waited_s, now_s - batch.taken_s - waited_s
 

@@ -497,13 +497,21 @@ class Pool:
 
     def new_worker(self, slot: Slot) -> Worker:
         log.debug("Worker %s of %s starts on %s", slot.id, self.name, slot.device)
-        return Worker(slot.id, self.plan, slot.device, self.queue)
+        return Worker(slot.id, self.plan, slot.device, self.queue, self._sharers(slot))
+
+    def _sharers(self, slot: Slot) -> int:
+        """The workers of the model among which the cores are divided: those on the CPU of this machine."""
+        if slot.device.is_gpu or self.resources.cluster is not None or self.plan.in_process:
+            return 1
+        return max(1, sum(not one.device.is_gpu for one in self.slots))
 
     def started(self, worker: Worker) -> None:
         self.on_ready(worker.info)
         self._check_memory_limit(worker)
         self.queue.attach(worker)
-        log.info("Worker %s of %s is ready (pid %s).", worker.id, self.name, worker.pid)
+        threads = worker.info.get("threads", 0)  # known of processes with torch
+        more = f", {threads} thread{'s' if threads > 1 else ''}" if threads and not worker.device.is_gpu else ""
+        log.info("Worker %s of %s is ready (pid %s%s).", worker.id, self.name, worker.pid, more)
         self._changed()
         if not any(slot.load_failure for slot in self.slots):
             self._tracebacks.clear()

@@ -82,9 +82,10 @@ CALL_LIMIT_PART = 0.9
 
 
 class Worker:
-    """A process and the batches on it. `ended` gets the reason of its end; the queue dispatches batches to it."""
+    """A process and the batches on it. `ended` gets the reason of its end; the queue dispatches batches to it.
+    `sharers`: the workers among which the machine's cores are divided, this one with them."""
 
-    def __init__(self, worker_id: int, plan: WorkerPlan, device: Device, work: WorkQueue) -> None:
+    def __init__(self, worker_id: int, plan: WorkerPlan, device: Device, work: WorkQueue, sharers: int = 1) -> None:
         self.id = worker_id
         self.device = device
         self.state = WorkerState.STARTING
@@ -97,6 +98,7 @@ class Worker:
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.process: WorkerProcess | None = None
         self._plan = plan
+        self._sharers = sharers
         self._work = work
         self._connection: Connection | RankConnections | None = None
         self._calls: HandlerCalls | None = None
@@ -180,7 +182,7 @@ class Worker:
         connection = self._connection = self._connect(process)
         process.exited.add_done_callback(lambda _: connection.finish("process ended"))
         gpu = {"gpu_id": self.device.seen_id, "device_type": self.device.kind, "worker_id": self.id}
-        connection.push(Load({**plan.load, **gpu}))
+        connection.push(Load({**plan.load, **gpu, "workers": self._sharers}))
         try:
             await asyncio.wait_for(asyncio.shield(self._loaded), plan.startup_timeout_s)
         except asyncio.TimeoutError:
@@ -362,7 +364,7 @@ class Worker:
         jobs = running.jobs
         now_s = time.monotonic()
         for message in messages:
-            if isinstance(message, Chunk):
+            if type(message) is Chunk:
                 job_id, last = message[0], message[2]
                 entry = jobs.get(job_id)
                 if entry is not None:

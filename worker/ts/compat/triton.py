@@ -202,8 +202,8 @@ class TritonAdapter:
         """A response for the runtime; one that is an error, or not as declared, fails its request alone."""
         if not isinstance(response, InferenceResponse):
             return as_failure(f"execute gave {type(response).__name__} instead of an InferenceResponse")
-        if response.has_error():
-            return as_failure(response.error())
+        if response._error is not None:
+            return as_failure(response._error)
         try:
             return self._edges.given(response.neutral())
         except TritonModelException as error:

@@ -44,6 +44,7 @@ from ts.protocol.frames import (
     TIMES,
     U64,
     WHOLE,
+    WHOLE_HEAD,
     Begun,
     Call,
     Cancel,
@@ -300,6 +301,27 @@ def _decode_owned_single(key: int, whole: bytearray) -> Message | None:
     return Predict(key, [item._replace(inputs=[item.inputs[0]._replace(data=whole)])])
 
 
+def _take_chunks(data: bytes, messages: list[Message]) -> int:
+    """Decodes the small chunks without phrase and headers that the bytes begin with, which most answers are, each by
+    its two heads at once. Returns where they end."""
+    at, last_at, size = 0, len(data) - WHOLE_HEAD.size, WHOLE_HEAD.size
+    while at <= last_at:
+        length, kind, flags, _, key, last, status, phrase_size, header_count = WHOLE_HEAD.unpack_from(data, at)
+        stop = at + HEADER.size + length
+        if (
+            kind != CHUNK
+            or flags
+            or phrase_size
+            or header_count
+            or not CHUNK_HEAD.size <= length < JOINED_BYTES_MAX
+            or stop > len(data)
+        ):
+            break
+        messages.append(new(Chunk, (key, data[at + size : stop], last != 0, status, "", ())))
+        at = stop
+    return at
+
+
 #: Frames of this size are completed in a buffer of their own, which the socket can be read into.
 OPEN_BYTES_MIN = 32 * 1024
 
@@ -375,7 +397,7 @@ class Decoder:
             self._pieces = []
         view = memoryview(data)
         messages: list[Message] = []
-        at, end = 0, len(data)
+        at, end = _take_chunks(data, messages), len(data)
         need = head_size = HEADER.size
         while end - at >= head_size:
             length, kind, flags, _, key = HEADER.unpack_from(data, at)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
@@ -15,6 +16,8 @@ MULTIPART = "multipart/form-data"
 #: Names and parts beyond this are refused.
 PARTS_MAX = 4096
 PART_HEAD_BYTES_MAX = 16 * 1024
+#: So many different types that clients give are looked at only once.
+CONTENT_TYPES_MAX = 256
 
 _BOUNDARY = re.compile(r';\s*boundary=(?:"([^"]{1,200})"|([^\s;"]{1,200}))', re.IGNORECASE)
 _PARAMETER = re.compile(r';\s*([\w*-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;]*))')
@@ -32,6 +35,7 @@ class MalformedForm(ValueError):
     """The body isn't a valid form of its content type."""
 
 
+@lru_cache(maxsize=CONTENT_TYPES_MAX)
 def is_form(content_type: str) -> bool:
     """True for the two types whose bodies are fields (compared in any case, as RFC 9110 has it)."""
     return _base(content_type) in (URLENCODED, MULTIPART)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias, overload
 
 FRAME_BYTES_MAX = 256 * 1024
@@ -40,8 +41,9 @@ SINGLE = struct.Struct("<IQdHIH")  # COUNT and ITEM_HEAD
 _REQUEST = struct.Struct("<IBBHQIQdHIH")  # HEADER and SINGLE
 PAIR_HEAD = struct.Struct("<HI")
 INPUT_HEAD = struct.Struct("<HHQ")
+_SINGLE_BYTES = SINGLE.size + INPUT_HEAD.size
 CHUNK_HEAD = struct.Struct("<BHHH")
-_WHOLE_HEAD = struct.Struct("<IBBHQBHHH")  # HEADER and CHUNK_HEAD
+WHOLE_HEAD = struct.Struct("<IBBHQBHHH")  # HEADER and CHUNK_HEAD
 FAILED_HEAD = struct.Struct("<HBI")
 #: The flags in FAILED_HEAD.
 BY_HANDLER, WHOLE, NOT_BEGUN = 1, 2, 4
@@ -281,23 +283,42 @@ def _unpacked(block: bytes) -> list[tuple[str, str]]:
 
 def packed(pairs: Pairs) -> bytes:
     """Pairs as one block of bytes. Raises struct.error, or UnicodeEncodeError for halves of surrogate pairs."""
-    if not pairs:
-        return b""
     if type(pairs) is PackedPairs:
         return pairs.block
+    if not pairs:
+        return b""
     out: list[Buffer] = []
     _pairs(out, pairs)
     return b"".join(out)
 
 
+#: Headers whose values are the same in most requests of a client. Those of the others aren't kept.
+REPEATED_HEADERS = frozenset(
+    b"host user-agent accept accept-encoding accept-language connection content-type content-length".split()
+)
+#: Of such headers, how many are kept, and their longest values.
+REPEATED_MAX, REPEATED_BYTES_MAX = 512, 256
+
+
 def packed_headers(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
     """`packed` of the headers of an HTTP request, which are Latin-1."""
-    out: list[bytes] = []
-    for name, value in headers:
-        if not name.isascii() or not value.isascii():
-            name, value = name.decode("latin-1").encode(), value.decode("latin-1").encode()
-        out += (PAIR_HEAD.pack(len(name), len(value)), name, value)
-    return b"".join(out)
+    repeated, longest = REPEATED_HEADERS, REPEATED_BYTES_MAX
+    return b"".join(
+        [
+            _repeated_header(header) if header[0] in repeated and len(header[1]) <= longest else _packed_header(header)
+            for header in headers
+        ]
+    )
+
+
+def _packed_header(header: tuple[bytes, bytes]) -> bytes:
+    name, value = header
+    if not name.isascii() or not value.isascii():
+        name, value = name.decode("latin-1").encode(), value.decode("latin-1").encode()
+    return PAIR_HEAD.pack(len(name), len(value)) + name + value
+
+
+_repeated_header = lru_cache(maxsize=REPEATED_MAX)(_packed_header)
 
 
 def request_frame(
@@ -305,21 +326,25 @@ def request_frame(
 ) -> bytes | None:
     """The whole frame of a batch of one request with one input, the same as that of its `Predict`; None when it is no
     small one. Raises ValueError as `encode`."""
-    if len(inputs) != 1 or len(inputs[0].data) >= JOINED_BYTES_MAX:
+    if len(inputs) != 1:
         return None
     name, content_type, data = inputs[0]
+    data_size = len(data)
+    if data_size >= JOINED_BYTES_MAX:
+        return None
     raw_id, raw_name, raw_type = request_id.encode(), name.encode(), content_type.encode()
     raw_pairs = packed(headers)
-    size = SINGLE.size + INPUT_HEAD.size + len(raw_id) + len(raw_pairs) + len(raw_name) + len(raw_type) + len(data)
+    id_size, pairs_size, name_size, type_size = len(raw_id), len(raw_pairs), len(raw_name), len(raw_type)
+    size = _SINGLE_BYTES + id_size + pairs_size + name_size + type_size + data_size
     if size >= JOINED_BYTES_MAX:
         return None
     try:
         return b"".join(
             (
-                _REQUEST.pack(size, PREDICT, 0, 0, batch_id, 1, job_id, deadline_s, len(raw_id), len(raw_pairs), 1),
+                _REQUEST.pack(size, PREDICT, 0, 0, batch_id, 1, job_id, deadline_s, id_size, pairs_size, 1),
                 raw_id,
                 raw_pairs,
-                INPUT_HEAD.pack(len(raw_name), len(raw_type), len(data)),
+                INPUT_HEAD.pack(name_size, type_size, data_size),
                 raw_name,
                 raw_type,
                 data,
@@ -461,7 +486,7 @@ ANSWER_BYTES_MAX = JOINED_BYTES_MAX - CHUNK_HEAD.size - 1
 
 def answer_frame(job_id: int, data: bytes) -> bytes:
     """The frame of `Chunk(job_id, data)`, a whole answer without headers, of at most ANSWER_BYTES_MAX."""
-    return _WHOLE_HEAD.pack(CHUNK_HEAD.size + len(data), CHUNK, 0, 0, job_id, 1, 200, 0, 0) + data
+    return WHOLE_HEAD.pack(CHUNK_HEAD.size + len(data), CHUNK, 0, 0, job_id, 1, 200, 0, 0) + data
 
 
 def encode_bytes(message: Message) -> bytes:

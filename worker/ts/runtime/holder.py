@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import ctypes
 import gc
 import os
 import signal
@@ -82,7 +81,7 @@ class Holder(Forking):
         gc.collect()
         refusal = refusal or Footprint.now().refusal(before)
         gc.freeze()  # the collector's marks would copy every shared page in the workers
-        _give_back_freed()
+        process.give_back_freed()
         return {
             "op": "loaded",
             "load_s": load_s,
@@ -172,12 +171,6 @@ def _without_loop(loaded: Loaded) -> tuple[Loaded, str]:
     elif kept:
         refusal = "it keeps the event loop that it was loaded in"
     return loaded._replace(loop=None), refusal
-
-
-def _give_back_freed() -> None:
-    """Returns memory that the load has freed to the system, where the C library can."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def hold(control_fd: int) -> None:

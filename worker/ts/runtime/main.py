@@ -26,7 +26,7 @@ from ts.runtime.calls import Calls
 from ts.runtime.continuous import ContinuousRunner
 from ts.runtime.handlers import Loaded, describe_failure, load
 from ts.runtime.jobs import Ledger, SilentLedger
-from ts.runtime.process import log_to_stdout, mark_lines, outlive_stops, set_threads, turn_to
+from ts.runtime.process import give_back_freed, log_to_stdout, mark_lines, outlive_stops, set_threads, turn_to
 from ts.runtime.running import Opened, Opening
 from ts.runtime.stopwatch import Stopwatch
 from ts.runtime.worker import Link, leave
@@ -72,7 +72,7 @@ def answer(
     settings = link.wait_for_load().settings
     if before_load is not None:
         before_load(settings)
-    set_threads(settings.get("threads"))
+    set_threads(settings.get("threads"), settings.get("workers") or 1)
     if settings.get("terminal") or settings.get("debugpy_port"):
         from ts.runtime.debugging import prepare
 
@@ -146,8 +146,12 @@ def _load(link: Link, settings: dict[str, Any], loading: Loading) -> Loaded | No
         link.leave()
     gc.collect()
     gc.freeze()  # the model stays as long as the process
+    give_back_freed()
     load_s = time.monotonic() - begun_s
     info: dict[str, Any] = {"pid": os.getpid(), "handler_kind": loaded.kind, "load_s": round(load_s, 6)}
+    torch: Any = sys.modules.get("torch")
+    if hasattr(torch, "get_num_threads"):
+        info["threads"] = torch.get_num_threads()
     if loaded.signature is not None:
         info["signature"] = loaded.signature
     if loaded.routes:

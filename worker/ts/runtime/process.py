@@ -35,6 +35,12 @@ def die_with(parent_pid: int) -> None:
         os._exit(ORPHANED_STATUS)
 
 
+def give_back_freed() -> None:
+    """Returns memory that a load has freed to the system, where the C library can."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def keep_only(socket_fd: int, progress_fd: int, stdout_fd: int, stderr_fd: int) -> tuple[int, int]:
     """Puts the pipes to stdout and stderr and closes everything else; the numbers of the two that stay."""
     null = os.open(os.devnull, os.O_RDONLY)
@@ -145,25 +151,42 @@ def one_thread() -> Iterator[None]:
                 os.environ[variable] = value
 
 
-def set_threads(threads: int | None) -> None:
-    """Sets the number of threads per operation: the model's setting, else the environment's, else the number of
-    cores."""
-    if threads is not None:
-        os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
+def set_threads(threads: int | None, workers: int = 1) -> None:
+    """Sets the number of threads per operation: the model's setting, else the environment's, else the share of the
+    cores that a worker has which computes beside `workers` - 1 others."""
+    given = _given_threads()
+    wanted = threads or given or max(1, physical_cores() // workers)
+    if threads is not None or (workers > 1 and not given):
+        os.environ.update({name: str(wanted) for name in THREAD_VARIABLES if threads or name not in os.environ})
     torch = sys.modules.get("torch")
     if torch is not None:
-        torch.set_num_threads(threads or _threads_wanted())
+        torch.set_num_threads(wanted)
 
 
-def _threads_wanted() -> int:
+def _given_threads() -> int:
+    """What the environment says; 0 if nothing."""
     value = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
-    return int(value) if value.isdecimal() and int(value) > 0 else physical_cores()
+    return int(value) if value.isdecimal() else 0
 
 
 def physical_cores() -> int:
-    """The number of cores this process may use; two hardware threads of a core count once where the system tells."""
+    """The number of cores this process may use; two hardware threads of a core count once where the system tells. A
+    container's share of the processors counts, rounded up."""
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    return len({_core(cpu) for cpu in usable})
+    return min(len({_core(cpu) for cpu in usable}), allotted_cores())
+
+
+def allotted_cores(root: Path = Path("/sys/fs/cgroup")) -> int:
+    """The processors whose time the control group may use (cgroup v2, v1); very many without a limit."""
+    try:
+        quota, period = (root / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        try:
+            quota, period = ((root / "cpu" / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
+        except OSError:
+            return sys.maxsize
+    limited = quota.isdecimal() and period.isdecimal() and int(period) > 0  # "max" and -1: without a limit
+    return max(1, -(-int(quota) // int(period))) if limited else sys.maxsize
 
 
 def _core(cpu: int) -> str:

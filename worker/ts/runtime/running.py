@@ -40,9 +40,6 @@ HEAD_TEXT_BYTES_MAX = 65535
 #: Of one answer, those of a tensor form among them.
 HEADERS_MAX = 60_000
 
-#: So many different types that clients give are looked at only once.
-CONTENT_TYPES_MAX = 256
-
 _RUNTIME_DIR = os.path.dirname(__file__)
 #: Folders of code that is not the handler's own.
 _LIBRARIES = (
@@ -102,7 +99,7 @@ def fields_of(item: Item) -> Sequence[Input]:
 FORM, JSON, TEXT, BYTES = "form", "json", "text", "bytes"
 
 
-@lru_cache(maxsize=CONTENT_TYPES_MAX)
+@lru_cache(maxsize=forms.CONTENT_TYPES_MAX)
 def _kind(content_type: str) -> str:
     """How an input of that type is read. JSON and text compare with their case, forms without."""
     if forms.is_form(content_type):

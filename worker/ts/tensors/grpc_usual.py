@@ -155,9 +155,10 @@ def usual_request(data: Buffer, pairs: Headers, model: ModelSpec) -> tuple[Infer
             request_id = str(data[at:end], "utf-8")
         except UnicodeDecodeError:
             return None
+    view = memoryview(data)
     inputs = [
-        Tensor(name, datatype, np.ndarray(shape, dtype, data, at).copy(), {})
-        for (name, datatype, dtype, shape, _, _), (at, _) in zip(head.inputs, elements, strict=True)
+        Tensor(name, datatype, np.ndarray(shape, dtype, bytearray(view[at:end])), {})
+        for (name, datatype, dtype, shape, _, _), (at, end) in zip(head.inputs, elements, strict=True)
     ]
     outputs = [RequestedOutput(name) for name in head.outputs] if head.outputs else []
     request = InferenceRequest(inputs, request_id, head.model_name, head.model_version, {}, outputs, pairs)

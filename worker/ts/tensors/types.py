@@ -39,7 +39,7 @@ class NoSuchRegion(BadTensor):
     """A tensor in a region of shared memory that is not registered. Callers answer 404."""
 
 
-_OF_DTYPE = {row.dtype: row.name for row in DATATYPES.values() if row.name != "BYTES" and not row.as_bits}
+OF_DTYPE = {row.dtype: row.name for row in DATATYPES.values() if row.name != "BYTES" and not row.as_bits}
 
 
 def datatype(name: str, label: str) -> Datatype:
@@ -52,7 +52,7 @@ def datatype(name: str, label: str) -> Datatype:
 
 def datatype_of(array: Array) -> str:
     """The name of the datatype of an array; strings and objects are BYTES. Raises BadTensor for a type without one."""
-    found = _OF_DTYPE.get(array.dtype.newbyteorder("<") if array.dtype.byteorder == ">" else array.dtype)
+    found = OF_DTYPE.get(array.dtype.newbyteorder("<") if array.dtype.byteorder == ">" else array.dtype)
     if found is not None:
         return found
     if array.dtype.kind in "OSU":

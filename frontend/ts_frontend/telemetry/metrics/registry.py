@@ -97,6 +97,8 @@ class MetricsRegistry:
         listed = {**definitions.server, **definitions.model}
         self.host = host
         self.mode = mode
+        #: Every metric is on the API.
+        self.everything = mode == "prometheus"
         self._definitions = definitions
         self._auto_detect = auto_detect
         self._detected: dict[str, Definition] = {}
@@ -114,11 +116,6 @@ class MetricsRegistry:
         #: Returns the examples of each model version's requests, and starts to keep them.
         self.examples: Callable[[], Mapping[tuple[str, str], Examples]] = dict
         self.event_log = EventLog(definitions, listed.keys() - self._exposed, host)
-
-    @property
-    def everything(self) -> bool:
-        """Whether every metric is on the API."""
-        return self.mode == "prometheus"
 
     # --- reading
 

@@ -67,7 +67,10 @@ __all__ = [
 
 
 def _named(tensors: Sequence[Tensor], name: str) -> Tensor | None:
-    return next((tensor for tensor in tensors if tensor.name() == name), None)
+    for tensor in tensors:  # a generator costs more than this loop
+        if tensor.name() == name:
+            return tensor
+    return None
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:

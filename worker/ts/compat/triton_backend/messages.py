@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from ts.compat.triton_backend.errors import TritonError, TritonModelException
 from ts.protocol.datatypes import DATATYPES
 from ts.tensors import types
-from ts.tensors.types import Array, BadTensor, bytes_array, datatype_of
+from ts.tensors.types import OF_DTYPE, Array, BadTensor, bytes_array, datatype_of
 
 TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START, TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 1, 2
@@ -21,6 +22,9 @@ TRITONSERVER_REQUEST_RELEASE_ALL, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 1, 2
 _OWN = frozenset({"sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "binary_data_output"})
 
 
+#: Datatypes that numpy lacks.
+_AS_BITS = frozenset(name for name, kind in DATATYPES.items() if kind.as_bits)
+
 R = TypeVar("R", bound="InferenceRequest")
 
 
@@ -28,6 +32,11 @@ class Tensor:
     """A named array. BYTES are object arrays of bytes; BF16 has no numpy form, only DLPack's."""
 
     def __init__(self, name: str, numpy_array: Array) -> None:
+        if type(numpy_array) is np.ndarray:
+            usual = OF_DTYPE.get(numpy_array.dtype)
+            if usual is not None:
+                self._tensor = types.Tensor(name, usual, numpy_array, {})
+                return
         if not isinstance(numpy_array, np.ndarray):
             raise TritonModelException(f"tensor {name!r}: a numpy array is needed, not {type(numpy_array).__name__}")
         if numpy_array.dtype.kind in "SU":
@@ -55,11 +64,10 @@ class Tensor:
         return list(self._tensor.shape)
 
     def as_numpy(self) -> Array:
-        if DATATYPES[self._tensor.datatype].as_bits:
-            raise TritonModelException(
-                f"tensor {self.name()!r}: {self._tensor.datatype} has no numpy type, use to_dlpack()"
-            )
-        return self._tensor.array
+        tensor = self._tensor
+        if tensor.datatype in _AS_BITS:
+            raise TritonModelException(f"tensor {self.name()!r}: {tensor.datatype} has no numpy type, use to_dlpack()")
+        return tensor.array
 
     def is_cpu(self) -> bool:
         return True
@@ -91,6 +99,10 @@ class Tensor:
 class InferenceResponse:
     """The outputs for one request, or why there are none."""
 
+    # What most responses have.
+    _error: TritonError | None = None
+    _parameters: Mapping[str, Any] = MappingProxyType({})
+
     def __init__(
         self,
         output_tensors: Sequence[Tensor] = (),
@@ -98,10 +110,10 @@ class InferenceResponse:
         parameters: str | dict[str, Any] | None = None,
     ) -> None:
         self._output_tensors = list(output_tensors)
-        self._error = TritonError(error) if isinstance(error, str) else error
-        self._parameters: dict[str, Any] = (
-            parameters if isinstance(parameters, dict) else json.loads(parameters) if parameters else {}
-        )
+        if error is not None:
+            self._error = TritonError(error) if isinstance(error, str) else error
+        if parameters:
+            self._parameters = parameters if isinstance(parameters, dict) else json.loads(parameters)
 
     def output_tensors(self) -> list[Tensor]:
         return self._output_tensors
@@ -113,12 +125,12 @@ class InferenceResponse:
         return self._error
 
     def parameters(self) -> str:
-        return json.dumps(self._parameters)
+        return json.dumps(dict(self._parameters))
 
     def neutral(self) -> types.InferenceResponse:
         """The response as the runtime takes it."""
         outputs = [tensor._tensor for tensor in self._output_tensors]
-        return types.InferenceResponse(outputs, "", "", "", dict(self._parameters))
+        return types.InferenceResponse(outputs, "", "", "", dict(self._parameters) if self._parameters else {})
 
 
 class InferenceResponseSender:
@@ -175,7 +187,8 @@ class InferenceRequest:
     ) -> None:
         self._inputs = list(inputs)
         self._request_id, self._correlation_id = _text(request_id), correlation_id
-        self._requested, self._flags, self._timeout = list(map(_text, requested_output_names)), int(flags), int(timeout)
+        self._requested: Sequence[str] = list(map(_text, requested_output_names))
+        self._flags, self._timeout = int(flags), int(timeout)
         self._parameters = json.dumps(parameters, default=str) if isinstance(parameters, dict) else parameters or "{}"
         self._trace = trace
         self.model_name, self.model_version = _text(model_name), str(model_version)
@@ -192,7 +205,7 @@ class InferenceRequest:
         found = cls.__new__(cls)
         found._inputs = [Tensor.wrapping(tensor) for tensor in inputs]
         found._request_id, found.model_name = request.id, request.model_name
-        found._requested = [output.name for output in request.outputs] if request.outputs else list(outputs)
+        found._requested = [output.name for output in request.outputs] if request.outputs else outputs
         if request.parameters:
             found._take_parameters(request.parameters)
         found._is_cancelled = is_cancelled
@@ -229,7 +242,7 @@ class InferenceRequest:
         return given if isinstance(given, str) else json.dumps(given, default=str)
 
     def requested_output_names(self) -> list[str]:
-        return self._requested
+        return list(self._requested)
 
     def trace(self) -> InferenceTrace:
         if self._trace is None:
