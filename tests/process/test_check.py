@@ -118,17 +118,13 @@ FAULTS: tuple[tuple[Callable[[Path], None], str, str, str], ...] = (
     ),
     (plant_unnamed_config, "unnamed", "warning", "its manifest doesn't name it: it has no effect"),
     (plant_settings, "settings.mar", "warning", "batchSize is 0: ignored, it must be a whole number, at least 1"),
-<<<<<<< HEAD
     (plant_settings, "settings.mar", "warning", "min_workers is not a setting; did you mean minWorkers?"),
-=======
-    (plant_settings, "settings.mar", "warning", "min_workers is no setting; did you mean minWorkers?"),
     (
         plant_settings,
         "settings.mar",
         "warning",
         "deviceType is 'gpu', and the server has no GPU: its workers run on the",
     ),
->>>>>>> main
     (plant_syntax, "syntax.mar", "error", "handler.py, line 1: SyntaxError: "),
     (plant_import, "needs.mar", "error", "-m pip install no_such_library"),
     (plant_requirements, "requires.mar", "warning", "install_py_dep_per_model isn't true"),
