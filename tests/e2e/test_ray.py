@@ -1,39 +1,29 @@
-"""Workers on three nodes of a real Ray cluster: their nodes are described, and requests outlive the end of a node."""
+"""Workers on the nodes of a real Ray cluster: what they are given there, what becomes of them when a node or the head
+dies, and how Ray's autoscaler learns of those that wait. GPUs are such that nodes only say they have."""
 
 from __future__ import annotations
 
 import importlib.util
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 
 from e2e.conftest import Serving, write_model
-from support import GUARD_S, until
+from support import GUARD_S, module_of, until
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray isn't installed (torchrelay[ray])"),
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray isn't installed: make test-slow does"),
 ]
 
-CLUSTER = """
-import sys
-from ray.cluster_utils import Cluster
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-nodes = {node.node_id: node for node in [cluster.add_node(num_cpus=2) for _ in range(3)]}
-cluster.wait_for_nodes()
-print("at", cluster.address, flush=True)
-for line in sys.stdin:
-    cluster.remove_node(nodes.pop(line.strip()), allow_graceful=False)
-    print("removed", flush=True)
-cluster.shutdown()
-"""
-HANDLER = """
+ray_cluster = module_of(Path(__file__).parents[2] / "benchmarks" / "measuring" / "ray_cluster.py")
+BEGUN = """
 import os, time
 def handle(data, context):
     if data is None:
@@ -44,74 +34,190 @@ def handle(data, context):
     time.sleep(0.005)
     return words
 """
-REQUESTS = 600
-
-
-class RayCluster:
-    """The cluster's own process, which ends nodes by their ids."""
-
-    def __init__(self) -> None:
-        self._child = subprocess.Popen(
-            [sys.executable, "-c", CLUSTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self.address = self._said("at")
-
-    def _said(self, word: str) -> str:
-        assert self._child.stdout is not None
-        for line in self._child.stdout:
-            if line.startswith(word):
-                return line.removeprefix(word).strip()
-        raise AssertionError(f"the cluster ended with status {self._child.wait()}")
-
-    def end_node(self, node: str) -> None:
-        assert self._child.stdin is not None
-        self._child.stdin.write(node + "\n")
-        self._child.stdin.flush()
-        self._said("removed")
-
-    def close(self) -> None:
-        self._child.communicate(timeout=GUARD_S)
-
-
-@pytest.fixture
-def cluster() -> Iterator[RayCluster]:
-    made = RayCluster()
-    yield made
-    made.close()
-
-
-def test_two_models_outlive_a_node(cluster: RayCluster, tmp_path: Path) -> None:
-    store, begun = tmp_path / "store", tmp_path / "begun.txt"
-    store.mkdir()
-    for name in ("one", "two"):
-        write_model(store, name, HANDLER, config=f"minWorkers: 2\nmaxWorkers: 2\nray: {{env: {{BEGUN: '{begun}'}}}}\n")
-    server = Serving(tmp_path, store, {"ray_address": cluster.address}, ["--ncs", "--models", "one", "two"])
+WHERE = """
+import os
+def handle(data, context):
+    if data is None:
+        return None
+    seen = {"gpus": os.environ.get("CUDA_VISIBLE_DEVICES", ""), "env": os.environ.get("TOLD", "")}
     try:
-        server.wait_started()
+        import torchrelay_tiny
+        seen["tiny"] = torchrelay_tiny.WORD
+    except ImportError:
+        pass
+    return [seen] * len(data)
+"""
+REQUESTS = 600
+#: A call that would wait for a place is told so after this time.
+STARTUP_S = 5
 
-        def workers() -> list[dict[str, Any]]:
-            return [worker for name in ("one", "two") for worker in server.describe(name)["workers"]]
 
-        def nodes() -> list[str]:
-            return [worker["node"]["id"] for worker in workers() if worker["status"] == "READY" and "node" in worker]
+@contextmanager
+def clusters(**env: str) -> Iterator[Any]:
+    made = ray_cluster.RayCluster(env={"RAY_DEDUP_LOGS": "0", **env})
+    try:
+        yield made
+    finally:
+        made.close()
 
-        until(lambda: len(nodes()) == 4, workers)
-        killed = server.describe("one")["workers"][0]["node"]["id"]
 
-        def ask(number: int) -> tuple[str, int, str]:
-            if number == REQUESTS // 3:
-                cluster.end_node(killed)
-            answer = httpx.post(
-                f"{server.http}/predictions/{('one', 'two')[number % 2]}", content=f"r{number}", timeout=GUARD_S
-            )
-            return f"r{number}", answer.status_code, answer.text
-
-        with ThreadPoolExecutor(8) as pool:
-            answers = list(pool.map(ask, range(REQUESTS)))
-        ran = begun.read_text().split()
-        assert [one for one in answers if one[1] != 200 and one[0] not in ran] == [], "not begun, and not answered"
-        assert all(text == word for word, status, text in answers if status == 200)
-        assert len(ran) == len(set(ran)), "nothing ran twice"
-        until(lambda: len(nodes()) == 4 and killed not in nodes(), workers)
+@contextmanager
+def serving(directory: Path, address: str, models: dict[str, str], handler: str = WHERE, **more: Any) -> Iterator[Any]:
+    """A server with these models, by their configurations."""
+    store = directory / "store"
+    store.mkdir(exist_ok=True)
+    for name, config in models.items():
+        write_model(store, name, handler, config=config)
+    settings: dict[str, object] = {"ray_address": address, **more}
+    server = Serving(directory, store, settings, ["--ncs", "--models", *models])
+    try:
+        yield server.wait_started()
     finally:
         server.terminate()
+
+
+def workers(server: Serving, *names: str) -> list[dict[str, Any]]:
+    return [worker for name in names for worker in server.describe(name)["workers"]]
+
+
+def nodes(server: Serving, *names: str) -> list[str]:
+    """The nodes of the workers that are ready."""
+    return [one["node"]["id"] for one in workers(server, *names) if one["status"] == "READY" and "node" in one]
+
+
+def placed(server: Serving, count: int, *names: str) -> list[str]:
+    """The nodes of the workers, once so many are ready."""
+    until(lambda: len(nodes(server, *names)) == count, lambda: (workers(server, *names), server.log))
+    return nodes(server, *names)
+
+
+def pinged(server: Serving) -> dict[str, Any]:
+    return dict(httpx.get(f"{server.http}/ping", timeout=GUARD_S).json())
+
+
+def seen(server: Serving, name: str) -> dict[str, str]:
+    return dict(httpx.post(f"{server.http}/predictions/{name}", content=b"x", timeout=GUARD_S).json())
+
+
+def test_two_models_outlive_a_node(tmp_path: Path) -> None:
+    begun = tmp_path / "begun.txt"
+    config = f"minWorkers: 2\nmaxWorkers: 2\nray: {{env: {{BEGUN: '{begun}'}}}}\n"
+    with clusters() as cluster:
+        for _ in range(3):
+            cluster.add_node(num_cpus=2)
+        with serving(tmp_path, cluster.address, {"one": config, "two": config}, BEGUN) as server:
+            placed(server, 4, "one", "two")
+            killed = server.describe("one")["workers"][0]["node"]["id"]
+
+            def ask(number: int) -> tuple[str, int, str]:
+                if number == REQUESTS // 3:
+                    cluster.kill_node(killed)
+                answer = httpx.post(
+                    f"{server.http}/predictions/{('one', 'two')[number % 2]}", content=f"r{number}", timeout=GUARD_S
+                )
+                return f"r{number}", answer.status_code, answer.text
+
+            with ThreadPoolExecutor(8) as pool:
+                answers = list(pool.map(ask, range(REQUESTS)))
+            ran = begun.read_text().split()
+            assert [one for one in answers if one[1] != 200 and one[0] not in ran] == [], "not begun, and not answered"
+            assert all(text == word for word, status, text in answers if status == 200)
+            assert len(ran) == len(set(ran)), "nothing ran twice"
+            until(lambda: len(nodes(server, "one", "two")) == 4 and killed not in nodes(server, "one", "two"))
+
+
+def test_workers_are_given_what_their_models_ask_for(tmp_path: Path) -> None:
+    """Each model's configuration says where its workers may be; two more don't fit, and say so until they do."""
+    models = {
+        "halves": "minWorkers: 4\nmaxWorkers: 4\nray: {num_cpus: 0, num_gpus: 0.5, labels: {zone: a}}\n",
+        "one_gpu": "minWorkers: 1\nmaxWorkers: 1\ndeviceType: gpu\nray: {num_cpus: 0, labels: {zone: b}}\n",
+        "special": "minWorkers: 1\nmaxWorkers: 1\nray: {num_cpus: 0, resources: {special: 1}, env: {TOLD: word}}\n",
+        "memory": "minWorkers: 1\nmaxWorkers: 1\nray: {num_cpus: 0.1, memory: 3GiB}\n",
+        "not_a": "minWorkers: 2\nmaxWorkers: 2\nray: {num_cpus: 0.1, labels: {zone: '!in(a,b)'}}\n",
+        "spread": "minWorkers: 3\nmaxWorkers: 3\nray: {placement: STRICT_SPREAD}\n",
+        "packed": "minWorkers: 2\nmaxWorkers: 2\nray: {placement: STRICT_PACK, labels: {zone: 'in(a,b)'}}\n",
+        "apart": "minWorkers: 1\nmaxWorkers: 9\nray: {num_cpus: 0.1, placement: STRICT_SPREAD}\n",
+    }
+    with clusters() as cluster:
+        gib = 1 << 30
+        a = cluster.add_node(num_cpus=3, num_gpus=2, memory=gib, labels={"zone": "a"})
+        b = cluster.add_node(num_cpus=3, num_gpus=1, memory=gib, labels={"zone": "b"}, resources={"special": 1})
+        c = cluster.add_node(num_cpus=3, memory=4 * gib, labels={"zone": "c"})
+        with serving(tmp_path, cluster.address, models, default_startup_timeout=STARTUP_S) as server:
+            assert placed(server, 1, "one_gpu") == [b]
+            assert placed(server, 1, "special") == [b]
+            assert placed(server, 1, "memory") == [c]
+            assert placed(server, 2, "not_a") == [c, c]
+            assert sorted(placed(server, 3, "spread")) == sorted([a, b, c])
+            assert set(placed(server, 2, "packed")) in ({a}, {b})
+            assert placed(server, 4, "halves") == [a] * 4
+            gpus = sorted(gpu for worker in workers(server, "halves") for gpu in worker["node"]["gpus"])
+            assert gpus == ["0", "0", "1", "1"], "two workers share each GPU"
+            assert seen(server, "halves")["gpus"] in ("0", "1"), "and each sees its own alone"
+            assert seen(server, "one_gpu")["gpus"] == "0"
+            assert seen(server, "special") == {"gpus": "", "env": "word"}
+            assert server.describe("halves")["ray"]["resources"] == {"GPU": 0.5}
+            assert server.describe("spread")["ray"]["placement"] == "STRICT_SPREAD"
+
+            with pytest.raises(grpc.RpcError) as refused:
+                server.scale("special", 2)
+            words = "waits for resources: special: 1. The cluster has no more (free: special: 0)"
+            assert words in str(refused.value.details())
+            assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+            (waiting,) = [one for one in workers(server, "special") if one["status"] != "READY"]
+            assert waiting["waitsFor"] == words
+            assert f"of special_1.0 {words}" in server.log
+            assert seen(server, "special")["env"], "those that have a place go on"
+            d = cluster.add_node(num_cpus=1, resources={"special": 1})
+            assert sorted(placed(server, 2, "special")) == sorted([b, d])
+
+            with pytest.raises(grpc.RpcError) as refused:
+                server.scale("apart", 1)
+            assert (
+                "9 places (STRICT_SPREAD) of CPU: 0.1, each on a node of its own. The cluster has 4 such nodes"
+                in str(refused.value.details())
+            )
+
+
+ONE = {"one": "minWorkers: 1\nmaxWorkers: 2\n"}
+
+
+def test_the_loss_of_the_head_leaves_what_lives_serving(tmp_path: Path) -> None:
+    """Without storage of its own, a head that returns has a new cluster: workers are placed there when it has nodes."""
+    with clusters() as cluster:
+        cluster.add_node(num_cpus=2)
+        with serving(tmp_path, cluster.address, ONE, default_startup_timeout=STARTUP_S) as server:
+            placed(server, 1, "one")
+            cluster.end_head()
+            away = until(lambda: pinged(server).get("ray"), lambda: server.log)
+            assert str(away).startswith("away: ")
+            assert pinged(server)["status"] == "Healthy"
+            assert server.describe("one")["ray"]["state"] == "away"
+            with pytest.raises(grpc.RpcError, match="waits for Ray"):
+                server.scale("one", 2)
+            assert seen(server, "one") == {"gpus": "", "env": ""}
+            server.wait_for_log("waits for Ray")
+            cluster.renew()
+            node = cluster.add_node(num_cpus=2)
+            assert placed(server, 2, "one") == [node, node]
+            assert seen(server, "one") == {"gpus": "", "env": ""}
+            assert "ray" not in pinged(server)
+
+
+def test_a_head_that_returns_with_its_state_goes_on(tmp_path: Path) -> None:
+    kept = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(tmp_path / "gcs")}
+    (tmp_path / "gcs").mkdir()
+    with clusters(**kept) as cluster:
+        cluster.add_node(num_cpus=2)
+        with serving(tmp_path, cluster.address, ONE) as server:
+            placed(server, 1, "one")
+            pid = server.describe("one")["workers"][0]["pid"]
+            cluster.end_head()
+            until(lambda: pinged(server).get("ray"), lambda: server.log)
+            assert seen(server, "one") == {"gpus": "", "env": ""}
+            cluster.return_head()
+            until(lambda: "ray" not in pinged(server), lambda: server.log)
+            assert server.describe("one")["ray"]["state"] == "connected"
+            server.scale("one", 2)
+            placed(server, 2, "one")
+            assert pid in [one["pid"] for one in workers(server, "one")], "the one that lived goes on"

@@ -138,6 +138,10 @@ def test_a_worker_without_a_place_says_what_it_waits_for(
             with pytest.raises(StartFailed, match=r"CPU: 1\. The cluster has no more \(free: CPU: 0\)\. It starts as"):
                 await scaling
             assert pool.slots[0].waits_for.startswith("waits for resources: CPU: 1")
+            scaling = asyncio.create_task(pool.scale(1))
+            await until_async(looked)
+            with pytest.raises(StartFailed, match="waits for resources"):
+                await scaling  # a second call is answered, too
             assert len(bridge.orders) == 1, "it is asked for once, and stays asked for"
             bridge.room = True
             bridge.carry_out(bridge.orders[0])

@@ -10,7 +10,7 @@ from ts_frontend.config.table import ServerConfig
 from ts_frontend.models.settings import Requested, resolve
 from ts_frontend.workers.cluster.link import sentence
 from ts_frontend.workers.cluster.resources import ClusterRequest, read_request
-from ts_frontend.workers.cluster.state import SILENCE_S, ClusterNode, ClusterState, why_waiting
+from ts_frontend.workers.cluster.state import SILENCE_S, ClusterNode, ClusterState, unmet, why_waiting
 from ts_frontend.workers.devices import CPU
 from ts_frontend.workers.supervisor import device_of
 
@@ -23,19 +23,19 @@ def read(section: dict[str, Any], device_type: str = "", devices: int = 0) -> tu
 
 
 def test_a_request_has_all_that_ray_can_be_asked_for() -> None:
-    given = {
+    given: dict[str, Any] = {
         "num_cpus": 2,
         "num_gpus": 0.5,
         "memory": "2GiB",
         "resources": {"TPU": 1},
-        "labels": {"zone": "a"},
+        "labels": {"zone": "a", "ray.io/accelerator-type": "!in(H100, A100)"},
         "placement": "STRICT_SPREAD",
         "env": {"TOKEN": "x", "LEVEL": 3},
     }
     request, warnings = read(given)
     assert not warnings
     assert request == ClusterRequest(
-        2.0, 0.5, 2 * 2**30, {"TPU": 1.0}, {"zone": "a"}, "STRICT_SPREAD", env={"TOKEN": "x", "LEVEL": "3"}
+        2.0, 0.5, 2 * 2**30, {"TPU": 1.0}, given["labels"], "STRICT_SPREAD", env={"TOKEN": "x", "LEVEL": "3"}
     )
     assert request.amounts == {"CPU": 2.0, "GPU": 0.5, "memory": 2.0 * 2**30, "TPU": 1.0}
 
@@ -59,6 +59,13 @@ def test_gpus_follow_from_the_models_settings(device_type: str, devices: int, gp
         ({"placement": "spread"}, "one of SPREAD, PACK, STRICT_SPREAD, STRICT_PACK"),
         ({"resources": {"TPU": "one"}}, "ray: resources is {'TPU': 'one'}: ignored"),
         ({"labels": ["zone"]}, "ray: labels is ['zone']: ignored"),
+        (
+            {"labels": {"zone": "in(a"}},
+            "ray: labels is {'zone': 'in(a'}: ignored, it must be names with selectors: a, !a",
+        ),
+        ({"labels": {"zone": "a b"}}, "ray: labels is {'zone': 'a b'}: ignored"),
+        ({"labels": {"my zone": "a"}}, "ray: labels is {'my zone': 'a'}: ignored"),
+        ({"num_cpus": 0, "placement": "SPREAD"}, "ray: placement is ignored: a placement group reserves resources"),
         ({"num_gpus": 1.5}, "more than one GPU has to be a whole number, 1 are asked for"),
     ],
 )
@@ -84,6 +91,8 @@ def test_settings_place_workers_in_the_cluster_unless_the_model_stays() -> None:
     assert resolve(Requested(), {"ray": False}, {}, CLUSTERED).cluster is None
     assert resolve(Requested(), {"ray": {"num_cpus": 3}}, {}, CLUSTERED).cluster == ClusterRequest(3.0)
     assert resolve(Requested(), {}, {"ray": {"num_cpus": 3}}, CLUSTERED).cluster == ClusterRequest(3.0)
+    settings = resolve(Requested(), {"ray": {"num_gpu": 1}}, {}, ServerConfig())
+    assert settings.cluster is None and "did you mean num_gpus?" in settings.warnings[0], "told without a cluster, too"
     settings = resolve(Requested(), {"ray": 7}, {}, CLUSTERED)
     assert settings.cluster == ClusterRequest() and "ray is 7: ignored" in settings.warnings[0]
     settings = resolve(Requested(), {"deviceIds": [0, 1]}, {}, CLUSTERED)
@@ -92,48 +101,74 @@ def test_settings_place_workers_in_the_cluster_unless_the_model_stays() -> None:
     assert settings.cluster is None and "torchrun's workers run on this machine" in settings.warnings[0]
 
 
-NODES = (
-    ClusterNode("a" * 20, "10.0.0.1", True, {"CPU": 4.0}, {"zone": "a"}),
-    ClusterNode("b" * 20, "10.0.0.2", True, {"CPU": 2.0, "GPU": 1.0}, {"zone": "b"}),
-    ClusterNode("c" * 20, "10.0.0.3", False, {"CPU": 64.0}),
-)
+def node(name: str, total: float, free: float, alive: bool = True, **more: float) -> ClusterNode:
+    """A node whose zone is its name, with CPUs, and as many of others as are free."""
+    return ClusterNode(
+        name * 20, f"10.0.0.{ord(name) - 96}", alive, {"CPU": total, **more}, {"CPU": free, **more}, {"zone": name}
+    )
+
+
+NODES = (node("a", 4, 2), node("b", 2, 2, GPU=1), node("c", 64, 64, alive=False))
+FULL = (node("a", 4, 0), node("b", 2, 1, GPU=1))
+
+
+def grouped(strategy: str, bundles: int, cpus: float = 1.0, **labels: str) -> ClusterRequest:
+    return ClusterRequest(cpus, group=strategy, bundles=bundles, labels=labels)
 
 
 @pytest.mark.parametrize(
-    ("request_", "free", "why"),
+    ("request_", "nodes", "why"),
     [
-        (ClusterRequest(8), {"CPU": 6.0}, "CPU: 8. That is more than any node has (at most CPU: 4)"),
-        (ClusterRequest(3, 1), {"CPU": 6.0, "GPU": 1.0}, "more than any node has (at most CPU: 4, GPU: 1)"),
-        (ClusterRequest(2), {"CPU": 1.0}, "waits for resources: CPU: 2. The cluster has no more (free: CPU: 1)"),
-        (ClusterRequest(1), {}, "The cluster has no more (free: CPU: 0)"),
-        (ClusterRequest(1, labels={"zone": "c"}), {"CPU": 6.0}, "labels zone: c: none of the 2 nodes has them"),
-        (ClusterRequest(1, labels={"zone": "!in(a)"}), {"CPU": 6.0}, "waits for Ray to start its process"),
+        (ClusterRequest(8), NODES, "CPU: 8. That is more than any node has (at most CPU: 4)"),
+        (ClusterRequest(3, 1), NODES, "more than any node has (at most CPU: 4, GPU: 1)"),
+        (ClusterRequest(2), FULL, "waits for resources: CPU: 2. The cluster has no more (free: CPU: 1)"),
+        (ClusterRequest(3), NODES, "waits for resources: CPU: 3. No node has so much left (at most CPU: 2)"),
+        (ClusterRequest(1, labels={"zone": "a"}), FULL, "The cluster has no more with its labels (free: CPU: 0)"),
+        (ClusterRequest(3, labels={"zone": "b"}), NODES, "more than any node with its labels has (at most CPU: 2)"),
+        (ClusterRequest(1, labels={"zone": "c"}), NODES, "labels zone: c: none of the 2 nodes has them"),
+        (ClusterRequest(1, labels={"zone": "!in(a, b)"}), NODES, "none of the 2 nodes has them"),
+        (ClusterRequest(1, labels={"zone": "!in(a)"}), NODES, "waits for Ray to start its process"),
+        (ClusterRequest(1), NODES, "waits for Ray to start its process (there is room: CPU: 1)"),
         (
-            ClusterRequest(1),
-            {"CPU": 6.0},
-            "waits for Ray to start its process (wanted: CPU: 1; free on all nodes: CPU: 6)",
+            grouped("STRICT_SPREAD", 3),
+            NODES,
+            "waits for its placement group: 3 places (STRICT_SPREAD) of CPU: 1, each on a node of its own. The cluster "
+            "has 2 such nodes",
         ),
+        (grouped("STRICT_PACK", 5), NODES, "places (STRICT_PACK) of CPU: 1, all on one node. That is more than any"),
+        (grouped("PACK", 5), NODES, "5 places (PACK) of CPU: 1. The cluster has no more (free: CPU: 4)"),
+        (grouped("SPREAD", 2), NODES, "2 places (SPREAD) of CPU: 1, which Ray hasn't reserved yet"),
+        (grouped("STRICT_SPREAD", 2, zone="b"), NODES, "The cluster has 1 such nodes with its labels"),
+        (ClusterRequest(), NODES[2:], "no living node"),
     ],
 )
-def test_a_worker_that_waits_says_for_what(request_: ClusterRequest, free: dict[str, float], why: str) -> None:
-    assert why in why_waiting(request_, NODES, free)
+def test_a_worker_that_waits_says_for_what(request_: ClusterRequest, nodes: tuple[ClusterNode, ...], why: str) -> None:
+    assert why in why_waiting(request_, nodes)
+
+
+@pytest.mark.parametrize(
+    ("selector", "met"),
+    [("a", True), ("b", False), ("!a", False), ("!b", True), ("in(a,b)", True), ("in(b, c)", False), ("!in(a)", False)],
+)
+def test_selectors_are_rays(selector: str, met: bool) -> None:
+    assert unmet({"zone": selector}, {"zone": "a"}) == ([] if met else ["zone"])
+    assert unmet({"zone": selector}, {}) == ([] if selector.startswith("!") else ["zone"])
 
 
 def test_the_state_knows_dead_nodes_and_a_head_that_is_silent() -> None:
     state = ClusterState("10.0.0.1:6379")
     assert state.away(0.0) == "not connected yet"
-    assert state.told(NODES, {"CPU": 6.0}, 10.0) == []
+    assert state.told(NODES, 10.0) == []
     assert state.described(10.0) == {"address": "10.0.0.1:6379", "state": "connected", "nodes": 2}
-    (gone,) = state.told(NODES[:1], {"CPU": 4.0}, 11.0)
+    (gone,) = state.told(NODES[:1], 11.0)
     assert gone.name == "10.0.0.2 (bbbbbbbb)"
     assert not state.away(11.0 + SILENCE_S)
     assert state.away(21.0) == "Ray's head at 10.0.0.1:6379 hasn't answered for 10 s"
     assert state.why_waiting(ClusterRequest(), 21.0).startswith("waits for Ray: Ray's head at")
-    state.told(NODES, {}, 22.0)
+    state.told(NODES, 22.0)
     assert not state.away(22.0)
     state.lost("the bridge ended")
     assert state.described(22.0)["reason"] == "the bridge ended"
-    assert "no living node" in why_waiting(ClusterRequest(), NODES[2:], {})
 
 
 def test_a_line_of_rays_log_becomes_a_sentence() -> None:

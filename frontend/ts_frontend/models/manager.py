@@ -14,6 +14,7 @@ from typing import Any
 
 from ts_frontend.config.parameters import WORKERS_MAX
 from ts_frontend.errors import (
+    Code,
     InvalidArgument,
     ModelApiDisabled,
     NoWorker,
@@ -361,4 +362,6 @@ def _start_error(model: Model, error: StartFailed) -> ServeError:
         f"Failed to start workers for model {model.name} version: {model.version}. {error.message}"
     )
     failed.http_status = error.code
+    if error.code == 503:  # it waits for a place
+        failed.code = Code.UNAVAILABLE
     return failed

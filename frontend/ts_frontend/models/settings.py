@@ -529,15 +529,16 @@ def _cluster(
     given = first(yaml.values.get("ray"), server.values.get("ray"))
     yaml.asked.add("ray")
     server.asked.add("ray")
+    if given is not None and not isinstance(given, (dict, bool)):
+        yaml.warn("ray", "ignored, it must be keys with values, or false for workers on this machine")
+    section = given if isinstance(given, dict) else {}
+    device_type, ids = devices
     if not defaults.ray_address or given is False:
+        read_request(section, device_type, 0, yaml.warnings.append)  # mistakes are told where there is no cluster, too
         return None
     if kind not in ("", "custom"):
         yaml.warnings.append("torchrun's workers run on this machine: Ray doesn't place them (ray: false says so)")
         return None
-    if given is not None and given is not True and not isinstance(given, dict):
-        yaml.warn("ray", "ignored, it must be keys with values, or false for workers on this machine")
-    section = given if isinstance(given, dict) else {}
-    device_type, ids = devices
     if ids:
         yaml.warn("deviceIds", "each worker gets GPUs that Ray chooses; ray: num_gpus says how many")
     each = level or (1 if ids and device_type != "cpu" else 0)

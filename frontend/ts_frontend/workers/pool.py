@@ -148,9 +148,10 @@ class Slot:
             self._settle(StartFailed(f"Worker {self.id} {self.waits_for}. It starts as soon as there is room", 503))
 
     def try_now(self) -> None:
-        """Ends the pause before the next start."""
+        """Ends the pause before the next start; who waits for a place is told so again."""
         if not self.ready:
             self._hurry.set()
+            self._told_off = False
 
     async def stays(self, limit_s: float) -> None:
         """Watches a worker that is ready after several failures in a row for `limit_s` seconds. Raises StartFailed when

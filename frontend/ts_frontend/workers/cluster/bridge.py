@@ -31,6 +31,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from ray._private.state import available_resources_per_node
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -195,14 +196,21 @@ class _Groups:
         self._groups: dict[str, list[tuple[Any, set[int]]]] = {}
         self._lock = threading.Lock()
 
-    def take(self, key: str, strategy: str, count: int, bundle: dict[str, float]) -> tuple[Any, int]:
-        """A group with a free bundle, and the bundle's index."""
+    def take(
+        self, key: str, strategy: str, count: int, bundle: dict[str, float], labels: dict[str, str]
+    ) -> tuple[Any, int]:
+        """A group with a free bundle, and the bundle's index. `labels`: selectors for the nodes of all bundles."""
         with self._lock:
             known = self._groups.setdefault(key, [])
             for group, free in known:
                 if free:
                     return group, free.pop()
-            group = placement_group([bundle] * max(1, count), strategy=strategy, lifetime="detached", name="")
+            group = placement_group(
+                [bundle] * max(1, count),
+                strategy=strategy,
+                lifetime="detached",
+                bundle_label_selector=[labels] * max(1, count) if labels else None,
+            )
             known.append((group, set(range(1, max(1, count)))))
             return group, 0
 
@@ -289,10 +297,11 @@ class Bridge:
         if wanted["group"]:
             bundle = {"CPU": wanted["num_cpus"], "GPU": wanted["num_gpus"], "memory": wanted["memory_bytes"]}
             bundle = {name: amount for name, amount in {**bundle, **wanted["resources"]}.items() if amount}
-            group, index = self._groups.take(order["model"], wanted["group"], wanted["bundles"], bundle)
+            group, index = self._groups.take(order["model"], wanted["group"], wanted["bundles"], bundle, labels)
             self._bundles[number] = order["model"], group, index, wanted["bundles"]
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, index)
-        elif order["avoid"]:
+            return options
+        if order["avoid"]:
             labels.setdefault(NODE_LABEL, f"!in({','.join(order['avoid'])})")
         if labels:
             options["label_selector"] = labels
@@ -350,17 +359,19 @@ class Bridge:
     def watch_cluster(self) -> None:
         """Tells what the cluster has, for ever."""
         while True:
+            free = available_resources_per_node()
             nodes = [
                 {
                     "id": node["NodeID"],
                     "address": node["NodeManagerAddress"],
                     "alive": node["Alive"],
                     "total": node["Resources"],
+                    "free": free.get(node["NodeID"], {}),
                     "labels": node.get("Labels") or {},
                 }
                 for node in ray.nodes()
             ]
-            self.send("cluster", nodes=nodes, free=ray.available_resources())
+            self.send("cluster", nodes=nodes)
             time.sleep(LOOK_S)
 
 

@@ -161,7 +161,7 @@ class BridgeLink:
                 self._connected.set_result(None)
         elif event == "cluster":
             nodes = tuple(ClusterNode(**node) for node in news["nodes"])
-            gone = self.state.told(nodes, news["free"], time.monotonic())
+            gone = self.state.told(nodes, time.monotonic())
             if gone:
                 self.on_nodes_gone(gone)
         elif event == "ended":

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 #: How a model's workers are spread over the nodes: Ray's strategies of placement groups.
@@ -57,7 +58,7 @@ def read_request(
         "num_gpus": _amount,
         "memory": lambda value: None if (found := _size(value)) is None else found,
         "resources": _amounts,
-        "labels": _texts,
+        "labels": _selectors,
         "placement": lambda value: value if value in STRATEGIES else None,
         "env": _texts,
     }
@@ -66,7 +67,7 @@ def read_request(
         "num_gpus": "a number, at least 0",
         "memory": "bytes, or a size such as 2GiB",
         "resources": "names with amounts",
-        "labels": "names with texts",
+        "labels": "names with selectors: a, !a, in(a,b) or !in(a,b)",
         "placement": "one of " + ", ".join(STRATEGIES),
         "env": "names with texts",
     }
@@ -85,7 +86,7 @@ def read_request(
     if gpus > 1 and gpus != int(gpus):
         warn(f"ray: num_gpus is {gpus:g}: more than one GPU has to be a whole number, {int(gpus)} are asked for")
         gpus = float(int(gpus))
-    return ClusterRequest(
+    request = ClusterRequest(
         num_cpus=found.get("num_cpus", usual.num_cpus),
         num_gpus=gpus,
         memory_bytes=found.get("memory", 0),
@@ -94,6 +95,10 @@ def read_request(
         group=found.get("placement", ""),
         env=found.get("env", {}),
     )
+    if request.group and not request.amounts:
+        warn("ray: placement is ignored: a placement group reserves resources, and num_cpus is 0 without any other")
+        return replace(request, group="")
+    return request
 
 
 def _unknown(key: str, known: Iterable[str]) -> str:
@@ -124,6 +129,21 @@ def _texts(value: object) -> dict[str, str] | None:
         return None
     whole = all(isinstance(name, str) and isinstance(text, (str, int, float)) for name, text in value.items())
     return {name: str(text) for name, text in value.items()} if whole else None
+
+
+#: Of a label, and of its selector.
+_LABEL = r"[a-zA-Z0-9](?:[a-zA-Z0-9_.-]{0,61}[a-zA-Z0-9])?"
+_NAME = re.compile(rf"(?:[a-zA-Z0-9.-]{{1,253}}/)?{_LABEL}")
+_SELECTOR = re.compile(rf"!?(?:{_LABEL}|in\({_LABEL}(?:, ?{_LABEL})*\))")
+
+
+def _selectors(value: object) -> dict[str, str] | None:
+    """Labels by name, as Ray's selectors."""
+    found = _texts(value)
+    if found is None:
+        return None
+    whole = all(_NAME.fullmatch(name) and _SELECTOR.fullmatch(text) for name, text in found.items())
+    return found if whole else None
 
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}

@@ -17,12 +17,13 @@ SILENCE_S = 6.0
 
 @dataclass(frozen=True, slots=True)
 class ClusterNode:
-    """A node as Ray describes it. `total`: amounts by resource."""
+    """A node as Ray describes it. `total`, `free`: amounts by resource."""
 
     id: str
     address: str
     alive: bool = True
     total: Mapping[str, float] = field(default_factory=dict)
+    free: Mapping[str, float] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -39,8 +40,8 @@ def shown_amounts(amounts: Mapping[str, float]) -> str:
     return ", ".join(texts) or "nothing"
 
 
-def why_waiting(request: ClusterRequest, nodes: Sequence[ClusterNode], free: Mapping[str, float]) -> str:
-    """Why a worker with this request has no place yet; `free`: what the whole cluster has left."""
+def why_waiting(request: ClusterRequest, nodes: Sequence[ClusterNode]) -> str:
+    """Why a worker with this request has no place yet."""
     wanted = request.amounts
     needs = f"waits for resources: {shown_amounts(wanted)}"
     living = [node for node in nodes if node.alive]
@@ -50,24 +51,61 @@ def why_waiting(request: ClusterRequest, nodes: Sequence[ClusterNode], free: Map
     if not labelled:
         texts = ", ".join(f"{name}: {text}" for name, text in request.labels.items())
         return f"waits for a node with the labels {texts}: none of the {len(living)} nodes has them"
+    where = " with its labels" if request.labels else ""
     if not any(_fits(wanted, node.total) for node in labelled):
-        most = {name: max(node.total.get(name, 0.0) for node in labelled) for name in wanted}
-        return f"{needs}. That is more than any node has (at most {shown_amounts(most)})"
-    missing = {name: free.get(name, 0.0) for name, amount in wanted.items() if free.get(name, 0.0) < amount}
+        return f"{needs}. That is more than any node{where} has (at most {_most(wanted, labelled, free=False)})"
+    if request.group:
+        return _why_group_waits(request, labelled)
+    missing = _missing(wanted, labelled)
     if missing:
-        return f"{needs}. The cluster has no more (free: {shown_amounts(missing)})"
-    have = shown_amounts({name: free[name] for name in wanted})
-    return f"waits for Ray to start its process (wanted: {shown_amounts(wanted)}; free on all nodes: {have})"
+        return f"{needs}. The cluster has no more{where} (free: {shown_amounts(missing)})"
+    if not any(_fits(wanted, node.free) for node in labelled):
+        return f"{needs}. No node{where} has so much left (at most {_most(wanted, labelled, free=True)})"
+    return f"waits for Ray to start its process (there is room: {shown_amounts(wanted)})"
 
 
-def _fits(wanted: Mapping[str, float], total: Mapping[str, float]) -> bool:
-    return all(total.get(name, 0.0) >= amount for name, amount in wanted.items())
+def _why_group_waits(request: ClusterRequest, nodes: Sequence[ClusterNode]) -> str:
+    """Why a worker has no place whose group of bundles is reserved as a whole."""
+    count, each = request.bundles, request.amounts
+    needs = f"waits for its placement group: {count} places ({request.group}) of {shown_amounts(each)}"
+    where = " with its labels" if request.labels else ""
+    room = sum(1 for node in nodes if _fits(each, node.total))
+    if request.group == "STRICT_SPREAD" and room < count:
+        return f"{needs}, each on a node of its own. The cluster has {room} such nodes{where}"
+    whole = {name: amount * count for name, amount in each.items()}
+    if request.group == "STRICT_PACK" and not any(_fits(whole, node.total) for node in nodes):
+        return f"{needs}, all on one node. That is more than any node{where} has"
+    missing = _missing(whole, nodes)
+    if missing:
+        return f"{needs}. The cluster has no more{where} (free: {shown_amounts(missing)})"
+    return f"{needs}, which Ray hasn't reserved yet"
+
+
+def _missing(wanted: Mapping[str, float], nodes: Sequence[ClusterNode]) -> dict[str, float]:
+    """What the nodes together have left of each resource of which they have too little."""
+    left = {name: sum(node.free.get(name, 0.0) for node in nodes) for name in wanted}
+    return {name: amount for name, amount in left.items() if amount < wanted[name]}
+
+
+def _most(wanted: Mapping[str, float], nodes: Sequence[ClusterNode], *, free: bool) -> str:
+    amounts = [node.free if free else node.total for node in nodes]
+    return shown_amounts({name: max(one.get(name, 0.0) for one in amounts) for name in wanted})
+
+
+def _fits(wanted: Mapping[str, float], there: Mapping[str, float]) -> bool:
+    return all(there.get(name, 0.0) >= amount for name, amount in wanted.items())
 
 
 def unmet(wanted: Mapping[str, str], labels: Mapping[str, str]) -> list[str]:
-    """The names of the labels that don't match, for selectors that are plain values; others count as matched."""
-    plain = {name: text for name, text in wanted.items() if not text.startswith(("!", "in("))}
-    return [name for name, text in plain.items() if labels.get(name) != text]
+    """The labels that a node doesn't meet, by name. Ray's selectors: a value, `in(a,b)`, or `!` before either."""
+    return [name for name, selector in wanted.items() if not _meets(selector, labels.get(name))]
+
+
+def _meets(selector: str, value: str | None) -> bool:
+    plain = selector.removeprefix("!")
+    named = plain.removeprefix("in").removeprefix("(").removesuffix(")") if plain.endswith(")") else plain
+    found = value in [one.strip() for one in named.split(",")]
+    return found != selector.startswith("!")
 
 
 @dataclass(slots=True)
@@ -80,13 +118,12 @@ class ClusterState:
     told_s: float = 0.0
     away_at: float | None = None  # time.time() seconds
     nodes: tuple[ClusterNode, ...] = ()
-    free: Mapping[str, float] = field(default_factory=dict)
 
-    def told(self, nodes: tuple[ClusterNode, ...], free: Mapping[str, float], now_s: float) -> list[ClusterNode]:
+    def told(self, nodes: tuple[ClusterNode, ...], now_s: float) -> list[ClusterNode]:
         """Takes news of the cluster; returns the nodes that were alive before and aren't any more."""
         living = {node.id for node in nodes if node.alive}
         gone = [node for node in self.nodes if node.alive and node.id not in living]
-        self.nodes, self.free = nodes, free
+        self.nodes = nodes
         self.told_s, self.connected, self.away_at = now_s, True, None
         return gone
 
@@ -108,7 +145,7 @@ class ClusterState:
     def why_waiting(self, request: ClusterRequest, now_s: float) -> str:
         """Why a worker with this request hasn't been placed yet."""
         away = self.away(now_s)
-        return f"waits for Ray: {away}" if away else why_waiting(request, self.nodes, self.free)
+        return f"waits for Ray: {away}" if away else why_waiting(request, self.nodes)
 
     def described(self, now_s: float) -> dict[str, Any]:
         """For people and their programs."""
