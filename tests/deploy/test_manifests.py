@@ -29,6 +29,7 @@ from deploy.manifests import (
     pods,
 )
 from e2e.conftest import Serving, write_model
+from process.test_bare_weights import written as weights_written
 from support import GUARD_S, free_port, until
 from ts.protocol import open_inference_pb2 as oip
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
@@ -181,6 +182,8 @@ def serve(tmp_path: Path) -> Iterator[Callable[[Pod], Serving]]:
         spare = ["--set", f"grpc_management_port={pod.port(7071)}", "--set", "drain_grace_s=0"]
         if pod.kserve and pod.scraped()[1] == 8002:
             spare += [f"--metrics-port={pod.port(8002)}"]
+        if "--profile=mlserver" in words:  # MLSERVER_HTTP_PORT is weaker than the tests' own config.properties
+            spare += [f"--http-port={pod.port(8080)}", f"--grpc-port={pod.port(9000)}"]
         if "--profile=kserve" in words:
             spare += ["--set", f"management_address=http://127.0.0.1:{pod.port(8083)}"]
         command = [
@@ -295,6 +298,79 @@ def test_the_runtime_for_weights_serves_a_bare_file(tmp_path: Path, serve: Calla
     with grpc.insecure_channel(f"127.0.0.1:{pod.port(8081)}") as channel:
         said = GRPCInferenceServiceStub(channel).ModelInfer(message, timeout=GUARD_S)
     assert list(said.outputs[0].contents.fp32_contents) == [2.5]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["model.pt2", "model.onnx", "safetensors"])
+def test_the_runtime_for_weights_serves_the_other_kinds(
+    kind: str, tmp_path: Path, serve: Callable[[Pod], Serving]
+) -> None:
+    """With nothing else in `/mnt/models`; safetensors, which have no class, with a `model.py`."""
+    pod = Pod("kserve/weights", tmp_path)
+    (tmp_path / "mnt/models/model.pt").unlink()
+    weights_written(kind, tmp_path / "mnt/models")
+    serve(pod)
+    is_ready(pod)
+    assert inferred(pod, NAME, "FP32", [3, 4]) == [1.5, 2.0]
+
+
+TRITON_MODEL = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        inputs = [pb_utils.get_input_tensor_by_name(one, "x").as_numpy() for one in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", 2 * one)]) for one in inputs]
+"""
+TRITON_CONFIG = """
+backend: "python"
+input [{ name: "x", data_type: TYPE_FP32, dims: [ -1, -1 ] }]
+output [{ name: "y", data_type: TYPE_FP32, dims: [ -1, -1 ] }]
+"""
+MLSERVER_MODEL = """
+from mlserver import MLModel
+from mlserver.codecs import NumpyCodec
+from mlserver.types import InferenceResponse
+
+class Doubling(MLModel):
+    async def predict(self, payload):
+        values = 2 * NumpyCodec.decode_input(payload.inputs[0])
+        return InferenceResponse(model_name=self.name, outputs=[NumpyCodec.encode_output("y", values)])
+"""
+
+
+@pytest.mark.parametrize("runtime", ["kserve/triton", "kserve/mlserver"])
+def test_the_runtimes_serve_repositories_of_other_servers(
+    runtime: str, tmp_path: Path, serve: Callable[[Pod], Serving]
+) -> None:
+    """A repository in Triton's layout, and a folder of MLServer's with a runtime of its own."""
+    pod = Pod(runtime, tmp_path)
+    models = tmp_path / "mnt/models"
+    if runtime == "kserve/triton":
+        (models / "doubling/1").mkdir(parents=True)
+        (models / "doubling/config.pbtxt").write_text(TRITON_CONFIG)
+        (models / "doubling/1/model.py").write_text(TRITON_MODEL)
+    else:
+        (models / "doubling.py").write_text(MLSERVER_MODEL)
+        (models / "model-settings.json").write_text('{"name": "doubling", "implementation": "doubling.Doubling"}')
+    serve(pod)
+    is_ready(pod)
+    assert inferred(pod, "doubling", "FP32", [3, 4]) == [6, 8]
+
+
+def inferred(pod: Pod, model: str, datatype: str, data: list[float]) -> list[float]:
+    """One row of elements, over HTTP and over gRPC."""
+    tensor = {"name": "x", "shape": [1, len(data)], "datatype": datatype, "data": data}
+    answer = httpx.post(f"http://127.0.0.1:{pod.port(8080)}/v2/models/{model}/infer", json={"inputs": [tensor]})
+    assert answer.status_code == 200, answer.text
+    (found,) = [one["data"] for one in answer.json()["outputs"]]
+    message = oip.ModelInferRequest(model_name=model)
+    message.inputs.add(name="x", datatype=datatype, shape=[1, len(data)]).contents.fp32_contents.extend(data)
+    (port,) = {8081, 9000} & {*pod.ports}
+    with grpc.insecure_channel(f"127.0.0.1:{pod.port(port)}") as channel:
+        said = GRPCInferenceServiceStub(channel).ModelInfer(message, timeout=GUARD_S)
+    assert list(said.outputs[0].contents.fp32_contents) == found
+    return [float(one) for one in found]
 
 
 # --- schemas
