@@ -26,7 +26,7 @@ import psutil
 from ts.protocol.memory import keep_freed
 from ts_frontend.config.checks import secured
 from ts_frontend.config.kinds import ConfigError, s3_of
-from ts_frontend.config.load import forget_secrets
+from ts_frontend.config.load import forget_secrets, located
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
 from ts_frontend.tasks import owned
@@ -419,4 +419,4 @@ def _check_place(config: ServerConfig, key: str, what: str, path: Path | None) -
         return
     source = config.sources.get(key, "default")
     name = source if source.startswith("--") else f"{key} ({source})"
-    raise ConfigError(f"{name} {what} not found: {path if what == 'directory' else path.absolute()}")
+    raise ConfigError(f"{name} {what} not found: {located(path) if what == 'directory' else path.absolute()}")

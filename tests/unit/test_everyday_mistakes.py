@@ -128,6 +128,20 @@ def _(desk: Desk) -> str:
     return desk.torchserve("--start", "--ts-config", "config.propertys")
 
 
+@mistake("a directory as the config file", "--ts-config is a directory, not a config file: conf")
+def _(desk: Desk) -> str:
+    (desk.folder / "conf").mkdir()
+    return desk.torchserve("--start", "--ts-config", "conf")
+
+
+@mistake(
+    "a model store that is relative to another directory", "model_store (rel.properties:1)", "(it would be /", "/weg)"
+)
+def _(desk: Desk) -> str:
+    (desk.folder / "rel.properties").write_text("model_store=weg\n")
+    return desk.torchserve("--start", "--ncs", "--ts-config", "rel.properties")
+
+
 @mistake(
     "TLS without a certificate",
     "enable_grpc_ssl = True",

@@ -133,14 +133,32 @@ class Target:
         return kind.secure_channel(address, grpc.ssl_channel_credentials(*pem), options=_OPTIONS)
 
 
+#: gRPC's message for an answer that isn't gRPC's, and the server's for a call of another API.
+_NOT_GRPC, _OTHER_API = "received http2 header with status", "is unimplemented"
+
+
 def _failure(error: Any, address: str) -> CallFailed:
     code, details = error.code().name, error.details() or ""
+    if _NOT_GRPC in details.lower():
+        text = (
+            f"{address} answers, but not gRPC ({details}): it is the address of an HTTP API, or of a proxy.\n"
+            "The gRPC ports are 7070 and 7071, unless the server says others when it starts: --inference-port, "
+            "--management-port"
+        )
+        return CallFailed(code, text)
+    if code == "UNIMPLEMENTED" and _OTHER_API in details:
+        text = (
+            f"{code}: {details} at {address}.\nThe inference and the management API have ports of their own: is one "
+            "given for the other? --inference-port (7070), --management-port (7071)"
+        )
+        return CallFailed(code, text)
     if code == "UNAVAILABLE" and any(text in details.lower() for text in _UNREACHED):
         text = (
             f"No server answers at {address} ({details}).\n"
             "Is it running? Start one with: torchserve --start --model-store DIRECTORY --models all\n"
             "Is it elsewhere? Say where with --host, --inference-port and --management-port.\n"
-            "Does it speak TLS? Name its authority's certificate with --ca-file; if it asks for yours, --cert."
+            "Does it speak TLS? Name its authority's certificate with --ca-file; if it asks for yours, --cert. "
+            "Does it not? Leave out --ca-file."
         )
         return CallFailed(code, text)
     return CallFailed(code, f"{code}: {details or 'the server gave no reason'}")

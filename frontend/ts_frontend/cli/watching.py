@@ -14,6 +14,7 @@ from urllib.parse import quote, urlsplit
 
 from ts_frontend.cli.client import CallFailed, ClientKeys
 from ts_frontend.config.keys import KeyKind
+from ts_frontend.diagnosis.asking import why_unanswered
 
 EVENTS = "/console/events"
 #: An event comes at least every half second; without any for so long the server hangs, or is gone.
@@ -97,9 +98,9 @@ class ManagementUrl:
             raise
 
 
-def _unreached(url: str, error: Exception) -> str:
+def _unreached(url: str, error: OSError | http.client.HTTPException) -> str:
     return (
-        f"No server answers at {url} ({error}).\n"
+        f"No server answers at {url} ({why_unanswered(error)}).\n"
         "Is it running? Start one with: torchserve --start --model-store DIRECTORY --models all\n"
         "Is it elsewhere? Give its management address with --url or TORCHSERVE_MANAGEMENT_URL."
     )

@@ -206,14 +206,24 @@ def _file_path(ts_config: Path | None, environ: Mapping[str, str], found: _Findi
     if named:
         if ts_config and Path(named) != ts_config:
             found.warn(f"--ts-config {ts_config} is not read: TS_CONFIG_FILE names {named}")
-        if not Path(named).is_file():
-            raise ConfigError(f"TS_CONFIG_FILE file not found: {named}")
-        return Path(named)
+        return _there(Path(named), "TS_CONFIG_FILE")
     if ts_config:
-        if not ts_config.is_file():
-            raise ConfigError(f"--ts-config file not found: {ts_config}")
-        return ts_config
+        return _there(ts_config, "--ts-config")
     return _DEFAULT_FILE if _DEFAULT_FILE.is_file() else None
+
+
+def _there(path: Path, source: str) -> Path:
+    """Raises ConfigError unless it is a file."""
+    if path.is_dir():
+        raise ConfigError(f"{source} is a directory, not a config file: {path}")
+    if not path.is_file():
+        raise ConfigError(f"{source} file not found: {located(path)}")
+    return path
+
+
+def located(path: Path) -> str:
+    """A path for a message, with the place that a relative one means."""
+    return str(path) if path.is_absolute() else f"{path} (it would be {path.absolute()})"
 
 
 def _expanded(key: str, value: _Value, environ: Mapping[str, str], found: _Findings) -> _Value:

@@ -209,10 +209,14 @@ STREAMED: Header = (b"ts_stream_next", b"true")
 NOT_FOUND = "Requested resource is not found, please refer to API document."
 
 
+#: What else than gRPC is told at an address of gRPC.
+ONLY_GRPC = "This is an address for gRPC. The HTTP APIs are at inference_address and management_address (8080, 8081)"
+
+
 async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
     """Answers HTTP on a listener without an HTTP application: always 404."""
     if scope["type"] == "http":
-        await answer_error(send, 404, "ResourceNotFoundException", NOT_FOUND)
+        await answer_error(send, 404, "ResourceNotFoundException", ONLY_GRPC)
     elif scope["type"] == "websocket":
         await receive()
         await send({"type": "websocket.close", "code": 1000})
