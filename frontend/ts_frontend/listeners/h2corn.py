@@ -80,8 +80,8 @@ class ListenerServer:
             logger.warning("%s: h2corn has no maximal connection age; use the grpcio engine for it", listener.name)
         if listener.limits.keepalive != Keepalive():
             logger.warning(
-                "%s: h2corn pings nobody and answers every ping; the keepalive settings count with grpc_engine=grpcio. "
-                "Clients that are gone are found by TCP",
+                "%s: h2corn sends no pings and answers every ping; the keepalive settings need grpc_engine=grpcio. "
+                "TCP detects clients that are gone",
                 listener.name,
             )
         self._listener = listener

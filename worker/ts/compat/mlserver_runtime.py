@@ -70,7 +70,9 @@ def _model(folder: str, settings: Settings) -> Any:
         found.parameters.uri = folder
     implementation = found.implementation
     if not isinstance(implementation, type) or not callable(getattr(implementation, "load", None)):
-        raise HandlerNotUsable(f"implementation of {folder} names {implementation!r}, which is no class like MLModel")
+        raise HandlerNotUsable(
+            f"implementation of {folder} names {implementation!r}, which is not a class like MLModel"
+        )
     return implementation(found)
 
 
