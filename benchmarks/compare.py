@@ -153,7 +153,9 @@ class Comparison:
             if most_s > 0:
                 seconds = most_s / len(scenario.loads) if known else most_s
                 with self._servers.only(name):
-                    loads.Target.of(name, running, load, scenario.http).load(load.clients, seconds)
+                    target = loads.Target.of(name, running, load, scenario.http)
+                    target.load(load.clients, seconds)
+                    target.answer()
         self._warm.add((name, scenario.http))
         return ()
 

@@ -222,7 +222,9 @@ SCENARIOS: Mapping[str, Scenario] = {
             BYTES_SYSTEMS,
             ratios=(RATE, P99, CPU),
             note="The capacity is what 64 clients of the same load generator (written in Python) reached just before. "
-            "Latencies count from the time at which a request should have been sent.",
+            "Latencies count from the time at which a request should have been sent. Rates and latencies are those of "
+            "answers with status 200; queues have their default sizes (100 requests of ours and of TorchServe, "
+            "more of the others), which a burst may fill: refused requests got another status at once.",
         ),
         Scenario(
             "overload",

@@ -126,30 +126,41 @@ def _start_litserve(folder: Folder, models: Sequence[str], workers: int) -> Runn
     return Running(folder.run(*_run_script(folder, "litserve", "serve.py", words)), port)
 
 
-def _kserve_words(folder: Folder, models: Sequence[str], workers: int, ports: Sequence[int]) -> list[str]:
-    names = ",".join(_tensor_names(models))
+def _serving(models: Sequence[str], workers: int) -> list[str]:
     sizes = [f"--grpc_max_{way}_message_length={MESSAGE_BYTES_MAX}" for way in ("send", "receive")]
-    words = ["--serve", names, f"--http_port={ports[0]}", f"--grpc_port={ports[1]}", f"--workers={workers}", *sizes]
-    return [*words, "--enable_latency_logging=false"]
+    return ["--serve", ",".join(_tensor_names(models)), f"--workers={workers}", *sizes]
 
 
 def _start_kserve(folder: Folder, models: Sequence[str], workers: int) -> Running:
-    ports = free_ports(2)
-    command, env = _run_script(folder, "kserve", "main.py", _kserve_words(folder, models, workers, ports))
-    return Running(folder.run(command, env), *ports)
+    return run_kserve(folder, "main.py", _serving(models, workers))
 
 
 def _start_ours_kserve(folder: Folder, models: Sequence[str], workers: int) -> Running:
+    return run_ours_kserve(folder, "main.py", _serving(models, workers))
+
+
+def run_kserve(folder: Folder, file: str, words: Sequence[str]) -> Running:
+    """A program of FILES/kserve, run by KServe. Raises NotInstalled."""
+    http_port, grpc_port = free_ports(2)
+    command, env = _run_script(folder, "kserve", file, _kserve_words(words, http_port, grpc_port))
+    return Running(folder.run(command, env), http_port, grpc_port)
+
+
+def run_ours_kserve(folder: Folder, file: str, words: Sequence[str]) -> Running:
     """The same program, run by ours."""
     http_port, grpc_port, management, metrics, management_grpc = free_ports(5)
-    for file in (FILES / "nets.py", FILES / "kserve" / "main.py"):
-        shutil.copy(file, folder.store)
-    words = _kserve_words(folder, models, workers, (http_port, grpc_port))
-    command = [sys.executable, "-m", "ts.compat.run", str(folder.store / "main.py"), *words]
+    for copied in (FILES / "nets.py", FILES / "kserve" / file):
+        shutil.copy(copied, folder.store)
+    given = _kserve_words(words, http_port, grpc_port)
+    command = [sys.executable, "-m", "ts.compat.run", str(folder.store / file), *given]
     env = {"TS_ACCESS_LOG": "false", "TS_METRICS_MODE": "prometheus", "PYTHONPATH": str(folder.store)}
     env |= {"TS_MANAGEMENT_ADDRESS": f"http://127.0.0.1:{management}"}
     env |= {"TS_METRICS_ADDRESS": f"http://127.0.0.1:{metrics}", "TS_GRPC_MANAGEMENT_PORT": str(management_grpc)}
     return Running(folder.run(command, env), http_port, grpc_port, management_grpc)
+
+
+def _kserve_words(words: Sequence[str], http_port: int, grpc_port: int) -> list[str]:
+    return [f"--http_port={http_port}", f"--grpc_port={grpc_port}", "--enable_latency_logging=false", *words]
 
 
 def _tensor_names(models: Sequence[str]) -> list[str]:

@@ -66,7 +66,14 @@ _KINDS: dict[StatusCode, type[CallFailed]] = {
 }
 
 
+#: gRPC's message for an answer that isn't gRPC's.
+_NOT_GRPC = "Received http2 header with status"
+
+
 def failure(error: Any, attempts: int) -> CallFailed:
     """The exception for an error of grpc's (`grpc.RpcError`, `grpc.aio.AioRpcError`)."""
     code = error.code() or StatusCode.UNKNOWN
-    return _KINDS.get(code, CallFailed)(code, error.details() or "", attempts)
+    details = error.details() or ""
+    if _NOT_GRPC in details:
+        details += ": it isn't gRPC that answers there, but HTTP. A server's gRPC ports are 7070 and 7071 by default"
+    return _KINDS.get(code, CallFailed)(code, details, attempts)

@@ -8,13 +8,14 @@ import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import grpc
 import httpx
 import pytest
 import torch
+import yaml
 
 from deploy.manifests import (
     COMPONENTS,
@@ -29,6 +30,7 @@ from deploy.manifests import (
     pods,
 )
 from e2e.conftest import Serving, write_model
+from process.test_bare_weights import written as weights_written
 from support import GUARD_S, free_port, until
 from ts.protocol import open_inference_pb2 as oip
 from ts.protocol.open_inference_pb2_grpc import GRPCInferenceServiceStub
@@ -181,6 +183,8 @@ def serve(tmp_path: Path) -> Iterator[Callable[[Pod], Serving]]:
         spare = ["--set", f"grpc_management_port={pod.port(7071)}", "--set", "drain_grace_s=0"]
         if pod.kserve and pod.scraped()[1] == 8002:
             spare += [f"--metrics-port={pod.port(8002)}"]
+        if "--profile=mlserver" in words:  # MLSERVER_HTTP_PORT is weaker than the tests' own config.properties
+            spare += [f"--http-port={pod.port(8080)}", f"--grpc-port={pod.port(9000)}"]
         if "--profile=kserve" in words:
             spare += ["--set", f"management_address=http://127.0.0.1:{pod.port(8083)}"]
         command = [
@@ -297,7 +301,112 @@ def test_the_runtime_for_weights_serves_a_bare_file(tmp_path: Path, serve: Calla
     assert list(said.outputs[0].contents.fp32_contents) == [2.5]
 
 
-# --- schemas
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["model.pt2", "model.onnx", "safetensors"])
+def test_the_runtime_for_weights_serves_the_other_kinds(
+    kind: str, tmp_path: Path, serve: Callable[[Pod], Serving]
+) -> None:
+    """With nothing else in `/mnt/models`; safetensors, which have no class, with a `model.py`."""
+    pod = Pod("kserve/weights", tmp_path)
+    (tmp_path / "mnt/models/model.pt").unlink()
+    weights_written(kind, tmp_path / "mnt/models")
+    serve(pod)
+    is_ready(pod)
+    assert inferred(pod, NAME, "FP32", [3, 4]) == [1.5, 2.0]
+
+
+TRITON_MODEL = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        inputs = [pb_utils.get_input_tensor_by_name(one, "x").as_numpy() for one in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", 2 * one)]) for one in inputs]
+"""
+TRITON_CONFIG = """
+backend: "python"
+input [{ name: "x", data_type: TYPE_FP32, dims: [ -1, -1 ] }]
+output [{ name: "y", data_type: TYPE_FP32, dims: [ -1, -1 ] }]
+"""
+MLSERVER_MODEL = """
+from mlserver import MLModel
+from mlserver.codecs import NumpyCodec
+from mlserver.types import InferenceResponse
+
+class Doubling(MLModel):
+    async def predict(self, payload):
+        values = 2 * NumpyCodec.decode_input(payload.inputs[0])
+        return InferenceResponse(model_name=self.name, outputs=[NumpyCodec.encode_output("y", values)])
+"""
+
+
+@pytest.mark.parametrize("runtime", ["kserve/triton", "kserve/mlserver"])
+def test_the_runtimes_serve_repositories_of_other_servers(
+    runtime: str, tmp_path: Path, serve: Callable[[Pod], Serving]
+) -> None:
+    """A repository in Triton's layout, and a folder of MLServer's with a runtime of its own."""
+    pod = Pod(runtime, tmp_path)
+    models = tmp_path / "mnt/models"
+    if runtime == "kserve/triton":
+        (models / "doubling/1").mkdir(parents=True)
+        (models / "doubling/config.pbtxt").write_text(TRITON_CONFIG)
+        (models / "doubling/1/model.py").write_text(TRITON_MODEL)
+    else:
+        (models / "doubling.py").write_text(MLSERVER_MODEL)
+        (models / "model-settings.json").write_text('{"name": "doubling", "implementation": "doubling.Doubling"}')
+    serve(pod)
+    is_ready(pod)
+    assert inferred(pod, "doubling", "FP32", [3, 4]) == [6, 8]
+
+
+def inferred(pod: Pod, model: str, datatype: str, data: list[float]) -> list[float]:
+    """One row of elements, over HTTP and over gRPC."""
+    tensor = {"name": "x", "shape": [1, len(data)], "datatype": datatype, "data": data}
+    answer = httpx.post(f"http://127.0.0.1:{pod.port(8080)}/v2/models/{model}/infer", json={"inputs": [tensor]})
+    assert answer.status_code == 200, answer.text
+    (found,) = [one["data"] for one in answer.json()["outputs"]]
+    message = oip.ModelInferRequest(model_name=model)
+    message.inputs.add(name="x", datatype=datatype, shape=[1, len(data)]).contents.fp32_contents.extend(data)
+    (port,) = {8081, 9000} & {*pod.ports}
+    with grpc.insecure_channel(f"127.0.0.1:{pod.port(port)}") as channel:
+        said = GRPCInferenceServiceStub(channel).ModelInfer(message, timeout=GUARD_S)
+    assert list(said.outputs[0].contents.fp32_contents) == found
+    return [float(one) for one in found]
+
+
+# --- kustomize and schemas
+
+
+def test_every_selector_is_that_of_the_pods() -> None:
+    """A PodDisruptionBudget without one protects nothing; a NetworkPolicy with an empty one is for all pods around."""
+    for components in [(), *((one,) for one in COMPONENTS)]:
+        found = {one["kind"]: one["spec"] for one in kustomized(*components) if "spec" in one}
+        labels = found["Deployment"]["template"]["metadata"]["labels"]
+        assert labels == {"app.kubernetes.io/name": "torchrelay"}
+        assert found["Deployment"]["selector"]["matchLabels"] == found["Service"]["selector"] == labels
+        assert found["PodDisruptionBudget"]["selector"]["matchLabels"] == labels
+        assert found["NetworkPolicy"]["podSelector"]["matchLabels"] == labels
+
+
+@pytest.mark.external
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl, with kustomize 5")
+@pytest.mark.parametrize("component", [one.name for one in COMPONENTS])
+def test_kustomize_makes_of_them_what_the_tests_read(component: str, tmp_path: Path) -> None:
+    shutil.copytree(DEPLOY / "kubernetes", tmp_path / "kubernetes")
+    (tmp_path / "kubernetes" / "overlay").mkdir()
+    plan = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": ["../base"]}
+    plan["components"] = [f"../components/{component}"]
+    (tmp_path / "kubernetes" / "overlay" / "kustomization.yaml").write_text(json.dumps(plan))
+    command = ["kubectl", "kustomize", str(tmp_path / "kubernetes" / "overlay")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=GUARD_S)
+    assert done.returncode == 0, done.stderr
+    made = re.sub(r"(torchrelay-config)-\w+$", r"\1", done.stdout, flags=re.MULTILINE)  # a hash of its content
+
+    def by_name(all_of_them: Iterable[Document]) -> dict[tuple[str, str], Document]:
+        return {(one["kind"], one["metadata"]["name"]): one for one in all_of_them}
+
+    (folder,) = [one for one in COMPONENTS if one.name == component]
+    assert by_name(yaml.safe_load_all(made)) == by_name(kustomized(folder))
 
 
 @pytest.mark.external

@@ -252,6 +252,17 @@ def test_what_was_not_answered_is_counted(open_loop: ModuleType) -> None:
     assert found.percentile_ms(0.5) == 200.0
 
 
+def test_requests_that_a_full_queue_refuses_are_told_beside_the_answers(open_loop: ModuleType) -> None:
+    from measuring.h2load import LoadFailed
+    from peers.loads import of_an_open_loop
+
+    found = of_an_open_loop(open_loop.Offered(2.0, offered=10, refused=2, latencies_s=[0.1, 0.3, 0.2], ended_s=1.0))
+    assert found["offered/s"] == 5.0 and found["requests/s"] == 1.5 and found["p50 ms"] == 200.0
+    assert found["refused %"] == 20.0 and found["no answer %"] == 50.0
+    with pytest.raises(LoadFailed, match="none of 3"):
+        of_an_open_loop(open_loop.Offered(2.0, offered=3, refused=3))
+
+
 # Lifecycles
 
 

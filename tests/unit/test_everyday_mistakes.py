@@ -128,6 +128,20 @@ def _(desk: Desk) -> str:
     return desk.torchserve("--start", "--ts-config", "config.propertys")
 
 
+@mistake("a directory as the config file", "--ts-config is a directory, not a config file: conf")
+def _(desk: Desk) -> str:
+    (desk.folder / "conf").mkdir()
+    return desk.torchserve("--start", "--ts-config", "conf")
+
+
+@mistake(
+    "a model store that is relative to another directory", "model_store (rel.properties:1)", "(it would be /", "/weg)"
+)
+def _(desk: Desk) -> str:
+    (desk.folder / "rel.properties").write_text("model_store=weg\n")
+    return desk.torchserve("--start", "--ncs", "--ts-config", "rel.properties")
+
+
 @mistake(
     "TLS without a certificate",
     "enable_grpc_ssl = True",
@@ -211,7 +225,7 @@ def _(desk: Desk) -> str:
     return refused(lambda: opened(desk.archive('{"runtime": "LSP", "model": {}}'), desk.folder))
 
 
-@mistake("a key of model-config.yaml misspelt", "batch_size is no setting; did you mean batchSize?")
+@mistake("a key of model-config.yaml misspelt", "batch_size is not a setting; did you mean batchSize?")
 def _(desk: Desk) -> str:
     return "\n".join(resolve(Requested(), {"batch_size": 8, "handler": {"x": 1}}, {}, ServerConfig()).warnings)
 
@@ -228,7 +242,7 @@ def _(desk: Desk) -> str:
 
 @mistake(
     "a built-in handler misspelt for the archiver",
-    "--handler: image_clasifier.py is not there",
+    "--handler: image_clasifier.py does not exist",
     "mean image_classifier?",
 )
 def _(desk: Desk) -> str:

@@ -252,11 +252,13 @@ def test_headers_of_http_are_packed_as_their_texts(headers, more):
 
 
 def test_short_values_of_the_usual_headers_are_kept_and_no_others():
-    frames._repeated_header.cache_clear()
-    frames.packed_headers([(b"authorization", b"x"), (b"host", bytes(1000)), (b"x-request-id", b"1")])
-    assert frames._repeated_header.cache_info().currsize == 0
-    frames.packed_headers([(b"host", b"a"), (b"host", b"b"), (b"host", b"a")])
-    assert frames._repeated_header.cache_info().currsize == 2
+    blocks = frames._PackedHeaders()
+    for header in [(b"authorization", b"x"), (b"host", bytes(1000)), (b"x-request-id", b"1")]:
+        assert blocks[header] == frames.packed_headers([header])
+    assert not blocks
+    for number in range(frames.REPEATED_MAX + 2):
+        assert blocks[b"host", str(number).encode()]
+    assert len(blocks) == 2
 
 
 def test_texts_that_no_frame_takes_are_refused() -> None:

@@ -20,11 +20,11 @@ from ts_frontend.cli import launch
 from ts_frontend.config.foreign import kserve
 from ts_frontend.config.foreign.kserve import FoundOptions, alike
 from ts_frontend.config.kinds import ConfigError, ProgramLine, ProgramLines, s3_of
-from ts_frontend.config.load import Option, environment, load_config
+from ts_frontend.config.load import Option, environment, load_config, located
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
 
-#: Flags, and the settings that they are.
+#: Flags, and their settings.
 FLAGS = {
     "model_store": "model_store",
     "models": "load_models",
@@ -67,7 +67,8 @@ def check_co_served(config: ServerConfig) -> None:
         found = getattr(config, key)
         for directory in found if isinstance(found, tuple) else [found] if found else []:
             if s3_of(directory) is None and not directory.is_dir():
-                raise ConfigError(f"{key} ({config.sources.get(key, 'default')}) directory not found: {directory}")
+                source = config.sources.get(key, "default")
+                raise ConfigError(f"{key} ({source}) directory not found: {located(Path(directory))}")
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -116,7 +117,7 @@ def write_models(store: Path, program: Mapping[str, Any], found: Mapping[str, Fo
 def settings(
     found: Mapping[str, FoundOptions], program: ProgramLines, directory: Path, environ: Mapping[str, str]
 ) -> list[Option]:
-    """The server's settings for KServe's options: open to the network as KServe's, management only locally."""
+    """The server's settings for KServe's options: open to the network like KServe's, management only locally."""
     own = "KServe's defaults"
     scheme = "https" if found["ssl_certfile"].value else "http"
     http = f"{scheme}://0.0.0.0:{found['http_port'].value}"

@@ -53,7 +53,7 @@ WITH_MODELS = frozenset(
     | {"decode_input_request", "job_queue_size", "default_response_timeout", "default_startup_timeout"}
     | {"blacklist_env_vars"}
 )
-#: Variables with TorchServe's prefix that are no setting's: this server's, its workers' and TorchServe's own.
+#: Variables with TorchServe's prefix that set no setting: this server's, its workers' and TorchServe's own.
 OTHER_VARIABLES = frozenset(
     {"TS_CONFIG_FILE", "TS_REQUEST_SEQUENCE_ID", "TS_REQUEST_SEQUENCE_START", "TS_REQUEST_SEQUENCE_END"}
     | {"TS_IPEX_ENABLE", "TS_IPEX_GPU_ENABLE", "TS_BENCHMARK"}
@@ -206,14 +206,24 @@ def _file_path(ts_config: Path | None, environ: Mapping[str, str], found: _Findi
     if named:
         if ts_config and Path(named) != ts_config:
             found.warn(f"--ts-config {ts_config} is not read: TS_CONFIG_FILE names {named}")
-        if not Path(named).is_file():
-            raise ConfigError(f"TS_CONFIG_FILE file not found: {named}")
-        return Path(named)
+        return _there(Path(named), "TS_CONFIG_FILE")
     if ts_config:
-        if not ts_config.is_file():
-            raise ConfigError(f"--ts-config file not found: {ts_config}")
-        return ts_config
+        return _there(ts_config, "--ts-config")
     return _DEFAULT_FILE if _DEFAULT_FILE.is_file() else None
+
+
+def _there(path: Path, source: str) -> Path:
+    """Raises ConfigError unless it is a file."""
+    if path.is_dir():
+        raise ConfigError(f"{source} is a directory, not a config file: {path}")
+    if not path.is_file():
+        raise ConfigError(f"{source} file not found: {located(path)}")
+    return path
+
+
+def located(path: Path) -> str:
+    """A path for a message, with the place that a relative one means."""
+    return str(path) if path.is_absolute() else f"{path} (it would be {path.absolute()})"
 
 
 def _expanded(key: str, value: _Value, environ: Mapping[str, str], found: _Findings) -> _Value:
@@ -333,7 +343,7 @@ def _found_snapshot(strong: Sequence[_Layer], found: _Findings) -> _Layer:
     values = {key: _Value(text, source) for key, text in newest.settings.items() if key in kept}
     left = sorted(newest.settings.keys() & (known - kept))
     if left:
-        found.info(f"not taken from {source}: {', '.join(left)} (restore_snapshot=all takes them, too)")
+        found.info(f"not taken from {source}: {', '.join(left)} (restore_snapshot=all restores them too)")
     return _Layer(source, values, newest.snapshot)
 
 
@@ -462,5 +472,5 @@ def worker_environment(config: ServerConfig) -> dict[str, str]:
 
 
 def of_terminal(name: str) -> str:
-    """A variable that is no setting, but says what the terminal or the shell of a command wants; "" without it."""
+    """A variable that isn't a setting but belongs to the command's terminal or shell; "" without it."""
     return os.environ.get(name, "")

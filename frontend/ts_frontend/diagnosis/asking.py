@@ -43,7 +43,23 @@ _HTTP_PLACES = ("inference", "management", "metrics")
 
 
 class Unreachable(Exception):
-    """Nobody answers at the address; the message says why."""
+    """No server answers at the address; the message says why."""
+
+
+#: How a TLS server's answer to a request without TLS begins: an alert.
+_TLS_ALERT = "\x15\x03"
+_NO_TLS = ("WRONG_VERSION_NUMBER", "UNEXPECTED_EOF", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
+
+
+def why_unanswered(error: OSError | http.client.HTTPException) -> str:
+    """Why an HTTP request got no answer, for people."""
+    if isinstance(error, http.client.BadStatusLine) and str(error).startswith(_TLS_ALERT):
+        return "it speaks TLS: write https:// instead of http://"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate isn't trusted: {error.verify_message}; name its authority's with --ca-file"
+    if isinstance(error, ssl.SSLError) and error.reason and any(word in error.reason for word in _NO_TLS):
+        return f"it doesn't seem to speak TLS: write http:// instead of https://; {error}"
+    return str(error) or type(error).__name__
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +112,7 @@ class Asker:
             response = connection.getresponse()
             return _http_reply(response, response.read(ANSWER_BYTES_MAX))
         except (OSError, http.client.HTTPException) as error:
-            raise Unreachable(f"{self._places.addresses[place]}: {error or type(error).__name__}") from None
+            raise Unreachable(f"{self._places.addresses[place]}: {why_unanswered(error)}") from None
         finally:
             connection.close()
 
@@ -142,7 +158,7 @@ class Asker:
 
 
 def _is_answer(error: Any) -> bool:
-    """Whether the server itself gave this status: then its text has no word of a connection."""
+    """Whether the server itself gave this status: then its text doesn't mention a connection."""
     details = (error.details() or "").lower()
     return not any(word in details for word in ("connect", "dns", "resol", "deadline exceeded", "socket"))
 

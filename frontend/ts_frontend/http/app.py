@@ -85,7 +85,8 @@ class Cors:
 class HttpApp:
     """The ASGI application of an HTTP listener: finds a request's route in `routes`, lets the `guard` and then the
     `keys` (None: there are none) check it, and answers it. `of_a_model` finds the paths that models declare. `log`
-    None: no access log. `times_all`: all requests are timed, for the log. Raises ClientGone when the client has
+    None: no access log. `times_all`: all requests are timed, for the log. `elsewhere`: what
+    is said of paths that aren't there, in place of TorchServe's sentence. Raises ClientGone when the client has
     disconnected."""
 
     def __init__(
@@ -100,9 +101,10 @@ class HttpApp:
         cors: Cors,
         limits: BodyLimits,
         times_all: bool = False,
+        elsewhere: str = "",
     ) -> None:
         self._ids = ids
-        self._times_all = times_all
+        self._times_all, self._elsewhere = times_all, elsewhere
         self._log = log
         self._routes, self._of_a_model = routes, of_a_model
         self._guard, self._keys, self._cors = guard, keys, cors
@@ -159,7 +161,7 @@ class HttpApp:
             if self._keys is not None:
                 self._keys.check(request, match)
             if match.serve is None:
-                raise _unanswered(request, match)
+                raise _unanswered(request, match, self._elsewhere)
             request.path_params = match.params
             return await match.serve(request)
         except ServeError as error:
@@ -186,12 +188,12 @@ class HttpApp:
             await _send_pieces(body, send, apart=http_version[0] == "1" and not _has_events(own))
 
 
-def _unanswered(request: HttpRequest, match: Match) -> ServeError:
+def _unanswered(request: HttpRequest, match: Match, elsewhere: str) -> ServeError:
     if match.allowed:
         return MethodNotAllowed(*match.allowed)
     if match.dialect is ErrorDialect.OPEN_INFERENCE:
         return ResourceNotFound(f"Not Found: nothing answers {request.method} {request.path}")
-    return ResourceNotFound()
+    return ResourceNotFound(elsewhere) if elsewhere else ResourceNotFound()
 
 
 async def _send_pieces(pieces: AsyncIterator[Sequence[Body]], send: Send, *, apart: bool) -> None:

@@ -132,7 +132,7 @@ class HttpRequest:
         self._check_size(self._announced())
         try:
             return await asyncio.wait_for(self._pieces(event, first), self.limits.s_max)
-        except (asyncio.TimeoutError, TimeoutError):  # one and the same from Python 3.11 on
+        except (asyncio.TimeoutError, TimeoutError):  # the same class from Python 3.11 on
             raise SlowSender(f"The request's body did not come within {self.limits.s_max:g} s") from None
 
     async def _pieces(self, event: Event | None, following: Awaitable[Event]) -> bytes:
@@ -209,10 +209,14 @@ STREAMED: Header = (b"ts_stream_next", b"true")
 NOT_FOUND = "Requested resource is not found, please refer to API document."
 
 
+#: What else than gRPC is told at an address of gRPC.
+ONLY_GRPC = "This is an address for gRPC. The HTTP APIs are at inference_address and management_address (8080, 8081)"
+
+
 async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
     """Answers HTTP on a listener without an HTTP application: always 404."""
     if scope["type"] == "http":
-        await answer_error(send, 404, "ResourceNotFoundException", NOT_FOUND)
+        await answer_error(send, 404, "ResourceNotFoundException", ONLY_GRPC)
     elif scope["type"] == "websocket":
         await receive()
         await send({"type": "websocket.close", "code": 1000})

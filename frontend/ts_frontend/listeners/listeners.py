@@ -41,7 +41,7 @@ from ts_frontend.http.management import HttpManagement
 from ts_frontend.http.open_inference import HttpOpenInference
 from ts_frontend.http.openai import HttpOpenAI
 from ts_frontend.http.openapi import HttpDescription, HttpDocs
-from ts_frontend.http.request import AsgiApp, BodyLimits, Scope
+from ts_frontend.http.request import ONLY_GRPC, AsgiApp, BodyLimits, Scope
 from ts_frontend.http.routes import ROUTES
 from ts_frontend.http.routing import (
     GRPC_METRICS,
@@ -317,7 +317,11 @@ class Listeners:
             write_s_max=config.write_timeout_s,
         )
         table = routes(*map(self._counted, (*own, *reflection.methods(own))))
-        app = self._http_app(self._route_table([GRPC_METRICS]), "" if path else host) if config.grpc_metrics else None
+        app = (
+            self._http_app(self._route_table([GRPC_METRICS]), "" if path else host, elsewhere=ONLY_GRPC)
+            if config.grpc_metrics
+            else None
+        )
         flooded = self._flooded(name)
         return Listener(name, host, port, table, limits, tls, app, path, self._path_mode, flooded)
 
@@ -469,7 +473,7 @@ class Listeners:
 
         return closed
 
-    def _http_app(self, table: RouteTable, host: str, *, with_models: bool = False) -> HttpApp:
+    def _http_app(self, table: RouteTable, host: str, *, with_models: bool = False, elsewhere: str = "") -> HttpApp:
         """These routes behind the guard of a listener on `host`, "" for a Unix socket. `with_models`: also the paths
         that models declare."""
         config = self._config
@@ -485,6 +489,7 @@ class Listeners:
             cors=Cors(config.cors_allowed_origin, config.cors_allowed_methods, config.cors_allowed_headers),
             limits=BodyLimits(config.max_request_size, config.request_body_timeout_s),
             times_all=config.times_requests,
+            elsewhere=elsewhere,
         )
 
     def _http_answered(

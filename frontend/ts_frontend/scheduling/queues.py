@@ -141,8 +141,6 @@ def expired(job: Job, now_s: float) -> None:
 
 def without_expired(batch: list[Job], now_s: float) -> list[Job]:
     """Returns a batch without the jobs whose deadline has passed: expired jobs are never sent."""
-    if len(batch) == 1 and batch[0].deadline_s > now_s:
-        return batch
     late = [job for job in batch if job.deadline_s <= now_s]
     if not late:
         return batch
@@ -231,7 +229,9 @@ class JobQueue(WorkQueue):
             if due_s > 0:
                 self._wake_in(due_s)
                 break
-            jobs = without_expired(batcher.take(), now_s)
+            jobs = batcher.take()
+            if len(jobs) != 1 or jobs[0].deadline_s <= now_s:
+                jobs = without_expired(jobs, now_s)
             if jobs:
                 worker.dispatch(jobs, now_s)
                 if worker not in touched:

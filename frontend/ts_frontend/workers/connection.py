@@ -55,15 +55,13 @@ class Connection:
             self._loop.call_soon(self.flush)
 
     def push_request(self, batch_id: int, job: Job) -> None:
-        """`push` of a batch of one job."""
+        """`push` of a batch of one job, which its sender has to follow with `flush`: an end of this turn for it alone
+        would cost another turn of the loop."""
         frame = request_frame(batch_id, job.id, job.request_id, job.deadline_s, job.request_headers, job.inputs)
         if frame is None:
             self.push(Predict(batch_id, [job.item()]))
         elif self._sock is not None:
             self._outbox.push_frame(frame)
-            if not self._flush_scheduled and not self._writing:
-                self._flush_scheduled = True
-                self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
         """Writes the queued messages, as far as the socket takes them; the rest follows when it is writable."""

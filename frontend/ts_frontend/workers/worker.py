@@ -289,7 +289,7 @@ class Worker:
         return job.id in self._running.jobs
 
     def dispatch(self, jobs: list[Job], now_s: float) -> None:
-        """Sends these jobs to the process as one batch."""
+        """Sends these jobs to the process as one batch, with the next `flush`."""
         running, connection = self._running, self._connection
         batch = running.begin(jobs, self, now_s)
         assert connection is not None

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias, overload
 
 FRAME_BYTES_MAX = 256 * 1024
@@ -300,25 +299,28 @@ REPEATED_HEADERS = frozenset(
 REPEATED_MAX, REPEATED_BYTES_MAX = 512, 256
 
 
+class _PackedHeaders(dict[tuple[bytes, bytes], bytes]):
+    """Blocks of single headers, made when they are asked for; those that come again are kept, REPEATED_MAX at most."""
+
+    def __missing__(self, header: tuple[bytes, bytes]) -> bytes:
+        name, value = header
+        if not name.isascii() or not value.isascii():
+            name, value = name.decode("latin-1").encode(), value.decode("latin-1").encode()
+        block = PAIR_HEAD.pack(len(name), len(value)) + name + value
+        if name in REPEATED_HEADERS and len(value) <= REPEATED_BYTES_MAX:
+            if len(self) >= REPEATED_MAX:
+                self.clear()
+            self[header] = block
+        return block
+
+
+_PACKED = _PackedHeaders()
+
+
 def packed_headers(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
     """`packed` of the headers of an HTTP request, which are Latin-1."""
-    repeated, longest = REPEATED_HEADERS, REPEATED_BYTES_MAX
-    return b"".join(
-        [
-            _repeated_header(header) if header[0] in repeated and len(header[1]) <= longest else _packed_header(header)
-            for header in headers
-        ]
-    )
-
-
-def _packed_header(header: tuple[bytes, bytes]) -> bytes:
-    name, value = header
-    if not name.isascii() or not value.isascii():
-        name, value = name.decode("latin-1").encode(), value.decode("latin-1").encode()
-    return PAIR_HEAD.pack(len(name), len(value)) + name + value
-
-
-_repeated_header = lru_cache(maxsize=REPEATED_MAX)(_packed_header)
+    blocks = _PACKED
+    return b"".join([blocks[header] for header in headers])
 
 
 def request_frame(

@@ -178,8 +178,10 @@ class Link:
             if self._news:
                 self._news = False
                 return
-            if self._read() or not wait:
+            if not wait:
+                self._read()
                 return
+        # Whoever waits has taken all that had come: a look before would mostly find nothing, and cost an exception.
         self._poll(self._poller, None)
         with self._reading:
             self._news = False

@@ -284,7 +284,7 @@ def _text(values: Sequence[int], label: str) -> bytes:
     try:
         return "".join(map(chr, values)).encode()
     except (ValueError, OverflowError) as error:
-        raise BadTensor(f"{label}: the numbers without a datatype are no text's code points: {error}") from None
+        raise BadTensor(f"{label}: the numbers without a datatype are not the code points of a text: {error}") from None
 
 
 def _characters(array: Array) -> list[int]:
@@ -351,15 +351,25 @@ def response_from(data: Buffer) -> InferenceResponse:
         message = ModelInferResponse.FromString(payload(data))
     except DecodeError as error:
         raise BadTensor(f"the {len(data)} bytes of the answer are not a ModelInferResponse: {error}") from None
+    raw = message.raw_output_contents
+    if raw and len(raw) != len(message.outputs):
+        raise BadTensor(f"{len(raw)} raw_output_contents for {len(message.outputs)} outputs")
     outputs = [
-        Tensor(
-            tensor.name,
-            tensor.datatype,
-            decode_raw(datatype(tensor.datatype, f"output {tensor.name!r}"), list(tensor.shape), raw, tensor.name),
-            parameters(tensor.parameters),
-        )
-        for tensor, raw in zip(message.outputs, message.raw_output_contents, strict=True)
+        _output(tensor, raw[index] if raw else None, f"output {tensor.name!r}")
+        for index, tensor in enumerate(message.outputs)
     ]
-    return InferenceResponse(
-        outputs, message.id, message.model_name, message.model_version, parameters(message.parameters)
-    )
+    more = parameters(message.parameters)
+    return InferenceResponse(outputs, message.id, message.model_name, message.model_version, more)
+
+
+def _output(tensor: ModelInferResponse.InferOutputTensor, raw: bytes | None, label: str) -> Tensor:
+    """An output whose elements are `raw`, or in its contents."""
+    kind, shape = datatype(tensor.datatype, label), list(tensor.shape)
+    if raw is not None:
+        array = decode_raw(kind, shape, raw, label)
+    else:
+        values = getattr(tensor.contents, kind.field) if kind.field else []
+        if len(values) != elements(shape, label):
+            raise BadTensor(f"{label}: {len(values)} elements, but shape {shape} takes {elements(shape, label)}")
+        array = _array(kind.name, values, shape, label)
+    return Tensor(tensor.name, kind.name, array, parameters(tensor.parameters))

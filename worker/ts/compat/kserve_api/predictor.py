@@ -6,16 +6,22 @@ import asyncio
 import http.client
 import json
 import math
+import os
 import queue
 import ssl
 import time
+import uuid
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from ts.compat.kserve_api.grpc_channel import Channel, Metadata, Unanswered
 from ts.compat.kserve_api.messages import InferOutput, InferResponse, array_of
+from ts.protocol.codes import Code
+from ts.tensors.grpc_form import request_bytes, response_from
+from ts.tensors.types import InferenceRequest, Tensor
 from ts.utils.util import PredictionException
 
 V1, V2, GRPC_V2 = "v1", "v2", "grpc-v2"
@@ -40,16 +46,17 @@ OPEN_MAX = 64
 #: Between two attempts that found nobody.
 RETRY_PAUSE_S = 0.1
 BAD_GATEWAY, UNAVAILABLE, TIMED_OUT = 502, 503, 504
-_GRPC = {
-    "INVALID_ARGUMENT": 400,
-    "UNAUTHENTICATED": 401,
-    "PERMISSION_DENIED": 403,
-    "NOT_FOUND": 404,
-    "RESOURCE_EXHAUSTED": 429,
-    "UNIMPLEMENTED": 501,
-    "UNAVAILABLE": UNAVAILABLE,
-    "DEADLINE_EXCEEDED": TIMED_OUT,
+_STATUS = {
+    Code.INVALID_ARGUMENT: 400,
+    Code.UNAUTHENTICATED: 401,
+    Code.PERMISSION_DENIED: 403,
+    Code.NOT_FOUND: 404,
+    Code.RESOURCE_EXHAUSTED: 429,
+    Code.UNIMPLEMENTED: 501,
+    Code.UNAVAILABLE: UNAVAILABLE,
+    Code.DEADLINE_EXCEEDED: TIMED_OUT,
 }
+MODEL_INFER = "/inference.GRPCInferenceService/ModelInfer"
 
 
 @dataclass(frozen=True)
@@ -98,7 +105,7 @@ class Predictor:
         self._config = config
         self._idle: queue.SimpleQueue[http.client.HTTPConnection] = queue.SimpleQueue()
         self._threads: ThreadPoolExecutor | None = None
-        self._grpc: Any = None
+        self._channel: Channel | None = None
 
     async def predict(self, model: str, payload: Any, headers: Mapping[str, Any] | None) -> Any:
         """The dict of a V1 answer, the InferResponse of a V2 one."""
@@ -119,44 +126,43 @@ class Predictor:
             self._idle.get_nowait().close()
         if self._threads is not None:
             self._threads.shutdown()
-        if self._grpc is not None:
-            await self._grpc.close()
+        if self._channel is not None:
+            await self._channel.close()
 
     # --- gRPC
 
     async def _infer(self, model: str, payload: Any, headers: Mapping[str, str]) -> InferResponse:
-        from torchrelay_client import CallFailed, Typed
-        from torchrelay_client.aio import AsyncClient
-        from torchrelay_client.connecting import TLS
-        from torchrelay_client.retry import Retry
-
-        if self._grpc is None:
-            config = self._config
-            retry = Retry(config.retries + 1, first_s=RETRY_PAUSE_S)
-            tls = TLS() if config.use_ssl else None
-            self._grpc = AsyncClient(
-                config.predictor_host, tls=tls, timeout_s=float(config.timeout), retry=retry, idempotent=True
-            )
-        inputs = {one.name: Typed(*array_of(one, f"input {one.name!r}")) for one in payload.inputs}
-        own = ((name, value) for name, value in headers.items() if name != "x-request-id")
-        try:
-            answer = await self._grpc.infer(
-                model,
-                inputs,
-                id=payload.id or headers.get("x-request-id", ""),
-                parameters=payload.parameters,
-                metadata=tuple(own),
-                timeout_s=self._left_s(),
-            )
-        except CallFailed as error:
-            text = error.message or error.code.name
-            raise PredictionException(text, _GRPC.get(error.code.name, BAD_GATEWAY)) from error
-        outputs = []
-        for name, array in answer.outputs.items():
-            made = InferOutput(name, list(array.shape), "")
-            made.set_data_from_numpy(array)
-            outputs.append(made)
+        if self._channel is None:
+            port = 443 if self._config.use_ssl else 80  # as KServe's client: its hosts of Knative's have none
+            host = self._config.predictor_host
+            target = host if host.rpartition("]")[2].count(":") == 1 else f"{host}:{port}"
+            self._channel = Channel(target, self._tls() if self._config.use_ssl else None)
+        request_id = payload.id or headers.get("x-request-id") or uuid.uuid4().hex
+        inputs = [Tensor(one.name, *array_of(one, f"input {one.name!r}")) for one in payload.inputs]
+        message = request_bytes(InferenceRequest(inputs, request_id, model, parameters=payload.parameters))
+        answer = response_from(await self._called(message, [*{**headers, "x-request-id": request_id}.items()]))
+        outputs = [_output_of(one) for one in answer.outputs]
         return InferResponse(answer.id, answer.model_name, outputs, answer.model_version, parameters=answer.parameters)
+
+    async def _called(self, message: bytes, metadata: Metadata) -> bytes:
+        """The answer to ModelInfer; attempts that found nobody are repeated as often as the configuration says."""
+        assert self._channel is not None
+        end_s, attempts = time.monotonic() + self._left_s(), 0
+        while True:
+            try:
+                return await self._channel.call(MODEL_INFER, message, metadata, end_s - time.monotonic())
+            except Unanswered as error:
+                attempts += 1
+                left_s = end_s - time.monotonic()
+                if error.code != Code.UNAVAILABLE or attempts > self._config.retries or left_s < RETRY_PAUSE_S:
+                    raise PredictionException(error.message, _STATUS.get(error.code, BAD_GATEWAY)) from error
+                await asyncio.sleep(RETRY_PAUSE_S)
+
+    @staticmethod
+    def _tls() -> ssl.SSLContext:
+        """Trusts the authorities of the file that KServe's controller names, else the system's."""
+        named = os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE")
+        return ssl.create_default_context(cafile=named or None)
 
     def _left_s(self) -> float:
         """The time limit of a call: the configuration's, or what the client of the request has left."""
@@ -216,8 +222,14 @@ class Predictor:
             pass
         host = self._config.predictor_host
         if self._config.use_ssl:
-            return http.client.HTTPSConnection(host, timeout=left_s, context=ssl.create_default_context()), True
+            return http.client.HTTPSConnection(host, timeout=left_s, context=self._tls()), True
         return http.client.HTTPConnection(host, timeout=left_s), True
+
+
+def _output_of(tensor: Tensor) -> InferOutput:
+    made = InferOutput(tensor.name, list(tensor.shape), tensor.datatype, None, tensor.parameters)
+    made.set_data_from_numpy(tensor.numbers())
+    return made
 
 
 def _response(found: Any) -> InferResponse:

@@ -1,0 +1,494 @@
+"""Unary gRPC calls of one event loop, over an HTTP/2 connection that stays open.
+
+grpcio's asyncio channel waits in a thread of its own for each answer, which costs a small call several times what the
+call itself does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import socket
+import ssl
+from collections import deque
+from collections.abc import Sequence
+from typing import cast
+from urllib.parse import unquote
+
+from ts.compat.kserve_api.header_fields import BadBlock, decoded, encoded
+from ts.protocol.codes import Code
+
+Metadata = Sequence[tuple[str, str]]
+
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PUSH_PROMISE = 0, 1, 3, 4, 5
+_PING, _GOAWAY, _WINDOW_UPDATE, _CONTINUATION = 6, 7, 8, 9
+_END_STREAM = _ACK = 1
+_END_HEADERS, _PADDED, _PRIORITY = 4, 8, 32
+_TABLE_BYTES, _PUSH, _STREAMS_MAX, _WINDOW, _FRAME_MAX = 1, 2, 3, 4, 5
+_REFUSED, _CANCEL, _CALM = 7, 8, 11
+#: Of a window: answers aren't held back, since all of an answer is wanted.
+_MOST = (1 << 31) - 1
+_GIVE_BACK = 1 << 30
+_USUAL_WINDOW, _USUAL_FRAME = 65_535, 16_384
+_FRAME_BYTES_MAX = 1 << 20
+_FRAME_HEAD, _MESSAGE_HEAD = 9, 5
+#: Of calls that failed before the server can have seen them, another attempt each; of so many.
+_ATTEMPTS_MAX = 5
+#: Until a server that was reached says how much it takes.
+GREETING_S_MAX = 20.0
+_BY_NUMBER = {str(code.value): code for code in Code}
+#: Of the fields of an answer.
+_FIELDS = frozenset((":status", "grpc-status", "grpc-message"))
+#: What an HTTP status means that came from somebody else than a gRPC server.
+_CODES = {
+    400: Code.INTERNAL,
+    401: Code.UNAUTHENTICATED,
+    403: Code.PERMISSION_DENIED,
+    404: Code.UNIMPLEMENTED,
+    429: Code.UNAVAILABLE,
+    502: Code.UNAVAILABLE,
+    503: Code.UNAVAILABLE,
+    504: Code.UNAVAILABLE,
+}
+
+
+class Unanswered(Exception):
+    """A call without an answer. `unseen`: the server hasn't worked on it."""
+
+    def __init__(self, code: Code, message: str, unseen: bool = False) -> None:
+        super().__init__(message)
+        self.code, self.message, self.unseen = code, message, unseen
+
+
+class Channel:
+    """Calls to `target`, HOST:PORT. A connection that broke, or that the server wants to end, is replaced at the next
+    call."""
+
+    def __init__(self, target: str, tls: ssl.SSLContext | None = None) -> None:
+        host, _, port = target.rpartition(":")
+        if not port.isdecimal():
+            raise ValueError(f"{target!r} is no HOST:PORT")
+        self._target, self._host, self._port, self._tls = target, host.strip("[]"), int(port), tls
+        self._scheme = "http" if tls is None else "https"
+        self._connection: _Connection | None = None
+        self._connecting: asyncio.Task[_Connection] | None = None
+        self._fields: dict[str, bytes] = {}
+        if tls is not None:
+            tls.set_alpn_protocols(["h2"])
+
+    async def call(self, path: str, message: bytes, metadata: Metadata, timeout_s: float) -> bytes:
+        """The answer's message. Raises Unanswered."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + timeout_s
+        for attempt in range(1, _ATTEMPTS_MAX + 1):
+            connection = self._connection
+            if connection is None or not connection.usable:
+                connection = await self._connected(end_s - loop.time())
+            left_s = max(end_s - loop.time(), 0.001)
+            fields = self._head(path) + encoded((("grpc-timeout", _timeout(left_s)), *metadata))
+            try:
+                return await connection.ask(fields, message, left_s)
+            except Unanswered as error:
+                if not error.unseen or attempt == _ATTEMPTS_MAX:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
+
+    async def close(self) -> None:
+        """Calls that are under way fail."""
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._connection is not None:
+            await self._connection.close()
+
+    def _head(self, path: str) -> bytes:
+        """The fields that all calls of a path have."""
+        found = self._fields.get(path)
+        if found is None:
+            found = self._fields[path] = encoded(
+                (
+                    (":method", "POST"),
+                    (":scheme", self._scheme),
+                    (":path", path),
+                    (":authority", self._target),
+                    ("content-type", "application/grpc"),
+                    ("te", "trailers"),
+                )
+            )
+        return found
+
+    async def _connected(self, timeout_s: float) -> _Connection:
+        """A connection that is made now, for all who wait for one. Raises Unanswered."""
+        if self._connecting is None:
+            self._connecting = asyncio.create_task(self._connect())
+            self._connecting.add_done_callback(self._made)
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._connecting), max(timeout_s, 0.001))
+        except asyncio.TimeoutError:
+            raise Unanswered(Code.DEADLINE_EXCEEDED, f"{self._target} can't be reached in time") from None
+        except (OSError, ssl.SSLError) as error:
+            raise Unanswered(Code.UNAVAILABLE, f"{self._target} can't be reached: {error}") from error
+
+    async def _connect(self) -> _Connection:
+        loop = asyncio.get_running_loop()
+        _, made = await loop.create_connection(_Connection, self._host, self._port, ssl=self._tls)
+        try:
+            await asyncio.wait_for(made.greeted, GREETING_S_MAX)
+        except BaseException as error:
+            await made.close()
+            if isinstance(error, asyncio.TimeoutError):
+                raise OSError("it doesn't answer with HTTP/2's settings") from None
+            raise
+        return made
+
+    def _made(self, task: asyncio.Task[_Connection]) -> None:
+        self._connecting = None
+        if not task.cancelled() and task.exception() is None:
+            self._connection = task.result()
+
+
+class _Call:
+    """One request and its answer. `unsent`: the rest of its body, which waits for the server's window."""
+
+    __slots__ = ("done", "fields", "heard", "pieces", "timer", "unsent", "window")
+
+    def __init__(self, done: asyncio.Future[bytes], window: int, heard: int) -> None:
+        self.done, self.window, self.heard = done, window, heard
+        self.fields: dict[str, str] = {}
+        self.pieces: list[bytes] = []
+        self.unsent = memoryview(b"")
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class _Connection(asyncio.Protocol):
+    """One HTTP/2 connection, whose calls are its streams."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport = cast(asyncio.Transport, None)
+        self._calls: dict[int, _Call] = {}
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._next = 1
+        self._left = b""
+        self._block: tuple[int, int, bytearray] | None = None
+        self._window, self._call_window, self._frame_max = _USUAL_WINDOW, _USUAL_WINDOW, _USUAL_FRAME
+        self._streams_max = _MOST
+        self._given = 0
+        self._heard = 0
+        self._lost = asyncio.Event()
+        self.greeted: asyncio.Future[None] = self._loop.create_future()
+        self.usable = True
+        self._reason = "the server ends the connection"
+
+    # --- the connection
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        plain = transport.get_extra_info("socket")
+        if plain is not None and plain.family in (socket.AF_INET, socket.AF_INET6):
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        secured = transport.get_extra_info("ssl_object")
+        if secured is not None and secured.selected_alpn_protocol() != "h2":
+            self._break("it offers no HTTP/2 over TLS")
+            return
+        settings = ((_TABLE_BYTES, 0), (_PUSH, 0), (_WINDOW, _MOST), (_FRAME_MAX, _FRAME_BYTES_MAX))
+        content = b"".join(key.to_bytes(2, "big") + value.to_bytes(4, "big") for key, value in settings)
+        more = (_MOST - _USUAL_WINDOW).to_bytes(4, "big")
+        self._transport.write(_PREFACE + _frame(_SETTINGS, 0, 0, content) + _frame(_WINDOW_UPDATE, 0, 0, more))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.usable = False
+        self._lost.set()
+        self._fail_all(f"the connection was lost{f': {error}' if error else ''}")
+
+    async def close(self) -> None:
+        self.usable = False
+        self._transport.abort()
+        await self._lost.wait()
+
+    def _break(self, reason: str) -> None:
+        """Ends a connection whose other end doesn't keep to HTTP/2."""
+        self.usable, self._reason = False, reason
+        self._fail_all(reason)
+        self._transport.abort()
+
+    def _fail_all(self, reason: str) -> None:
+        if not self.greeted.done():
+            self.greeted.set_exception(OSError(reason))
+        for number in list(self._calls):
+            self._fail(number, Unanswered(Code.UNAVAILABLE, reason))
+        while self._waiting:
+            _resolve(self._waiting.popleft())
+
+    def _close_if_done(self) -> None:
+        if not self.usable and not self._calls:
+            self._transport.close()
+
+    # --- calls
+
+    async def ask(self, fields: bytes, message: bytes, timeout_s: float) -> bytes:
+        """The answer's message. Raises Unanswered."""
+        end_s = self._loop.time() + timeout_s
+        while self.usable and len(self._calls) >= self._streams_max:
+            timeout_s = await self._turn(end_s)
+        number: int = self._next
+        done: asyncio.Future[bytes] = self._loop.create_future()
+        if number > _MOST:
+            self.usable = False
+        if not self.usable:
+            raise Unanswered(Code.UNAVAILABLE, self._reason, unseen=True)
+        self._next += 2
+        call = self._calls[number] = _Call(done, self._call_window, self._heard)
+        call.timer = self._loop.call_later(timeout_s, self._expired, number)
+        call.unsent = memoryview(b"\0" + len(message).to_bytes(4, "big") + message)
+        self._transport.write(b"".join((*self._head_frames(number, fields), *self._body_frames(number, call))))
+        try:
+            return await done
+        except asyncio.CancelledError:
+            self._give_up(number)
+            raise
+
+    async def _turn(self, end_s: float) -> float:
+        """Waits until the server takes another call; the seconds that are left then."""
+        turn = self._loop.create_future()
+        self._waiting.append(turn)
+        try:
+            await asyncio.wait_for(turn, end_s - self._loop.time())
+        except asyncio.TimeoutError:
+            text = f"the server answers no more than {self._streams_max} calls at a time, and didn't take it in time"
+            raise Unanswered(Code.DEADLINE_EXCEEDED, text) from None
+        return max(end_s - self._loop.time(), 0.001)
+
+    def _expired(self, number: int) -> None:
+        call = self._calls.get(number)
+        if call is None:
+            return
+        if call.heard == self._heard:  # nothing at all since then: a connection that may be dead
+            self.usable = False
+        self._write(_frame(_RST_STREAM, 0, number, _CANCEL.to_bytes(4, "big")))
+        self._fail(number, Unanswered(Code.DEADLINE_EXCEEDED, "it didn't answer in time"))
+
+    def _give_up(self, number: int) -> None:
+        """Nobody waits for the call any more."""
+        if number in self._calls:
+            self._write(_frame(_RST_STREAM, 0, number, _CANCEL.to_bytes(4, "big")))
+            self._ended(number)
+
+    def _ended(self, number: int) -> _Call:
+        """Forgets a call, whose turn passes to one that waits."""
+        call = self._calls.pop(number)
+        if call.timer is not None:
+            call.timer.cancel()
+        while self._waiting and len(self._calls) < self._streams_max:
+            if _resolve(self._waiting.popleft()):
+                break
+        self._close_if_done()
+        return call
+
+    def _fail(self, number: int, error: Unanswered) -> None:
+        done = self._ended(number).done
+        if not done.done():
+            done.set_exception(error)
+
+    # --- writing
+
+    def _write(self, data: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+    def _head_frames(self, number: int, fields: bytes) -> list[bytes]:
+        most = self._frame_max
+        pieces = [fields[at : at + most] for at in range(0, len(fields), most)]
+        kinds = [_HEADERS] + [_CONTINUATION] * (len(pieces) - 1)
+        last = len(pieces) - 1
+        return [
+            _frame(kind, _END_HEADERS if index == last else 0, number, piece)
+            for index, (kind, piece) in enumerate(zip(kinds, pieces, strict=True))
+        ]
+
+    def _body_frames(self, number: int, call: _Call) -> list[bytes]:
+        """As much of the rest of a body as the server's windows let through."""
+        found = []
+        while call.unsent and min(self._window, call.window) > 0:
+            piece = call.unsent[: min(self._window, call.window, self._frame_max)]
+            call.unsent = call.unsent[len(piece) :]
+            self._window -= len(piece)
+            call.window -= len(piece)
+            found.append(_frame(_DATA, 0 if call.unsent else _END_STREAM, number, piece))
+        return found
+
+    def _send_rest(self) -> None:
+        for number, call in list(self._calls.items()):
+            if call.unsent and (frames := self._body_frames(number, call)):
+                self._write(b"".join(frames))
+
+    # --- reading
+
+    def data_received(self, data: bytes) -> None:
+        self._heard += 1
+        if self._left:
+            data = self._left + data
+        at = 0
+        try:
+            while len(data) - at >= _FRAME_HEAD:
+                size = int.from_bytes(data[at : at + 3], "big")
+                if size > _FRAME_BYTES_MAX:
+                    raise BadBlock("it speaks no HTTP/2")
+                end = at + _FRAME_HEAD + size
+                if end > len(data):
+                    break
+                number = int.from_bytes(data[at + 5 : at + _FRAME_HEAD], "big") & _MOST
+                self._take(data[at + 3], data[at + 4], number, data[at + _FRAME_HEAD : end])
+                at = end
+        except (BadBlock, IndexError) as error:
+            self._break(f"its answer can't be read: {error}")
+            return
+        self._left = data[at:]
+
+    def _take(self, kind: int, flags: int, number: int, content: bytes) -> None:
+        if (self._block is None) == (kind == _CONTINUATION) or kind == _PUSH_PROMISE:
+            raise BadBlock(f"a frame of kind {kind} out of its turn")
+        if kind == _DATA:
+            self._data(number, flags, content)
+        elif kind == _HEADERS:
+            content = _unpadded(content, flags)
+            self._headers(number, flags, bytearray(content[5:] if flags & _PRIORITY else content))
+        elif kind == _CONTINUATION and self._block is not None:
+            begun, begun_flags, block = self._block
+            if begun != number:
+                raise BadBlock("the header fields of two streams are mixed")
+            self._headers(number, begun_flags | flags & _END_HEADERS, block + content)
+        elif kind == _RST_STREAM:
+            self._reset(number, int.from_bytes(content, "big"))
+        elif kind == _SETTINGS and not flags & _ACK:
+            self._settings(content)
+        elif kind == _PING and not flags & _ACK:
+            self._write(_frame(_PING, _ACK, 0, content))
+        elif kind == _GOAWAY:
+            self._going(int.from_bytes(content[:4], "big") & _MOST)
+        elif kind == _WINDOW_UPDATE:
+            self._widened(number, int.from_bytes(content, "big") & _MOST)
+
+    def _data(self, number: int, flags: int, content: bytes) -> None:
+        self._given += len(content)
+        if self._given >= _GIVE_BACK:
+            self._write(_frame(_WINDOW_UPDATE, 0, 0, self._given.to_bytes(4, "big")))
+            self._given = 0
+        call = self._calls.get(number)
+        if call is None:
+            return
+        call.pieces.append(_unpadded(content, flags))
+        if flags & _END_STREAM:
+            self._complete(number)
+
+    def _headers(self, number: int, flags: int, block: bytearray) -> None:
+        if not flags & _END_HEADERS:
+            if len(block) > _FRAME_BYTES_MAX:
+                raise BadBlock("its header fields don't end")
+            self._block = number, flags, block
+            return
+        self._block = None
+        call = self._calls.get(number)
+        if call is None:
+            return
+        found = decoded(bytes(block), _FIELDS)
+        call.fields = {**call.fields, **found} if call.fields else found
+        if flags & _END_STREAM:
+            self._complete(number)
+
+    def _reset(self, number: int, reason: int) -> None:
+        if number not in self._calls:
+            return
+        if reason == _REFUSED:
+            self._fail(number, Unanswered(Code.UNAVAILABLE, "the server refused the call", unseen=True))
+        else:
+            code = {_CANCEL: Code.CANCELLED, _CALM: Code.RESOURCE_EXHAUSTED}.get(reason, Code.INTERNAL)
+            self._fail(number, Unanswered(code, f"the server ended the call, with HTTP/2's error {reason}"))
+
+    def _settings(self, content: bytes) -> None:
+        for at in range(0, len(content) - 5, 6):
+            key, value = int.from_bytes(content[at : at + 2], "big"), int.from_bytes(content[at + 2 : at + 6], "big")
+            if key == _STREAMS_MAX:
+                self._streams_max = value
+            elif key == _FRAME_MAX:
+                self._frame_max = value
+            elif key == _WINDOW:
+                for call in self._calls.values():
+                    call.window += value - self._call_window
+                self._call_window = value
+        self._write(_frame(_SETTINGS, _ACK, 0, b""))
+        _resolve(self.greeted)
+        self._send_rest()
+
+    def _going(self, last: int) -> None:
+        """The server takes no more calls, and hasn't seen those after `last`."""
+        self.usable = False
+        for number in [one for one in self._calls if one > last]:
+            self._fail(number, Unanswered(Code.UNAVAILABLE, self._reason, unseen=True))
+        while self._waiting:
+            _resolve(self._waiting.popleft())
+        self._close_if_done()
+
+    def _widened(self, number: int, more: int) -> None:
+        if number == 0:
+            self._window += more
+        elif number in self._calls:
+            self._calls[number].window += more
+        self._send_rest()
+
+    def _complete(self, number: int) -> None:
+        """The answer has ended."""
+        call = self._calls[number]
+        if call.unsent:
+            self._write(_frame(_RST_STREAM, 0, number, _CANCEL.to_bytes(4, "big")))
+        self._ended(number)
+        if call.done.done():
+            return
+        try:
+            call.done.set_result(_message(call))
+        except Unanswered as error:
+            call.done.set_exception(error)
+
+
+def _message(call: _Call) -> bytes:
+    """Raises Unanswered for an answer with another status than OK."""
+    fields = call.fields
+    status = fields.get("grpc-status")
+    if status != "0":
+        http = fields.get(":status", "")
+        if status is None and http != "200":
+            code = _CODES.get(int(http) if http.isdigit() else 0, Code.UNKNOWN)
+            raise Unanswered(code, f"the answer has HTTP status {http or 'none'}, and none of gRPC")
+        code = _BY_NUMBER.get(status or "", Code.UNKNOWN)
+        raise Unanswered(code, unquote(fields.get("grpc-message", "")) or code.name)
+    data = call.pieces[0] if len(call.pieces) == 1 else b"".join(call.pieces)
+    size = int.from_bytes(data[1:_MESSAGE_HEAD], "big")
+    if len(data) < _MESSAGE_HEAD or data[0] or len(data) != _MESSAGE_HEAD + size:
+        raise Unanswered(Code.INTERNAL, f"{len(data)} bytes of answer aren't one message without compression")
+    return data[_MESSAGE_HEAD:]
+
+
+def _frame(kind: int, flags: int, number: int, content: bytes | memoryview) -> bytes:
+    head = len(content) << 48 | kind << 40 | flags << 32 | number
+    return b"".join((head.to_bytes(_FRAME_HEAD, "big"), content))
+
+
+def _unpadded(content: bytes, flags: int) -> bytes:
+    if not flags & _PADDED:
+        return content
+    if content[0] >= len(content):
+        raise BadBlock("a frame is padded by more than it has")
+    return content[1 : len(content) - content[0]]
+
+
+def _timeout(seconds: float) -> str:
+    """As gRPC writes it, with 8 digits at most."""
+    milliseconds = math.ceil(seconds * 1000)
+    return f"{milliseconds}m" if milliseconds < 10**8 else f"{math.ceil(seconds)}S"
+
+
+def _resolve(waiter: asyncio.Future[None]) -> bool:
+    if waiter.done():
+        return False
+    waiter.set_result(None)
+    return True
