@@ -44,12 +44,13 @@ TEXT = "hello world \N{GRINNING FACE}"
 
 class Case(NamedTuple):
     """`modules`: what its runtime imports; `requests`: the model, its version and the request, or the name of the file
-    with it; `streams`: they go to `infer_stream`."""
+    with it; `streams`: they go to `infer_stream`; `made`: what the example's own program has to make first."""
 
     folder: str
     modules: tuple[str, ...]
     requests: tuple[tuple[str, str, Any], ...]
     streams: bool = False
+    made: str = ""
 
 
 def tensor(name: str, shape: Sequence[int], datatype: str, data: Any, content_type: str = "") -> dict[str, Any]:
@@ -68,6 +69,20 @@ def rows(name: str, *values: Sequence[float]) -> dict[str, Any]:
 DIGIT = asking(tensor("predict", (1, 64), "FP32", [float(index % 17) for index in range(64)]))
 #: Two mushrooms of 126 features.
 MUSHROOMS = rows("predict", [float(index % 3 == 0) for index in range(126)], [0.0] * 126)
+#: A wine of the training data, by column.
+WINE = (
+    ("fixed acidity", 7.4),
+    ("volatile acidity", 0.7),
+    ("citric acid", 0.0),
+    ("residual sugar", 1.9),
+    ("chlorides", 0.076),
+    ("free sulfur dioxide", 11.0),
+    ("total sulfur dioxide", 34.0),
+    ("density", 0.9978),
+    ("pH", 3.51),
+    ("sulphates", 0.56),
+    ("alcohol", 9.4),
+)
 SAID = json.dumps({"name": "Foo Bar", "message": "Hello"})
 CASES = (
     Case(
@@ -115,6 +130,19 @@ CASES = (
                 ),
             )
         ),
+    ),
+    Case(
+        "mlflow",
+        ("mlserver_mlflow",),
+        tuple(
+            ("wine-classifier", "", asking(*(tensor(name, shape, datatype, [value]) for name, value in WINE), **more))
+            for shape, datatype, more in (
+                ((1,), "FP32", {"parameters": {"content_type": "pd"}}),
+                ((1, 1), "FP64", {"parameters": {"content_type": "pd"}}),
+                ((1,), "FP32", {}),
+            )
+        ),
+        made="mlruns",
     ),
     Case("streaming", (), (("text-model", "", "generate-request.json"),), streams=True),
     Case(
@@ -316,6 +344,9 @@ def main() -> None:
         missing = [name for name in case.modules if importlib.util.find_spec(name) is None]
         if missing:
             print(f"{case.folder:20} left out: {', '.join(missing)} is not installed", flush=True)
+            continue
+        if case.made and not (given.examples / case.folder / case.made).exists():
+            print(f"{case.folder:20} left out: its program hasn't made {case.made} yet", flush=True)
             continue
         try:
             found = compare(case, given.examples / case.folder)

@@ -23,7 +23,7 @@ class ArgParser:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="torch-model-archiver",
-        description="Packs a model, its handler and what they need into one archive that can be served.",
+        description="Packs a model, its handler and their files into one archive for the server.",
     )
     _add_required(parser)
     _add_files(parser)
@@ -52,7 +52,7 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
         "--serialized-file", metavar="FILE", help="weights or program: .pt, .pth, .pt2, .onnx, .so, ... (optional)"
     )
     parser.add_argument(
-        "--model-file", metavar="FILE", help="Python file with the one class whose weights the serialized file has"
+        "--model-file", metavar="FILE", help="Python file with one class: the model whose weights are serialized"
     )
     parser.add_argument(
         "--extra-files",
@@ -79,7 +79,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         "--export-path",
         metavar="DIR",
         default=os.getcwd(),
-        help="where the archive is put; made if it isn't there (default: the current directory)",
+        help="directory for the archive; created if missing (default: the current directory)",
     )
     parser.add_argument(
         "--archive-format",
@@ -88,4 +88,4 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         help="default: NAME.mar, compressed; zip-store: NAME.mar, not compressed, quick for large weights; "
         "tgz: NAME.tar.gz; no-archive: directory NAME",
     )
-    parser.add_argument("-f", "--force", action="store_true", help="replace an archive that's already there")
+    parser.add_argument("-f", "--force", action="store_true", help="replace an existing archive")

@@ -102,7 +102,7 @@ def handler_file(config: ModelArchiverConfig) -> Path | None:
     path = Path(file if file.endswith(".py") else f"{file}.py")
     if not path.exists() and (meant := difflib.get_close_matches(file, BUILT_IN_HANDLERS, n=1)):
         raise MissingFile(
-            f"--handler: {path} is not there, and {file} is no built-in handler; did you mean {meant[0]}?"
+            f"--handler: {path} does not exist, and {file} is not a built-in handler; did you mean {meant[0]}?"
         )
     return existing(path, "--handler")
 
@@ -154,14 +154,14 @@ def _walk(directory: Path) -> Iterator[Path]:
         real = Path(root).resolve()
         if real in visited:
             raise ModelArchiverError(
-                f"--extra-files: {root} leads back to {real}: links in a ring, or to one place twice"
+                f"--extra-files: {root} leads back to {real}: the links form a cycle, or lead to one place twice"
             )
         visited.add(real)
         directories[:] = sorted(name for name in directories if name != _CACHE)
         for name in sorted(files):
             path = Path(root, name)
             if not path.is_file():
-                raise ModelArchiverError(f"--extra-files: {path} is a broken link or no plain file")
+                raise ModelArchiverError(f"--extra-files: {path} is a broken link, or not a regular file")
             yield path.relative_to(directory)
 
 

@@ -55,7 +55,7 @@ def _plain(name: str, value: Any) -> Tensor:
     if tensor.array.dtype == object:
         for element in tensor.array.ravel():
             if not isinstance(element, (str, bytes, bytearray, memoryview)):
-                raise BadTensor(f"{element!r} is no number, truth value, text or bytes")
+                raise BadTensor(f"{element!r} is not a number, boolean, string or bytes")
     return tensor
 
 

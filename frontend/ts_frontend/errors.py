@@ -19,9 +19,9 @@ class ServeError(Exception):
     code = Code.INTERNAL
     http_status = 500
     type_name = "InternalServerException"
-    #: What callers, or the operator, can do about it: a sentence of docs/errors.md.
+    #: The remedy for callers or the operator: a sentence of docs/errors.md.
     remedy = ""
-    #: Seconds after which the same request may fare better, where that is known.
+    #: Seconds after which the same request may succeed, if known.
     retry_after_s: float | None = None
 
     @property
@@ -57,12 +57,12 @@ class InvalidArgument(ServeError):
 class InvalidArchive(ServeError):
     """The archive can't be used: broken, unsafe, or made for something else."""
 
-    remedy = "Correct the archive; `torchserve check ARCHIVE` tells the same without a server."
+    remedy = "Correct the archive; `torchserve check ARCHIVE` shows the fault without a server."
     code, http_status, type_name = Code.INVALID_ARGUMENT, 400, "InvalidModelException"
 
 
 class DownloadFailed(ServeError):
-    remedy = "Look whether the URL answers from the server's machine, then register again."
+    remedy = "Check that the server's machine can reach the URL, then register again."
     code, http_status, type_name = Code.INVALID_ARGUMENT, 400, "DownloadArchiveException"
 
 
@@ -81,7 +81,7 @@ class ArchiveExists(ServeError):
 
 
 class ModelNotFound(ServeError):
-    remedy = "Look at `torchserve list`; register the model, or correct its name."
+    remedy = "See `torchserve list`; register the model, or correct its name."
     code, http_status, type_name = Code.NOT_FOUND, 404, "ModelNotFoundException"
 
     def __init__(self, name: str) -> None:
@@ -89,7 +89,7 @@ class ModelNotFound(ServeError):
 
 
 class ModelVersionNotFound(ServeError):
-    remedy = "Look at `torchserve describe MODEL`; leave the version out for the default one."
+    remedy = "See `torchserve describe MODEL`; leave the version out for the default one."
     code, http_status, type_name = Code.NOT_FOUND, 404, "ModelVersionNotFoundException"
 
     def __init__(self, name: str, version: str, message: str = "") -> None:
@@ -115,7 +115,7 @@ class DefaultVersionInUse(ServeError):
 class WorkflowNotFound(ServeError):
     """No workflow of that name, or no archive at that URL."""
 
-    remedy = "Look at `GET /workflows`; register the workflow, or correct its name."
+    remedy = "See `GET /workflows`; register the workflow, or correct its name."
     code, http_status, type_name = Code.NOT_FOUND, 404, "WorkflowNotFoundException"
 
 
@@ -141,7 +141,7 @@ class InvalidGraph(InvalidWorkflow):
 class WorkflowFailed(ServeError):
     """Nodes of the workflow couldn't be registered, or couldn't be removed in time."""
 
-    remedy = "Mend the node that the message names, and register again."
+    remedy = "Fix the node that the message names, and register again."
     type_name = "WorkflowException"
 
 
@@ -155,7 +155,7 @@ class NoWorker(ServeError):
 class ModelNotLoaded(NoWorker):
     """The last start of every worker ended before it had loaded the model; the message carries the cause."""
 
-    remedy = "Mend what the message names; the server goes on trying, and `Retry-After` says when."
+    remedy = "Fix the cause that the message names; the server keeps trying, and `Retry-After` says when."
 
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -175,9 +175,9 @@ class SequenceOver(ServeError):
 
 
 class Draining(ServeError):
-    """The server or the model is going away and takes nothing new."""
+    """The server or the model is shutting down and takes no new requests."""
 
-    remedy = "Send the request to another server; this one is going away."
+    remedy = "Send the request to another server; this one is shutting down."
     code, http_status, type_name = Code.UNAVAILABLE, 503, "ServiceUnavailableException"
 
 
@@ -225,7 +225,7 @@ class UnregisterTimeout(ServeError):
 class WorkerStartFailed(ServeError):
     """No worker of the model could be started or could load it; the message carries the reason."""
 
-    remedy = "Mend what the message names; the model's log has the whole traceback."
+    remedy = "Fix the cause that the message names; the model's log has the whole traceback."
     code, http_status = Code.INTERNAL, 500
 
 
@@ -234,7 +234,7 @@ class HandlerFailed(ServeError):
     the handler is at fault, not the request. That is INTERNAL, as gRPC clients retry UNAVAILABLE calls. `traceback`: of
     the handler's exception, where callers may see it."""
 
-    remedy = "Mend the handler, or the request; the model's log has the traceback."
+    remedy = "Fix the handler, or the request; the model's log has the traceback."
 
     def __init__(self, http_status: int, message: str, traceback: str = "", *, by_handler: bool = False) -> None:
         super().__init__(message)
@@ -242,7 +242,7 @@ class HandlerFailed(ServeError):
         self.code = Code.INTERNAL if by_handler else code_of_http(http_status)
 
 
-#: How long a client should wait before it asks again when a worker has died: about as long as the next takes to start.
+#: The client's pause before it asks again after a worker's death: about the time that the next one takes to start.
 RETRY_AFTER_S = 1.0
 
 
@@ -251,7 +251,7 @@ class WorkerDied(ServeError):
     which gRPC clients retry. A request that hung its worker (`hung`) would also hang the next one: INTERNAL. Over HTTP
     it has TorchServe's status: 500, or 507 for a process killed as the system does when memory runs out."""
 
-    remedy = "Repeat the request; if it happens again, look for memory limits and at the log."
+    remedy = "Repeat the request; if it happens again, check memory limits and the log."
 
     def __init__(self, message: str, http_status: int = 500, *, hung: bool = False) -> None:
         super().__init__(message)
@@ -261,11 +261,11 @@ class WorkerDied(ServeError):
 
 
 class Quarantined(ServeError):
-    """A request that was alone on the second worker that died with it. INTERNAL, which no client of gRPC repeats by
+    """A request that ran alone on the second worker that died of it. INTERNAL, which no client of gRPC repeats by
     itself: it would kill a third one."""
 
-    remedy = "Don't repeat it: the same request has ended two workers. Look for it in the log by its ID."
+    remedy = "Don't repeat it: the request has ended two workers. The log has its ID."
 
 
 class ClientGone(Exception):
-    """The client reset the stream or closed the connection: nobody is left to answer."""
+    """The client reset the stream or closed the connection: nobody waits for an answer."""

@@ -1,4 +1,4 @@
-"""Job: one request on its way from a listener to a worker and back, and the ledger that owns all of them.
+"""Job: one request between a listener and a worker, and the ledger that owns all of them.
 
 One accepted request has exactly one final status. Every way to end (answer, failure, cancel, expiry, death of a
 worker) is a transition of one table; an ended job ignores later arrivals for it. The transitions themselves count the
@@ -51,7 +51,7 @@ class JobState(Enum):
     CANCELLED = "cancelled"
     EXPIRED = "expired"
 
-    __hash__ = object.__hash__  # that of Enum is Python code, and every request asks for it a dozen times
+    __hash__ = object.__hash__  # Enum's own hash is Python code, and every request needs it a dozen times
 
 
 NEXT: dict[JobState, frozenset[JobState]] = {
@@ -74,10 +74,10 @@ class IllegalTransition(AssertionError):
 
 
 class Owner(Protocol):
-    """The place of a job: the queue it waits in, or the worker that has it."""
+    """The holder of a job: its queue or its worker."""
 
     def release(self, job: Job) -> None:
-        """Forgets the job, or tells the worker: nobody waits for it any more."""
+        """Forgets the job, or cancels it on the worker: nobody waits for it any more."""
 
     def grant(self, job: Job, size_bytes: int) -> None:
         """Lets the handler send so many bytes more: the reader of the stream has taken them."""
@@ -86,12 +86,12 @@ class Owner(Protocol):
         """Sends a further input of a job that runs."""
 
     def measure(self, job: Job) -> Whereabouts:
-        """Has a job timed that is about to be sent; returns where it goes."""
+        """Starts the timing of a job that is about to be sent; returns its batch and worker."""
 
 
 class Whereabouts(NamedTuple):
-    """The batch and worker of a job. `ready_at_s`: when the worker had its model, `free_since_s`: since when it had
-    nothing to do, None when it had (`time.monotonic()` seconds)."""
+    """The batch and worker of a job. `ready_at_s`: the time when the worker had its model, `free_since_s`: the
+    time since which it was idle, None if it wasn't (`time.monotonic()` seconds)."""
 
     worker_id: int
     batch_size: int
@@ -106,7 +106,7 @@ class Timing(Protocol):
         """The job goes to a worker."""
 
     def measured(self, times: Times, now_s: float) -> None:
-        """The worker has told its times, which arrived now."""
+        """The worker's times have arrived."""
 
 
 class JobRecorder(Protocol):
@@ -119,8 +119,8 @@ class JobRecorder(Protocol):
 class Ledger:
     """All jobs of one model, counted by state, and the times of its inferences.
 
-    Sums in seconds: `answered_s` and `failed_s` from queueing to the end, `queued_s` of the answered ones until they
-    were sent. `last_s`: when the last one was answered (`time.monotonic()`).
+    Sums in seconds: `answered_s` and `failed_s` from queueing to the end, `queued_s` of the answered ones until
+    they were sent. `last_s`: the time of the last answer (`time.monotonic()`).
     """
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class Ledger:
         self.answered = self.failed = 0
         self.answered_s = self.failed_s = self.queued_s = self.last_s = 0.0
         self.live: dict[int, Job] = {}
-        #: Gets each inference that was answered, and when (`time.monotonic()`).
+        #: Gets each answered inference and its time (`time.monotonic()`).
         self.on_answered: Callable[[Job, float], None] | None = None
         self._emptied: list[Callable[[], None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -161,7 +161,7 @@ class Ledger:
         self.live[job.id] = job
 
     def moved(self, job: Job, old: JobState) -> None:
-        """A job went from `old` to the state it is in."""
+        """A job has moved from `old` to its present state."""
         counts, new = self.counts, job.state
         if old is _NEW:
             self.entered(job)
@@ -177,7 +177,7 @@ class Ledger:
             self.left(job, 0.0)
 
     def left(self, job: Job, answered_s: float) -> None:
-        """A job has ended. `answered_s`: when it was answered (`time.monotonic()`), 0 when it wasn't."""
+        """A job has ended. `answered_s`: the time of its answer (`time.monotonic()`), 0 without one."""
         self.live.pop(job.id, None)
         recorder = job.recorder
         if answered_s and recorder is not None:
@@ -201,7 +201,7 @@ def shared_headers(pairs: Pairs) -> Pairs:
 
 
 def handlers_headers(headers: Sequence[tuple[bytes, bytes]], more: Pairs = ()) -> Pairs:
-    """The headers of an HTTP request for its handler, and `more` after them: they stay bytes until somebody looks.
+    """The headers of an HTTP request for its handler, and `more` after them: they stay bytes until they are read.
     Raises InvalidArgument for texts that can't be passed on."""
     try:
         return PackedPairs(packed_headers(headers) + packed(more))
@@ -212,13 +212,13 @@ def handlers_headers(headers: Sequence[tuple[bytes, bytes]], more: Pairs = ()) -
 _ids = itertools.count(1).__next__
 
 
-#: The header of an answer whose request waited for the model's load: for so many ms.
+#: The header with the ms for which the request waited for the model's load.
 COLD_HEADER = "x-cold-start-ms"
 
 
 class Job:
     """One request. Its caller awaits `result()` or `pieces()`, or iterates `chunks()`; its worker calls `deliver` and
-    `fail`. It expires when it isn't begun by `deadline_s` or not answered by `ends_s` (`time.monotonic()` seconds)."""
+    `fail`. It expires if it hasn't begun by `deadline_s` or isn't answered by `ends_s` (`time.monotonic()` seconds)."""
 
     #: The sequence it belongs to, "" for none.
     sequence_id: str = ""
@@ -430,7 +430,7 @@ class Job:
         self.fail(HandlerFailed(failed.code, failed.message, failed.traceback, by_handler=failed.by_handler))
 
     def cancel(self) -> None:
-        """The caller has gone; the queue forgets the job, a worker is told."""
+        """The caller has gone; the queue forgets the job, or its worker gets a cancel."""
         if self.state in FINAL:
             return
         owner = self.owner
@@ -443,12 +443,12 @@ class Job:
         self.fail(error, JobState.EXPIRED)
 
     def unread_since(self, now_s: float) -> float:
-        """Seconds for which the reader has been busy with pieces, or pieces have been waiting for it; -inf when
-        neither is so: the reader waits for more."""
+        """Seconds for which the reader has been busy with pieces, or pieces have been waiting for it; -inf
+        if the reader waits for more."""
         return now_s - self._unread_s
 
     def client_wait_s(self, now_s: float) -> float:
-        """Seconds that it has been waiting for its client, not for its handler; below 0 when it isn't."""
+        """Seconds for which it has been waiting for its client, not for its handler; below 0 if it isn't."""
         return now_s - self._unread_s
 
     def allow(self, size_bytes: int) -> None:
@@ -500,8 +500,8 @@ class Job:
         return [piece for piece in self._chunks if len(piece)]
 
     async def whole(self) -> list[Buffer] | None:
-        """All pieces of the answer, when it has ended by the time that its first piece is here; None when more will
-        come: `chunks` gives them. Raises the ServeError it ended with, also if pieces came before that."""
+        """All pieces of the answer, when it has ended by the time that its first piece is here; None if more will
+        come: `chunks` yields them. Raises the ServeError it ended with, also if pieces came before that."""
         if not self._chunks and self.state not in FINAL:
             await self._wait()
         if self.state not in FINAL:
@@ -549,7 +549,7 @@ WAITING_BYTES_MAX = 256 * 1024
 
 class FedJob(Job):
     """Its further inputs wait with it until the worker that runs it has room for them: its handler takes them one after
-    another. Runs again elsewhere only while no worker has been sent any."""
+    another. Runs again elsewhere only until a worker has been sent one."""
 
     __slots__ = ("_allowed_bytes", "_closed", "_fed", "_idle_s", "_space", "_waiting", "_waiting_bytes")
 

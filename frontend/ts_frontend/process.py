@@ -1,4 +1,4 @@
-"""The server's process: event loop, signals, the last resort, the report to the launcher, pid file and directories."""
+"""The server's process: event loop, signals, forced exit, the report to the launcher, pid file and directories."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def main(config: ServerConfig, report_ready_fd: int | None = None) -> int:
     """
     report = StartReport(report_ready_fd)
     forget_secrets()
-    if os.getpid() == 1:  # whose signals count only when they are handled
+    if os.getpid() == 1:  # the engine's signals count only when they are handled
         signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
     try:
         logs = setup_logs(config)
@@ -109,8 +109,8 @@ async def _end_tasks() -> bool:
 
 async def _run(config: ServerConfig, logs: Logs, report: StartReport, forkserver: StartedForkserver | None) -> int:
     """Runs the server; returns the exit status: 0, or that of a process ended by the second signal."""
-    gc.disable()  # modules stay: looking for others among them would only take time
-    from ts_frontend.server import Server  # commands that only look for a server needn't import all of it
+    gc.disable()  # modules stay alive: collecting among them would only take time
+    from ts_frontend.server import Server  # commands that only look for a running server needn't import all of this
 
     gc.freeze()
     gc.enable()
@@ -120,7 +120,7 @@ async def _run(config: ServerConfig, logs: Logs, report: StartReport, forkserver
     def on_ready(listening: dict[str, str], failures: list[str]) -> None:
         for name, address in listening.items():
             log.info("%s listens on %s", name, address)
-        logs.flush(LOGS_FLUSH_S)  # who waits for STARTED finds the addresses above it
+        logs.flush(LOGS_FLUSH_S)  # a reader that waits for STARTED finds the addresses above it
         print(f"{STARTED}\n", end="", flush=True)  # in one piece: the log's thread writes there too
         report.ready(listening, failures)
 
@@ -131,7 +131,7 @@ async def _run(config: ServerConfig, logs: Logs, report: StartReport, forkserver
     except asyncio.CancelledError:
         if not signals.status:
             raise
-    report.failed("it was asked to stop before it was ready")  # nothing, when it has reported that it is
+    report.failed("it was asked to stop before it was ready")  # does nothing after the report of a success
     return signals.status
 
 
@@ -150,8 +150,8 @@ class StopSignals:
         self.status = 0
 
     def watch(self, running: asyncio.Task[None]) -> None:
-        """Handles signals from now on. SIGHUP means that the terminal has gone. A server that was started with SIGHUP
-        ignored (nohup) outlives that, and so does a daemon, which leads a session without a terminal."""
+        """Handles signals from now on. SIGHUP means that the terminal has gone. It doesn't end a server that was
+        started with SIGHUP ignored (nohup), or a daemon, which leads a session without a terminal."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._asked, number, running)
@@ -184,7 +184,7 @@ def _is_daemon() -> bool:
 
 
 def _ignore_hangup() -> None:
-    log.info("SIGHUP: nothing to do; certificates, keys and models are looked after without it")
+    log.info("SIGHUP: nothing to do; the server notices new certificates, keys and models without it")
 
 
 # --- the last resort
@@ -204,8 +204,8 @@ def end_within(limit_s: float) -> threading.Timer:
 
 
 def leave_within(limit_s: float, status: int) -> threading.Timer:
-    """Ends the process in `limit_s` seconds at the latest with the status it has anyhow: all is done, and threads that
-    don't end are no reason to stay."""
+    """Ends the process in `limit_s` seconds at the latest with its own status: all is done, and threads that
+    don't end must not keep it."""
     return _started(limit_s, lambda: os._exit(status))
 
 
@@ -220,7 +220,7 @@ def _started(limit_s: float, end: Callable[[], object]) -> threading.Timer:
 
 
 class StartReport:
-    """Lines of JSON that tell the launcher how the start goes, and once how it went. `fd` None: nobody reads them."""
+    """Lines of JSON for the launcher: the progress of the start, and once its outcome. `fd` None: nobody reads them."""
 
     def __init__(self, fd: int | None) -> None:
         self._fd = fd
@@ -262,14 +262,14 @@ class PidFileError(ServeError):
 
 
 class AlreadyRunning(PidFileError):
-    remedy = "`torchserve --stop` ends the running server; `--work-dir` starts another one beside it."
+    remedy = "`torchserve --stop` ends the running server; `--work-dir` starts a second one."
 
     def __init__(self) -> None:
         super().__init__("TorchServe is already running, please use torchserve --stop to stop TorchServe.")
 
 
 def pid_path(work_dir: Path | None = None) -> Path:
-    """The path of the pid file. Raises PidFileError when there is no directory that can be written."""
+    """The path of the pid file. Raises PidFileError when there is not a directory that can be written."""
     try:
         return (work_dir or Path(tempfile.gettempdir())) / ".model_server.pid"
     except FileNotFoundError as error:
@@ -310,7 +310,7 @@ def remove_orphan(path: Path) -> bool:
 
 @contextlib.contextmanager
 def claimed(path: Path) -> Iterator[None]:
-    """This process is the server as long as the block runs; the file has its id, mode 600.
+    """Makes this process the server while the block runs; the file has its id, mode 600.
 
     :raises AlreadyRunning: another server is.
     :raises PidFileError: the file is a link, or another user's.
@@ -390,7 +390,7 @@ def prepare(config: ServerConfig) -> None:
         if s3_of(directory) is None:
             _check_place(config, "model_repository", "directory", directory)
         elif config.model_control_mode == "poll":
-            raise ConfigError(f"model_control_mode is poll, and {s3_of(directory)} isn't looked at again: use explicit")
+            raise ConfigError(f"model_control_mode is poll, and {s3_of(directory)} isn't read again: use explicit")
     for key in ("model_store", "workflow_store"):
         _check_place(config, key, "directory", getattr(config, key))
     for key in ("log_config", "certificate_file", "private_key_file", "client_ca_file", "metrics_config"):

@@ -1,5 +1,5 @@
-"""The server: its parts, built once and joined, and its life cycle: startup, serve, drain. The only module that knows
-all of them."""
+"""The server: its parts, built once and joined, and its life cycle (startup, serve, drain). The only module that knows
+all parts."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ OnReady: TypeAlias = Callable[[dict[str, str], list[str]], None]
 
 
 def missing_torch(config: ServerConfig) -> list[str]:
-    """A warning for a server whose models may need torch, and whose Python hasn't got it."""
+    """A warning for a server whose models may need torch, and whose Python doesn't have it."""
     if not config.preload_torch or importlib.util.find_spec("torch") is not None:
         return []
     return [
@@ -105,9 +105,9 @@ def missing_torch(config: ServerConfig) -> list[str]:
 
 
 class StartRefused(ServeError):
-    """A model can't be loaded, and the server is not to run without it."""
+    """A model can't be loaded, and the server must not run without it."""
 
-    remedy = "Mend the models that the message names, or start without `exit_on_error`."
+    remedy = "Fix the models that the message names, or start without `exit_on_error`."
 
 
 class Parts:
@@ -265,7 +265,7 @@ class Server:
         self._forkserver = forkserver
         self._metrics = open_metrics(config, logs)
         self._stop = asyncio.Event()
-        #: From now on a stop drains; before, there is nobody whose requests could be lost.
+        #: From now on a stop drains; before that there are no requests to lose.
         self._serving = False
 
     def stop(self) -> None:
@@ -290,7 +290,7 @@ class Server:
         finally:
             stop.cancel()
             life.cancel()
-            await asyncio.wait({life})  # also when this is cancelled: its files on disk are removed with it
+            await asyncio.wait({life})  # also if this is cancelled: its files on disk are removed
         if not life.cancelled():
             life.result()
 
@@ -301,13 +301,15 @@ class Server:
                 await self._serve(parts, lambda: on_ready(parts.listeners.addresses(), warnings))
                 await self._drain(parts)
             except asyncio.CancelledError:
-                await parts.listeners.engine.drain(0.0)  # what runs is answered UNAVAILABLE, nothing listens any more
+                await parts.listeners.engine.drain(
+                    0.0
+                )  # running requests are answered UNAVAILABLE, nothing listens any more
                 raise
 
     @contextlib.asynccontextmanager
     async def parts(self, *, serving: bool = True) -> AsyncIterator[Parts]:
-        """All parts, with the forkserver started, as long as the block runs. Without `serving` they are for models that
-        are only tried: no keys are made, and nothing is traced."""
+        """All parts, with the forkserver started, as long as the block runs. Without `serving` they only try
+        models: no keys are made, and nothing is traced."""
         config = self.config
         if config.bypass_serve:
             log.warning("%s", BYPASSED)
@@ -317,7 +319,7 @@ class Server:
             try:
                 await supervisor.start()
                 watched(asyncio.to_thread(remove_abandoned, config.temp_dir), "The removal of what killed servers left")
-                tracing = open_tracing(config) if serving else None  # its threads are later than the forkserver
+                tracing = open_tracing(config) if serving else None  # its threads must start after the forkserver
                 yield Parts(config, self._logs, self._metrics, tracing, authorization, supervisor, directory)
             finally:
                 await supervisor.close()
@@ -327,7 +329,7 @@ class Server:
 
     @contextlib.contextmanager
     def _authorized(self) -> Iterator[Authorization | None]:
-        """The keys that calls need, as long as the block runs; None when they need none. The log says which and why."""
+        """The keys that calls need, while the block runs; None if they need none. The log gives the reason."""
         config = self.config
         authorization = open_authorization(config, config.key_dir)
         tokens, model_api = config_checks.who_may(config)
@@ -418,7 +420,7 @@ class Server:
         config = self.config
         parts.health.drain()
         if config.drain_grace_s:
-            log.info("Not ready any more; serving for %g s, until nobody routes here.", config.drain_grace_s)
+            log.info("No longer ready; serving for %g s, until clients are routed elsewhere.", config.drain_grace_s)
             await self._clock.pause(config.drain_grace_s, asyncio.Event())
         log.info("Draining: what was accepted is answered within %g s.", config.drain_timeout_s)
         latest_s = time.monotonic() + config.drain_timeout_s

@@ -20,12 +20,12 @@ log = logging.getLogger(__name__)
 ENDING = "The server is shutting down"
 T = TypeVar("T")
 
-#: Until a loop that failed runs again; it doubles with each failure in a row.
+#: The pause before a loop that failed runs again; it doubles with each failure in a row.
 RESTART_S, RESTART_S_MAX = 1.0, 60.0
 
 
 def owned(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """A task whose starter waits for it and reads its outcome: the failure is the starter's to see."""
+    """A task whose starter waits for it and reads its outcome: the starter sees the failure."""
     return asyncio.create_task(work)
 
 
@@ -71,7 +71,7 @@ async def side_by_side(work: Sequence[Coroutine[Any, Any, T]], at_once_max: int)
             async with turns:
                 return await each
         finally:
-            each.close()  # in case that its turn never came
+            each.close()  # if its turn never came
 
     tasks = [owned(one(each)) for each in work]
     try:

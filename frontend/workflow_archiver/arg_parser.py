@@ -13,7 +13,7 @@ class ArgParser:
     def workflow_archiver_args_parser() -> argparse.ArgumentParser:
         parser = argparse.ArgumentParser(
             prog="torch-workflow-archiver",
-            description="Packs a workflow's specification, and its functions, into one archive that can be served.",
+            description="Packs a workflow's specification and functions into one archive for the server.",
         )
         parser.add_argument(
             "--workflow-name",
@@ -40,6 +40,6 @@ def _add_optional(parser: argparse.ArgumentParser) -> None:
         "--export-path",
         metavar="DIR",
         default=os.getcwd(),
-        help="directory the archive is put in; it must be there (default: the current directory)",
+        help="directory for the archive; it must exist (default: the current directory)",
     )
-    parser.add_argument("-f", "--force", action="store_true", help="replace an archive that's already there")
+    parser.add_argument("-f", "--force", action="store_true", help="replace an existing archive")

@@ -38,9 +38,9 @@ def kustomized(*components: Path) -> list[Document]:
             found.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": one["name"]}, "data": data})
         for patch in plan.get("patches", []):
             _patch(found, patch)
-    for label in documents(KUBERNETES / "base" / "kustomization.yaml")[0]["labels"]:
-        for document in found:
-            _label(document, label["pairs"])
+        for label in plan.get("labels", []):
+            for document in found:
+                _label(document, label["pairs"])
     return found
 
 
@@ -71,10 +71,10 @@ def _label(document: Document, pairs: dict[str, str]) -> None:
         spec["template"].setdefault("metadata", {}).setdefault("labels", {}).update(pairs)
     elif kind == "Service":
         spec.setdefault("selector", {}).update(pairs)
-    elif kind == "PodDisruptionBudget":
-        spec.setdefault("selector", {}).setdefault("matchLabels", {}).update(pairs)
-    elif kind == "NetworkPolicy":
-        spec["podSelector"].setdefault("matchLabels", {}).update(pairs)
+    elif kind in ("PodDisruptionBudget", "NetworkPolicy"):  # it adds to their selectors only what is there
+        selector = spec.get("selector" if kind == "PodDisruptionBudget" else "podSelector") or {}
+        if "matchLabels" in selector:
+            selector["matchLabels"].update(pairs)
 
 
 def runtimes() -> Iterator[tuple[str, Document]]:

@@ -8,13 +8,14 @@ import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import grpc
 import httpx
 import pytest
 import torch
+import yaml
 
 from deploy.manifests import (
     COMPONENTS,
@@ -373,7 +374,39 @@ def inferred(pod: Pod, model: str, datatype: str, data: list[float]) -> list[flo
     return [float(one) for one in found]
 
 
-# --- schemas
+# --- kustomize and schemas
+
+
+def test_every_selector_is_that_of_the_pods() -> None:
+    """A PodDisruptionBudget without one protects nothing; a NetworkPolicy with an empty one is for all pods around."""
+    for components in [(), *((one,) for one in COMPONENTS)]:
+        found = {one["kind"]: one["spec"] for one in kustomized(*components) if "spec" in one}
+        labels = found["Deployment"]["template"]["metadata"]["labels"]
+        assert labels == {"app.kubernetes.io/name": "torchrelay"}
+        assert found["Deployment"]["selector"]["matchLabels"] == found["Service"]["selector"] == labels
+        assert found["PodDisruptionBudget"]["selector"]["matchLabels"] == labels
+        assert found["NetworkPolicy"]["podSelector"]["matchLabels"] == labels
+
+
+@pytest.mark.external
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl, with kustomize 5")
+@pytest.mark.parametrize("component", [one.name for one in COMPONENTS])
+def test_kustomize_makes_of_them_what_the_tests_read(component: str, tmp_path: Path) -> None:
+    shutil.copytree(DEPLOY / "kubernetes", tmp_path / "kubernetes")
+    (tmp_path / "kubernetes" / "overlay").mkdir()
+    plan = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": ["../base"]}
+    plan["components"] = [f"../components/{component}"]
+    (tmp_path / "kubernetes" / "overlay" / "kustomization.yaml").write_text(json.dumps(plan))
+    command = ["kubectl", "kustomize", str(tmp_path / "kubernetes" / "overlay")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=GUARD_S)
+    assert done.returncode == 0, done.stderr
+    made = re.sub(r"(torchrelay-config)-\w+$", r"\1", done.stdout, flags=re.MULTILINE)  # a hash of its content
+
+    def by_name(all_of_them: Iterable[Document]) -> dict[tuple[str, str], Document]:
+        return {(one["kind"], one["metadata"]["name"]): one for one in all_of_them}
+
+    (folder,) = [one for one in COMPONENTS if one.name == component]
+    assert by_name(yaml.safe_load_all(made)) == by_name(kustomized(folder))
 
 
 @pytest.mark.external

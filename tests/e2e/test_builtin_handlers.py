@@ -275,7 +275,7 @@ def test_each_request_of_a_batch_gets_its_own(served: Any, nets: Nets, model: st
 def test_what_is_no_image_is_the_callers_error(served: Any) -> None:
     answer = call(served, "/predictions/scripted", b"no image")
     assert answer.status == 400
-    assert answer.json()["message"].startswith("the input is no image: cannot identify image file")
+    assert answer.json()["message"].startswith("the input is not an image: cannot identify image file")
 
 
 def test_how_much_each_pixel_counts(served: Any, nets: Nets) -> None:

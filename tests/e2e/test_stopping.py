@@ -211,7 +211,7 @@ def test_readiness_fails_first_while_serving_goes_on(start: Any) -> None:
     server = start(drain_grace_s=3)
     server.register("probe")
     server.process.send_signal(signal.SIGTERM)
-    server.wait_for_log("Not ready any more")
+    server.wait_for_log("No longer ready")
     with link_to(server.port("http_inference")) as link:
         link.sendall(PING)
         answer = link.recv(4096)

@@ -304,9 +304,9 @@ def test_the_commands_find_and_send_the_key(start: Any, tmp_path: Path) -> None:
     assert torchserve(elsewhere, "ping", **here).returncode == 0
     refused = torchserve(elsewhere, "list", **here)
     assert refused.returncode == 1
-    assert "The server asks for its management key; none was sent." in refused.stdout
+    assert "The server requires its management key; none was sent." in refused.stdout
     refused = torchserve(elsewhere, "predict", "probe", "--input", "data={}", "--token", keys["management"], **here)
-    assert "The server asks for its inference key; the one of --token" in refused.stdout
+    assert "The server requires its inference key; the one of --token" in refused.stdout
 
 
 def test_stop_deletes_the_key_file(tmp_path: Path, store: Path) -> None:

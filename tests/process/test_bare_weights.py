@@ -132,7 +132,7 @@ def test_what_the_model_refuses_fails_its_request_alone(tmp_path: Path) -> None:
 
 def test_a_state_without_a_class_says_so(tmp_path: Path) -> None:
     torch.save(Net().state_dict(), tmp_path / "model.pt")
-    with pytest.raises(HandlerNotUsable, match=r"is no TorchScript. A state needs its class: put a model\.py"):
+    with pytest.raises(HandlerNotUsable, match=r"is not TorchScript. A state dict needs its class: put a model\.py"):
         loaded(tmp_path)
 
 

@@ -118,7 +118,7 @@ FAULTS: tuple[tuple[Callable[[Path], None], str, str, str], ...] = (
     ),
     (plant_unnamed_config, "unnamed", "warning", "its manifest doesn't name it: it has no effect"),
     (plant_settings, "settings.mar", "warning", "batchSize is 0: ignored, it must be a whole number, at least 1"),
-    (plant_settings, "settings.mar", "warning", "min_workers is no setting; did you mean minWorkers?"),
+    (plant_settings, "settings.mar", "warning", "min_workers is not a setting; did you mean minWorkers?"),
     (
         plant_settings,
         "settings.mar",
@@ -207,7 +207,7 @@ def test_a_handlers_file_is_tried_where_it_lies(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("nothing.mar",), "nothing.mar is not there"),
+        (("nothing.mar",), "nothing.mar does not exist"),
         ((".", "--input", "absent.bin"), "--input absent.bin: No such file or directory"),
         ((".", "--set", "job_queue_sise=1"), "there is no setting job_queue_sise; did you mean job_queue_size?"),
     ],

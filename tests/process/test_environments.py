@@ -96,7 +96,7 @@ def test_two_that_need_the_same_at_once_share_the_work(
     first, second = asyncio.run(both())
     assert first.python == second.python
     assert sum(message.startswith("Making") for message in caplog.messages) == 1
-    assert sum("is being made by somebody else" in message for message in caplog.messages) == 1
+    assert sum("another process is making its virtual environment" in message for message in caplog.messages) == 1
 
 
 def test_another_wheel_of_the_same_name_is_another_environment(

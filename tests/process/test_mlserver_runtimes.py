@@ -328,7 +328,7 @@ def test_a_batch_of_streams_and_single_requests(start_runtime: Any) -> None:
     [
         ("class Own(MLModel):\n    async def load(self): return False", {}, "load() returned False"),
         ("class Other(MLModel): pass", {}, "Own"),
-        ("Own = 3", {}, "no class like MLModel"),
+        ("Own = 3", {}, "not a class like MLModel"),
         ("class Own(MLModel): pass", {"inputs": [{"name": "x", "shape": [1]}]}, "datatype"),
     ],
 )

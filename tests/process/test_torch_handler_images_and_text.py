@@ -232,7 +232,7 @@ def test_a_subclass_with_steps_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [b"no image", file_of((1, 2, 3))[:60], "no base64!", None, {"a": 1}, ["a"]])
 def test_what_is_no_image_is_the_callers_error(tmp_path: Path, value: Any) -> None:
     handler = ready(ImageClassifier(), tmp_path, MEANS)
-    with pytest.raises(PredictionException, match="the input is no image") as caught:
+    with pytest.raises(PredictionException, match="the input is not an image") as caught:
         answer(handler, [{"data": value}])
     assert caught.value.error_code == 400
 
@@ -330,7 +330,7 @@ def test_tensors_in_and_out(tmp_path: Path) -> None:
     torch.save(torch.full((3, 4, 4), 2.0), out)
     first, second = answer(handler, [{"data": out.getvalue()}, {"body": out.getvalue()}])
     assert first.tolist() == second.tolist() == [[2.0, 2.0, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0]]
-    with pytest.raises(PredictionException, match="no saved tensor"):
+    with pytest.raises(PredictionException, match="not a saved tensor"):
         answer(handler, [{"data": b"x"}])
 
 

@@ -32,6 +32,69 @@ def test_a_request_that_waits_for_its_first_step_is_not_begun(start_worker, tmp_
     assert worker.begun(1, 2) == [2]
 
 
+#: Tells which of our functions were called between the note of a batch and the handler's own first line.
+CALLS = """
+import json, sys
+
+def profile(frame, event, argument):
+    code = frame.f_code
+    if event == "call" and ("/ts/" in code.co_filename or code.co_filename == __file__):
+        names.append(code.co_name)
+
+names = []
+sys.setprofile(profile)
+
+def seen():
+    last = len(names) - names[::-1].index("begin")
+    return json.dumps(names[last:])
+"""
+KINDS = {
+    "blocking": "def handle(data, context):\n    return None if data is None else [seen()]\n",
+    "generator": "def handle(data, context):\n    yield [seen()]\n",
+    "async": "async def handle(data, context):\n    return [seen()]\n",
+    "async generator": "async def handle(data, context):\n    yield [seen()]\n",
+    "object": "class Model:\n    def handle(self, data, context):\n        return [seen()]\n",
+    "continuous": "def handle(data, context):\n    return None if data is None else [seen()]\n",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_but_the_handlers_call_follows_the_note(start_worker, tmp_path, kind):
+    """Whatever ran in between would be time in which a killed worker's requests fail, although none has begun."""
+    (tmp_path / "mine.py").write_text(CALLS + KINDS[kind])
+    worker = start_worker("mine.py", model_dir=str(tmp_path), continuous=kind == "continuous")
+    on_the_way = {"async generator": ["_iterate"], "object": ["__call__"]}.get(kind, [])
+    assert worker.json(b"x") == [*on_the_way, "handle", "seen"]
+
+
+TWO_STREAMS = """
+import functools, os, signal
+
+def handle(data, context):
+    for row in data:
+        if bytes(row.get("data") or row.get("body")) == b"kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+    yield [b"x"] * len(data)
+
+def wrapped(function):
+    @functools.wraps(function)
+    def call(data, context):
+        return function(data, context)
+    return call
+"""
+
+
+@pytest.mark.parametrize(("last", "begun"), [("", [1]), ("handle = wrapped(handle)\n", [1, 2])])
+def test_a_stream_that_waits_for_its_first_step_is_not_begun(start_worker, tmp_path, last, begun):
+    """Nothing of a generator function runs before; of what wraps one, something may."""
+    (tmp_path / "mine.py").write_text(TWO_STREAMS + last)
+    worker = start_worker("mine.py", model_dir=str(tmp_path))
+    batches = [worker.batch(b"kill", batch_id=1), worker.batch(b"x", batch_id=2)]
+    worker.sock.sendall(b"".join(map(encode_bytes, batches)))
+    worker.to_end()
+    assert worker.begun(1, 2) == begun
+
+
 def test_the_table_of_ids() -> None:
     memory = bytearray(PROGRESS_BYTES)
     progress = Progress(memory)

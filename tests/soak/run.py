@@ -1,6 +1,6 @@
 """Mixed load with faults on a real server, from clients that have nothing of ours: grpcio, h2 and plain sockets.
 
-Usage: python tests/soak/run.py [--engine NAME …] [--seconds S] [--requests N] [--rate R]
+Usage: python tests/soak/run.py [--engine NAME …] [--seconds S] [--requests N] [--rate R] [--kill-every-s S]
 
 For each engine a server is started, warmed up for a while and looked at; then come calls of every kind, R a second,
 until both S seconds have passed and N requests have ended, while workers are killed, models scaled and registered anew.
@@ -14,10 +14,12 @@ import argparse
 import asyncio
 import contextlib
 import hashlib
+import heapq
 import json
 import os
 import random
 import secrets
+import shutil
 import signal
 import sys
 import tempfile
@@ -47,15 +49,24 @@ HANG_S = 40.0
 SERVICE = "/org.pytorch.serve.grpc.inference.InferenceAPIsService"
 BODY_BYTES_MAX = 8_000
 PIECES = 5
-KILL_EVERY_S, SCALE_EVERY_S, REGISTER_EVERY_S = 2.0, 3.0, 5.0
+#: For the notes of one worker. The file has holes: what isn't written takes no room.
+NOTES_BYTES = 64 << 20
+#: Where a note is no disk's work, on Linux.
+MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
+SCALE_EVERY_S, REGISTER_EVERY_S = 3.0, 5.0
 MEMORY_GROWTH_BYTES_MAX, DESCRIPTORS_MORE_MAX, TASKS_MORE_MAX = 20 << 20, 8, 8
 
-#: A body is `ID ASK PADDING`. Whose work has begun is written down before anything else.
+ID_BYTES = 16
+#: A body is `ID ASK PADDING`. Whose work has begun is noted before anything else, in memory that outlives the worker: a
+#: call of the system would take its time, in which a kill could hide that the work had begun.
 HANDLER = """
-import hashlib, os, time
+import hashlib, mmap, os, secrets, time
 from ts.utils.util import PredictionException
 
-BEGUN = os.open({begun!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+NOTES = open(os.path.join({begun!r}, secrets.token_hex(8)), "wb+")
+NOTES.truncate({size})
+BEGUN, noted = mmap.mmap(NOTES.fileno(), {size}), 0
+BEGUN[:65536] = bytes(65536)  # the system gives the pages now, not at the first note on each
 
 def body_of(row):
     return bytes(row.get("data") or row.get("body"))
@@ -71,9 +82,11 @@ def answer_of(body):
 def handle(data, context):
     if data is None:
         return None
-    bodies = [body_of(row) for row in data]
-    os.write(BEGUN, b"".join(body.split(b" ", 1)[0] + b"\\n" for body in bodies))
-    return [answer_of(body) for body in bodies]
+    global noted
+    for row in data:
+        BEGUN[noted : noted + {id_bytes}] = (row.get("data") or row.get("body"))[:{id_bytes}]
+        noted += {id_bytes}
+    return [answer_of(body_of(row)) for row in data]
 """
 STREAM = """
 import asyncio, hashlib
@@ -343,6 +356,30 @@ class Grpcio:
         await self._channel.close()
 
 
+class Slow(NamedTuple):
+    """A request that took long. `begun_s`: after the load began."""
+
+    seconds: float
+    begun_s: float
+    what: str
+
+    def told(self, faults: list[Fault]) -> str:
+        """With the faults that fell into its time."""
+        end_s = self.begun_s + self.seconds
+        beside = [one for one in faults if one.begun_s < end_s and one.ended_s > self.begun_s]
+        told = [f"{one.name} {one.begun_s - self.begun_s:+.2f} to {one.ended_s - self.begun_s:+.2f}" for one in beside]
+        return f"{self.seconds:.2f} s from {self.begun_s:.2f}: {self.what}; {', '.join(told) or 'no fault'}"
+
+
+class Fault(NamedTuple):
+    name: str
+    begun_s: float
+    ended_s: float
+
+
+SLOWEST = 10
+
+
 class Tally:
     """What came of the requests. `failed`: answers of the model `echo` that failed with a worker, by the request's ID,
     to be compared with what was begun."""
@@ -351,11 +388,18 @@ class Tally:
         self.outcomes: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.failed: dict[str, str] = {}
-        self.latencies_s: list[float] = []
+        self.begun_s = time.monotonic()
+        self.faults: list[Fault] = []
+        self.slowest: list[Slow] = []
 
     @property
     def accepted(self) -> int:
         return sum(self.outcomes.values())
+
+    def took(self, one: Slow) -> None:
+        heapq.heappush(self.slowest, one)
+        if len(self.slowest) > SLOWEST:
+            heapq.heappop(self.slowest)
 
     def count(self, prefix: str) -> int:
         return sum(count for name, count in self.outcomes.items() if name.split()[-1] == prefix)
@@ -393,7 +437,8 @@ async def one(client: Any, name: str, tally: Tally) -> None:
     except Broken as error:
         tally.wrong.append(f"{name} {model} {ask}: {error}")
         return
-    tally.latencies_s.append(time.monotonic() - begun_s)
+    what = f"{name} {model} {ask} {answer.status}"
+    tally.took(Slow(time.monotonic() - begun_s, begun_s - tally.begun_s, what))
     tally.outcomes[f"{name} {model} {answer.status}"] += 1
     if answer.status in ("left", "deadline"):
         return
@@ -417,11 +462,12 @@ async def hammer(
         await asyncio.sleep(max(0.0, pause_s * random.uniform(0.5, 1.5) - (time.monotonic() - begun_s)))
 
 
-async def disturb(every_s: float, act: Callable[[], object], over: asyncio.Event, done: Counter[str]) -> None:
+async def disturb(every_s: float, act: Callable[[], object], over: asyncio.Event, tally: Tally) -> None:
     while not over.is_set():
+        begun_s = time.monotonic() - tally.begun_s
         with contextlib.suppress(grpc.RpcError, ProcessLookupError, IndexError, TimeoutError):
             await asyncio.to_thread(act)
-            done[act.__name__] += 1
+            tally.faults.append(Fault(act.__name__, begun_s, time.monotonic() - tally.begun_s))
         with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
             await asyncio.wait_for(over.wait(), every_s)
 
@@ -465,7 +511,7 @@ async def _busy(server: Serving) -> int:
     return int(sum(float(line.rsplit(" ", 1)[1]) for line in gauges))
 
 
-async def load(server: Serving, tally: Tally, seconds: float, requests: int, rate: float, done: Counter[str]) -> None:
+async def load(server: Serving, tally: Tally, seconds: float, requests: int, rate: float, kill_every_s: float) -> None:
     http, native = server.port("http_inference"), server.port("grpc_inference")
     clients: list[tuple[str, Any, int]] = [
         *(("HTTP/1.1", Http1(http), 1) for _ in range(8)),
@@ -486,8 +532,8 @@ async def load(server: Serving, tally: Tally, seconds: float, requests: int, rat
         server.unregister("moving")
         server.register("moving")
 
-    faults = ((KILL_EVERY_S, kill), (SCALE_EVERY_S, scale), (REGISTER_EVERY_S, register))
-    disturbing = [asyncio.create_task(disturb(every_s, act, over, done)) for every_s, act in faults]
+    faults = ((kill_every_s, kill), (SCALE_EVERY_S, scale), (REGISTER_EVERY_S, register))
+    disturbing = [asyncio.create_task(disturb(every_s, act, over, tally)) for every_s, act in faults]
 
     def ended() -> bool:
         return time.monotonic() > end_s and counter[0] >= requests
@@ -512,11 +558,12 @@ async def load(server: Serving, tally: Tally, seconds: float, requests: int, rat
 
 
 async def soak(engine: str, given: argparse.Namespace, directory: Path) -> list[Row]:
-    store, python, begun = directory / "store", directory / "python", directory / "begun"
+    store, python = directory / "store", directory / "python"
     for folder in (store, python):
         folder.mkdir()
+    begun = Path(tempfile.mkdtemp(prefix="soak-begun-", dir=MEMORY))
     (python / "sitecustomize.py").write_text(TASKS)
-    handler = HANDLER.format(begun=str(begun))
+    handler = HANDLER.format(begun=str(begun), size=NOTES_BYTES, id_bytes=ID_BYTES)
     write_model(store, "echo", handler, config="batchSize: 4\nmaxBatchDelay: 2\nminWorkers: 2\nmaxWorkers: 2\n")
     write_model(store, "moving", handler)
     write_model(store, "stream", STREAM.format(pieces=PIECES))
@@ -527,19 +574,24 @@ async def soak(engine: str, given: argparse.Namespace, directory: Path) -> list[
         server.wait_started()
         for model in ("echo", "moving", "stream"):
             await asyncio.to_thread(server.register, model)
-        await load(server, Tally(), given.warm_up_s, 0, given.rate, Counter())
-        before, tally, done, begun_s = await state_of(server, directory), Tally(), Counter[str](), time.monotonic()
-        await load(server, tally, given.seconds, given.requests, given.rate, done)
-        took_s, after = time.monotonic() - begun_s, await state_of(server, directory)
-    finally:
+        await load(server, Tally(), given.warm_up_s, 0, given.rate, given.kill_every_s)
+        before, tally = await state_of(server, directory), Tally()
+        await load(server, tally, given.seconds, given.requests, given.rate, given.kill_every_s)
+        took_s, after = time.monotonic() - tally.begun_s, await state_of(server, directory)
         status = await asyncio.to_thread(server.terminate)
+        began = await asyncio.to_thread(noted, begun)
+    finally:
+        server.terminate()
+        shutil.rmtree(begun)
     print(f"{engine}: {json.dumps(dict(sorted(tally.outcomes.items())), indent=1)}")
     for line in tally.wrong[:20]:
         print(f"{engine}: WRONG {line}")
-    began = set(begun.read_text().split())
     lost = [what for name, what in tally.failed.items() if name not in began]
     for line in lost[:20]:
         print(f"{engine}: NOT BEGUN {line}")
+    for slow in sorted(tally.slowest, reverse=True):
+        print(f"{engine}: SLOW {slow.told(tally.faults)}")
+    done = Counter(fault.name for fault in tally.faults)
     raised = [line for line in server.lines if "never retrieved" in line or "Task exception" in line]
     rows = [
         Row("requests", f"{given.requests} or more", f"{tally.accepted} in {took_s:.0f} s", True),
@@ -550,7 +602,7 @@ async def soak(engine: str, given: argparse.Namespace, directory: Path) -> list[
         Row("failed by a killed worker", "", f"{len(tally.failed)} begun or not", True),
         Row("of them, not begun", "0", str(len(lost)), not lost),
         Row("items that fail; left; deadlines", "", _counts(tally), True),
-        Row("slowest answer", "", f"{max(tally.latencies_s, default=0):.2f} s", True),
+        Row("slowest answer", "", f"{max(tally.slowest).seconds:.2f} s" if tally.slowest else "none", True),
         difference("memory, MB", before.memory_bytes / 1e6, after.memory_bytes / 1e6, MEMORY_GROWTH_BYTES_MAX / 1e6),
         difference("descriptors", before.descriptors, after.descriptors, DESCRIPTORS_MORE_MAX),
         difference("tasks", before.tasks, after.tasks, TASKS_MORE_MAX),
@@ -559,6 +611,16 @@ async def soak(engine: str, given: argparse.Namespace, directory: Path) -> list[
         Row("exit status", "0", str(status), status == 0),
     ]
     return [row._replace(measure=f"{engine}: {row.measure}") for row in rows]
+
+
+def noted(folder: Path) -> set[str]:
+    """The IDs that the workers' handlers have noted, each in a file of its own."""
+    found = set()
+    for file in folder.iterdir():
+        with file.open("rb") as notes:
+            while (name := notes.read(ID_BYTES)) and name[0]:
+                found.add(name.decode())
+    return found
 
 
 def _counts(tally: Tally) -> str:
@@ -572,6 +634,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.0, help="at least, for each engine")
     parser.add_argument("--requests", type=int, default=0, help="at least, for each engine")
     parser.add_argument("--rate", type=float, default=400.0, help="requests a second, at most (400)")
+    parser.add_argument("--kill-every-s", type=float, default=2.0, help="seconds between kills of a worker (2)")
     parser.add_argument("--warm-up-s", type=float, default=15.0)
     given = parser.parse_args()
     rows: list[Row] = []

@@ -195,7 +195,7 @@ def test_every_option_is_also_a_key(name: str) -> None:
         ("--metrics-interval-ms=x", "milliseconds"),
         ("--grpc-port=http", "whole numbers"),
         ("--profile=other", "torchserve, triton"),
-        ("--extra-grpc-port=1:other", "other is no dialect"),
+        ("--extra-grpc-port=1:other", "other is not a dialect"),
         ("--extra-grpc-port=7070", "already that of grpc_inference_port"),
         ("--use-tls", "TLS needs certificate_file and private_key_file"),
         ("--use-tls --cert-file c", "one is set without the other"),

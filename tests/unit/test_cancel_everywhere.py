@@ -1,16 +1,19 @@
-"""Who asked for something leaves while it is under way, at every await there is: of submit -> result, of a registration
-and of a worker's start. Whatever it was, nothing of it is left, and what comes next is served."""
+"""Who asked for something leaves while it is under way, at every await there is: of submit -> result, of a
+registration, of the start of a worker and of what holds its weights, of the loads and ends of models on demand.
+Whatever it was, nothing of it is left, and what comes next is served."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import sys
 import zipfile
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from stage import Actor, Skipping, Stage, pool_of, run, waiting
@@ -36,9 +39,12 @@ from ts_frontend.telemetry.metrics.registry import DEFAULT_FILE, MetricsRegistry
 from ts_frontend.workers.demand import Demand, DemandRule, ResidentState
 from ts_frontend.workers.devices import Inventory
 from ts_frontend.workers.failures import StartFailed
+from ts_frontend.workers.holder import HolderLauncher
+from ts_frontend.workers.launchers import ExecLauncher
 from ts_frontend.workers.limits import WorkerLimits
 from ts_frontend.workers.memory import Memory
 from ts_frontend.workers.pool import Pool
+from ts_frontend.workers.process import ProcessSpec, WorkerPlan
 from ts_frontend.workers.supervisor import Supervisor
 from ts_frontend.workers.worker import Worker
 
@@ -339,6 +345,155 @@ def test_a_model_on_demand_is_removed_while_it_is_loaded(scene: str) -> None:
         return found
 
     at_every_await(scenario, 1)
+
+
+@pytest.mark.parametrize("requests", ["none", "running", "meanwhile"])
+def test_a_model_on_demand_is_removed_while_it_is_unloaded(requests: str) -> None:
+    """The removal ends the unload at any of its awaits."""
+
+    async def scenario(at: int) -> tuple[bool, bool]:
+        before = descriptors()
+        stage = Stage()
+        demand = Demand(Memory(10), lambda pools: [Memory(10 * bool(pool.slots)) for pool in pools], Skipping())
+        one = demand.enter(pool_of(stage, Skipping()), Ledger(), DemandRule(), lambda: 1)
+        await one.pool.scale(1)
+        jobs = [waiting(one.pool, one.ledger)] if requests == "running" else []
+        player = asyncio.create_task(playing(stage.actors[0], 1))
+        one.state, one.held = ResidentState.UNLOADING, Memory(10)
+        ending = asyncio.create_task(driven(demand._unload(one, "its time is over"), at))
+        worker = one.pool.slots[0].worker
+        await until_async(lambda: ending.done() or worker is None or worker.state.value != "ready")
+        if requests == "meanwhile":
+            jobs.append(waiting(one.pool, one.ledger))
+        found = await ending
+        for job in jobs:
+            job.cancel()
+        await demand.leave(one, one.pool.close(0))
+        assert not demand.residents and demand.held == Memory() and not demand._turn.locked()
+        assert released(stage) and not one.ledger.live
+        assert descriptors() == before
+        await player
+        return found
+
+    at_every_await(scenario, 1)
+
+
+def test_a_model_that_takes_the_memory_of_another_is_removed() -> None:
+    """The other one's unload, which it began, goes on, and its next request loads it again."""
+
+    async def scenario(at: int) -> tuple[bool, bool]:
+        before = descriptors()
+        stage = Stage()
+        demand = Demand(Memory(10), lambda pools: [Memory(10 * bool(pool.slots)) for pool in pools], Skipping())
+        one, other = (demand.enter(pool_of(stage, Skipping()), Ledger(), DemandRule(), lambda: 1) for _ in range(2))
+        await other.pool.scale(1)
+        other.state, other.held, other.known = ResidentState.WARM, Memory(10), Memory(10)
+        job = waiting(one.pool, one.ledger)
+        one.state = ResidentState.LOADING
+        found = await driven(demand._load(one), at)
+        job.cancel()
+        await demand.leave(one, one.pool.close(0))
+        other.asked()
+        again = waiting(other.pool, other.ledger)
+        await until_async(lambda: other.state is ResidentState.WARM and other.pool.ready_count == 1)
+        actor = next(actor for actor in stage.actors if not actor.exited.done())
+        actor.answer(await actor.batch())
+        assert await again.result() == b"ok" and demand.residents == {other} and demand.held == Memory(10)
+        await demand.leave(other, other.pool.close(0))
+        assert released(stage) and not demand._turn.locked()
+        assert descriptors() == before
+        return found
+
+    at_every_await(scenario, 3)
+
+
+# --- the process that holds a model's weights
+
+
+class Holding:
+    """A real holder of a model without weights, and the launcher of its workers."""
+
+    def __init__(self, directory: Path) -> None:
+        (directory / "handler.py").write_text("def handle(data, context):\n    return data\n")
+        load = {
+            "model_name": "m",
+            "model_version": "1.0",
+            "model_dir": str(directory),
+            "handler": "handler.py",
+            "batch_size": 1,
+            "decode_input_request": True,
+        }
+        self.spec = ProcessSpec("m_1.0", dict(os.environ))
+        plan = WorkerPlan(self.spec, load, GUARD_S, GUARD_S, 1 << 20)
+        self.below = ExecLauncher()
+        self.launcher = HolderLauncher(self.below, plan)
+        self.lines: list[str] = []
+        self._children = set(psutil.Process().children())
+
+    def sink(self, stream: str, line: str) -> None:
+        self.lines.append(line)
+
+    async def works(self) -> None:
+        """A worker is forked, and ends."""
+        process = await self.launcher.launch(self.spec, self.sink)
+        assert psutil.Process(process.pid).ppid() == self.launcher.pid and not self.launcher.refusal, self.lines
+        process.kill()
+        await process.exited
+        process.release()
+        process.sock.close()
+
+    async def close(self) -> None:
+        await self.launcher.close()
+        await self.below.close()
+        assert not self.launcher._holders
+        assert set(psutil.Process().children()) == self._children
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="shareWeights needs Linux")
+def test_who_starts_a_worker_of_a_holder_leaves(tmp_path: Path) -> None:
+    """The holder loads the model once, whoever asked for it first, and forks what is asked for next."""
+
+    async def scenario(at: int) -> tuple[bool, bool]:
+        await asyncio.to_thread(int)  # the loop's own thread and descriptors
+        before = descriptors()
+        holding = Holding(tmp_path)
+
+        async def start() -> None:
+            process = await holding.launcher.launch(holding.spec, holding.sink)
+            process.kill()
+            process.release()
+            process.sock.close()
+
+        found = await driven(start(), at)
+        await holding.works()
+        assert holding.launcher.loads == 1
+        await holding.close()
+        assert descriptors() == before
+        return found
+
+    at_every_await(scenario, 2)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="shareWeights needs Linux")
+def test_the_start_of_a_holder_itself(tmp_path: Path) -> None:
+    """The coroutine that starts the process and has it load the model, as `rest` cancels it: the next worker starts
+    another one."""
+
+    async def scenario(at: int) -> tuple[bool, bool]:
+        await asyncio.to_thread(int)
+        before = descriptors()
+        holding = Holding(tmp_path)
+        launcher = holding.launcher
+        found = await driven(launcher._loaded(holding.spec, holding.sink), at)
+        for left in launcher._holders:
+            left.set_aside()
+        await until_async(lambda: not launcher._holders)
+        await holding.works()
+        await holding.close()
+        assert descriptors() == before
+        return found
+
+    at_every_await(scenario, 2)
 
 
 # --- a registration

@@ -105,7 +105,10 @@ def test_a_small_key_is_refused_with_the_size_to_take(tmp_path: Path) -> None:
     openssl(
         tmp_path, "req", "-x509", "-newkey", "rsa:1024", "-nodes", "-subj", "/CN=s", "-keyout", "s.key", "-out", "s.crt"
     )
-    with pytest.raises(CertificateRefused, match=r"/s.key: the key is too small; take RSA of 2048 bits or more"):
+    with pytest.raises(
+        CertificateRefused,
+        match=r"/s.key: the key is too small; take RSA of 2048 bits or more, an elliptic curve P-256",
+    ):
         read(pair(tmp_path, "s.crt", "s.key"))
 
 

@@ -394,7 +394,7 @@ def test_waiting_ignores_failures_from_before() -> None:
 def test_waiting_ends_when_somebody_else_scales() -> None:
     said: list[str] = []
     wait_for_workers(lambda: described(least=5, ready=1), 2, None, said.append, lambda _: None)
-    assert said == ["somebody else asks for 5 workers now"]
+    assert said == ["another client asks for 5 workers now"]
 
 
 def test_table() -> None:

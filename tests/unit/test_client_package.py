@@ -92,9 +92,9 @@ def test_what_is_no_tensor_is_named() -> None:
         (Typed("INT8", [300]), "out of bounds"),
         (np.zeros(2, "c8"), "complex64"),
         ([[1], [2, 3]], "inhomogeneous"),
-        (None, "None is no number"),
-        ({"a": 1}, "is no number"),
-        (["a", None], "None is no number"),
+        (None, "None is not a number"),
+        ({"a": 1}, "is not a number"),
+        (["a", None], "None is not a number"),
     ]:
         with pytest.raises(BadTensor, match=f"input 'x': .*{reason}"):
             encoded("x", value)

@@ -50,9 +50,9 @@ def test_gpus_follow_from_the_models_settings(device_type: str, devices: int, gp
 @pytest.mark.parametrize(
     ("section", "said"),
     [
-        ({"numGpus": 1}, "ray: numGpus is no setting; did you mean num_gpus?"),
+        ({"numGpus": 1}, "ray: numGpus is not a setting; did you mean num_gpus?"),
         ({"num_cpu": 1}, "did you mean num_cpus?"),
-        ({"zebra": 1}, "ray: zebra is no setting; there are num_cpus, num_gpus"),
+        ({"zebra": 1}, "ray: zebra is not a setting; there are num_cpus, num_gpus"),
         ({"num_cpus": -1}, "ray: num_cpus is -1: ignored, it must be a number, at least 0"),
         ({"num_gpus": True}, "ray: num_gpus is True: ignored"),
         ({"memory": "much"}, "ray: memory is 'much': ignored, it must be bytes, or a size such as 2GiB"),

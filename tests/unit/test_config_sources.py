@@ -249,7 +249,7 @@ def test_a_snapshot_gives_the_settings_back(tmp_path: Path) -> None:
     for key in ("models", "model_store", "default_service_handler"):
         assert getattr(restored, key) == getattr(every, key)
     assert (restored.enable_metrics_api, str(restored.inference_address)) == (True, "http://127.0.0.1:8080")
-    assert "enable_metrics_api, inference_address (restore_snapshot=all takes them, too)" in notes(restored)
+    assert "enable_metrics_api, inference_address (restore_snapshot=all restores them too)" in notes(restored)
 
 
 def _opens_nothing(config: ServerConfig) -> bool:

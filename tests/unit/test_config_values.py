@@ -93,7 +93,7 @@ def test_values(key: str, text: str, value: object) -> None:
         ("grpc_inference_address", "example.org", "IP address"),
         ("allowed_urls", "(", "regular expression"),
         ("models", "{", "not JSON"),
-        ("models", '{"m": 1}', "m is no JSON object"),
+        ("models", '{"m": 1}', "m is not a JSON object"),
         ("models", '{"m": {"1.0": {"minWorkers": "2"}}}', "minWorkers of m/1.0"),
         ("drain_timeout_s", "nan", "allowed are numbers"),
         ("drain_timeout_s", "-1", "the least is 0"),

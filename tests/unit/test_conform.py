@@ -126,7 +126,7 @@ def test_each_dialect_begins_with_signs_that_need_nothing(dialect: Dialect) -> N
         ({"json": {"a": "<number>"}}, {"json": {"a": True}}, ["json.a is no number: true"]),
         ({"json": {"a": 1, "b": 2}}, {"json": {}}, ["json.a is missing", "json.b is missing"]),
         ({"json": [{"a": 1}]}, {"json": [{"a": 1}, {"a": 2}]}, ["json[1].a is 2, not 1"]),
-        ({"json": [1]}, {"json": {}}, ["json is no list: {}"]),
+        ({"json": [1]}, {"json": {}}, ["json is not a list: {}"]),
         ({"json": [1]}, {"json": []}, []),
         ({"json": {}}, {"text": "x"}, ["json is missing"]),
         ({"code": {"<one of>": ["A", "B"]}}, {"code": "C"}, ["code is C, not A or B"]),
@@ -173,14 +173,14 @@ def test_addresses_are_those_beside_the_usual_ports() -> None:
     other = addresses("http://[::1]:1234/path", {"grpc": "h:1"})
     assert other["inference"] == "http://[::1]:1234/path" and other["grpc"] == "h:1"
     assert "grpc_management" not in other
-    with pytest.raises(ValueError, match="is no URL"):
+    with pytest.raises(ValueError, match="is not a URL"):
         addresses("ftp://host", {})
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["ftp://x"], "is no URL such as"),
+        (["ftp://x"], "is not a URL such as"),
         (["http://x", "--dialect", "openapi"], "there is no dialect openapi; did you mean openai?"),
         (["http://x", "--input", "/none"], "--input /none: No such file"),
     ],
@@ -192,4 +192,4 @@ def test_what_cannot_be_asked(words: list[str], said: str, capsys: pytest.Captur
 
 def test_nobody_answers(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["conform", f"http://127.0.0.1:{free_port()}"]) == 2
-    assert "nobody answers at http://127.0.0.1" in capsys.readouterr().err
+    assert "no server answers at http://127.0.0.1" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from support import GUARD_S, until_async
 from ts.protocol.frames import Input, Predict
 from ts_frontend.errors import ModelNotLoaded, NoWorker
 from ts_frontend.job import Job, Ledger
-from ts_frontend.workers.demand import Demand, DemandRule, Resident, ResidentState
+from ts_frontend.workers.demand import Demand, DemandRule, Resident, ResidentState, UnloadCause
 from ts_frontend.workers.memory import Memory, proportional_bytes
 from ts_frontend.workers.pool import Pool
 
@@ -250,6 +250,34 @@ def test_a_load_that_ends_with_a_fault_of_the_server_is_tried_again(monkeypatch:
         with pytest.raises(NoWorker, match="no room"):
             await job.result()
         assert one.state is ResidentState.KNOWN
+        await house.answered(house.ask(0))
+        await house.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["without workers", "with its workers"])
+def test_an_unload_that_ends_with_a_fault_of_the_server_keeps_nobody_waiting(
+    left: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        house = House(1)
+        (one,) = house.models
+        await house.answered(house.ask(0))
+        await house.warm(0)
+        scale, faults = one.pool.scale, [RuntimeError("no room")]
+
+        async def failing(count: int, drain_s: float | None = None) -> None:
+            if not faults or not left:
+                await scale(count)
+            if faults:
+                raise faults.pop()
+
+        monkeypatch.setattr(one.pool, "scale", failing)
+        await house.demand.unload(one, UnloadCause.IDLE, "its time is over")
+        assert one.state is (ResidentState.WARM if left else ResidentState.KNOWN) and not faults
+        await house.answered(house.ask(0))
+        await house.demand.unload(one, UnloadCause.IDLE, "its time is over")
         await house.answered(house.ask(0))
         await house.close()
 

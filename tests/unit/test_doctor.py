@@ -116,7 +116,7 @@ def test_installed_distributions_are_read(tmp_path: Path, monkeypatch: pytest.Mo
         (None, 0, Inventory(), "ok", "no GPU: workers run on the CPU"),
         ("12.6", 2, Inventory("cuda", 2), "ok", "2 of kind cuda"),
         (None, 0, Inventory("cuda", 1), "error", "this build of torch has no CUDA"),
-        ("12.6", 0, Inventory("cuda", 1), "error", "its CUDA doesn't start"),
+        ("12.6", 0, Inventory("cuda", 1), "error", "CUDA doesn't start"),
         ("12.6", 1, Inventory(), "warning", "nvidia-smi is missing"),
     ],
 )

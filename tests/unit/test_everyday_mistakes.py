@@ -225,7 +225,7 @@ def _(desk: Desk) -> str:
     return refused(lambda: opened(desk.archive('{"runtime": "LSP", "model": {}}'), desk.folder))
 
 
-@mistake("a key of model-config.yaml misspelt", "batch_size is no setting; did you mean batchSize?")
+@mistake("a key of model-config.yaml misspelt", "batch_size is not a setting; did you mean batchSize?")
 def _(desk: Desk) -> str:
     return "\n".join(resolve(Requested(), {"batch_size": 8, "handler": {"x": 1}}, {}, ServerConfig()).warnings)
 
@@ -242,7 +242,7 @@ def _(desk: Desk) -> str:
 
 @mistake(
     "a built-in handler misspelt for the archiver",
-    "--handler: image_clasifier.py is not there",
+    "--handler: image_clasifier.py does not exist",
     "mean image_classifier?",
 )
 def _(desk: Desk) -> str:

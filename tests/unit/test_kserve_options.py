@@ -85,8 +85,8 @@ def test_an_empty_text_stands_for_no_value():
         ([], {"KSERVE_WORKERS": "two"}, {}, "environment KSERVE_WORKERS: Invalid integer value 'two'"),
         ([], {}, {"kserve_grpc_port": ""}, "oip.properties kserve_grpc_port: Invalid integer value ''"),
         (["--enable_grpc=maybe"], {}, {}, "'maybe' is neither true"),
-        (["--http_port=70000"], {}, {}, "70000 is no port"),
-        (["--workers=0"], {}, {}, "at least 1"),
+        (["--http_port=70000"], {}, {}, "70000 is not a port"),
+        (["--workers=0"], {}, {}, "the least is 1"),
         (["--http_port"], {}, {}, "expected one argument"),
     ],
 )

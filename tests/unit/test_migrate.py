@@ -162,7 +162,7 @@ def test_a_snapshot_whose_settings_and_archives_do_not_come_back(
 
 def test_what_is_no_directory_is_not_understood(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["migrate", "--check", str(tmp_path / "none")]) == 2
-    assert "is no directory" in capsys.readouterr().err
+    assert "is not a directory" in capsys.readouterr().err
     with pytest.raises(SystemExit) as end:
         cli.main(["migrate", str(tmp_path)])
     assert end.value.code == 2

@@ -56,7 +56,7 @@ def test_a_folder_has_its_handler_in_the_file_that_shows_one(
 
 
 def test_a_folder_with_several_or_no_handlers_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArchive, match=r"2 may be it \(a\.py, b\.py\): name one"):
+    with pytest.raises(InvalidArchive, match=r"2 are candidates \(a\.py, b\.py\): name one"):
         Formats().open_unpacked(folder_of(tmp_path / "two", a_py=HANDLE, b_py=HANDLE))
     with pytest.raises(InvalidArchive, match="there is no Python file"):
         Formats().open_unpacked(folder_of(tmp_path / "none"))

@@ -90,7 +90,7 @@ def test_rows_are_ordered_filtered_and_cut() -> None:
     assert names("rate") == ["m10", "m2", "other"] and names("p95") == names("queue") == ["m2", "m10", "other"]
     assert names("name", "M1") == ["m10"] and names("name", "m?") == ["m2"]
     assert "… and 2 more" in shown(one, "name", "", 1)
-    assert "No model is named like 'absent'" in shown(one, "name", "absent")
+    assert "No model's name matches 'absent'" in shown(one, "name", "absent")
     assert "No model is registered." in shown(board())
 
 

@@ -152,4 +152,4 @@ def test_a_start_names_them(
     monkeypatch.setattr(launch, "rivals", lambda: ["torchserve 0.12.0"])
     assert cli.main(["--start", "--ts-config", str(tmp_path / "none.properties")]) == 1
     told = capsys.readouterr().err.splitlines()
-    assert told[0].startswith("torchserve 0.12.0 is installed beside this server") and "file not found" in told[1]
+    assert told[0].startswith("torchserve 0.12.0 is installed alongside this server") and "file not found" in told[1]

@@ -90,7 +90,7 @@ def test_one_pools_mistake_does_not_stop_the_clock(tmp_path: Path, caplog: pytes
 
     with caplog.at_level(logging.ERROR):
         asyncio.run(scenario())
-    assert "Workers of wrong could not be looked after" in caplog.text
+    assert "Workers of wrong could not be supervised" in caplog.text
     assert "a mistake" in caplog.text
 
 

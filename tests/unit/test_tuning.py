@@ -127,9 +127,9 @@ def test_requests_are_files_folders_and_lines(tmp_path: Path) -> None:
         (b"\0", ""),
     ]
     (tmp_path / "none.jsonl").write_text("\n")
-    with pytest.raises(click.BadParameter, match=r"none\.jsonl: there is no request in it"):
+    with pytest.raises(click.BadParameter, match=r"none\.jsonl: it contains no request"):
         tune_requests.read([tmp_path / "none.jsonl"], "grpc")
-    with pytest.raises(click.BadParameter, match=r"request 1 of \S*day\.jsonl is no request of the Open Inference"):
+    with pytest.raises(click.BadParameter, match=r"request 1 of \S*day\.jsonl is not a request of the Open Inference"):
         tune_requests.read([tmp_path / "day.jsonl"], "v2")
     (tmp_path / "v2.json").write_text('{"inputs": []}')
     assert len(tune_requests.read([tmp_path / "v2.json"], "v2")) == 1
@@ -162,7 +162,7 @@ def test_an_answer_over_http(answer: bytes, found: object) -> None:
 )
 def test_sizes(text: Any, size: Any) -> None:
     assert tune._memory(None, None, text) == size
-    with pytest.raises(click.BadParameter, match="is no size"):
+    with pytest.raises(click.BadParameter, match="is not a size"):
         tune._memory(None, None, "2 apples")
 
 

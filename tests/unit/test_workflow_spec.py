@@ -134,7 +134,7 @@ def test_functions_alone_need_no_models() -> None:
 def test_warnings_name_what_is_left_out() -> None:
     spec = parse("models: {m: {url: m, batch_size: 2}, unused: {url: u}}\ndag: {m: []}")
     assert spec.warnings == (
-        "model unused is in no node of dag: it is left out",
+        "model unused is not in dag: it is left out",
         "model m: there is no setting batch_size; batch-size is one",
     )
 
@@ -153,7 +153,7 @@ def test_warnings_name_what_is_left_out() -> None:
         ("models: {m: {}}\ndag: {m: []}", "model m has no url"),
         ("models: {m: {url: 3}}\ndag: {m: []}", "model m has no url"),
         ("models: {batchsize: 3}\ndag: {m: []}", "batchsize must have a url .*did you mean batch-size"),
-        ("models: {m: {url: m, batch-size: 0}}\ndag: {m: []}", "model m: batch-size must be a whole number from 1"),
+        ("models: {m: {url: m, batch-size: 0}}\ndag: {m: []}", "batch-size must be a whole number, at least 1"),
         ("models: {m: {url: m, timeout-ms: true}}\ndag: {m: []}", "model m: timeout-ms"),
         ("models: {timeout-ms: 1.5}\ndag: {m: []}", "models: timeout-ms"),
         ("models: {m: {url: m, min-workers: 3, max-workers: 2}}\ndag: {m: []}", "min-workers 3 is more than"),

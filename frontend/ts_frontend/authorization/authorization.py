@@ -58,8 +58,8 @@ def new_secret() -> bytes:
 
 
 class Authorization:
-    """The keys of a running server. `outside` reads those from outside, None without any; kinds that it doesn't have
-    are made here and written to `file`, None where nothing needs to be made."""
+    """The keys of a running server. `outside` reads those from outside, None without any; keys of other kinds
+    are made here and written to `file`; None if there are none to make."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Authorization:
     # --- requests
 
     def check(self, kind: KeyKind, values: Sequence[bytes], peer: str) -> None:
-        """Returns for a call with a valid key. `values`: those of all its `Authorization` headers.
+        """Returns if the call has a valid key. `values`: those of all its `Authorization` headers.
 
         :raises PermissionDenied: it has no valid key.
         """
@@ -174,7 +174,7 @@ class Authorization:
 
 
 def open_authorization(config: ServerConfig, directory: Path) -> Authorization | None:
-    """The keys of a server that was started in `directory`; None when it asks for none.
+    """The keys of a server that was started in `directory`; None when it requires none.
 
     :raises ConfigError: keys from outside can't be used. :raises KeyFileError: key_file.json can't be written.
     """
@@ -198,7 +198,7 @@ def open_authorization(config: ServerConfig, directory: Path) -> Authorization |
 
 
 def _outside(config: ServerConfig) -> Callable[[], Keys] | None:
-    """A function that reads the keys from outside; those of the settings are the same each time."""
+    """A function that reads the keys from outside; keys in the settings never change."""
     given = {
         KeyKind.MANAGEMENT: config.management_token,
         KeyKind.INFERENCE: config.inference_token,

@@ -131,7 +131,7 @@ FILE_BYTES_MAX = 256 * 1024
 
 
 def read_keys(path: Path) -> Keys:
-    """The keys that are there now. Links are followed: a mounted secret changes by exchanging one.
+    """The present keys. Links are followed: a mounted secret changes by an exchange of a link.
 
     :raises BadKeys: they can't be read or used; the message names the file and no key.
     """
@@ -174,7 +174,7 @@ def _read(path: Path) -> str:
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise BadKeys("it is no file")
+                raise BadKeys("it is not a file")
             data = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         raise BadKeys(f"it can't be read: {error.strerror}") from None

@@ -1,4 +1,4 @@
-"""Calls to a running server, and its refusals as one kind of error with a text for people."""
+"""Calls to a running server; each refusal becomes one kind of error with a readable text."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class ClientKeys:
     def advice(self, kind: KeyKind, now_s: float | None = None) -> str:
         """The advice after a refused call: which key was sent, and where to find a valid one."""
         return (
-            f"The server asks for its {kind.value} key; {self._sent(kind, time.time() if now_s is None else now_s)}.\n"
+            f"The server requires its {kind.value} key; {self._sent(kind, time.time() if now_s is None else now_s)}.\n"
             f"The server's keys are in {NAME} in the directory in which it was started: run the command there, or say\n"
             "where the file is with --key-file. Or give the key: --token, or TORCHSERVE_TOKEN in the environment.\n"
-            f"A new key, when the old one has expired: curl -H 'Authorization: Bearer API_KEY' "
+            f"A new key, if the old one has expired: curl -H 'Authorization: Bearer API_KEY' "
             f"'http://HOST:8081/token?type={kind.value}'"
         )
 
@@ -156,7 +156,7 @@ def _failure(error: Any, address: str) -> CallFailed:
         text = (
             f"No server answers at {address} ({details}).\n"
             "Is it running? Start one with: torchserve --start --model-store DIRECTORY --models all\n"
-            "Is it elsewhere? Say where with --host, --inference-port and --management-port.\n"
+            "Is it elsewhere? Give its address with --host, --inference-port and --management-port.\n"
             "Does it speak TLS? Name its authority's certificate with --ca-file; if it asks for yours, --cert. "
             "Does it not? Leave out --ca-file."
         )
@@ -294,9 +294,9 @@ def wait_for_workers(
     say: Callable[[str], None],
     pause: Callable[[float], None],
 ) -> Description:
-    """Polls until exactly `count` workers are ready, reporting progress; returns the last description.
+    """Polls until exactly `count` workers are ready, and reports progress; returns the last description.
 
-    Ends early when somebody else asks for another number.
+    Ends early when another client asks for another number.
 
     `known_failure`: the `lastWorkerFailure` from before; another one raises WorkersFailed. There's no limit in time:
     the server ends a load that takes too long, and that is a failure.
@@ -305,7 +305,7 @@ def wait_for_workers(
     while True:
         description = describe()
         if description["minWorkers"] != count:
-            say(f"somebody else asks for {description['minWorkers']} workers now")
+            say(f"another client asks for {description['minWorkers']} workers now")
             return description
         ready, running = count_ready(description), len(description["workers"])
         state = f"{ready} of {count} workers ready" + (f", {running - count} ending" if running > count else "")

@@ -25,7 +25,7 @@ _REGISTERED = re.compile(r'Model "(?P<name>.+)" Version: (?P<version>.+) registe
 
 
 def versions(client: Client) -> Iterator[tuple[dict[str, Any], bool]]:
-    """Descriptions of all versions of all models, each with whether it is the default one."""
+    """Descriptions of all versions of all models, each with a flag for the default one."""
     for model in client.models():
         name = model["modelName"]
         try:
@@ -58,8 +58,8 @@ def register_model(client: Client, url: str, settings: dict[str, Any]) -> tuple[
 
 
 DEFAULT_INPUT = "data"
-#: Of the models on the server, for an error about an unknown one: seconds to wait for them, so many are looked at, and
-#: so many are named.
+#: For an error about an unknown model: the seconds to wait for the server's list, how many models are read, and how
+#: many are named.
 LIST_TIMEOUT_S, NAMES_ASKED_MAX, NAMES_SHOWN_MAX = 3.0, 500, 10
 INTERRUPTED_STATUS = 130
 
@@ -77,7 +77,7 @@ _SERVER_OPTIONS = (
         "timeout_s",
         type=click.FloatRange(0, min_open=True),
         metavar="SECONDS",
-        help="How long one call may take.  [default: as long as it takes]",
+        help="How long one call may take.  [default: no limit]",
     ),
     click.option(
         "--ca-file",
@@ -123,7 +123,7 @@ def _fail(message: str, status: int = 1) -> NoReturn:
 
 def known_models(client: Client, name: str) -> str:
     """The end of an error about an unknown model: the name most like it, and the names on the server. They are asked
-    for with this caller's own key: who may not list the models learns no more than that there is none of that name."""
+    for with this caller's own key: a caller who may not list models learns only that this one doesn't exist."""
     try:
         names = [model["modelName"] for model in islice(client.models(LIST_TIMEOUT_S), NAMES_ASKED_MAX)]
     except CallFailed:
@@ -133,7 +133,7 @@ def known_models(client: Client, name: str) -> str:
 
 
 def known_versions(client: Client, name: str) -> str:
-    """The same for an unknown version of a model."""
+    """The end of an error about an unknown version of a model."""
     try:
         found = client.describe(name, "all", timeout_s=LIST_TIMEOUT_S)
     except CallFailed:
@@ -144,7 +144,7 @@ def known_versions(client: Client, name: str) -> str:
 
 
 def _run_known(body: Callable[..., None], client: Client, **kwargs: Any) -> None:
-    """Runs a command's body. An error about the model that `name` names says which ones there are."""
+    """Runs a command's body. An error about the model `name` lists the existing ones."""
     try:
         body(client, **kwargs)
     except CallFailed as error:
@@ -246,7 +246,7 @@ def ping(client: Client, as_json: bool) -> None:
 
 @commands.command("list")
 @click.option(
-    "--filter", "only", metavar="TEXT", default="", help="Only names with TEXT in them, or that fit `*` and `?`."
+    "--filter", "only", metavar="TEXT", default="", help="Only names that contain TEXT, or match its `*` and `?`."
 )
 @command
 def list_command(client: Client, only: str, as_json: bool) -> None:
@@ -286,10 +286,10 @@ def _register_options(body: Callable[..., None]) -> Callable[..., None]:
 @commands.command()
 @click.argument("url")
 @_register_options
-@click.option("--wait/--no-wait", default=True, help="Return when the workers are ready, or at once.")
+@click.option("--wait/--no-wait", default=True, help="Wait until the workers are ready, or return at once.")
 @command
 def register(client: Client, url: str, initial_workers: int | None, wait: bool, as_json: bool, **settings: Any) -> None:
-    """Take an archive into service.
+    """Put an archive into service.
 
     URL is a name in the server's model store, or a file://, http:// or https:// URL that the server may use.
     """
@@ -315,9 +315,9 @@ def register(client: Client, url: str, initial_workers: int | None, wait: bool, 
     "--grace",
     type=click.IntRange(min=0),
     metavar="SECONDS",
-    help="How long a worker that goes may finish what it has; what it hasn't runs elsewhere.  [default: no limit]",
+    help="How long a removed worker may finish its requests; the rest run elsewhere.  [default: no limit]",
 )
-@click.option("--wait/--no-wait", default=True, help="Return when it is done, or at once.")
+@click.option("--wait/--no-wait", default=True, help="Wait until it is done, or return at once.")
 @command
 def scale(
     client: Client,
@@ -329,7 +329,7 @@ def scale(
     wait: bool,
     as_json: bool,
 ) -> None:
-    """Give a model so many WORKERS."""
+    """Set the number of a model's WORKERS."""
     before = client.describe(name, version)[0].get("lastWorkerFailure")
     sentence = client.scale(name, version, workers, most, grace)
     if not wait:
@@ -351,10 +351,10 @@ def set_default(client: Client, name: str, version: str, as_json: bool) -> None:
 
 @commands.command()
 @click.argument("name")
-@click.option("--version", default="", help="[default: the default version, which goes only as the last one]")
+@click.option("--version", default="", help="[default: the default version, which can only be unregistered last]")
 @command
 def unregister(client: Client, name: str, version: str, as_json: bool) -> None:
-    """Take a model version out of service, after what it has accepted is answered."""
+    """Take a model version out of service after answering its accepted requests."""
     sentence = client.unregister(name, version)
     _print({"status": sentence}, sentence, as_json)
 
@@ -436,7 +436,7 @@ def predict(client: Client, name: str, file: str | None, version: str, named: tu
 def stream(client: Client, name: str, file: str | None, version: str, named: tuple[str, ...], as_json: bool) -> None:
     """Send FILE (- for standard input) to a model and print the pieces of its answer as they come.
 
-    With --json every piece is one line. Ctrl-C cancels the request, which the model's handler is told.
+    With --json every piece is one line. Ctrl-C cancels the request; the model's handler notices.
     """
     for piece in client.stream(name, version, _inputs(file, named)):
         if as_json:

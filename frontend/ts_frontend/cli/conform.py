@@ -1,4 +1,4 @@
-"""`torchserve conform`: which dialects a running server speaks, of whatever kind."""
+"""`torchserve conform`: the dialects that a running server, of any make, speaks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ts_frontend.cli.diagnose import NOT_UNDERSTOOD_STATUS, show
 from ts_frontend.config.keys import KeyKind
 from ts_frontend.config.kinds import nearest
 
-#: The ports that go with the one of the inference API: TorchServe's and ours, Triton's.
+#: The ports of the other APIs by the inference API's: TorchServe's and ours, Triton's.
 _OTHER_PORTS = {
     8080: {"management": 8081, "metrics": 8082, "grpc": 7070, "grpc_management": 7071},
     8443: {"management": 8444, "metrics": 8445, "grpc": 7070, "grpc_management": 7071},
@@ -29,14 +29,14 @@ _KEY_KINDS = {
 
 
 def addresses(url: str, given: Mapping[str, str | None]) -> dict[str, str]:
-    """Where a server's APIs are, by place. Those that aren't given are where they are beside the port of the URL, if
-    that is a usual one; REST APIs that aren't are looked for at the URL itself.
+    """The addresses of a server's APIs, by place. Those that aren't given follow from the URL's port, if it is a usual
+    one; otherwise the REST APIs are expected at the URL itself.
 
     :raises ValueError: the URL isn't one.
     """
     found = urlsplit(url if "://" in url else f"http://{url}")
     if found.scheme not in ("http", "https") or not found.hostname:
-        raise ValueError(f"{url!r} is no URL such as http://127.0.0.1:8080")
+        raise ValueError(f"{url!r} is not a URL such as http://127.0.0.1:8080")
     port = found.port or (443 if found.scheme == "https" else 80)
     inference = f"{found.scheme}://{_host(found)}:{port}"
     others = _OTHER_PORTS.get(port, {})
@@ -55,14 +55,14 @@ def _conform_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="torchserve conform",
         allow_abbrev=False,
-        description="Ask a running server, of whatever kind, what each dialect promises, and say which ones it "
-        "supports, supports in part, or doesn't have. Exit status: 0 if none is there in part, 1 if one is, 2 if "
-        "nobody answers.",
+        description="Ask a running server, of any make, for what each dialect promises, and report which ones it "
+        "supports, supports in part, or doesn't have. Exit status: 0 if none is partial, 1 if one is, 2 if "
+        "no server answers.",
     )
     parser.add_argument("url", metavar="URL", help="the HTTP inference API, such as http://127.0.0.1:8080")
-    parser.add_argument("--management", metavar="URL", help="TorchServe's management API  [default: beside URL]")
-    parser.add_argument("--metrics", metavar="URL", help="the metrics API  [default: beside URL]")
-    parser.add_argument("--grpc", metavar="HOST:PORT", help="gRPC  [default: beside URL]")
+    parser.add_argument("--management", metavar="URL", help="TorchServe's management API  [default: by URL's port]")
+    parser.add_argument("--metrics", metavar="URL", help="the metrics API  [default: by URL's port]")
+    parser.add_argument("--grpc", metavar="HOST:PORT", help="gRPC  [default: by URL's port]")
     parser.add_argument("--grpc-management", metavar="HOST:PORT", help="TorchServe's management service")
     parser.add_argument("--model", metavar="NAME", help="a served model, for the questions about models")
     parser.add_argument(
@@ -73,9 +73,9 @@ def _conform_parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="a request for it: its body, or JSON with `inputs` (tensors) or `instances`, or a text; can be repeated",
     )
-    parser.add_argument("--change", action="store_true", help="also register and scale, with the values that are there")
+    parser.add_argument("--change", action="store_true", help="also register and scale, with the present values")
     parser.add_argument(
-        "--dialect", action="append", default=[], metavar="NAME", help="only this one, and it must be there"
+        "--dialect", action="append", default=[], metavar="NAME", help="only this dialect, which must be supported"
     )
     parser.add_argument(
         "--timeout", type=float, default=30.0, metavar="S", help="seconds for one answer  [default: 30]"
@@ -85,9 +85,9 @@ def _conform_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--key-file", type=Path, metavar="FILE", help="the server's keys  [default: key_file.json here]"
     )
-    parser.add_argument("--strict", action="store_true", help="exit status 1 also if something wasn't asked")
+    parser.add_argument("--strict", action="store_true", help="exit status 1 also if something couldn't be asked")
     parser.add_argument("--quiet", action="store_true", help="only what differs")
-    parser.add_argument("--json", action="store_true", help="as JSON, for programs")
+    parser.add_argument("--json", action="store_true", help="JSON output, for programs")
     return parser
 
 
@@ -113,7 +113,7 @@ def main(words: Sequence[str]) -> int:
     try:
         report = conformance.conform(places, variables, change=arguments.change, demanded=arguments.dialect)
     except asking.Unreachable as error:
-        return _not_asked(f"nobody answers at {error}")
+        return _not_asked(f"no server answers at {error}")
     return show(report, arguments)
 
 

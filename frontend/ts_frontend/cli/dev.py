@@ -57,7 +57,7 @@ def _parser() -> SettingsParser:
     parser = SettingsParser(
         prog="torchserve dev",
         allow_abbrev=False,
-        description="Serve a handler's file, a model's folder or an archive from where it lies, on this machine, with "
+        description="Serve a handler's file, a model's folder or an archive in place, on this machine, with "
         "all protocols. Saved files are served at once, with the weights that are loaded where they fit the new code. "
         "Tracebacks, and a line per request with its time, are printed; breakpoint() stops in this terminal.",
     )
@@ -67,14 +67,14 @@ def _parser() -> SettingsParser:
         type=int,
         default=0,
         metavar="PORT",
-        help="a debugger (VS Code) may connect to this port of 127.0.0.1",
+        help="port of 127.0.0.1 for a debugger (VS Code) to connect to",
     )
-    add_setting_groups(parser, "as for torchserve --start")
+    add_setting_groups(parser, "the flags of torchserve --start")
     return parser
 
 
 def _told(console: bool, listening: Mapping[str, str]) -> None:
-    """What else the author gets to know once the server listens."""
+    """Prints two more addresses for the author once the server listens."""
     if console and "http_management" in listening:
         print(f"console and playground: {listening['http_management']}/", flush=True)
     if "http_inference" in listening:
@@ -83,7 +83,7 @@ def _told(console: bool, listening: Mapping[str, str]) -> None:
 
 @contextlib.contextmanager
 def _terminal_kept() -> Iterator[None]:
-    """Restores the terminal, which a worker that is ended at a breakpoint can't."""
+    """Restores the terminal, which a worker that was ended at a breakpoint couldn't do."""
     if not sys.stdin.isatty():
         yield
         return

@@ -1,5 +1,5 @@
-"""`torchserve check`, `torchserve doctor` and `torchserve migrate`: a look at models, at machine and settings, or at a
-TorchServe deployment, without serving."""
+"""`torchserve check`, `torchserve doctor` and `torchserve migrate`: checks of models, of the machine and the
+settings, or of a TorchServe deployment, without serving."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ NOT_UNDERSTOOD_STATUS = 2
 
 def _parser(name: str, description: str) -> argparse.ArgumentParser:
     parser = SettingsParser(prog=f"torchserve {name}", allow_abbrev=False, description=description)
-    parser.add_argument("--json", action="store_true", help="as JSON, for programs")
-    parser.add_argument("--strict", action="store_true", help="exit status 1 also with warnings")
+    parser.add_argument("--json", action="store_true", help="JSON output, for programs")
+    parser.add_argument("--strict", action="store_true", help="exit status 1 for warnings too")
     parser.add_argument("--quiet", action="store_true", help="only warnings and errors")
     return parser
 
@@ -44,16 +44,16 @@ def check(words: Sequence[str]) -> int:
         "requests. Exit status: 0 without errors, 1 with some, 2 if it can't be tried.",
     )
     parser.add_argument(
-        "path", type=Path, help="an archive, a model's folder, a handler's file, or a directory of such"
+        "path", type=Path, help="an archive, a model's folder, a handler's file, or a directory of them"
     )
     parser.add_argument(
         "--input", action="append", type=Path, default=[], metavar="FILE", help="a request to send; can be repeated"
     )
     parser.add_argument("--no-load", action="store_true", help="only read the files: no handler runs")
-    add_setting_groups(parser, "flags of torchserve --start, whose effect is tried")
+    add_setting_groups(parser, "flags of torchserve --start, applied to the trial")
     arguments = parser.parse_args(words)
     if not arguments.path.exists():
-        print(f"torchserve check: {arguments.path} is not there", file=sys.stderr)
+        print(f"torchserve check: {arguments.path} does not exist", file=sys.stderr)
         return NOT_UNDERSTOOD_STATUS
     from ts_frontend.diagnosis import check as trial  # brings the whole server
 
@@ -74,10 +74,10 @@ def doctor(words: Sequence[str]) -> int:
     """Runs `torchserve doctor`; returns the exit status."""
     parser = _parser(
         "doctor",
-        "Look at what a server with these settings would run on: Python and its packages, torch, devices, ports, "
+        "Check what a server with these settings would run on: Python and its packages, torch, devices, ports, "
         "directories, limits. Exit status: 0 without errors, 1 with some.",
     )
-    add_setting_groups(parser, "flags of torchserve --start, whose effect is looked at")
+    add_setting_groups(parser, "flags of torchserve --start, whose effect is checked")
     arguments = parser.parse_args(words)
     from ts_frontend.diagnosis.doctor import examine  # brings the whole server
 
@@ -92,17 +92,17 @@ def migrate(words: Sequence[str]) -> int:
     """Runs `torchserve migrate`; returns the exit status. Raises ServeError."""
     parser = _parser(
         "migrate",
-        "List what of a TorchServe deployment stays as it is, what changes, and what to do: its config.properties, "
+        "List which parts of a TorchServe deployment stay, which change, and what to do: its config.properties, "
         "archives, metrics.yaml, log4j2.xml, key_file.json, snapshots, Dockerfile and scripts. Nothing is run or "
         "changed. Exit status: 0 without errors, 1 with some, 2 if the directory can't be read.",
     )
     parser.add_argument(
-        "--check", action="store_true", required=True, help="report only; there is nothing that changes the files"
+        "--check", action="store_true", required=True, help="report only; required, as no other mode exists"
     )
     parser.add_argument("deployment", type=Path, metavar="DEPLOYMENT_DIR", help="the directory with the deployment")
     arguments = parser.parse_args(words)
     if not arguments.deployment.is_dir():
-        print(f"torchserve migrate: {arguments.deployment} is no directory", file=sys.stderr)
+        print(f"torchserve migrate: {arguments.deployment} is not a directory", file=sys.stderr)
         return NOT_UNDERSTOOD_STATUS
     from ts_frontend.diagnosis import migrate as migration  # brings the whole server
 

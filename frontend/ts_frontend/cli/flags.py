@@ -89,12 +89,14 @@ class SettingsParser(argparse.ArgumentParser):
 
 
 def add_actions(parser: argparse.ArgumentParser) -> None:
-    """What `torchserve` without a command is told to do."""
+    """The actions of `torchserve` without a command."""
     action = parser.add_mutually_exclusive_group()
     action.add_argument("-v", "--version", action="store_true", help="print the version")
     action.add_argument("--start", action="store_true", help="start a server in the background (the default)")
     action.add_argument("--stop", action="store_true", help="let the running server finish its requests, and end it")
-    parser.add_argument("--foreground", action="store_true", help="with --start: be the server, do not go away")
+    parser.add_argument(
+        "--foreground", action="store_true", help="with --start: serve in this process, not the background"
+    )
     parser.add_argument(
         "--timeout",
         type=float,
@@ -114,24 +116,24 @@ def add_setting_groups(parser: argparse.ArgumentParser, title: str) -> None:
 
 
 def _add_models(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--model-store", metavar="DIR", help="directory of the archives; needed")
+    group.add_argument("--model-store", metavar="DIR", help="directory of the archives; required")
     group.add_argument(
         "--models",
         nargs="+",
         dest="load_models",
         metavar="MODEL",
-        help="what to load: NAME=ARCHIVE, ARCHIVE, or all; ARCHIVE is a file of the store or an allowed URL",
+        help="models to load: NAME=ARCHIVE, ARCHIVE, or all; ARCHIVE is a file of the store or an allowed URL",
     )
     group.add_argument(
         "--model-repository",
         action="append",
         metavar="DIR",
-        help="directory of models in Triton's layout, beside or instead of the model store; can be repeated",
+        help="directory of models in Triton's layout, with or without a model store; can be repeated",
     )
     group.add_argument(
         "--model-control-mode",
         choices=("none", "poll", "explicit"),
-        help="of the model repository: all at start (none), and as files change (poll), or on demand (explicit)",
+        help="model repository: load all at start (none), also when files change (poll), or on demand (explicit)",
     )
     group.add_argument(
         "--load-model", action="append", metavar="NAME", help="load at start in explicit mode; *: all; can be repeated"
@@ -140,19 +142,19 @@ def _add_models(group: argparse._ArgumentGroup) -> None:
         "--program",
         action="append",
         metavar="'FILE [ARGUMENT …]'",
-        help="a program made for aiSSEMBLE's or KServe's server: its models are served too; can be repeated",
+        help="a program that starts aiSSEMBLE's or KServe's server: serve its models too; can be repeated",
     )
-    group.add_argument("--repository-poll-secs", metavar="S", help="seconds between two looks at the files (poll)")
+    group.add_argument("--repository-poll-secs", metavar="S", help="seconds between two checks of the files (poll)")
 
 
 def _add_manner(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--ts-config", metavar="FILE", help="settings: config.properties")
+    group.add_argument("--ts-config", metavar="FILE", help="file with settings: config.properties")
     group.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="one setting by its name in config.properties; can be repeated",
+        help="a setting, named as in config.properties; can be repeated",
     )
     group.add_argument(
         "--ncs",
@@ -197,28 +199,28 @@ def _add_places(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--enable-docs-url", nargs="?", const="true", metavar="BOOL", help="a page about the HTTP APIs at /docs"
     )
-    group.add_argument("--access-log-format", metavar="FORMAT", help="of a request's line, in asgi-logger's words")
-    group.add_argument("--model-dir", metavar="DIR", help="the one model's folder, as KServe mounts it")
+    group.add_argument("--access-log-format", metavar="FORMAT", help="access log lines, in asgi-logger's notation")
+    group.add_argument("--model-dir", metavar="DIR", help="folder of the only model, as KServe mounts it")
     for switch, text in (
-        ("--strict-readiness", "false: ready also while a model has lost its workers"),
+        ("--strict-readiness", "false: stay ready while a model has lost its workers"),
         ("--exit-on-error", "start only when all models can be loaded"),
     ):
         group.add_argument(switch, nargs="?", const="true", metavar="BOOL", help=text)
-    group.add_argument("--trace-level", metavar="LEVEL", help="OFF, or TIMESTAMPS: of traces, where they are on")
-    group.add_argument("--trace-rate", metavar="N", help="one request of so many is traced")
-    group.add_argument("--trace-count", metavar="N", help="so many traces, and no more; -1: any number")
-    group.add_argument("--work-dir", metavar="DIR", help="the one directory to write to: for read-only containers")
+    group.add_argument("--trace-level", metavar="LEVEL", help="OFF or TIMESTAMPS, where traces are sent")
+    group.add_argument("--trace-rate", metavar="N", help="trace one request in N")
+    group.add_argument("--trace-count", metavar="N", help="stop after N traces; -1: no limit")
+    group.add_argument("--work-dir", metavar="DIR", help="the only directory to write to, for read-only containers")
     group.add_argument(
         "--bypass-serve",
         nargs="?",
         const="true",
         metavar="BOOL",
-        help="run handlers in this very process, in the foreground: for breakpoints, never in production",
+        help="run handlers in the server's own process, in the foreground: for breakpoints, never in production",
     )
 
 
 def _add_aliases(parser: argparse.ArgumentParser) -> None:
-    """Options of other servers. Most are only in the documentation: there are many."""
+    """Options of other servers. Most are many, and only documented."""
     group = parser.add_argument_group("as Dynamo and MAX call them (more, and Triton's: docs/profiles.md)")
     for alias in ALIASES.values():
         shown = alias.whose.startswith(("Dynamo", "MAX", "this"))
@@ -232,7 +234,7 @@ def _add_aliases(parser: argparse.ArgumentParser) -> None:
 
 
 def _given(alias: Alias) -> dict[str, Any]:
-    """How often, and whether with a value."""
+    """argparse's arguments for an option that may be repeated or given without a value."""
     if alias.repeated:
         return {"action": "append"}
     return {"nargs": "?", "const": "true"} if alias.switch else {}

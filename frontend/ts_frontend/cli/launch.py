@@ -28,7 +28,7 @@ from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
 from ts_frontend.process import pid_path, remove_orphan, running_server
 
-#: Blanks and "" leave sys.path, so that a directory named `ts` where the server starts isn't taken for ours.
+#: Blanks and "" leave sys.path, so that a directory named `ts` where the server starts isn't imported instead of ours.
 COMMAND = (
     sys.executable,
     "-c",
@@ -66,7 +66,7 @@ def rivals_told(found: Sequence[str]) -> str:
         return ""
     are = "is" if len(found) == 1 else "are"
     return (
-        f"{', '.join(found)} {are} installed beside this server, with commands and packages of the same names: "
+        f"{', '.join(found)} {are} installed alongside this server, with commands and packages of the same names: "
         "torchserve doctor says what to do"
     )
 
@@ -114,7 +114,7 @@ def serve(
     told: Callable[[Mapping[str, str]], None] = lambda listening: None,
 ) -> int:
     """Run the server until it ends; returns its exit code. `run` prints STARTED, and reports to a descriptor that it
-    closes; without a launcher's `ready_fd` the report is shown here, and `told` of the addresses.
+    closes; without a launcher's `ready_fd` the report is shown here, and `told` gets the addresses.
     """
     if ready_fd is not None:
         return run(config, ready_fd)
@@ -202,7 +202,7 @@ def _console(config: ServerConfig) -> Path | None:
 
 
 def _spawn(command: Sequence[str], write: int, output: IO[str] | None) -> subprocess.Popen[bytes]:
-    """Detached: a session of its own, nothing to read."""
+    """Detached: in a new session, with empty standard input."""
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -302,7 +302,7 @@ def _wait_gone(process: psutil.Process, timeout_s: float) -> None:
         try:
             process.wait(timeout=min(1.0, timeout_s - elapsed_s))
         except psutil.TimeoutExpired:
-            if _is_zombie(process):  # it has ended; its parent, a container's first process maybe, doesn't ask how
+            if _is_zombie(process):  # it has ended, but its parent, a container's first process maybe, hasn't reaped it
                 return status.clear()
             status.show(f"TorchServe: draining … {time.monotonic() - began_s:.0f} s")
         else:

@@ -38,11 +38,11 @@ _OWN_COMMANDS = {
     "start": "the same as torchserve --start",
     "stop": "the same as torchserve --stop",
     "dev": "serve a model that is being written: reload on save, errors and breakpoints in the terminal",
-    "config": "show every setting, its value and where that comes from, without starting",
-    "doctor": "look at Python, torch, ports, directories and limits before a start",
-    "migrate": "list what of a TorchServe deployment stays, changes and needs work",
-    "check": "try models without serving them: their files, settings, handler, requests",
-    "conform": "ask a running server, of whatever kind, which dialects it speaks",
+    "config": "show every setting with its value and source, without starting",
+    "doctor": "check Python, torch, ports, directories and limits before a start",
+    "migrate": "list the parts of a TorchServe deployment that stay, change or need work",
+    "check": "try a model's files, settings, handler and requests without serving it",
+    "conform": "ask a running server, of any make, which dialects it speaks",
 }
 
 
@@ -100,7 +100,7 @@ def _flush() -> None:
 
 class _Parser(SettingsParser):
     def format_help(self) -> str:
-        """With the commands before the options; they are only looked up when somebody reads them."""
+        """With the commands before the options; they are only looked up for a help text."""
         self.epilog = _EPILOG
         usage, _, rest = super().format_help().partition("\n\n")
         said, _, options = rest.partition("\n\n")
@@ -108,7 +108,7 @@ class _Parser(SettingsParser):
 
 
 class _ShortHelp(argparse.Action):
-    """`-h`: the commands and the flags that a start usually has. `--help` has all."""
+    """`-h`: the commands and the usual flags. `--help` has all."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         print(f"{parser.format_usage()}\n{parser.description}\n\n{_commands_help()}\n\n{_SHORT}", end="")
@@ -137,11 +137,11 @@ _EPILOG = (
     "the defaults; an earlier one of these wins. `torchserve config` shows each value and its source."
 )
 _SHORT = (
-    "a start usually has (torchserve --help: all options):\n"
+    "usual options (torchserve --help: all of them):\n"
     "  --model-store DIR       the directory of the archives\n"
-    "  --models M …            what to load: NAME=ARCHIVE, ARCHIVE, or all\n"
+    "  --models M …            models to load: NAME=ARCHIVE, ARCHIVE, or all\n"
     "  --ts-config FILE        settings; --set KEY=VALUE: one of them\n"
-    "  --foreground            be the server, do not go away\n\n"
+    "  --foreground            serve in this process, not in the background\n\n"
     "example:\n  torchserve --start --model-store model_store --models digits=digits.mar\n"
 )
 
@@ -168,7 +168,7 @@ def _launcher(arguments: argparse.Namespace, words: Sequence[str], program: Prog
     if arguments.ready_fd is None and (told := launch.rivals_told(launch.rivals())):
         print(told, file=sys.stderr, flush=True)
     if not arguments.foreground and os.getpid() == 1:
-        print("This is process 1, with which its container ends: serving in the foreground.", file=sys.stderr)
+        print("This process is PID 1 of its container: serving in the foreground.", file=sys.stderr)
         arguments.foreground = True
     if not arguments.foreground and settings(arguments).bypass_serve:
         print("bypass_serve is on: serving in the foreground.", file=sys.stderr)
@@ -224,8 +224,8 @@ def _background(arguments: argparse.Namespace, words: Sequence[str], program: Pr
 
 
 def _passing() -> str:
-    """What standard output is, if it isn't for a log that goes on when the command has ended: a terminal, or a pipe,
-    whose reader would wait for the server's end. "" for a file."""
+    """The kind of standard output, if a log shouldn't go there after the command's end: a terminal, or a pipe, whose
+    reader would wait for the server's end. "" for a file."""
     if sys.stdout.isatty():
         return "terminal"
     try:
@@ -285,11 +285,11 @@ def _show_config(words: Sequence[str]) -> int:
         description="Show every setting as a server started with these flags would have it, and where each value comes "
         "from. Nothing is started.",
     )
-    parser.add_argument("--json", action="store_true", help="as JSON, with the documentation of each setting")
-    parser.add_argument("--changed", action="store_true", help="only what is not the default")
+    parser.add_argument("--json", action="store_true", help="JSON output, with the documentation of each setting")
+    parser.add_argument("--changed", action="store_true", help="only settings that differ from their defaults")
     parser.add_argument("--markdown", action="store_true", help="the table of docs/configuration.md")
     parser.add_argument("--start", "--foreground", action="store_true", help=argparse.SUPPRESS)
-    add_setting_groups(parser, "flags of torchserve --start, whose effect is shown")
+    add_setting_groups(parser, "flags of torchserve --start, applied to the values shown")
     arguments = parser.parse_args(words)
     if arguments.markdown:
         print(settings_table())

@@ -1,4 +1,4 @@
-"""`torchserve top`, `logs` and `completion`: what an operator looks at."""
+"""`torchserve top`, `logs` and `completion`: the commands to watch a server."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ts_frontend.config.kinds import nearest
 
 #: The variable by which a shell's completion asks for words (`ts_frontend.cli.main`, which doesn't wait for this).
 COMPLETE_VARIABLE = "_TORCHSERVE_COMPLETE"
-#: Between two looks at workers' lines, and before a broken stream of events is asked for again.
+#: The pause between two reads of workers' lines, and before a broken stream of events is requested again.
 POLL_S, AGAIN_S = 1.0, 1.0
-#: Of a line of `top` that isn't shown on a terminal.
+#: The width of a line of `top` that isn't shown on a terminal.
 PIPE_COLUMNS = 160
-#: What `top` orders models by.
+#: The orders of `top`.
 SORTS = ("name", "rate", "p95", "queue")
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -76,13 +76,13 @@ def watching(body: Callable[..., None]) -> Callable[..., None]:
 
 
 @commands.command()
-@click.option("--once", is_flag=True, help="Print one table and end: the same when the output is no terminal.")
+@click.option("--once", is_flag=True, help="Print one table and end, as always when the output isn't a terminal.")
 @click.option("--sort", type=click.Choice(SORTS), default="name", show_default=True)
-@click.option("--filter", "only", metavar="TEXT", default="", help="Only models whose name has TEXT in it.")
+@click.option("--filter", "only", metavar="TEXT", default="", help="Only models whose name contains TEXT.")
 @watching
 def top(server: ManagementUrl, once: bool, sort: str, only: str) -> None:
     """Show models, workers, rates and latencies, live. Ctrl-C ends it."""
-    from rich.console import Console  # commands that draw nothing don't wait for it
+    from rich.console import Console  # imported here: commands that draw nothing don't need it
     from rich.live import Live
 
     from ts_frontend.cli.top import Board
@@ -106,8 +106,8 @@ def top(server: ManagementUrl, once: bool, sort: str, only: str) -> None:
 
 
 def _going_on(server: ManagementUrl) -> Iterator[tuple[str, Any]]:
-    """The events, also after the server has ended a stream, which it does now and then. Raises CallFailed when it is
-    gone."""
+    """The events. The server ends a stream now and then; a new one follows. Raises CallFailed when the server
+    is gone."""
     while True:
         yield from server.events()
         time.sleep(AGAIN_S)
@@ -125,7 +125,7 @@ class WorkerLines:
         self._told: set[tuple[str, float]] = set()
 
     def models(self) -> Sequence[Mapping[str, Any]]:
-        """The models to show; raises CallFailed when there is none of that name."""
+        """The models to show; raises CallFailed for a name that doesn't exist."""
         state: Any = next((value for name, value in self._server.events() if name == "state"), {"models": []})
         found = [model for model in state["models"] if self._name in (None, model["name"])]
         if not found and self._name is not None:
@@ -162,10 +162,10 @@ def _key(model: Mapping[str, Any]) -> tuple[str, str]:
 
 @commands.command()
 @click.argument("model", required=False)
-@click.option("-f", "--follow", is_flag=True, help="Go on with new lines until Ctrl-C.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new lines until Ctrl-C.")
 @watching
 def logs(server: ManagementUrl, model: str | None, follow: bool) -> None:
-    """Print what the workers of MODEL, or of all models, printed last.
+    """Print the last output of the workers of MODEL, or of all models.
 
     Up to a hundred lines of each worker, and why the last one ended. The server's log files have all of it.
     """
@@ -186,7 +186,7 @@ def logs(server: ManagementUrl, model: str | None, follow: bool) -> None:
 @commands.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print what a shell needs to complete torchserve's words.
+    """Print the script with which a shell completes torchserve's commands.
 
     bash, in ~/.bashrc: eval "$(torchserve completion bash)"; zsh, in ~/.zshrc: eval "$(torchserve completion zsh)";
     fish: torchserve completion fish > ~/.config/fish/completions/torchserve.fish
@@ -197,7 +197,7 @@ def completion(shell: str) -> None:
 
 
 def complete(instruction: str, own: Mapping[str, str], flags: Sequence[tuple[str, str]]) -> int:
-    """Answers a shell's completion, which `instruction` words. `own`: the commands that aren't clients, with their
+    """Answers a shell's completion request, `instruction`. `own`: the commands that aren't clients, with their
     help; `flags`: those of `torchserve --start`, with theirs."""
     everything = click.Group("torchserve", commands=dict(commands.commands))
     start: list[click.Parameter] = [click.Option([flag], help=said) for flag, said in flags]

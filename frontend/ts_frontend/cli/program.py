@@ -24,7 +24,7 @@ from ts_frontend.config.load import Option, environment, load_config, located
 from ts_frontend.config.table import ServerConfig
 from ts_frontend.errors import ServeError
 
-#: Flags, and the settings that they are.
+#: Flags, and their settings.
 FLAGS = {
     "model_store": "model_store",
     "models": "load_models",
@@ -117,7 +117,7 @@ def write_models(store: Path, program: Mapping[str, Any], found: Mapping[str, Fo
 def settings(
     found: Mapping[str, FoundOptions], program: ProgramLines, directory: Path, environ: Mapping[str, str]
 ) -> list[Option]:
-    """The server's settings for KServe's options: open to the network as KServe's, management only locally."""
+    """The server's settings for KServe's options: open to the network like KServe's, management only locally."""
     own = "KServe's defaults"
     scheme = "https" if found["ssl_certfile"].value else "http"
     http = f"{scheme}://0.0.0.0:{found['http_port'].value}"

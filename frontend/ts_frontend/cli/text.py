@@ -11,7 +11,7 @@ from ts_frontend.cli.client import count_ready
 
 #: Settings worth a line only when they are in use.
 _QUIET = frozenset({None, "", 0})
-#: Of a state in a table: the whole of it is in `describe` and in JSON.
+#: The longest state in a table: `describe` and JSON have the whole text.
 STATE_CHARS_MAX = 80
 _LISTED = {"modelName", "modelVersion", "workers", "jobQueueStatus", "lastWorkerFailure", "customizedMetadata"}
 
@@ -51,7 +51,7 @@ def _short(line: str) -> str:
 
 
 def fits(name: str, pattern: str) -> bool:
-    """Whether a name has a text in it, in any case; with `*` or `?`: whether all of it fits the pattern."""
+    """Whether a name contains a text, in any case; with `*` or `?`: whether the whole name matches the pattern."""
     name, pattern = name.lower(), pattern.lower()
     return fnmatchcase(name, pattern) if "*" in pattern or "?" in pattern else pattern in name
 
@@ -135,7 +135,7 @@ def _worker_table(rows: list[dict[str, Any]]) -> str:
 
 
 def _node(row: dict[str, Any]) -> str:
-    """Where a worker of a cluster is, or why it is nowhere yet."""
+    """The node of a cluster's worker, or the reason why it has none yet."""
     node = row.get("node")
     if node is None:
         return str(row.get("waitsFor", "-"))

@@ -1,4 +1,4 @@
-"""What `torchserve top` shows: the models with their rates, latencies and workers, from the console's events."""
+"""The content of `torchserve top`: the models with their rates, latencies and workers, from the console's events."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ BARS = "▁▂▃▄▅▆▇█"
 PAST_MAX = 40
 STYLES = {"ready": "green", "loading": "yellow", "failing": "bold red", "stopped": "dim", "given up": "bold red"}
 _HEAD = ("MODEL", "VERSION", "STATUS", "WORKERS", "CALLS/S", "", "P50", "P95", "P99", "WAITING", "RUNNING", "BATCH")
-#: What narrow terminals do without, in this order; a model's name is cut before that to NAME_MIN characters.
+#: Columns that narrow terminals leave out, in this order; a model's name is cut before that to NAME_MIN characters.
 _DISPENSABLE = ("", "BATCH", "P99", "P50", "RUNNING", "VERSION", "STATUS", "WAITING", "WORKERS")
 NAME_MIN = 14
-#: Lines of `shown` beside those of the models and of the summary.
+#: Lines of `shown` besides those of the models and of the summary.
 FRAME_LINES = 5
 GIB = 1 << 30
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """The values as bars, the highest as high as a line."""
+    """The values as bars; the highest fills the line."""
     most = max(values, default=0.0)
     if not most:
         return BARS[0] * len(values)
@@ -108,7 +108,7 @@ class Board:
         return Text(" · ".join(parts), style="bold" if state == "ready" else "bold yellow")
 
     def models_max(self, columns: int, lines: int) -> int:
-        """How many models a screen of this size has room for."""
+        """The number of models that fit on a screen of this size."""
         return max(lines - FRAME_LINES - -(-len(self._summary()) // max(columns - 10, 1)), 1)
 
     def shown(
@@ -118,12 +118,12 @@ class Board:
         rows = self.rows(sort, only)
         left = 0 if lines_max is None else max(len(rows) - lines_max, 0)
         more = [Text(f"… and {left} more", "dim")] if left else []
-        empty = [] if rows else [Text("No model is registered." if not only else f"No model is named like {only!r}.")]
+        empty = [] if rows else [Text("No model is registered." if not only else f"No model's name matches {only!r}.")]
         table = [self._table(rows[:lines_max], columns)] if rows else []
         return Group(self._summary(), Text(), *table, *more, *empty, *self._deaths(rows))
 
     def _table(self, rows: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], columns: int) -> Table:
-        """The models with the columns that there is room for."""
+        """The models with the columns that fit."""
         cells = [dict(zip(_HEAD, self._cells(*row), strict=True)) for row in rows]
         widths = {head: max(len(head), *(len(row[head]) for row in cells)) for head in _HEAD}
         kept = list(_HEAD)
@@ -162,7 +162,7 @@ class Board:
         yield Text("-" if size is None else _number(size))
 
     def _deaths(self, rows: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> Iterator[Text]:
-        """Why models don't serve."""
+        """The reasons why models don't serve."""
         for model, _ in rows:
             failure = model.get("lastFailure")
             reason = model.get("loadFailure") or (failure["reason"] if failure else None)

@@ -1,7 +1,7 @@
-"""`torchserve tune`: which batch size, delay, workers and load give a model the most answers a second.
+"""`torchserve tune`: finds the batch size, delay, workers and load that give a model the most answers a second.
 
 A copy of the model is measured, registered under another name on the same server: the served one keeps its settings and
-answers all the while, and whatever happens to this process, it is untouched.
+keeps answering, whatever happens to this process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ts_frontend.tuning import show
 from ts_frontend.tuning.load import Length, Send, measure
 from ts_frontend.tuning.search import Bounds, Found, Measurement, Space, Trial, best_within, search
 
-#: What the copy's name has behind the model's.
+#: The suffix of the copy's name.
 SUFFIX = "-tuning"
 DELAYS_MS = (0, 1, 2, 5, 10, 20, 50, 100)
 WORKERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -36,7 +36,7 @@ _INPUT = click.Path(exists=True, path_type=Path)
 
 
 def space(batch_max: int, workers_max: int, in_flight_max: int) -> Space:
-    """What is tried up to these values."""
+    """The values to try, up to these."""
     return Space(
         _doubled(batch_max),
         DELAYS_MS if batch_max > 1 else DELAYS_MS[:1],
@@ -50,7 +50,7 @@ def _doubled(most: int) -> tuple[int, ...]:
     return (*(1 << power for power in range(most.bit_length()) if 1 << power < most), most)
 
 
-#: Makes what sends requests to the model of a name.
+#: Makes the sender of requests to the model of a name.
 Requests = Callable[[str], AbstractAsyncContextManager[Send]]
 
 
@@ -94,7 +94,7 @@ class Copy:
             return await measure(send, concurrency, self._length, best_per_s)
 
     def remove(self) -> None:
-        """Unregisters it, where it is."""
+        """Unregisters it, if it is registered."""
         if self._batching is None:
             return
         self._batching = None
@@ -117,7 +117,7 @@ class Copy:
 def _climb(
     copy: Copy, over: Space, bounds: Bounds, start: Trial, say: Callable[[str], None]
 ) -> tuple[Found, list[tuple[Trial, Measurement]]]:
-    """Measures what the search asks for, and says each."""
+    """Measures what the search asks for, and reports each result."""
     climb = search(over, bounds, start)
     trials: list[tuple[Trial, Measurement]] = []
     trial = next(climb)
@@ -140,13 +140,13 @@ def _memory(_: Any, __: Any, text: str | None) -> int | None:
         return None
     found = _SIZE.fullmatch(text.strip())
     if found is None:
-        raise click.BadParameter(f"{text!r} is no size such as 2GiB")
+        raise click.BadParameter(f"{text!r} is not a size such as 2GiB")
     unit = found[2].lower()
     return int(float(found[1]) * (1024 if "i" in unit else 1000) ** " kmgt".index(unit[:1] or " "))
 
 
 def _plot(_: Any, __: Any, path: Path | None) -> Path | None:
-    """Refuses before the first measurement what could not be drawn after the last."""
+    """Refuses a plot that couldn't be drawn, before the first measurement instead of after the last."""
     if path is None:
         return None
     if path.suffix not in (".svg", ".png"):
@@ -191,11 +191,11 @@ def draw(path: Path, title: str, trials: show.Trials, found: Found, bounds: Boun
     default=8080,
     show_default=True,
     show_envvar=True,
-    help="Where --protocol http and v2 send to.",
+    help="Port for --protocol http and v2.",
 )
 @click.option("--version", default="", help="[default: the default version]")
-@click.option("--p99", type=click.FloatRange(0, min_open=True), metavar="MS", help="The longest p99.")
-@click.option("--memory", callback=_memory, metavar="SIZE", help="The most memory of all workers: bytes, or 4GiB.")
+@click.option("--p99", type=click.FloatRange(0, min_open=True), metavar="MS", help="The longest acceptable p99.")
+@click.option("--memory", callback=_memory, metavar="SIZE", help="The most memory for all workers: bytes, or 4GiB.")
 @click.option("--batch-max", type=click.IntRange(1), default=64, show_default=True)
 @click.option(
     "--workers-max", type=click.IntRange(1, 64), default=lambda: min(64, os.cpu_count() or 1), help="[default: CPUs]"
@@ -235,7 +235,7 @@ def tune(
 ) -> None:
     """Find the batch size, delay, workers and requests in flight that give the most answers a second.
 
-    A copy of the model, registered beside it for this time, is measured; the model itself stays as it is.
+    The measurements use a temporary copy of the model; the model itself stays as it is.
     """
     before = client.describe(name, version)[0]
     bounds = Bounds(p99, memory)

@@ -43,7 +43,7 @@ def read(paths: Sequence[Path], protocol: str) -> list[Recorded]:
     files = [file for path in paths for file in (_files_of(path) if path.is_dir() else [path])]
     found = [request for file in files for request in _requests_of(file)]
     if not found:
-        raise click.BadParameter(f"{', '.join(map(str, paths))}: there is no request in it", param_hint="--input")
+        raise click.BadParameter(f"{', '.join(map(str, paths))}: it contains no request", param_hint="--input")
     if protocol == "v2":
         for number, request in enumerate(found, 1):
             _check_v2(request.body, f"request {number} of {', '.join(map(str, paths))}")
@@ -68,7 +68,7 @@ def _check_v2(body: bytes, where: str) -> None:
         inputs = None
     if not isinstance(inputs, list):
         raise click.BadParameter(
-            f'{where} is no request of the Open Inference Protocol, {{"inputs": [{{"name", "shape", "datatype", '
+            f'{where} is not a request of the Open Inference Protocol, {{"inputs": [{{"name", "shape", "datatype", '
             f'"data"}}, …]}}; --protocol http and --protocol grpc send any bytes',
             param_hint="--input",
         )
@@ -78,7 +78,7 @@ def _check_v2(body: bytes, where: str) -> None:
 async def sender(
     protocol: str, target: Target, http_port: int, name: str, requests: Sequence[Recorded]
 ) -> AsyncIterator[Send]:
-    """What sends the request of a number to the model of this name; its connections last as long as the context."""
+    """The sender of the n-th request to the model of this name; its connections last as long as the context."""
     if protocol == "grpc":
         async with target.channel(target.address(target.inference_port), grpc.aio) as channel:
             yield _over_grpc(channel, target, name, requests)
@@ -136,7 +136,7 @@ class _Connections:
         return f"{head}Content-Length: {len(request.body)}\r\n\r\n".encode() + request.body
 
     async def call(self, message: bytes) -> None:
-        """Sends it and reads the answer. CallFailed for any but a good one."""
+        """Sends it and reads the answer. CallFailed unless the answer is a success."""
         try:
             reader, writer = self._idle.pop() if self._idle else await self._open()
         except OSError as error:
@@ -149,7 +149,7 @@ class _Connections:
             status, body, stays = await _answer(reader)
             done = stays
         except (OSError, EOFError, ValueError) as error:
-            raise CallFailed("UNAVAILABLE", f"{self._address} gave no answer in HTTP: {error}") from None
+            raise CallFailed("UNAVAILABLE", f"{self._address} did not answer in HTTP: {error}") from None
         finally:
             if done:
                 self._idle.append((reader, writer))

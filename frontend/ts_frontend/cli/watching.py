@@ -1,4 +1,4 @@
-"""What the console of a running server tells programs: its events, its workers' last lines (docs/console.md)."""
+"""Data of a running server's console for programs: its events, its workers' last lines (docs/console.md)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ts_frontend.config.keys import KeyKind
 from ts_frontend.diagnosis.asking import why_unanswered
 
 EVENTS = "/console/events"
-#: An event comes at least every half second; without any for so long the server hangs, or is gone.
+#: An event comes at least every half second; after this silence the server hangs, or is gone.
 SILENCE_S_MAX = 30.0
 #: The longest line of an event: the state of a thousand models.
 LINE_BYTES_MAX = 64 << 20
@@ -34,7 +34,7 @@ class ManagementUrl:
     def _connection(self) -> http.client.HTTPConnection:
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise CallFailed("INVALID_ARGUMENT", f"--url {self.url!r} is no http:// or https:// address")
+            raise CallFailed("INVALID_ARGUMENT", f"--url {self.url!r} is not an http:// or https:// address")
         try:
             port = parts.port
         except ValueError:
@@ -107,7 +107,7 @@ def _unreached(url: str, error: OSError | http.client.HTTPException) -> str:
 
 
 def new_lines(before: Sequence[str], now: Sequence[str]) -> Sequence[str]:
-    """Of the last lines of a worker, `now`, those that came after `before`, which are those of an earlier look."""
+    """The lines of `now`, a worker's last ones, that came after `before`, the last ones of an earlier read."""
     for start in range(len(before)):
         tail = before[start:]
         if list(now[: len(tail)]) == list(tail):

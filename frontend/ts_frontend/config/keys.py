@@ -113,7 +113,7 @@ def parse_time(text: str) -> float:
 
 
 def parse_key_file(text: str) -> Keys:
-    """The keys of a JSON text: of each kind a key, `{"key": KEY, "expiration time": TIME}`, or a list of these.
+    """The keys of a JSON text: one key of each kind, `{"key": KEY, "expiration time": TIME}`, or a list of these.
 
     :raises BadKeys: it isn't that.
     """

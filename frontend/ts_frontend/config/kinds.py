@@ -163,7 +163,7 @@ def _entries(tree: object) -> list[tuple[str, Mapping[str, object]]]:
 
 def _object(value: object, where: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f'{where} is no JSON object; allowed is {{"name": {{"version": {{"minWorkers": 1}}}}}}')
+        raise ValueError(f'{where} is not a JSON object; allowed is {{"name": {{"version": {{"minWorkers": 1}}}}}}')
     return value
 
 
@@ -198,7 +198,7 @@ def _extra_ports(text: str) -> tuple[ExtraPort, ...]:
 def _extra_port(word: str) -> ExtraPort:
     port, _, dialect = word.partition(":")
     if dialect not in ("", *DIALECTS):
-        raise ValueError(f"{dialect} is no dialect; there are {', '.join(DIALECTS)}")
+        raise ValueError(f"{dialect} is not a dialect; there are {', '.join(DIALECTS)}")
     return ExtraPort(int(PORT.parse(port)), dialect)
 
 

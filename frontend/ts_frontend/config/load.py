@@ -53,7 +53,7 @@ WITH_MODELS = frozenset(
     | {"decode_input_request", "job_queue_size", "default_response_timeout", "default_startup_timeout"}
     | {"blacklist_env_vars"}
 )
-#: Variables with TorchServe's prefix that are no setting's: this server's, its workers' and TorchServe's own.
+#: Variables with TorchServe's prefix that set no setting: this server's, its workers' and TorchServe's own.
 OTHER_VARIABLES = frozenset(
     {"TS_CONFIG_FILE", "TS_REQUEST_SEQUENCE_ID", "TS_REQUEST_SEQUENCE_START", "TS_REQUEST_SEQUENCE_END"}
     | {"TS_IPEX_ENABLE", "TS_IPEX_GPU_ENABLE", "TS_BENCHMARK"}
@@ -343,7 +343,7 @@ def _found_snapshot(strong: Sequence[_Layer], found: _Findings) -> _Layer:
     values = {key: _Value(text, source) for key, text in newest.settings.items() if key in kept}
     left = sorted(newest.settings.keys() & (known - kept))
     if left:
-        found.info(f"not taken from {source}: {', '.join(left)} (restore_snapshot=all takes them, too)")
+        found.info(f"not taken from {source}: {', '.join(left)} (restore_snapshot=all restores them too)")
     return _Layer(source, values, newest.snapshot)
 
 
@@ -472,5 +472,5 @@ def worker_environment(config: ServerConfig) -> dict[str, str]:
 
 
 def of_terminal(name: str) -> str:
-    """A variable that is no setting, but says what the terminal or the shell of a command wants; "" without it."""
+    """A variable that isn't a setting but belongs to the command's terminal or shell; "" without it."""
     return os.environ.get(name, "")

@@ -98,7 +98,7 @@ REGISTER = (
         setting="initial_workers",
         most=WORKERS_MAX,
         flag="--workers",
-        help="Workers to start.  [default: what the archive says, or 1]",
+        help="Workers to start.  [default: the archive's number, or 1]",
     ),
     CallParameter("synchronous", bool, True),
     _RESPONSE_TIMEOUT,

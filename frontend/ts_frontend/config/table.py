@@ -47,7 +47,7 @@ from ts_frontend.config.kinds import (
 )
 from ts_frontend.config.snapshot import Snapshot
 
-#: How `Setting.effect` reads in the documentation and in the note that a start with such a setting logs.
+#: The text of `Setting.effect` in the documentation and in the note that a start with such a setting logs.
 EFFECTS = {"none": "accepted; has no effect here"}
 
 
@@ -103,7 +103,7 @@ def _system_temp_dir() -> Path:
 class ServerConfig:
     """The settings of one server, checked. None: not set. `sources` says where each value that isn't the default
     came from; `notes` is for the log; `snapshot` holds the models to restore; `environment` is the process's;
-    `mlserver`: of MLServer's models."""
+    `mlserver`: defaults of MLServer's models."""
 
     # Addresses
     inference_address: Address = _row(
@@ -278,7 +278,7 @@ class ServerConfig:
     dev_model: Path | None = _own(
         PATH,
         None,
-        "handler, model folder or archive to serve from where it lies, and anew when its files are saved; as "
+        "handler, model folder or archive to serve in place, and again after each save of its files; as "
         "`torchserve dev` sets it",
         restored=False,
     )
@@ -612,7 +612,7 @@ class ServerConfig:
         BOOLEAN, False, "true: also lines for health probes, `/metrics` and the console's events that succeeded"
     )
     access_log_timing: bool = _own(
-        BOOLEAN, False, "true: the line of a request tells where its time went, as `x-torchrelay-timing` does"
+        BOOLEAN, False, "true: the line of a request shows where its time went, like `x-torchrelay-timing`"
     )
     access_log_format: str | None = _own(
         TEXT,
@@ -638,7 +638,7 @@ class ServerConfig:
     shared_snapshot_poll_secs: float = _own(
         number(),
         2.0,
-        "seconds between two looks at `shared_snapshot` for what other servers have changed",
+        "seconds between two checks of `shared_snapshot` for changes by other servers",
         restored=False,
     )
     snapshots_kept_max: int = _own(whole(1), 10, "number of snapshot files to keep; older ones are deleted")

@@ -1,1 +1,1 @@
-"""The operator's console: its pages, and what they show, sampled while somebody watches"""
+"""The operator's console: its pages, and their data, sampled while somebody watches."""

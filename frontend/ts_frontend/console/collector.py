@@ -24,15 +24,15 @@ from ts_frontend.tasks import watched
 from ts_frontend.telemetry.metrics.gpus import Gpus
 from ts_frontend.workers.memory import WorkerMemory
 
-#: The state is told once more after so many seconds without a change that was announced.
+#: Seconds without an announced change after which the state is sent once more.
 STATE_S = 2.0
-#: Changes that come closer together are told together.
+#: Changes that come closer together are sent together.
 GAP_S = 0.1
 HISTORY_S = 180.0
-#: A reader that leaves and comes back within this time finds the samples of meanwhile.
+#: A reader that comes back within this time still finds the samples that it missed.
 LINGER_S = 10.0
 READERS_MAX = 64
-#: A reader's key is checked when it begins; so it has to begin anew.
+#: A reader's key is checked when it connects; after this time it has to connect again.
 READ_S_MAX = 600.0
 
 
@@ -78,7 +78,7 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How often what is told, in seconds."""
+    """The intervals of events, in seconds."""
 
     sample_s: float = SAMPLE_S
     state_s: float = STATE_S
@@ -87,7 +87,7 @@ class Pace:
 
 
 class Collector:
-    """`about`: what never changes of the server."""
+    """`about`: the facts about the server that never change."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class Collector:
         for watch in self._watches.values():
             watch.model.observe(None)
         self._watches.clear()
-        for reader in self._readers:  # of a server that drains, or of a collector that failed: they come back
+        for reader in self._readers:  # the server drains, or the collector failed: readers come back
             reader.end()
 
     def _tell_sample(self, load: MachineLoad, now_s: float) -> None:

@@ -14,7 +14,7 @@ from ts_frontend.job import FINAL, Job, JobState
 from ts_frontend.models.model import Model
 from ts_frontend.telemetry.metrics.requests import LatencyCounts, quantiles_s
 
-#: The names of the numbers in a model's row, in their order.
+#: The columns of a model's row, in order.
 COLUMNS = (
     "answered_per_s",
     "failed_per_s",
@@ -30,12 +30,12 @@ COLUMNS = (
     "streams",
     "stream_bytes_per_s",
 )
-#: Between two samples.
+#: The time between two samples.
 SAMPLE_S = 0.5
 PARTS = (0.5, 0.95, 0.99)
-#: Rates, latencies and batches are those of so many seconds before the sample.
+#: Rates, latencies and batches cover so many seconds before the sample.
 WINDOW_S = 3.0
-#: Streams of a model that are looked at.
+#: Streams of a model that are counted.
 LIVE_MAX = 10_000
 
 
@@ -64,7 +64,7 @@ class ModelWatch:
         self._streamed: dict[int, int] = {}
 
     def row(self, now_s: float) -> tuple[list[float | int | None], dict[int, float]]:
-        """Returns the model's numbers in the order of COLUMNS, None for what nothing was measured of, and its calls of
+        """Returns the model's numbers in the order of COLUMNS, None where nothing was measured, and its calls of
         the handler a second by batch size. `now_s`: `time.monotonic()` seconds."""
         readings, reading = self._readings, self._read(now_s)
         while len(readings) > 1 and readings[1].at_s <= now_s - WINDOW_S:
@@ -79,15 +79,16 @@ class ModelWatch:
         return [*numbers, ledger.queued, ledger.sent, streams, stream_bytes_per_s], batches
 
     def _read(self, now_s: float) -> Reading:
-        """Returns the sums of now; those of the last time where nothing has happened since, as with most of many
-        models."""
+        """Returns the sums of now; the previous ones if nothing has happened since, as with most
+        models of many."""
         last, counts = self._readings[-1] if self._readings else None, self.model.ledger.counts
         if last is not None and last.ended == sum(counts[state] for state in FINAL):
             return last._replace(at_s=now_s)
         return read(self.model, self.latencies.counts, now_s)
 
     def _streams(self, jobs: Iterable[Job]) -> tuple[int, int]:
-        """Returns the number of answers that have begun and not ended, and the bytes that they have grown by."""
+        """Returns the number of unfinished answers that have begun, and the bytes sent on them since the last
+        reading."""
         before = self._streamed
         now = {
             job.id: job.received_bytes

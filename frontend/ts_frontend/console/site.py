@@ -1,5 +1,5 @@
 """The console's files: pages, scripts and styles as they are in the folder `site`, read once. Nothing is fetched from
-elsewhere, and nothing else than these files is served."""
+elsewhere, and no other files are served."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SiteFile(NamedTuple):
 
 
 class Site:
-    """All files by name. A name that isn't among them, with or without `..`, is no file."""
+    """All files by name. Any other name, with or without `..`, is not found."""
 
     def __init__(self, folder: Path = FOLDER) -> None:
         self._files = {

@@ -1,5 +1,5 @@
-"""The served models and their workers as the console's readers are told of them: everything but what changes with each
-request (`samples`)."""
+"""The state of the served models and their workers for the console's readers: everything except the numbers that
+change with each request (`samples`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ts_frontend.workers.memory import WorkerMemory
 from ts_frontend.workers.pool import Slot
 from ts_frontend.workers.worker import Worker
 
-#: Of the last lines of a worker that ended.
+#: The most last lines of a worker that ended.
 DEATH_LINES = 20
 
 
@@ -128,5 +128,5 @@ def worker_log(model: Model, worker_id: str) -> dict[str, Any] | None:
 
 
 def server_state(about: Mapping[str, Any], *, ready: bool, draining: bool) -> dict[str, Any]:
-    """Returns what is true of the whole server: `about`, which doesn't change, and its health now."""
+    """Returns the state of the whole server: `about`, which doesn't change, and its health now."""
     return {**about, "ready": ready, "draining": draining}

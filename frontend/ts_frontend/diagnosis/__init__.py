@@ -1,1 +1,1 @@
-"""Looks before serving: what a server would say about models, and about the machine and settings that it would have."""
+"""Checks before serving: a server's findings about models, the machine and the settings."""

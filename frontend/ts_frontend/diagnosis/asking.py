@@ -43,7 +43,7 @@ _HTTP_PLACES = ("inference", "management", "metrics")
 
 
 class Unreachable(Exception):
-    """Nobody answers at the address; the message says why."""
+    """No server answers at the address; the message says why."""
 
 
 #: How a TLS server's answer to a request without TLS begins: an alert.
@@ -158,7 +158,7 @@ class Asker:
 
 
 def _is_answer(error: Any) -> bool:
-    """Whether the server itself gave this status: then its text has no word of a connection."""
+    """Whether the server itself gave this status: then its text doesn't mention a connection."""
     details = (error.details() or "").lower()
     return not any(word in details for word in ("connect", "dns", "resol", "deadline exceeded", "socket"))
 

@@ -1,5 +1,5 @@
 """Tries models as a server with given settings would: opens them, loads each with one worker, sends it requests, and
-reports what the server says. Everything is done by the server's own parts, none of which listens."""
+reports what the server would log. It uses the server's own parts, none of which listens."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from ts_frontend.telemetry.logging.logs import setup_logs
 from ts_frontend.workers.failures import StartFailed
 from ts_frontend.workers.limits import available_bytes
 
-#: Requests of the batch that a model with batches is asked for.
+#: Requests of the batch that a model with batches gets.
 BATCH_MAX = 4
 ANSWER_CHARS_MAX = 80
-#: A load that takes more than this part of the startup timeout is told.
+#: A load that takes more than this part of the startup timeout is reported.
 SLOW_LOAD_PART = 0.5
 #: A model's files that are counted for the report.
 FILES_MAX = 10_000
@@ -48,7 +48,7 @@ FILES_MAX = 10_000
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """A request to send: `name` for the report, and what it carries, with its type ("" for none)."""
+    """A request to send: `name` for the report, and its body, with its type ("" for none)."""
 
     name: str
     data: bytes
@@ -68,7 +68,7 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Something to try, by its `title`: an archive, a model's folder, or a `handler`'s file. `versioned`: a folder with
+    """A model to try, by its `title`: an archive, a model's folder, or a `handler`'s file. `versioned`: a folder with
     versions."""
 
     title: str
@@ -78,9 +78,9 @@ class Candidate:
 
 
 def check(path: Path, config: ServerConfig, samples: Sequence[SampleRequest] = (), *, load: bool = True) -> Report:
-    """What a server with these settings says about the models at `path`: an archive, a model's folder, a handler's
-    file, or a directory of such. Without `load` their handlers don't run. Raises ServeError, OSError."""
-    with work_dir(config.temp_dir) as directory:  # which the next server removes, should this process be killed
+    """Reports a server's findings, with these settings, about the models at `path`: an archive, a model's folder, a
+    handler's file, or a directory of them. Without `load` their handlers don't run. Raises ServeError, OSError."""
+    with work_dir(config.temp_dir) as directory:  # the next server removes it if this process is killed
         config = _apart(path, config, directory)
         if not load:
             config = replace(config, worker_start="exec")  # nothing is imported in advance
@@ -114,7 +114,7 @@ def _apart(path: Path, config: ServerConfig, directory: Path) -> ServerConfig:
 
 
 def _settings(report: Report, config: ServerConfig) -> None:
-    """Adds what is wrong with the settings, if anything is."""
+    """Adds the faults of the settings."""
     found = Section("settings", counted=False)
     for note in config.notes:
         if note.level >= logging.WARNING:
@@ -150,7 +150,7 @@ NO_MODEL = (
 
 
 def candidates(path: Path, parts: Parts) -> list[Candidate]:
-    """What there is to try at `path`. Blocking."""
+    """The candidates at `path`. Blocking."""
     formats = parts.manager.loader.formats
     if path.is_file():
         return [Candidate(str(path), path, handler=formats.is_handler(path))]
@@ -168,7 +168,7 @@ def candidates(path: Path, parts: Parts) -> list[Candidate]:
 
 
 class _Said(logging.Handler):
-    """Keeps what the server logs, from warnings on."""
+    """Keeps the server's log records, from warnings on."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -180,7 +180,7 @@ class _Said(logging.Handler):
 
 @contextlib.contextmanager
 def listened(section: Section) -> Iterator[None]:
-    """Puts the server's warnings into the report, as long as the block runs."""
+    """Puts the server's warnings into the report while the block runs."""
     said, logger = _Said(), logging.getLogger("ts_frontend")
     logger.addHandler(said)
     try:

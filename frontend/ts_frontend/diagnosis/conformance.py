@@ -1,6 +1,6 @@
-"""What a running server answers, against what each dialect promises: `promises.json`, one table of exchanges.
+"""Compares a running server's answers with each dialect's promises: `promises.json`, one table of exchanges.
 
-Of each dialect the table has calls with the answers that its own server was recorded to give, reduced to what a client
+For each dialect the table has calls with the recorded answers of its own server, reduced to the parts that clients
 may rely on. The first calls of a dialect, whose `sign` is set, tell whether the server speaks it at all: without one of
 them it doesn't. In a pattern words in `<…>` stand for any value of a kind, a list of one pattern for a list of such, an
 object for one that has these members and maybe more; `<json>` is for a text that is JSON, `<one of>` for a choice.
@@ -34,9 +34,9 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "<list>": (list,),
     "<object>": (dict,),
 }
-#: Of an answer that differs: so much is shown.
+#: Characters shown of an answer that differs.
 SHOWN_CHARS_MAX = 160
-#: Differences that are named of one answer.
+#: Differences named for one answer.
 DIFFERENCES_MAX = 4
 PLACES = {
     "inference": "URL",
@@ -56,8 +56,8 @@ class Support(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """One call of a dialect. `call`: with variables; `answer`: the pattern of what comes. `keep`: variables that are
-    taken from its answer, with their ways into it. `recorded`: the recording that it was taken from."""
+    """One call of a dialect. `call`: with variables; `answer`: the pattern of what comes. `keep`: variables
+    taken from its answer, with their paths in it. `recorded`: the recording that it comes from."""
 
     name: str
     place: str
@@ -107,8 +107,8 @@ def _exchange(row: Mapping[str, Any], place: str) -> Promise:
 
 
 def variables_of(model: str | None, inputs: Sequence[Path]) -> dict[str, Any]:
-    """The values for the table's variables. The first input is the body of predictions; the first one of a form is
-    what is sent to the APIs that want that form: tensors, instances, a text.
+    """The values for the table's variables. The first input is the body of predictions; the first one of each
+    form (tensors, instances, a text) goes to the APIs that take that form.
 
     :raises OSError: an input can't be read.
     """
@@ -177,7 +177,7 @@ def filled(value: Any, variables: Mapping[str, Any]) -> Any:
 
 
 def differences(wanted: Any, found: Any, where: str = "") -> Iterator[str]:
-    """What of an answer isn't as the pattern says, in words."""
+    """The differences between an answer and its pattern, in words."""
     what = where or "the answer"
     if isinstance(wanted, Mapping) and _JSON in wanted:
         try:
@@ -191,7 +191,7 @@ def differences(wanted: Any, found: Any, where: str = "") -> Iterator[str]:
             yield f"{what} is {_shown(found)}, not {' or '.join(map(_shown, wanted[_ONE_OF]))}"
     elif isinstance(wanted, Mapping):
         if not isinstance(found, Mapping):
-            yield f"{what} is no object: {_shown(found)}"
+            yield f"{what} is not an object: {_shown(found)}"
             return
         for key, pattern in wanted.items():
             inner = f"{where}.{key}" if where else str(key)
@@ -212,9 +212,9 @@ def differences(wanted: Any, found: Any, where: str = "") -> Iterator[str]:
 
 
 def _list_differences(wanted: list[Any], found: Any, where: str) -> Iterator[str]:
-    """The one pattern of a list is that of each element; an empty list has none that could differ."""
+    """A list's one pattern applies to each element; an empty list has no differences."""
     if not isinstance(found, list):
-        yield f"{where or 'the answer'} is no list: {_shown(found)}"
+        yield f"{where or 'the answer'} is not a list: {_shown(found)}"
         return
     for number, one in enumerate(found):
         different = list(differences(wanted[0], one, f"{where}[{number}]"))
@@ -238,7 +238,7 @@ def conform(
     """Asks a server the questions of each dialect, or of the demanded ones. `change`: also those that register and
     scale, with the values that are there, so that they leave the server as it is.
 
-    :raises Unreachable: nobody answers at the server's first address.
+    :raises Unreachable: no server answers at the first address.
     """
     report = Report("dialect")
     asker = Asker(places)

@@ -44,12 +44,12 @@ class Deployment:
     commands: list[tuple[Line, list[str]]] = field(default_factory=list)
 
     def named(self, name: str) -> Path | None:
-        """The file of that name that lies least deep."""
+        """The file of that name in the topmost folder."""
         return next((one for one in self.files if one.name == name), None)
 
     def here(self, path: Path) -> Path | None:
-        """Where something lies that the deployment knows by another path, such as one of its container: there itself,
-        or below the deployment's directory by as many of its last parts as can be found. None: nowhere."""
+        """The place of a file that the deployment knows by another path, such as one of its container: that path, or
+        as many of its last parts as exist below the deployment's directory. None: not found."""
         whole = path if path.is_absolute() else self.root / path
         if whole.exists():
             return whole
@@ -116,7 +116,7 @@ def _logical_lines(path: Path) -> Iterator[Line]:
 
 
 def _variables(line: Line) -> dict[str, str]:
-    """What an ENV of a Dockerfile, an `export` of a script or an Environment= of a unit sets."""
+    """The variables that an ENV of a Dockerfile, an `export` of a script or an Environment= of a unit sets."""
     word, _, rest = line.text.partition(" ")
     if word.upper() == "ENV" and "=" not in rest.partition(" ")[0]:  # the old form: ENV NAME VALUE
         name, _, value = rest.partition(" ")
@@ -158,7 +158,7 @@ def _shell_words(text: str) -> Sequence[str]:
             if word in _ENDS or set(word) <= set("();<>|&"):
                 break
             words.append(word)
-    except ValueError:  # a quote without its end
+    except ValueError:  # an unclosed quote
         return text.split()
     return words
 

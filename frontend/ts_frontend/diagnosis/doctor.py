@@ -1,4 +1,4 @@
-"""Looks at what a server with given settings would run on, and with: the report of `torchserve doctor`."""
+"""The report of `torchserve doctor`: the machine and the packages that a server with given settings would use."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from ts_frontend.workers.supervisor import find_accelerators
 
 #: The import of torch, with the start of its CUDA.
 TORCH_S_MAX = 120.0
-#: What a server needs beside its own packages to have workers in a cluster.
+#: Packages that a server with workers in a cluster needs besides its own.
 RAY = ("ray", "cryptography")
 _TORCH = (
     "import json, torch; there = torch.cuda.is_available(); print(json.dumps({'version': torch.__version__, "
@@ -45,8 +45,8 @@ _TORCH = (
 
 
 def examine(config: ServerConfig | None, problem: str = "") -> Report:
-    """The report. `config` None: the settings can't be used, which `problem` says, one line for each; the rest is
-    looked at with the defaults."""
+    """The report. `config` None: the settings can't be used, for the reasons in `problem`, one a line; the rest is
+    checked with the defaults."""
     report = Report("area")
     _settings(report.section("Settings"), config, problem)
     config = config or ServerConfig()
@@ -84,7 +84,7 @@ def _settings(section: Section, config: ServerConfig | None, problem: str) -> No
 
 
 def _without_traces(config: ServerConfig) -> ServerConfig:
-    """The settings for a look at the files that they name: no directory is made, and none is needed yet."""
+    """The settings to check the files that they name with: no directory is made, and none is needed yet."""
     apart = config.work_dir is not None
     return replace(
         config,
@@ -98,7 +98,7 @@ async def _devices(section: Section, config: ServerConfig) -> None:
     inventory = await find_accelerators(config.number_of_gpu, sys.platform, platform.machine())
     lines: list[str] = []
     if not config.preload_torch:
-        section.ok("torch", "not looked at: preload_torch is false, as for models that don't need it")
+        section.ok("torch", "not checked: preload_torch is false, as for models that don't need it")
         return
     if missing := missing_torch(config):
         section.error("torch", missing[0])
@@ -122,13 +122,13 @@ def _json(line: str) -> dict[str, Any] | None:
 
 
 def torch(section: Section, found: dict[str, Any], inventory: Inventory) -> None:
-    """`found`: `version`, `cuda` (of the build, None without), `devices`, `threads`; `inventory`: what the server
-    places workers on."""
+    """`found`: `version`, `cuda` (of the build, None without), `devices`, `threads`; `inventory`: the devices
+    that the server places workers on."""
     section.facts |= found
     built = f"built for CUDA {found['cuda']}" if found["cuda"] else "built without CUDA"
     section.ok("torch", f"{found['version']}, {built}, {found['threads']} threads")
     if inventory.kind == "cuda" and found["devices"] < inventory.count:
-        why = "this build of torch has no CUDA" if not found["cuda"] else "its CUDA doesn't start: look at the driver"
+        why = "this build of torch has no CUDA" if not found["cuda"] else "CUDA doesn't start: check the driver"
         section.error(
             "devices",
             f"nvidia-smi lists {inventory.count} GPUs, and torch sees {found['devices']}: {why}. number_of_gpu=0 "

@@ -1,4 +1,4 @@
-"""What the source of a handler imports, read without running it: names of `ts` that this server lacks, and modules
+"""The imports of a handler's source, read without running it: names of `ts` that this server lacks, and modules
 that aren't installed. Blocking."""
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import NamedTuple
 import ts.version
 
 PACKAGE = Path(ts.version.__file__).parent
-#: Of an archive's modules: a larger one, or one more, isn't read.
+#: Limits of an archive's modules: a larger one, or one more, isn't read.
 SOURCE_BYTES_MAX = 1 << 20
 SOURCES_MAX = 200
-#: Modules of TorchServe that are there to say why they can't be used.
+#: Modules of TorchServe that exist only to say why they can't be used.
 REFUSING = frozenset({"ts.torch_handler.trt_llm_handler", "ts.torch_handler.dali_handler"})
 _IMPORT_ERRORS = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
 
 
 class Missing(NamedTuple):
-    """A name that an import asks for and doesn't get: `module` alone, or `name` of it. `line` from 1."""
+    """A name that an import doesn't find: `module` alone, or `name` of it. `line` from 1."""
 
     file: str
     line: int
@@ -90,7 +90,7 @@ def _imports(body: list[ast.stmt], *, eager: bool = False) -> Iterator[_Import]:
 
 
 def _is_guarded(node: ast.stmt) -> bool:
-    """Whether a failed import in the statement does no harm: it is caught, or only a type checker makes it."""
+    """Whether a failed import in the statement is harmless: it is caught, or only a type checker runs it."""
     if isinstance(node, ast.If):
         return "TYPE_CHECKING" in ast.unparse(node.test)
     return isinstance(node, ast.Try) and any(_catches(one) for one in node.handlers)

@@ -1,4 +1,4 @@
-"""What can be seen in an opened archive without running it: its files, against what its manifest says. Blocking."""
+"""Checks of an opened archive without running it: its files, compared with its manifest. Blocking."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _CONFIG_NAMES = ("model-config.yaml", "model_config.yaml", "model-config.yml", "
 
 
 def lint(section: Section, archive: Archive, config: ServerConfig, *, loads: bool) -> None:
-    """Adds what is wrong with the files of one of TorchServe's archives. Models of other servers have files of their
-    own, which the server reads when it opens them. `loads`: a worker will load it, and tell what it can't import."""
+    """Adds the faults in the files of one of TorchServe's archives. The files of other servers' models are read when
+    the server opens them. `loads`: a worker will load it, and report what it can't import."""
     if archive.adapter:
         return
     _files(section, archive)
@@ -43,7 +43,7 @@ def _files(section: Section, archive: Archive) -> None:
 
 
 def _config_file(section: Section, archive: Archive) -> None:
-    """A configuration that nothing names has no effect."""
+    """Adds a warning about a configuration that the manifest doesn't name, and that has no effect."""
     if archive.config_file:
         if not (archive.dir / archive.config_file).exists():
             meant = _meant(archive.config_file, archive.dir)
@@ -91,7 +91,7 @@ def _places(directory: Path, path: str, name: str) -> Iterator[Path]:
 def _source(section: Section, file: Path) -> None:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # an escape in a text that Python doesn't know, and the like
+            warnings.simplefilter("ignore")  # such as an escape in a string that Python doesn't know
             compile(file.read_bytes(), file.name, "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
@@ -101,7 +101,8 @@ def _source(section: Section, file: Path) -> None:
 
 
 def _imports(section: Section, archive: Archive, config: ServerConfig, loads: bool) -> None:
-    """What the archive's modules import, against what there is; but modules that a requirements file brings."""
+    """Compares the imports of the archive's modules with the installed ones, except for modules that a
+    requirements file may install."""
     lacking, others = missing(archive.dir)
     for one in lacking:
         section.error("imports", f"{one.file}, line {one.line}: this server has no {one.dotted} (docs/ts-package.md)")

@@ -1,4 +1,4 @@
-"""What of the machine a server depends on: Python and its packages, directories, ports, limits. Each function adds its
+"""Checks of the machine: Python and its packages, directories, ports, limits. Each function adds its
 findings to a section; values of the system are arguments, so that a test can give others."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ts_frontend.diagnosis.report import Section, size
 from ts_frontend.listeners.listener import Listener
 from ts_frontend.listeners.sockets import ListenFailed, listen
 
-#: The distribution that this server comes in, its commands, and the packages that others bring, too.
+#: This server's distribution, its commands, and the packages that other distributions bring too.
 OWN = "torchrelay"
 COMMANDS = ("torchserve", "torch-model-archiver", "torch-workflow-archiver")
 PACKAGES = ("ts", "model_archiver", "workflow_archiver")
@@ -34,7 +34,7 @@ PACKAGES = ("ts", "model_archiver", "workflow_archiver")
 OPEN_FILES_MIN = 4096
 FREE_MEMORY_BYTES_MIN = 1 << 30
 FREE_DISK_BYTES_MIN = 2 << 30
-#: How a Python says that it was built with optimisation.
+#: Options of a Python that was built with optimisation.
 _BUILT_WITH = {"--enable-optimizations": "PGO", "--with-lto": "LTO"}
 
 
@@ -103,7 +103,7 @@ def packages_in_the_way(section: Section, found: Iterable[Brought], path_command
 
 
 def python_packages(section: Section) -> None:
-    """This Python and what is installed in it."""
+    """This Python and its packages."""
     python(
         section,
         str(sysconfig.get_config_var("CONFIG_ARGS")),
@@ -176,7 +176,7 @@ def listeners(config: ServerConfig) -> list[Listener]:
 
 
 def ports(section: Section, found: Sequence[Listener], running: int | None) -> None:
-    """Whether the addresses can be had. `running`: the process of a server that may have them already."""
+    """Whether the addresses are free. `running`: the process of a server that may hold them."""
     family = _family(running)
     for one in found:
         where = one.path or f"{one.host}:{one.port}"
@@ -230,7 +230,7 @@ def limits(section: Section, open_files: int, free_memory_bytes: int, total_memo
         section.warn(
             "memory",
             f"{size(free_memory_bytes)} of {size(total_memory_bytes)} are free, counting the limit of the container: "
-            "workers may be killed. `torchserve check` tells what one takes",
+            "workers may be killed. `torchserve check` shows how much one takes",
         )
     else:
         section.ok("memory", f"{size(free_memory_bytes)} of {size(total_memory_bytes)} are free")

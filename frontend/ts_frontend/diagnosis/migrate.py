@@ -1,5 +1,5 @@
-"""What of a TorchServe deployment stays, changes or needs work on this server: the report of `torchserve migrate`.
-Everything is read by the server's own readers; nothing of the deployment is run or changed."""
+"""The report of `torchserve migrate`: the parts of a TorchServe deployment that stay, change or need work.
+The server's own readers read everything; nothing of the deployment is run or changed."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from ts_frontend.telemetry.metrics.families import read_definitions
 #: Settings that name files and directories of the deployment.
 PLACES = ("model_store", "workflow_store", "metrics_config", "log_config")
 PLACES_OF_TLS = ("certificate_file", "private_key_file", "client_ca_file", "token_path")
-#: Of NO_EFFECT: those whose loss changes what a server does, and what to do about it.
+#: The keys of NO_EFFECT whose loss changes what a server does, and what to do about it.
 LOST = {
-    "plugins_path": "what the plugins did has to move into a handler, a proxy in front, or a metrics client",
+    "plugins_path": "what the plugins did must move into a handler, a proxy in front, or a metrics client",
     "ipex_enable": "a handler may call torch.compile or intel_extension_for_pytorch itself",
     "cpu_launcher_enable": "OMP_NUM_THREADS in the environment, or a worker count, spreads work over the processors",
 }
@@ -46,8 +46,8 @@ _TRIES_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """The flags of a `torchserve` command: settings, the file of --ts-config ("" without), and what is wrong with them
-    ("" for nothing)."""
+    """The flags of a `torchserve` command: settings, the file of --ts-config ("" without), and the fault in them
+    ("" for none)."""
 
     options: Sequence[Option] = ()
     ts_config: str = ""
@@ -170,8 +170,8 @@ class _Migration:
             section.ok(about, f"{text}; it can stay")
 
     def _loaded(self, section: Section, entries: Sequence[properties.Property]) -> ServerConfig:
-        """The settings as a start would read them. What it would refuse is an error, and left out, for the sake of the
-        rest."""
+        """The settings as a start would read them. A setting that it would refuse is reported as an error and left
+        out, so that the rest can be read."""
         options = [Option("ncs", "true", "--ncs"), *self._options]
         where = self._ts_config.name if self._ts_config else "config.properties"
         given = [
@@ -222,7 +222,7 @@ class _Migration:
             )
 
     def _placed(self, config: ServerConfig) -> ServerConfig:
-        """The settings with the places of this machine, for those that are a container's."""
+        """The settings, with a container's paths replaced by those of this machine."""
         section = Section("Places")
         found: dict[str, Any] = {}
         for key in (*PLACES, *PLACES_OF_TLS):
@@ -300,7 +300,7 @@ class _Migration:
                 section.error(name, f"{text} ({', '.join(known.dimensions)}): it never gets a value")
         lost = sorted(ours.server.keys() - found.server.keys())
         if lost:
-            section.ok("metrics", f"these stay switched off, as the file doesn't list them: {', '.join(lost)}")
+            section.ok("metrics", f"these stay off, as the file doesn't list them: {', '.join(lost)}")
         own = sorted(found.model.keys() - ours.model.keys())
         if own:
             section.ok("metrics", f"of handlers, they stay: {', '.join(own)}")
@@ -330,7 +330,7 @@ class _Migration:
             section.warn("log_config", f"{text}, or its place in the container")
 
     def _log4j2(self) -> Path | None:
-        """A log4j2 file that is there without a setting that names it."""
+        """Reports a log4j2 file that no setting names."""
         names = re.compile(r"log4j2?.*\.xml")
         return next((one for one in self._deployment.files if names.fullmatch(one.name)), None)
 
@@ -388,7 +388,7 @@ class _Migration:
 
 
 def _without(options: Sequence[Option], refused: str) -> list[Option]:
-    """The options that a message doesn't name."""
+    """The options, without those that a message names."""
     return [one for one in options if not re.search(rf"\b{re.escape(one.key)}\b", refused)]
 
 

@@ -1,4 +1,4 @@
-"""Reports of what was looked at, in sections of findings: as text for people, as JSON for programs. Pure."""
+"""Reports: findings in sections, as text for people and as JSON for programs. Pure."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-#: Of the lines below a finding, such as a traceback: the last ones are shown.
+#: Lines shown below a finding, such as the last ones of a traceback.
 DETAIL_LINES_MAX = 30
 
 
 class Severity(Enum):
-    """A warning is worth a look; with an error the model, or the server, doesn't run."""
+    """A warning deserves attention; with an error the model, or the server, doesn't run."""
 
     OK = "ok"
     WARNING = "warning"
@@ -21,7 +21,7 @@ class Severity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at: `about`, in a word, `text`, with what to do, and `detail`, lines below it."""
+    """The result of one check: `about`, in a word, `text`, with what to do, and `detail`, lines below it."""
 
     severity: Severity
     about: str
@@ -51,7 +51,7 @@ class Section:
         self.findings.append(Finding(Severity.OK, about, text))
 
     def warn(self, about: str, text: str) -> None:
-        """A warning that is already there is not repeated."""
+        """Adds a warning, unless the section has it."""
         found = Finding(Severity.WARNING, about, text)
         if not any(found.text == other.text for other in self.findings):
             self.findings.append(found)

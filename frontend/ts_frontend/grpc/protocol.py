@@ -34,7 +34,7 @@ COMPRESS_BYTES_MIN = 1024
 class BrokenMessages(ServeError):
     """The bytes of a request aren't gRPC messages."""
 
-    remedy = "Mend the client: what it sends isn't gRPC."
+    remedy = "Fix the client: its bytes are not gRPC."
     code, http_status, type_name = Code.INTERNAL, 400, "BadRequestException"
 
 
@@ -216,7 +216,7 @@ _RESERVED = frozenset(
 class MalformedHeader(ServeError):
     """A header of gRPC's own can't be read."""
 
-    remedy = "Mend the client: the message names the header."
+    remedy = "Fix the client: the message names the header."
     code, http_status, type_name = Code.INTERNAL, 400, "BadRequestException"
 
 
@@ -357,7 +357,7 @@ def encode_metadata(entries: Iterable[Entry]) -> list[Header]:
 
 def _encode_entry(key: str, value: str | bytes) -> Header:
     if not METADATA_KEY.fullmatch(key) or (key.startswith("grpc-") and key != "grpc-status-details-bin"):
-        raise ValueError(f"{key!r} is no name for metadata")
+        raise ValueError(f"{key!r} is not a valid metadata key")
     if key.endswith("-bin"):
         if isinstance(value, str):
             raise ValueError(f"metadata {key!r} takes bytes")

@@ -141,7 +141,7 @@ class Guard:
         for host in hosts:
             if not self._hosts.has(host.decode("latin-1"), reached):
                 raise ForeignHost(
-                    f"The request is for {_shown(host)}, no name of this server; allowed_hosts names further ones"
+                    f"The request is for {_shown(host)}, which isn't a name of this server; allowed_hosts adds names"
                 )
 
     def _check_page(

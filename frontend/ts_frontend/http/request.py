@@ -132,7 +132,7 @@ class HttpRequest:
         self._check_size(self._announced())
         try:
             return await asyncio.wait_for(self._pieces(event, first), self.limits.s_max)
-        except (asyncio.TimeoutError, TimeoutError):  # one and the same from Python 3.11 on
+        except (asyncio.TimeoutError, TimeoutError):  # the same class from Python 3.11 on
             raise SlowSender(f"The request's body did not come within {self.limits.s_max:g} s") from None
 
     async def _pieces(self, event: Event | None, following: Awaitable[Event]) -> bytes:

@@ -29,7 +29,7 @@ JSON_AT_ONCE_BYTES = 65_536
 class UnusableAnswer(ServeError):
     """The last nodes' answers don't fit into one."""
 
-    remedy = "Mend the workflow's last functions: each has to answer with JSON or text."
+    remedy = "Fix the workflow's last functions: each must answer with JSON or text."
 
 
 class HttpWorkflows:
@@ -116,7 +116,7 @@ def _value(name: str, body: bytes) -> Any:
         text = body.decode()
     except UnicodeDecodeError:
         raise UnusableAnswer(
-            f"The answer of node {name} is neither JSON nor UTF-8 text: it can't stand in a JSON object beside others"
+            f"The answer of node {name} is neither JSON nor UTF-8 text: it can't be a member of a JSON object"
         ) from None
     try:
         return json.loads(text, parse_constant=_no_constant)

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Awaitable
 
 from ts_frontend.errors import ClientGone, Draining
-from ts_frontend.grpc.exchange import Exchange, current_task, uncancel
+from ts_frontend.grpc.exchange import Exchange, uncancel
 from ts_frontend.grpc.protocol import is_grpc
 from ts_frontend.http.request import CLOSE, AsgiApp, Event, Receive, Scope, Send, answer_error, not_found
 from ts_frontend.listeners.floods import Floods
@@ -32,6 +32,7 @@ class Application:
         #: The tasks whose calls have no complete answer yet.
         self._running: set[asyncio.Task[None]] = set()
         self._floods = Floods(listener.name, listener.flooded)
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
@@ -43,7 +44,7 @@ class Application:
         ) and not await self._admit(scope, receive, send, headers):
             return
         exchange = Exchange(scope, headers, receive, send, self._limits)
-        task = current_task()
+        task = self._task()
         self._running.add(task)
         try:
             await exchange.run(self._routes.get(scope["path"]))
@@ -59,6 +60,15 @@ class Application:
             self._running.discard(task)
         if self._draining:
             await asyncio.sleep(LINGER_S)
+
+    def _task(self) -> asyncio.Task[None]:
+        """Returns the task of this request: ASGI servers run each in one, all in one loop, for which asyncio would ask
+        each time, with a system call."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        task: asyncio.Task[None] | None = asyncio.current_task(self._loop)
+        assert task is not None
+        return task
 
     def _closing(self, scope: Scope, send: Send) -> Send:
         """Wraps `send` so that answers of HTTP/1.1 ask their client to close the connection once the server drains:
@@ -101,7 +111,7 @@ class Application:
 
     async def _answer_http(self, app: AsgiApp, scope: Scope, receive: Receive, send: Send) -> None:
         send = self._closing(scope, send)
-        task = current_task()
+        task = self._task()
         self._running.add(task)
         try:
             await app(scope, receive, send)

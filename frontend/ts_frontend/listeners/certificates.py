@@ -104,10 +104,12 @@ logger = logging.getLogger(__name__)
 #: A certificate that ends sooner is worth a warning.
 ENDS_SOON = timedelta(days=14)
 
+#: The keys that both engines' TLS has. OpenSSL takes some that are a little smaller, and other curves.
+KEYS_TAKEN = "RSA of 2048 bits or more, an elliptic curve P-256, P-384 or P-521, or Ed25519"
 #: The last is OpenSSL 3's error for a key of another type than the certificate's.
 _TOO_WEAK = {
-    "EE_KEY_TOO_SMALL": "the key is too small; take RSA of 2048 bits or more, or an elliptic curve of 256",
-    "CA_KEY_TOO_SMALL": "the authority's key is too small; take RSA of 2048 bits or more, or an elliptic curve of 256",
+    "EE_KEY_TOO_SMALL": f"the key is too small; take {KEYS_TAKEN}",
+    "CA_KEY_TOO_SMALL": f"the authority's key is too small; take {KEYS_TAKEN}",
     "CA_MD_TOO_WEAK": "the certificate is signed with too weak a digest; take SHA-256 or more",
 }
 _MISMATCHES = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED")
@@ -120,6 +122,12 @@ class CertificateRefused(InvalidArgument):
     """A file that TLS needs can't be used; the message says which one, and why."""
 
     remedy = "Name a certificate and the key that belongs to it, as PEM ([security.md](security.md#tls))."
+
+
+def key_refused(tls: Tls) -> CertificateRefused:
+    """An engine can't use a key that OpenSSL can."""
+    what = "the server's TLS can't use the key, as it is too small or of another kind"
+    return CertificateRefused(f"private_key_file {tls.key_file}: {what}; take {KEYS_TAKEN}")
 
 
 @dataclass(frozen=True, slots=True)

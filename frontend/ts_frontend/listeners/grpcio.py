@@ -11,6 +11,7 @@ import math
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -21,7 +22,7 @@ from ts_frontend.errors import Code, DeadlineExceeded, Draining, ServeError
 from ts_frontend.grpc.call import Bidi, Call, Keepalive, ListenerLimits, Method, Routes, ServerStream, Shape, Unary
 from ts_frontend.grpc.exchange import UNEXPECTED, uncancel
 from ts_frontend.grpc.protocol import bounded, status_details, too_large
-from ts_frontend.listeners.certificates import CertificateFiles, Pem
+from ts_frontend.listeners.certificates import CertificateFiles, Pem, key_refused
 from ts_frontend.listeners.listener import Listener, Tls
 from ts_frontend.listeners.sockets import (
     CONNECTIONS_LOOK_EVERY_S,
@@ -242,7 +243,20 @@ def _add_port(server: grpc.aio.Server, listener: Listener, address: str, certifi
             return int(server.add_insecure_port(address))
         return int(server.add_secure_port(address, certificate.credentials()))
     except RuntimeError as error:
+        if certificate is not None and not _usable(certificate):
+            raise key_refused(certificate.tls) from None
         raise ListenFailed(listener, str(error)) from error
+
+
+def _usable(certificate: Certificate) -> bool:
+    """Whether grpcio can listen with it at all: its error names the address only."""
+    server = grpc.server(ThreadPoolExecutor(1))
+    try:
+        return bool(server.add_secure_port("127.0.0.1:0", certificate.credentials()))
+    except RuntimeError:
+        return False
+    finally:
+        server.stop(None)
 
 
 async def _refuse(ports: Collection[int]) -> None:

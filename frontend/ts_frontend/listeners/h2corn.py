@@ -21,7 +21,7 @@ from h2corn._server import TlsMaterial
 
 from ts_frontend.grpc.call import Keepalive
 from ts_frontend.listeners.application import LINGER_S, application
-from ts_frontend.listeners.certificates import CertificateFiles, CertificateRefused, Pem
+from ts_frontend.listeners.certificates import CertificateFiles, CertificateRefused, Pem, key_refused
 from ts_frontend.listeners.listener import Listener
 from ts_frontend.listeners.sockets import Listening, cut, listen, quiet
 from ts_frontend.tasks import kept, owned, watched
@@ -80,8 +80,8 @@ class ListenerServer:
             logger.warning("%s: h2corn has no maximal connection age; use the grpcio engine for it", listener.name)
         if listener.limits.keepalive != Keepalive():
             logger.warning(
-                "%s: h2corn pings nobody and answers every ping; the keepalive settings count with grpc_engine=grpcio. "
-                "Clients that are gone are found by TCP",
+                "%s: h2corn sends no pings and answers every ping; the keepalive settings need grpc_engine=grpcio. "
+                "TCP detects clients that are gone",
                 listener.name,
             )
         self._listener = listener
@@ -229,6 +229,8 @@ def prepare(listener: Listener, pem: Pem | None) -> Prepared:
         return Prepared(config, prepare_tls(config, TlsMaterial(pem.certificate, pem.key, pem.client_ca)))
     except (OSError, ValueError) as error:
         assert listener.tls is not None
+        if "private key" in str(error):
+            raise key_refused(listener.tls) from None
         files = f"certificate_file {listener.tls.certificate_file} and private_key_file {listener.tls.key_file}"
         raise CertificateRefused(f"{files}: {error}") from None
 

@@ -329,7 +329,7 @@ class _Maker:
         self.made = False
 
     def waits(self) -> None:
-        log.info("Model %s waits: its virtual environment is being made by somebody else.", self._name)
+        log.info("Model %s waits: another process is making its virtual environment.", self._name)
 
     async def make(self, directory: Path, lock: int) -> None:
         """Raises EnvironmentFailed, OSError."""

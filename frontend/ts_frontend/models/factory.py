@@ -266,7 +266,7 @@ class ModelFactory:
         if 0 < usable < settings.parallel_level:
             raise InvalidArchive(
                 f"Each worker of model {name} needs {settings.parallel_level} GPUs (parallelLevel, or torchrun's "
-                f"nproc-per-node), and it may use {usable}: look at deviceIds and number_of_gpu, or set deviceType: cpu"
+                f"nproc-per-node), and it may use {usable}: check deviceIds and number_of_gpu, or set deviceType: cpu"
             )
 
     def _with_device_warnings(self, name: str, version: str, settings: ModelSettings) -> ModelSettings:

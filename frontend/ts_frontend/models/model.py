@@ -213,7 +213,8 @@ class Model:
         if not self._signature.declared:
             for info in self._infos():
                 if info.get("signature"):
-                    return replace(signature_from(info["signature"]), metadata=self._signature.metadata)
+                    found = signature_from(info["signature"])
+                    return replace(found, metadata={**self._signature.metadata, **found.metadata})
         return self._signature
 
     def open_stream(

@@ -80,7 +80,7 @@ class Reloading:
         seen = await asyncio.to_thread(look, place)
         names = ", ".join(f"{model.name} {model.version}" for model in self._manager.registry)
         log.info(
-            "%s is served as %s, and anew when its files are saved. Ctrl-C ends it.", self._path, names or "nothing"
+            "%s is served as %s and reloaded when its files are saved. Ctrl-C ends it.", self._path, names or "nothing"
         )
         pause_s = LOOK_S
         while True:
@@ -105,7 +105,7 @@ class Reloading:
         except ServeError as error:
             log.error("%s saved: the model can't be opened: %s", names, error.message)
         else:
-            log.info("%s saved: served anew after %.2f s, %s.", names, time.monotonic() - begun_s, how)
+            log.info("%s saved: reloaded after %.2f s, %s.", names, time.monotonic() - begun_s, how)
 
     def _named(self, changed: list[str]) -> str:
         names = ", ".join(os.path.relpath(path, self._place().parent) for path in changed[:3])

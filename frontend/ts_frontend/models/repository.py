@@ -248,7 +248,7 @@ class Repository:
     async def _follow(self) -> None:
         names = set(await self._names())
         for name in [name for name in self._known if name not in names]:
-            log.info("Model %s is gone from its repository", name)
+            log.info("Model %s was removed from its repository", name)
             with contextlib.suppress(ModelNotFound):
                 await self._unload(name)
         await side_by_side([self._follow_one(name) for name in sorted(names)], self._loads_at_once_max)
@@ -418,7 +418,7 @@ class Repository:
             async with self._alone(name):
                 await work
         finally:
-            work.close()  # in case that its turn never came
+            work.close()  # if its turn never came
 
     def _alone(self, name: str) -> asyncio.Lock:
         """Held while a model is loaded or unloaded; the others need not wait for it."""
@@ -458,7 +458,7 @@ def names_in(repository: Path) -> list[str]:
 def find(repositories: Sequence[Path], name: str) -> Path:
     """The model's directory. ModelNotFound; InvalidArgument when several repositories have it, or for a bad name."""
     if not _NAME.fullmatch(name) or name in (".", ".."):
-        raise InvalidArgument(f"{name!r} is no name of a model")
+        raise InvalidArgument(f"{name!r} is not a valid model name")
     found = [path / name for path in repositories if (path / name).is_dir()]
     if not found:
         raise ModelNotFound(name)

@@ -93,7 +93,7 @@ class Source:
             if isinstance(key, str) and key not in self.asked:
                 close = difflib.get_close_matches(_plainly(key), plain, n=1, cutoff=LIKENESS_MIN)
                 if close:
-                    self.warnings.append(f"{self.name}: {key} is no setting; did you mean {plain[close[0]]}?")
+                    self.warnings.append(f"{self.name}: {key} is not a setting; did you mean {plain[close[0]]}?")
 
     def _checked(self, key: str, good: Callable[[Any], bool], expected: str) -> Any:
         self.asked.add(key)

@@ -81,6 +81,7 @@ def signature_from(found: Mapping[str, Any]) -> Signature:
         specs_of(found.get("outputs"), f"{KEY}.outputs"),
         bool(found.get("decoupled", False)),
         _parameters(found.get("parameters"), f"{KEY}.parameters"),
+        dict(found.get("metadata") or {}),
     )
 
 

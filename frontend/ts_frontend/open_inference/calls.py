@@ -1,6 +1,6 @@
 """The service for models: answers the calls that handlers make to their own server, in the terms of the Open
-Inference Protocol. The same registry, queues, limits and ledgers serve it as any client; it needs no key, being of
-the server."""
+Inference Protocol. The same registry, queues, limits and ledgers serve it as any client; it needs no key, as
+a part of the server."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ TRACE_HEADERS = frozenset({"traceparent", "tracestate"})
 
 
 class ModelCalls:
-    """`keys`: the headers that tell models with sequences where a request belongs. Models are loaded and unloaded once
-    there is a repository (`attach`). Workers don't send messages that are too large."""
+    """`keys`: the headers that name a request's sequence. Models are loaded and unloaded once
+    there is a repository (`attach`). Workers send no messages over the limit."""
 
     def __init__(self, models: Registry, keys: SequenceHeaders) -> None:
         self._models = models
@@ -107,7 +107,8 @@ async def _joined(answer: Job) -> bytes:
 
 
 class _Patience:
-    """Ends an answer that takes longer than its caller waits: until `deadline_s`, and its limit for the next piece."""
+    """Ends an answer that outlasts its caller's patience: `deadline_s` for all of it, and a limit for the next
+    piece."""
 
     def __init__(self, answer: Job, caller: Caller, deadline_s: float, model: str) -> None:
         self._answer, self._caller, self._deadline_s, self._model = answer, caller, deadline_s, model

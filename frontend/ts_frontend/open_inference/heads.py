@@ -19,10 +19,10 @@ from ts_frontend.errors import InvalidArgument
 #: Smaller requests are parsed whole, which is faster than looking for their heads, and done in a fraction of a
 #: millisecond.
 WHOLE_BYTES_MAX = 16 * 1024
-#: Fields or members of a larger request on its top level, which are gone through one by one.
+#: The most fields or members on the top level of a larger request, which are read one by one.
 FIELDS_MAX = 16_384
 
-#: Members of a larger one that are parsed at once, and texts with escapes among them.
+#: The largest members of such a request that are parsed at once, and the longest texts with escapes.
 MEMBER_BYTES_MAX, TEXT_BYTES_MAX = 16 * 1024, 512 * 1024
 
 # --- protobuf
@@ -96,7 +96,7 @@ def _form_of(data: bytes, tensor: _Field) -> bytes:
 
 
 class _Malformed(ValueError):
-    """The bytes are no message; the text says why."""
+    """The bytes aren't a message; the text says why."""
 
 
 def _fields(data: bytes, at: int, end: int) -> Iterator[_Field]:
@@ -160,15 +160,15 @@ _BLANK = re.compile(rb"[ \t\n\r]*")
 _PLAIN = re.compile(rb"[^ \t\n\r,\]}]+")
 #: A run of bytes without a part in the structure: numbers, texts, and lists of neither texts nor lists.
 _INNER = re.compile(rb'(?:[^"\[\]{}]+|"[^"\\]*(?:\\.[^"\\]*)*"|\[[^"\[\]{}]*\])*', re.DOTALL)
-_STEP_BYTES = 64 * 1024  # so much is searched at once; between two searches, other threads may run
-_DEPTH_MAX = 1000  # of Python's own parser
+_STEP_BYTES = 64 * 1024  # bytes searched at once; between two searches, other threads may run
+_DEPTH_MAX = 1000  # the limit of Python's own parser
 _BACKSLASH = 0x5C
 _BOM = b"\xef\xbb\xbf"
 _STANDS_FOR: dict[bytes, dict[str, Any] | list[Any]] = {b"{": {}, b"[": []}
 
 
 class NotRead(ValueError):
-    """The text is no JSON object as far as it was read, or too many members are in it."""
+    """The text, as far as it was read, isn't a JSON object, or it has too many members."""
 
 
 def members(data: bytes, names: Collection[str] | None = None) -> dict[str, tuple[int, int]]:
@@ -227,8 +227,8 @@ def texts_of_member(data: bytes, member: str) -> dict[str, Any]:
 
 
 def _long_text(value: bytes) -> Any:
-    """Returns a long text, None for another long value. Base64 has nothing escaped but, as some write it, its
-    slashes."""
+    """Returns a long text, None for another long value. In base64 only slashes can be escaped, and some encoders
+    do it."""
     if len(value) <= MEMBER_BYTES_MAX:
         return json.loads(value)
     if value[:1] != b'"':

@@ -30,8 +30,8 @@ _STEP_CHARACTERS = 64 * 1024
 
 
 class LoadParameters(NamedTuple):
-    """The parameters of a load; None for one that isn't given. `config_text`: as config.pbtxt has it; `url`: where the
-    model lies; `files`: instead of its directory, by their paths there."""
+    """The parameters of a load; None for one that isn't given. `config_text`: as config.pbtxt has it; `url`: the place
+    of the model; `files`: replacing its directory, by their paths there."""
 
     config_text: str | None
     url: str | None
@@ -64,9 +64,7 @@ def load_parameters(given: Mapping[str, Any]) -> LoadParameters:
             )
     config, url = given.get(CONFIG), given.get(MODEL_PATH)
     if files and url is not None:
-        raise InvalidArgument(
-            f"load parameters {MODEL_PATH!r} and {FILE!r} exclude each other: the model is one of both"
-        )
+        raise InvalidArgument(f"load parameters {MODEL_PATH!r} and {FILE!r} exclude each other: give one of them")
     if files and config is None:
         raise InvalidArgument(f"load parameter {FILE!r} needs {CONFIG!r} too: the files replace the model's directory")
     return LoadParameters(None if config is None else _as_text(config), url, files or None)
@@ -105,12 +103,12 @@ def _as_text(config: str) -> str:
     try:
         found = json_format.Parse(config, ModelConfig(), descriptor_pool=POOL)
     except json_format.ParseError as error:
-        raise InvalidArgument(f"load parameter {CONFIG!r} is no ModelConfig in JSON: {error}") from None
+        raise InvalidArgument(f"load parameter {CONFIG!r} is not a ModelConfig in JSON: {error}") from None
     return str(text_format.MessageToString(found))
 
 
 def config_of(models: Registry, name: str, version: str) -> ModelConfig:
-    """Returns a model's configuration in Triton's words; that of a TorchServe archive is made from its settings."""
+    """Returns a model's configuration as Triton's; that of a TorchServe archive is made from its settings."""
     model = find(models, name, version)
     config = ModelConfig()
     text = json.dumps(model.config_message())

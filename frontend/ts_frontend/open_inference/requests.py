@@ -23,7 +23,7 @@ from ts_frontend.scheduling.sequence_queue import SequenceHeaders
 TIMEOUT, PRIORITY, SEQUENCE_ID = "timeout", "priority", "sequence_id"
 SEQUENCE_START, SEQUENCE_END = "sequence_start", "sequence_end"
 _NAMES = (TIMEOUT, PRIORITY, SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END)
-#: Bodies without any of these words are not looked into.
+#: Bodies without any of these words are not parsed.
 _WORDS = (b'"timeout"', b'"sequence_id"', b'"priority"')
 LENGTH_HEADER = b"inference-header-content-length"
 LENGTH_DIGITS_MAX = 18
@@ -62,7 +62,7 @@ def scheduled(
     InvalidArgument."""
     if model.stateful:
         headers = [*headers, *sequence_headers(parameters, keys)]
-    if model.has_priorities:  # whose own rules say how the time in the queue ends
+    if model.has_priorities:  # such a model's own rules limit the time in the queue
         deadline_s(parameters, until_s)
         return [*headers, *_rank_headers(parameters)], until_s
     return headers, deadline_s(parameters, until_s)

@@ -1,6 +1,6 @@
 """The settings of logs and traces that Triton's clients read and change on a running server.
 
-The log's level takes effect at once; where and how the log is written is decided at start. Trace settings, of the
+The log's level takes effect at once; the log's place and format are fixed at the start. Trace settings, of the
 server and of each model, say which requests are traced where there is a collector; where there is none they are kept.
 """
 
@@ -36,7 +36,7 @@ class LogSettings:
 
     def change(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Changes settings and returns all of them. Raises InvalidArgument, naming the setting, for an invalid one;
-        nothing changes then. A message of one kind is only shown with all that are worse."""
+        nothing changes then. Messages of one severity are shown only with all more severe ones."""
         if not given:
             return self.read()
         self._check()
@@ -65,7 +65,7 @@ def _level(wanted: Mapping[str, Any]) -> int:
     shown = [bool(wanted[name]) for name, _ in _LEVELS]
     if shown != sorted(shown):
         raise InvalidArgument(
-            "what is worse is always shown, too: turn off log_info before log_warning before log_error"
+            "more severe messages are always shown too: turn off log_info before log_warning before log_error"
         )
     return next((least for name, least in _LEVELS if wanted[name]), logging.CRITICAL)
 
@@ -83,7 +83,7 @@ class TraceSettings:
         return self._sampling.read(model)
 
     def change(self, given: Mapping[str, Sequence[str]], model: str = "") -> dict[str, list[str]]:
-        """Changes trace settings and returns all of them; an empty list takes a setting back to the server's, or to the
+        """Changes trace settings and returns all of them; an empty list resets a setting to the server's, or to the
         default."""
         found = self.read(model)
         if not given:

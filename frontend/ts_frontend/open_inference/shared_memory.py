@@ -1,7 +1,7 @@
 """Regions of system shared memory that clients have registered for their tensors, where that is allowed.
 
 The frontend only keeps their names and places, and checks them; the worker copies a request's tensors, so that a region
-that shrinks harms nobody (`ts.tensors.shared_memory`). Memory of GPUs isn't shared."""
+that shrinks does no harm (`ts.tensors.shared_memory`). Memory of GPUs isn't shared."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Regions:
         if len(self._regions) >= REGIONS_MAX:
             raise InvalidArgument(f"{REGIONS_MAX} regions of shared memory are registered: unregister some")
         if byte_size <= 0 or offset < 0:
-            raise InvalidArgument(f"region {name!r}: offset {offset} and byte_size {byte_size} are no part of a file")
+            raise InvalidArgument(f"region {name!r}: offset {offset} and byte_size {byte_size} are not a valid range")
         size = _size_of(key)
         if offset + byte_size > size:
             raise InvalidArgument(
@@ -89,7 +89,8 @@ class Regions:
             raise InvalidArgument(f"shared memory key {key!r} is not the name of a file of {DIRECTORY}")
 
     def unregister(self, name: str = "") -> None:
-        """Unregisters one region, or with "" all. An unregistered name is no error: Triton's clients clean up so."""
+        """Unregisters one region, or with "" all. An unregistered name isn't an error: Triton's clients clean up that
+        way."""
         if name:
             self._regions.pop(name, None)
         else:

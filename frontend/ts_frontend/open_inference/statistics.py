@@ -53,7 +53,7 @@ def _of_model(model: Model) -> pb.ModelStatistics:
 
 
 def _inferences(found: Statistics) -> pb.InferStatistics:
-    """What isn't reading or writing tensors of the worker's time is compute_infer."""
+    """compute_infer is the worker's time except for reading and writing tensors."""
     count = found.answered
     return pb.InferStatistics(
         success=_sum(count, found.answered_s),

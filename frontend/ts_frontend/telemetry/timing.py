@@ -1,7 +1,7 @@
-"""Where the time of a request goes, for those who ask: `x-torchrelay-timing: 1`, or `access_log_timing`.
+"""The time of a request in parts, on demand: `x-torchrelay-timing: 1`, or `access_log_timing`.
 
-`asking` knows the requests that are asked about. Nobody looks at it before the first of them, and a job that nobody
-asks about carries None.
+`asking` knows the requests that are asked about. It isn't consulted before the first of them, and other jobs
+carry None.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import NamedTuple
 from ts.protocol.frames import Times
 from ts_frontend.job import Job, Whereabouts
 
-#: What a client sends, and what it gets.
+#: The header that a client sends, and the one that it gets.
 ASK, ANSWER = "x-torchrelay-timing", "server-timing"
-#: Of a stream of requests, or a workflow: the latest are told.
+#: The most jobs reported of a stream of requests or a workflow: the latest.
 JOBS_TOLD_MAX = 8
 
 
 class JobParts(NamedTuple):
-    """The parts of one job's time in seconds; None: it has not come so far."""
+    """The parts of one job's time in seconds; None: not reached yet."""
 
     queue_s: float
     batch_wait_s: float
@@ -51,7 +51,7 @@ class JobTimes:
         self._times, self._arrived_s = times, now_s
 
     def parts(self) -> JobParts | None:
-        """Returns the parts, None for a job that no worker has had."""
+        """Returns the parts, None for a job that no worker has taken."""
         place, times = self._place, self._times
         if place is None:
             return None
@@ -86,7 +86,7 @@ class JobTimes:
 
 
 class RequestTimes:
-    """The jobs of one request or call. `told`: its client asked; else only the access log does."""
+    """The jobs of one request or call. `told`: the client asked for them; otherwise only the access log shows them."""
 
     __slots__ = ("_begun_s", "_jobs", "told")
 
@@ -102,8 +102,8 @@ class RequestTimes:
         return job
 
     def text(self) -> str:
-        """Returns the value of a Server-Timing header for now: what is known so far, and the time since the request
-        came. Of several jobs each begins with its model."""
+        """Returns the value of a Server-Timing header for now: the parts known so far, and the time since the request
+        came. With several jobs, each one's entries begin with its model."""
         entries: list[str] = []
         for job in self._jobs:
             if len(self._jobs) > 1:
@@ -135,7 +135,7 @@ class Asking:
         self._current.set(None)
 
     def job(self, model: str, batches: bool) -> JobTimes | None:
-        """Returns what times a new job, None when nobody asks about its request."""
+        """Returns the timer of a new job, None if its request isn't timed."""
         times = self._current.get()
         return None if times is None else times.add(model, batches)
 

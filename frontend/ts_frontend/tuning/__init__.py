@@ -1,1 +1,1 @@
-"""How a model's batch size, delay, workers and requests in flight are found that give the most answers a second."""
+"""The search for the batch size, delay, workers and requests in flight that give a model the most answers a second."""

@@ -1,4 +1,4 @@
-"""A closed loop of requests from this process: so many in flight, each answer followed by the next request."""
+"""A closed loop of requests from this process: a fixed number in flight, each answer followed by the next request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ts_frontend.tuning.search import Measurement
 
 #: The part of a measurement after which one ends that gives less, or more, than so many times what the best gave.
 LOOK_PART, FAR_BELOW, FAR_ABOVE = 0.25, 0.7, 1.4
-#: Sends one request and returns when it is answered. Anything but an answer raises.
+#: Sends one request and returns when it is answered. Raises for any failure.
 Send = Callable[[int], Awaitable[None]]
 
 
@@ -77,7 +77,7 @@ async def measure(send: Send, concurrency: int, length: Length, best_per_s: floa
 
 
 def summary(latencies_ms: Sequence[float], spent_s: float, failed: int = 0, error: str = "") -> Measurement:
-    """The measurement of these latencies, which `spent_s` saw."""
+    """The measurement of these latencies, taken in `spent_s`."""
     if not latencies_ms:
         return Measurement(0.0, failed=failed, error=error or "no request was answered in time")
     ordered = sorted(latencies_ms)

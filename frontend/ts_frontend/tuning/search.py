@@ -1,8 +1,8 @@
-"""Which configuration of a model is measured next, and which one is the best: a climb over a grid. Pure.
+"""The search for a model's best configuration: a climb over a grid. Pure.
 
-The requests in flight cost nothing to change, a worker takes a scale call, batch size and delay a fresh load of the
-model. So each setting of the last three is measured at several loads, from a likely one up and down, while that brings
-more; and the settings are changed one at a time, or batch size and workers together, from the best so far.
+Changing the requests in flight costs nothing, changing the workers a scale call, batch size and delay a new load of
+the model. So each setting of the last three is measured at several loads, from a likely one up and down, while that
+brings more; and the settings are changed one at a time, or batch size and workers together, from the best so far.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-#: A gain that is less than this share is none: measurements of one configuration differ by as much.
+#: Gains below this share don't count: measurements of one configuration differ by as much.
 GAIN_MIN = 0.02
 #: The share of the best below which a configuration is far from it.
 FAR_BELOW = 0.85
@@ -30,13 +30,14 @@ class Trial:
 
     @property
     def settings(self) -> tuple[int, int, int]:
-        """Without the load."""
+        """The trial's settings, without the load."""
         return self.batch_size, self.delay_ms, self.workers
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What a candidate gave. `failed`: requests without an answer; `error`: why the first of them, or all, failed."""
+    """The measurement of a candidate. `failed`: requests without an answer; `error`: why the first of them, or all,
+    failed."""
 
     answers_per_s: float
     p50_ms: float = 0.0
@@ -48,13 +49,13 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a configuration may take; None for no bound. `memory_bytes`: of all workers of the model together."""
+    """The limits of a configuration; None for no limit. `memory_bytes`: of all workers of the model together."""
 
     p99_ms: float | None = None
     memory_bytes: int | None = None
 
     def excess(self, found: Measurement) -> float:
-        """By what factor the measurement is over a bound, less 1; 0 within all bounds, infinity with failures."""
+        """The factor by which the measurement exceeds a bound, less 1; 0 within all bounds, infinity with failures."""
         if found.failed or found.error:
             return math.inf
         ratios = [0.0]
@@ -87,7 +88,7 @@ class Space:
 
 
 def rank(found: Measurement, bounds: Bounds) -> tuple[float, float, float]:
-    """Higher is better: first what is within the bounds, then more answers, then a lower p99."""
+    """Higher is better: first those within the bounds, then more answers, then a lower p99."""
     excess = bounds.excess(found)
     return (-excess, found.answers_per_s if excess == 0 else -found.p99_ms, -found.p99_ms)
 
@@ -98,7 +99,7 @@ def best_within(trials: Iterable[tuple[Trial, Measurement]], bounds: Bounds) -> 
 
 
 def better(one: Measurement, other: Measurement | None, bounds: Bounds) -> bool:
-    """Whether `one` is better by more than measurements differ."""
+    """Whether `one` is better by more than the noise of measurements."""
     if other is None:
         return True
     mine, theirs = bounds.excess(one), bounds.excess(other)
@@ -111,7 +112,7 @@ def better(one: Measurement, other: Measurement | None, bounds: Bounds) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The end of a search: `best` is None where each candidate failed. `within`: it keeps the bounds."""
+    """The result of a search: `best` is None if every candidate failed. `within`: it keeps the bounds."""
 
     best: Trial | None
     measured: Measurement | None
@@ -124,12 +125,12 @@ Search = Generator[Trial, Measurement, Found]
 
 def search(space: Space, bounds: Bounds, start: Trial | None = None) -> Search:
     """Yields the candidates to measure, each once, is sent their measurements, and returns the best. `start`: the
-    configuration that is there, whose settings are measured first."""
+    present configuration, whose settings are measured first."""
     return _Climb(space, bounds).run(start)
 
 
 class _Climb:
-    """The state of one search: what was measured, and the best load of each setting."""
+    """The state of one search: the measurements, and the best load of each setting."""
 
     def __init__(self, space: Space, bounds: Bounds) -> None:
         self._space = space
@@ -150,7 +151,7 @@ class _Climb:
         return self._found()
 
     def _settle(self, current: Trial) -> Generator[Trial, Measurement, None]:
-        """Climbs and shrinks from there until neither finds a better one."""
+        """Climbs and shrinks until neither finds a better candidate."""
         before = None
         while current != before and not self._spent:
             before = current
@@ -158,7 +159,7 @@ class _Climb:
             current = yield from self._shrink(current)
 
     def _climb(self, current: Trial) -> Generator[Trial, Measurement, Trial]:
-        """The candidate that none of its neighbours is better than."""
+        """The candidate that has no better neighbour."""
         moved = True
         while moved and not self._spent:
             moved = False
@@ -246,7 +247,7 @@ class _Climb:
         )
 
     def _found(self) -> Found:
-        """The best of all; of those that are as good, the one that takes the least of the machine."""
+        """The best of all; among equals, the one that needs the least of the machine."""
         usable = {one: it for one, it in self._seen.items() if not math.isinf(self._bounds.excess(it))}
         if not usable:
             return Found(None, None, False, len(self._seen))
@@ -256,7 +257,7 @@ class _Climb:
         return Found(best, usable[best], self._bounds.excess(usable[best]) == 0, len(self._seen))
 
 
-#: Of batch size, delay and workers.
+#: The order of batch size, delay and workers.
 _STEPS = (
     (1, 0, 0),
     (0, 0, 1),
@@ -275,5 +276,5 @@ _STEPS = (
 
 
 def _index(values: Sequence[int], wanted: int) -> int:
-    """Of the least value that isn't smaller, or the last."""
+    """The index of the least value that isn't smaller, or of the last."""
     return next((index for index, value in enumerate(values) if value >= wanted), len(values) - 1)

@@ -1,4 +1,4 @@
-"""What was measured, for people: rows, bars, a plot as SVG or PNG, and the lines of a model-config.yaml. Pure."""
+"""The measurements for people: rows, bars, a plot as SVG or PNG, and the lines of a model-config.yaml. Pure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def conclusion(found: Found, trials: Trials, bounds: Bounds) -> str:
-    """The last lines: how the search went, and what it found."""
+    """The last lines: the course of the search, and its result."""
     lines = [f"{sparkline([it.answers_per_s for _, it in trials])}  answers a second, {found.evaluations} measurements"]
     if found.best is None or found.measured is None:
         return "\n".join([*lines, "No configuration answered."])
@@ -91,8 +91,8 @@ def settings_of(trial: Trial) -> dict[str, int]:
 
 
 def with_settings(text: str, settings: Mapping[str, int]) -> str:
-    """The text of a model-config.yaml with these keys: in their lines, where it has them, else at its end. Everything
-    else, comments too, stays."""
+    """The text of a model-config.yaml with these keys: in their lines if it has them, otherwise at its end. All the
+    rest, comments too, stays."""
     left = dict(settings)
     lines = []
     for line in text.splitlines():

@@ -279,11 +279,22 @@ class Demand:
         one.unloads += 1
         one.unloaded_because = reason
         log.info("%s is unloaded: %s.", one.pool.name, reason)
-        await one.pool.scale(0)
-        one.held = NOTHING
-        one.state = ResidentState.KNOWN
+        try:
+            await one.pool.scale(0)
+        except Exception:
+            self._ended(one)
+            raise
+        self._ended(one)
+
+    def _ended(self, one: Resident) -> None:
+        """Takes note of a model's end. With workers that a fault of the server has left it stays warm: it is unloaded
+        again later."""
+        if one.pool.slots:
+            one.state = ResidentState.WARM
+        else:
+            one.state, one.held = ResidentState.KNOWN, NOTHING
         self._changes.notify()
-        if len(one.pool.queue) and one in self.residents:  # what came meanwhile
+        if one.state is ResidentState.KNOWN and len(one.pool.queue) and one in self.residents:  # what came meanwhile
             self.load(one)
 
     # --- looking

@@ -281,11 +281,11 @@ class Slot:
         """Handles the end of the slot's task, and gives up the worker unless it was retired or given up before."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            log.error("Worker %s of %s is no longer looked after", self.id, self._pool.name, exc_info=error)
+            log.error("Worker %s of %s is no longer supervised", self.id, self._pool.name, exc_info=error)
         if not self._retired and not self.gave_up and (error is not None or task.cancelled()):
             if self.worker is not None:
                 self._pool.queue.detach(self.worker)
-                self.worker.kill("no longer looked after")
+                self.worker.kill("no longer supervised")
             self._give_up(f"{type(error).__name__}: {error}" if error is not None else "its task was cancelled")
         self._settle(StartFailed("Worker was stopped before its model was loaded"))
 
@@ -487,7 +487,7 @@ class Pool:
         try:
             self._on_change()
         except Exception:  # theirs, whoever wants to know of changes: the workers are looked after all the same
-            log.exception("A change of the workers of %s could not be told", self.name)
+            log.exception("A change of the workers of %s could not be reported", self.name)
 
     def _fail_what_waits(self) -> None:
         """Fails the waiting jobs of a pool that was scaled to zero."""

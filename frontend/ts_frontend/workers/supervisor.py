@@ -172,7 +172,7 @@ class Supervisor:
             if (scaler := self._scalers.get(pool)) is not None:
                 scaler.tick(now_s)
         except Exception:
-            log.exception("Workers of %s could not be looked after", pool.name)
+            log.exception("Workers of %s could not be supervised", pool.name)
 
     async def close(self) -> None:
         """Closes the pools, whose workers get no more time, and the launchers."""

@@ -1,1 +1,1 @@
-"""Workflows: their archives, graphs of models, and requests on their way through them."""
+"""Workflows: their archives, graphs of models, and the requests in progress."""

@@ -92,8 +92,8 @@ class WorkflowManager:
     async def add(
         self, fetched: Fetched, name: str | None, timeouts: Timeouts, fetch: Fetch, *, start: bool
     ) -> Workflow:
-        """Registers the workflow in `fetched`. `fetch` finds the nodes' archives; `start`: its workers are started,
-        else the caller starts them later. A failure leaves nothing behind."""
+        """Registers the workflow in `fetched`. `fetch` finds the nodes' archives; `start`: its workers are started;
+        otherwise the caller starts them later. A failure leaves nothing behind."""
         try:
             opening = partial(open_workflow, fetched.path, self._work_dir, self._extract_limits)
             archive = await in_thread(opening, WorkflowArchive.remove)
@@ -216,8 +216,8 @@ def states_of(workflows: WorkflowManager) -> Mapping[str, WorkflowState]:
 async def restore_workflows(
     states: Mapping[str, WorkflowState], workflows: WorkflowManager, at_once_max: int
 ) -> list[str]:
-    """Registers every workflow of a snapshot, side by side; the caller starts their workers. Returns a sentence for
-    each that can't be registered: it is set aside, and tried again by the next start."""
+    """Registers the workflows of a snapshot concurrently; the caller starts their workers. Returns a sentence for
+    each one that fails: it is set aside, and tried again at the next start."""
     work = [_restored(name, state, workflows) for name, state in states.items()]
     return [failure for failure in await side_by_side(work, at_once_max) if failure]
 

@@ -41,8 +41,8 @@ async def start_nodes(workflow: Workflow, models: ModelManager) -> None:
 
 
 async def remove_nodes(workflow: Workflow, models: ModelManager, drain_s: float, *, own: bool = False) -> bool:
-    """Removes all models registered under the names of the nodes, also versions that were added by hand, unless only
-    its `own`. False when not all their accepted requests were answered in time."""
+    """Removes all models registered under the names of the nodes, also versions added by hand, or only its `own`. False
+    when not all of their accepted requests were answered in time."""
     leaving = [model for model in models_of(workflow, models) if model.workflow or not own]
     return all(await asyncio.gather(*(models.retire(model, drain_s) for model in leaving)))
 
@@ -74,7 +74,7 @@ def _node_error(name: str, error: ServeError) -> ServeError:
 
 
 async def _add_archives(workflow: Workflow, nodes: Sequence[Node], models: ModelManager, fetch: Fetch) -> None:
-    """Registers the nodes of one URL: the first owns the download, if it was one, and the others only use it."""
+    """Registers the nodes of one URL: the first owns a downloaded archive, the others only use it."""
     fetched: Fetched | None = None
     for node in nodes:
         name = workflow.model_name(node.name)
@@ -112,7 +112,8 @@ async def _add_function(workflow: Workflow, node: Node, models: ModelManager) ->
 
 
 def _requested(workflow: Workflow, node: Node) -> Requested:
-    """The node's settings as a register call's; max-workers is the number of workers started, as in TorchServe."""
+    """The node's settings as those of a register call; max-workers is the number of workers started, as in
+    TorchServe."""
     return Requested(
         model_name=workflow.model_name(node.name),
         batch_size=node.batch_size,

@@ -1,4 +1,4 @@
-"""A workflow's specification: its models with their settings, and the graph they stand in. Pure.
+"""A workflow's specification: its models with their settings, and their graph. Pure.
 
 The YAML's form is TorchServe's: `models` (defaults, and a mapping for each model) and `dag` (a list of children for
 each node). A node of `dag` that isn't in `models` is a function of the workflow's handler file.
@@ -169,7 +169,7 @@ def _node(name: str, own: Mapping[str, Any] | None, shared: Mapping[str, Any], h
             f"node {name} is not in models, and can't be a function: the archive has no handler file (--handler)"
         )
     if not name.isidentifier():
-        raise InvalidWorkflow(f"node {name} is not in models, and can't be a function: that is no name of one")
+        raise InvalidWorkflow(f"node {name} is not in models, and can't be a function: that is not a function's name")
     waiting = {key: value for key, value in shared.items() if key in ("retry-attempts", "timeout-ms")}
     return _settled(name, None, {"max-batch-delay": 0}, waiting)
 
@@ -203,12 +203,12 @@ def _whole(where: str, key: str, value: object) -> int:
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= INT_MAX:
-        raise InvalidWorkflow(f"{where}: {key} must be a whole number from {least} on, not {value!r:.80}")
+        raise InvalidWorkflow(f"{where}: {key} must be a whole number, at least {least}, not {value!r:.80}")
     return value
 
 
 def _warnings(own: Mapping[str, Mapping[str, Any]], nodes: Mapping[str, Node]) -> list[str]:
-    found = [f"model {name} is in no node of dag: it is left out" for name in own if name not in nodes]
+    found = [f"model {name} is not in dag: it is left out" for name in own if name not in nodes]
     for name, settings in own.items():
         for key in settings:
             if key not in SETTINGS and key != "url":

@@ -1,4 +1,4 @@
-"""A registered workflow: its archive, its nodes' models, and the requests on their way through it."""
+"""A registered workflow: its archive, its nodes' models, and the requests in progress."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Reply(NamedTuple):
 class NodeFailed(ServeError):
     """A node gave no answer. The status is that of its cause; an exception of the handler is 500."""
 
-    remedy = "Mend the node's handler that the message names."
+    remedy = "Fix the node's handler that the message names."
 
     def __init__(self, node: str, cause: ServeError, attempts: int) -> None:
         text = f"Error executing {node}"
@@ -85,8 +85,8 @@ class Run:
         self._running: dict[asyncio.Task[Reply | Ending], str] = {}
 
     async def leaves(self, inputs: Sequence[Input]) -> dict[str, Reply]:
-        """The answers of the nodes without children, in the graph's order. The first node that fails ends it: its
-        error is raised, the others are cancelled, as they are when the caller is."""
+        """The answers of the nodes without children, in the graph's order. The first failure ends the run:
+        its error is raised and the others are cancelled, as after a cancel of the caller."""
         graph = self._graph
         missing = {name: len(parents) for name, parents in graph.parents.items()}
         self._begin(graph.start, inputs)
@@ -147,7 +147,7 @@ class Run:
                 log.info("Workflow node %s is tried again after attempt %d: %s", node.name, attempt, error.message)
 
     def _may_pass(self, error: ServeError) -> bool:
-        """True when the next attempt may fare better: not when the request is to blame, or nobody takes it."""
+        """Whether another attempt may succeed: not if the request is at fault, or no model takes it."""
         if isinstance(error, (NodeGone, NoWorker, QueueFull, Draining)) or 400 <= error.http_status < 500:
             return False
         return time.monotonic() < self._deadline_s
@@ -244,6 +244,6 @@ class Workflow:
         self._leaving = True
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
-        except (asyncio.TimeoutError, TimeoutError):  # one and the same from Python 3.11 on
+        except (asyncio.TimeoutError, TimeoutError):  # the same class from Python 3.11 on
             return False
         return True

@@ -298,7 +298,7 @@ def test_a_repository_in_s3(
     finally:
         served.terminate()
     refused = serving(tmp_path, None, {"env": account}, [*both, "--model-control-mode", "poll"])
-    assert refused.wait() == 1 and "s3://models/all/models isn't looked at again" in refused.log
+    assert refused.wait() == 1 and "s3://models/all/models isn't read again" in refused.log
 
 
 def states(served: Any) -> dict[tuple[str, str], str]:

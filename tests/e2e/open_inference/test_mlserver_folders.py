@@ -88,6 +88,11 @@ def test_what_lies_at_the_root_is_importable_for_the_models_of_sub_folders(start
     assert ask(started, "/v2/models/greeting/infer", {"inputs": [tensor]})[0] == 200
 
 
+def test_metadata_has_the_content_type_that_a_runtime_sets_when_it_loads(started: Any) -> None:
+    assert ask(started, "/v2/models/own")[1]["parameters"] == {"content_type": "str"}
+    assert "parameters" not in ask(started, "/v2/models/echo")[1]
+
+
 def test_its_settings_json_counts(started: Any) -> None:
     assert "debug has no effect" in started.log
 

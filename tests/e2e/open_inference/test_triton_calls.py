@@ -280,7 +280,7 @@ def test_the_level_of_the_log_is_read_and_changed(served: Any, stub: GRPCInferen
         ({"log_file": "/tmp/x"}, "log_file can't be changed"),
         ({"log_colour": True}, "unknown log setting 'log_colour'"),
         ({"log_info": "yes"}, "log_info is true or false, not 'yes'"),
-        ({"log_error": False}, "what is worse is always shown"),
+        ({"log_error": False}, "more severe messages are always shown"),
     ):
         refused = post(served, "logging", body)
         assert refused.status_code == 400 and says in refused.json()["error"]

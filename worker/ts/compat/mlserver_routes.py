@@ -83,7 +83,7 @@ class Routes:
                     return await call(**arguments)
                 answer = await asyncio.to_thread(call, **arguments)
                 return await answer if inspect.isawaitable(answer) else answer
-        raise self._error(f"{request.method} {request.path} is no path of this model", 404)
+        raise self._error(f"{request.method} {request.path} is not a path of this model", 404)
 
 
 def _response(value: Any) -> RouteResponse:

@@ -70,7 +70,9 @@ def _model(folder: str, settings: Settings) -> Any:
         found.parameters.uri = folder
     implementation = found.implementation
     if not isinstance(implementation, type) or not callable(getattr(implementation, "load", None)):
-        raise HandlerNotUsable(f"implementation of {folder} names {implementation!r}, which is no class like MLModel")
+        raise HandlerNotUsable(
+            f"implementation of {folder} names {implementation!r}, which is not a class like MLModel"
+        )
     return implementation(found)
 
 
@@ -110,10 +112,12 @@ async def _unload(model: Any) -> None:
 
 
 async def _signature(model: Any) -> dict[str, Any]:
-    """The platform and the tensors that the model's metadata declares."""
+    """The platform, the tensors and the content type that the model's metadata declares, once it is loaded."""
     found = (await model.metadata()).model_dump(mode="json")
     tensors = {name: [_spec(one) for one in found.get(name) or ()] for name in ("inputs", "outputs")}
-    return {"platform": found.get("platform") or "", **tensors}
+    content_type = (found.get("parameters") or {}).get("content_type")
+    metadata = {"content_type": str(content_type)} if content_type else {}
+    return {"platform": found.get("platform") or "", **tensors, "metadata": metadata}
 
 
 def _spec(found: dict[str, Any]) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def _torchscript(files: list[Path], adapted: dict[str, Any], gpu_id: int | None)
         module = load_torchscript(files[0], device)
     except ModelFileError:
         raise HandlerNotUsable(
-            f"{files[0].name} is no TorchScript. A state needs its class: put a model.py with it beside the file"
+            f"{files[0].name} is not TorchScript. A state dict needs its class: put a model.py with it next to the file"
         ) from None
     return TorchModule(module, [one.name for one in list(module.forward.schema.arguments)[1:]], device)
 

@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any, TypeAlias, cast
 
 from ts.protocol.progress import Progress
-from ts.runtime.handlers import Loaded
+from ts.runtime.handlers import Loaded, waits_for_a_step
 from ts.runtime.jobs import Batch
 from ts.runtime.running import PREDICTION_FAILED, Opened, Running
 from ts.runtime.worker import Link
@@ -34,6 +34,7 @@ class BlockingRunner:
         self._forks = loaded.kind == "generator"
         self._progress, self._decode = progress, decode
         self._active: list[tuple[Running, _Generator]] = []
+        self._unbegun: set[Running] = set()  # of those, the ones that have had no step yet
         self._mean_s = 1.0
         self._flushed_s = self._read_s = 0.0
         link.holds_back = True
@@ -65,8 +66,11 @@ class BlockingRunner:
                 self._link.on_turn(batch)
             rows = running.rows(self._decode)
             if rows:
-                self._progress.begin(batch.batch_id)
-                result = self._call(self.entry, rows, context)
+                if self._forks and waits_for_a_step(self.entry):
+                    self._unbegun.add(running)
+                    result = self._call(self.entry, rows, context)
+                else:
+                    result = self._call(self.entry, rows, context, begins=batch.batch_id)
                 if type(result) is list:  # the usual result
                     running.finish(result)
                 else:
@@ -87,12 +91,15 @@ class BlockingRunner:
         else:
             running.finish(result)
 
-    def _call(self, function: Any, *arguments: Any) -> Any:
-        """A piece of the user's code, timed, and watched by the other thread."""
+    def _call(self, function: Any, *arguments: Any, begins: int = 0) -> Any:
+        """A piece of the user's code, timed, and watched by the other thread. `begins`: the batch whose first piece it
+        is, which is noted as the last thing before the call."""
         link = self._link
         begun_s = perf_counter()
         link.enter()
         try:
+            if begins:
+                self._progress.begin(begins)
             return function(*arguments)
         finally:
             link.leave()
@@ -123,6 +130,7 @@ class BlockingRunner:
             running, generator = entry
             if running.batch.cancelled:
                 self._active.remove(entry)
+                self._unbegun.discard(running)
                 self._close(running, generator)
                 stepped = True
             elif not running.batch.stalled:
@@ -139,8 +147,12 @@ class BlockingRunner:
         """False when the generator has ended."""
         if self._link.on_turn is not None:
             self._link.on_turn(running.batch)
+        begins = 0
+        if running in self._unbegun:
+            self._unbegun.discard(running)
+            begins = running.batch.batch_id
         try:
-            if running.step(self._call(next, generator)):
+            if running.step(self._call(next, generator, begins=begins)):
                 return True
         except StopIteration as end:
             return self._finish(running, end.value)

@@ -386,6 +386,12 @@ def kind_of(entry: Entry) -> str:
     return "generator" if inspect.isgeneratorfunction(function) else "blocking"
 
 
+def waits_for_a_step(entry: Entry) -> bool:
+    """Whether a call of the entry point runs nothing of the handler before the first step of what it returns: it is a
+    generator function that no decorator wraps."""
+    return inspect.isgeneratorfunction(entry.target.handle if isinstance(entry, _Handle) else entry)
+
+
 def _finish(result: Any, loop: asyncio.AbstractEventLoop | None) -> None:
     """Awaits the result of an initialising call, if it is awaitable."""
     if inspect.isawaitable(result):

@@ -65,7 +65,7 @@ class GenerateForm:
         declared = self._model.inputs.get(name, {})
         known = declared.get("datatype") or OF_PYTHON.get(type(flat[0]) if flat else str)
         if known is None:
-            raise BadTensor(f"{label}: {flat[0]!r} is no text, number or truth value")
+            raise BadTensor(f"{label}: {flat[0]!r} is not a string, number or boolean")
         kind = datatype(known, label)
         return Tensor(name, kind.name, from_json(kind, _fitted(declared.get("shape"), len(flat)), flat, {}, label))
 

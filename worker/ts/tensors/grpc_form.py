@@ -284,7 +284,7 @@ def _text(values: Sequence[int], label: str) -> bytes:
     try:
         return "".join(map(chr, values)).encode()
     except (ValueError, OverflowError) as error:
-        raise BadTensor(f"{label}: the numbers without a datatype are no text's code points: {error}") from None
+        raise BadTensor(f"{label}: the numbers without a datatype are not the code points of a text: {error}") from None
 
 
 def _characters(array: Array) -> list[int]:

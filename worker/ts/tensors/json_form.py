@@ -36,7 +36,7 @@ from ts.tensors.types import (
 )
 
 #: Advice for elements that are no text.
-NO_TEXT = "Send bytes that are no text as binary data, or in base64 with the input's parameter content_type base64"
+NO_TEXT = "Send bytes that aren't text as binary data, or in base64 with the input's parameter content_type base64"
 _SCALARS = (str, int, float, bool)
 #: Datatypes whose elements JSON has as they are.
 _NUMBERS = frozenset(name for name, kind in DATATYPES.items() if kind.element is not bytes and not kind.as_bits)

@@ -81,14 +81,14 @@ NO_REGIONS = Regions(frozenset())
 def _with(key: str, flags: int, label: str, use: Callable[[int], T]) -> T:
     """Calls with the open file of that name."""
     if "/" in key or key in ("", ".", ".."):
-        raise BadTensor(f"{label}: {key!r} is no name of shared memory")
+        raise BadTensor(f"{label}: {key!r} is not the name of shared memory")
     try:
         fd = os.open(f"{DIRECTORY}/{key}", flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise BadTensor(f"{label}: shared memory {key!r} can't be opened: {error.strerror}") from None
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise BadTensor(f"{label}: {key!r} is no shared memory")
+            raise BadTensor(f"{label}: {key!r} is not shared memory")
         return use(fd)
     except OSError as error:
         raise BadTensor(f"{label}: shared memory {key!r} can't be used: {error.strerror}") from None

@@ -104,7 +104,7 @@ def _event_data(event: dict[str, Any]) -> dict[str, Any]:
         try:
             decoded = base64.b64decode(event["data_base64"], validate=True)
         except (ValueError, TypeError) as error:  # a ValueError alone for text that isn't ASCII
-            raise BadTensor(f"data_base64 of the CloudEvent is no base64: {error}") from None
+            raise BadTensor(f"data_base64 of the CloudEvent is not base64: {error}") from None
         return _object(decoded)
     data = event.get("data")
     if not isinstance(data, dict):

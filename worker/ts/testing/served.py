@@ -178,7 +178,7 @@ class ServedModel:
         for module in self._own_modules().values():
             if Path(str(module.__file__)).stem == self._handler:
                 return module
-        raise LookupError(f"{self._handler} is no module of {self._folder_of_model}")
+        raise LookupError(f"{self._handler} is not a module of {self._folder_of_model}")
 
     def _own_modules(self) -> dict[str, ModuleType]:
         """The imported modules of the model's folder, by their names."""

@@ -27,7 +27,7 @@ class DenseNetHandler(BaseHandler):
         try:
             return torch.load(io.BytesIO(value), map_location=self.device, weights_only=True)
         except (TypeError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
-            raise PredictionException(f"the input is no saved tensor: {error}", 400) from error
+            raise PredictionException(f"the input is not a saved tensor: {error}", 400) from error
 
     @timed
     def postprocess(self, data: Any) -> Any:

@@ -51,7 +51,7 @@ class VisionHandler(BaseHandler):
             image = Image.open(io.BytesIO(value))
             image.load()
         except (OSError, Image.DecompressionBombError, TypeError, ValueError, RuntimeError) as error:
-            raise PredictionException(f"the input is no image: {error}", 400) from error
+            raise PredictionException(f"the input is not an image: {error}", 400) from error
         return self.image_processing(image)
 
     @cached_property

@@ -42,14 +42,14 @@ def integer(text: str) -> int:
 def port(text: str) -> int:
     found = integer(text)
     if not 0 <= found <= 65535:
-        raise ValueError(f"{found} is no port: it is between 0 and 65535")
+        raise ValueError(f"{found} is not a port: ports are from 0 to 65535")
     return found
 
 
 def count(text: str) -> int:
     found = integer(text)
     if found < 1:
-        raise ValueError(f"{found} is too small: it is at least 1")
+        raise ValueError(f"{found} is too small: the least is 1")
     return found
 
 

@@ -128,7 +128,7 @@ class Formats:
         """The versions of a model repository's directory, in ascending order. Raises InvalidArgument, OSError."""
         known = [one for one in self._all if one.versioned]
         if not known:
-            raise InvalidArchive(f"{files.path}: no format is known whose directories hold versions")
+            raise InvalidArchive(f"{files.path}: no known format has directories of versions")
         return next((one for one in known if one.matches(files.directory)), known[0]).open(files)
 
     # --- stores

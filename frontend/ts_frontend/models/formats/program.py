@@ -28,7 +28,7 @@ SHOWN_LINES = 15
 SHOWN_CHARS_MAX = 4000
 _TEXT_BYTES_MAX = 1 << 20
 _STARTS_A_SERVER = re.compile(rb"^\s*(from|import)\s+(kserve|aissemble_open_inference_protocol_kserve)\b", re.MULTILINE)
-#: Blanks and "" leave sys.path, so that a directory named `ts` where the program runs isn't taken for ours.
+#: Blanks and "" leave sys.path, so that a directory named `ts` where the program runs isn't imported instead of ours.
 _CODE = (
     "import sys; sys.path[:] = filter(None, sys.path); "
     "from ts.compat.program import list_models; list_models(sys.argv[1:]) # torchserve"

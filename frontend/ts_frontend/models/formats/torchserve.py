@@ -102,7 +102,7 @@ def _handler_in(folder: Path) -> str:
     found = [one.name for one in files if _HANDLE.search(read_text(folder, one) or "")] or [one.name for one in files]
     if len(found) == 1:
         return found[0]
-    what = f"{len(found)} may be it ({', '.join(found)}): name one" if found else "there is no Python file"
+    what = f"{len(found)} are candidates ({', '.join(found)}): name one" if found else "there is no Python file"
     raise refusal(folder, f"no handler is found: no {HANDLER_FILE}, no MAR-INF, and {what}")
 
 
@@ -110,7 +110,7 @@ def _adapter(path: Path, model: dict[str, Any]) -> str:
     """The adapter of a handler written for another server, "" for TorchServe's."""
     found = text(path, model, "adapter", _MANIFEST) or ""
     if not _ADAPTER.fullmatch(found):
-        raise refusal(path, f"{found!r} is no name of an adapter")
+        raise refusal(path, f"{found!r} is not the name of an adapter")
     return found
 
 

@@ -134,6 +134,9 @@ def checked(config: ModelConfig, name: str, source: str) -> ModelConfig:
     completes_itself = backend_of(config, source) in ("", "python")
     for kind, tensors in (("input", config.input), ("output", config.output)):
         _check_tensors(kind, tensors, source, whole=not completes_itself)
+    for sample in config.model_warmup:
+        for key, given in sample.inputs.items():
+            _check_type(given.data_type, f"{source}: input {key!r} of model_warmup {sample.name!r}")
     _check_sequences(config, source)
     _check_priorities(config, source)
     return config
@@ -148,11 +151,20 @@ def _check_tensors(kind: str, tensors: Iterable[Any], source: str, *, whole: boo
         seen.add(tensor.name)
         if whole and not tensor.data_type:
             raise InvalidArgument(f"{source}: {kind} {tensor.name!r} has no data_type")
+        _check_type(tensor.data_type, f"{source}: {kind} {tensor.name!r}")
         if whole and not tensor.dims:
             raise InvalidArgument(f"{source}: {kind} {tensor.name!r} has no dims")
         for size in tensor.dims:
             if size < -1 or size == 0:
                 raise InvalidArgument(f"{source}: {kind} {tensor.name!r}: a dimension is -1 or at least 1, not {size}")
+
+
+def _check_type(number: int, what: str) -> None:
+    """A number that has no name is what protobuf's text form keeps, whatever it is."""
+    if number and number not in OF_NUMBER:
+        first, last = min(OF_NUMBER), max(OF_NUMBER)
+        names = f"{OF_NUMBER[first].config_type} to {OF_NUMBER[last].config_type}"
+        raise InvalidArgument(f"{what}: there is no data_type {number}: {names} are {first} to {last}")
 
 
 def _check_sequences(config: ModelConfig, source: str) -> None:
@@ -163,6 +175,7 @@ def _check_sequences(config: ModelConfig, source: str) -> None:
         raise InvalidArgument(f"{source}: sequence_batching.iterative_sequence is not supported")
     for one in sequences.control_input:
         for control in one.control:
+            _check_type(control.data_type, f"{source}: control input {one.name!r}")
             if control.data_type == 0 and control.kind == type(control).CONTROL_SEQUENCE_CORRID:
                 raise InvalidArgument(f"{source}: control input {one.name!r} needs a data_type")
 
@@ -403,7 +416,7 @@ def read(path: Path, config_text: str | None = None, name: str = "") -> ModelDir
     config = checked(config, name, source)
     versions = _versions(path)
     if not versions:
-        raise InvalidArgument(f"model {name!r} has no version: there is no directory with a number in {path}")
+        raise InvalidArgument(f"model {name!r} has no version: there is not a directory with a number in {path}")
     wanted = chosen(config, versions)
     if not wanted:
         have = ", ".join(map(str, versions))

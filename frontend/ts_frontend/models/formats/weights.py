@@ -92,6 +92,6 @@ def _kind(directory: Path, weights: Path, beside: set[str]) -> str:
         raise refusal(directory, "it names no architectures, the class of the weights", TRANSFORMERS_FILE)
     raise refusal(
         directory,
-        f"{weights.name} has weights and no model: put a {CLASS_FILE} with their torch.nn.Module beside it, or Hugging "
-        f"Face's {TRANSFORMERS_FILE}; or export the model (torch.export, TorchScript, ONNX)",
+        f"{weights.name} has weights and no model: put a {CLASS_FILE} with their torch.nn.Module next to it, or "
+        f"Hugging Face's {TRANSFORMERS_FILE}; or export the model (torch.export, TorchScript, ONNX)",
     )

@@ -33,7 +33,7 @@ _OVERTAKEN = ("PreconditionFailed", "412", "ConditionalRequestConflict", "409")
 class SharedSnapshotFailed(ServeError):
     """The shared snapshot can't be read or written."""
 
-    remedy = "Mend the directory or bucket that `shared_snapshot` names, or the rights on it; the server tries again."
+    remedy = "Fix the directory or bucket that `shared_snapshot` names, or the rights on it; the server tries again."
 
 
 class Content(NamedTuple):

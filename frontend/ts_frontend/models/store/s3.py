@@ -61,7 +61,7 @@ def parse(url: str) -> Place:
     """The place of an s3:// URL. InvalidArgument for one that names no bucket."""
     bucket, _, key = url.partition("://")[2].partition("/")
     if not _BUCKET.fullmatch(bucket):
-        raise InvalidArgument(f"url {url!a}: {bucket!a} is no name of a bucket; it is s3://BUCKET/PREFIX")
+        raise InvalidArgument(f"url {url!a}: {bucket!a} is not a bucket name; write s3://BUCKET/PREFIX")
     return Place(bucket, key.lstrip("/"))
 
 

@@ -263,7 +263,7 @@ class ModelStore:
         names = self.names()
         if len(names) != 1:
             raise ArchiveNotFound(
-                f"{self._missing}: {self._root} (it is no model, and it has {', '.join(names) or 'none'})"
+                f"{self._missing}: {self._root} (it is not a model; it contains {', '.join(names) or 'none'})"
             )
         return names[0]
 
@@ -302,7 +302,7 @@ class ModelStore:
         path = self._root / plain
         absolute = Path(plain).is_absolute()
         if not absolute and any(part.startswith(".") for part in Path(plain).parts):
-            raise ArchiveNotFound(f"{self._missing}: {url} (hidden files are no models)")
+            raise ArchiveNotFound(f"{self._missing}: {url} (hidden files are not models)")
         if path == self._root and not (self._formats.is_model(path) or self._formats.assumed):
             raise ArchiveNotFound(f"{self._missing}: {url} (it is the {self._place} itself)")
         if absolute and not self._lies_inside(path):

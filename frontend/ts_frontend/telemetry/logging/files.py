@@ -21,9 +21,9 @@ else:
 
 FILE_BYTES_MAX = 100 << 20
 FILES_KEPT_MAX = 5
-#: How often a file is looked at: somebody may have moved, removed or emptied it.
+#: The interval of checks whether a file was moved, removed or emptied.
 LOOK_S = 1.0
-#: After an error (a full disk): when writing or rotating is tried again.
+#: The pause after an error (a full disk) before writing or rotating is tried again.
 RETRY_S = 5.0
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 

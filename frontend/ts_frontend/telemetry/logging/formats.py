@@ -51,8 +51,8 @@ class TextFormatter(logging.Formatter):
 
 
 class TerminalFormatter(logging.Formatter):
-    """Lines for the author of a handler: what it prints, as it is; a request with its status and its time; and the
-    server's messages, without time and thread."""
+    """Lines for the author of a handler: its output, unchanged; requests with status and time; and the server's
+    messages, without time and thread."""
 
     def format(self, record: logging.LogRecord) -> str:
         entries: Sequence[LogEntry] = getattr(record, "entries", ())
@@ -212,7 +212,7 @@ def _logger(options: list[str]) -> Part:
 
 
 def _context(options: list[str]) -> Part:
-    """`%X{request_id}`; of other keys there is nothing."""
+    """`%X{request_id}`; other keys are empty."""
     known = bool(options) and options[0] in ("request_id", "requestId", "x-request-id")
     return lambda event: event.request_id if known else ""
 
@@ -254,7 +254,7 @@ _EXCEPTIONS = frozenset({"ex", "exception", "throwable", "rEx", "rException", "r
 
 
 def compile_pattern(pattern: str, *, exception: bool = True) -> Part:
-    """The function that formats an event as a line. An exception stands at the end, unless the pattern says where.
+    """The function that formats an event as a line. An exception goes to the end, unless the pattern places it.
 
     :raises ValueError: a conversion is unknown, or can't be used in this way.
     """
@@ -321,7 +321,7 @@ def _fixed(text: str) -> Part:
     return lambda _: text
 
 
-#: Every line would be as wide.
+#: The most digits of a width: every line would be that wide.
 _WIDTH_DIGITS_MAX = 4
 _DEPTH_MAX = 10
 

@@ -78,7 +78,7 @@ def read_plan(path: Path, lookups: Mapping[str, Mapping[str, str]]) -> LogPlan:
     """
     try:
         root = ElementTree.parse(path).getroot()
-    except (OSError, ElementTree.ParseError, LookupError, ValueError) as error:  # encodings that there are not
+    except (OSError, ElementTree.ParseError, LookupError, ValueError) as error:  # unknown encodings
         raise ConfigError(f"log_config {path}: not a log4j2 XML file, YAML or JSON: {error}") from None
     return _Reader(lookups).read(root)
 
@@ -116,7 +116,7 @@ class _Reader:
         return self._resolved(_get(element, name, default))
 
     def _resolved(self, text: str, depth: int = 0) -> str:
-        """With its lookups replaced, the inner ones first; one that is unknown stays."""
+        """The text with its lookups replaced, inner ones first; unknown ones stay."""
         if depth > _LOOKUP_DEPTH_MAX:
             return text
         found = re.sub(r"\$\{([^${}]*)\}", lambda match: self._counted(self._looked_up(match[1])), text)
@@ -258,7 +258,7 @@ class _Reader:
 
 
 def _get(element: ElementTree.Element, name: str, default: str = "") -> str:
-    """An attribute; case doesn't matter."""
+    """An attribute, in any case."""
     return next((value for key, value in element.attrib.items() if key.lower() == name.lower()), default)
 
 
@@ -345,7 +345,7 @@ class _Application:
             logger.handlers[:] = self._all_handlers(name, loggers)
 
     def named_problems(self, references: Iterable[tuple[str, str]]) -> None:
-        """Warns of appenders that aren't there, and of levels that aren't known."""
+        """Warns about missing appenders and unknown levels."""
         for name, level in references:
             if name not in self._plan.appenders:
                 self.warnings.append(f"there is no appender {name}")
@@ -353,7 +353,7 @@ class _Application:
                 self.level(level, name)
 
     def appender_problems(self, appender: Appender) -> None:
-        """Warns of what an appender's rotation, pattern and level ask for in vain."""
+        """Warns about the parts of an appender's rotation, pattern and level that aren't supported."""
         if not appender.references and appender.level.upper() != "OFF":
             self._rotation(appender)
             self._formatter(appender)

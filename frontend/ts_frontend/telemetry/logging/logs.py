@@ -144,7 +144,7 @@ def _open_files(config: ServerConfig) -> None:
 
 
 class _Worth(Console):
-    """Of the server's own messages, what the author of a handler looks for."""
+    """The server's own messages that matter to the author of a handler."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno >= logging.WARNING or record.name == AUTHORS:

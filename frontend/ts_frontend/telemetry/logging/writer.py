@@ -18,13 +18,13 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import NamedTuple, Protocol, TypeAlias
 
-#: The thread name of entries that no worker wrote.
+#: The thread name of entries that don't come from a worker.
 MAIN = "main"
 
-#: Of one request: seconds since 1970 at its end, `ip:port`, request line, status, milliseconds, request id.
+#: One request: seconds since 1970 at its end, `ip:port`, request line, status, milliseconds, request id.
 AccessFields: TypeAlias = "tuple[float, str, str, int, float, str, str]"
 
-#: Control characters, and characters that some terminals and editors take for the end of a line; tabs stay.
+#: Control characters, and characters that some terminals and editors treat as line ends; tabs stay.
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if code != 9}
 _ESCAPES |= {10: "\\n", 13: "\\r", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 #: A line break within a record: no first line of a record begins with blanks.
@@ -114,21 +114,21 @@ class Lines:
         return "\n".join([text for _, _, text in self.parts])
 
 
-#: What probes and scrapers ask for all the time: paths of HTTP, and gRPC's methods by
+#: The calls that probes and scrapers repeat all the time: paths of HTTP, and gRPC's methods by
 #: their last name, which need no key and are not traced.
 PROBED = frozenset({"/ping", "/metrics", "/v2/health/live", "/v2/health/ready"})
 HEALTH_METHODS = frozenset({"Ping", "ServerLive", "ServerReady", "ModelReady"})
-#: The same, and the stream that pages and `torchserve top` read, in an access log's words.
+#: The same calls as an access log writes them, and the stream that pages and `torchserve top` read.
 _POLL = re.compile(
     rf"(?:GET|HEAD) (?:{'|'.join(sorted(PROBED))}|/v2/models/[^ ]+/ready|/console/events)/?(?:\?[^ ]*)? HTTP/.*"
     rf"|gRPC [^ ]+/(?:{'|'.join(sorted(HEALTH_METHODS))}) HTTP/.*"
 )
-#: Of an HTTP answer and of a gRPC call that succeeded.
+#: The statuses of an HTTP answer and a gRPC call that succeeded.
 _SUCCESSES = (200, 0)
 
 
 def is_poll(access: Access) -> bool:
-    """Whether a request is one of those that come all the time, and succeeded: one that fails is worth its line."""
+    """Whether a request is a poll that succeeded: one that failed deserves its line."""
     return access.status in _SUCCESSES and _POLL.fullmatch(access.request) is not None
 
 
@@ -162,7 +162,7 @@ ENTRIES_PER_WRITE = 64
 SERVER, ACCESS, MODEL = "ts_frontend", "ACCESS_LOG", "MODEL_LOG"
 
 _Waiting: TypeAlias = "tuple[logging.LogRecord, Sequence[logging.Handler]]"
-#: How often in a period a source may be asked before its time.
+#: How often in a period a source may be asked early.
 HURRIES_MAX = 8
 
 
@@ -274,7 +274,7 @@ class Writer:
                 return self._finish()
 
     def _finish(self) -> None:
-        """Some sources hold back a sum they are still adding to: they are asked until they return nothing twice."""
+        """Asks the sources until they return nothing twice: some hold back a sum that they are still adding to."""
         while self._write_sources() or self._write_sources():
             pass
 
@@ -325,7 +325,7 @@ class Writer:
             self._write_entries(logger, [waiting.popleft() for _ in range(min(len(waiting), ENTRIES_PER_WRITE))])
 
     def _write_entries(self, logger: logging.Logger, entries: Sequence[LogEntry]) -> None:
-        """Lines of workers in portions of one thread and level each; others have one of both."""
+        """Writes workers' lines in portions of one thread and level each; other entries have only one."""
         handlers = targets(logger)
         if logger.name != MODEL:
             if entries and logger.isEnabledFor(entries[0].level):
@@ -354,7 +354,7 @@ def _write_same(
         record = logger.makeRecord(logger.name, level, "", 0, "%s", (lines,), None)
         record.entries, record.entry_lines, record.source = portion, lines, source
         write(record, handlers)
-        time.sleep(0)  # gives the event loop the interpreter, which it would else wait 5 ms for
+        time.sleep(0)  # releases the interpreter to the event loop, which would otherwise wait 5 ms for it
 
 
 def write(record: logging.LogRecord, handlers: Iterable[logging.Handler]) -> None:

@@ -82,9 +82,9 @@ def _definition(kind: MetricKind, entry: Any, more: tuple[str, ...]) -> Definiti
     return Definition(name, kind, unit, (*map(str, dimensions), *more))
 
 
-#: A handler that puts a request's id into a label would else fill the memory.
+#: Otherwise a handler that puts a request's id into a label would fill the memory.
 SERIES_MAX = 10_000
-#: Values of a series that may be kept until they are added up together.
+#: Values of a series that may be kept before they are added up.
 TIMES_MAX = 512
 #: The usual ones of Prometheus's Java client; the last bucket, +Inf, is implied.
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)

@@ -45,9 +45,9 @@ class _Process(ctypes.Structure):
     )
 
 
-#: What NVML says of a process whose memory it doesn't know.
+#: NVML's value for a process whose memory it doesn't know.
 _UNKNOWN_BYTES = (1 << 64) - 1
-#: Processes on one GPU that are told; more are left out.
+#: Processes read on one GPU; more are left out.
 PROCESSES_MAX = 1024
 
 
@@ -63,7 +63,7 @@ class GpuReader:
         return list(self._loads()) if self._opened() else []
 
     def process_bytes(self) -> dict[int, int]:
-        """The memory that each process has on the GPUs, by its id; nothing where the driver doesn't tell it. Blocks for
+        """The memory that each process has on the GPUs, by its id; empty if the driver doesn't report it. Blocks for
         some milliseconds."""
         library = self._opened()
         found: dict[int, int] = {}
@@ -115,9 +115,9 @@ SMI = (
     "--query-gpu=index,utilization.gpu,memory.used,memory.total",
     "--format=csv,noheader,nounits",
 )
-#: Until the loads are read anew.
+#: The age at which the loads are read again.
 FRESH_S = 1.0
-#: After nvidia-smi has told nothing: until it is asked again.
+#: The pause before nvidia-smi is run again after it reported nothing.
 SMI_AGAIN_S = 60.0
 MIB = 1 << 20
 
@@ -136,7 +136,7 @@ def smi_loads(output: str, count: int) -> list[GpuLoad]:
 
 
 class Gpus:
-    """The first `count` GPUs, read when somebody asks, and not again within FRESH_S. `run`: runs a command, returns its
+    """The first `count` GPUs, read on demand, and not again within FRESH_S. `run`: runs a command, returns its
     output or None."""
 
     def __init__(
@@ -155,11 +155,11 @@ class Gpus:
 
     @property
     def stale(self) -> bool:
-        """Whether `fresh` would read them anew."""
+        """Whether `fresh` would read them again."""
         return self.count > 0 and time.monotonic() >= self._next_s and not self._reading.locked()
 
     async def fresh(self) -> Sequence[GpuLoad]:
-        """Returns the loads, which are FRESH_S old at most unless nothing tells them."""
+        """Returns the loads, at most FRESH_S old unless they can't be read."""
         if self.count:
             async with self._reading:
                 if time.monotonic() >= self._next_s:

@@ -83,7 +83,7 @@ def openmetrics(
     examples: Mapping[tuple[str, tuple[str, ...]], Sequence[str]] | None = None,
 ) -> str:
     """The families as OpenMetrics; `names` as for `exposition`. `examples`: for a histogram's series, by the name of
-    its family and its label values, what stands at the end of each bucket's line."""
+    its family and its label values, the text at the end of each bucket's line."""
     lines = (line for family in families for line in _family(family, names, examples or {}))
     return "".join(lines) + "# EOF\n"
 

@@ -1,4 +1,4 @@
-"""The metrics of a server: every value is recorded here, and goes where `metrics_mode` says.
+"""The metrics of a server: every value is recorded here and goes to the outputs that `metrics_mode` names.
 
 `prometheus`: all to the metrics API. `log`: all to the metrics logs. `legacy`: the three `ts_…` of inference to the
 API, the rest to the logs. Only metrics that metrics.yaml lists are shown or logged. Our own families are on the API,
@@ -65,7 +65,7 @@ DEFAULT_VERSION = "default"
 MODEL_LABELS = ("model_name", "model_version", "hostname")
 OWN_LATENCY = Definition("ts_inference_latency_seconds", MetricKind.HISTOGRAM, "Seconds", MODEL_LABELS)
 OWN_QUEUE = Definition("ts_queue_latency_seconds", MetricKind.HISTOGRAM, "Seconds", MODEL_LABELS)
-#: A handler's metric, though it is measured here: auto-detected when metrics.yaml doesn't list it.
+#: Measured here, but treated as a handler's metric: auto-detected when metrics.yaml doesn't list it.
 _PREDICTION_TIME = Definition(events.PREDICTION_TIME, MetricKind.GAUGE, "ms", ("ModelName", "Level", "Hostname"))
 OWN_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
@@ -113,26 +113,26 @@ class MetricsRegistry:
         self._http: dict[int, Sample] = {}
         self._unsummed = Unsummed()
         self._http_tallies: dict[int, Tally] = {}
-        #: Returns the examples of each model version's requests, and has them kept from then on.
+        #: Returns the examples of each model version's requests, and starts to keep them.
         self.examples: Callable[[], Mapping[tuple[str, str], Examples]] = dict
         self.event_log = EventLog(definitions, listed.keys() - self._exposed, host)
 
     # --- reading
 
     def gather(self, families: Callable[[], Iterable[Family]], *, always: bool = False) -> None:
-        """Further families, asked for at each reading; shown in `prometheus` mode only, or `always`."""
+        """Adds families that are read at each scrape; shown in `prometheus` mode only, or `always`."""
         (self._always if always else self._gathered).append(families)
         self._gathered_names = None
 
     def text(self, names: Collection[str] = ()) -> str:
-        """The metrics API's answer; in `log` mode only the families that are always shown, and where the others are.
-        `names`: only those families or series."""
+        """The metrics API's answer; in `log` mode only the families that are always shown, and a comment that names the
+        logs. `names`: only those families or series."""
         text = exposition(self._read(), names)
         return text if self.everything else ELSEWHERE.format(mode=self.mode) + text
 
     def openmetrics(self, names: Collection[str] = ()) -> str:
-        """The same as OpenMetrics, which has no room for where the others are. From the first time on the latencies
-        have examples."""
+        """The same as OpenMetrics, without that comment. From the first call on the latencies have
+        examples."""
         found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
         for (name, version), one in self.examples().items() if self.everything else ():
             labels = (name, version, self.host)
@@ -211,7 +211,7 @@ class MetricsRegistry:
         return family.sample((*labels, self.host)) if family is not None else NOTHING
 
     def requests(self, name: str, version: str, label: str) -> RequestMetrics:
-        """The recorder for calls of a model `version` that named it (`label` is the version), or didn't."""
+        """The recorder for calls of a model `version`, labelled with the version if they named it."""
         holdings = self._holdings.get(owner_of(name, version))
         if holdings is None:
             return UNSEEN
@@ -232,7 +232,7 @@ class MetricsRegistry:
         return LoggedRequests(self.event_log, source, counted if self._exposed else None)
 
     def _held(self, holdings: _Holdings, family: Family | None, *labels: str) -> Sample:
-        """A series that goes with its owner; `labels` without the host."""
+        """A series that is removed with its owner; `labels` without the host."""
         if family is None:
             return NOTHING
         sample = family.sample((*labels, self.host))
@@ -289,7 +289,7 @@ class MetricsRegistry:
         """One value that a worker of `owner` (MODEL_VERSION) reported; one that metrics.yaml doesn't list is dropped,
         unless `auto_detect`."""
         holdings = self._holdings.get(owner)
-        if holdings is None:  # the last words of a worker whose model is gone
+        if holdings is None:  # the last record of a worker whose model is gone
             return
         definition = self._definitions.model.get(record.name) or self._detect(record)
         values = record.values(definition) if definition is not None else None
@@ -356,19 +356,19 @@ class ModelMetrics:
         self.batches = registry.batches(name, version)
 
     def close(self) -> None:
-        """The model is gone: nothing more is recorded for it, and its series are removed."""
+        """Ends the recording for a model that is gone, and removes its series."""
         self._closed = True
         self._unnamed = self._named = UNSEEN
         self._registry.forget(self._name, self._version)
 
     def observe(self, latencies: LatencyCounts | None) -> None:
-        """The latencies of requests that come from now on count there, too; None: no longer."""
+        """Counts the latencies of further requests there too; None ends that."""
         if not self._closed:
             self._latencies = latencies
             self._unnamed = self._named = None
 
     def requests(self, version_named: bool) -> RequestMetrics | ObservedRequests:
-        """The recorder for a call that named the model's version, or didn't."""
+        """The recorder for calls that named the model's version, or for those that didn't."""
         return (self._named if version_named else self._unnamed) or self._first(version_named)
 
     def _first(self, version_named: bool) -> RequestMetrics | ObservedRequests:

@@ -63,8 +63,8 @@ class MetricLine(NamedTuple):
 
 
 class Sum:
-    """Events of one kind and source: their number, their sums, and the last of the values. Whoever has an event adds it
-    here; it must look up `Tally.now` each time, and do nothing in between."""
+    """Events of one kind and source: their number, their sums, and the last of the values. The thread of an event adds
+    it here; it must look up `Tally.now` each time, and do nothing in between."""
 
     __slots__ = ("a", "b", "count", "last_a", "last_b")
 
@@ -115,7 +115,7 @@ class EventLog:
         self._host = host
 
     def add(self, event: Event) -> None:
-        """One event; `feed` has room for it."""
+        """Adds one event, for which `feed` has room."""
         self.feed.append(event)
         if len(self.feed) == 1:
             self.on_news(self.news)
@@ -229,7 +229,7 @@ def microseconds(seconds: float) -> float:
 
 
 class Unsummed:
-    """The recorders that have values to be added up, which is done when somebody reads their series."""
+    """The recorders with values to be added up, which happens when their series are read."""
 
     def __init__(self) -> None:
         self._recorders: dict[CountedRequests, None] = {}
@@ -277,11 +277,11 @@ class CountedRequests:
         self._queued: list[float] = []
 
     def accepted(self) -> None:
-        """A request for the model has come, and may still be refused."""
+        """Counts a request for the model, which may still be refused."""
         self._requests.add(1.0)
 
     def answered(self, queued_at_s: float, sent_at_s: float, now_s: float) -> None:
-        """It was queued, sent to a worker, and answered; `time.monotonic()` seconds."""
+        """Counts a request that was queued, sent to a worker, and answered; `time.monotonic()` seconds."""
         queue_s = sent_at_s - queued_at_s
         self._queue_time.add(int(queue_s * 1e3))
         took = self._took
@@ -301,7 +301,7 @@ class CountedRequests:
         self._queue_s.add_all(queued)
 
 
-#: Of a model that is gone.
+#: The recorder of a model that is gone.
 UNSEEN = CountedRequests(Unsummed(), *[NOTHING] * 6)
 
 
@@ -340,7 +340,7 @@ RequestMetrics: TypeAlias = "CountedRequests | LoggedRequests"
 
 
 class LatencyCounts:
-    """How many requests took how long: a count for each of BOUNDS_S, and one for those beyond. A model has them only
+    """A histogram of latencies: a count for each of BOUNDS_S, and one for those beyond. A model has them only
     while somebody watches its latencies as finely as a screen shows them."""
 
     __slots__ = ("counts",)
@@ -352,7 +352,7 @@ class LatencyCounts:
         self.counts[bisect_left(BOUNDS_S, seconds)] += 1
 
     def since(self, before: Sequence[int]) -> list[int]:
-        """Returns the counts of what came after `before`, an earlier copy of `counts`."""
+        """Returns the counts of the requests after `before`, an earlier copy of `counts`."""
         return [now - then for now, then in zip(self.counts, before, strict=True)]
 
 

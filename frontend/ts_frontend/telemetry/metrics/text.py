@@ -18,7 +18,7 @@ _HELP_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n"})
 
 
 def java_double(value: float) -> str:
-    """`value` as Java's Double.toString has it: 4.0, 1.0E7, 5.0E-4; infinities and NaN as Prometheus wants them."""
+    """`value` as Java's Double.toString writes it: 4.0, 1.0E7, 5.0E-4; infinities and NaN as Prometheus writes them."""
     value = float(value)
     if math.isnan(value):
         return "NaN"
@@ -106,7 +106,7 @@ class Record:
     request_ids: str
 
     def definition(self) -> Definition:
-        """The metric's definition as the record itself gives it."""
+        """The metric's definition by the record itself."""
         return Definition(self.name, self.kind, self.unit, (*self.labels, HOST_DIMENSION))
 
     def values(self, definition: Definition) -> tuple[str, ...] | None:

@@ -95,7 +95,7 @@ class Export:
         return {"exported": exporter.exported, "failed": exporter.failed, "dropped": self._processor.dropped}
 
     async def close(self) -> None:
-        """Sends the queued spans; gives up after CLOSE_S_MAX, and the process may end then."""
+        """Sends the queued spans; gives up after CLOSE_S_MAX, so that the process can end."""
         loop = asyncio.get_running_loop()
         done = asyncio.Event()
 
@@ -107,7 +107,7 @@ class Export:
         threading.Thread(target=shut_down, name="trace-shutdown", daemon=True).start()
         try:
             await asyncio.wait_for(done.wait(), CLOSE_S_MAX)
-        except (asyncio.TimeoutError, TimeoutError):  # one and the same from Python 3.11 on
+        except (asyncio.TimeoutError, TimeoutError):  # the same class from Python 3.11 on
             log.warning("The last spans weren't sent: the collector took longer than %g s", CLOSE_S_MAX)
 
 

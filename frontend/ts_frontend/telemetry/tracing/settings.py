@@ -122,8 +122,8 @@ class Sampling:
             one.restart()
 
     def wanted(self, model: str, continued: bool) -> bool:
-        """Whether the next request to this model is traced. One that continues a client's trace isn't left out by the
-        rate, and doesn't count for it."""
+        """Whether the next request to this model is traced. The rate doesn't apply to a request that continues a
+        client's trace."""
         scope = self._models.get(model, self._server)
         found = {**self._defaults, **self._server.own, **scope.own}
         if OFF in found[LEVEL]:

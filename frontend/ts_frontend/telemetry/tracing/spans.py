@@ -1,5 +1,5 @@
-"""Spans of requests: one for each call or HTTP request, that continues the client's trace; below it the time in the
-queue and on a worker. Only imported when traces are on.
+"""Spans of requests: one for each call or HTTP request, which continues the client's trace, and below it the time in
+the queue and on a worker. Only imported when traces are on.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def leave(token: Token[RequestSpan | None]) -> None:
 
 
 class TracedLedger(Ledger):
-    """A model's jobs; each that ends leaves spans below that of its request, which `ended` gets."""
+    """A model's jobs. Each one that ends gets spans below that of its request."""
 
     def __init__(self, ended: Callable[[ReadableSpan], None], name: str, version: str) -> None:
         super().__init__()

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 def open_tracing(config: ServerConfig) -> Traces | None:
-    """The maker of spans, None when tracing is off. Raises ConfigError when it is asked for and isn't possible."""
+    """The maker of spans, None when tracing is off. Raises ConfigError when it is requested and not possible."""
     if not wanted(config.otlp_endpoint, config.environment):
         return None
     protocol = protocol_of(config.environment)

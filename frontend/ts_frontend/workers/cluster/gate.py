@@ -116,7 +116,7 @@ class _Guest:
                 raise ValueError("its greeting is cut short" if not data else "its greeting is too long")
         hello = json.loads(self._said)
         if not isinstance(hello, dict):
-            raise ValueError("its greeting is no object")
+            raise ValueError("its greeting is not an object")
         self._leave()
         try:
             self._gate.greeted(self, self._sock, hello)

@@ -237,7 +237,7 @@ class ClusterLauncher:
 
     def _nodes_gone(self, nodes: list[ClusterNode]) -> None:
         for node in nodes:
-            log.warning("Node %s of the cluster is gone", node.name)
+            log.warning("Node %s of the cluster has left", node.name)
             self._suspects.pop(node.id, None)
 
     def _bridge_ended(self, reason: str) -> None:

@@ -39,7 +39,7 @@ RESTART_S, RESTART_S_MAX = 1.0, 30.0
 class ClusterUnreachable(ServeError):
     """Ray can't be reached, or isn't installed."""
 
-    remedy = "Look at `--ray-address`, and at `ray status` there; `pip install torchrelay[ray]` installs Ray."
+    remedy = "Check `--ray-address`, and `ray status` there; `pip install torchrelay[ray]` installs Ray."
 
 
 class BridgeLink:

@@ -126,7 +126,7 @@ def unpack_pieces(pieces: Iterable[bytes], root: Path, bytes_max: int) -> None:
         for member in tar:
             path = safe_path(root, member.name)
             if not member.isreg():
-                raise ValueError(f"a package has {member.name!r}, which is no plain file")
+                raise ValueError(f"a package has {member.name!r}, which is not a regular file")
             left -= member.size
             if left < 0:
                 raise ValueError(f"a package has more than the {bytes_max} bytes that it was said to have")
@@ -144,7 +144,7 @@ def node_folder() -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     about = folder.lstat()
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o022:
-        raise OSError(f"{folder} belongs to somebody else, or others can write to it: remove it")
+        raise OSError(f"{folder} belongs to another user, or others can write to it: remove it")
     return folder
 
 

@@ -105,7 +105,7 @@ def _unknown(key: str, known: Iterable[str]) -> str:
     plain = {_plainly(one): one for one in known}
     close = difflib.get_close_matches(_plainly(key), plain, n=1)
     hint = f"; did you mean {plain[close[0]]}?" if close else f"; there are {', '.join(plain.values())}"
-    return f"ray: {key} is no setting{hint}"
+    return f"ray: {key} is not a setting{hint}"
 
 
 def _plainly(key: str) -> str:

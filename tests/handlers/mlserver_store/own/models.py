@@ -5,6 +5,7 @@ import sys
 
 import rt
 from mlserver import MLModel
+from mlserver.settings import ModelParameters
 from mlserver.types import InferenceRequest, InferenceResponse
 
 
@@ -12,6 +13,7 @@ class MyModel(MLModel):
     async def load(self) -> bool:
         import rt as again  # when the model is loaded, and not only with the class
 
+        self._settings.parameters = ModelParameters(content_type="str")  # as the runtime of MLflow's models does
         return again is rt
 
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:

@@ -77,7 +77,7 @@ def _declared(program: Any) -> tuple[list[Fields], list[Fields]]:
 def _field(name: str, value: Any) -> Fields:
     kind = OF_ARRAY_TYPE.get(str(getattr(value, "dtype", "")).removeprefix("torch."))
     if kind is None:
-        raise HandlerNotUsable(f"{name!r} of the program is no tensor with a datatype: {type(value).__name__}")
+        raise HandlerNotUsable(f"{name!r} of the program is not a tensor with a datatype: {type(value).__name__}")
     dims = [size if isinstance(size, int) else -1 for size in value.shape]
     return {"name": name, "data_type": kind.config_type, "dims": dims}
 

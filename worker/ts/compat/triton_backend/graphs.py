@@ -125,7 +125,7 @@ def _parts(outputs: Sequence[Tensor], counts: Sequence[int]) -> list[list[Tensor
         if not one.shape or one.shape[0] != sum(counts):
             raise TritonModelException(
                 f"output {one.name!r} has shape {list(one.shape)} for a batch of {sum(counts)}: "
-                "set max_batch_size to 0 for a model whose first dimension is no batch"
+                "set max_batch_size to 0 for a model whose first dimension isn't a batch"
             )
     ends = np.cumsum(counts).tolist()
     return [

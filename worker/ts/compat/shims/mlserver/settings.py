@@ -83,7 +83,7 @@ def _imported(path: str, source: str | None) -> Any:
     """Imports the class that `package.module.Class` names."""
     module, _, name = path.rpartition(".")
     if not module:
-        raise ImportError(f"implementation {path!r} is no path of a class: package.module.Class")
+        raise ImportError(f"implementation {path!r} is not the path of a class: package.module.Class")
     folder = os.path.dirname(source) if source else None
     if folder and folder not in sys.path:
         sys.path.insert(0, folder)

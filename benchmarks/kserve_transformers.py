@@ -1,7 +1,7 @@
 """Measures what a transformer adds to a request: the same program run by KServe's server and by this one, before the
 same predictor.
 
-Usage: python benchmarks/transformers.py [--protocols v1,v2,grpc-v2] [--clients 1,16] [--rounds N] [--seconds S]
+Usage: python benchmarks/kserve_transformers.py [--protocols v1,v2,grpc-v2] [--clients 1,16] [--rounds N] [--seconds S]
 
 The overhead is the median latency through the transformer less that of asking the predictor directly, in the same
 round. Rounds are interleaved: in each, the predictor and both transformers are loaded in turns. CPU time is that of
