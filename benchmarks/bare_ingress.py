@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import uvloop
 
+from ts.protocol.memory import keep_freed
 from ts_frontend.grpc.call import Call, Method, Shape, routes
 from ts_frontend.http.request import Receive, Scope, Send
 from ts_frontend.listeners.listener import Listener
@@ -70,6 +71,7 @@ async def serve(port: int, kind: str, pieces: int, http: bool) -> None:
 
 
 def main() -> None:
+    keep_freed()  # as in the server
     parser = argparse.ArgumentParser(description="Our ingress without anything behind it.")
     parser.add_argument("port", type=int)
     parser.add_argument("--engine", default="h2corn", choices=("h2corn", "grpcio"))

@@ -50,6 +50,8 @@ DEATH_NODES, DEATH_CLIENTS = 6, 8
 GRPC_PATH = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions"
 #: What Ray's pages recommend for a high throughput, as variables of the whole cluster.
 TUNED = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1"}
+#: A proxy that isn't ready in time is ended: a busy machine takes longer than the usual 5 s.
+PATIENT = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60"}
 
 
 def say(text: str) -> None:
@@ -286,7 +288,7 @@ def placement(ours: Ours, killed: str, begun_s: float) -> list[float]:
 def beside_serve(python: Path, folder: Path, started: Processes, options: argparse.Namespace) -> None:
     """One worker beside one replica on the same cluster, in turns; first with Ray Serve's settings for throughput."""
     for title, env in (("Ray Serve tuned for throughput", TUNED), ("Ray Serve with its defaults", {})):
-        place = folder / title.rpartition(" ")[2]
+        place, env = folder / title.rpartition(" ")[2], {"PYTHONPATH": str(APP.parent), **PATIENT, **env}
         with cluster_of(python, 3, env) as cluster:
             ours = Ours(Folder(place / "ours", started), python, 1, cluster.address).running
             theirs = Folder(place / "serve", started)
@@ -399,7 +401,7 @@ def run(options: argparse.Namespace) -> None:
 def main() -> None:
     try:
         run(parse())
-    except (NotInstalled, ServerFailed, h2load.LoadFailed) as error:
+    except (NotInstalled, ServerFailed, h2load.LoadFailed, RuntimeError) as error:
         sys.exit(str(error))
 
 

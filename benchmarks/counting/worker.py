@@ -34,13 +34,6 @@ SOCKET_BYTES = 8 * 1024 * 1024
 CREDIT_BYTES = 1 << 40
 
 
-class _Unwatched(worker.Link):
-    """A link whose second thread never stands in, however long a call takes."""
-
-    def _watch(self) -> None:
-        """Ends at once."""
-
-
 class Life:
     """Lives of a worker of one model, one after another in this process, each with so many requests."""
 
@@ -58,7 +51,8 @@ class Life:
         sent: list[Message] = [Load(self._settings), *messages, Stop()]
         ours.setblocking(False)
         ours.sendall(b"".join(encode_bytes(one) for one in sent))
-        link = _Unwatched(os.dup(its.fileno()), leave=_ended)
+        link = worker.Link(os.dup(its.fileno()), leave=_ended)
+        link._closed = True  # its second thread, which would stand in for a long call, ends at once
         with counted:
             answer(link, Progress(mmap.mmap(-1, PROGRESS_BYTES)), Ledger)
         link.close()

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from ts.protocol.memory import keep_freed
 from ts_frontend.config.checks import secured
 from ts_frontend.config.kinds import ConfigError, s3_of
 from ts_frontend.config.load import forget_secrets, located
@@ -114,6 +115,7 @@ async def _run(config: ServerConfig, logs: Logs, report: StartReport, forkserver
 
     gc.freeze()
     gc.enable()
+    keep_freed()
     server = Server(config, logs, forkserver=forkserver)
     signals = StopSignals(server, config.drain_grace_s + config.drain_timeout_s + STOP_MARGIN_S)
 

@@ -4,18 +4,24 @@ dies, and how Ray's autoscaler learns of those that wait. GPUs are such that nod
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import grpc
 import httpx
+import psutil
 import pytest
 
 from e2e.conftest import Serving, write_model
-from support import GUARD_S, module_of, until
+from support import GUARD_S, free_port, module_of, until
 
 pytestmark = [
     pytest.mark.slow,
@@ -62,14 +68,22 @@ def clusters(**env: str) -> Iterator[Any]:
 
 
 @contextmanager
-def serving(directory: Path, address: str, models: dict[str, str], handler: str = WHERE, **more: Any) -> Iterator[Any]:
-    """A server with these models, by their configurations."""
+def serving(
+    directory: Path,
+    address: str,
+    models: dict[str, str],
+    handler: str = WHERE,
+    *,
+    names: Sequence[str] = (),
+    **more: Any,
+) -> Iterator[Any]:
+    """A server with these models, by their configurations. `names`: of those that are in its store already."""
     store = directory / "store"
     store.mkdir(exist_ok=True)
     for name, config in models.items():
         write_model(store, name, handler, config=config)
     settings: dict[str, object] = {"ray_address": address, **more}
-    server = Serving(directory, store, settings, ["--ncs", "--models", *models])
+    server = Serving(directory, store, settings, ["--ncs", "--models", *models, *names])
     try:
         yield server.wait_started()
     finally:
@@ -221,3 +235,87 @@ def test_a_head_that_returns_with_its_state_goes_on(tmp_path: Path) -> None:
             server.scale("one", 2)
             placed(server, 2, "one")
             assert pid in [one["pid"] for one in workers(server, "one")], "the one that lived goes on"
+
+
+def test_packages_of_a_model_are_there_on_a_node(tmp_path: Path) -> None:
+    """A requirements file becomes an environment that Ray makes; the package is a wheel, so that no index is asked."""
+    wheel = tmp_path / "torchrelay_tiny-1.0-py3-none-any.whl"
+    about = "torchrelay_tiny-1.0.dist-info"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("torchrelay_tiny.py", "WORD = 'found'\n")
+        archive.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: torchrelay-tiny\nVersion: 1.0\n")
+        archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{about}/RECORD", "")
+    model = tmp_path / "store" / "one"
+    (tmp_path / "store").mkdir()
+    write_model(tmp_path / "store", "one", WHERE, config="useVenv: true\n")
+    (model / "requirements.txt").write_text(f"# what it needs\ntorchrelay-tiny @ {wheel.as_uri()}\n")
+    manifest = json.loads((model / "MAR-INF" / "MANIFEST.json").read_text())
+    manifest["model"]["requirementsFile"] = "requirements.txt"
+    (model / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
+    with clusters() as cluster:
+        cluster.add_node(num_cpus=2)
+        with serving(tmp_path, cluster.address, {}, names=["one"]) as server:
+            placed(server, 1, "one")
+            assert seen(server, "one")["tiny"] == "found"
+            assert server.describe("one")["ray"]["packages"] == [f"torchrelay-tiny @ {wheel.as_uri()}"]
+
+
+@contextmanager
+def autoscaled(directory: Path) -> Iterator[str]:
+    """A head with an autoscaler, which may start no node; its address."""
+    port = free_port()
+    address = f"{ray_host()}:{port}"
+    config = {
+        "cluster_name": "fake",
+        "max_workers": 0,
+        "upscaling_speed": 1.0,
+        "idle_timeout_minutes": 60,
+        "provider": {"type": "fake_multinode", "gcs_address": address},
+        "available_node_types": {
+            "ray.head.default": {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
+            "small": {"resources": {"CPU": 2}, "node_config": {}, "min_workers": 0, "max_workers": 0},
+        },
+        "head_node_type": "ray.head.default",
+        **{key: {} for key in ("auth", "docker", "file_mounts")},
+        **{f"{kind}setup_commands": [] for kind in ("", "head_", "worker_")},
+        **{f"{kind}start_ray_commands": [] for kind in ("head_", "worker_")},
+        **{key: [] for key in ("initialization_commands", "cluster_synced_files", "rsync_exclude", "rsync_filter")},
+        "file_mounts_sync_continuously": False,
+    }
+    (directory / "autoscaler.json").write_text(json.dumps(config))
+    words = ["start", "--head", "--block", f"--port={port}", "--num-cpus=0", "--include-dashboard=false"]
+    words += [f"--autoscaling-config={directory / 'autoscaler.json'}", "--disable-usage-stats"]
+    head = subprocess.Popen(
+        [sys.executable, "-m", "ray.scripts.scripts", *words],
+        env={**os.environ, "AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_FAKE_CLUSTER": "1"},
+        start_new_session=True,
+    )
+    try:
+        yield address
+    finally:
+        members = psutil.Process(head.pid).children(recursive=True)
+        head.terminate()
+        head.wait(GUARD_S)
+        for one in members:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        psutil.wait_procs(members)
+
+
+def ray_host() -> str:
+    import ray.util
+
+    return str(ray.util.get_node_ip_address())
+
+
+def test_rays_autoscaler_sees_the_workers_that_wait(tmp_path: Path) -> None:
+    config = {"one": "minWorkers: 3\nmaxWorkers: 3\nray: {num_cpus: 1}\n"}
+    with autoscaled(tmp_path) as address, serving(tmp_path, address, config) as server:
+        until(lambda: all("waitsFor" in one for one in workers(server, "one")))
+        asked = [sys.executable, "-m", "ray.scripts.scripts", "status", f"--address={address}"]
+
+        def told() -> str:
+            return subprocess.run(asked, capture_output=True, text=True).stdout
+
+        until(lambda: "{'CPU': 1.0}: 3+ pending tasks/actors" in told(), told)

@@ -670,6 +670,31 @@ def test_what_a_load_has_freed_is_given_back(start_worker, tmp_path):
     assert int(worker.ask(b"")) > 48_000_000
 
 
+FAULTS = """
+import resource
+
+def handle(data, context):
+    if data is None:
+        return None
+    for again in range(4):
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+        for _ in range(4):
+            bodies = [bytearray(1 << 20) for _ in range(8)]
+            del bodies
+        faults = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+    return [str(faults) for _ in data]
+"""
+
+
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="other C libraries keep freed memory by rules of their own"
+)
+def test_memory_of_large_bodies_is_used_again(start_worker, tmp_path):
+    (tmp_path / "faults.py").write_text(FAULTS)
+    worker = start_worker("faults.py", model_dir=str(tmp_path))
+    assert int(worker.ask(b"")) < 1024  # of the 8192 pages of 4 times 8 bodies
+
+
 def test_large_bodies_come_back_as_they_went(start_worker, tmp_path):
     """Around the sizes at which messages travel in another way, all on their way at the same time."""
     (tmp_path / "back.py").write_text(

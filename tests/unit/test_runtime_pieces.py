@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -49,6 +50,17 @@ def ledger_with(*batches, credit=1000, limit=1 << 20):
     for batch_id, batch in enumerate(batches):
         ledger.receive(Predict(batch_id, [item(job_id) for job_id in batch]))
     return ledger
+
+
+@contextlib.contextmanager
+def link_without_frontend():
+    """A link whose other end nobody reads."""
+    ours, theirs = socket.socketpair()
+    with ours:
+        link = Link(theirs.detach())
+        link.ledger = ledger_with()
+        yield link
+        link.close()
 
 
 # --- the ledger
@@ -437,14 +449,6 @@ def test_a_handler_that_is_not_there_needs_no_traceback(tmp_path):
 # --- the short way of a whole answer
 
 
-class Unhurried(Ledger):
-    """Sends whole answers in the way of all others."""
-
-    def __init__(self, credit, limit):
-        super().__init__(credit, limit)
-        self._small_bytes_max = -1
-
-
 heads = st.sampled_from([(201, "", ()), (200, "x", ()), (200, "", (("a", "b"),))])
 steps = st.one_of(
     st.tuples(st.just("give"), st.integers(1, 2), st.binary(max_size=30) | st.just(CANCELLED), st.booleans()),
@@ -471,36 +475,28 @@ def test_a_whole_answer_that_takes_the_short_way_is_the_same(taken, credit, limi
         states = [(job.answered, job.over, job.done, job.cancelled, job.credit_bytes) for job in jobs.values()]
         return pushed(ledger), states, set(ledger.jobs), ledger.unsent
 
-    assert played(Ledger(credit, limit)) == played(Unhurried(credit, limit))
+    unhurried = Ledger(credit, limit)
+    unhurried._small_bytes_max = -1  # whole answers go in the way of all others
+    assert played(Ledger(credit, limit)) == played(unhurried)
 
 
 # --- the short way of the usual batch
 
 
-class Longhand(running.Running):
-    """Reads and answers every batch in the way of any."""
-
-    __slots__ = ()
-    verbatim = False
-
-    def _only_row(self):
-        return None
-
-
 def handled(kind, items, decode, result, looks):
     """The handler's view of a batch, and what is sent for this result (None: the rows themselves)."""
-    link = type("Link", (), {"ledger": ledger_with()})()
-    mine = context()
-    link.ledger.receive(Predict(1, items))
-    batch = link.ledger.queue.popleft()
-    link.ledger.start(batch)
-    run = kind(batch, mine, link)
-    rows = run.rows(decode)
-    seen = (rows, [[type(value) for value in row.values()] for row in rows], dict(mine.request_ids), run.headers())
-    if looks:
-        mine.set_response_header(0, "a", "b")
-    run.finish(list(rows) if result is None else result)
-    return seen, [job.item for job in batch.jobs], pushed(link.ledger)
+    with link_without_frontend() as link:
+        mine = context()
+        link.ledger.receive(Predict(1, items))
+        batch = link.ledger.queue.popleft()
+        link.ledger.start(batch)
+        run = kind(batch, mine, link)
+        rows = run.rows(decode)
+        seen = (rows, [[type(value) for value in row.values()] for row in rows], dict(mine.request_ids), run.headers())
+        if looks:
+            mine.set_response_header(0, "a", "b")
+        run.finish(list(rows) if result is None else result)
+        return seen, [job.item for job in batch.jobs], pushed(link.ledger)
 
 
 content_types = st.sampled_from(
@@ -516,6 +512,15 @@ results = st.none() | st.lists(elements, max_size=3) | st.sampled_from([(b"tuple
 
 @given(st.lists(inputs, min_size=1, max_size=2), st.booleans(), results, st.booleans())
 def test_a_batch_that_takes_the_short_way_is_handled_as_any_other(given_inputs, decode, result, looks):
+    class Longhand(running.Running):
+        """Reads and answers every batch in the way of any."""
+
+        __slots__ = ()
+        verbatim = False
+
+        def _only_row(self):
+            return None
+
     items = [Item(n, f"id-{n}", math.inf, (), parts) for n, parts in enumerate(given_inputs)]
     short, long = (handled(kind, items, decode, result, looks) for kind in (running.Running, Longhand))
     assert short == long
@@ -528,15 +533,15 @@ def ran(handler, *headers):
     """The answers to requests with these headers, one batch."""
     import ts.runtime.running as running
 
-    link = type("Link", (), {"ledger": ledger_with()})()
-    mine = context()
-    items = [Item(n, f"id-{n}", math.inf, pairs, [Input("data", "", b"x")]) for n, pairs in enumerate(headers)]
-    link.ledger.receive(Predict(1, items))
-    batch = link.ledger.queue.popleft()
-    link.ledger.start(batch)
-    run = running.Running(batch, mine, link)
-    run.finish(handler(run.rows(True), mine))
-    return mine, pushed(link.ledger)
+    with link_without_frontend() as link:
+        mine = context()
+        items = [Item(n, f"id-{n}", math.inf, pairs, [Input("data", "", b"x")]) for n, pairs in enumerate(headers)]
+        link.ledger.receive(Predict(1, items))
+        batch = link.ledger.queue.popleft()
+        link.ledger.start(batch)
+        run = running.Running(batch, mine, link)
+        run.finish(handler(run.rows(True), mine))
+        return mine, pushed(link.ledger)
 
 
 def test_headers_are_made_for_handlers_that_look():

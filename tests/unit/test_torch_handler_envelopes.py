@@ -193,6 +193,7 @@ def test_shapes_that_do_not_fit(shape: list[int]) -> None:
     "wrong",
     [
         tensor("a", [1], datatype="FLOAT"),
+        tensor("a", [1]) | {"datatype": ["FP32"]},
         tensor("a", [], datatype="BYTES"),
         tensor("a", [1], ["x"]),
         {"name": "a", "datatype": "FP32"},

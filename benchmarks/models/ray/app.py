@@ -12,28 +12,46 @@ import threading
 import time
 from typing import Any
 
+import grpc
 import ray
 from ray import serve
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ts_frontend.protos.inference_pb2 import PredictionResponse
+SERVICE = "org.pytorch.serve.grpc.inference.InferenceAPIsService"
 
-SERVICE = "ts_frontend.protos.inference_pb2_grpc.add_InferenceAPIsServiceServicer_to_server"
+
+def add_predictions_to_server(servicer: Any, server: Any) -> None:
+    """As generated code does. Ray Serve's proxies import it by its name: this folder is on their path."""
+    from ts_frontend.protos.inference_pb2 import PredictionResponse, PredictionsRequest
+
+    predictions = grpc.unary_unary_rpc_method_handler(
+        servicer.Predictions,
+        request_deserializer=PredictionsRequest.FromString,
+        response_serializer=PredictionResponse.SerializeToString,
+    )
+    handler = grpc.method_handlers_generic_handler(SERVICE, {"Predictions": predictions})
+    server.add_generic_rpc_handlers((handler,))
 
 
 @serve.deployment(num_replicas=1, max_ongoing_requests=100, ray_actor_options={"num_cpus": 1})
 class Models:
-    """`five` takes 5 ms for a request, as a handler that computes does; `noop` none."""
+    """`five` takes 5 ms for a request, as a handler that computes does; `noop` none. It is pickled: messages, which
+    can't be, are imported where it runs."""
+
+    def __init__(self) -> None:
+        from ts_frontend.protos.inference_pb2 import PredictionResponse
+
+        self._answer = PredictionResponse(prediction=b"ok")
 
     async def __call__(self, request: Request) -> Response:
         await request.body()
         self._work(request.url.path.rpartition("/")[2])
         return Response(b"ok")
 
-    async def Predictions(self, request: Any) -> PredictionResponse:
+    async def Predictions(self, request: Any) -> Any:
         self._work(request.model_name)
-        return PredictionResponse(prediction=b"ok")
+        return self._answer
 
     @staticmethod
     def _work(model: str) -> None:
@@ -46,8 +64,8 @@ def main() -> None:
     ray.init(address=address, namespace="serve", log_to_driver=False)
     serve.start(
         proxy_location="HeadOnly",
-        http_options={"host": "127.0.0.1", "port": int(http_port)},
-        grpc_options={"port": int(grpc_port), "grpc_servicer_functions": [SERVICE]},
+        http_options={"port": int(http_port)},
+        grpc_options={"port": int(grpc_port), "grpc_servicer_functions": ["app.add_predictions_to_server"]},
         logging_config={"enable_access_log": False, "log_level": "WARNING"},
     )
     quiet = {"enable_access_log": False, "log_level": "WARNING"}

@@ -92,7 +92,7 @@ def _parameters(value: Any, label: str) -> dict[str, str]:
     if not isinstance(value, dict):
         raise InvalidArgument(f"{label} is a mapping of names to datatypes, not {value!r}")
     for name, datatype in value.items():
-        if datatype not in DATATYPES:
+        if not isinstance(datatype, str) or datatype not in DATATYPES:
             raise InvalidArgument(
                 f"{label}.{name}: unknown datatype {datatype!r}; one of {', '.join(sorted(DATATYPES))}"
             )
@@ -117,7 +117,7 @@ def _spec(value: Any, label: str) -> TensorSpec:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
         raise InvalidArgument(f"{label} is a mapping with a name, a datatype and a shape, not {value!r}")
     datatype, shape = value.get("datatype"), value.get("shape", [-1])
-    if datatype not in DATATYPES:
+    if not isinstance(datatype, str) or datatype not in DATATYPES:
         raise InvalidArgument(f"{label}: unknown datatype {datatype!r}; one of {', '.join(sorted(DATATYPES))}")
     if not isinstance(shape, list) or not all(type(size) is int and size >= -1 for size in shape):
         raise InvalidArgument(f"{label}: shape is a list of sizes, -1 for any, not {shape!r}")

@@ -249,22 +249,55 @@ def _parse_json(body: Body) -> dict[str, Any]:
     return value
 
 
+def _decode_load(key: int, body: Body) -> Message:
+    return Load(_parse_json(body))
+
+
+def _decode_cancel(key: int, body: Body) -> Message:
+    return Cancel(key)
+
+
+def _decode_stop(key: int, body: Body) -> Message:
+    return Stop()
+
+
+def _decode_ready(key: int, body: Body) -> Message:
+    return Ready(_parse_json(body))
+
+
+def _decode_load_failed(key: int, body: Body) -> Message:
+    return LoadFailed(_parse_json(body))
+
+
+def _decode_measure(key: int, body: Body) -> Message:
+    return Measure(key)
+
+
+def _decode_begun(key: int, body: Body) -> Message:
+    return Begun(key)
+
+
+def _decode_times(key: int, body: Body) -> Message:
+    begun_s, ended_s, given_s = _Reader(body).unpack(TIMES)
+    return Times(key, begun_s, ended_s, given_s)
+
+
 _DECODERS: dict[int, Callable[[int, Body], Message]] = {
-    LOAD: lambda _, body: Load(_parse_json(body)),
+    LOAD: _decode_load,
     PREDICT: _decode_predict,
-    CANCEL: lambda key, _: Cancel(key),
+    CANCEL: _decode_cancel,
     CREDIT: _decode_credit,
-    STOP: lambda *_: Stop(),
-    READY: lambda _, body: Ready(_parse_json(body)),
-    LOAD_FAILED: lambda _, body: LoadFailed(_parse_json(body)),
+    STOP: _decode_stop,
+    READY: _decode_ready,
+    LOAD_FAILED: _decode_load_failed,
     CHUNK: _decode_chunk,
     FAILED: _decode_failed,
     FEED: _decode_feed,
     CALL: _decode_call,
     PIECES: _decode_pieces,
-    MEASURE: lambda key, _: Measure(key),
-    BEGUN: lambda key, _: Begun(key),
-    TIMED: lambda key, body: Times(key, *_Reader(body).unpack(TIMES)),
+    MEASURE: _decode_measure,
+    BEGUN: _decode_begun,
+    TIMED: _decode_times,
 }
 
 

@@ -414,22 +414,58 @@ def _encode_object(kind: int, value: dict[str, Any]) -> tuple[int, int, list[Buf
     return kind, 0, [json.dumps(value).encode()]
 
 
+def _encode_cancel(message: Cancel) -> tuple[int, int, list[Buffer]]:
+    return CANCEL, message.job_id, []
+
+
+def _encode_credit(message: Credit) -> tuple[int, int, list[Buffer]]:
+    return CREDIT, message.job_id, [U64.pack(message.size_bytes)]
+
+
+def _encode_load(message: Load) -> tuple[int, int, list[Buffer]]:
+    return _encode_object(LOAD, message.settings)
+
+
+def _encode_ready(message: Ready) -> tuple[int, int, list[Buffer]]:
+    return _encode_object(READY, message.info)
+
+
+def _encode_load_failed(message: LoadFailed) -> tuple[int, int, list[Buffer]]:
+    return _encode_object(LOAD_FAILED, message.info)
+
+
+def _encode_stop(message: Stop) -> tuple[int, int, list[Buffer]]:
+    return STOP, 0, []
+
+
+def _encode_measure(message: Measure) -> tuple[int, int, list[Buffer]]:
+    return MEASURE, message.job_id, []
+
+
+def _encode_begun(message: Begun) -> tuple[int, int, list[Buffer]]:
+    return BEGUN, message.batch_id, []
+
+
+def _encode_times(message: Times) -> tuple[int, int, list[Buffer]]:
+    return TIMED, message.job_id, [TIMES.pack(*message[1:])]
+
+
 _ENCODERS: dict[type, Callable[[Any], tuple[int, int, list[Buffer]]]] = {
     Chunk: _encode_chunk,
     Pieces: _encode_pieces,
     Predict: _encode_predict,
-    Cancel: lambda message: (CANCEL, message.job_id, []),
-    Credit: lambda message: (CREDIT, message.job_id, [U64.pack(message.size_bytes)]),
+    Cancel: _encode_cancel,
+    Credit: _encode_credit,
     Failed: _encode_failed,
-    Load: lambda message: _encode_object(LOAD, message.settings),
-    Ready: lambda message: _encode_object(READY, message.info),
-    LoadFailed: lambda message: _encode_object(LOAD_FAILED, message.info),
-    Stop: lambda _: (STOP, 0, []),
+    Load: _encode_load,
+    Ready: _encode_ready,
+    LoadFailed: _encode_load_failed,
+    Stop: _encode_stop,
     Feed: _encode_feed,
     Call: _encode_call,
-    Measure: lambda message: (MEASURE, message.job_id, []),
-    Begun: lambda message: (BEGUN, message.batch_id, []),
-    Times: lambda message: (TIMED, message.job_id, [TIMES.pack(*message[1:])]),
+    Measure: _encode_measure,
+    Begun: _encode_begun,
+    Times: _encode_times,
 }
 
 

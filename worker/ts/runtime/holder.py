@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
+from ts.protocol.memory import give_back_freed
 from ts.runtime import process
 from ts.runtime.calls import NoServer
 from ts.runtime.forkable import Footprint, owned_files
@@ -81,7 +82,7 @@ class Holder(Forking):
         gc.collect()
         refusal = refusal or Footprint.now().refusal(before)
         gc.freeze()  # the collector's marks would copy every shared page in the workers
-        process.give_back_freed()
+        give_back_freed()
         return {
             "op": "loaded",
             "load_s": load_s,

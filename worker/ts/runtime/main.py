@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ts.protocol.frames import LoadFailed, Ready
+from ts.protocol.memory import give_back_freed, keep_freed
 from ts.protocol.progress import PROGRESS_BYTES, Progress
 from ts.runtime.asynchronous import AsyncRunner
 from ts.runtime.blocking import BlockingRunner
@@ -26,7 +27,7 @@ from ts.runtime.calls import Calls
 from ts.runtime.continuous import ContinuousRunner
 from ts.runtime.handlers import Loaded, describe_failure, load
 from ts.runtime.jobs import Ledger, SilentLedger
-from ts.runtime.process import give_back_freed, log_to_stdout, mark_lines, outlive_stops, set_threads, turn_to
+from ts.runtime.process import log_to_stdout, mark_lines, outlive_stops, set_threads, turn_to
 from ts.runtime.running import Opened, Opening
 from ts.runtime.stopwatch import Stopwatch
 from ts.runtime.worker import Link, leave
@@ -147,6 +148,7 @@ def _load(link: Link, settings: dict[str, Any], loading: Loading) -> Loaded | No
     gc.collect()
     gc.freeze()  # the model stays as long as the process
     give_back_freed()
+    keep_freed()
     load_s = time.monotonic() - begun_s
     info: dict[str, Any] = {"pid": os.getpid(), "handler_kind": loaded.kind, "load_s": round(load_s, 6)}
     torch: Any = sys.modules.get("torch")

@@ -35,12 +35,6 @@ def die_with(parent_pid: int) -> None:
         os._exit(ORPHANED_STATUS)
 
 
-def give_back_freed() -> None:
-    """Returns memory that a load has freed to the system, where the C library can."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
 def keep_only(socket_fd: int, progress_fd: int, stdout_fd: int, stderr_fd: int) -> tuple[int, int]:
     """Puts the pipes to stdout and stderr and closes everything else; the numbers of the two that stay."""
     null = os.open(os.devnull, os.O_RDONLY)

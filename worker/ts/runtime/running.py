@@ -279,14 +279,10 @@ def _said_of(error: BaseException, failure: Failure) -> str:
     return "Prediction error" if isinstance(error, PredictionException) else "Invoking custom service failed."
 
 
-class DeviceLost(SystemExit):
-    """The worker's GPU can't be used by this process any more: the process ends, and another one takes its place."""
-
-
 def check_device(error: BaseException) -> None:
-    """Raises DeviceLost when a handler's exception comes from its GPU and has left it unusable, as an illegal access
-    or a failed assertion of a kernel does: every further call to it from this process would fail, too. An allocation
-    that doesn't fit leaves it as it was."""
+    """Raises SystemExit with DEVICE_LOST when a handler's exception comes from its GPU and has left it unusable, as an
+    illegal access or a failed assertion of a kernel does: every further call to it from this process would fail, too,
+    so another one takes its place. An allocation that doesn't fit leaves it as it was."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not _OF_A_DEVICE.search(f"{type(error).__name__}: {error}"):
         return
@@ -300,7 +296,7 @@ def check_device(error: BaseException) -> None:
     except Exception as lost:
         first = str(lost).partition("\n")[0]
         _log(f"The GPU can't be used by this process any more ({first}): the worker ends and is replaced.")
-        raise DeviceLost(DEVICE_LOST) from None
+        raise SystemExit(DEVICE_LOST) from None
 
 
 def _without_runtime(error: BaseException) -> TracebackType | None:
@@ -559,7 +555,7 @@ class Running:
             self.ledger.give(job, failure, last=True)
 
     def failed(self, error: BaseException) -> None:
-        """The handler raised `error`; SystemExit is the caller's to deal with. Raises DeviceLost."""
+        """The handler raised `error`; SystemExit is the caller's to deal with. Raises it when the GPU is lost."""
         if self.batch.cancelled and isinstance(error, (RequestCancelled, CancelledError)):
             self.fail(PREDICTION_FAILED)
         else:

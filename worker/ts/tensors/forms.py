@@ -21,7 +21,7 @@ from ts.tensors.types import Array, BadTensor, InferenceRequest, InferenceRespon
 EMPTY_FINAL = "triton_enable_empty_final_response"
 _RESERVED = "triton_"
 _WHOLE = ("priority", "timeout")
-_FLAGS = ("sequence_start", "sequence_end")
+_FLAGS = ("sequence_start", "sequence_end", EMPTY_FINAL)
 
 
 def check_reserved(parameters: Mapping[str, Any]) -> None:
@@ -31,7 +31,7 @@ def check_reserved(parameters: Mapping[str, Any]) -> None:
             raise BadTensor(f"parameter {name!r}: names that begin with {_RESERVED} are reserved")
         if name in _WHOLE and (type(value) is not int or value < 0):
             raise BadTensor(f"parameter {name!r} is a number, at least 0, not {value!r}")
-        if name in (*_FLAGS, EMPTY_FINAL) and type(value) is not bool:
+        if name in _FLAGS and type(value) is not bool:
             raise BadTensor(f"parameter {name!r} is true or false, not {value!r}")
         if name == "sequence_id" and (isinstance(value, bool) or not isinstance(value, (int, str))):
             raise BadTensor(f"parameter {name!r} is a number or a text, not {value!r}")

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ts.protocol.datatypes import DATATYPES, OF_ARRAY_TYPE, Datatype
 from ts.protocol.frames import Buffer, Pairs
 
-Array = npt.NDArray[Any]
+Array: TypeAlias = "npt.NDArray[Any]"
 #: Headers as they came, or by name.
 Headers: TypeAlias = "Pairs | dict[str, str]"
 

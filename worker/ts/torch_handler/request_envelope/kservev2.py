@@ -93,7 +93,7 @@ def _input(tensor: Any) -> dict[str, Any]:
     if not isinstance(tensor, dict) or not isinstance(tensor.get("data"), list):
         raise PredictionException("each input must be an object with a list under data", 400)
     datatype, name = tensor.get("datatype"), tensor.get("name")
-    if datatype not in DATATYPES:
+    if not isinstance(datatype, str) or datatype not in DATATYPES:
         known = ", ".join(sorted(DATATYPES))
         raise PredictionException(f"input {name}: datatype {datatype!r} isn't one of {known}", 400)
     if datatype == "BYTES":
