@@ -117,7 +117,7 @@ MISTAKES: tuple[tuple[str, Callable[[Desk], str], tuple[str, ...]], ...] = (
     (
         "conform with http:// at an address of https://",
         lambda desk: desk.torchserve("conform", "http://127.0.0.1:{tls_http_inference}"),
-        ("nobody answers at http://127.0.0.1:", "it speaks TLS: write https:// instead of http://"),
+        ("answers at http://127.0.0.1:", "it speaks TLS: write https:// instead of http://"),
     ),
     (
         "top at the inference address",

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ts_frontend.tuning.search import Bounds, Found, Measurement, Space, Trial, rank, search
+from ts_frontend.tuning.load import Length
+from ts_frontend.tuning.search import Bounds, Found, Measurement, Space, Trial, best_within, rank, search
 
 SPACE = Space(
     (1, 2, 4, 8, 16, 32, 64), (0, 1, 2, 5, 10, 20, 50), (1, 2, 3, 4, 6, 8), (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -149,3 +150,72 @@ def test_of_what_is_as_good_the_least_is_taken() -> None:
     found, _ = run(lambda at: Measurement(100, 1, 1, 1), Bounds(), start=Trial(16, 5, 4, 64))
     assert found.best is not None
     assert found.best.workers <= 4 and found.best.concurrency <= 64
+
+
+def time_of(length: Length, rate: float, best_per_s: float) -> float:
+    """How long a measurement of so many answers a second takes, looked at after each answer, without a clock."""
+    answers = 1
+    while not length.reached(answers / rate, answers, best_per_s):
+        answers += 1
+    return answers / rate
+
+
+@settings(max_examples=30)
+@given(
+    seed=st.integers(0, 10**6),
+    fixed_ms=st.floats(5, 100),
+    each_ms=st.floats(1, 20),
+    cores=st.integers(1, 8),
+    noisy=st.floats(0, 0.1),
+)
+def test_measurements_that_are_far_from_the_best_end_early_and_lose_nothing(
+    seed: int, fixed_ms: float, each_ms: float, cores: int, noisy: float
+) -> None:
+    """One that ends early saw less: its noise is twice that of a whole one."""
+    exact, noise, length = server(fixed_ms, each_ms, cores, 0.1, 100), random.Random(seed), Length()
+    trials: list[tuple[Trial, Measurement]] = []
+    climb, spent_s, whole_s = search(SPACE, Bounds()), 0.0, 0.0
+    candidate = next(climb)
+    while True:
+        rate = exact(candidate).answers_per_s
+        best_per_s = best_within(trials, Bounds())
+        took_s, all_s = time_of(length, rate, best_per_s), time_of(length, rate, 0)
+        spread = noisy / 3 * (2 if took_s < all_s else 1)
+        measured = Measurement(rate * max(0.5, noise.gauss(1, spread)), 1, 1, 0)
+        trials.append((candidate, measured))
+        spent_s, whole_s = spent_s + took_s, whole_s + all_s
+        try:
+            candidate = climb.send(measured)
+        except StopIteration as end:
+            found = end.value.best
+            break
+    assert spent_s <= whole_s
+    best = best_of_grid(exact, Bounds())
+    assert exact(found).answers_per_s >= (0.9 - noisy) * best.answers_per_s
+
+
+def test_a_search_takes_few_measurements() -> None:
+    """The mean of 18 surfaces, of which each has 2646 configurations."""
+    surfaces = [
+        server(fixed, each, cores, 0.1, 100) for fixed in (0.5, 5, 40) for each in (0.05, 1, 10) for cores in (2, 8)
+    ]
+    measured = [run(surface, Bounds())[1] for surface in surfaces]
+    assert sum(measured) / len(measured) < 50, measured
+
+
+@pytest.mark.parametrize(
+    ("spent_s", "answers", "best_per_s", "reached"),
+    [
+        (3.0, 100, 0, True),
+        (3.0, 99, 0, False),
+        (2.9, 500, 0, False),
+        (30.0, 1, 0, True),
+        (0.75, 25, 100, True),  # 33 a second: far below
+        (0.75, 75, 100, False),  # as good
+        (0.75, 200, 100, True),  # far above
+        (0.7, 25, 100, False),
+        (7.5, 1, 100, True),
+    ],
+)
+def test_when_a_measurement_has_seen_enough(spent_s: float, answers: int, best_per_s: float, reached: bool) -> None:
+    assert Length(3.0, 100, 30.0).reached(spent_s, answers, best_per_s) is reached

@@ -24,7 +24,7 @@ from ts_frontend.cli.commands import command, commands
 from ts_frontend.cli.tune_requests import PROTOCOLS, read, sender
 from ts_frontend.tuning import show
 from ts_frontend.tuning.load import Length, Send, measure
-from ts_frontend.tuning.search import Bounds, Found, Measurement, Space, Trial, search
+from ts_frontend.tuning.search import Bounds, Found, Measurement, Space, Trial, best_within, search
 
 #: The suffix of the copy's name.
 SUFFIX = "-tuning"
@@ -65,10 +65,11 @@ class Copy:
         self._length = length
         self._batching: tuple[int, int] | None = None
 
-    def try_out(self, trial: Trial) -> Measurement:
+    def try_out(self, trial: Trial, best_per_s: float = 0.0) -> Measurement:
+        """`best_per_s`: of the best one so far; one that is far from it is measured for a shorter time."""
         try:
             self._set(trial)
-            found = asyncio.run(self._load(trial.concurrency))
+            found = asyncio.run(self._load(trial.concurrency, best_per_s))
             memory_bytes = sum(worker["memoryUsage"] for worker in self._describe()["workers"])
         except (CallFailed, WorkersFailed) as error:
             return Measurement(0.0, failed=1, error=str(error))
@@ -88,9 +89,9 @@ class Copy:
             self._client.scale(self.name, "", trial.workers, trial.workers, None)
         wait_for_workers(self._describe, trial.workers, None, lambda _: None, time.sleep)
 
-    async def _load(self, concurrency: int) -> Measurement:
+    async def _load(self, concurrency: int, best_per_s: float) -> Measurement:
         async with self._requests(self.name) as send:
-            return await measure(send, concurrency, self._length)
+            return await measure(send, concurrency, self._length, best_per_s)
 
     def remove(self) -> None:
         """Unregisters it, if it is registered."""
@@ -121,7 +122,7 @@ def _climb(
     trials: list[tuple[Trial, Measurement]] = []
     trial = next(climb)
     while True:
-        measured = copy.try_out(trial)
+        measured = copy.try_out(trial, best_within(trials, bounds))
         if measured.error and not trials:
             raise CallFailed("UNKNOWN", f"The first configuration already failed: {measured.error}")
         trials.append((trial, measured))

@@ -10,18 +10,28 @@ from dataclasses import dataclass, field
 
 from ts_frontend.tuning.search import Measurement
 
+#: The part of a measurement after which one ends that gives less, or more, than so many times what the best gave.
+LOOK_PART, FAR_BELOW, FAR_ABOVE = 0.25, 0.7, 1.4
 #: Sends one request and returns when it is answered. Raises for any failure.
 Send = Callable[[int], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """How long one measurement takes: at least `seconds` and `answers` of them, but no more than `seconds_max`. Before
-    that as many requests as are in flight, and a tenth of the seconds, aren't measured."""
+    """How long one measurement takes: at least `seconds` and `answers` of them, but no more than `seconds_max`; a
+    quarter of that where it is clear by then that it is far from the best. Before that as many requests as are in
+    flight, and a tenth of the seconds, aren't measured."""
 
     seconds: float = 3.0
     answers: int = 100
     seconds_max: float = 30.0
+
+    def reached(self, spent_s: float, answers: int, best_per_s: float = 0.0) -> bool:
+        """Whether so many answers in so much time are enough, beside the best measurement so far."""
+        far = best_per_s and not FAR_BELOW < answers / max(spent_s, 1e-9) / best_per_s < FAR_ABOVE
+        part = LOOK_PART if far else 1.0
+        ready = spent_s >= part * self.seconds and answers >= part * self.answers
+        return ready or spent_s >= part * self.seconds_max
 
 
 @dataclass(slots=True)
@@ -32,8 +42,9 @@ class _Taken:
     started_s: float = 0.0
 
 
-async def measure(send: Send, concurrency: int, length: Length) -> Measurement:
-    """Keeps `concurrency` requests in flight. A request that fails ends the measurement. The memory isn't measured."""
+async def measure(send: Send, concurrency: int, length: Length, best_per_s: float = 0.0) -> Measurement:
+    """Keeps `concurrency` requests in flight. A request that fails ends the measurement. The memory isn't measured.
+    `best_per_s`: the answers a second of the best measurement so far."""
     taken, numbers = _Taken(), itertools.count()
     begun_s = time.perf_counter()
     done = 0
@@ -41,9 +52,7 @@ async def measure(send: Send, concurrency: int, length: Length) -> Measurement:
     def enough(now_s: float) -> bool:
         if not taken.started_s:
             return now_s - begun_s > length.seconds_max
-        spent_s = now_s - taken.started_s
-        ready = spent_s >= length.seconds and len(taken.latencies_ms) >= length.answers
-        return ready or spent_s >= length.seconds_max
+        return length.reached(now_s - taken.started_s, len(taken.latencies_ms), best_per_s)
 
     async def client() -> None:
         nonlocal done

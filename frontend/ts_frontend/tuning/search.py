@@ -8,11 +8,13 @@ brings more; and the settings are changed one at a time, or batch size and worke
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 #: Gains below this share don't count: measurements of one configuration differ by as much.
 GAIN_MIN = 0.02
+#: The share of the best below which a configuration is far from it.
+FAR_BELOW = 0.85
 #: A search ends after a tenth of the grid, but not before so many measurements.
 EVALUATIONS_MIN = 40
 
@@ -89,6 +91,11 @@ def rank(found: Measurement, bounds: Bounds) -> tuple[float, float, float]:
     """Higher is better: first those within the bounds, then more answers, then a lower p99."""
     excess = bounds.excess(found)
     return (-excess, found.answers_per_s if excess == 0 else -found.p99_ms, -found.p99_ms)
+
+
+def best_within(trials: Iterable[tuple[Trial, Measurement]], bounds: Bounds) -> float:
+    """The most answers a second of those that keep the bounds; 0 without any."""
+    return max((found.answers_per_s for _, found in trials if bounds.excess(found) == 0), default=0.0)
 
 
 def better(one: Measurement, other: Measurement | None, bounds: Bounds) -> bool:
@@ -193,6 +200,8 @@ class _Climb:
         if self._bounds.excess(Measurement(0, memory_bytes=first.memory_bytes)) > 0:
             return best  # another load takes no less memory
         for step in (1, -1):
+            if step < 0 and self._far_below(first):
+                break  # fewer requests in flight don't bring so much
             at, moved = index + step, False
             while 0 <= at < len(loads):
                 found = replace(candidate, concurrency=loads[at])
@@ -203,6 +212,11 @@ class _Climb:
             if moved:
                 break
         return best
+
+    def _far_below(self, found: Measurement) -> bool:
+        """Whether it keeps the bounds, but gives far less than the best that does."""
+        most = best_within(self._seen.items(), self._bounds)
+        return self._bounds.excess(found) == 0 and found.answers_per_s < FAR_BELOW * most
 
     def _neighbours(self, current: Trial) -> Iterator[Trial]:
         """One step in one setting, then in two; the batch size, which gains the most, first."""
@@ -258,10 +272,6 @@ _STEPS = (
     (-1, -1, 0),
     (-1, 1, 0),
     (1, -1, 0),
-    (2, 0, 0),
-    (0, 0, 2),
-    (-1, 0, 2),
-    (-2, 0, 1),
 )
 
 

@@ -5,7 +5,6 @@ they come, and into the frontend's when they go. What has begun is told, since t
 from __future__ import annotations
 
 from math import isinf
-from typing import Any
 
 from ts.protocol.frames import Begun, Message, Predict, Times
 from ts.protocol.outbox import Outbox
@@ -55,8 +54,8 @@ class _TimedOutbox(Outbox):
 class RemoteLedger(Ledger):
     """The ledger of such a worker."""
 
-    def __init__(self, ahead_s: float, *limits: Any) -> None:
-        super().__init__(*limits)
+    def __init__(self, ahead_s: float, credit_bytes: int, response_bytes_max: int, explains: bool = False) -> None:
+        super().__init__(credit_bytes, response_bytes_max, explains)
         if ahead_s:
             self.outbox = _TimedOutbox(ahead_s)
 
