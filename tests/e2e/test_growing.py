@@ -128,9 +128,14 @@ def test_the_answer_of_a_cold_request_says_how_long_the_load_took(on_demand: Any
     assert answer.text == cold and int(answer.headers["x-cold-start-ms"]) > 0
     again = httpx.post(f"{server.http}/predictions/{cold}", content=b"x", timeout=GUARD_S)
     assert "x-cold-start-ms" not in again.headers
-    index = httpx.post(f"{server.http}/v2/repository/index", json={}).json()
-    reasons = {one["name"]: (one["state"], one.get("reason", "")) for one in index}
-    assert reasons[cold] == ("READY", "") and ("READY", "known") in reasons.values()
+
+    def reasons() -> dict[str, tuple[str, str]]:
+        index = httpx.post(f"{server.http}/v2/repository/index", json={}).json()
+        return {one["name"]: (one["state"], one.get("reason", "")) for one in index}
+
+    # The request is answered by the first worker that is ready, which may be a moment before the load is over.
+    until(lambda: reasons()[cold] == ("READY", ""), reasons)
+    assert ("READY", "known") in reasons().values()
     assert server.scale(cold, 0)
     assert server.describe(cold)["loadOnDemand"]["state"] == "known"
     with grpc.insecure_channel(server.inference) as channel:

@@ -166,7 +166,9 @@ def test_http_on_a_grpc_port(raw_call):
     assert json.loads(answer.body) == {
         "code": 404,
         "type": "ResourceNotFoundException",
-        "message": "Requested resource is not found, please refer to API document.",
+        "message": (
+            "This is an address for gRPC. The HTTP APIs are at inference_address and management_address (8080, 8081)"
+        ),
     }
 
 

@@ -34,7 +34,10 @@ _USUAL_WINDOW, _USUAL_FRAME = 65_535, 16_384
 _FRAME_BYTES_MAX = 1 << 20
 _FRAME_HEAD, _MESSAGE_HEAD = 9, 5
 #: Of calls that failed before the server can have seen them, another attempt each; of so many.
-_ATTEMPTS_MAX = 5
+_ATTEMPTS_MAX = 10
+#: Before the third attempt, doubled with each further one: a server that takes few calls at a time counts one for a
+#: moment after its answer.
+_PAUSE_S_FIRST = 0.002
 #: Until a server that was reached says how much it takes.
 GREETING_S_MAX = 20.0
 _BY_NUMBER = {str(code.value): code for code in Code}
@@ -90,8 +93,10 @@ class Channel:
             try:
                 return await connection.ask(fields, message, left_s)
             except Unanswered as error:
-                if not error.unseen or attempt == _ATTEMPTS_MAX:
+                pause_s = _PAUSE_S_FIRST * 2 ** (attempt - 2) if attempt > 1 else 0.0
+                if not error.unseen or attempt == _ATTEMPTS_MAX or end_s - loop.time() <= pause_s:
                     raise
+                await asyncio.sleep(pause_s)
         raise AssertionError("the last attempt returns or raises")
 
     async def close(self) -> None:
