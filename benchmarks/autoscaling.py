@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 import tempfile
 import threading
 import time
@@ -21,8 +20,7 @@ from pathlib import Path
 
 import httpx
 from measuring import machine
-from measuring.h2load import LoadFailed
-from measuring.processes import ServerFailed, processes
+from measuring.processes import ServerFailed, failures_as_messages, processes
 from measuring.servers import Folder, Running, run_ours
 from measuring.workloads import build_archive
 from peers.open_loop import CONNECTIONS_MAX, Client, Offered, arrivals, due, request_bytes
@@ -160,11 +158,8 @@ def main() -> None:
     parser.add_argument("--recovered", type=float, default=250.0, help="ms that p99 comes back to (default: 250)")
     options = parser.parse_args()
     print(machine.busy(), flush=True)
-    try:
-        with tempfile.TemporaryDirectory(prefix="bench-") as folder, processes() as all_started:
-            measure(started(Folder(Path(folder) / "ours", all_started), options), options)
-    except (ServerFailed, LoadFailed) as error:
-        sys.exit(str(error))
+    with failures_as_messages(), tempfile.TemporaryDirectory(prefix="bench-") as folder, processes() as all_started:
+        measure(started(Folder(Path(folder) / "ours", all_started), options), options)
 
 
 if __name__ == "__main__":

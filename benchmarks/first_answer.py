@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -18,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from measuring import accounts, machine
-from measuring.environments import NotInstalled
-from measuring.processes import ServerFailed, processes
+from measuring.processes import ServerFailed, failures_as_messages, processes
 from measuring.results import Spread, aligned
 from measuring.servers import FIRST_ANSWER_S_MAX, READY_S_MAX, Place, Served, start_ours, start_torchserve
 from measuring.workloads import HTTP_ANSWER, NOOP, WITH_TORCH, NoAnswer, Workload, WrongAnswer
@@ -121,12 +119,8 @@ def run(options: argparse.Namespace) -> None:
 
 def main() -> None:
     options = parse()
-    try:
+    with failures_as_messages():
         run(options)
-    except (NotInstalled, ServerFailed) as error:
-        sys.exit(f"\n{error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -20,12 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from measuring import machine, open_inference
-from measuring.environments import NotInstalled
-from measuring.h2load import LoadFailed
-from measuring.processes import Processes, ServerFailed, processes
+from measuring.processes import Processes, failures_as_messages, processes
 from measuring.results import Spread, aligned
 from measuring.servers import Folder, Running
-from measuring.workloads import WrongAnswer
 from peers.loads import Target, closed, turned
 from peers.questions import Call, Question, by_open_inference
 from peers.scenarios import CPU, P50
@@ -154,12 +150,8 @@ def run(options: argparse.Namespace) -> None:
 
 def main() -> None:
     options = parse()
-    try:
+    with failures_as_messages():
         run(options)
-    except (LoadFailed, NotInstalled, ServerFailed, WrongAnswer) as error:
-        sys.exit(f"\n{error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
 
 
 if __name__ == "__main__":

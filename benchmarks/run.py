@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from measuring import h2load, machine, rounds
-from measuring.environments import NotInstalled
+from measuring import machine, rounds
 from measuring.open_inference import INFER
-from measuring.processes import ServerFailed, processes
+from measuring.processes import failures_as_messages, processes
 from measuring.results import FIGURES, as_json, ratio_table, ratios, table
 from measuring.targets import INFER_STARTS, NOTES, STARTS, start
-from measuring.workloads import NOOP, PIECES_STREAM, WrongAnswer
+from measuring.workloads import NOOP, PIECES_STREAM
 
 USUAL_TARGETS = ("ours", "bare", "torchserve")
 QUICK_TARGETS = ("ours", "bare")
@@ -121,12 +119,8 @@ def measure(options: argparse.Namespace) -> None:
 
 def main() -> None:
     options = parse()
-    try:
+    with failures_as_messages():
         measure(options)
-    except (h2load.LoadFailed, NotInstalled, ServerFailed, WrongAnswer) as error:
-        sys.exit(f"\n{error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from measuring import accounts, machine
-from measuring.environments import NotInstalled
-from measuring.processes import ServerFailed, free_ports, processes
+from measuring.processes import ServerFailed, failures_as_messages, free_ports, processes
 from measuring.results import Spread, aligned
 from measuring.servers import Folder, Running
 from peers.systems import run_kserve, run_ours_kserve
@@ -139,12 +138,8 @@ def run(options: argparse.Namespace) -> None:
 
 def main() -> None:
     options = parse()
-    try:
+    with failures_as_messages():
         run(options)
-    except (NotInstalled, ServerFailed) as error:
-        sys.exit(f"\n{error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -17,8 +16,7 @@ from pathlib import Path
 
 import grpc
 from measuring import machine, servers
-from measuring.environments import NotInstalled
-from measuring.processes import Processes, ServerFailed, processes
+from measuring.processes import Processes, ServerFailed, failures_as_messages, processes
 from measuring.results import Spread, aligned
 from measuring.servers import Place, Served, start_ours, start_torchserve
 from measuring.workloads import WITH_TORCH
@@ -109,12 +107,8 @@ def run(options: argparse.Namespace) -> None:
 
 def main() -> None:
     options = parse()
-    try:
+    with failures_as_messages():
         run(options)
-    except (NotInstalled, ServerFailed) as error:
-        sys.exit(f"\n{error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,12 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from measuring.processes import BenchmarkFailed
+
 PLACE = (Path(__file__).resolve().parent.parent / ".envs").resolve()
 
 
-class NotInstalled(Exception):
+class NotInstalled(BenchmarkFailed):
     """Another server can't be installed or run here; the message says what to do."""
 
 

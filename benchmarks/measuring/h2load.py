@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from measuring.processes import BenchmarkFailed
+
 PREFIX_BYTES = 5
 MISSING = "h2load is missing. Install it: apt-get install nghttp2-client, or brew install nghttp2."
 GRPC_WORDS = ("-H", "content-type: application/grpc", "-H", "te: trailers")
@@ -28,7 +30,7 @@ ANSWERED = ("200", NO_REASON)
 STUCK_S_MAX = 60.0
 
 
-class LoadFailed(Exception):
+class LoadFailed(BenchmarkFailed):
     """The load didn't run, or the answers weren't what they should be."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,22 @@ END_S_MAX = 10.0
 LOG_LINES_SHOWN = 15
 
 
-class ServerFailed(Exception):
+class BenchmarkFailed(Exception):
+    """A benchmark can't go on; the message says why, and what to do."""
+
+
+@contextmanager
+def failures_as_messages() -> Iterator[None]:
+    """Ends a benchmark that fails in the block with its message, and with 130 after Ctrl-C."""
+    try:
+        yield
+    except BenchmarkFailed as error:
+        sys.exit(f"\n{error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+class ServerFailed(BenchmarkFailed):
     """A server didn't start, or ended by itself; the message has the last lines of its log."""
 
 

@@ -13,6 +13,7 @@ from typing import Protocol
 import grpc
 
 from measuring.h2load import PREFIX_BYTES, grpc_body
+from measuring.processes import BenchmarkFailed
 from ts_frontend.protos.inference_pb2 import PredictionResponse, PredictionsRequest
 from ts_frontend.protos.inference_pb2_grpc import InferenceAPIsServiceStub as Names
 
@@ -25,7 +26,7 @@ HTTP_ANSWER = [b"ok"]
 _TORCH_ANSWER: bytes = PredictionResponse(prediction=b"64.0").SerializeToString()
 
 
-class WrongAnswer(Exception):
+class WrongAnswer(BenchmarkFailed):
     """A server answered something else than it should."""
 
 

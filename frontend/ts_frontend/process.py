@@ -271,7 +271,7 @@ class AlreadyRunning(PidFileError):
 
 
 def pid_path(work_dir: Path | None = None) -> Path:
-    """The path of the pid file. Raises PidFileError when there is not a directory that can be written."""
+    """The path of the pid file. Raises PidFileError when there is no directory that can be written."""
     try:
         return (work_dir or Path(tempfile.gettempdir())) / ".model_server.pid"
     except FileNotFoundError as error:

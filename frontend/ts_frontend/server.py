@@ -301,9 +301,8 @@ class Server:
                 await self._serve(parts, lambda: on_ready(parts.listeners.addresses(), warnings))
                 await self._drain(parts)
             except asyncio.CancelledError:
-                await parts.listeners.engine.drain(
-                    0.0
-                )  # running requests are answered UNAVAILABLE, nothing listens any more
+                # Running requests are answered UNAVAILABLE, nothing listens any more.
+                await parts.listeners.engine.drain(0.0)
                 raise
 
     @contextlib.asynccontextmanager

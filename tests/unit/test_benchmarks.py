@@ -260,3 +260,18 @@ def test_lone_requests_are_not_delayed_and_batches_fill_under_load(path: None) -
     assert min(theirs.latencies_s) == pytest.approx(alone + batching.DELAY_S)
     often = batching.served(list(batching.arrivals(4000, 4000)), batching.Ours(policy))
     assert len(often.latencies_s) == 4000 and sum(often.batches) / len(often.batches) > 14
+
+
+def test_a_benchmark_that_fails_ends_with_the_reason() -> None:
+    from measuring.environments import NotInstalled
+    from measuring.h2load import LoadFailed
+    from measuring.processes import ServerFailed, failures_as_messages
+    from measuring.workloads import WrongAnswer
+
+    for failure in (LoadFailed, NotInstalled, ServerFailed, WrongAnswer):
+        with pytest.raises(SystemExit) as ended, failures_as_messages():
+            raise failure("the reason")
+        assert ended.value.code == "\nthe reason"
+    with pytest.raises(SystemExit) as ended, failures_as_messages():
+        raise KeyboardInterrupt
+    assert ended.value.code == 130

@@ -42,9 +42,10 @@ _HEADERS = (CONTENT_TYPE,)
 _TRAILERS_OK = (STATUS_OK,)
 
 
-def current_task() -> asyncio.Task[None]:
-    """The task of this request: ASGI servers run each in one."""
-    task: asyncio.Task[None] | None = asyncio.current_task()
+def current_task(loop: asyncio.AbstractEventLoop | None = None) -> asyncio.Task[None]:
+    """The task of this request: ASGI servers run each in one. Without `loop`, the running one is looked up, with a
+    system call."""
+    task: asyncio.Task[None] | None = asyncio.current_task(loop)
     assert task is not None
     return task
 

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Awaitable
 
 from ts_frontend.errors import ClientGone, Draining
-from ts_frontend.grpc.exchange import Exchange, uncancel
+from ts_frontend.grpc.exchange import Exchange, current_task, uncancel
 from ts_frontend.grpc.protocol import is_grpc
 from ts_frontend.http.request import CLOSE, AsgiApp, Event, Receive, Scope, Send, answer_error, not_found
 from ts_frontend.listeners.floods import Floods
@@ -62,13 +62,10 @@ class Application:
             await asyncio.sleep(LINGER_S)
 
     def _task(self) -> asyncio.Task[None]:
-        """Returns the task of this request: ASGI servers run each in one, all in one loop, for which asyncio would ask
-        each time, with a system call."""
+        """Returns the task of this request; all of them are in one loop."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
-        task: asyncio.Task[None] | None = asyncio.current_task(self._loop)
-        assert task is not None
-        return task
+        return current_task(self._loop)
 
     def _closing(self, scope: Scope, send: Send) -> Send:
         """Wraps `send` so that answers of HTTP/1.1 ask their client to close the connection once the server drains:

@@ -32,6 +32,7 @@ class BlockingRunner:
         self.entry, self._context = loaded.entry, loaded.context
         self._opened = opened
         self._forks = loaded.kind == "generator"
+        self._begins_later = self._forks and waits_for_a_step(loaded.entry)
         self._progress, self._decode = progress, decode
         self._active: list[tuple[Running, _Generator]] = []
         self._unbegun: set[Running] = set()  # of those, the ones that have had no step yet
@@ -66,7 +67,7 @@ class BlockingRunner:
                 self._link.on_turn(batch)
             rows = running.rows(self._decode)
             if rows:
-                if self._forks and waits_for_a_step(self.entry):
+                if self._begins_later:
                     self._unbegun.add(running)
                     result = self._call(self.entry, rows, context)
                 else:

@@ -416,7 +416,7 @@ def read(path: Path, config_text: str | None = None, name: str = "") -> ModelDir
     config = checked(config, name, source)
     versions = _versions(path)
     if not versions:
-        raise InvalidArgument(f"model {name!r} has no version: there is not a directory with a number in {path}")
+        raise InvalidArgument(f"model {name!r} has no version: there is no directory with a number in {path}")
     wanted = chosen(config, versions)
     if not wanted:
         have = ", ".join(map(str, versions))
