@@ -94,9 +94,10 @@ class Actor(WorkerProcess):
 class Stage:
     """The launcher, and what else a pool asks of the server. `scenes` says what the next processes do, then they are
     ready: ready, fails (a handler's exception), dies (killed while loading), exits (with a status while loading), hangs
-    (loads for ever), an exception (raised by the launch), or a function that is awaited by the launch."""
+    (loads for ever), an exception (raised by the launch), or a function that is awaited by the launch and may return
+    one of the words."""
 
-    def __init__(self, *scenes: str | Exception | Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, *scenes: str | Exception | Callable[[], Awaitable[str | None]]) -> None:
         self.scenes = list(scenes)
         self.launcher = self
         self.actors: list[Actor] = []
@@ -120,8 +121,7 @@ class Stage:
         if isinstance(scene, Exception):
             raise scene
         if callable(scene):
-            await scene()
-            scene = "ready"
+            scene = await scene() or "ready"
         channels = Channels()
         actor = Actor(1 << 30, spec.name, channels.sock, channels.progress)
         actor.take_stage(socket.socket(fileno=channels.worker_sock.detach()))

@@ -165,6 +165,28 @@ def test_the_same_traceback_is_logged_once_and_then_counted(caplog: pytest.LogCa
     assert "same traceback as before, 4 times now" in caplog.text
 
 
+def test_a_pool_closes_while_a_launch_ends_whose_cancellation_is_lost() -> None:
+    async def scenario() -> None:
+        launching = asyncio.Event()
+
+        async def launched() -> str:
+            launching.set()
+            with contextlib.suppress(asyncio.CancelledError):  # as wait_for does up to Python 3.11, if it is over then
+                await asyncio.Event().wait()
+            return "hangs"
+
+        stage = Stage(launched)
+        pool = pool_of(stage, Skipping())
+        scaling = asyncio.create_task(pool.scale(1))
+        await launching.wait()
+        await asyncio.wait_for(pool.close(0), GUARD_S / 4)
+        with pytest.raises(StartFailed, match="stopped"):
+            await scaling
+        assert [actor.exited.done() for actor in stage.actors] == [True]
+
+    run(scenario())
+
+
 # --- TorchServe's lines
 
 

@@ -167,6 +167,9 @@ class Worker:
         except Exception as error:
             self._enter(WorkerState.FAILED)
             raise StartFailed(f"Worker process couldn't be started: {error}") from error
+        if self._death_note:  # killed before it had a process; asyncio.wait_for may have lost the cancellation
+            self.kill(self._death_note)
+            raise StartFailed(self._death_note)
         self._enter(WorkerState.LOADING)
         try:
             await self._load(self.process)
