@@ -210,6 +210,9 @@ def test_the_short_help_begins_with_the_commands(capsys: pytest.CaptureFixture[s
     found = capsys.readouterr().out
     assert ended.value.code == 0 and found.index("torchserve top") < found.index("--model-store")
     assert len(found.splitlines()) < 40
+    lines = [line for line in found.splitlines() if line.startswith("  torchserve ")]
+    assert not [line for line in lines if line.endswith(".")], "a line of a command is cut, or is a sentence"
+    assert len(lines) == 21 and max(map(len, lines)) < 120
 
 
 @pytest.mark.parametrize(

@@ -149,9 +149,14 @@ _SHORT = (
 def _commands_help() -> str:
     commands = dict(_OWN_COMMANDS)
     with contextlib.suppress(ImportError):
-        commands |= {name: one.get_short_help_str(70) for name, one in _client().commands.items()}
+        commands |= {name: _summary(one.get_short_help_str(100)) for name, one in _client().commands.items()}
     rows = "\n".join(f"  torchserve {name:<12} {text}" for name, text in commands.items())
     return f"commands (torchserve COMMAND -h):\n{rows}"
+
+
+def _summary(sentence: str) -> str:
+    """A client command's help in the style of the other commands' lines: "List the models." as "list the models"."""
+    return sentence[:1].lower() + sentence[1:].removesuffix(".")
 
 
 # --- actions of the command line
