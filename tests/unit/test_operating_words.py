@@ -212,7 +212,7 @@ def test_the_short_help_begins_with_the_commands(capsys: pytest.CaptureFixture[s
     assert len(found.splitlines()) < 40
     lines = [line for line in found.splitlines() if line.startswith("  torchserve ")]
     assert not [line for line in lines if line.endswith(".")], "a line of a command is cut, or is a sentence"
-    assert len(lines) > 20 and max(map(len, lines)) < 120
+    assert len(lines) > 20 and max(map(len, lines)) < 110
 
 
 @pytest.mark.parametrize(

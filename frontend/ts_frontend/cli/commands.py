@@ -422,7 +422,10 @@ def _request_options(body: Callable[..., None]) -> Callable[..., None]:
 @_request_options
 @command
 def predict(client: Client, name: str, file: str | None, version: str, named: tuple[str, ...], as_json: bool) -> None:
-    """Send FILE (- for standard input) to a model, as input "data", and print the answer."""
+    """Send FILE (- for standard input) to a model and print the answer.
+
+    FILE is the input "data"; --input sends inputs of other names.
+    """
     prediction = client.predict(name, version, _inputs(file, named))
     if as_json:
         _print(_json_of(prediction), "", True)
@@ -434,7 +437,7 @@ def predict(client: Client, name: str, file: str | None, version: str, named: tu
 @_request_options
 @command
 def stream(client: Client, name: str, file: str | None, version: str, named: tuple[str, ...], as_json: bool) -> None:
-    """Send FILE (- for standard input) to a model and print the pieces of its answer as they come.
+    """Send FILE (- for standard input) to a model and print the answer piece by piece.
 
     With --json every piece is one line. Ctrl-C cancels the request; the model's handler notices.
     """

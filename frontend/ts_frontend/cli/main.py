@@ -37,7 +37,7 @@ COMPATIBLE_VERSION = "0.12.0"
 _OWN_COMMANDS = {
     "start": "the same as torchserve --start",
     "stop": "the same as torchserve --stop",
-    "dev": "serve a model that is being written: reload on save, errors and breakpoints in the terminal",
+    "dev": "serve a model that is being written: reload on save, errors in the terminal",
     "config": "show every setting with its value and source, without starting",
     "doctor": "check Python, torch, ports, directories and limits before a start",
     "migrate": "list the parts of a TorchServe deployment that stay, change or need work",

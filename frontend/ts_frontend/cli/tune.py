@@ -233,7 +233,7 @@ def tune(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Find the batch size, delay, workers and requests in flight that give the most answers a second.
+    """Find the batch size, delay and workers that give the most answers a second.
 
     The measurements use a temporary copy of the model; the model itself stays as it is.
     """
