@@ -11,7 +11,7 @@ from typing import Any
 from ts_frontend.config.foreign.aliases import ALIASES, Alias
 from ts_frontend.config.kinds import ConfigError, nearest
 from ts_frontend.config.load import Option, load_config
-from ts_frontend.config.table import ServerConfig
+from ts_frontend.config.table import SETTINGS, ServerConfig
 
 
 def spelled(words: Sequence[str], own: Collection[str], flags: Collection[str]) -> tuple[list[str], str]:
@@ -37,6 +37,16 @@ def _flag(name: str, own: Collection[str], flags: Collection[str]) -> str | None
         return name
     fitting = [flag for flag in own if flag.startswith(name)]
     return fitting[0] if len(fitting) == 1 else None
+
+
+def _set_by(flag: str) -> str:
+    """The way to give a setting that has no flag of its own, or nothing."""
+    key = flag[2:].replace("-", "_")
+    return (
+        f"; {key} is a setting without a flag: --set {key}=VALUE, or a line in config.properties"
+        if key in SETTINGS
+        else ""
+    )
 
 
 _SETTING_FLAGS = {
@@ -84,7 +94,7 @@ class SettingsParser(argparse.ArgumentParser):
         own = [flag for flag in flags if flag.startswith("--") and flag[2:].replace("-", "_") not in ALIASES]
         words, unknown = spelled(list(sys.argv[1:] if args is None else args), own, flags)
         if unknown:
-            self.error(f"unrecognized arguments: {unknown}{nearest(unknown, flags)}")
+            self.error(f"unrecognized arguments: {unknown}{_set_by(unknown) or nearest(unknown, flags)}")
         return super().parse_args(words, namespace)
 
 
