@@ -91,6 +91,16 @@ def check(found: dict[str, float | str]) -> None:
     assert sum(float(part) for part in parts) <= float(found["total"])
 
 
+def test_a_wrong_port_is_told_with_those_of_this_machines_server(operated: Any) -> None:
+    """Both for gRPC and for HTTP."""
+    env = {**os.environ, "TMPDIR": str(operated.directory / "tmp")}
+    for words in (["list", "--management-port", "1"], ["top", "--once", "--url", "http://127.0.0.1:1"]):
+        done = subprocess.run([*COMMAND, *words], env=env, capture_output=True, text=True, timeout=GUARD_S)
+        assert done.returncode == 1 and "No server answers at" in done.stderr
+        assert f"runs on this machine as process {operated.process.pid}" in done.stderr
+        assert str(operated.port("http_management")) in done.stderr
+
+
 def test_http_tells_who_asks(operated: Any) -> None:
     answer, body = posted(operated, "/predictions/quick", ASK)
     assert body == b"answer"

@@ -435,7 +435,7 @@ def test_dashes_and_beginnings(words: list[str]) -> None:
         ("--grpc-prt=1", "unrecognized arguments: --grpc-prt; did you mean --grpc-port?"),
         (
             "--inference-address=http://0.0.0.0:8080",
-            "unrecognized arguments: --inference-address; inference_address is a setting without a flag: --set inference_address=VALUE",
+            "--inference-address; inference_address is a setting without a flag: --set inference_address=VALUE",
         ),
         ("--grpc-w=1", "unrecognized arguments: --grpc-w"),
         ("--model-=1", "unrecognized arguments: --model-"),

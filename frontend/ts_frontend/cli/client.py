@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -11,11 +12,13 @@ from types import TracebackType
 from typing import Any
 
 import grpc
+import psutil
 from google.protobuf import empty_pb2
 
 from ts_frontend.authorization.key_files import NAME, read_keys
 from ts_frontend.config.addresses import is_loopback
 from ts_frontend.config.keys import BadKeys, KeyKind, Keys, time_text
+from ts_frontend.process import PidFileError, pid_path, running_server
 from ts_frontend.protos import inference_pb2, inference_pb2_grpc, management_pb2, management_pb2_grpc
 
 
@@ -156,12 +159,28 @@ def _failure(error: Any, address: str) -> CallFailed:
         text = (
             f"No server answers at {address} ({details}).\n"
             "Is it running? Start one with: torchserve --start --model-store DIRECTORY --models all\n"
+            f"{server_here(address)}"
             "Is it elsewhere? Give its address with --host, --inference-port and --management-port.\n"
             "Does it speak TLS? Name its authority's certificate with --ca-file; if it asks for yours, --cert. "
             "Does it not? Leave out --ca-file."
         )
         return CallFailed(code, text)
     return CallFailed(code, f"{code}: {details or 'the server gave no reason'}")
+
+
+def server_here(address: str) -> str:
+    """A line about the server that runs on this machine, for an `address`, HOST:PORT, that did not answer; "" without a
+    server, or for an address of another machine."""
+    host = address.rpartition(":")[0].strip("[]")
+    if not is_loopback(host):
+        return ""
+    with contextlib.suppress(PidFileError, psutil.Error):
+        if server := running_server(pid_path()):
+            listening = [one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+            ports = sorted({one.laddr.port for one in listening if one.laddr and one.pid == server.pid})
+            at = f", and listens on the ports {', '.join(map(str, ports))}" if ports else ""
+            return f"A server runs on this machine as process {server.pid}{at}.\n"
+    return ""
 
 
 class Client:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from ts_frontend.cli.client import CallFailed, ClientKeys
+from ts_frontend.cli.client import CallFailed, ClientKeys, server_here
 from ts_frontend.config.keys import KeyKind
 from ts_frontend.diagnosis.asking import why_unanswered
 
@@ -102,6 +102,7 @@ def _unreached(url: str, error: OSError | http.client.HTTPException) -> str:
     return (
         f"No server answers at {url} ({why_unanswered(error)}).\n"
         "Is it running? Start one with: torchserve --start --model-store DIRECTORY --models all\n"
+        f"{server_here(urlsplit(url).netloc)}"
         "Is it elsewhere? Give its management address with --url or TORCHSERVE_MANAGEMENT_URL."
     )
 
