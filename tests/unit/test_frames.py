@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import struct
 from typing import Any
@@ -238,6 +239,7 @@ def test_packed_pairs_are_read_when_somebody_looks(given_pairs):
     assert (list(found), len(found), dict(found)) == (given_pairs, len(given_pairs), dict(given_pairs))
     assert given_pairs == [] or (found[0], found[:1]) == (given_pairs[0], given_pairs[:1])
     assert frames.packed(found) == frames.packed(list(found)) == frames.packed(given_pairs)
+    assert list(copy.copy(found)) == given_pairs, "as after pickle"
 
 
 header_names = st.sampled_from([b"host", b"accept", b"x-request-id"]) | st.binary(max_size=20)

@@ -188,6 +188,8 @@ def test_subclasses_of_text_and_bytes():
 def test_failures_carry_their_codes():
     assert running.failure_of(PredictionException("no", 404)) == Failure(404, "no")
     assert running.failure_of(PredictionException("no")) == Failure(500, "no")
+    odd: Any = {"message": 7, "error_code": "seven"}
+    assert running.failure_of(PredictionException(**odd)) == Failure(500, "7")
     assert running.failure_of(RuntimeError("CUDA out of memory")).code == 507
 
 
@@ -542,6 +544,42 @@ def ran(handler, *headers):
         run = running.Running(batch, mine, link)
         run.finish(handler(run.rows(True), mine))
         return mine, pushed(link.ledger)
+
+
+class Place:
+    """A place in the batch as numpy and torch give it."""
+
+    def __init__(self, place):
+        self.place = place
+
+    def __index__(self):
+        return self.place
+
+
+def test_a_handlers_values_may_be_of_other_types_than_they_should_be():
+    """As in Python, also where the runtime is compiled, which looks at the types of arguments."""
+    from ts.protocol.decoder import decode_bytes
+
+    ours, theirs = socket.socketpair()
+    with ours:
+        link, mine = Link(theirs.detach()), context()
+        link.ledger = ledger_with()
+        link.ledger.receive(Predict(1, [item(0, 1e18), item(1, 2e18)]))
+        batch = link.ledger.queue.popleft()
+        link.ledger.start(batch)
+        run = running.Running(batch, mine, link)
+        run.rows(True)
+        assert mine.is_cancelled(Place(1)) is False
+        assert 0 < mine.remaining_s(Place(0)) < mine.remaining_s(Place(1))
+        mine.set_response_header(0, "number", 5)
+        mine.set_response_status(201, 7, 0)
+        run.send(["a", "b"], [Place(0), Place(1)], None, 200.0)
+        run.send(["a", "b"], [Place(1)], KeyError("no"), "odd")
+        link.close()
+        first, other, failed = decode_bytes(ours.recv(1 << 16))
+    assert isinstance(first, Chunk) and isinstance(other, Chunk) and isinstance(failed, Failed)
+    assert (first.status, first.phrase, first.headers) == (201, "7", [("number", "5")])
+    assert (other.data, failed.code, failed.message) == (b"b", 500, "'no'")
 
 
 def test_headers_are_made_for_handlers_that_look():

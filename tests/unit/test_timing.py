@@ -214,7 +214,9 @@ def test_nothing_is_in_the_way_before_somebody_asks() -> None:
     ledger = WorkerLedger(1000, 1000)
     runner = Runner(print)
     ledger.on_measure = Stopwatch(ledger, runner, awaits=False).measure
-    assert runner.entry is print and "give" not in vars(ledger)
+    assert runner.entry is print and ledger.on_given is None
+    ledger.receive(Measure(7))
+    assert runner.entry is not print and ledger.on_given is not None
 
 
 def test_requests_that_never_come_are_forgotten() -> None:

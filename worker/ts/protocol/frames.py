@@ -259,6 +259,9 @@ class PackedPairs(Sequence["tuple[str, str]"]):
     def __getitem__(self, index: int | slice) -> tuple[str, str] | list[tuple[str, str]]:
         return self._pairs()[index]
 
+    def __reduce__(self) -> tuple[type[PackedPairs], tuple[bytes]]:
+        return PackedPairs, (self.block,)
+
     def __repr__(self) -> str:
         return f"PackedPairs({self.block!r})"
 

@@ -117,7 +117,8 @@ class _Step(Running):
         if criteria:
             stop = criteria[index](value)
             return stop is not None and not stop
-        headers = self.context.request_processor[index].get_response_headers()
+        processor: Any = self.context.request_processor[index]  # whose values may be of any type
+        headers = processor.get_response_headers()
         return str(headers.get(STREAM_NEXT, "")).lower() == "true"
 
     def _put(self, index: int, value: Outcome, last: bool) -> None:

@@ -133,6 +133,8 @@ class Ledger:
         self.stopping = False
         self.on_answer: Callable[[Chunk | Failed], None] = lambda message: None  # of the worker's own calls
         self.on_measure: Callable[[int], None] = lambda job_id: None
+        #: Gets what `give` gets, before it is sent; None while no request is measured.
+        self.on_given: Callable[[Job, Outcome, bool], None] | None = None
         self._early_cancels: dict[int, None] = {}
 
     # --- from the frontend
@@ -234,6 +236,8 @@ class Ledger:
         """A piece of a request's answer, or its failure: sent now, or held until its reader has credit. Status, phrase
         and headers count for the first piece, `later` are headers of those after it. Raises ValueError for a piece that
         fits no message to the frontend: the request then is as it was, and can still be failed."""
+        if self.on_given is not None:
+            self.on_given(job, value, last)
         with self.lock:
             if job.over:
                 return

@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import operator
 import os
 import re
 import reprlib
@@ -18,7 +19,7 @@ from functools import lru_cache
 from types import TracebackType
 from typing import Any, NamedTuple, TypeAlias
 
-from ts.context import Context, RequestCancelled, RequestProcessor
+from ts.context import Context, RequestCancelled
 from ts.protocol import forms
 from ts.protocol.codes import DEVICE_LOST
 from ts.protocol.decoder import decode_bytes
@@ -41,9 +42,12 @@ HEAD_TEXT_BYTES_MAX = 65535
 HEADERS_MAX = 60_000
 
 _RUNTIME_DIR = os.path.dirname(__file__)
+#: The folders of the runtime in tracebacks: this one, and the name that mypyc was given for it.
+_RUNTIME_DIRS = (_RUNTIME_DIR, "ts/runtime")
 #: Folders of code that is not the handler's own.
 _LIBRARIES = (
     os.path.dirname(_RUNTIME_DIR) + os.sep,
+    *("ts/runtime/", "ts/protocol/"),
     *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
 )
 HELD_BYTES_MAX = 64 * 1024 * 1024
@@ -216,9 +220,10 @@ def _shortened(value: Any) -> str:
 def failure_of(error: BaseException) -> Failure:
     """The code and message that callers see for a handler's exception. Anything but a PredictionException is the
     handler's fault, and told with its cause."""
+    given: Any = error  # whose fields may be of any type
     try:
         if isinstance(error, PredictionException):
-            return failure_with(error.error_code, error.message)
+            return failure_with(given.error_code, given.message)
         failure = OUT_OF_RESOURCES if advice.is_out_of_memory(error) else PREDICTION_FAILED
         lines = traceback.format_exception(type(error), error, _without_runtime(error))
         return failure._replace(cause=_cause(error), traceback="".join(lines).rstrip())
@@ -236,7 +241,7 @@ def _cause(error: BaseException) -> str:
     frames = traceback.extract_tb(_without_runtime(error))
     own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
     for frame in (own or frames)[-1:]:
-        if os.path.dirname(frame.filename) != _RUNTIME_DIR:
+        if os.path.dirname(frame.filename) not in _RUNTIME_DIRS:
             text = f"{text} ({os.path.basename(frame.filename)}, line {frame.lineno}, in {frame.name})"
     what_to_do = advice.of_exception(error, _inputs_of(_without_runtime(error)))
     return f"{text}. {what_to_do}" if what_to_do else text
@@ -246,9 +251,10 @@ def _inputs_of(here: TracebackType | None) -> list[str] | None:
     """The names of the first request's inputs, read off the arguments of the handler's call that failed there."""
     if here is None:
         return None
-    code = here.tb_frame.f_code
+    frame: Any = here.tb_frame  # the locals are a dict, or from Python 3.13 on a view
+    code = frame.f_code
     for name in code.co_varnames[: code.co_argcount]:
-        rows = here.tb_frame.f_locals.get(name)
+        rows = frame.f_locals.get(name)
         if isinstance(rows, list) and rows and isinstance(rows[0], dict):
             return [str(key) for key in rows[0]]
     return None
@@ -302,7 +308,7 @@ def check_device(error: BaseException) -> None:
 def _without_runtime(error: BaseException) -> TracebackType | None:
     """The traceback from the handler's own frame on, when it got that far."""
     here = error.__traceback__
-    while here is not None and os.path.dirname(here.tb_frame.f_code.co_filename) == _RUNTIME_DIR:
+    while here is not None and os.path.dirname(here.tb_frame.f_code.co_filename) in _RUNTIME_DIRS:
         here = here.tb_next
     return here or error.__traceback__
 
@@ -324,8 +330,9 @@ class Head(NamedTuple):
 PLAIN_HEAD = Head()
 
 
-def head_of(processor: RequestProcessor) -> Head:
-    """The status and headers that a handler set. Raises ValueError for values that can't be sent."""
+def head_of(processor: Any) -> Head:
+    """The status and headers that a handler set in its `RequestProcessor`, of any type. Raises ValueError for values
+    that can't be sent."""
     if processor.is_plain():
         return PLAIN_HEAD
     status, phrase = processor.get_response_status_code(), str(processor.get_response_status_phrase())
@@ -346,7 +353,7 @@ def head_of(processor: RequestProcessor) -> Head:
 class Refused(NamedTuple):
     """An element that a generator may yield: a failure among the answers, after which the request goes on."""
 
-    error: Exception
+    error: Any  # an Exception
 
 
 class Ended(NamedTuple):
@@ -411,20 +418,24 @@ class Running:
     def headers(self) -> list[Headers]:
         return [headers_of(pairs, inputs) for pairs, inputs in self._asked]
 
-    def is_cancelled(self, idx: int | None) -> bool:
-        return self.batch.cancelled if idx is None else self.jobs[idx].cancelled
+    def is_cancelled(self, idx: Any) -> bool:
+        return self.batch.cancelled if idx is None else self.jobs[operator.index(idx)].cancelled
 
-    def deadline_s(self, idx: int | None) -> float:
+    def deadline_s(self, idx: Any) -> float:
         if idx is not None:
-            return self.jobs[idx].deadline_s
+            return self.jobs[operator.index(idx)].deadline_s
         return max((job.deadline_s for job in self.jobs), default=math.inf)
 
-    def send(self, ret: Sequence[Any], indices: Sequence[int], message: str, code: int) -> None:
+    def send(self, ret: Any, indices: Sequence[Any], message: Any, code: Any) -> None:
         """One piece per request, now. Raises RequestCancelled; waits for credit (async handlers: `drain`)."""
         if code != 200:
-            self._give([(index, failure_with(code, message)) for index in indices])
+            self._give([(operator.index(index), failure_with(code, message)) for index in indices])
             return
-        pieces = [(index, self._outcome(index, ret[index], False)) for index in indices]
+        if len(indices) == 1:
+            place = operator.index(indices[0])
+            pieces = [(place, self._outcome(place, ret[place], False))]
+        else:
+            pieces = [(place, self._outcome(place, ret[place], False)) for place in map(operator.index, indices)]
         if len(pieces) != 1 or not self._add_piece(*pieces[0]):
             self._give(pieces)
         elif not self.link.may_hold_back():

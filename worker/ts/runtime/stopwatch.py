@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol
 
 from ts.protocol.frames import Times
-from ts.runtime.jobs import Failure, Job, Ledger
+from ts.runtime.jobs import Failure, Job, Ledger, Outcome
 
 #: Requests that were asked about and have not ended; of more, the oldest are forgotten.
 MEASURED_MAX = 1024
@@ -41,14 +41,13 @@ class Stopwatch:
         self._ledger, self._runner, self._awaits = ledger, runner, awaits
         self._laps: dict[int, _Lap] = {}
         self._entry: Any = None
-        self._give = ledger.give
 
     def measure(self, job_id: int) -> None:
         """Measures this request, which is still to come or waits here."""
         if self._entry is None:
             self._entry = self._runner.entry
             self._runner.entry = self._called
-            self._ledger.give = self._given  # type: ignore[method-assign]  # stands before it from now on
+            self._ledger.on_given = self._given
         self._laps[job_id] = _Lap()
         if len(self._laps) > MEASURED_MAX:
             del self._laps[next(iter(self._laps))]
@@ -68,8 +67,8 @@ class Stopwatch:
         _end(mine, result)
         return result
 
-    def _given(self, job: Job, value: Any, last: bool, *more: Any, **named: Any) -> None:
-        """As `Ledger.give`; with the last piece, or the failure, go the times."""
+    def _given(self, job: Job, value: Outcome, last: bool) -> None:
+        """Sends the times before the last piece, or the failure."""
         if self._laps and (last or type(value) is Failure):
             lap = self._laps.pop(job.job_id, None)
             if lap is not None:
@@ -78,7 +77,6 @@ class Stopwatch:
                 with self._ledger.lock:
                     if not job.done:
                         self._ledger.outbox.push(times)
-        self._give(job, value, last, *more, **named)
 
 
 async def _awaited(result: Awaitable[Any], laps: Sequence[_Lap]) -> Any:
