@@ -136,6 +136,12 @@ def test_a_state_without_a_class_says_so(tmp_path: Path) -> None:
         loaded(tmp_path)
 
 
+def test_a_file_that_is_no_safetensors_says_so(tmp_path: Path) -> None:
+    (written("safetensors", tmp_path) / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(HandlerNotUsable, match=r"model\.safetensors can't be read: .*header"):
+        loaded(tmp_path)
+
+
 def test_a_triton_repository_may_have_a_program_of_torch_export(tmp_path: Path) -> None:
     from ts.compat import triton
 

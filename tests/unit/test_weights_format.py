@@ -80,6 +80,21 @@ def test_a_state_without_its_class_is_refused_with_what_is_missing(tmp_path: Pat
         opened(bare, tmp_path)
 
 
+def test_a_download_that_did_not_end_is_refused(tmp_path: Path) -> None:
+    parts = [f"model-0000{one}-of-00003.safetensors" for one in (1, 2, 3)]
+    whole = folder(tmp_path / "whole", "config.json", "model.safetensors.index.json", *parts)
+    assert [Path(one).name for one in opened(whole, tmp_path).adapter_settings["files"]] == parts
+    with pytest.raises(
+        InvalidArchive, match=r"entry '\S+03-of\S+': one of 3 parts of the weights, of which 1 are there"
+    ):
+        opened(folder(tmp_path / "net", "config.json", parts[2]), tmp_path)
+
+
+def test_weights_that_change_other_weights_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArchive, match=r"adapter_model\.safetensors changes the weights of another.*merge_and_"):
+        opened(folder(tmp_path / "net", "adapter_model.safetensors", "adapter_config.json"), tmp_path)
+
+
 def test_a_file_is_a_model_of_its_name(tmp_path: Path) -> None:
     found = opened(folder(tmp_path / "store", "one.onnx", "two.pt") / "one.onnx", tmp_path)
     assert (found.name, found.dir, found.adapter_settings["kind"]) == ("one", tmp_path / "store", "onnx")

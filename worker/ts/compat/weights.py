@@ -57,10 +57,17 @@ def _class(files: list[Path], adapted: dict[str, Any], gpu_id: int | None) -> Te
 def _state(files: list[Path]) -> dict[str, Any]:
     """The tensors of all files."""
     try:
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
     except ImportError:
         raise HandlerNotUsable(f"{files[0].name} needs the package safetensors: pip install safetensors") from None
-    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+    found: dict[str, Any] = {}
+    for file in files:
+        try:
+            found |= load_file(file)
+        except SafetensorError as error:
+            raise HandlerNotUsable(f"{file.name} can't be read: {error}") from error
+    return found
 
 
 def _transformers(files: list[Path], adapted: dict[str, Any], gpu_id: int | None) -> TensorGraph:
@@ -68,18 +75,33 @@ def _transformers(files: list[Path], adapted: dict[str, Any], gpu_id: int | None
     folder = files[0].parent
     try:
         import transformers  # type: ignore[import-not-found,unused-ignore]
+        from safetensors import SafetensorError
     except ImportError:
         raise HandlerNotUsable(
             "the class of the weights is in config.json, for the package transformers: pip install transformers"
         ) from None
-    names = json.loads((folder / "config.json").read_text()).get("architectures") or [""]
-    kind = getattr(transformers, names[0], None)
+    config = json.loads((folder / "config.json").read_text())
+    name = (config.get("architectures") or [""])[0]
+    kind = getattr(transformers, name, None)
     if kind is None:
+        own = ": its code is the model's own (auto_map), so that it needs a handler" if config.get("auto_map") else ""
         raise HandlerNotUsable(
-            f"transformers {transformers.__version__} has no class {names[0]!r}, as config.json says"
+            f"transformers {transformers.__version__} has no class {name!r}, which config.json names{own}"
         )
+    transformers.utils.logging.disable_progress_bar()
     device = _device(gpu_id)
-    module = kind.from_pretrained(folder, local_files_only=True).to(device).eval()
+    try:
+        module, loading = kind.from_pretrained(folder, local_files_only=True, output_loading_info=True)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        text = f"{type(error).__name__}: {error}"
+        raise HandlerNotUsable(f"transformers can't load {name} from {files[0].name}: {text}") from error
+    # Models for embeddings are often saved without their pooler, whose output nobody takes.
+    if absent := sorted(one for one in loading["missing_keys"] if "pooler." not in one):
+        raise HandlerNotUsable(
+            f"config.json doesn't fit {files[0].name}: {len(absent)} weights of {name} aren't in it and would be "
+            f"random, the first is {absent[0]}"
+        )
+    module = module.to(device).eval()
     tokenizer = None
     if any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt")):
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)

@@ -17,6 +17,10 @@ GRAPHS = {".onnx": "onnx", ".pt2": "exported", ".pt": "torchscript", ".pth": "to
 STATES = (".safetensors", ".bin")
 #: The class of a folder's weights: a file that defines it, or its name in Hugging Face's configuration.
 CLASS_FILE, TRANSFORMERS_FILE = "model.py", "config.json"
+#: Of weights in several files: model-00002-of-00003.safetensors.
+_PART = re.compile(r"(.+)-(\d{1,9})-of-(\d{1,9})(\.\w+)", re.ASCII)
+#: Of weights that change another model's.
+ADAPTER_FILE = "adapter_config.json"
 _PACKED = (".mar", ".model", ".tgz", ".gz", ".zip")
 
 
@@ -44,6 +48,7 @@ class WeightsFormat(ModelFormat):
         beside = set() if single else {one.name for one in there}
         chosen = _weights(there, TRANSFORMERS_FILE in beside)
         kind = _kind(directory, chosen[0], beside)
+        _check_parts(directory, [one.name for one in chosen])
         name = path.stem if single else directory.name
         configured = CONFIG_FILE in beside
         archive = Archive(
@@ -90,8 +95,24 @@ def _kind(directory: Path, weights: Path, beside: set[str]) -> str:
         if '"architectures"' in (read_text(directory, directory / TRANSFORMERS_FILE) or ""):
             return "transformers"
         raise refusal(directory, "it names no architectures, the class of the weights", TRANSFORMERS_FILE)
+    if ADAPTER_FILE in beside:
+        raise refusal(
+            directory,
+            f"{weights.name} changes the weights of another model: merge it into that one (merge_and_unload of the "
+            "package peft), and save the whole",
+        )
     raise refusal(
         directory,
         f"{weights.name} has weights and no model: put a {CLASS_FILE} with their torch.nn.Module next to it, or "
         f"Hugging Face's {TRANSFORMERS_FILE}; or export the model (torch.export, TorchScript, ONNX)",
     )
+
+
+def _check_parts(directory: Path, names: list[str]) -> None:
+    """InvalidArchive when a part of the weights isn't there: a download that didn't end."""
+    for name in names:
+        if found := _PART.fullmatch(name):
+            stem, _, last, suffix = found.groups()
+            there = sum(one.startswith(f"{stem}-") and one.endswith(f"-of-{last}{suffix}") for one in names)
+            if there != int(last):
+                raise refusal(directory, f"one of {int(last)} parts of the weights, of which {there} are there", name)
