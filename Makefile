@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help env run test test-external test-slow fuzz soak soak-measures docs bench bench-peers bench-instructions format clean FORCE
+.PHONY: help env run test test-external test-slow test-compiled fuzz soak soak-measures docs bench bench-peers bench-instructions format clean FORCE
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /\1 = /p' $(MAKEFILE_LIST) | awk -F' = ' '{ printf "  make %-18s %s\n", $$1, $$2 }'
@@ -49,6 +49,9 @@ test-external: $(STAMP) ## the tests that need parts from outside, which are ins
 
 test-slow: $(STAMP) ## the tests that take minutes or measure, on a machine that does nothing else
 	@$(BIN)/python ts_scripts/check.py --slow
+
+test-compiled: $(STAMP) ## the tests with the compiled form, in an environment of its own; PART=1: of what is compiled
+	@$(BIN)/python ts_scripts/check.py $(if $(filter-out 0,$(PART)),--compiled-part,--compiled)
 
 fuzz: $(STAMP) ## fuzz what reads from outside: minutes, with LONG=1 hours and over 10 million inputs; ARGS="..."
 	@$(BIN)/python tests/fuzz/run.py --jobs $(JOBS) $(if $(filter-out 0,$(LONG)),--runs 350000,--runs 10000) $(ARGS)

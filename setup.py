@@ -1,18 +1,29 @@
-"""The description and the addresses of the package, which setup.cfg can't make.
+"""The description and the addresses of the package, and its compiled form, which setup.cfg can't make.
 
 A package index shows the README outside of a checkout. TORCHRELAY_REPOSITORY=https://… (the address of the repository
 that a release is made from) turns its links to files into links to that repository, and is the project's address;
 without it these links become text.
+
+TORCHRELAY_COMPILE=1 compiles the modules that setup.cfg lists with mypyc. Their sources are installed too: another
+version of Python imports those.
 """
 
 from __future__ import annotations
 
+import atexit
+import configparser
 import os
 import re
+import shutil
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
-from setuptools import setup
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
 
 #: A link or an image whose target is a file of the checkout.
 _RELATIVE = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!https?://|#|mailto:)([^)\s]+)\)")
@@ -35,9 +46,65 @@ def _addresses() -> dict[str, str]:
     return {name: f"{_REPOSITORY}/blob/HEAD/{path}" if path else _REPOSITORY for name, path in _PAGES.items()}
 
 
-readme = (Path(__file__).parent / "README.md").read_text(encoding="utf-8")
+# --- the compiled form
+
+#: The library with the code of all compiled modules, to whose name mypyc adds `__mypyc`. It is in the package, so that
+#: it is found wherever the package is.
+_LIBRARY = "ts.compiled"
+#: Whatever is installed beside mypy, the same C comes out.
+_MYPY = ("--config-file=", "--no-site-packages", "--ignore-missing-imports", "--follow-imports=silent")
+
+
+def _settings() -> configparser.ConfigParser:
+    found = configparser.ConfigParser(delimiters=("=",))
+    found.read(ROOT / "setup.cfg", encoding="utf-8")
+    return found
+
+
+class _Compiler(build_ext):
+    """Makes the extensions when they are built: before, mypy isn't installed yet."""
+
+    def run(self) -> None:
+        if self.inplace or self.editable_mode:
+            sys.exit("TORCHRELAY_COMPILE=1: an editable install has no compiled form. Use `pip install .`")
+        from mypyc.build import mypycify
+
+        folder = Path(self.get_finalized_command("build").build_base).resolve()
+        # Tracebacks have the names of files as mypyc was given them: below here, each begins with its package.
+        for package in ("worker/ts", "frontend/ts_frontend"):
+            (folder / Path(package).name).symlink_to(ROOT / package)
+        files = [f"{name.replace('.', '/')}.py" for name in _settings()["torchrelay:compiled"]["modules"].split()]
+        os.chdir(folder)
+        try:
+            self.distribution.ext_modules = mypycify(
+                [*_MYPY, *files], opt_level="1", debug_level="0", target_dir=str(folder / "c"), group_name=_LIBRARY
+            )
+        finally:
+            os.chdir(ROOT)
+        self.swig_opts = None  # as before the first time
+        self.finalize_options()
+        super().run()
+
+
+def _compiled() -> dict[str, Any]:
+    """What `setup` gets for the compiled form."""
+    if os.environ.get("TORCHRELAY_COMPILE", "0") in ("", "0"):
+        return {}
+    mypy = next(line for line in _settings()["options.extras_require"]["dev"].splitlines() if line.startswith("mypy "))
+    # A folder of its own: nothing of one build gets into another.
+    folder = tempfile.mkdtemp(prefix="torchrelay-build-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return {
+        "ext_modules": [Extension(f"{_LIBRARY}__mypyc", [])],  # which makes the wheel one for this Python and machine
+        "cmdclass": {"build_ext": _Compiler},
+        "setup_requires": [mypy],
+        "options": {"build": {"build_base": folder}},
+    }
+
+
 setup(
-    long_description=_RELATIVE.sub(_absolute, readme),
+    long_description=_RELATIVE.sub(_absolute, (ROOT / "README.md").read_text(encoding="utf-8")),
     long_description_content_type="text/markdown",
     project_urls=_addresses(),
+    **_compiled(),
 )

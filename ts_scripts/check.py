@@ -1,13 +1,14 @@
 """Runs the checks of this repository, all of them also when one fails, and says at the end which did.
 
-Usage: python ts_scripts/check.py [--external | --slow]
+Usage: python ts_scripts/check.py [--external | --slow | --compiled | --compiled-part]
 
 Tests that fail run once more, alone, if they are few: what passes then is named, since it depends on the speed of the
 machine and is to be mended, and doesn't fail the run.
 
 With `--external`: installs what the tests marked `external` need and can be had (Node, its packages, other systems'
 clients, Debian's Prometheus), and runs those. With `--slow`: Debian's Go, Ray, and the tests marked `slow`, one after
-the other, since they measure.
+the other, since they measure. With `--compiled`: the usual tests with the compiled form of the package, which gets an
+environment of its own (`compiled_environment.py`); with `--compiled-part`: the tests of what is compiled.
 """
 
 from __future__ import annotations
@@ -40,6 +41,35 @@ AGAIN_MAX = 8
 #: pytest's exit code.
 TESTS_FAILED = 1
 LAST_FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
+#: The interpreter of the compiled form's environment.
+COMPILED = BIN.parent / "compiled" / "bin" / "python"
+#: The tests of what is compiled: protocol, runtime, streams on both engines, what handlers are promised.
+COMPILED_PART = (
+    "tests/e2e/ingress/test_ingress_services.py",
+    "tests/e2e/open_inference/test_grpc_inference.py",
+    "tests/e2e/open_inference/test_http_inference.py",
+    "tests/e2e/test_continuous_batching.py",
+    "tests/e2e/test_failed_requests.py",
+    "tests/e2e/test_fault_matrix.py",
+    "tests/e2e/test_handler_contract.py",
+    "tests/e2e/test_http_answers.py",
+    "tests/e2e/test_other_engines.py",
+    "tests/process/test_cluster_workers.py",
+    "tests/process/test_compiled_form.py",
+    "tests/process/test_handler_places.py",
+    "tests/process/test_worker_progress.py",
+    "tests/process/test_worker_runtime.py",
+    "tests/process/test_worker_runtime_docs.py",
+    "tests/process/test_worker_runtime_forkserver.py",
+    "tests/unit/test_frames.py",
+    "tests/unit/test_handler_testing.py",
+    "tests/unit/test_joined_pieces.py",
+    "tests/unit/test_outbox.py",
+    "tests/unit/test_runtime_pieces.py",
+    "tests/unit/test_stream.py",
+    "tests/unit/test_tensor_forms.py",
+    "tests/unit/test_timing.py",
+)
 NPM_INSTALL = ("npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts")
 
 
@@ -58,9 +88,9 @@ def python(*words: str) -> list[str]:
     return [sys.executable, *words]
 
 
-def tests(title: str, marked: str, section: str, *more: str) -> Step:
+def tests(title: str, marked: str, section: str, *more: str, interpreter: str = sys.executable) -> Step:
     """The tests with these marks, of which those in the section of required_tests.txt may not be skipped."""
-    chosen = python("-m", "pytest", "-m", marked)
+    chosen = [interpreter, "-m", "pytest", "-m", marked]
     again = [*chosen, "--last-failed", "--last-failed-no-failures", "none"]
     return Step(title, [*chosen, "--required", section, *more], again=again)
 
@@ -71,7 +101,16 @@ def usual_steps() -> list[Step]:
         Step("lint", python("-m", "ruff", "check", ".")),
         Step("types", python("-m", "mypy"), aside=True),
         Step("generated protos", python("ts_scripts/gen_protos.py", "--check"), aside=True),
-        tests("tests", "not external and not slow", "usual", *PARALLEL),
+        tests("tests", "not external and not slow and not compiled_form", "usual", *PARALLEL),
+    ]
+
+
+def compiled_steps(part: Sequence[str]) -> list[Step]:
+    """`part`: the files of tests to run, all if there are none."""
+    marked, section = "not external and not slow and not pure_form", "compiled part" if part else "usual"
+    return [
+        Step("the compiled form", python("ts_scripts/compiled_environment.py")),
+        tests("tests of the compiled form", marked, section, *PARALLEL, *part, interpreter=str(COMPILED)),
     ]
 
 
@@ -115,9 +154,10 @@ class Done(NamedTuple):
 
 
 def run(step: Step) -> Done:
-    """The environment's commands come first on the command's PATH."""
+    """The environment's commands come first on the command's PATH, before them those of the command's interpreter."""
     started_s = time.monotonic()
-    env = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}"}
+    own = [str(COMPILED.parent)] if step.command[0] == str(COMPILED) else []
+    env = {**os.environ, "PATH": os.pathsep.join((*own, str(BIN), os.environ.get("PATH", "")))}
     if not step.aside:
         status = subprocess.run(step.command, cwd=step.folder, env=env).returncode
         if step.again and status == TESTS_FAILED and 0 < len(failed := last_failed()) <= AGAIN_MAX:
@@ -159,14 +199,23 @@ def run_all(steps: Sequence[Step]) -> list[str]:
     return [done.step.title for done in found if done.status != 0]
 
 
+def _asked_for(asked: argparse.Namespace) -> list[Step]:
+    if asked.external:
+        return external_steps()
+    if asked.compiled or asked.compiled_part:
+        return compiled_steps(COMPILED_PART if asked.compiled_part else ())
+    return slow_steps() if asked.slow else usual_steps()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Run the checks of this repository.")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--external", action="store_true", help="the tests that need parts from outside")
     which.add_argument("--slow", action="store_true", help="the tests that take minutes or measure")
+    which.add_argument("--compiled", action="store_true", help="the usual tests with the compiled form")
+    which.add_argument("--compiled-part", action="store_true", help="the tests of what is compiled, with that form")
     asked = parser.parse_args()
-    steps = external_steps() if asked.external else slow_steps() if asked.slow else usual_steps()
-    failed = run_all(steps)
+    failed = run_all(_asked_for(asked))
     sys.exit(f"\nfailed: {', '.join(failed)}" if failed else 0)
 
 

@@ -114,6 +114,15 @@ def test_a_release_has_the_addresses_of_its_repository(root: Path) -> None:
     assert refused.returncode and "https://HOST/OWNER/NAME" in refused.stderr
 
 
+def test_an_editable_install_cannot_be_compiled(root: Path, tmp_path: Path) -> None:
+    """Extensions beside the sources would be older than these after the next change."""
+    env = {**os.environ, "TORCHRELAY_COMPILE": "1"}
+    command = [sys.executable, "-W", "ignore", "setup.py", "build_ext", "--inplace"]
+    source = copy_of_tracked_files(root, tmp_path)
+    done = subprocess.run(command, cwd=source, env=env, capture_output=True, text=True)
+    assert done.returncode and "an editable install has no compiled form. Use `pip install .`" in done.stderr
+
+
 def test_everything_imports_from_the_wheel_alone(unpacked: Path, tmp_path: Path) -> None:
     """In isolated mode, with the installed packages but without the checkout; no module needs torch to be imported."""
     packages = sysconfig.get_paths()["purelib"]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ts.version import __version__, is_compiled
 from ts_frontend.cli import flags as command_line
 from ts_frontend.cli import main as cli
 from ts_frontend.config.kinds import ConfigError
@@ -51,7 +52,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--version"]) == 0
     captured = capsys.readouterr()
     assert captured.out == "TorchServe Version is 0.12.0\n"
-    assert "torchrelay" in captured.err
+    assert f"torchrelay {__version__} ({'compiled' if is_compiled() else 'pure Python'})" in captured.err
 
 
 def test_help_names_flags_and_commands(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ts.version import is_compiled
 from ts_frontend.cli import main as cli
 from ts_frontend.config.addresses import Address
 from ts_frontend.config.table import ServerConfig
@@ -46,6 +47,15 @@ def test_a_python_without_optimisation_is_told() -> None:
     assert [one[0] for one in said(section)] == ["ok", "warning", "warning", "warning"]
     texts = "\n".join(text for _, _, text in said(section))
     assert "built without PGO and LTO" in texts and "there is gRPC, and no HTTP" in texts and "the GIL" in texts
+
+
+def test_the_form_is_told() -> None:
+    section = Section("")
+    machine.form(section, compiled=True)
+    machine.form(section, compiled=False)
+    assert [text.partition(":")[0] for _, _, text in said(section)] == ["compiled", "pure Python"]
+    machine.python_packages(section)
+    assert section.facts["compiled"] is is_compiled()
 
 
 @pytest.mark.parametrize(

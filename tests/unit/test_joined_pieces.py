@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -190,6 +191,7 @@ steps = st.one_of(
 )
 
 
+@pytest.mark.pure_form  # it derives from Ledger
 @settings(max_examples=60, deadline=None)
 @given(st.lists(steps, max_size=20), st.sampled_from([1, 2]), st.booleans(), st.sampled_from([b"", b"end", None]))
 def test_the_usual_piece_goes_as_any_piece(given: list[Any], jobs: int, tells: bool, end: bytes | None) -> None:

@@ -78,6 +78,12 @@ def test_every_data_file_is_listed(setup: configparser.ConfigParser, root: Path)
     assert sorted(map(str, data - listed)) == []
 
 
+def test_what_is_compiled_is_there_and_not_run_by_its_name(setup: configparser.ConfigParser, root: Path) -> None:
+    tops = folders(setup, root)
+    for module in words(setup["torchrelay:compiled"]["modules"]):
+        assert "__main__" not in folder_of(module, tops).with_suffix(".py").read_text(), module
+
+
 def test_every_shim_is_installed(setup: configparser.ConfigParser, root: Path) -> None:
     patterns = words(setup["options.package_data"]["ts"])
     listed = {file for pattern in patterns for file in (root / "worker/ts").glob(pattern)}

@@ -512,6 +512,7 @@ elements = st.sampled_from(["text", "\udcff", b"bytes", bytearray(b"array"), {"a
 results = st.none() | st.lists(elements, max_size=3) | st.sampled_from([(b"tuple",), b"bytes", object()])
 
 
+@pytest.mark.pure_form  # it derives from Running
 @given(st.lists(inputs, min_size=1, max_size=2), st.booleans(), results, st.booleans())
 def test_a_batch_that_takes_the_short_way_is_handled_as_any_other(given_inputs, decode, result, looks):
     class Longhand(running.Running):

@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ts.version import __version__
+from ts.version import __version__, is_compiled
 from ts_frontend.authorization.key_files import NAME as KEY_FILE
 from ts_frontend.cli import launch
 from ts_frontend.cli.flags import SettingsParser, add_actions, add_setting_groups, settings
@@ -165,7 +165,8 @@ def _summary(sentence: str) -> str:
 def _launcher(arguments: argparse.Namespace, words: Sequence[str], program: Program) -> int:
     if arguments.version:
         print(f"TorchServe Version is {COMPATIBLE_VERSION}", flush=True)
-        print(f"torchrelay {__version__}, with TorchServe's interfaces of that version", file=sys.stderr)
+        form = "compiled" if is_compiled() else "pure Python"
+        print(f"torchrelay {__version__} ({form}), with TorchServe's interfaces of that version", file=sys.stderr)
         return 0
     if arguments.stop:
         print(launch.stop(120 if arguments.timeout is None else arguments.timeout, _work_dir(arguments)))

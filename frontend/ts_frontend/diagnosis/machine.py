@@ -57,6 +57,16 @@ def python(section: Section, built_with: str, *, without_gil: bool, version: tup
         section.warn("python", "this is a build without the GIL, on which the server is not tested")
 
 
+def form(section: Section, *, compiled: bool) -> None:
+    section.facts["compiled"] = compiled
+    section.ok(
+        "form",
+        "compiled: a request takes less time"
+        if compiled
+        else "pure Python: TORCHRELAY_COMPILE=1 pip install . compiles a part",
+    )
+
+
 class Brought(NamedTuple):
     """A distribution that is installed, with the commands and top-level packages that it brings."""
 
@@ -110,6 +120,7 @@ def python_packages(section: Section) -> None:
         without_gil=bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
         version=sys.version_info[:2],
     )
+    form(section, compiled=ts.version.is_compiled())
     apart = Section("")
     own_command = str(Path(sys.executable).parent / "torchserve")
     packages_in_the_way(apart, installed(), shutil.which("torchserve"), own_command)
