@@ -26,7 +26,9 @@ from ts_frontend.listeners.certificates import CertificateFiles, Pem, key_refuse
 from ts_frontend.listeners.listener import Listener, Tls
 from ts_frontend.listeners.sockets import (
     CONNECTIONS_LOOK_EVERY_S,
+    LINGER_S_MAX,
     QUIET_S,
+    REST_FACTOR,
     ListenFailed,
     cut,
     deafen,
@@ -39,6 +41,7 @@ from ts_frontend.listeners.sockets import (
     refuse,
     release,
     say_goaway,
+    unread,
 )
 from ts_frontend.tasks import ENDING, kept, owned
 
@@ -47,12 +50,8 @@ logger = logging.getLogger(__name__)
 HEADER_BYTES_MAX = 64 * 1024
 #: How often it is seen within `write_s_max` whether a client takes anything.
 STALL_LOOKS = 4
-#: How long clients may take to read their answers before a drained connection is gone.
-LINGER_S_MAX = 2.0
 #: After calls were cancelled: how long until their statuses are on their way.
 SETTLE_S = 1.0
-#: After a look at all connections come so many times its own length without one.
-REST_FACTOR = 10
 #: How long a drain takes to send clients away and to serve the calls they had begun, before it is grpcio's.
 QUIET_S_MAX = 1.0
 
@@ -184,13 +183,16 @@ class GrpcioServer:
             await quiet(self._ports, (), 0.0, quiet_s_max)
         deafen(self._paths)
         await self._all_ended(time.monotonic() + quiet_s_max, refused=True)
-        finish(self._ports, self._paths, ())
+        finish(self._ports, self._paths, None)
 
     async def _all_ended(self, latest_s: float, *, refused: bool = False) -> bool:
         """Returns whether all calls have ended, and their answers been sent, by `latest_s` (`time.monotonic()`).
-        `refused`: also those that were refused, and none has come for QUIET_S: grpcio hands them over one by one."""
+        `refused`: also those that were refused, and none has come for QUIET_S: grpcio hands them over one by one; and
+        on a Unix socket the clients have read everything, since what they write later fails before they read."""
         running = self._running
-        while running.peers(refused=refused) or (refused and time.monotonic() - running.refused_at_s < QUIET_S):
+        while running.peers(refused=refused) or (
+            refused and (time.monotonic() - running.refused_at_s < QUIET_S or unread(self._paths))
+        ):
             begun_s = time.monotonic()
             if begun_s >= latest_s:
                 return False

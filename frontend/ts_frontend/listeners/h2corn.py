@@ -23,7 +23,7 @@ from ts_frontend.grpc.call import Keepalive
 from ts_frontend.listeners.application import LINGER_S, application
 from ts_frontend.listeners.certificates import CertificateFiles, CertificateRefused, Pem, key_refused
 from ts_frontend.listeners.listener import Listener
-from ts_frontend.listeners.sockets import Listening, cut, listen, quiet
+from ts_frontend.listeners.sockets import LINGER_S_MAX, Listening, cut, hold, keep, listen, quiet
 from ts_frontend.tasks import kept, owned, watched
 
 logger = logging.getLogger(__name__)
@@ -129,6 +129,7 @@ class ListenerServer:
             task.add_done_callback(lambda _: self._retired.pop(former, None))
 
     async def drain(self, grace_s: float) -> None:
+        """Ends when all calls have ended and clients have read their answers, or by the limits of `Serving.drain`."""
         latest_s = time.monotonic() + grace_s
         await self._stop_following()
         retired = dict(self._retired)
@@ -142,12 +143,18 @@ class ListenerServer:
             if grace_s:
                 await self._until_quiet(self._listening, grace_s)
             self._listening.close()
+        # h2corn closes a connection with what has come on it unread. What its client writes next would fail, and a
+        # client may then drop answers that it hasn't read. A client that was silent for longer has read them.
+        held = hold(self._ports, self._paths, silent_s=LINGER_S_MAX)
+        keeping = owned(keep(held))
         draining = [owned(serving.drain(latest_s - time.monotonic())) for serving in servings]
         try:
             await asyncio.gather(*draining)
+            await asyncio.wait([keeping], timeout=max(0.0, min(LINGER_S_MAX, latest_s - time.monotonic())))
         finally:
-            for task in draining:
+            for task in (*draining, keeping):
                 task.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
 
     async def _until_quiet(self, listening: Listening, grace_s: float) -> None:
         """Waits for quiet connections before h2corn drains, since h2corn closes those without a request at once, even

@@ -15,6 +15,7 @@ import struct
 import sys
 import termios
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -290,26 +291,42 @@ def _set_options(one: socket.socket, family: int) -> None:
 
 DESCRIPTORS = Path("/proc/self/fd")
 CONNECTIONS_LOOK_EVERY_S = 0.01
+#: After a look at all connections come so many times its own length without one.
+REST_FACTOR = 10
 #: A connection on which nothing has come for so long isn't in the middle of a request's head.
 QUIET_S = 0.1
+#: How long clients may take to read their answers before a drained connection is gone.
+LINGER_S_MAX = 2.0
 _STATE_ESTABLISHED = 1
 _STATE_CLOSED = 7  # TCP_CLOSE of linux/tcp_states.h: the other side has closed, too
 _BYTES_ACKED = 120  # tcp_info.tcpi_bytes_acked
 _SETTINGS_BYTES_MIN = 10
 #: HTTP/2's frame (RFC 9113, 6.8) with the highest stream and no error: "begin no more streams", without a limit yet.
 _GOAWAY = bytes([0, 0, 8, 7, 0, 0, 0, 0, 0, 0x7F, 0xFF, 0xFF, 0xFF, 0, 0, 0, 0])
-_LAST_DATA_RECV = 52  # tcp_info.tcpi_last_data_recv: ms since then
+_LAST_DATA_SENT, _LAST_DATA_RECV = 44, 52  # of tcp_info: ms since then
 
 
-def hold(ports: Collection[int], paths: Collection[str] = ()) -> list[socket.socket]:
+def hold(ports: Collection[int], paths: Collection[str] = (), *, silent_s: float = math.inf) -> list[socket.socket]:
     """Duplicates of this process's connections to its `ports` and Unix sockets' `paths`: none where the system lists no
-    descriptors, fewer than there are when the limit of descriptors is reached."""
-    return [one for one in _ours(ports, paths) if not _kept_if(one, _listens(one))]
+    descriptors, fewer than there are when the limit of descriptors is reached. Connections on which nothing was sent
+    and nothing came for `silent_s` are left out; Unix sockets don't tell."""
+    return [one for one in _ours(ports, paths) if not _kept_if(one, _listens(one) or _silent(one, silent_s))]
 
 
 def listening(ports: Collection[int]) -> list[socket.socket]:
     """Duplicates of the sockets with which this process listens on `ports`."""
     return [one for one in _ours(ports, ()) if not _kept_if(one, not _listens(one))]
+
+
+def _silent(one: socket.socket, silent_s: float) -> bool:
+    if one.family == socket.AF_UNIX:
+        return False
+    info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+    return min(_since_s(info, _LAST_DATA_SENT), _since_s(info, _LAST_DATA_RECV)) >= silent_s
+
+
+def _since_s(info: bytes, at: int) -> float:
+    return int.from_bytes(info[at : at + 4], sys.byteorder) / 1000
 
 
 def _kept_if(one: socket.socket, unwanted: bool) -> bool:
@@ -325,21 +342,41 @@ def cut(ports: Collection[int], paths: Collection[str] = ()) -> None:
             one.shutdown(socket.SHUT_RDWR)
 
 
-def finish(ports: Collection[int], paths: Collection[str], busy: Collection[str]) -> None:
-    """Ends our half of the connections, but for those of the clients at the `busy` addresses (a Unix socket's clients
-    all have the address "unix"). What has been sent still goes out, and what comes is still read."""
-    remote = {address.rpartition(":")[2] for address in busy}
+def finish(ports: Collection[int], paths: Collection[str], busy: Collection[str] | None) -> None:
+    """Ends our half of the connections (`busy` None: of all), but for those of the clients at the `busy` addresses (a
+    Unix socket's clients all have the address "unix"), and for Unix sockets whose clients haven't read everything. What
+    has been sent still goes out, and what comes is still read."""
+    remote = {address.rpartition(":")[2] for address in busy or ()}
     for one in hold(ports, paths):
         with one, contextlib.suppress(OSError):
-            if (one.family == socket.AF_UNIX and busy) or str(_remote_port(one)) in remote:
-                continue
-            one.shutdown(socket.SHUT_WR)
+            if one.family == socket.AF_UNIX:
+                spared = busy is not None and (bool(busy) or _unsent(one))
+            else:
+                spared = str(_remote_port(one)) in remote
+            if not spared:
+                one.shutdown(socket.SHUT_WR)
+
+
+def unread(paths: Collection[str]) -> bool:
+    """Returns whether a client of these Unix sockets hasn't read everything yet."""
+    held = hold((), paths) if paths else []
+    try:
+        return any(map(_unsent, held))
+    finally:
+        for one in held:
+            one.close()
+
+
+def _unsent(one: socket.socket) -> bool:
+    """Returns whether something sent waits for the other side, on a Unix socket until its process has read it."""
+    waiting = bytearray(4)
+    fcntl.ioctl(one, termios.TIOCOUTQ, waiting)
+    return any(waiting)
 
 
 def _remote_port(one: socket.socket) -> int:
-    """0 for a Unix socket. The port alone tells connections apart well enough: an address can be written in many
-    ways."""
-    return 0 if one.family == socket.AF_UNIX else int(one.getpeername()[1])
+    """The port alone tells connections apart well enough: an address can be written in many ways."""
+    return int(one.getpeername()[1])
 
 
 def deafen(paths: Collection[str]) -> None:
@@ -380,9 +417,7 @@ def _told(one: socket.socket) -> bool:
         acknowledged = int.from_bytes(info[_BYTES_ACKED : _BYTES_ACKED + 8], sys.byteorder)
         if info[0] != _STATE_ESTABLISHED:
             return True
-        unsent = bytearray(4)
-        fcntl.ioctl(one, termios.TIOCOUTQ, unsent)
-        if any(unsent) or acknowledged < _SETTINGS_BYTES_MIN:
+        if _unsent(one) or acknowledged < _SETTINGS_BYTES_MIN:
             return False
         one.send(_GOAWAY, socket.MSG_DONTWAIT)
     except OSError:
@@ -411,8 +446,7 @@ def _talks(one: socket.socket) -> bool:
     if any(unread) or one.family == socket.AF_UNIX:
         return any(unread)
     info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
-    last_ms = int.from_bytes(info[_LAST_DATA_RECV : _LAST_DATA_RECV + 4], sys.byteorder)
-    return info[0] != _STATE_CLOSED and last_ms < QUIET_S * 1000
+    return info[0] != _STATE_CLOSED and _since_s(info, _LAST_DATA_RECV) < QUIET_S
 
 
 def _ours(ports: Collection[int], paths: Collection[str]) -> Iterator[socket.socket]:
@@ -465,6 +499,35 @@ async def release(held: Sequence[socket.socket], limit_s: float) -> None:
     finally:
         for one in held:
             one.close()
+
+
+async def keep(held: Sequence[socket.socket]) -> None:
+    """Keeps held connections open for their clients when the engine has closed its own descriptors: ends our half, and
+    closes them when the clients have closed theirs, or LINGER_S_MAX later. Returns when all are closed."""
+    left_s: dict[socket.socket, float] = {}
+    try:
+        while held:
+            now_s = time.monotonic()
+            ours = Counter(_links())
+            for one in held:
+                if one not in left_s and ours[f"socket:[{os.fstat(one.fileno()).st_ino}]"] == 1:
+                    left_s[one] = now_s
+                    with contextlib.suppress(OSError):
+                        one.shutdown(socket.SHUT_WR)
+                if one in left_s and (_closed(one) or now_s - left_s[one] >= LINGER_S_MAX):
+                    one.close()
+            held = [one for one in held if one.fileno() >= 0]
+            await asyncio.sleep(max(CONNECTIONS_LOOK_EVERY_S, REST_FACTOR * (time.monotonic() - now_s)))
+    finally:
+        for one in held:
+            one.close()
+
+
+def _links() -> Iterator[str]:
+    """What each descriptor of this process stands for."""
+    for name in _names():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            yield os.readlink(DESCRIPTORS / name)
 
 
 def _closed(one: socket.socket) -> bool:

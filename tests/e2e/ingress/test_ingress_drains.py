@@ -16,9 +16,12 @@ import math
 import os
 import random
 import re
+import select
+import socket
+import ssl
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +53,11 @@ GRPC_HEADERS = [
 REQUEST = f"GET /work?{WORK_S} HTTP/1.1\r\nHost: test\r\n\r\n".encode()
 MESSAGE = str(WORK_S).encode()
 OK, UNAVAILABLE = "0", "14"
+FRAME_HEAD_BYTES = 9
+#: By then a connection to nobody has told its end.
+BROKEN_S = 0.2
+#: A client that is busy for so long doesn't read.
+BUSY_S = 0.4
 #: What connecting ends with once nobody listens; a SYN that was dropped is sent again after a second.
 REFUSED = (ConnectionRefusedError, ConnectionResetError)
 
@@ -264,19 +272,22 @@ def test_drains_under_load_lose_nothing(kind: str, run_server: Any) -> None:
     assert not {what: count for what, count in total.items() if "lost" in what or "not answered" in what}
 
 
+def listener_at(place: str, certificates: Path, folders: pytest.TempPathFactory) -> dict[str, Any]:
+    """A listener for gRPC on a TCP port without TLS, with TLS, or on a Unix socket."""
+    files = {"certificate_file": "server.crt", "key_file": "server.key"}
+    if place == "TLS":
+        return {"name": "grpc", "tls": {key: str(certificates / name) for key, name in files.items()}}
+    return {"name": "grpc", **({"path": str(folders.mktemp("u") / "s")} if place == "Unix" else {})}
+
+
 @pytest.mark.parametrize("place", ["TLS", "Unix"])
 def test_drains_end_no_call_cancelled(
     place: str, run_server: Any, certificates: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Where nobody but grpcio can send the clients a GOAWAY: grpcio cancels the calls that come after its first."""
-    listener: dict[str, Any] = {"name": "grpc"}
-    credentials = None
-    if place == "TLS":
-        files = {"certificate_file": "server.crt", "key_file": "server.key"}
-        listener["tls"] = {key: str(certificates / name) for key, name in files.items()}
-        credentials = grpc.ssl_channel_credentials((certificates / "ca.crt").read_bytes())
-    else:
-        listener["path"] = str(tmp_path_factory.mktemp("u") / "s")
+    listener = listener_at(place, certificates, tmp_path_factory)
+    authority = (certificates / "ca.crt").read_bytes()
+    credentials = grpc.ssl_channel_credentials(authority) if place == "TLS" else None
     total: Counter[str] = Counter()
 
     async def load(server: Any) -> None:
@@ -296,3 +307,85 @@ def test_drains_end_no_call_cancelled(
     print(f"\n{place}, {DRAINS} drains: {dict(total)}")
     assert total["gRPC answered"] == total["begun"] and total["gRPC refused"]
     assert not [what for what in total if "lost" in what], total
+
+
+@pytest.mark.parametrize("place", ["TCP", "TLS", "Unix"])
+def test_a_client_that_writes_before_it_reads_its_answer_gets_the_answer(
+    kind: str, place: str, run_server: Any, certificates: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The client was busy while the server answered, and ended the connection. If nobody took what it writes then, it
+    would learn of that first; grpcio's clients drop answers that they haven't read in this case."""
+    listener = listener_at(place, certificates, tmp_path_factory)
+    sender = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
+    sender.initiate_connection()
+    with run_server(listener) as server, connected_to(listener, server.port) as link:
+        begin_call(sender, link)
+        until_begun(listener, server.port)
+        server.drain(30)
+        look = select.poll()
+        look.register(link, select.POLLRDHUP)
+        # grpcio breaks a Unix socket by what it writes after its end, but waits so long for what isn't read yet.
+        waits = place == "Unix" and kind == "grpcio"
+        assert bool(look.poll(BUSY_S * 1000 if waits else GUARD_S * 1000)) != waits
+        begin_call(sender, link)
+        look.modify(link, 0)  # a broken connection is told without being asked for
+        assert not look.poll(BROKEN_S * 1000), "the connection broke"
+        received = b"".join(iter(lambda: link.recv(65536), b""))
+        link.close()
+        printed, status = server.end()
+    assert (json.loads(printed), status) == ({"begun": 1, "ended": 1}, 0)
+    assert grpc_statuses(received)[1] == OK
+
+
+@contextlib.contextmanager
+def connected_to(listener: dict[str, Any], port: int) -> Iterator[socket.socket]:
+    """A connection to a listener; with TLS whatever its certificate says."""
+    with socket.socket(socket.AF_UNIX if "path" in listener else socket.AF_INET) as link:
+        link.settimeout(GUARD_S)
+        link.connect(listener.get("path") or ("127.0.0.1", port))
+        if "tls" not in listener:
+            yield link
+            return
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.set_alpn_protocols(["h2"])
+        with context.wrap_socket(link) as wrapped:
+            yield wrapped
+
+
+def begin_call(sender: h2.connection.H2Connection, link: socket.socket) -> None:
+    number = sender.get_next_available_stream_id()
+    sender.send_headers(number, GRPC_HEADERS)
+    sender.send_data(number, b"\0" + len(MESSAGE).to_bytes(4, "big") + MESSAGE, end_stream=True)
+    link.sendall(sender.data_to_send())
+
+
+def until_begun(listener: dict[str, Any], port: int) -> None:
+    """Returns when the server has begun the first call of CALL."""
+    with connected_to(listener, port) as link:
+        sender = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
+        sender.initiate_connection()
+        sender.send_headers(1, [*GRPC_HEADERS[:3], (":path", "/test.Probe/Wait"), *GRPC_HEADERS[4:]])
+        sender.send_data(1, b"\0\0\0\0\x071 begun", end_stream=True)
+        link.sendall(sender.data_to_send())
+        received = b""
+        while 1 not in grpc_statuses(received):
+            data = link.recv(65536)
+            assert data, "the server ended the connection"
+            received += data
+
+
+def grpc_statuses(received: bytes) -> dict[int, str]:
+    """The statuses of the streams that have ended."""
+    decoder, found = hpack.Decoder(), {}
+    while len(received) >= FRAME_HEAD_BYTES:
+        frame, length = Frame.parse_frame_header(memoryview(received[:FRAME_HEAD_BYTES]))
+        if len(received) < FRAME_HEAD_BYTES + length:
+            break
+        frame.parse_body(memoryview(received[FRAME_HEAD_BYTES : FRAME_HEAD_BYTES + length]))
+        received = received[FRAME_HEAD_BYTES + length :]
+        if isinstance(frame, HeadersFrame):
+            headers: dict[Any, Any] = dict(decoder.decode(frame.data))
+            if "END_STREAM" in frame.flags:
+                found[frame.stream_id] = str(headers["grpc-status"])
+    return found
