@@ -67,7 +67,21 @@ def test_own_unit_and_type(metrics: MetricCache, capsys: pytest.CaptureFixture[s
 def test_error_has_its_own_level(metrics: MetricCache, capsys: pytest.CaptureFixture[str]) -> None:
     metrics.request_ids = None
     metrics.add_error("DecodeFailed", 1)
-    assert_line(capsys, "DecodeFailed.unit:1|#Level:Error,ModelName:probe|#type:COUNTER")
+    assert_line(capsys, "DecodeFailed.unit:1|#Level:Error|#type:COUNTER")
+
+
+def test_an_error_that_is_declared_with_its_level_alone_is_recorded(
+    metrics: MetricCache, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metrics.add_metric_to_cache("DecodeFailed", "", ["Level"])
+    metrics.add_error("DecodeFailed", 1, [Dimension("Level", "Fatal")])
+    assert_line(capsys, "DecodeFailed.unit:1|#Level:Fatal|#type:COUNTER", "id-0,id-1")
+
+
+def test_one_id_for_whatever_follows(metrics: MetricCache, capsys: pytest.CaptureFixture[str]) -> None:
+    metrics.set_request_ids("loading")
+    metrics.add_counter("X", 1, 0)
+    assert_line(capsys, f"X.Count:1{DEFAULTS}COUNTER", "loading")
 
 
 def test_dimensions_are_added_to_the_defaults_and_the_list_stays(
@@ -105,6 +119,30 @@ def test_declaring_twice_is_one_metric(metrics: MetricCache) -> None:
     first = metrics.add_metric_to_cache("X", "count", ["A"])
     assert metrics.add_metric_to_cache("X", "count", ["A"]) is first
     assert metrics.get_metric("X") is first
+
+
+def test_a_handlers_declaration_counts_before_the_files(
+    metrics: MetricCache, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metrics.add_metric_to_cache("X", "count", ["ModelName", "Level"])
+    metrics.add_metric_to_cache("X", "ms", ["Shard"]).add_or_update(1, ["7"])
+    assert_line(capsys, "X.Milliseconds:1|#Shard:7|#type:COUNTER")
+    assert metrics.get_metric("X").dimension_names == ["Shard"]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (errors.MetricsCacheKeyError, KeyError),
+        (errors.MetricsCacheTypeError, TypeError),
+        (errors.MetricsCacheValueError, ValueError),
+        (errors.MetricsCacheIOError, OSError),
+        (errors.MetricUnitError, errors.MetricsCacheValueError),
+    ],
+)
+def test_errors_are_pythons_kinds_too(error: type[Exception], kind: type[Exception]) -> None:
+    with pytest.raises(kind, match=r"\Ano metric X\Z"):
+        raise error("no metric X")
 
 
 def test_type_is_part_of_the_identity(metrics: MetricCache) -> None:
@@ -226,7 +264,7 @@ def test_files_that_are_no_mapping(tmp_path: Path, text: str) -> None:
 
 
 def test_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(errors.MetricsCachePyYamlError, match="nowhere"):
+    with pytest.raises(errors.MetricsCacheIOError, match="nowhere"):
         MetricsCacheYamlImpl(tmp_path / "nowhere.yaml")
 
 
@@ -254,7 +292,7 @@ def test_store_adds_counters_up_and_writes_once(capsys: pytest.CaptureFixture[st
     store.add_size("S", 1)
     store.add_percent("P", 1)
     store.add_error("E", 1)
-    store.add_metric("M", 1, unit="widgets")
+    store.add_metric("M", 1, "widgets")
     assert [(metric.name, metric.value) for metric in store.store[:2]] == [("C", 3), ("T", 4.0)]
     store.emit()
     lines = capsys.readouterr().out.splitlines()

@@ -1,7 +1,8 @@
-"""One label of a metric."""
+"""The labels of a metric."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -13,3 +14,18 @@ class Dimension(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.name}:{self.value}"
+
+
+#: The dimensions of an error.
+ERROR_LABELS = (Dimension("Level", "Error"),)
+
+
+def model_labels(model_name: str | None) -> tuple[Dimension, ...]:
+    """The dimensions of a model's metric."""
+    return Dimension("ModelName", model_name or ""), Dimension("Level", "Model")
+
+
+def completed(dimensions: Sequence[Dimension], defaults: Sequence[Dimension]) -> list[Dimension]:
+    """`dimensions`, and those of `defaults` whose names aren't among them."""
+    given = {dimension.name for dimension in dimensions}
+    return [*dimensions, *(label for label in defaults if label.name not in given)]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from ts.metrics.caching_metric import CachingMetric
-from ts.metrics.dimension import Dimension
+from ts.metrics.dimension import ERROR_LABELS, Dimension, completed, model_labels
 from ts.metrics.metric_cache_errors import MetricsCacheKeyError, MetricUnitError
 from ts.metrics.metric_type_enum import MetricTypes
 from ts.metrics.unit import SIZE_UNITS, TIME_UNITS
@@ -24,7 +24,11 @@ class MetricCache:
     def __init__(self, model_name: str | None = None) -> None:
         self.cache: dict[MetricTypes, dict[str, CachingMetric]] = {kind: {} for kind in MetricTypes}
         self.model_name = model_name
-        self.request_ids: Mapping[int, str] | None = None
+        self.request_ids: Mapping[int, str] | str | None = None
+
+    def set_request_ids(self, request_ids: Mapping[int, str] | str | None) -> None:
+        """Turns the metrics to another batch, or to one id for whatever follows."""
+        self.request_ids = request_ids
 
     def bind(self: _Cache, request_ids: Mapping[int, str]) -> _Cache:
         """The same metrics for another batch: for batches that are handled side by side."""
@@ -39,12 +43,17 @@ class MetricCache:
         dimension_names: Sequence[str] = (),
         metric_type: MetricTypes = MetricTypes.COUNTER,
     ) -> CachingMetric:
-        """Declare a metric; one of that name and type that exists already is returned unchanged.
+        """Declare a metric. Another one of that name and type, with another unit or other dimensions, gives way to it;
+        the same one is returned.
 
         Raises MetricsCacheTypeError.
         """
         metric = CachingMetric(metric_name, unit, dimension_names, metric_type)
-        return self.cache[metric_type].setdefault(metric_name, metric)
+        known = self.cache[metric_type].get(metric_name)
+        if known is not None and (known.unit, known.dimension_names) == (metric.unit, metric.dimension_names):
+            return known
+        self.cache[metric_type][metric_name] = metric
+        return metric
 
     def get_metric(self, metric_name: str, metric_type: MetricTypes = MetricTypes.COUNTER) -> CachingMetric:
         """A declared metric. Raises MetricsCacheKeyError."""
@@ -104,8 +113,9 @@ class MetricCache:
         self.add_metric(name, value, "percent", idx, dimensions, metric_type)
 
     def add_error(self, name: str, value: float, dimensions: Sequence[Dimension] = ()) -> None:
-        """Count `value` more errors, with the dimension Level:Error."""
-        self.add_metric(name, value, "", None, [*dimensions, Dimension("Level", "Error")])
+        """Count `value` more errors, with the dimension Level:Error beside those given."""
+        labels = completed(dimensions, ERROR_LABELS)
+        self._record(name, value, "", None, labels, MetricTypes.COUNTER)
 
     def add_metric(
         self,
@@ -120,20 +130,28 @@ class MetricCache:
 
         ModelName and Level:Model are added to `dimensions` unless given. Raises MetricsCacheTypeError.
         """
-        labels = self._with_defaults(dimensions)
+        labels = completed(dimensions, model_labels(self.model_name))
+        self._record(name, value, unit, idx, labels, metric_type)
+
+    def _record(
+        self,
+        name: str,
+        value: float,
+        unit: str | None,
+        idx: int | None,
+        labels: list[Dimension],
+        metric_type: MetricTypes,
+    ) -> None:
         metric = self.cache[metric_type].get(name) if isinstance(metric_type, MetricTypes) else None
         if metric is None:
             metric = self.add_metric_to_cache(name, unit, [label.name for label in labels], metric_type)
         metric.update(value, self._request_ids_of(idx), labels)
 
-    def _with_defaults(self, dimensions: Sequence[Dimension]) -> list[Dimension]:
-        given = {dimension.name for dimension in dimensions}
-        defaults = (Dimension("ModelName", self.model_name or ""), Dimension("Level", "Model"))
-        return [*dimensions, *(label for label in defaults if label.name not in given)]
-
     def _request_ids_of(self, idx: int | None) -> str:
         if not self.request_ids:
             return ""
+        if isinstance(self.request_ids, str):
+            return self.request_ids
         if idx is None:
             return ",".join(self.request_ids.values())
         return self.request_ids.get(idx, "")

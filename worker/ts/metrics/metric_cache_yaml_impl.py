@@ -8,7 +8,12 @@ from typing import Any
 import yaml
 
 from ts.metrics.metric_cache import MetricCache
-from ts.metrics.metric_cache_errors import MetricsCacheKeyError, MetricsCachePyYamlError, MetricsCacheTypeError
+from ts.metrics.metric_cache_errors import (
+    MetricsCacheIOError,
+    MetricsCacheKeyError,
+    MetricsCachePyYamlError,
+    MetricsCacheTypeError,
+)
 from ts.metrics.metric_type_enum import MetricTypes
 
 DEFAULT_FILE = Path(__file__).parent.parent / "configs" / "metrics.yaml"
@@ -17,7 +22,9 @@ DEFAULT_FILE = Path(__file__).parent.parent / "configs" / "metrics.yaml"
 def _parse(path: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise MetricsCacheIOError(f"metrics file {path} can't be read: {error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise MetricsCachePyYamlError(f"metrics file {path} can't be read: {error}") from error
     if not isinstance(content, dict):
         raise MetricsCachePyYamlError(f"metrics file {path} holds no mapping")
@@ -27,7 +34,8 @@ def _parse(path: Path) -> dict[str, Any]:
 class MetricsCacheYamlImpl(MetricCache):
     """`initialize_cache` declares the metrics that the file's `model_metrics` lists.
 
-    `config_file_path`: None is the file that comes with the server. Raises MetricsCachePyYamlError.
+    `config_file_path`: None is the file that comes with the server. Raises MetricsCacheIOError,
+    MetricsCachePyYamlError.
     """
 
     def __init__(self, config_file_path: str | Path | None = None, model_name: str | None = None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ts.metrics import records
-from ts.metrics.dimension import Dimension
+from ts.metrics.dimension import ERROR_LABELS, Dimension, completed, model_labels
 from ts.metrics.metric import Metric
 from ts.metrics.metric_cache_errors import MetricUnitError
 from ts.metrics.unit import SIZE_UNITS, TIME_UNITS
@@ -59,15 +59,15 @@ class MetricsStore:
         self._add(name, value, "percent", idx, dimensions)
 
     def add_error(self, name: str, value: float, dimensions: Sequence[Dimension] = ()) -> None:
-        """Record an error with the dimension Level:Error."""
-        self._add(name, value, "", None, [*dimensions, Dimension("Level", "Error")])
+        """Record an error with the dimension Level:Error beside those given."""
+        self._keep(name, value, "", None, completed(dimensions, ERROR_LABELS))
 
     def add_metric(
         self,
         name: str,
         value: float,
-        idx: int | None = None,
         unit: str | None = None,
+        idx: int | None = None,
         dimensions: Sequence[Dimension] = (),
     ) -> None:
         """Record a value of any unit."""
@@ -89,9 +89,17 @@ class MetricsStore:
         dimensions: Sequence[Dimension],
         method: str | None = None,
     ) -> None:
-        given = {dimension.name for dimension in dimensions}
-        defaults = (Dimension("ModelName", self.model_name), Dimension("Level", "Model"))
-        labels = [*dimensions, *(label for label in defaults if label.name not in given)]
+        self._keep(name, value, unit, idx, completed(dimensions, model_labels(self.model_name)), method)
+
+    def _keep(
+        self,
+        name: str,
+        value: float,
+        unit: str | None,
+        idx: int | None,
+        labels: list[Dimension],
+        method: str | None = None,
+    ) -> None:
         request_id = self._request_id(idx)
         key = "-".join((name, str(unit), request_id, *map(str, labels)))
         if key in self.cache:
