@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -378,6 +379,18 @@ def test_text_classifier_of_a_batch(tmp_path: Path) -> None:
         bad, good = torch.softmax(torch.tensor(logits), dim=0).tolist()
         assert found == {"bad": pytest.approx(bad), "good": pytest.approx(good)}
     assert answer(handler, [{"data": ""}]) == [{"bad": 0.5, "good": 0.5}]
+
+
+def test_a_text_handler_with_a_vocabulary_of_its_own(tmp_path: Path) -> None:
+    class Elsewhere(TextClassifier):
+        def get_source_vocab_path(self, context: Any) -> str:
+            return os.path.join(context.system_properties["model_dir"], "words.pt")
+
+    torch.save({"<unk>": 0, "good": 1}, tmp_path / "words.pt")
+    handler = ready(Elsewhere(), tmp_path, BAG, {"0": "bad", "1": "good"}, {"embedding.weight": torch.eye(8, 2)})
+    (found,) = answer(handler, [{"data": "good"}])
+    assert max(found, key=found.__getitem__) == "good"
+    assert Elsewhere().get_word_token(["\u0120the", "end"]) == ["the", "end"]
 
 
 @pytest.mark.parametrize("value", [b"\xff", 7, None])

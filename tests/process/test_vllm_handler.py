@@ -9,6 +9,7 @@ import runpy
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -106,6 +107,27 @@ def test_several_prompts(handler: VLLMHandler) -> None:
         assert event["usage"] is None
         texts[event["choices"][0]["index"]] += event["choices"][0]["text"]
     assert texts == {0: "7 8", 1: "9"}
+
+
+def test_a_context_with_no_more_than_torchserves_own_mock(handler: VLLMHandler) -> None:
+    """Its streams go to `cl_socket`, and it has no model name."""
+    sent: list[bytes] = []
+    status: list[Any] = []
+    context = SimpleNamespace(
+        metrics=None,
+        cl_socket=SimpleNamespace(sendall=sent.append),
+        get_request_header=lambda idx, key: "v1/completions" if key == "url_path" else None,
+        get_request_id=lambda idx: "r",
+        set_response_content_type=lambda idx, value: status.append(value),
+    )
+    handler.context = context
+    body = {"prompt": "one two", "model": "echo"}
+    (answer,) = asyncio.run(handler.handle([{"body": body}], context))  # type: ignore[arg-type]
+    assert answer["choices"][0]["text"] == "one two"
+    (end,) = asyncio.run(handler.handle([{"body": body | {"stream": True}}], context))  # type: ignore[arg-type]
+    assert end == b"data: [DONE]\n\n"
+    assert b"one" in b"".join(sent)
+    assert status == ["text/event-stream"]
 
 
 def usage_of(prompt: int, completion: int) -> dict[str, int]:

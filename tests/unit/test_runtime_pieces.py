@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -368,6 +369,14 @@ def test_header_dicts_may_be_given_as_processors():
 def test_the_old_streaming_call_warns_and_needs_a_context():
     with pytest.warns(PendingDeprecationWarning), pytest.raises(TypeError, match="context"):
         old_send(["x"], {0: "a"}, "ok", 200)
+
+
+def test_a_tests_own_context_gets_pieces_by_its_socket():
+    from ts.handler_utils.utils import send_intermediate_predict_response as send
+
+    sent: list[bytes] = []
+    send(["x"], {0: "a"}, "ok", 200, SimpleNamespace(cl_socket=SimpleNamespace(sendall=sent.append)))
+    assert sent == [create_predict_response(["x"], {0: "a"}, "ok", 200, None, True)]
 
 
 def test_frames_of_the_old_wire_call():

@@ -4,24 +4,54 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from ts.context import Context
+from ts.context import Context
 
 
 def send_intermediate_predict_response(
-    ret: Sequence[Any], req_id_map: dict[int, str], message: str, code: int, context: Context | None = None
+    ret: Sequence[Any], req_id_map: dict[int, str], message: str, code: int, context: Any = None
 ) -> None:
     """Sends one piece of each request's answer now; the handler's return value is the last piece.
 
     `ret[idx]` is the piece for request `idx` (bytes, str, tensor or JSON value) for every `idx` of `req_id_map`
     (usually `context.request_ids`). A `code` other than 200 ends these answers with `message`. Waits while a
-    reader is too slow. Raises `ts.context.RequestCancelled` when nobody waits for the batch any more.
+    reader is too slow. Raises `ts.context.RequestCancelled` when nobody waits for the batch any more. A context that a
+    test made gets the pieces by its `cl_socket`, as in TorchServe.
     """
     if context is None:
         raise TypeError("send_intermediate_predict_response needs the handler's context as its last argument")
-    context._running().send(ret, list(req_id_map), message, code)
+    if isinstance(context, Context):
+        context._running().send(ret, list(req_id_map), message, code)
+    else:
+        context.cl_socket.sendall(create_predict_response(ret, req_id_map, message, code, context, True))
+
+
+def create_predict_response(
+    ret: Sequence[Any],
+    req_id_map: dict[int, str],
+    message: str,
+    code: int,
+    context: Context | None = None,
+    ts_stream_next: bool = False,
+) -> bytes:
+    """Pieces of answers as bytes for `context.cl_socket.sendall`; the handler's return value still comes last.
+
+    The bytes are this server's frames with positions in the batch as keys: nothing else can read them.
+    """
+    from ts.protocol.frames import Chunk, Failed, encode_bytes
+    from ts.runtime.jobs import Failure
+    from ts.runtime.running import failure_with, outcome
+
+    pieces = []
+    for idx in req_id_map:
+        value = outcome(ret[idx]) if code == 200 else failure_with(code, message)
+        if isinstance(value, Failure):
+            reply: Failed | Chunk = Failed(idx, value.code, value.message)
+        else:
+            reply = Chunk(idx, value, last=not ts_stream_next)
+        pieces.append(encode_bytes(reply))
+    return b"".join(pieces)
 
 
 def import_class(class_name: str, module_prefix: str | None = None) -> type:

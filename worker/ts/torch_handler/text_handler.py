@@ -6,6 +6,7 @@ import os
 import re
 import string
 import unicodedata
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -35,13 +36,21 @@ class TextHandler(BaseHandler):
     def initialize(self, context: Context) -> None:
         """As BaseHandler, and the vocabulary. Raises ModelFileError when it is missing or a pickled object."""
         super().initialize(context)
-        path = os.path.join(context.system_properties["model_dir"], VOCABULARY_FILE)
+        path = self.get_source_vocab_path(context)
         self.source_vocab = load_weights(path, self.device, self._setting("weights_only", True))
+
+    def get_source_vocab_path(self, context: Context) -> str:
+        """The vocabulary's file: a subclass may have another one."""
+        return os.path.join(context.system_properties["model_dir"], VOCABULARY_FILE)
 
     @cached_property
     def lig(self) -> Any:
         """Captum's integrated gradients of the model's layer `embedding`."""
         return attribution("LayerIntegratedGradients")(self.model, self.model.embedding)
+
+    def get_word_token(self, input_tokens: Sequence[str]) -> list[str]:
+        """Tokens without the character by which byte-pair encodings mark the begin of a word."""
+        return [token.replace("\u0120", "") for token in input_tokens]
 
     def summarize_attributions(self, attributions: Any) -> Any:
         """One number per token from [1, tokens, embedding] or [tokens, embedding], of length 1 together."""
