@@ -40,7 +40,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from e2e.conftest import Serving, write_model
-from soak.table import Row, difference, finish
+from soak.table import ENGINES, Row, difference, finish, options
 from ts_frontend.protos.inference_pb2 import PredictionResponse, PredictionsRequest
 
 GUARD_S = 60.0
@@ -629,8 +629,7 @@ def _counts(tally: Tally) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Mixed load with faults.")
-    parser.add_argument("--engine", action="append", choices=["h2corn", "grpcio"], help="both, if none is named")
+    parser = options("Mixed load with faults.")
     parser.add_argument("--seconds", type=float, default=0.0, help="at least, for each engine")
     parser.add_argument("--requests", type=int, default=0, help="at least, for each engine")
     parser.add_argument("--rate", type=float, default=400.0, help="requests a second, at most (400)")
@@ -638,7 +637,7 @@ def main() -> None:
     parser.add_argument("--warm-up-s", type=float, default=15.0)
     given = parser.parse_args()
     rows: list[Row] = []
-    for engine in given.engine or ("h2corn", "grpcio"):
+    for engine in given.engine or ENGINES:
         with tempfile.TemporaryDirectory(prefix="soak-") as directory:
             rows += asyncio.run(soak(engine, given, Path(directory)))
     finish(rows)

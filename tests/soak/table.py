@@ -15,6 +15,7 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from e2e.conftest import Serving, write_model
+from left_behind import end_with_this_process
 
 ENGINES = ("h2corn", "grpcio")
 
@@ -68,7 +69,8 @@ def latency_row(measure: str, values_s: Sequence[float], goal_ms: float) -> Row:
 
 
 def options(description: str) -> argparse.ArgumentParser:
-    """Those that all measurements have."""
+    """Those that all measurements have. From now on, what this process starts ends with it."""
+    end_with_this_process()
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--engine", action="append", choices=ENGINES, help="both, if none is named")
     return parser
