@@ -38,7 +38,7 @@ def run(folder: Path, root: Path, required: str, *options: str) -> subprocess.Co
         *options,
         str(folder),
     ]
-    env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(root / "tests")}
     return subprocess.run([*command, str(folder)], cwd=folder, capture_output=True, text=True, env=env)
 
 
